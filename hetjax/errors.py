@@ -1,0 +1,52 @@
+"""The errors that hetjax raises on purpose, and the sentence that each one carries."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class InputError(ValueError):
+    """Something that a person gave is wrong: a configuration, a file, a plan, a model.
+
+    The commands print it as one line and exit with code 2, before anything is allocated.
+    """
+
+
+class CheckpointError(InputError):
+    """A checkpoint is not there, is not whole, or belongs to another model."""
+
+
+class WorkerLostError(RuntimeError):
+    """A worker died or stopped answering; the message names it.
+
+    Args:
+        worker: the worker's name, e.g. ``"stage 1, host 0"``.
+        reason: what was seen of it.
+    """
+
+    def __init__(self, worker: str, reason: str):
+        super().__init__(f"{worker} is lost: {reason}")
+        self.worker = worker
+        self.reason = reason
+
+
+def unknown_name(what: str, name: str, known: Iterable[str]) -> str:
+    """A sentence for a name that is not known, with the nearest one that is.
+
+    Args:
+        what: what the name stands for, e.g. ``"device kind"``.
+        name: the name that was given.
+        known: the names that are allowed.
+
+    Returns:
+        One sentence: what was given, the nearest allowed name, and all that are allowed.
+
+    Example:
+        >>> unknown_name("device kind", "A10", ["A100-40", "T4"])
+        "unknown device kind 'A10'; did you mean 'A100-40'? Allowed: A100-40, T4"
+    """
+    allowed = sorted(known)
+    near = difflib.get_close_matches(name, allowed, n=1, cutoff=0.5)
+    hint = f"; did you mean {near[0]!r}?" if near else "."
+    return f"unknown {what} {name!r}{hint} Allowed: {', '.join(allowed) or 'none'}"
