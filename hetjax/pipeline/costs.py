@@ -1,0 +1,113 @@
+"""Arithmetic and memory traffic of a program's steps, counted from shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hetjax import _compat
+from hetjax.pipeline.program import Step
+
+# These move or relabel data, or make it from nothing: they do no arithmetic worth counting.
+FREE = frozenset(
+    """
+    broadcast_in_dim reshape squeeze expand_dims transpose slice dynamic_slice
+    dynamic_update_slice concatenate pad rev iota copy convert_element_type bitcast_convert_type
+    stop_gradient gather random_wrap random_unwrap
+    """.split()
+)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Work of a run of equations.
+
+    Args:
+        flops: floating-point operations.
+        matmul_flops: those of them in matrix products and convolutions.
+        bytes: bytes read and written, were nothing fused.
+    """
+
+    flops: float = 0.0
+    matmul_flops: float = 0.0
+    bytes: float = 0.0
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(
+            self.flops + other.flops,
+            self.matmul_flops + other.matmul_flops,
+            self.bytes + other.bytes,
+        )
+
+    def scaled(self, factor: float) -> Cost:
+        """This work, done ``factor`` times."""
+        return Cost(self.flops * factor, self.matmul_flops * factor, self.bytes * factor)
+
+
+def equation_cost(equation: _compat.JaxprEqn) -> Cost:
+    """The work of one equation, with that of the jaxprs inside it.
+
+    A scan counts its length; a conditional its dearest branch; a while loop one turn, since its
+    number of turns is not known.
+    """
+    inner = [jaxpr_cost(jaxpr) for jaxpr in _compat.inner_jaxprs(equation)]
+    name = equation.primitive.name
+    if name == "cond":
+        return max(inner, key=lambda cost: cost.flops)
+    if inner and "jvp" in name:
+        return inner[0]
+    if inner and not name.startswith(("reduce", "scatter", "sort", "argm")):
+        total = sum(inner[1:], inner[0])
+        return total.scaled(equation.params["length"]) if name == "scan" else total
+    traffic = float(sum(_bytes(variable) for variable in (*equation.invars, *equation.outvars)))
+    heavy = _matmul_flops(equation)
+    if heavy:
+        return Cost(heavy, heavy, traffic)
+    if name in FREE:
+        return Cost(0.0, 0.0, traffic)
+    largest = max((_size(variable) for variable in (*equation.invars, *equation.outvars)), default=0)
+    return Cost(float(largest), 0.0, traffic)
+
+
+def jaxpr_cost(jaxpr: _compat.Jaxpr) -> Cost:
+    """The work of all equations of a jaxpr."""
+    return sum((equation_cost(equation) for equation in jaxpr.eqns), Cost())
+
+
+def step_cost(step: Step) -> Cost:
+    """The work of one step of a program, all its iterations."""
+    return Cost() if step.equation is None else equation_cost(step.equation)
+
+
+def steps_cost(steps: Sequence[Step]) -> Cost:
+    """The work of several steps."""
+    return sum((step_cost(step) for step in steps), Cost())
+
+
+def is_heavy(equation: _compat.JaxprEqn) -> bool:
+    """Whether an equation, or one inside it, is a matrix product or a convolution."""
+    return equation_cost(equation).matmul_flops > 0
+
+
+def _size(variable: Any) -> int:
+    return int(np.prod(variable.aval.shape, dtype=np.int64))
+
+
+def _bytes(variable: Any) -> int:
+    dtype = variable.aval.dtype
+    return _size(variable) * getattr(dtype, "itemsize", 8)
+
+
+def _matmul_flops(equation: _compat.JaxprEqn) -> float:
+    if equation.primitive.name == "dot_general":
+        (contracted, _), _ = equation.params["dimension_numbers"]
+        depth = np.prod([equation.invars[0].aval.shape[d] for d in contracted], dtype=np.int64)
+        return 2.0 * _size(equation.outvars[0]) * float(depth)
+    if equation.primitive.name == "conv_general_dilated":
+        kernel = equation.invars[1].aval.shape
+        features = kernel[equation.params["dimension_numbers"].rhs_spec[0]]
+        return 2.0 * _size(equation.outvars[0]) * float(np.prod(kernel, dtype=np.int64)) / features
+    return 0.0

@@ -1,0 +1,311 @@
+"""The traced program: a loss function as a flat list of steps that can be cut anywhere.
+
+A loss function is traced once to a jaxpr. Calls are inlined, so that a cut may fall between any two
+equations, inside a Transformer block too; a ``scan`` is one step of many iterations that can be cut
+between two of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PyTree
+
+from hetjax import _compat
+from hetjax.errors import InputError
+
+
+@dataclass(frozen=True, eq=False)
+class Constant:
+    """An operand whose value was known when the program was traced."""
+
+    value: Any
+
+
+@dataclass(frozen=True)
+class SliceOf:
+    """An operand that is the rows ``[start, stop)`` of a value's first dimension."""
+
+    value: int
+    start: int
+    stop: int
+
+
+Operand = int | Constant | SliceOf
+"""A value's number, a constant, or rows of a value."""
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One step of a program: an equation on numbered values.
+
+    Args:
+        name: the primitive's name.
+        inputs: the operands.
+        outputs: the numbers of the values that it makes.
+        evaluate: from one array for each input to one for each output.
+        equation: the jaxpr equation behind it; None for a concatenation of a scan's outputs.
+        iterations: how many places to cut it has: a scan's length, 1 for all else.
+    """
+
+    name: str
+    inputs: tuple[Operand, ...]
+    outputs: tuple[int, ...]
+    evaluate: Callable[..., list[Any]]
+    equation: _compat.JaxprEqn | None
+    iterations: int = 1
+
+    def values(self) -> tuple[int, ...]:
+        """The numbers of the values that it reads."""
+        return tuple(
+            operand.value if isinstance(operand, SliceOf) else operand
+            for operand in self.inputs
+            if not isinstance(operand, Constant)
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """A traced loss function.
+
+    Args:
+        avals: shape and dtype of each value, by its number.
+        parameters: the numbers of the parameter leaves, in the order of their pytree.
+        parameter_names: their paths, e.g. ``"blocks/0/attention/query"``.
+        batch: the numbers of the batch leaves, whose first axis is that of the examples.
+        batch_names: their paths.
+        steps: the computation, in order.
+        total: the operand that holds the summed loss.
+        count: the operand that holds what the summed loss is divided by.
+    """
+
+    avals: tuple[jax.ShapeDtypeStruct, ...]
+    parameters: tuple[int, ...]
+    parameter_names: tuple[str, ...]
+    batch: tuple[int, ...]
+    batch_names: tuple[str, ...]
+    steps: tuple[Step, ...]
+    total: Operand
+    count: Operand
+
+    @property
+    def num_positions(self) -> int:
+        """How many places there are: one a step, one an iteration of a scan."""
+        return sum(step.iterations for step in self.steps)
+
+    @property
+    def fingerprint(self) -> str:
+        """What tells this model from another: its parameters and its sequence of primitives.
+
+        It does not depend on the batch size, so a plan may change the size of its microbatches.
+        """
+        digest = hashlib.sha256()
+        for name, value in zip(self.parameter_names, self.parameters, strict=True):
+            aval = self.avals[value]
+            digest.update(f"{name}:{aval.dtype}{list(aval.shape)};".encode())
+        for step in self.steps:
+            digest.update(f"{step.name}*{step.iterations};".encode())
+        return digest.hexdigest()[:16]
+
+
+def path_names(tree: PyTree) -> tuple[str, ...]:
+    """The path of every leaf of a pytree, as ``"a/b/0"``.
+
+    Example:
+        >>> path_names({"a": {"b": [1, 2]}})
+        ('a/b/0', 'a/b/1')
+    """
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return tuple(jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves)
+
+
+def abstract(tree: PyTree) -> PyTree[jax.ShapeDtypeStruct]:
+    """The shapes and dtypes of a pytree's leaves, without sharding or values."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), tree)
+
+
+def trace(loss_function: Callable[..., Any], parameters: PyTree, batch: PyTree) -> Program:
+    """Trace a loss function to a program.
+
+    Args:
+        loss_function: ``loss_function(parameters, batch)``, a plain JAX function. It returns either
+            a scalar (the mean over the batch's examples) or a pair of scalars ``(total, count)``:
+            the loss is then the sum of totals over the sum of counts, over all microbatches.
+        parameters: pytree of arrays or shapes, all of floating dtype.
+        batch: pytree of arrays or shapes; the first axis of each leaf is that of the examples.
+
+    Returns:
+        The program.
+
+    Raises:
+        InputError: a parameter is not floating, a batch leaf has no example axis, or the loss is
+            not a scalar.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> loss = lambda w, x: jnp.mean((x @ w) ** 2)
+        >>> program = trace(loss, jnp.ones((4, 2)), jnp.ones((8, 4)))
+        >>> [step.name for step in program.steps][0]
+        'dot_general'
+    """
+    parameters, batch = abstract(parameters), abstract(batch)
+    _check_leaves(parameters, batch)
+    parameter_leaves, parameter_tree = jax.tree.flatten(parameters)
+    batch_leaves, batch_tree = jax.tree.flatten(batch)
+
+    def flat_loss(parameter_values: Sequence[Any], batch_values: Sequence[Any]) -> Sequence[Any]:
+        result = loss_function(
+            jax.tree.unflatten(parameter_tree, parameter_values),
+            jax.tree.unflatten(batch_tree, batch_values),
+        )
+        total, count = result if isinstance(result, tuple) else (result, jnp.ones((), jnp.float32))
+        if jnp.shape(total) != () or jnp.shape(count) != ():
+            raise InputError(
+                f"the loss function must return a scalar, or a pair of scalars (total, count); "
+                f"it returned shapes {jnp.shape(total)} and {jnp.shape(count)}"
+            )
+        return total, jnp.asarray(count, jnp.float32)
+
+    closed = jax.make_jaxpr(flat_loss)(parameter_leaves, batch_leaves)
+    flat = flatten_jaxpr(closed)
+    split = len(parameter_leaves)
+    return Program(
+        avals=flat.avals,
+        parameters=flat.inputs[:split],
+        parameter_names=path_names(parameters),
+        batch=flat.inputs[split:],
+        batch_names=path_names(batch),
+        steps=flat.steps,
+        total=flat.outputs[0],
+        count=flat.outputs[1],
+    )
+
+
+def _check_leaves(parameters: PyTree, batch: PyTree) -> None:
+    for name, leaf in zip(path_names(parameters), jax.tree.leaves(parameters), strict=True):
+        if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+            raise InputError(
+                f"parameter {name!r} has dtype {leaf.dtype}: parameters must be floating; "
+                f"give what is not trained in the batch, or close over it"
+            )
+    sizes = {}
+    for name, leaf in zip(path_names(batch), jax.tree.leaves(batch), strict=True):
+        if not leaf.shape:
+            raise InputError(f"batch leaf {name!r} is a scalar: its first axis must be the examples")
+        sizes[name] = leaf.shape[0]
+    if len(set(sizes.values())) > 1:
+        raise InputError(f"batch leaves differ in their number of examples: {sizes}")
+
+
+@dataclass(frozen=True, eq=False)
+class FlatJaxpr:
+    """A jaxpr with its calls inlined and its variables numbered."""
+
+    avals: tuple[jax.ShapeDtypeStruct, ...]
+    inputs: tuple[int, ...]
+    steps: tuple[Step, ...]
+    outputs: tuple[Operand, ...]
+
+
+def flatten_jaxpr(closed: _compat.ClosedJaxpr) -> FlatJaxpr:
+    """Inline the calls of a closed jaxpr and number its values; steps without use are dropped."""
+    builder = _Flattener()
+    inputs = tuple(builder.number(variable) for variable in closed.jaxpr.invars)
+    outputs = builder.add(closed, inputs)
+    needed = {operand for operand in outputs if isinstance(operand, int)}
+    steps = []
+    for step in reversed(builder.steps):
+        if needed.intersection(step.outputs):
+            steps.append(step)
+            needed.update(step.values())
+    return FlatJaxpr(tuple(builder.avals), inputs, tuple(reversed(steps)), outputs)
+
+
+class _Flattener:
+    def __init__(self) -> None:
+        self.avals: list[jax.ShapeDtypeStruct] = []
+        self.steps: list[Step] = []
+
+    def number(self, variable: Any) -> int:
+        self.avals.append(jax.ShapeDtypeStruct(variable.aval.shape, variable.aval.dtype))
+        return len(self.avals) - 1
+
+    def add(self, closed: _compat.ClosedJaxpr, inputs: Sequence[Operand]) -> tuple[Operand, ...]:
+        known: dict[_compat.Var, Operand] = {}
+        known.update(zip(closed.jaxpr.invars, inputs, strict=True))
+        known.update(
+            (variable, Constant(value))
+            for variable, value in zip(closed.jaxpr.constvars, closed.consts, strict=True)
+        )
+
+        def read(atom: Any) -> Operand:
+            return Constant(atom.val) if isinstance(atom, _compat.Literal) else known[atom]
+
+        for equation in closed.jaxpr.eqns:
+            operands = tuple(read(atom) for atom in equation.invars)
+            inner = _compat.called_jaxpr(equation)
+            if inner is not None:
+                known.update(zip(equation.outvars, self.add(inner, operands), strict=True))
+                continue
+            outputs = tuple(self.number(variable) for variable in equation.outvars)
+            known.update(zip(equation.outvars, outputs, strict=True))
+            self.steps.append(_step_of(equation, operands, outputs))
+        return tuple(read(atom) for atom in closed.jaxpr.outvars)
+
+
+def _step_of(
+    equation: _compat.JaxprEqn, operands: tuple[Operand, ...], outputs: tuple[int, ...]
+) -> Step:
+    name = equation.primitive.name
+    iterations = equation.params["length"] if name == "scan" else 1
+    return Step(
+        name, operands, outputs, lambda *args: _compat.bind(equation, args), equation, iterations
+    )
+
+
+def evaluate_steps(
+    steps: Sequence[Step], environment: dict[int, Any], outputs: Sequence[Operand]
+) -> list[Any]:
+    """Evaluate steps on values or tracers.
+
+    Args:
+        steps: what to evaluate, in order.
+        environment: the values that are known, by number; it is filled with those that are made.
+        outputs: the operands to return.
+
+    Returns:
+        One value for each operand of ``outputs``.
+    """
+    for step in steps:
+        results = step.evaluate(*(read_operand(environment, operand) for operand in step.inputs))
+        environment.update(zip(step.outputs, results, strict=True))
+    return [read_operand(environment, operand) for operand in outputs]
+
+
+def read_operand(environment: Mapping[int, Any], operand: Operand) -> Any:
+    """The value of an operand in an environment."""
+    if isinstance(operand, Constant):
+        return operand.value
+    if isinstance(operand, SliceOf):
+        value = environment[operand.value]
+        return jax.lax.slice_in_dim(value, operand.start, operand.stop)
+    return environment[operand]
+
+
+def operand_value(operand: Operand) -> int | None:
+    """The number of the value that an operand reads, None for a constant."""
+    if isinstance(operand, Constant):
+        return None
+    return operand.value if isinstance(operand, SliceOf) else operand
+
+
+def num_bytes(aval: jax.ShapeDtypeStruct) -> int:
+    """The size of a value in bytes; a random key counts as its two words."""
+    itemsize = 8 if jnp.issubdtype(aval.dtype, jax.dtypes.extended) else aval.dtype.itemsize
+    return int(np.prod(aval.shape, dtype=np.int64)) * itemsize

@@ -1,0 +1,376 @@
+"""Cutting a program into stages: which steps, parameters and values each of them has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from hetjax import _compat
+from hetjax.pipeline.costs import is_heavy
+from hetjax.pipeline.program import (
+    Constant,
+    Operand,
+    Program,
+    SliceOf,
+    Step,
+    evaluate_steps,
+    operand_value,
+)
+
+
+@dataclass(frozen=True, order=True)
+class ParameterPart:
+    """What a stage holds of a parameter leaf.
+
+    Args:
+        leaf: the leaf's place in the parameters' pytree.
+        start: first row held; 0 where the leaf is whole.
+        stop: the row after the last one held; None where the leaf is whole. A leaf stacked over the
+            iterations of a ``scan`` is cut along its first dimension where the scan is cut.
+    """
+
+    leaf: int
+    start: int = 0
+    stop: int | None = None
+
+    def shape(self, whole: Sequence[int]) -> tuple[int, ...]:
+        """The part's shape, given the leaf's."""
+        return tuple(whole) if self.stop is None else (self.stop - self.start, *whole[1:])
+
+    def take(self, array: Any) -> Any:
+        """The part of an array of the leaf's shape."""
+        return array if self.stop is None else array[self.start : self.stop]
+
+
+@dataclass(frozen=True, eq=False)
+class Stage:
+    """A contiguous run of steps, and what goes in and out of it for one microbatch.
+
+    Args:
+        index: its place in the pipeline.
+        parameters: the parameter parts that it holds.
+        batch: the batch leaves that it reads, by their place in the batch's pytree.
+        receives: the numbers of the values that it gets from the stage before.
+        sends: the numbers of the values that it gives to the stage after.
+        function: from its parameters, batch leaves and received values (three sequences) to the
+            values that it sends; the last stage returns the summed loss and the count instead.
+        steps: the steps that it computes.
+    """
+
+    index: int
+    parameters: tuple[ParameterPart, ...]
+    batch: tuple[int, ...]
+    receives: tuple[int, ...]
+    sends: tuple[int, ...]
+    function: Callable[[Sequence[Any], Sequence[Any], Sequence[Any]], list[Any]]
+    steps: tuple[Step, ...]
+
+
+def cut(program: Program, boundaries: Sequence[int]) -> tuple[Stage, ...]:
+    """Cut a program into stages.
+
+    Cheap steps that no parameter reaches (masks, positions, one-hot targets, random keys) belong
+    to every stage that uses them, so that only what was learned from crosses a link. A value used
+    beyond the next stage is handed on by the stages between.
+
+    Args:
+        program: the traced loss function.
+        boundaries: the positions where stages begin, and the end: ``(0, ..., num_positions)``.
+
+    Returns:
+        The stages, in order.
+    """
+    assert boundaries[0] == 0, boundaries
+    assert boundaries[-1] == program.num_positions, boundaries
+    assert list(boundaries) == sorted(set(boundaries)), boundaries
+    cutter = _Cutter(program, boundaries)
+    return tuple(cutter.stage(index) for index in range(len(boundaries) - 1))
+
+
+def crossing_values(program: Program, boundary: int) -> tuple[jax.ShapeDtypeStruct, ...]:
+    """The values that cross a cut at one position.
+
+    Args:
+        program: the traced loss function.
+        boundary: a position strictly inside the program.
+
+    Returns:
+        Shape and dtype of each value that the second part needs of the first.
+    """
+    cutter = _Cutter(program, (0, boundary, program.num_positions))
+    return tuple(cutter.avals[value] for value in cutter.crossing(0))
+
+
+def shared_steps(program: Program) -> frozenset[int]:
+    """The outputs of cheap steps that depend on no parameter: every stage computes its own."""
+    learned = set(program.parameters)
+    shared: set[int] = set()
+    for step in program.steps:
+        heavy = step.equation is not None and is_heavy(step.equation)
+        if heavy or step.iterations > 1 or learned.intersection(step.values()):
+            learned.update(step.outputs)
+        else:
+            shared.update(step.outputs)
+    return frozenset(shared)
+
+
+class _Cutter:
+    def __init__(self, program: Program, boundaries: Sequence[int]):
+        self.program = program
+        self.avals = list(program.avals)
+        self.shared = shared_steps(program)
+        self.used = {value for step in program.steps for value in step.values()}
+        self.used.update(v for o in (program.total, program.count) if (v := operand_value(o)))
+        self.num_stages = len(boundaries) - 1
+        self.steps: list[list[Step]] = [[] for _ in range(self.num_stages)]
+        self.producer: dict[int, int] = {}
+        self.shared_step: dict[int, Step] = {}
+        self._assign(boundaries)
+        self.needs = [self._needs(index) for index in range(self.num_stages)]
+        self.whole_leaves = self._whole_leaves()
+
+    def _assign(self, boundaries: Sequence[int]) -> None:
+        position, stage = 0, 0
+        for step in self.program.steps:
+            if self.shared.issuperset(step.outputs):
+                self.shared_step.update((output, step) for output in step.outputs)
+            cuts = [b - position for b in boundaries if position < b < position + step.iterations]
+            for piece, advance in self._pieces(step, cuts):
+                stage += advance
+                while position >= boundaries[stage + 1]:
+                    stage += 1
+                if not self.shared.issuperset(step.outputs):
+                    self.steps[stage].append(piece)
+                    self.producer.update((output, stage) for output in piece.outputs)
+            position += step.iterations
+
+    def _pieces(self, step: Step, cuts: Sequence[int]) -> list[tuple[Step, int]]:
+        """A step cut at some of its iterations, each piece with 1 where a stage begins before it."""
+        if not cuts:
+            return [(step, 0)]
+        pieces, joins = split_scan(step, cuts, self._new_value)
+        joins = [join for join in joins if self.used.intersection(join.outputs)]
+        return [(piece, int(i > 0)) for i, piece in enumerate(pieces)] + [(j, 0) for j in joins]
+
+    def _new_value(self, shape: Sequence[int], dtype: Any) -> int:
+        self.avals.append(jax.ShapeDtypeStruct(tuple(shape), dtype))
+        return len(self.avals) - 1
+
+    def _closure(self, operands: Iterable[Operand]) -> list[Operand]:
+        """Operands with those of the shared steps behind them in place of their outputs."""
+        found: list[Operand] = []
+        pending = list(operands)
+        seen: set[int] = set()
+        while pending:
+            operand = pending.pop()
+            value = operand_value(operand)
+            if value is None:
+                continue
+            if value not in self.shared_step:
+                found.append(operand)
+            elif value not in seen:
+                seen.add(value)
+                pending.extend(self.shared_step[value].inputs)
+        return found
+
+    def _demands(self, index: int) -> list[Operand]:
+        operands = [operand for step in self.steps[index] for operand in step.inputs]
+        if index == self.num_stages - 1:
+            operands += [self.program.total, self.program.count]
+        return operands
+
+    def _needs(self, index: int) -> list[Operand]:
+        """What a stage reads that it does not make: parameters, batch leaves, earlier values."""
+        own = {output for step in self.steps[index] for output in step.outputs}
+        operands = self._closure(self._demands(index))
+        return [operand for operand in operands if operand_value(operand) not in own]
+
+    def _whole_leaves(self) -> set[int]:
+        """Parameter values that some stage reads whole, or whose slices overlap between stages."""
+        whole: set[int] = set()
+        rows: dict[int, dict[tuple[int, int], int]] = {}
+        for index, needs in enumerate(self.needs):
+            for operand in needs:
+                if isinstance(operand, int):
+                    whole.add(operand)
+                elif isinstance(operand, SliceOf):
+                    owner = rows.setdefault(operand.value, {})
+                    if owner.setdefault((operand.start, operand.stop), index) != index:
+                        whole.add(operand.value)
+        for value, owners in rows.items():
+            spans = sorted(owners)
+            if any(a[1] > b[0] for a, b in zip(spans, spans[1:], strict=False)):
+                whole.add(value)
+        return whole
+
+    def crossing(self, index: int) -> tuple[int, ...]:
+        """The values made in stages up to ``index`` and needed after it."""
+        needed = {
+            value
+            for later in range(index + 1, self.num_stages)
+            for operand in self.needs[later]
+            if (value := operand_value(operand)) in self.producer
+            and self.producer[value] <= index
+        }
+        return tuple(sorted(needed))
+
+    def stage(self, index: int) -> Stage:
+        last = index == self.num_stages - 1
+        parts = self._parts(index)
+        batch = self._batch(index)
+        receives = self.crossing(index - 1) if index else ()
+        sends = () if last else self.crossing(index)
+        outputs = (self.program.total, self.program.count) if last else sends
+        steps = self._with_shared(index)
+        batch_values = [self.program.batch[leaf] for leaf in batch]
+        slots = {operand: slot for slot, (operand, _) in enumerate(parts)}
+        bound = tuple(_rebind(step, slots) for step in steps)
+        part_keys = [-1 - slot for slot in range(len(parts))]
+
+        def function(
+            parameters: Sequence[Any], batch_leaves: Sequence[Any], received: Sequence[Any]
+        ) -> list[Any]:
+            environment: dict[int, Any] = dict(zip(part_keys, parameters, strict=True))
+            for (operand, _), array in zip(parts, parameters, strict=True):
+                if isinstance(operand, int):
+                    environment[operand] = array
+            environment.update(zip(batch_values, batch_leaves, strict=True))
+            environment.update(zip(receives, received, strict=True))
+            return evaluate_steps(bound, environment, outputs)
+
+        return Stage(
+            index, tuple(part for _, part in parts), batch, receives, tuple(sends), function, steps
+        )
+
+    def _parts(self, index: int) -> list[tuple[Operand, ParameterPart]]:
+        leaf_of = {value: leaf for leaf, value in enumerate(self.program.parameters)}
+        parts: dict[Operand, ParameterPart] = {}
+        for operand in self.needs[index]:
+            value = operand_value(operand)
+            if value not in leaf_of:
+                continue
+            if isinstance(operand, SliceOf) and value not in self.whole_leaves:
+                parts[operand] = ParameterPart(leaf_of[value], operand.start, operand.stop)
+            else:
+                parts[value] = ParameterPart(leaf_of[value])
+        if index == 0:
+            used = {operand_value(o) for needs in self.needs for o in needs}
+            for value, leaf in leaf_of.items():
+                if value not in used:
+                    parts[value] = ParameterPart(leaf)
+        return sorted(parts.items(), key=lambda item: (item[1].leaf, item[1].start))
+
+    def _batch(self, index: int) -> tuple[int, ...]:
+        values = {operand_value(operand) for operand in self.needs[index]}
+        return tuple(leaf for leaf, value in enumerate(self.program.batch) if value in values)
+
+    def _with_shared(self, index: int) -> tuple[Step, ...]:
+        """The stage's steps behind the shared ones that they need, in the program's order."""
+        wanted: set[int] = set()
+        pending = [operand_value(operand) for operand in self._demands(index)]
+        while pending:
+            value = pending.pop()
+            if value in self.shared_step and value not in wanted:
+                wanted.update(self.shared_step[value].outputs)
+                pending.extend(self.shared_step[value].values())
+        shared = [step for step in self.program.steps if wanted.intersection(step.outputs)]
+        return (*shared, *self.steps[index])
+
+
+def _rebind(step: Step, slots: dict[Operand, int]) -> Step:
+    """A step whose slices of a parameter read the part that the stage holds."""
+    inputs = tuple(
+        -1 - slots[operand] if isinstance(operand, SliceOf) and operand in slots else operand
+        for operand in step.inputs
+    )
+    return replace(step, inputs=inputs)
+
+
+def split_scan(
+    step: Step, cuts: Sequence[int], new_value: Callable[[Sequence[int], Any], int]
+) -> tuple[list[Step], list[Step]]:
+    """Cut a scan between iterations.
+
+    Args:
+        step: a ``scan`` step.
+        cuts: iterations that begin a new piece, strictly inside.
+        new_value: makes the number of a new value, from its shape and dtype.
+
+    Returns:
+        The pieces in the order of computation, and the concatenations that make the scan's stacked
+        outputs whole again.
+    """
+    assert step.equation is not None
+    params = step.equation.params
+    num_consts, num_carry, length = params["num_consts"], params["num_carry"], params["length"]
+    consts = step.inputs[:num_consts]
+    carry: tuple[Operand, ...] = step.inputs[num_consts : num_consts + num_carry]
+    stacked = step.inputs[num_consts + num_carry :]
+    edges = (0, *cuts, length)
+    out_avals = [variable.aval for variable in step.equation.outvars]
+    pieces: list[Step] = []
+    for start, stop in zip(edges, edges[1:], strict=False):
+        lo, hi = (length - stop, length - start) if params["reverse"] else (start, stop)
+        carry_outputs = (
+            step.outputs[:num_carry]
+            if stop == length
+            else tuple(new_value(a.shape, a.dtype) for a in out_avals[:num_carry])
+        )
+        stacked_outputs = tuple(
+            new_value((hi - lo, *a.shape[1:]), a.dtype) for a in out_avals[num_carry:]
+        )
+        rows = tuple(_rows(operand, lo, hi) for operand in stacked)
+        evaluate = _scan_piece(params, stop - start)
+        equation = step.equation.replace(params={**params, "length": stop - start})
+        outputs = (*carry_outputs, *stacked_outputs)
+        inputs = (*consts, *carry, *rows)
+        pieces.append(Step("scan", inputs, outputs, evaluate, equation, stop - start))
+        carry = carry_outputs
+    ordered = pieces[::-1] if params["reverse"] else pieces
+    joins = [
+        Step(
+            "concatenate",
+            tuple(piece.outputs[num_carry + i] for piece in ordered),
+            (output,),
+            lambda *arrays: [jnp.concatenate(arrays)],
+            None,
+        )
+        for i, output in enumerate(step.outputs[num_carry:])
+    ]
+    return pieces, joins
+
+
+def _rows(operand: Operand, start: int, stop: int) -> Operand:
+    if isinstance(operand, Constant):
+        return Constant(operand.value[start:stop])
+    assert isinstance(operand, int), "a scan is cut only once"
+    return SliceOf(operand, start, stop)
+
+
+def _scan_piece(params: dict[str, Any], length: int) -> Callable[..., list[Any]]:
+    num_consts, num_carry = params["num_consts"], params["num_carry"]
+    body = params["jaxpr"]
+
+    def evaluate(*operands: Any) -> list[Any]:
+        consts = operands[:num_consts]
+        carry = operands[num_consts : num_consts + num_carry]
+
+        def iteration(carry: Any, rows: Any) -> tuple[Any, Any]:
+            results = _compat.eval_jaxpr(body, *consts, *carry, *rows)
+            return tuple(results[:num_carry]), tuple(results[num_carry:])
+
+        final, stacked = jax.lax.scan(
+            iteration,
+            tuple(carry),
+            tuple(operands[num_consts + num_carry :]),
+            length=length,
+            reverse=params["reverse"],
+            unroll=params["unroll"],
+        )
+        return [*final, *stacked]
+
+    return evaluate
