@@ -1,0 +1,308 @@
+"""The plan: how one training step is divided over a cluster, as data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from hetjax.errors import InputError, unknown_name
+from hetjax.mesh.cluster import Cluster, SubMesh
+from hetjax.pipeline.program import Program
+from hetjax.pipeline.schedule import Schedule, check
+from hetjax.sharding.rules import MESH_AXES, RULES
+
+VERSION = 1
+
+Spec = tuple[str | None, ...]
+"""A `PartitionSpec` as plain data: for each dimension the mesh axis that divides it, or None."""
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """One stage: which layers run where, and how.
+
+    Args:
+        layers: first layer, and the one after the last.
+        submesh: the devices.
+        mesh_shape: their logical mesh: sizes of the ``data`` and the ``tensor`` axis.
+        sharding: the rule that divides its arrays, one of `hetjax.sharding.RULES`.
+        parameters: specifications that override the rule, by parameter path.
+        recompute: whether forward steps run again in the backward pass instead of keeping what they
+            made.
+    """
+
+    layers: tuple[int, int]
+    submesh: SubMesh
+    mesh_shape: tuple[int, int]
+    sharding: str = "data"
+    parameters: Mapping[str, Spec] = field(default_factory=dict)
+    recompute: bool = False
+
+
+@dataclass(frozen=True)
+class PipelinePlan:
+    """An ordered list of stages that together hold the whole model.
+
+    Args:
+        stages: the stages.
+        num_microbatches: how many microbatches it computes in a step.
+        microbatch_size: examples in each.
+        schedule: the order of tasks on every stage.
+    """
+
+    stages: tuple[StagePlan, ...]
+    num_microbatches: int
+    microbatch_size: int
+    schedule: Schedule
+
+
+@dataclass(frozen=True)
+class StagePrediction:
+    """What the cost model expects of a stage; times in seconds, of one microbatch.
+
+    Args:
+        forward_seconds: the forward pass.
+        backward_seconds: the backward pass, recomputation included.
+        update_seconds: the optimizer's update, once a step.
+        communication_seconds: sending one microbatch's activations to the next stage (Harp's c_i).
+        return_seconds: sending their gradients back.
+        state_bytes: parameters, gradients and optimizer state on one device.
+        activation_bytes: what one microbatch keeps for its backward pass, on one device.
+        memory_bytes: all of that with the live microbatches of the schedule, on one device.
+        memory_limit_bytes: what one device has.
+        bubble: share of the step in which the stage computes nothing.
+    """
+
+    forward_seconds: float
+    backward_seconds: float
+    update_seconds: float
+    communication_seconds: float
+    return_seconds: float
+    state_bytes: int
+    activation_bytes: int
+    memory_bytes: int
+    memory_limit_bytes: int
+    bubble: float
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What the cost model expects of a plan.
+
+    Args:
+        step_time: seconds a step.
+        lower_bound: seconds that no schedule of these stages can go below.
+        stages: each stage of the first pipeline.
+    """
+
+    step_time: float
+    lower_bound: float
+    stages: tuple[StagePrediction, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A whole plan, complete in itself: a file of it can be read, edited, compared and replayed.
+
+    Args:
+        model: fingerprint of the program that it was made for.
+        layers: positions in the program where layers begin, and the program's end.
+        cluster: the cluster.
+        pipelines: the pipelines.
+        planner: what made it.
+        prediction: what the cost model expects of it, where one was asked.
+
+    Example:
+        >>> plan = Plan.load("plan.json")  # doctest: +SKIP
+        >>> plan.pipeline.schedule.warm_up_counts  # doctest: +SKIP
+        (4, 1)
+    """
+
+    model: str
+    layers: tuple[int, ...]
+    cluster: Cluster
+    pipelines: tuple[PipelinePlan, ...]
+    planner: str = "by hand"
+    prediction: Prediction | None = None
+
+    @property
+    def pipeline(self) -> PipelinePlan:
+        """The one pipeline of a plan that has one."""
+        assert len(self.pipelines) == 1, "the plan has several pipelines"
+        return self.pipelines[0]
+
+    @property
+    def batch_size(self) -> int:
+        """Examples in one step, over all pipelines."""
+        return sum(p.num_microbatches * p.microbatch_size for p in self.pipelines)
+
+    def boundaries(self, pipeline: PipelinePlan) -> tuple[int, ...]:
+        """The positions where a pipeline's stages begin, and the program's end."""
+        return (*(self.layers[stage.layers[0]] for stage in pipeline.stages), self.layers[-1])
+
+    def with_schedule(self, schedule: Schedule) -> Plan:
+        """This plan with another schedule, and without a prediction."""
+        pipeline = replace(self.pipeline, schedule=schedule)
+        return replace(self, pipelines=(pipeline,), prediction=None)
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan to a JSON file, at once or not at all."""
+        from hetjax.planner.plan_file import save_plan
+
+        save_plan(self, path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Plan:
+        """Read a plan from a JSON file and validate it.
+
+        Args:
+            path: the file.
+
+        Returns:
+            The plan.
+
+        Raises:
+            InputError: the file is not there or not a valid plan; the message names the field.
+        """
+        from hetjax.planner.plan_file import load_plan
+
+        return load_plan(path)
+
+
+def validate(plan: Plan) -> None:
+    """Check a plan in itself: layers, devices, meshes, schedules.
+
+    Args:
+        plan: the plan.
+
+    Raises:
+        InputError: naming the field, its value and what is allowed.
+    """
+    if not plan.pipelines:
+        raise InputError("plan: pipelines is empty; a plan has one or more")
+    _validate_layers(plan)
+    seen: dict[int, str] = {}
+    for p, pipeline in enumerate(plan.pipelines):
+        where = f"plan: pipelines[{p}]"
+        _validate_coverage(pipeline, len(plan.layers) - 1, where)
+        _validate_batch(pipeline, where)
+        for s, stage in enumerate(pipeline.stages):
+            _validate_stage(stage, plan.cluster, f"{where}.stages[{s}]")
+            for device in plan.cluster.device_ids(stage.submesh):
+                if device in seen:
+                    raise InputError(
+                        f"{where}.stages[{s}].submesh {stage.submesh} has device {device}, which "
+                        f"{seen[device]} has too; submeshes must not overlap"
+                    )
+                seen[device] = f"pipelines[{p}].stages[{s}]"
+
+
+def validate_for(plan: Plan, program: Program, batch_size: int | None = None) -> None:
+    """Check that a plan fits a program.
+
+    Args:
+        plan: the plan.
+        program: the traced loss function.
+        batch_size: examples in a step, where the caller has fixed them.
+
+    Raises:
+        InputError: the plan was made for another model or batch.
+    """
+    if plan.model != program.fingerprint or plan.layers[-1] != program.num_positions:
+        raise InputError(
+            f"the plan was made for another model: its fingerprint is {plan.model!r} with "
+            f"{plan.layers[-1]} positions, this model's is {program.fingerprint!r} with "
+            f"{program.num_positions}; plan again"
+        )
+    if batch_size is not None and plan.batch_size != batch_size:
+        raise InputError(
+            f"the plan computes {plan.batch_size} examples a step, the configuration asks for "
+            f"batch_size = {batch_size}; make them equal"
+        )
+    names = set(program.parameter_names)
+    for pipeline in plan.pipelines:
+        for s, stage in enumerate(pipeline.stages):
+            for name, spec in stage.parameters.items():
+                if name not in names:
+                    what = f"plan: stages[{s}].parameters: parameter"
+                    raise InputError(unknown_name(what, name, names))
+                shape = program.avals[
+                    program.parameters[program.parameter_names.index(name)]
+                ].shape
+                if len(spec) > len(shape):
+                    raise InputError(
+                        f"plan: stages[{s}].parameters[{name!r}] is {list(spec)}, of more "
+                        f"dimensions than the parameter's shape {shape}"
+                    )
+
+
+def _validate_layers(plan: Plan) -> None:
+    layers = plan.layers
+    if len(layers) < 2 or layers[0] != 0 or list(layers) != sorted(set(layers)):
+        raise InputError(
+            f"plan: layers is {list(layers)}; it must begin with 0 and increase: the positions "
+            f"where layers begin, and the program's end"
+        )
+
+
+def _validate_coverage(pipeline: PipelinePlan, num_layers: int, where: str) -> None:
+    if not pipeline.stages:
+        raise InputError(f"{where}.stages is empty; a pipeline has one or more")
+    expected = 0
+    for s, stage in enumerate(pipeline.stages):
+        first, end = stage.layers
+        field_name = f"{where}.stages[{s}].layers is [{first}, {end}]"
+        if first < expected:
+            raise InputError(f"{field_name}; it overlaps the stage before, which ends at {expected}")
+        if first > expected:
+            raise InputError(f"{field_name}; layers {expected} to {first - 1} are in no stage")
+        if end <= first:
+            raise InputError(f"{field_name}; a stage has one layer or more")
+        expected = end
+    if expected != num_layers:
+        raise InputError(
+            f"{where}: the last stage ends at layer {expected}, the model has {num_layers} layers"
+        )
+
+
+def _validate_batch(pipeline: PipelinePlan, where: str) -> None:
+    for name in ("num_microbatches", "microbatch_size"):
+        if getattr(pipeline, name) < 1:
+            raise InputError(f"{where}.{name} is {getattr(pipeline, name)}; it must be 1 or more")
+    schedule = pipeline.schedule
+    if schedule.num_stages != len(pipeline.stages):
+        raise InputError(
+            f"{where}.schedule has {schedule.num_stages} stages, the pipeline {len(pipeline.stages)}"
+        )
+    if schedule.num_microbatches != pipeline.num_microbatches:
+        raise InputError(
+            f"{where}.schedule has {schedule.num_microbatches} microbatches, num_microbatches is "
+            f"{pipeline.num_microbatches}"
+        )
+    check(schedule)
+    for s, stage in enumerate(pipeline.stages):
+        if pipeline.microbatch_size % stage.mesh_shape[0]:
+            raise InputError(
+                f"{where}.microbatch_size is {pipeline.microbatch_size}, which the data axis of "
+                f"stages[{s}].mesh_shape {list(stage.mesh_shape)} does not divide"
+            )
+
+
+def _validate_stage(stage: StagePlan, cluster: Cluster, where: str) -> None:
+    try:
+        cluster.check_submesh(stage.submesh)
+    except InputError as error:
+        raise InputError(f"{where}.submesh: {error}") from None
+    data, tensor = stage.mesh_shape
+    if data < 1 or tensor < 1 or data * tensor != stage.submesh.num_devices:
+        raise InputError(
+            f"{where}.mesh_shape is {list(stage.mesh_shape)}; its product must be the number of "
+            f"devices of the submesh, {stage.submesh.num_devices}"
+        )
+    if stage.sharding not in RULES:
+        raise InputError(unknown_name(f"{where}.sharding", stage.sharding, RULES))
+    for name, spec in stage.parameters.items():
+        for axis in spec:
+            if axis is not None and axis not in MESH_AXES:
+                raise InputError(unknown_name(f"{where}.parameters[{name!r}]", axis, MESH_AXES))

@@ -1,0 +1,257 @@
+"""Plan files: JSON that a person can read and edit, validated field by field."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from hetjax.errors import InputError, unknown_name
+from hetjax.files import replacing
+from hetjax.mesh.cluster import Cluster, SubMesh
+from hetjax.pipeline.schedule import SCHEDULES, Schedule, Task, from_warm_up_counts
+from hetjax.planner.plan import (
+    VERSION,
+    PipelinePlan,
+    Plan,
+    Prediction,
+    StagePlan,
+    StagePrediction,
+    validate,
+)
+
+Count = Annotated[int, Field(ge=0)]
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class _SubMesh(_Record):
+    subcluster: str
+    start: Count
+    shape: tuple[int, int] = Field(strict=False)
+
+
+class _Stage(_Record):
+    layers: tuple[int, int] = Field(strict=False)
+    submesh: _SubMesh
+    mesh_shape: tuple[int, int] = Field(strict=False)
+    sharding: str = "data"
+    parameters: dict[str, list[str | None]] = {}
+    recompute: bool = False
+
+
+class _Schedule(_Record):
+    name: str
+    warm_up_counts: list[int] | None = None
+    order: list[list[str]] | None = None
+
+
+class _Pipeline(_Record):
+    num_microbatches: int
+    microbatch_size: int
+    schedule: _Schedule
+    stages: list[_Stage]
+
+
+class _StagePrediction(_Record):
+    forward_seconds: float
+    backward_seconds: float
+    update_seconds: float
+    communication_seconds: float
+    return_seconds: float
+    state_bytes: int
+    activation_bytes: int
+    memory_bytes: int
+    memory_limit_bytes: int
+    bubble: float
+
+
+class _Prediction(_Record):
+    step_time: float
+    lower_bound: float
+    stages: list[_StagePrediction]
+
+
+class _Plan(_Record):
+    version: Literal[1]
+    planner: str = "by hand"
+    model: str
+    layers: list[int]
+    cluster: dict[str, Any]
+    pipelines: list[_Pipeline]
+    prediction: _Prediction | None = None
+
+
+def save_plan(plan: Plan, path: str | Path) -> None:
+    """Write a plan to a JSON file, at once or not at all.
+
+    Args:
+        plan: the plan.
+        path: where to; an existing file is replaced.
+    """
+    with replacing(path) as temporary:
+        temporary.write_text(json.dumps(plan_to_json(plan), indent=1) + "\n")
+
+
+def load_plan(path: str | Path) -> Plan:
+    """Read a plan from a JSON file and validate it.
+
+    Args:
+        path: the file.
+
+    Returns:
+        The plan.
+
+    Raises:
+        InputError: the file is not there or not a valid plan; the message names the field.
+    """
+    try:
+        value = json.loads(Path(path).read_text())
+    except OSError as error:
+        raise InputError(f"plan file {str(path)!r} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise InputError(f"plan file {str(path)!r} is not UTF-8 text") from None
+    except json.JSONDecodeError as error:
+        raise InputError(
+            f"plan file {str(path)!r} is not JSON: {error.msg} in line {error.lineno}"
+        ) from None
+    try:
+        return plan_from_json(value)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+
+
+def plan_to_json(plan: Plan) -> dict[str, Any]:
+    """A plan in plain JSON values."""
+    return {
+        "version": VERSION,
+        "planner": plan.planner,
+        "model": plan.model,
+        "layers": list(plan.layers),
+        "pipelines": [_pipeline_to_json(pipeline) for pipeline in plan.pipelines],
+        "prediction": _prediction_to_json(plan.prediction),
+        "cluster": plan.cluster.to_json_dict(),
+    }
+
+
+def plan_from_json(value: Any) -> Plan:
+    """Read a plan from plain JSON values and validate it.
+
+    Args:
+        value: what `plan_to_json` gave, or a person edited.
+
+    Returns:
+        The plan.
+
+    Raises:
+        InputError: a field is missing, unknown, of the wrong type or impossible.
+    """
+    try:
+        record = _Plan.model_validate(value)
+    except ValidationError as error:
+        raise InputError(_first_error(error)) from None
+    prediction = record.prediction
+    plan = Plan(
+        model=record.model,
+        layers=tuple(record.layers),
+        cluster=Cluster.from_json_dict(record.cluster, source="plan: cluster"),
+        pipelines=tuple(_pipeline(pipeline, p) for p, pipeline in enumerate(record.pipelines)),
+        planner=record.planner,
+        prediction=None
+        if prediction is None
+        else Prediction(
+            prediction.step_time,
+            prediction.lower_bound,
+            tuple(StagePrediction(**stage.model_dump()) for stage in prediction.stages),
+        ),
+    )
+    validate(plan)
+    return plan
+
+
+def _first_error(error: ValidationError) -> str:
+    first = error.errors()[0]
+    field = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in first["loc"]).lstrip(".")
+    if first["type"] == "extra_forbidden":
+        return f"plan: unknown field {field!r}"
+    if first["type"] == "missing":
+        return f"plan: field {field!r} is missing"
+    return f"plan: {field or 'file'} is {first['input']!r}: {first['msg']}"
+
+
+def _pipeline_to_json(pipeline: PipelinePlan) -> dict[str, Any]:
+    schedule = pipeline.schedule
+    by_counts = from_warm_up_counts(
+        schedule.warm_up_counts, schedule.num_microbatches, schedule.name
+    )
+    order = (
+        {"warm_up_counts": list(schedule.warm_up_counts)}
+        if schedule.name in SCHEDULES and by_counts == schedule
+        else {"order": [[str(task) for task in tasks] for tasks in schedule.order]}
+    )
+    return {
+        "num_microbatches": pipeline.num_microbatches,
+        "microbatch_size": pipeline.microbatch_size,
+        "schedule": {"name": schedule.name, **order},
+        "stages": [_stage_to_json(stage) for stage in pipeline.stages],
+    }
+
+
+def _stage_to_json(stage: StagePlan) -> dict[str, Any]:
+    submesh = stage.submesh
+    return {
+        "layers": list(stage.layers),
+        "submesh": {
+            "subcluster": submesh.subcluster,
+            "start": submesh.start,
+            "shape": list(submesh.shape),
+        },
+        "mesh_shape": list(stage.mesh_shape),
+        "sharding": stage.sharding,
+        "parameters": {name: list(spec) for name, spec in stage.parameters.items()},
+        "recompute": stage.recompute,
+    }
+
+
+def _prediction_to_json(prediction: Prediction | None) -> dict[str, Any] | None:
+    if prediction is None:
+        return None
+    return {
+        "step_time": prediction.step_time,
+        "lower_bound": prediction.lower_bound,
+        "stages": [vars(stage) for stage in prediction.stages],
+    }
+
+
+def _pipeline(record: _Pipeline, index: int) -> PipelinePlan:
+    where = f"plan: pipelines[{index}]"
+    stages = tuple(
+        StagePlan(
+            layers=stage.layers,
+            submesh=SubMesh(stage.submesh.subcluster, stage.submesh.start, stage.submesh.shape),
+            mesh_shape=stage.mesh_shape,
+            sharding=stage.sharding,
+            parameters={name: tuple(spec) for name, spec in stage.parameters.items()},
+            recompute=stage.recompute,
+        )
+        for stage in record.stages
+    )
+    schedule = _schedule(record.schedule, record.num_microbatches, where)
+    return PipelinePlan(stages, record.num_microbatches, record.microbatch_size, schedule)
+
+
+def _schedule(record: _Schedule, num_microbatches: int, where: str) -> Schedule:
+    if (record.order is None) == (record.warm_up_counts is None):
+        raise InputError(f"{where}.schedule needs either warm_up_counts or order")
+    if record.name not in (*SCHEDULES, "explicit"):
+        raise InputError(
+            unknown_name(f"{where}.schedule.name", record.name, (*SCHEDULES, "explicit"))
+        )
+    if record.order is not None:
+        order = tuple(tuple(Task.parse(text) for text in tasks) for tasks in record.order)
+        return Schedule(record.name, order)
+    return from_warm_up_counts(record.warm_up_counts or [], num_microbatches, record.name)

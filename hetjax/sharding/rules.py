@@ -1,0 +1,84 @@
+"""Sharding rules: which dimensions of a stage's arrays are divided inside its submesh.
+
+A submesh is seen as a logical mesh of two axes: ``data``, which divides the examples, and ``tensor``,
+which divides parameters. A rule gives every array of a stage its `PartitionSpec`; a plan may override
+those of single parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jax.sharding import PartitionSpec
+
+DATA, TENSOR = "data", "tensor"
+MESH_AXES = (DATA, TENSOR)
+"""The axes of a stage's logical mesh, in the order of a plan's ``mesh_shape``."""
+
+RULES = {
+    "data": "parameters whole on every device of the data axis",
+    "fully_sharded": "parameters, gradients and optimizer state divided over the data axis too",
+}
+"""The names of the rules, and what each does with parameters along the data axis."""
+
+
+def parameter_spec(rule: str, shape: Sequence[int], mesh_shape: tuple[int, int]) -> PartitionSpec:
+    """How a parameter, its gradient and its optimizer state are divided.
+
+    The last dimension that divides evenly goes to the ``tensor`` axis; under ``fully_sharded`` the
+    largest other one goes to the ``data`` axis. What divides nowhere stays whole.
+
+    Args:
+        rule: a name in `RULES`.
+        shape: the array's shape.
+        mesh_shape: sizes of the data and the tensor axis.
+
+    Returns:
+        The specification.
+
+    Example:
+        >>> parameter_spec("fully_sharded", (512, 128), (4, 2))
+        PartitionSpec('data', 'tensor')
+    """
+    data, tensor = mesh_shape
+    axes: list[str | None] = [None] * len(shape)
+    if tensor > 1 and len(shape) > 1:
+        places = [i for i, size in enumerate(shape) if size % tensor == 0]
+        if places:
+            axes[places[-1]] = TENSOR
+    if rule == "fully_sharded" and data > 1:
+        places = [i for i, n in enumerate(shape) if n and n % data == 0 and axes[i] is None]
+        if places:
+            axes[max(places, key=lambda i: shape[i])] = DATA
+    return PartitionSpec(*axes)
+
+
+def example_spec(shape: Sequence[int], examples: int, mesh_shape: tuple[int, int]) -> PartitionSpec:
+    """How an array of a microbatch is divided: along its examples, where it leads with them.
+
+    Args:
+        shape: the array's shape.
+        examples: the microbatch's size.
+        mesh_shape: sizes of the data and the tensor axis.
+
+    Returns:
+        The specification.
+
+    Example:
+        >>> example_spec((8, 128, 64), 8, (4, 1))
+        PartitionSpec('data', None, None)
+    """
+    divided = bool(shape) and shape[0] == examples and mesh_shape[0] > 1
+    if not divided or examples % mesh_shape[0]:
+        return PartitionSpec()
+    return PartitionSpec(DATA, *[None] * (len(shape) - 1))
+
+
+def division(spec: PartitionSpec, mesh_shape: tuple[int, int]) -> int:
+    """Into how many pieces a specification divides an array."""
+    sizes = dict(zip(MESH_AXES, mesh_shape, strict=True))
+    count = 1
+    for entry in spec:
+        for axis in entry if isinstance(entry, tuple) else (entry,):
+            count *= sizes.get(axis, 1) if isinstance(axis, str) else 1
+    return count
