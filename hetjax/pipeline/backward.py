@@ -294,8 +294,17 @@ class _Splitter:
     def _accumulated(self, results: list[Any], accumulators: Any) -> tuple[list[Any], list[Any]]:
         returned, gradients = results[: len(self.returned)], results[len(self.returned) :]
         if self.accumulate:
-            gradients = [a + g for a, g in zip(accumulators, gradients, strict=True)]
+            gradients = [
+                a + g.astype(a.dtype) for a, g in zip(accumulators, gradients, strict=True)
+            ]
+        else:
+            gradients = [g.astype(accumulator_dtype(g.dtype)) for g in gradients]
         return returned, gradients
+
+
+def accumulator_dtype(dtype: Any) -> Any:
+    """The dtype in which gradients of a parameter are summed: at least float32."""
+    return jnp.promote_types(dtype, jnp.float32)
 
 
 def _take(items: list[Any], count: int) -> list[Any]:

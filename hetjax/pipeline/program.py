@@ -213,9 +213,18 @@ class FlatJaxpr:
     outputs: tuple[Operand, ...]
 
 
-def flatten_jaxpr(closed: _compat.ClosedJaxpr) -> FlatJaxpr:
-    """Inline the calls of a closed jaxpr and number its values; steps without use are dropped."""
-    builder = _Flattener()
+def flatten_jaxpr(closed: _compat.ClosedJaxpr, *, inline_conditionals: bool = False) -> FlatJaxpr:
+    """Inline the calls of a closed jaxpr and number its values; steps without use are dropped.
+
+    Args:
+        closed: the jaxpr.
+        inline_conditionals: compute every branch of a ``cond`` and select among the results, so
+            that its branches too can be divided.
+
+    Returns:
+        The flat jaxpr.
+    """
+    builder = _Flattener(inline_conditionals)
     inputs = tuple(builder.number(variable) for variable in closed.jaxpr.invars)
     outputs = builder.add(closed, inputs)
     needed = {operand for operand in outputs if isinstance(operand, int)}
@@ -228,7 +237,8 @@ def flatten_jaxpr(closed: _compat.ClosedJaxpr) -> FlatJaxpr:
 
 
 class _Flattener:
-    def __init__(self) -> None:
+    def __init__(self, inline_conditionals: bool) -> None:
+        self.inline_conditionals = inline_conditionals
         self.avals: list[jax.ShapeDtypeStruct] = []
         self.steps: list[Step] = []
 
@@ -255,8 +265,30 @@ class _Flattener:
                 continue
             outputs = tuple(self.number(variable) for variable in equation.outvars)
             known.update(zip(equation.outvars, outputs, strict=True))
+            if self.inline_conditionals and equation.primitive.name == "cond":
+                self._select(equation.params["branches"], operands, outputs)
+                continue
             self.steps.append(_step_of(equation, operands, outputs))
         return tuple(read(atom) for atom in closed.jaxpr.outvars)
+
+    def _select(
+        self,
+        branches: Sequence[_compat.ClosedJaxpr],
+        operands: tuple[Operand, ...],
+        outputs: tuple[int, ...],
+    ) -> None:
+        index, *arguments = operands
+        results = [self.add(branch, arguments) for branch in branches]
+        for output, cases in zip(outputs, zip(*results, strict=True), strict=True):
+            self.steps.append(
+                Step(
+                    "select_n",
+                    (index, *cases),
+                    (output,),
+                    lambda which, *cases: [jax.lax.select_n(which, *cases)],
+                    None,
+                )
+            )
 
 
 def _step_of(

@@ -105,7 +105,7 @@ class Timeline:
 
     def bubble(self, track: str) -> float:
         """The fraction of the makespan, from 0 to 1, in which a track did nothing."""
-        return 1 - self.busy(track) / self.makespan if self.makespan > 0 else 0.0
+        return max(0.0, 1 - self.busy(track) / self.makespan) if self.makespan > 0 else 0.0
 
     @property
     def bubble_fraction(self) -> float:

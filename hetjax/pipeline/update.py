@@ -143,11 +143,6 @@ def update_function(
     return update
 
 
-def accumulator_dtype(dtype: Any) -> Any:
-    """The dtype in which gradients of a parameter are summed: at least float32."""
-    return jnp.promote_types(dtype, jnp.float32)
-
-
 @dataclass(frozen=True)
 class _Placement:
     """Where a component of connected values lives: the part that each holder has of its rows."""

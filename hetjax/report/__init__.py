@@ -1,0 +1,30 @@
+"""What a run shows of itself: tables, progress, metrics, and timelines as pictures and traces."""
+
+from hetjax.report.metrics import MetricsWriter, read_metrics
+from hetjax.report.progress import TrainingProgress
+from hetjax.report.quantities import format_bytes, format_rate, format_seconds
+from hetjax.report.tables import (
+    PredictionRow,
+    StageRow,
+    cluster_table,
+    prediction_table,
+    stage_table,
+)
+from hetjax.report.timeline_picture import draw_timeline
+from hetjax.report.trace_file import write_chrome_trace
+
+__all__ = [
+    "MetricsWriter",
+    "PredictionRow",
+    "StageRow",
+    "TrainingProgress",
+    "cluster_table",
+    "draw_timeline",
+    "format_bytes",
+    "format_rate",
+    "format_seconds",
+    "prediction_table",
+    "read_metrics",
+    "stage_table",
+    "write_chrome_trace",
+]

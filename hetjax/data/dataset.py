@@ -1,0 +1,344 @@
+"""`DataSet`: the batch of any training step, as a pure function of the seed and the step.
+
+Nothing is remembered between batches. To resume is to ask for the next step's batch, and a host
+that needs some rows of a batch reads those alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hetjax.data.corpus import Corpus, StandardLibrary, Synthetic, TextFiles
+from hetjax.data.hashing import example_keys
+from hetjax.data.packing import PackedTokens
+from hetjax.errors import InputError
+
+if TYPE_CHECKING:
+    import grain  # Takes a second to import, so it waits for the first batch.
+
+_MAX_SEED = 2**32
+
+HELD_OUT_FRACTION = 0.05
+"""Share of a corpus that is kept for evaluation unless another is asked for."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One corpus of a data set.
+
+    Args:
+        corpus: where the tokens come from.
+        seed: of the order in which its examples come, anew in each epoch.
+        held_out_fraction: share of its tokens, at the end, that is kept for evaluation; in [0, 1).
+        weight: its share of the examples is this over the sum of all parts' weights.
+
+    Raises:
+        InputError: naming the field, its value and what is allowed.
+    """
+
+    corpus: Corpus
+    seed: int = 0
+    held_out_fraction: float = HELD_OUT_FRACTION
+    weight: float = 1.0
+
+    def __post_init__(self):
+        _check_seed(self.seed)
+        if not 0.0 <= self.held_out_fraction < 1.0:
+            raise InputError(
+                f"held_out_fraction is {self.held_out_fraction!r}; "
+                "it must be at least 0 and below 1"
+            )
+        if not 0.0 < self.weight < math.inf:
+            raise InputError(
+                f"the weight of {self.corpus.name} is {self.weight!r}; it must be above 0"
+            )
+
+    def sources(self, sequence: int) -> tuple[PackedTokens, PackedTokens]:
+        """Read the corpus and pack it: training examples, held-out examples.
+
+        Raises:
+            InputError: if there is not one training example.
+        """
+        tokens = self.corpus.tokens()
+        cut = len(tokens) - int(len(tokens) * self.held_out_fraction)
+        if cut < sequence + 1:
+            raise InputError(
+                f"{self.corpus.name} has {cut} tokens to train on, which is not one example: "
+                f"sequence {sequence} needs at least {sequence + 1}"
+            )
+        return PackedTokens(tokens[:cut], sequence), PackedTokens(tokens[cut:], sequence)
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """Packed, shuffled, endless batches of tokens. A description: reading waits for first use.
+
+    Made by `text`, `standard_library_text`, `synthetic` and `mixture`.
+
+    Args:
+        parts: the corpora, one or more.
+        sequence: number of predicted tokens an example.
+        seed: of the dropout keys.
+
+    Raises:
+        InputError: naming the field, its value and what is allowed.
+
+    Example:
+        >>> data = synthetic(vocabulary=11, sequence=8, size=1000)
+        >>> data.batch(step=3, batch_size=4)["tokens"].shape
+        (4, 9)
+        >>> data.batch(step=3, batch_size=4, rows=slice(2, 4))["tokens"].shape
+        (2, 9)
+    """
+
+    parts: tuple[Part, ...]
+    sequence: int
+    seed: int = 0
+
+    def __post_init__(self):
+        _check_seed(self.seed)
+        if self.sequence < 1:
+            raise InputError(f"sequence is {self.sequence}; it must be above 0")
+
+    @property
+    def vocabulary(self) -> int:
+        """Every token is in [0, vocabulary)."""
+        return max(part.corpus.vocabulary for part in self.parts)
+
+    @property
+    def num_examples(self) -> int:
+        """Training examples in one pass over every part. Reads and checks the text.
+
+        Raises:
+            InputError: if a text cannot be used.
+        """
+        return sum(len(training) for training, _ in self._sources)
+
+    @property
+    def num_held_out_examples(self) -> int:
+        """Held-out examples in a pass of `held_out_batches`. Reads and checks the text.
+
+        Raises:
+            InputError: if a text cannot be used.
+        """
+        return len(self._held_out) if all(len(held) for _, held in self._sources) else 0
+
+    def batch(
+        self,
+        step: int,
+        batch_size: int,
+        rows: slice | None = None,
+        *,
+        keys: bool = False,
+    ) -> dict[str, np.ndarray]:
+        """The training batch of a step, or some of its rows.
+
+        Args:
+            step: 0 for the first.
+            batch_size: examples in the whole batch of every step.
+            rows: which of them to read; ``None`` for all.
+            keys: whether to give each example a threefry key, for dropout.
+
+        Returns:
+            ``"tokens"``, int32 [rows, sequence + 1], and ``"keys"``, uint32 [rows, 2], if asked
+            for. The rows of a batch are the same however they are asked for.
+
+        Raises:
+            InputError: if a text cannot be used.
+        """
+        wanted = range(batch_size)[rows if rows is not None else slice(None)]
+        examples = np.array([step * batch_size + row for row in wanted], np.int64)
+        batch = {"tokens": self._stack(self._training, examples)}
+        if keys:
+            batch["keys"] = example_keys(self.seed, examples)
+        return batch
+
+    def held_out_batches(self, batch_size: int) -> Iterator[dict[str, np.ndarray]]:
+        """The batches to evaluate on, always the same ones in the same order.
+
+        Every batch is whole. Examples that do not fill the last one are left out; where there are
+        fewer than one batch, they are repeated to fill it.
+
+        Args:
+            batch_size: examples a batch.
+
+        Returns:
+            Batches of ``"tokens"`` alone, int32 [batch_size, sequence + 1].
+
+        Raises:
+            InputError: if nothing is held out, or too little for one example.
+        """
+        held_out = self.num_held_out_examples
+        if not held_out:
+            fractions = ", ".join(f"{part.held_out_fraction:g}" for part in self.parts)
+            raise InputError(
+                f"held_out_fraction is {fractions}; that is less than one example of "
+                f"{self.sequence + 1} tokens to evaluate on, so raise it or do not evaluate"
+            )
+        return (
+            {"tokens": self._stack(self._held_out, np.arange(first, first + batch_size) % held_out)}
+            for first in range(0, max(1, held_out // batch_size) * batch_size, batch_size)
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The description alone: what was read is read again where it is needed."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+    @functools.cached_property
+    def _sources(self) -> list[tuple[PackedTokens, PackedTokens]]:
+        return [part.sources(self.sequence) for part in self.parts]
+
+    @functools.cached_property
+    def _training(self) -> grain.MapDataset[np.ndarray]:
+        import grain
+
+        return self._mix(
+            [
+                grain.MapDataset.source(training).shuffle(seed=part.seed).repeat()
+                for part, (training, _) in zip(self.parts, self._sources, strict=True)
+            ]
+        )
+
+    @functools.cached_property
+    def _held_out(self) -> grain.MapDataset[np.ndarray]:
+        import grain
+
+        return self._mix([grain.MapDataset.source(held_out) for _, held_out in self._sources])
+
+    def _mix(self, datasets: list[grain.MapDataset[np.ndarray]]) -> grain.MapDataset[np.ndarray]:
+        import grain
+
+        return grain.MapDataset.mix(datasets, [part.weight for part in self.parts])
+
+    def _stack(self, source: grain.MapDataset[np.ndarray], examples: np.ndarray) -> np.ndarray:
+        rows = [source[int(example)] for example in examples]
+        return np.stack(rows) if rows else np.zeros((0, self.sequence + 1), np.int32)
+
+
+def text(
+    paths: str | Sequence[str],
+    sequence: int,
+    seed: int = 0,
+    held_out_fraction: float = HELD_OUT_FRACTION,
+    tokenizer: str | None = None,
+) -> DataSet:
+    """UTF-8 text files and folders, packed end to end.
+
+    Args:
+        paths: files, and folders of which every file is read that is not hidden.
+        sequence: number of predicted tokens an example.
+        seed: of the order of the examples and of the dropout keys, in [0, 2**32).
+        held_out_fraction: share of the text, at its end, that is kept for evaluation.
+        tokenizer: path of a Hugging Face ``tokenizer.json`` (the ``tokenizers`` extra); ``None``
+            for bytes, a vocabulary of 256.
+
+    Returns:
+        The data set.
+
+    Raises:
+        InputError: naming the field, its value and what is allowed; on first use also if a file is
+            not UTF-8 or there is less than one example.
+    """
+    names = (paths,) if isinstance(paths, str) else tuple(map(str, paths))
+    return _single(TextFiles(names, tokenizer), sequence, seed, held_out_fraction)
+
+
+def standard_library_text(
+    sequence: int,
+    seed: int = 0,
+    held_out_fraction: float = HELD_OUT_FRACTION,
+    tokenizer: str | None = None,
+) -> DataSet:
+    """The source of the top-level modules of Python's standard library: 4.7 MB of real text.
+
+    Args:
+        sequence: number of predicted tokens an example.
+        seed: of the order of the examples and of the dropout keys, in [0, 2**32).
+        held_out_fraction: share of the text, at its end, that is kept for evaluation.
+        tokenizer: as in `text`.
+
+    Returns:
+        The data set.
+
+    Raises:
+        InputError: naming the field, its value and what is allowed.
+    """
+    return _single(StandardLibrary(tokenizer), sequence, seed, held_out_fraction)
+
+
+def synthetic(
+    vocabulary: int,
+    sequence: int,
+    size: int,
+    seed: int = 0,
+    held_out_fraction: float = HELD_OUT_FRACTION,
+) -> DataSet:
+    """A stream that a model can learn, made from nothing; see `hetjax.data.corpus.Synthetic`.
+
+    Args:
+        vocabulary: number of tokens, at least 2.
+        sequence: number of predicted tokens an example.
+        size: length of the stream, in tokens.
+        seed: of the stream, the order of its examples and the dropout keys, in [0, 2**32).
+        held_out_fraction: share of the stream, at its end, that is kept for evaluation.
+
+    Returns:
+        The data set.
+
+    Raises:
+        InputError: naming the field, its value and what is allowed.
+    """
+    return _single(Synthetic(vocabulary, size, seed), sequence, seed, held_out_fraction)
+
+
+def mixture(weights: Mapping[DataSet, float], seed: int = 0) -> DataSet:
+    """Several data sets as one, interleaved by weight.
+
+    A part starts over when all its examples were seen, whatever the others do.
+
+    Args:
+        weights: each data set's share of the examples, up to a common factor.
+        seed: of the dropout keys; the parts keep their own order of examples.
+
+    Returns:
+        The data set; its vocabulary is the largest of the parts'.
+
+    Raises:
+        InputError: if there is no part, a weight is not above 0, or sequences differ.
+
+    Example:
+        >>> a, b = (synthetic(vocabulary=5, sequence=4, size=100, seed=seed) for seed in (0, 1))
+        >>> len(mixture({a: 0.8, b: 0.2}).parts)
+        2
+    """
+    sequences = sorted({dataset.sequence for dataset in weights})
+    if len(sequences) != 1:
+        raise InputError(
+            f"a mixture needs one or more data sets of one sequence; got sequences {sequences}"
+        )
+    parts = tuple(
+        dataclasses.replace(part, weight=weight * part.weight / _total_weight(dataset))
+        for dataset, weight in weights.items()
+        for part in dataset.parts
+    )
+    return DataSet(parts, sequences[0], seed)
+
+
+def _single(corpus: Corpus, sequence: int, seed: int, held_out_fraction: float) -> DataSet:
+    return DataSet((Part(corpus, seed, held_out_fraction),), sequence, seed)
+
+
+def _total_weight(dataset: DataSet) -> float:
+    return sum(part.weight for part in dataset.parts)
+
+
+def _check_seed(seed: int) -> None:
+    if not 0 <= seed < _MAX_SEED:
+        raise InputError(f"seed is {seed!r}; it must be at least 0 and below 2**32")

@@ -1,0 +1,66 @@
+"""What the model configurations check, each failure one sentence for the person who wrote it."""
+
+from __future__ import annotations
+
+import numbers
+
+from hetjax.errors import InputError
+
+COMPUTE_DTYPES = ("float32", "bfloat16")
+
+
+def positive_integers(config: object, *fields: str) -> None:
+    """Require each of the named fields to be an integer of at least 1.
+
+    Raises:
+        InputError: naming the first field that is not, and its value.
+    """
+    for field in fields:
+        value = getattr(config, field)
+        whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+        if not whole or value < 1:
+            raise InputError(f"{_name(config, field)} is {value!r}; it must be an integer above 0")
+
+
+def divides(config: object, divisor: str, dividend: str) -> None:
+    """Require the field ``divisor`` to divide the field ``dividend``.
+
+    Raises:
+        InputError: naming both fields and their values.
+    """
+    small, large = getattr(config, divisor), getattr(config, dividend)
+    if large % small:
+        raise InputError(
+            f"{_name(config, divisor)} is {small}; it must divide {dividend}, which is {large}"
+        )
+
+
+def compute_dtype(config: object) -> None:
+    """Require the field ``compute_dtype`` to be one of `COMPUTE_DTYPES`.
+
+    Raises:
+        InputError: naming the field, its value and what is allowed.
+    """
+    value = getattr(config, "compute_dtype")  # noqa: B009 - the config is any of several classes.
+    if value not in COMPUTE_DTYPES:
+        raise InputError(
+            f"{_name(config, 'compute_dtype')} is {value!r}; "
+            f"allowed: {', '.join(map(repr, COMPUTE_DTYPES))}"
+        )
+
+
+def interval(config: object, field: str, low: float, high: float) -> None:
+    """Require ``low <= field < high``.
+
+    Raises:
+        InputError: naming the field, its value and the interval.
+    """
+    value = getattr(config, field)
+    if not isinstance(value, (int, float)) or not low <= value < high:
+        raise InputError(
+            f"{_name(config, field)} is {value!r}; it must be at least {low:g} and below {high:g}"
+        )
+
+
+def _name(config: object, field: str) -> str:
+    return f"{type(config).__name__}.{field}"

@@ -1,0 +1,143 @@
+"""A Flax model as the plain JAX program that the trainer takes: an ``init`` and a ``loss``.
+
+The parameters leave Flax as a nested dict of arrays with string keys, and come back to it inside
+the loss, where the module is put together around them. Nothing of Flax remains in the jaxpr.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import PyTree
+
+from hetjax.errors import InputError
+from hetjax.models.gpt import GPT, GPTConfig
+from hetjax.models.layers import token_losses
+from hetjax.models.llama import Llama, LlamaConfig
+
+Batch = Mapping[str, jax.Array]
+"""Arrays whose first axis is the examples'; see `LanguageModel` for the names."""
+
+
+@dataclass(frozen=True)
+class LanguageModel:
+    """A single-device JAX program, pure and traceable.
+
+    A batch holds ``"tokens"``, int32 [B, sequence + 1]: each position but the last predicts the
+    next. It may hold ``"weights"``, float32 [B, sequence], a weight for each predicted token, and
+    ``"keys"``, uint32 [B, 2], a threefry key for each example: dropout happens where a batch has
+    them (training) and not where it has none (evaluation).
+
+    Args:
+        init: key -> float32 parameters, a nested dict with string keys.
+        loss: (parameters, batch) -> the weighted sum of the tokens' losses in nats and the sum of
+            their weights (their number, where there are none), both float32 scalars. Sums, so that
+            microbatches add up exactly.
+        sequence: number of predicted tokens an example.
+        vocabulary: number of tokens.
+        name: for people, e.g. ``"gpt-12x768"``.
+        needs_keys: whether the training batches must hold ``"keys"``.
+
+    Example:
+        >>> model = language_model(GPTConfig(vocabulary=7, blocks=1, width=8, heads=2, sequence=4))
+        >>> params = model.init(jax.random.key(0))
+        >>> total, count = model.loss(params, {"tokens": jnp.zeros((3, 5), jnp.int32)})
+        >>> float(count)
+        12.0
+    """
+
+    init: Callable[[jax.Array], PyTree]
+    loss: Callable[[PyTree, Batch], tuple[jax.Array, jax.Array]]
+    sequence: int
+    vocabulary: int
+    name: str
+    needs_keys: bool = False
+
+    def num_parameters(self) -> int:
+        """How many numbers the parameters hold; nothing is allocated to count them."""
+        shapes = jax.eval_shape(lambda: self.init(jax.random.key(0)))
+        return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
+
+
+def language_model(config: GPTConfig | LlamaConfig) -> LanguageModel:
+    """The program of a configured model.
+
+    Args:
+        config: of a GPT or a Llama.
+
+    Returns:
+        The model's program. It can be sent to other processes.
+    """
+    family = "gpt" if isinstance(config, GPTConfig) else "llama"
+    return LanguageModel(
+        init=functools.partial(_init, config),
+        loss=functools.partial(_loss, config),
+        sequence=config.sequence,
+        vocabulary=config.vocabulary,
+        name=f"{family}-{config.blocks}x{config.width}",
+        needs_keys=isinstance(config, GPTConfig) and config.dropout > 0,
+    )
+
+
+def _init(config: GPTConfig | LlamaConfig, key: jax.Array) -> PyTree:
+    return _string_keys(nnx.to_pure_dict(nnx.state(_make(config, nnx.Rngs(key)))))
+
+
+def _loss(
+    config: GPTConfig | LlamaConfig, params: PyTree, batch: Batch
+) -> tuple[jax.Array, jax.Array]:
+    tokens = batch["tokens"]
+    if tokens.ndim != 2 or not 2 <= tokens.shape[1] <= config.sequence + 1:
+        raise InputError(
+            f"batch['tokens'] has shape {tokens.shape}; it must be [batch, positions + 1] with at "
+            f"most {config.sequence} positions"
+        )
+    logits = _logits(config, params, tokens[:, :-1], batch.get("keys"))
+    losses = token_losses(logits, tokens[:, 1:])
+    weights = batch.get("weights")
+    if weights is None:
+        weights = jnp.ones_like(losses)
+    return jnp.sum(losses * weights), jnp.sum(weights)
+
+
+def _logits(
+    config: GPTConfig | LlamaConfig, params: PyTree, tokens: jax.Array, keys: jax.Array | None
+) -> jax.Array:
+    model = nnx.merge(_graph(config), _integer_keys(params))
+    return model(tokens, keys) if isinstance(model, GPT) else model(tokens)
+
+
+def _make(config: GPTConfig | LlamaConfig, rngs: nnx.Rngs) -> GPT | Llama:
+    if isinstance(config, GPTConfig):
+        return GPT(config, rngs=rngs)
+    return Llama(config, rngs=rngs)
+
+
+@functools.lru_cache(maxsize=32)
+def _graph(config: GPTConfig | LlamaConfig) -> nnx.GraphDef[GPT | Llama]:
+    """The module's structure without its arrays; made abstractly, once a configuration."""
+    return nnx.split(nnx.eval_shape(lambda: _make(config, nnx.Rngs(0))))[0]
+
+
+def _string_keys(tree: Any) -> Any:
+    """Nested dicts with every key a string: a list's indices become ``"0"``, ``"1"``, ..."""
+    if isinstance(tree, Mapping):
+        return {str(key): _string_keys(value) for key, value in tree.items()}
+    return tree
+
+
+def _integer_keys(tree: Any) -> Any:
+    """The inverse of `_string_keys`: no attribute of a module has a number for a name."""
+    if isinstance(tree, Mapping):
+        return {
+            int(key) if key.isdecimal() else key: _integer_keys(value)
+            for key, value in tree.items()
+        }
+    return tree

@@ -1,0 +1,256 @@
+"""A timeline as a picture: a row for every stage, a thin one for every direction of a link."""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hetjax.pipeline.timeline import Event, Timeline, is_link
+from hetjax.report.files import replacing
+from hetjax.report.quantities import format_seconds
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_WIDTH_INCHES = 13.0
+_DOTS_PER_INCH = 150
+_STAGE_INCHES = 0.42
+_LINK_INCHES = 0.13
+_GAP_INCHES = 0.07
+_MARGINS_INCHES = {
+    "left": 1.15,
+    "right": 1.1,
+    "title": 0.35,
+    "top": 0.4,
+    "bottom": 0.95,
+    "between": 0.65,
+}
+_POINT = 1 / 72
+_NUMBER_SIZES = (8.0, 7.0, 6.0)
+
+_COLORS = {"F": "#3b78b8", "B": "#3f9c6d", "update": "#e2a13a"}
+_SEND_COLORS = {"F": "#a9c8e8", "B": "#a6d8bd"}
+_OTHER_COLOR = "#9a8fb5"
+_QUIET, _INK, _LANE = "#6b7280", "#1f2933", "#f3f4f6"
+_LABELS = {
+    "F": "forward",
+    "B": "backward",
+    "update": "update",
+    ("send", "F"): "activation on a link",
+    ("send", "B"): "gradient on a link",
+}
+
+
+@dataclass(frozen=True)
+class _Row:
+    """Where one track is drawn: `bottom` and `height` in inches from the panel's lower edge."""
+
+    track: str
+    bottom: float
+    height: float
+
+
+def draw_timeline(
+    timeline: Timeline,
+    path: str | os.PathLike[str] | None = None,
+    title: str | None = None,
+    predicted: Timeline | None = None,
+) -> Figure:
+    """Draws a timeline; with `predicted`, the prediction above it on the same axis of time.
+
+    A stage is a row of numbered boxes, one a task, and blank where it waits; its share of idle
+    time stands at the right. A direction of a link is a thin row below its first stage.
+
+    Args:
+        timeline: the timeline to draw; the measured one, if there are two.
+        path: a PNG file to write, whole or not at all; None writes nothing.
+        title: what stands above the picture.
+        predicted: what was predicted of the same step.
+
+    Returns:
+        The figure, which a notebook shows by itself.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    panels = [("", timeline)]
+    if predicted is not None:
+        panels = [("predicted", predicted), ("measured", timeline)]
+    layouts = [_layout(panel.tracks) for _, panel in panels]
+    heights = [rows[0].bottom + rows[0].height if rows else _STAGE_INCHES for rows in layouts]
+
+    margins = _MARGINS_INCHES
+    above = margins["top"] + (margins["title"] if title else 0.0)
+    between = margins["between"] * (len(panels) - 1)
+    total = above + sum(heights) + between + margins["bottom"]
+    figure = Figure(figsize=(_WIDTH_INCHES, total), dpi=_DOTS_PER_INCH, facecolor="white")
+    FigureCanvasAgg(figure)
+    width = _WIDTH_INCHES - margins["left"] - margins["right"]
+    milliseconds = max(panel.makespan for _, panel in panels) * 1e3 or 1.0
+
+    top = total - above
+    for (name, panel), rows, height in zip(panels, layouts, heights, strict=True):
+        top -= height
+        box = (margins["left"], top, width, height)
+        axes = figure.add_axes(
+            (box[0] / _WIDTH_INCHES, box[1] / total, box[2] / _WIDTH_INCHES, box[3] / total)
+        )
+        axes.set(xlim=(0, milliseconds), ylim=(-_GAP_INCHES, height + _GAP_INCHES))
+        _draw_panel(axes, panel.from_zero(), rows, width / milliseconds)
+        _caption(axes, name, panel)
+        is_last = panel is panels[-1][1]
+        axes.tick_params(axis="x", labelbottom=is_last, bottom=is_last, colors=_QUIET, length=3)
+        if is_last:
+            axes.set_xlabel("time (ms)", color=_INK)
+        top -= margins["between"]
+
+    if title:
+        x, y = margins["left"] / _WIDTH_INCHES, 1 - 0.17 / total
+        figure.text(x, y, title, fontsize=13, weight="bold", color=_INK, va="top")
+    _draw_legend(figure, [event for _, panel in panels for event in panel.events], total)
+    if path is not None:
+        with replacing(path) as temporary:
+            figure.savefig(temporary, format="png")
+    return figure
+
+
+def _layout(tracks: Sequence[str]) -> list[_Row]:
+    """Rows from the first track, at the top, to the last, which stands on 0."""
+    rows: list[_Row] = []
+    bottom = 0.0
+    for track in reversed(tracks):
+        height = _LINK_INCHES if is_link(track) else _STAGE_INCHES
+        rows.append(_Row(track, bottom, height))
+        bottom += height + _GAP_INCHES
+    return rows[::-1]
+
+
+def _draw_panel(axes: Axes, timeline: Timeline, rows: Sequence[_Row], inches_per_ms: float) -> None:
+    """Draws every row's lane, boxes and labels."""
+    for side in axes.spines.values():
+        side.set_visible(False)
+    axes.set_yticks([])
+    axes.grid(axis="x", color="#dfe3e8", linewidth=0.6)
+    axes.set_axisbelow(True)
+    for row in rows:
+        link = is_link(row.track)
+        middle = row.bottom + row.height / 2
+        axes.axhspan(row.bottom, row.bottom + row.height, color=_LANE, linewidth=0, zorder=0.4)
+        axes.annotate(
+            row.track,
+            (0, middle),
+            xycoords=("axes fraction", "data"),
+            xytext=(-8, 0),
+            textcoords="offset points",
+            ha="right",
+            va="center",
+            fontsize=6.5 if link else 10,
+            color=_QUIET if link else _INK,
+        )
+        if not link:
+            axes.annotate(
+                f"bubble {timeline.bubble(row.track):.0%}",
+                (1, middle),
+                xycoords=("axes fraction", "data"),
+                xytext=(8, 0),
+                textcoords="offset points",
+                va="center",
+                fontsize=9,
+                color=_QUIET,
+            )
+        _draw_boxes(axes, timeline.on(row.track), row, inches_per_ms)
+
+
+def _draw_boxes(axes: Axes, events: Sequence[Event], row: _Row, inches_per_ms: float) -> None:
+    """One box an event; each sort of event numbered by microbatch, where the numbers fit."""
+    groups: dict[str, list[Event]] = {}
+    for event in events:
+        groups.setdefault(_color(event), []).append(event)
+    for color, group in groups.items():
+        usual = statistics.median(event.duration for event in group) * 1e3 * inches_per_ms
+        axes.broken_barh(
+            [(event.start * 1e3, event.duration * 1e3) for event in group],
+            (row.bottom, row.height),
+            facecolor=color,
+            edgecolor="white",
+            # An edge would swallow a box as thin as itself.
+            linewidth=0.5 if usual > 2 * _POINT else 0.0,
+        )
+        if not is_link(row.track):
+            _number_boxes(axes, group, row, usual)
+
+
+def _number_boxes(axes: Axes, events: Sequence[Event], row: _Row, usual: float) -> None:
+    """Numbers all boxes of a group in the largest size that fits `usual` inches, or none."""
+    longest = max(len(_number(event)) for event in events)
+    size = next((s for s in _NUMBER_SIZES if (0.64 * longest + 0.1) * s * _POINT <= usual), None)
+    if size is None:
+        return
+    for event in events:
+        axes.text(
+            (event.start + event.end) / 2 * 1e3,
+            row.bottom + row.height / 2,
+            _number(event),
+            ha="center",
+            va="center_baseline",
+            fontsize=size,
+            color="white",
+            clip_on=True,
+        )
+
+
+def _number(event: Event) -> str:
+    return "" if event.microbatch is None else str(event.microbatch)
+
+
+def _caption(axes: Axes, name: str, timeline: Timeline) -> None:
+    """One line above a panel: what it is, how long it takes, its share of idle time."""
+    figures = f"{format_seconds(timeline.makespan)}, bubble {timeline.bubble_fraction:.0%}"
+    axes.annotate(
+        f"{name}: {figures}" if name else figures,
+        (0, 1),
+        xycoords="axes fraction",
+        xytext=(0, 6),
+        textcoords="offset points",
+        fontsize=10,
+        color=_INK,
+    )
+
+
+def _draw_legend(figure: Figure, events: Sequence[Event], total: float) -> None:
+    """One entry for each sort of event there is, below the axis of time."""
+    from matplotlib.patches import Patch
+
+    entries = {_label(event): _color(event) for event in events}
+    order = [*_LABELS.values()]
+    labels = sorted(entries, key=lambda label: (label not in order, [*order, label].index(label)))
+    if not labels:
+        return
+    figure.legend(
+        handles=[Patch(color=entries[label], label=label) for label in labels],
+        loc="lower left",
+        bbox_to_anchor=(_MARGINS_INCHES["left"] / _WIDTH_INCHES, 0.12 / total),
+        borderaxespad=0,
+        borderpad=0,
+        ncols=len(labels),
+        frameon=False,
+        fontsize=9,
+        handlelength=1.2,
+        columnspacing=1.6,
+        labelcolor=_INK,
+    )
+
+
+def _color(event: Event) -> str:
+    if is_link(event.track):
+        return _SEND_COLORS.get(event.name[:1], _OTHER_COLOR)
+    return _COLORS.get(event.kind, _OTHER_COLOR)
+
+
+def _label(event: Event) -> str:
+    key = (event.kind, event.name[:1]) if is_link(event.track) else event.kind
+    return _LABELS.get(key, event.kind)

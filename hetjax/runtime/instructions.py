@@ -1,0 +1,410 @@
+"""Instructions: what a worker does in one step, as a list that is written once.
+
+A schedule says in which order a stage runs its forward and backward tasks. Here that order becomes a
+flat list of loads, receives, runs, sends and frees on named buffers, with every buffer freed at its
+last use. The list is data: it knows nothing of devices, and every executor runs the same one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from hetjax.pipeline.build import PipelineProgram
+from hetjax.pipeline.schedule import Schedule, Task
+
+
+class Buffer(NamedTuple):
+    """The name of an array that a worker holds.
+
+    Args:
+        kind: what it is: ``parameter``, ``state``, ``gradient``, ``batch``, ``value``, ``residual``,
+            ``cotangent``, ``total``, ``count``, ``message``, ``metric`` or ``one``.
+        index: which of that kind.
+        microbatch: of which microbatch; -1 where of none.
+        link: across which cut, counted by the stage before it, or of which sender; -1 for none.
+    """
+
+    kind: str
+    index: int = 0
+    microbatch: int = -1
+    link: int = -1
+
+
+Buffers = tuple[Buffer, ...]
+
+ACTIVATIONS = frozenset({"batch", "value", "residual"})
+"""The kinds that a microbatch keeps from its forward to its backward pass."""
+
+
+class Route(NamedTuple):
+    """A kind of transfer between two stages."""
+
+    kind: str
+    source: int
+    target: int
+
+
+class Tag(NamedTuple):
+    """One transfer of a step; both ends name it alike."""
+
+    route: Route
+    microbatch: int = -1
+
+
+@dataclass(frozen=True)
+class Load:
+    """Read a microbatch's examples."""
+
+    microbatch: int
+    buffers: Buffers
+
+
+@dataclass(frozen=True)
+class Expect:
+    """Ask for a transfer ahead of its use, so that it can come while the worker computes."""
+
+    tag: Tag
+
+
+@dataclass(frozen=True)
+class Receive:
+    """Wait for a transfer and name its arrays."""
+
+    tag: Tag
+    buffers: Buffers
+
+
+@dataclass(frozen=True)
+class Send:
+    """Hand arrays to a transfer; they stay alive until the other end has them."""
+
+    tag: Tag
+    buffers: Buffers
+
+
+@dataclass(frozen=True)
+class Run:
+    """Run a compiled program.
+
+    Args:
+        program: its name.
+        inputs: the buffers of each of its arguments, which are sequences of arrays.
+        outputs: what to call its results, flattened.
+        microbatch: of which microbatch; -1 for the update.
+    """
+
+    program: str
+    inputs: tuple[Buffers, ...]
+    outputs: Buffers
+    microbatch: int = -1
+
+
+@dataclass(frozen=True)
+class Free:
+    """Forget buffers."""
+
+    buffers: Buffers
+
+
+Instruction = Load | Expect | Receive | Send | Run | Free
+
+
+def training_instructions(
+    pipeline: PipelineProgram, schedule: Schedule, stage: int
+) -> tuple[Instruction, ...]:
+    """The instructions of one stage for one training step.
+
+    Args:
+        pipeline: the pipeline's programs.
+        schedule: the order of tasks.
+        stage: which stage.
+
+    Returns:
+        Its instructions, every buffer freed after its last use.
+    """
+    writer = _Writer(pipeline, schedule, stage)
+    body = [*writer.tasks(), *writer.update()]
+    return tuple(_with_frees(_with_expectations(body, writer.windows())))
+
+
+def evaluation_instructions(
+    pipeline: PipelineProgram, num_microbatches: int, stage: int
+) -> tuple[Instruction, ...]:
+    """The instructions of one stage for the loss alone, over the microbatches of one batch."""
+    writer = _Writer(pipeline, None, stage)
+    body: list[Instruction] = []
+    for microbatch in range(num_microbatches):
+        body += writer.inputs(microbatch)
+        arguments = (writer.parameters, writer.batch(microbatch), writer.received(microbatch))
+        if writer.is_last:
+            outputs = (Buffer("total", 0, microbatch), Buffer("count", 0, microbatch))
+        else:
+            outputs = writer.sent(microbatch)
+        body.append(Run("evaluate", arguments, outputs, microbatch))
+        body += writer.outputs(microbatch)
+    windows = {Route("value", stage - 1, stage): 2}
+    return tuple(_with_frees(_with_expectations(body, windows)))
+
+
+def uses_fused_backward(schedule: Schedule) -> bool:
+    """Whether the last stage runs every backward task right after its forward task."""
+    tasks = schedule.order[-1]
+    return all(
+        tasks[i + 1] == Task("B", task.microbatch)
+        for i, task in enumerate(tasks)
+        if task.kind == "F"
+    )
+
+
+class _Writer:
+    def __init__(self, pipeline: PipelineProgram, schedule: Schedule | None, stage: int):
+        self.pipeline, self.schedule, self.stage = pipeline, schedule, stage
+        self.is_last = stage == pipeline.num_stages - 1
+        self.programs = pipeline.programs[stage]
+        self.spec = pipeline.stages[stage]
+        self.parameters = _numbered("parameter", len(self.spec.parameters))
+        self.gradients = _numbered("gradient", len(self.spec.parameters))
+        self.state = _numbered("state", len(pipeline.updates[stage].state))
+
+    def batch(self, microbatch: int) -> Buffers:
+        return tuple(Buffer("batch", leaf, microbatch) for leaf in self.spec.batch)
+
+    def received(self, microbatch: int) -> Buffers:
+        link = self.stage - 1
+        return tuple(Buffer("value", v, microbatch, link) for v in self.spec.receives)
+
+    def sent(self, microbatch: int) -> Buffers:
+        return tuple(Buffer("value", v, microbatch, self.stage) for v in self.spec.sends)
+
+    def residuals(self, microbatch: int) -> Buffers:
+        return _numbered("residual", len(self.programs.residuals), microbatch)
+
+    def cotangents_in(self, microbatch: int) -> Buffers:
+        if self.is_last:
+            return (Buffer("one"),)
+        places = self.programs.cotangents_in
+        return tuple(Buffer("cotangent", p, microbatch, self.stage) for p in places)
+
+    def cotangents_out(self, microbatch: int) -> Buffers:
+        places = self.programs.cotangents_out
+        return tuple(Buffer("cotangent", p, microbatch, self.stage - 1) for p in places)
+
+    def windows(self) -> dict[Route, int]:
+        """How many transfers of a route may be under way: what the other end may run ahead."""
+        assert self.schedule is not None
+        windows = {}
+        if self.stage:
+            windows[Route("value", self.stage - 1, self.stage)] = max(
+                1, self.schedule.live_bound(self.stage - 1)
+            )
+        if not self.is_last:
+            windows[Route("cotangent", self.stage + 1, self.stage)] = max(
+                1, self.schedule.live_bound(self.stage)
+            )
+        return windows
+
+    def inputs(self, microbatch: int) -> Iterator[Instruction]:
+        if self.spec.batch:
+            yield Load(microbatch, self.batch(microbatch))
+        if self.stage and self.spec.receives:
+            tag = Tag(Route("value", self.stage - 1, self.stage), microbatch)
+            yield Receive(tag, self.received(microbatch))
+
+    def outputs(self, microbatch: int) -> Iterator[Instruction]:
+        if self.spec.sends:
+            tag = Tag(Route("value", self.stage, self.stage + 1), microbatch)
+            yield Send(tag, self.sent(microbatch))
+
+    def tasks(self) -> Iterator[Instruction]:
+        assert self.schedule is not None
+        fused = self.is_last and uses_fused_backward(self.schedule)
+        for task in self.schedule.order[self.stage]:
+            if fused and task.kind == "F":
+                yield from self._both(task.microbatch)
+            elif task.kind == "F":
+                yield from self._forward(task.microbatch)
+            elif not fused:
+                yield from self._backward(task.microbatch)
+
+    def _forward(self, microbatch: int) -> Iterator[Instruction]:
+        yield from self.inputs(microbatch)
+        made = self.sent(microbatch)
+        if self.is_last:
+            made = (Buffer("total", 0, microbatch), Buffer("count", 0, microbatch))
+        arguments = (self.parameters, self.batch(microbatch), self.received(microbatch))
+        yield Run("forward", arguments, (*made, *self.residuals(microbatch)), microbatch)
+        yield from self.outputs(microbatch)
+
+    def _backward(self, microbatch: int) -> Iterator[Instruction]:
+        cotangents = self.cotangents_in(microbatch)
+        if not self.is_last and cotangents:
+            tag = Tag(Route("cotangent", self.stage + 1, self.stage), microbatch)
+            yield Receive(tag, cotangents)
+        batch, received = self.batch(microbatch), self.received(microbatch)
+        arguments = (
+            self.parameters,
+            tuple(batch[i] for i in self.programs.kept_batch),
+            tuple(received[i] for i in self.programs.kept_received),
+            self.residuals(microbatch),
+            cotangents,
+            self._accumulators(),
+        )
+        returned = self.cotangents_out(microbatch)
+        yield Run("backward", arguments, (*returned, *self.gradients), microbatch)
+        yield from self._return(microbatch)
+
+    def _both(self, microbatch: int) -> Iterator[Instruction]:
+        yield from self.inputs(microbatch)
+        arguments = (
+            self.parameters,
+            self.batch(microbatch),
+            self.received(microbatch),
+            self._accumulators(),
+        )
+        loss = (Buffer("total", 0, microbatch), Buffer("count", 0, microbatch))
+        outputs = (*self.cotangents_out(microbatch), *self.gradients, *loss)
+        yield Run("both", arguments, outputs, microbatch)
+        yield from self._return(microbatch)
+
+    def _accumulators(self) -> Buffers:
+        assert self.schedule is not None
+        return self.gradients if self.schedule.num_microbatches > 1 else ()
+
+    def _return(self, microbatch: int) -> Iterator[Instruction]:
+        cotangents = self.cotangents_out(microbatch)
+        if cotangents:
+            tag = Tag(Route("cotangent", self.stage, self.stage - 1), microbatch)
+            yield Send(tag, cotangents)
+
+    def update(self) -> Iterator[Instruction]:
+        yield from self._sum_tied()
+        update = self.pipeline.updates[self.stage]
+        others = [s for s in range(self.pipeline.num_stages) if s != self.stage]
+        known: list[Buffer] = []
+        for phase in range(len(update.phases)):
+            arguments = (
+                self.parameters,
+                self.gradients,
+                self.state,
+                self._losses(),
+                tuple(known),
+            )
+            if phase == len(update.phases) - 1:
+                metrics = _numbered("metric", 2)
+                outputs = (*self.parameters, *self.state, *metrics, *self._accumulators())
+                yield Run(f"update_{phase}", arguments, outputs)
+                return
+            mine = self._message(phase, self.stage)
+            if update.sends[phase]:
+                yield Run(f"update_{phase}", arguments, mine)
+                for other in others:
+                    yield Send(Tag(Route("message", self.stage, other), phase), mine)
+            for sender in update.receives[phase]:
+                buffers = self._message(phase, sender)
+                yield Receive(Tag(Route("message", sender, self.stage), phase), buffers)
+                known += buffers
+
+    def _message(self, phase: int, sender: int) -> Buffers:
+        count = len(self.pipeline.messages[phase][sender])
+        return tuple(Buffer("message", i, phase, sender) for i in range(count))
+
+    def _losses(self) -> Buffers:
+        if not self.is_last:
+            return ()
+        assert self.schedule is not None
+        microbatches = range(self.schedule.num_microbatches)
+        return tuple(Buffer(kind, 0, m) for kind in ("total", "count") for m in microbatches)
+
+    def _sum_tied(self) -> Iterator[Instruction]:
+        """Exchange the gradients of leaves that several stages hold, and sum them in stage order."""
+        leaves = tied_leaves(self.pipeline, self.stage)
+        if not leaves:
+            return
+        places = {part.leaf: i for i, part in enumerate(self.spec.parameters)}
+        for other in range(self.pipeline.num_stages):
+            shared = shared_leaves(self.pipeline, self.stage, other)
+            if other != self.stage and shared:
+                mine = tuple(self.gradients[places[leaf]] for leaf in shared)
+                yield Send(Tag(Route("gradient", self.stage, other)), mine)
+        for other in range(self.pipeline.num_stages):
+            shared = shared_leaves(self.pipeline, self.stage, other)
+            if other != self.stage and shared:
+                theirs = tuple(Buffer("gradient", leaf, -1, other) for leaf in shared)
+                yield Receive(Tag(Route("gradient", other, self.stage)), theirs)
+        arguments = tuple(
+            tuple(
+                self.gradients[places[leaf]] if s == self.stage else Buffer("gradient", leaf, -1, s)
+                for s in self.pipeline.holders(leaf)
+            )
+            for leaf in leaves
+        )
+        yield Run("sum_tied", arguments, tuple(self.gradients[places[leaf]] for leaf in leaves))
+
+
+def tied_leaves(pipeline: PipelineProgram, stage: int) -> tuple[int, ...]:
+    """The tied leaves that a stage holds."""
+    return tuple(leaf for leaf in pipeline.tied if stage in pipeline.holders(leaf))
+
+
+def shared_leaves(pipeline: PipelineProgram, a: int, b: int) -> tuple[int, ...]:
+    """The tied leaves that two stages both hold."""
+    return tuple(leaf for leaf in tied_leaves(pipeline, a) if b in pipeline.holders(leaf))
+
+
+def _numbered(kind: str, count: int, microbatch: int = -1) -> Buffers:
+    return tuple(Buffer(kind, i, microbatch) for i in range(count))
+
+
+def _with_expectations(
+    body: Sequence[Instruction], windows: dict[Route, int]
+) -> Iterator[Instruction]:
+    """Ask for each transfer a window ahead; transfers without a window are asked for at once."""
+    waiting: dict[Route, list[Tag]] = {}
+    for instruction in body:
+        if isinstance(instruction, Receive):
+            waiting.setdefault(instruction.tag.route, []).append(instruction.tag)
+    for route, tags in waiting.items():
+        for tag in tags[: windows.get(route, len(tags))]:
+            yield Expect(tag)
+        del tags[: windows.get(route, len(tags))]
+    for instruction in body:
+        yield instruction
+        if isinstance(instruction, Receive) and waiting[instruction.tag.route]:
+            yield Expect(waiting[instruction.tag.route].pop(0))
+
+
+def _reads(instruction: Instruction) -> Buffers:
+    if isinstance(instruction, Run):
+        return tuple(buffer for argument in instruction.inputs for buffer in argument)
+    return instruction.buffers if isinstance(instruction, Send) else ()
+
+
+_KEPT = frozenset({"parameter", "state", "one", "metric"})
+
+
+def _with_frees(body: Iterator[Instruction]) -> Iterator[Instruction]:
+    """Free every buffer after the instruction that uses it last."""
+    instructions = list(body)
+    last: dict[Buffer, int] = {}
+    for place, instruction in enumerate(instructions):
+        made = getattr(instruction, "outputs", ()) or getattr(instruction, "buffers", ())
+        for buffer in (*made, *_reads(instruction)):
+            last[buffer] = place
+    ends: dict[int, list[Buffer]] = {}
+    for buffer, place in last.items():
+        if buffer.kind not in _KEPT and not _survives(buffer, instructions):
+            ends.setdefault(place, []).append(buffer)
+    for place, instruction in enumerate(instructions):
+        yield instruction
+        if place in ends:
+            yield Free(tuple(sorted(ends[place])))
+
+
+def _survives(buffer: Buffer, instructions: Sequence[Instruction]) -> bool:
+    """Whether a buffer is for the next step, or for the caller: gradients sums and losses."""
+    final = instructions[-1]
+    if not isinstance(final, Run):
+        return False
+    return buffer in final.outputs

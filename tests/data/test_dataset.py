@@ -1,0 +1,165 @@
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetjax.data import mixture, standard_library_text, synthetic, text
+from hetjax.errors import InputError
+
+DATA = synthetic(vocabulary=11, sequence=4, size=400, seed=1)
+
+
+@pytest.fixture
+def numbered(tmp_path):
+    """A text whose bytes are all different: 100 to train on, 25 held out."""
+    path = tmp_path / "text.txt"
+    path.write_bytes(bytes(range(1, 126)))
+    return text(str(path), sequence=4, held_out_fraction=0.2)
+
+
+def test_shapes_and_types():
+    batch = DATA.batch(step=2, batch_size=3, keys=True)
+    assert batch["tokens"].shape == (3, 5)
+    assert batch["tokens"].dtype == np.int32
+    assert batch["keys"].shape == (3, 2)
+    assert batch["keys"].dtype == np.uint32
+    assert set(DATA.batch(step=2, batch_size=3)) == {"tokens"}
+    assert DATA.vocabulary == 11
+
+
+@given(
+    step=st.integers(0, 2**40),
+    size=st.integers(1, 8),
+    cuts=st.lists(st.integers(0, 8), max_size=3),
+)
+def test_the_rows_of_a_batch_are_the_same_however_asked_for(step, size, cuts):
+    whole = DATA.batch(step, size, keys=True)
+    edges = [0, *sorted(min(cut, size) for cut in cuts), size]
+    parts = [
+        DATA.batch(step, size, slice(low, high), keys=True)
+        for low, high in zip(edges, edges[1:], strict=False)
+    ]
+    for name, leaf in whole.items():
+        np.testing.assert_array_equal(leaf, np.concatenate([part[name] for part in parts]))
+
+
+def test_another_process_reads_the_same_batches():
+    program = (
+        "import sys, pickle; data = pickle.loads(bytes.fromhex(sys.argv[1])); "
+        "print(data.batch(7, 3, keys=True)['tokens'].tolist(), "
+        "data.batch(7, 3, keys=True)['keys'].tolist())"
+    )
+    DATA.batch(0, 1)  # What is open here is not sent along.
+    sent = pickle.dumps(DATA)
+    assert len(sent) < 1000
+    printed = subprocess.run(
+        [sys.executable, "-c", program, sent.hex()], capture_output=True, text=True, check=True
+    ).stdout
+    batch = DATA.batch(7, 3, keys=True)
+    assert printed.strip() == f"{batch['tokens'].tolist()} {batch['keys'].tolist()}"
+
+
+def test_keys_differ_between_steps_rows_and_seeds():
+    keys = [DATA.batch(step, 5, keys=True)["keys"] for step in range(4)]
+    keys.append(synthetic(11, 4, 400, seed=2).batch(0, 5, keys=True)["keys"])
+    assert len({tuple(key) for key in np.concatenate(keys).tolist()}) == 25
+
+
+def test_an_epoch_predicts_every_token_once(numbered):
+    assert numbered.num_examples == 24
+    for epoch in range(2):
+        batches = [numbered.batch(step, 6) for step in range(4 * epoch, 4 * epoch + 4)]
+        predicted = np.concatenate([batch["tokens"][:, 1:].ravel() for batch in batches])
+        assert sorted(predicted.tolist()) == list(range(2, 98))
+
+
+def test_epochs_come_in_different_orders(numbered):
+    first, second = (numbered.batch(epoch, 24)["tokens"] for epoch in range(2))
+    assert (first != second).any()
+
+
+def test_held_out_tokens_are_never_trained_on(numbered):
+    trained = set(numbered.batch(0, 24)["tokens"].ravel().tolist())
+    held_out = [batch["tokens"] for batch in numbered.held_out_batches(2)]
+    evaluated = set(np.concatenate(held_out).ravel().tolist())
+    assert numbered.num_held_out_examples == 6
+    assert len(held_out) == 3
+    assert evaluated == set(range(101, 126))
+    assert not trained & evaluated
+
+
+def test_held_out_batches_are_whole_and_the_same_each_time(numbered):
+    for size, batches in [(4, 1), (6, 1), (10, 1), (1, 6)]:
+        once, again = (list(numbered.held_out_batches(size)) for _ in range(2))
+        assert [batch["tokens"].shape for batch in once] == [(size, 5)] * batches
+        for one, other in zip(once, again, strict=True):
+            np.testing.assert_array_equal(one["tokens"], other["tokens"])
+
+
+def test_nothing_held_out_cannot_be_evaluated():
+    data = synthetic(11, sequence=4, size=100, held_out_fraction=0.0)
+    assert data.num_held_out_examples == 0
+    with pytest.raises(InputError, match="held_out_fraction is 0; .* one example of 5 tokens"):
+        data.held_out_batches(2)
+
+
+def test_a_text_shorter_than_one_example(tmp_path):
+    (tmp_path / "short.txt").write_text("abc")
+    data = text([str(tmp_path / "short.txt")], sequence=128)
+    with pytest.raises(InputError, match=r"short\.txt has 3 tokens .* needs at least 129"):
+        data.batch(0, 1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"sequence": 0}, "sequence is 0"),
+        ({"seed": -1}, "seed is -1; it must be at least 0"),
+        ({"seed": 2**32}, "seed is 4294967296"),
+        ({"held_out_fraction": 1.0}, r"held_out_fraction is 1\.0"),
+    ],
+)
+def test_a_bad_field_is_refused(fields, message):
+    with pytest.raises(InputError, match=message):
+        standard_library_text(**({"sequence": 8} | fields))
+
+
+def test_describing_a_data_set_imports_neither_grain_nor_jax():
+    program = (
+        "import sys; from hetjax.data import standard_library_text; standard_library_text(8); "
+        "print([name for name in ('grain', 'jax', 'tokenizers') if name in sys.modules])"
+    )
+    printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert printed.stdout.strip() == "[]"
+
+
+def test_a_mixture_takes_its_shares():
+    low, high = synthetic(5, 4, 400), synthetic(50, 4, 4000, seed=2)
+    mixed = mixture({low: 3.0, high: 1.0})
+    assert mixed.vocabulary == 50
+    tokens = mixed.batch(0, 400)["tokens"]
+    from_high = (tokens >= 5).any(axis=1).sum()
+    assert 85 <= from_high <= 100
+    np.testing.assert_array_equal(tokens[100:200], mixed.batch(1, 100)["tokens"])
+    held_out = np.concatenate([batch["tokens"] for batch in mixed.held_out_batches(2)])
+    assert (held_out >= 5).any()
+    assert not (held_out >= 5).all()
+
+
+def test_a_mixture_of_mixtures_keeps_the_shares():
+    a, b, c = (synthetic(5, 4, 400, seed=seed) for seed in range(3))
+    mixed = mixture({mixture({a: 1.0, b: 3.0}): 0.5, c: 0.5})
+    assert [part.weight for part in mixed.parts] == [0.125, 0.375, 0.5]
+
+
+def test_a_bad_mixture_is_refused():
+    with pytest.raises(InputError, match="one or more data sets"):
+        mixture({})
+    with pytest.raises(InputError, match=r"got sequences \[4, 8\]"):
+        mixture({DATA: 1.0, synthetic(5, 8, 400): 1.0})
+    with pytest.raises(InputError, match=r"weight of a synthetic stream .* is 0\.0"):
+        mixture({DATA: 0.0})

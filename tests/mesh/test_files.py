@@ -1,0 +1,175 @@
+import ast
+from pathlib import Path
+
+import pytest
+
+import hetjax.mesh
+from hetjax.errors import InputError
+from hetjax.mesh import Cluster, Link, kind, measure_host_cpu
+
+CONFIGS = Path(__file__).parents[2] / "configs" / "clusters"
+
+GOOD = """\
+name: pair
+kinds:
+  tired: {like: RTX3080, speed: 0.5, memory: 9 GB}
+  own:
+    peak_flops: {float32: 1 TFLOP/s, bfloat16: 2 TFLOPS}
+    memory: 8 GiB
+    memory_bandwidth: 100 GB/s
+subclusters:
+  - name: new
+    kind: own
+    nodes: 2
+    devices_per_node: 2
+    intra_node: {bandwidth: 25 GB/s, latency: 10 us}
+    inter_node: {bandwidth: 10 Gbit/s, latency: 50 us}
+    ray_resource: own
+  - name: old
+    kind: tired
+    nodes: 1
+    devices_per_node: 2
+    intra_node: {bandwidth: 25e9, latency: 0}
+  - name: oldest
+    kind: T4
+    nodes: 1
+    devices_per_node: 1
+    intra_node: {bandwidth: 1 GB/s, latency: 1e-6}
+links:
+  - {between: [new, old], bandwidth: 200 Mbit/s, latency: 0.5 ms}
+default_link: {bandwidth: 1 MB/s, latency: 1 s}
+"""
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "cluster.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_reads_every_field(tmp_path):
+    cluster = Cluster.from_file(write(tmp_path, GOOD))
+    new, old, oldest = cluster.subclusters
+    assert (cluster.name, new.nodes, new.devices_per_node, new.ray_resource) == (
+        "pair",
+        2,
+        2,
+        "own",
+    )
+    assert new.intra_node == Link(25e9, 1e-5)
+    assert new.inter_node == Link(1.25e9, 5e-5)
+    assert dict(new.kind.peak_flops) == {"bfloat16": 2e12, "float32": 1e12}
+    assert (new.kind.memory_bytes, new.kind.memory_bandwidth) == (8 * 2**30, 1e11)
+    assert old.inter_node == old.intra_node == Link(25e9, 0)
+    assert old.kind.flops("bfloat16") == kind("RTX3080").flops("bfloat16") / 2
+    assert old.kind.memory_bandwidth == kind("RTX3080").memory_bandwidth / 2
+    assert old.kind.memory_bytes == 9 * 10**9
+    assert oldest.kind == kind("T4")
+    assert cluster.link("old", "new") == Link(25e6, 5e-4)
+    assert cluster.link("old", "oldest") == cluster.link("new", "oldest") == Link(1e6, 1)
+    assert Cluster.from_json_dict(cluster.to_json_dict()) == cluster
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_clusters_that_we_ship_are_read(path):
+    cluster = Cluster.from_file(path)
+    assert Cluster.from_json_dict(cluster.to_json_dict()) == cluster
+
+
+def test_quickstart_shares_the_host_among_its_six_devices():
+    cluster = Cluster.from_file(CONFIGS / "quickstart.yaml")
+    fast, slow = cluster.subclusters
+    assert ((fast.nodes, fast.devices_per_node), (slow.nodes, slow.devices_per_node)) == (
+        (1, 4),
+        (1, 2),
+    )
+    assert fast.kind.flops("float32") == measure_host_cpu(6).flops("float32")
+    assert slow.kind.flops("float32") == fast.kind.flops("float32") / 2
+
+
+def test_recorded_host_is_not_measured_again():
+    data = Cluster.from_file(CONFIGS / "two_hosts.yaml").to_json_dict()
+    data["kinds"]["host-cpu"]["peak_flops"] = {"float32": 123.0}
+    assert Cluster.from_json_dict(data).subclusters[0].kind.flops("float32") == 123.0
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("kind: T4", "kind: T5", r"subclusters\[2\]\.kind: unknown device kind 'T5'"),
+        ("like: RTX3080", "like: RTX3081", r"kinds\.tired\.like: unknown .*did you mean 'RTX3080'"),
+        ("nodes: 2", "nods: 2", r"subclusters\[0\]: unknown field 'nods'; did you mean 'nodes'"),
+        ("speed: 0.5", "sped: 0.5", r"kinds\.tired: unknown field 'sped'; did you mean 'speed'"),
+        ("default_link", "defaultlink", "yaml: unknown field 'defaultlink'; did you mean"),
+        ("latency: 10 us", "latncy: 10 us", r"\[0\]\.intra_node: unknown field .*mean 'latency'"),
+        (", latency: 1 s", "", r"default_link\.latency: the field is missing"),
+        ("nodes: 2", "nodes: two", r"subclusters\[0\]\.nodes: 'two' is not allowed: .* integer"),
+        ("nodes: 2", "nodes: '2'", r"subclusters\[0\]\.nodes: '2' is not allowed: .* integer"),
+        ("nodes: 2", "nodes: 0", r"\.nodes: 0 is not allowed: .* greater than or equal to 1"),
+        ("nodes: 2", "nodes: true", r"\.nodes: True is not allowed"),
+        ("200 Mbit/s", "0", r"links\[0\]\.bandwidth: 0 is not allowed: it must be more than 0"),
+        ("200 Mbit/s", "-5 MB/s", r"links\[0\]\.bandwidth: '-5 MB/s' is not allowed"),
+        (
+            "200 Mbit/s",
+            "200 Mb/s",
+            r"links\[0\]\.bandwidth: .* unknown unit 'Mb/s'. Allowed: .*bit/s",
+        ),
+        ("0.5 ms", "-0.5 ms", r"links\[0\]\.latency: '-0.5 ms' is not allowed: .*0 or more"),
+        ("memory: 8 GiB", "memory: 8 Gigs", r"kinds\.own\.memory: .* unknown unit 'Gigs'"),
+        ("    memory: 8 GiB\n", "", r"kinds\.own\.memory: it is missing: a kind is defined whole"),
+        ("float32: 1 TFLOP/s, ", "", r"device kind 'own': peak_flops: 'float32' must be given"),
+        ("like: RTX3080, speed", "speed", r"kinds\.tired\.peak_flops: it is missing"),
+        ("speed: 0.5", "memory_bandwidth: 5", r"kinds\.tired\.memory_bandwidth: .*use 'speed'"),
+        ("speed: 0.5", "speed: 0", r"kinds\.tired\.speed: 0 is not allowed"),
+        ("speed: 0.5", "speed: .inf", r"kinds\.tired\.speed: inf is not allowed"),
+        ("name: old\n", "name: new\n", r"subclusters\[1\]\.name: 'new' is given twice"),
+        ("[new, old]", "[new, odl]", r"links\[0\]: unknown subcluster 'odl'; did you mean 'old'"),
+        ("[new, old]", "[new]", r"links\[0\]\.between: .* at least 2 items"),
+        ("[new, old]", "[new, new]", r"links\[0\]: 'new' is linked with itself"),
+        ("default_link: {bandwidth: 1 MB/s, latency: 1 s}", "", "'new' and 'oldest' have no link"),
+        (
+            "    inter_node: {bandwidth: 10 Gbit/s, latency: 50 us}\n",
+            "",
+            r"\[0\]\.inter_node: .*miss",
+        ),
+        ("latency: 10 us}\n", "latency: 10 us\n", r"cluster\.yaml, line 1\d: this is not YAML"),
+        ("  own:\n", "  tired:\n", r"line 4: this is not YAML: the key 'tired' is given twice"),
+        ("name: pair", "name: 2024-99-99", "this is not YAML: month must be in 1..12"),
+        ("name: pair", "name: 5", "name: 5 is not allowed: Input should be a valid string"),
+    ],
+)
+def test_each_mistake_gives_one_clear_line(tmp_path, old, new, message):
+    assert old in GOOD
+    path = write(tmp_path, GOOD.replace(old, new, 1))
+    with pytest.raises(InputError, match=message) as caught:
+        Cluster.from_file(path)
+    assert str(caught.value).startswith(str(path))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "- a\n- b\n", "just words"])
+def test_content_that_is_no_mapping_is_refused(tmp_path, text):
+    with pytest.raises(InputError, match=r"the content: .* must be a mapping"):
+        Cluster.from_file(write(tmp_path, text))
+
+
+def test_file_that_cannot_be_read_is_named(tmp_path):
+    with pytest.raises(InputError, match=r"none\.yaml: .* cannot be read: No such file"):
+        Cluster.from_file(tmp_path / "none.yaml")
+    with pytest.raises(InputError, match="cannot be read: Is a directory"):
+        Cluster.from_file(tmp_path)
+
+
+def test_text_that_is_not_utf8_is_refused(tmp_path):
+    path = tmp_path / "latin.yaml"
+    path.write_bytes("name: café".encode("latin-1"))
+    with pytest.raises(InputError, match=r"latin\.yaml: the text is not UTF-8, from byte 9 on"):
+        Cluster.from_file(path)
+
+
+def test_no_module_imports_jax_or_ray_before_it_is_needed():
+    (folder,) = hetjax.mesh.__path__
+    for path in Path(folder).glob("*.py"):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                assert not {"jax", "ray"} & set(ast.unparse(node).replace(".", " ").split()), path

@@ -1,0 +1,194 @@
+import dataclasses
+import math
+import pickle
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hetjax.errors import InputError
+from hetjax.models import GPTConfig, LlamaConfig, language_model
+
+GPT = GPTConfig(vocabulary=13, blocks=2, width=16, heads=2, sequence=8)
+LLAMA = LlamaConfig(
+    vocabulary=13, blocks=2, width=16, heads=4, key_value_heads=2, ffn_width=24, sequence=8
+)
+MODELS = {
+    "gpt": GPT,
+    "gpt untied": dataclasses.replace(GPT, tied_embeddings=False),
+    "gpt scanned": dataclasses.replace(GPT, scan_blocks=True),
+    "gpt bfloat16": dataclasses.replace(GPT, compute_dtype="bfloat16"),
+    "llama": LLAMA,
+    "llama tied": dataclasses.replace(LLAMA, tied_embeddings=True),
+    "llama scanned": dataclasses.replace(LLAMA, scan_blocks=True),
+    "llama bfloat16": dataclasses.replace(LLAMA, compute_dtype="bfloat16"),
+}
+DROPPING = dataclasses.replace(GPT, dropout=0.3)
+
+
+def batch_of(size: int, *, keys: bool = False) -> dict[str, jax.Array]:
+    token_key, drop_key = jax.random.split(jax.random.key(7))
+    batch = {"tokens": jax.random.randint(token_key, (size, 9), 0, 13, jnp.int32)}
+    if keys:
+        batch["keys"] = jax.random.bits(drop_key, (size, 2), jnp.uint32)
+    return batch
+
+
+def stack_blocks(params):
+    blocks = [params["blocks"][str(index)] for index in range(len(params["blocks"]))]
+    return params | {"blocks": jax.tree.map(lambda *leaves: jnp.stack(leaves), *blocks)}
+
+
+@pytest.fixture(params=MODELS)
+def model(request):
+    return language_model(MODELS[request.param])
+
+
+def test_loss_starts_near_that_of_chance(model):
+    params = model.init(jax.random.key(0))
+    total, count = model.loss(params, batch_of(4))
+    assert total.shape == count.shape == ()
+    assert total.dtype == count.dtype == jnp.float32
+    assert count == 32
+    assert abs(float(total / count) - math.log(13)) < 0.3
+
+
+def test_parameters_are_float32_under_string_keys(model):
+    params = model.init(jax.random.key(0))
+    for path, leaf in jax.tree.leaves_with_path(params):
+        assert leaf.dtype == jnp.float32
+        assert all(isinstance(entry.key, str) for entry in path)
+    assert model.num_parameters() == sum(leaf.size for leaf in jax.tree.leaves(params))
+
+
+def test_gradient_flows_to_every_parameter(model):
+    params = jax.jit(model.init)(jax.random.key(0))
+    gradients = jax.jit(jax.grad(model.loss, has_aux=True))(params, batch_of(4))[0]
+    for path, leaf in jax.tree.leaves_with_path(gradients):
+        assert jnp.isfinite(leaf).all(), path
+        assert jnp.abs(leaf).max() > 1e-6, path
+
+
+def test_a_few_steps_lower_the_loss(model):
+    params, batch = jax.jit(model.init)(jax.random.key(0)), batch_of(4)
+
+    @jax.jit
+    def step(params):
+        (total, count), gradients = jax.value_and_grad(model.loss, has_aux=True)(params, batch)
+        new = jax.tree.map(lambda value, slope: value - 0.3 * slope / count, params, gradients)
+        return new, total / count
+
+    losses = []
+    for _ in range(10):
+        params, loss = step(params)
+        losses.append(float(loss))
+    assert losses[-1] < losses[0] - 0.1
+
+
+def test_later_tokens_do_not_change_earlier_losses(model):
+    params, tokens = model.init(jax.random.key(0)), batch_of(1)["tokens"]
+    other = tokens.at[0, 6].set((tokens[0, 6] + 1) % 13)
+    early = {"weights": (jnp.arange(8) < 5).astype(jnp.float32)[None]}
+    late = {"weights": 1.0 - early["weights"]}
+
+    def loss(tokens, weights):
+        return float(model.loss(params, {"tokens": tokens} | weights)[0])
+
+    assert loss(tokens, early) == loss(other, early)
+    assert loss(tokens, late) != loss(other, late)
+
+
+def test_weights_choose_the_tokens(model):
+    params, batch = model.init(jax.random.key(0)), batch_of(2)
+    weights = jnp.zeros((2, 8)).at[1].set(0.5)
+    total, count = model.loss(params, batch | {"weights": weights})
+    expected, _ = model.loss(params, {"tokens": batch["tokens"][1:]})
+    assert count == 4.0
+    np.testing.assert_allclose(total, 0.5 * expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize("config", [GPT, LLAMA, DROPPING], ids=["gpt", "llama", "dropout"])
+def test_scanned_equals_unrolled(config):
+    unrolled = language_model(config)
+    scanned = language_model(dataclasses.replace(config, scan_blocks=True))
+    params, batch = unrolled.init(jax.random.key(3)), batch_of(3, keys=config is DROPPING)
+    restacked = stack_blocks(params)
+
+    made_stacked = scanned.init(jax.random.key(3))
+    jax.tree.map(np.testing.assert_array_equal, restacked, made_stacked)
+
+    loss, gradients = jax.value_and_grad(unrolled.loss, has_aux=True)(params, batch)
+    scanned_loss, scanned_gradients = jax.value_and_grad(scanned.loss, has_aux=True)(
+        restacked, batch
+    )
+    np.testing.assert_allclose(loss, scanned_loss, rtol=1e-6)
+    jax.tree.map(
+        lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6),
+        stack_blocks(gradients),
+        scanned_gradients,
+    )
+
+
+def test_grouped_queries_with_repeated_weights_are_multi_head():
+    grouped = language_model(LLAMA)
+    full = language_model(dataclasses.replace(LLAMA, key_value_heads=4))
+    params, batch = grouped.init(jax.random.key(0)), batch_of(2)
+    repeated = jax.tree.map(lambda leaf: leaf, params)
+    for block in repeated["blocks"].values():
+        for name in ("key", "value"):
+            kernel = block["attention"][name]["kernel"]
+            block["attention"][name]["kernel"] = jnp.repeat(kernel, 2, axis=1)
+    np.testing.assert_allclose(
+        grouped.loss(params, batch)[0], full.loss(repeated, batch)[0], rtol=1e-6
+    )
+
+
+@given(cut=st.integers(1, 5))
+@settings(max_examples=5)
+def test_dropout_is_the_same_however_the_batch_is_cut(cut):
+    model, batch = language_model(DROPPING), batch_of(6, keys=True)
+    params = model.init(jax.random.key(0))
+    halves = ({name: leaf[part] for name, leaf in batch.items()} for part in _cut(cut))
+    parts = [model.loss(params, half) for half in halves]
+    whole = model.loss(params, batch)
+    np.testing.assert_allclose(whole, np.sum(parts, axis=0), rtol=1e-6)
+
+
+def _cut(at: int) -> tuple[slice, slice]:
+    return slice(None, at), slice(at, None)
+
+
+def test_dropout_happens_only_where_there_are_keys():
+    model, plain = language_model(DROPPING), language_model(GPT)
+    params, batch = model.init(jax.random.key(0)), batch_of(3, keys=True)
+    tokens = {"tokens": batch["tokens"]}
+    assert model.needs_keys
+    assert not plain.needs_keys
+    assert model.loss(params, tokens)[0] == plain.loss(params, tokens)[0]
+    assert model.loss(params, batch)[0] != plain.loss(params, batch)[0]
+
+
+@pytest.mark.parametrize("config", [GPT, LLAMA, DROPPING], ids=["gpt", "llama", "dropout"])
+def test_the_jaxpr_is_flat_and_holds_no_constants(config):
+    model = language_model(dataclasses.replace(config, blocks=12))
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    jaxpr = jax.make_jaxpr(model.loss)(params, batch_of(2, keys=model.needs_keys))
+    assert jaxpr.consts == []
+    assert len(jaxpr.eqns) < 1500
+    names = {equation.primitive.name for equation in jaxpr.eqns}
+    assert not names & {"jit", "pjit", "custom_jvp_call", "custom_vjp_call", "while", "cond"}
+
+
+def test_the_program_can_be_sent_to_another_process():
+    model = pickle.loads(pickle.dumps(language_model(GPT)))
+    assert model.loss(model.init(jax.random.key(0)), batch_of(2))[1] == 16
+
+
+def test_a_batch_of_another_length_is_refused():
+    model = language_model(GPT)
+    params = model.init(jax.random.key(0))
+    with pytest.raises(InputError, match=r"shape \(2, 20\).*at most 8"):
+        model.loss(params, {"tokens": jnp.zeros((2, 20), jnp.int32)})

@@ -1,0 +1,60 @@
+"""Tables show every figure, and names as they are."""
+
+import io
+
+from rich.console import Console
+
+from hetjax.mesh.cluster import Cluster, Subcluster
+from hetjax.mesh.kinds import DeviceKind
+from hetjax.mesh.links import Link
+from hetjax.report.tables import (
+    PredictionRow,
+    StageRow,
+    cluster_table,
+    prediction_table,
+    stage_table,
+)
+
+
+def rendered(table) -> str:
+    output = io.StringIO()
+    Console(file=output, width=80).print(table)
+    return output.getvalue()
+
+
+def test_cluster_table():
+    kind = DeviceKind("card", {"float32": 10e12, "bfloat16": 80e12}, 24 * 10**9, 1e12, "a test")
+    local, slow = Link(10e9, 1e-6), Link(25e6, 5e-4)
+    cluster = Cluster(
+        "home",
+        (
+            Subcluster("fast[bold]", kind, 2, 4, local, slow),
+            Subcluster("b", kind, 1, 1, slow, slow),
+        ),
+        (("fast[bold]", "b", slow),),
+    )
+    text = rendered(cluster_table(cluster, dtype="bfloat16"))
+    for part in ("Cluster home", "fast[bold]", "2 x 4", "80 TFLOP/s", "24 GB", "1 TB/s", "10 GB/s"):
+        assert part in text
+    assert "fast[bold] to b: 25 MB/s, 500 us" in text
+    assert text.count("25 MB/s") == 2, "a link that joins nothing is not shown"
+
+
+def test_stage_table():
+    rows = [
+        StageRow(0, "0-7", "fast[0:4] 1x4", "data 4", 5, 0.0213, 0.011, 12 * 10**9, 40 * 10**9),
+        StageRow(1, "8-11", "slow[0:2] 1x2", "data 2", 1, 0.0193, 0.0, 2 * 10**9, 16 * 10**9),
+    ]
+    table = stage_table(rows, predicted_step_time=0.345, lower_bound=0.301, bubble=0.123)
+    text = rendered(table)
+    for part in ("fast[0:4] 1x4", "8-11", "data 2", "21.3 ms", "11 ms", "12 GB of", "40 GB"):
+        assert part in text
+    assert "predicted step time 345 ms, lower bound 301 ms, bubble 12%" in text
+
+
+def test_prediction_table():
+    text = rendered(
+        prediction_table([PredictionRow("step time", 0.2, 0.25), PredictionRow("update", 0.0, 0.1)])
+    )
+    assert "1.25" in text
+    assert "100 ms" in text
