@@ -218,8 +218,10 @@ class DataSet:
         return grain.MapDataset.mix(datasets, [part.weight for part in self.parts])
 
     def _stack(self, source: grain.MapDataset[np.ndarray], examples: np.ndarray) -> np.ndarray:
-        rows = [source[int(example)] for example in examples]
-        return np.stack(rows) if rows else np.zeros((0, self.sequence + 1), np.int32)
+        tokens = np.empty((len(examples), self.sequence + 1), np.int32)
+        for row, example in enumerate(examples):
+            tokens[row] = source[int(example)]
+        return tokens
 
 
 def text(

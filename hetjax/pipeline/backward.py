@@ -213,9 +213,7 @@ class _Splitter:
             else tuple(sorted(choose_residuals(self.before, inputs, needed, size, _expensive)))
         )
         self.forward_steps = _needed_steps(self.before, [*self.sent, *self.residuals], ())
-        self.backward_steps = _needed_steps(
-            self.flat.steps, self.backward_outputs, self.residuals
-        )
+        self.backward_steps = _needed_steps(self.flat.steps, self.backward_outputs, self.residuals)
 
     def programs(
         self, parameters: Sequence[Any], batch: Sequence[Any], received: Sequence[Any], outputs: Any
@@ -250,9 +248,7 @@ class _Splitter:
 
     def _forward(self, parameters: Any, batch: Any, received: Any) -> tuple[list[Any], list[Any]]:
         environment = self._environment(parameters, batch, received)
-        results = evaluate_steps(
-            self.forward_steps, environment, [*self.sent, *self.residuals]
-        )
+        results = evaluate_steps(self.forward_steps, environment, [*self.sent, *self.residuals])
         return results[: len(self.sent)], results[len(self.sent) :]
 
     def _backward_function(
@@ -284,9 +280,7 @@ class _Splitter:
         environment = self._environment(parameters, batch, received)
         seed = self.flat.avals[self.cotangent_values[0]]
         environment[self.cotangent_values[0]] = jnp.ones(seed.shape, seed.dtype)
-        results = evaluate_steps(
-            self.flat.steps, environment, [*self.backward_outputs, *self.sent]
-        )
+        results = evaluate_steps(self.flat.steps, environment, [*self.backward_outputs, *self.sent])
         split = len(self.backward_outputs)
         returned, accumulators = self._accumulated(results[:split], accumulators)
         return returned, accumulators, *results[split:]

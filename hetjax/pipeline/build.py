@@ -168,7 +168,8 @@ def _with_messages(pipeline: PipelineProgram) -> PipelineProgram:
     for phase in range(len(pipeline.updates[0].phases)):
         results = [
             jax.eval_shape(
-                pipeline.updates[stage].phases[phase], *update_inputs(pipeline, stage, phase, shapes)
+                pipeline.updates[stage].phases[phase],
+                *update_inputs(pipeline, stage, phase, shapes),
             )
             for stage in range(pipeline.num_stages)
         ]

@@ -68,7 +68,9 @@ def equation_cost(equation: _compat.JaxprEqn) -> Cost:
         return Cost(heavy, heavy, traffic)
     if name in FREE:
         return Cost(0.0, 0.0, traffic)
-    largest = max((_size(variable) for variable in (*equation.invars, *equation.outvars)), default=0)
+    largest = max(
+        (_size(variable) for variable in (*equation.invars, *equation.outvars)), default=0
+    )
     return Cost(float(largest), 0.0, traffic)
 
 

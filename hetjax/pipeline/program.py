@@ -197,7 +197,9 @@ def _check_leaves(parameters: PyTree, batch: PyTree) -> None:
     sizes = {}
     for name, leaf in zip(path_names(batch), jax.tree.leaves(batch), strict=True):
         if not leaf.shape:
-            raise InputError(f"batch leaf {name!r} is a scalar: its first axis must be the examples")
+            raise InputError(
+                f"batch leaf {name!r} is a scalar: its first axis must be the examples"
+            )
         sizes[name] = leaf.shape[0]
     if len(set(sizes.values())) > 1:
         raise InputError(f"batch leaves differ in their number of examples: {sizes}")

@@ -64,9 +64,7 @@ def choose_residuals(
     edges.extend((2 * place[value] + 1, sink, _LARGEST) for value in targets)
     sink_side = _sink_side(edges, source, sink)
     return frozenset(
-        value
-        for i, value in enumerate(values)
-        if 2 * i not in sink_side and 2 * i + 1 in sink_side
+        value for i, value in enumerate(values) if 2 * i not in sink_side and 2 * i + 1 in sink_side
     )
 
 

@@ -213,8 +213,7 @@ class _Cutter:
             value
             for later in range(index + 1, self.num_stages)
             for operand in self.needs[later]
-            if (value := operand_value(operand)) in self.producer
-            and self.producer[value] <= index
+            if (value := operand_value(operand)) in self.producer and self.producer[value] <= index
         }
         return tuple(sorted(needed))
 

@@ -19,8 +19,8 @@ import jax.numpy as jnp
 import optax
 
 from hetjax.errors import InputError
+from hetjax.pipeline.backward import accumulator_dtype
 from hetjax.pipeline.program import (
-    Constant,
     FlatJaxpr,
     Operand,
     Step,
@@ -175,7 +175,9 @@ class _Divider:
         self.levels, self.messages = self._messages()
 
     def _trace(self, optimizer: Any, unflatten: Any) -> tuple[FlatJaxpr, int]:
-        state = jax.eval_shape(lambda leaves: optimizer.init(unflatten(leaves)), self.parameter_shapes)
+        state = jax.eval_shape(
+            lambda leaves: optimizer.init(unflatten(leaves)), self.parameter_shapes
+        )
         gradients = [
             jax.ShapeDtypeStruct(p.shape, accumulator_dtype(p.dtype)) for p in self.parameter_shapes
         ]
@@ -325,7 +327,9 @@ class _Divider:
             for stage in range(self.num_stages)
         }
         groups = {key: found for key, found in groups.items() if found}
-        return tuple(self._stage_update(stage, num_phases, groups) for stage in range(self.num_stages))
+        return tuple(
+            self._stage_update(stage, num_phases, groups) for stage in range(self.num_stages)
+        )
 
     def _stage_update(
         self, stage: int, num_phases: int, groups: Mapping[tuple[int, int], list[Message]]
@@ -371,7 +375,9 @@ class _Divider:
                     scalars.update(_unpack(groups[earlier, sender], next(vectors), self.flat))
             rows = _Rows(self, stage, scalars)
             known = rows.known
-            known.update((self.parameters[p.leaf], a) for p, a in zip(parts, parameters, strict=True))
+            known.update(
+                (self.parameters[p.leaf], a) for p, a in zip(parts, parameters, strict=True)
+            )
             known.update((self.gradients[p.leaf], a) for p, a in zip(parts, gradients, strict=True))
             known.update((self.state[p.leaf], a) for p, a in zip(state, held, strict=True))
             if loss:
@@ -507,5 +513,3 @@ def _unpack(messages: list[Message], vectors: Sequence[Any], flat: FlatJaxpr) ->
         scalars[message] = vectors[order.index(dtype)][used[dtype]]
         used[dtype] += 1
     return scalars
-
-

@@ -227,9 +227,7 @@ def validate_for(plan: Plan, program: Program, batch_size: int | None = None) ->
                 if name not in names:
                     what = f"plan: stages[{s}].parameters: parameter"
                     raise InputError(unknown_name(what, name, names))
-                shape = program.avals[
-                    program.parameters[program.parameter_names.index(name)]
-                ].shape
+                shape = program.avals[program.parameters[program.parameter_names.index(name)]].shape
                 if len(spec) > len(shape):
                     raise InputError(
                         f"plan: stages[{s}].parameters[{name!r}] is {list(spec)}, of more "
@@ -254,7 +252,9 @@ def _validate_coverage(pipeline: PipelinePlan, num_layers: int, where: str) -> N
         first, end = stage.layers
         field_name = f"{where}.stages[{s}].layers is [{first}, {end}]"
         if first < expected:
-            raise InputError(f"{field_name}; it overlaps the stage before, which ends at {expected}")
+            raise InputError(
+                f"{field_name}; it overlaps the stage before, which ends at {expected}"
+            )
         if first > expected:
             raise InputError(f"{field_name}; layers {expected} to {first - 1} are in no stage")
         if end <= first:

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from hetjax.report.files import replacing
+from hetjax.files import replacing
 
 METRICS_FILE = "metrics.jsonl"
 """The name of the file of JSON lines in the work folder."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hetjax.pipeline.timeline import Event, Timeline, is_link
-from hetjax.report.files import replacing
+from hetjax.files import replacing
 from hetjax.report.quantities import format_seconds
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import json
 import os
 
 from hetjax.pipeline.timeline import Timeline
-from hetjax.report.files import replacing
+from hetjax.files import replacing
 
 
 def write_chrome_trace(timeline: Timeline, path: str | os.PathLike[str]) -> None:

@@ -126,7 +126,8 @@ def training_instructions(
     """
     writer = _Writer(pipeline, schedule, stage)
     body = [*writer.tasks(), *writer.update()]
-    return tuple(_with_frees(_with_expectations(body, writer.windows())))
+    kept = frozenset({"parameter", "state", "one", "metric"})
+    return tuple(_with_frees(_with_expectations(body, writer.windows()), kept))
 
 
 def evaluation_instructions(
@@ -145,7 +146,8 @@ def evaluation_instructions(
         body.append(Run("evaluate", arguments, outputs, microbatch))
         body += writer.outputs(microbatch)
     windows = {Route("value", stage - 1, stage): 2}
-    return tuple(_with_frees(_with_expectations(body, windows)))
+    kept = frozenset({"parameter", "total", "count"})
+    return tuple(_with_frees(_with_expectations(body, windows), kept))
 
 
 def uses_fused_backward(schedule: Schedule) -> bool:
@@ -357,6 +359,12 @@ def _numbered(kind: str, count: int, microbatch: int = -1) -> Buffers:
     return tuple(Buffer(kind, i, microbatch) for i in range(count))
 
 
+def _makes(instruction: Instruction) -> Buffers:
+    if isinstance(instruction, Run):
+        return instruction.outputs
+    return instruction.buffers if isinstance(instruction, Load | Receive) else ()
+
+
 def _with_expectations(
     body: Sequence[Instruction], windows: dict[Route, int]
 ) -> Iterator[Instruction]:
@@ -381,30 +389,23 @@ def _reads(instruction: Instruction) -> Buffers:
     return instruction.buffers if isinstance(instruction, Send) else ()
 
 
-_KEPT = frozenset({"parameter", "state", "one", "metric"})
+def _with_frees(body: Iterator[Instruction], kept: frozenset[str]) -> Iterator[Instruction]:
+    """Free every buffer after the instruction that uses it last.
 
-
-def _with_frees(body: Iterator[Instruction]) -> Iterator[Instruction]:
-    """Free every buffer after the instruction that uses it last."""
+    What is left at the end are buffers of the kept kinds, and what the last run made for the next
+    step (gradient sums set back to zero).
+    """
     instructions = list(body)
     last: dict[Buffer, int] = {}
     for place, instruction in enumerate(instructions):
-        made = getattr(instruction, "outputs", ()) or getattr(instruction, "buffers", ())
-        for buffer in (*made, *_reads(instruction)):
+        for buffer in (*_makes(instruction), *_reads(instruction)):
             last[buffer] = place
+    final = frozenset(_makes(instructions[-1]))
     ends: dict[int, list[Buffer]] = {}
     for buffer, place in last.items():
-        if buffer.kind not in _KEPT and not _survives(buffer, instructions):
+        if buffer.kind not in kept and buffer not in final:
             ends.setdefault(place, []).append(buffer)
     for place, instruction in enumerate(instructions):
         yield instruction
         if place in ends:
             yield Free(tuple(sorted(ends[place])))
-
-
-def _survives(buffer: Buffer, instructions: Sequence[Instruction]) -> bool:
-    """Whether a buffer is for the next step, or for the caller: gradients sums and losses."""
-    final = instructions[-1]
-    if not isinstance(final, Run):
-        return False
-    return buffer in final.outputs

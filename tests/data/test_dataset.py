@@ -1,3 +1,4 @@
+import itertools
 import pickle
 import subprocess
 import sys
@@ -41,7 +42,7 @@ def test_the_rows_of_a_batch_are_the_same_however_asked_for(step, size, cuts):
     edges = [0, *sorted(min(cut, size) for cut in cuts), size]
     parts = [
         DATA.batch(step, size, slice(low, high), keys=True)
-        for low, high in zip(edges, edges[1:], strict=False)
+        for low, high in itertools.pairwise(edges)
     ]
     for name, leaf in whole.items():
         np.testing.assert_array_equal(leaf, np.concatenate([part[name] for part in parts]))
@@ -103,7 +104,7 @@ def test_held_out_batches_are_whole_and_the_same_each_time(numbered):
 def test_nothing_held_out_cannot_be_evaluated():
     data = synthetic(11, sequence=4, size=100, held_out_fraction=0.0)
     assert data.num_held_out_examples == 0
-    with pytest.raises(InputError, match="held_out_fraction is 0; .* one example of 5 tokens"):
+    with pytest.raises(InputError, match=r"held_out_fraction is 0; .* one example of 5 tokens"):
         data.held_out_batches(2)
 
 

@@ -1,4 +1,6 @@
 import dataclasses
+import functools
+import itertools
 import math
 import pickle
 
@@ -6,8 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from hetjax.errors import InputError
 from hetjax.models import GPTConfig, LlamaConfig, language_model
@@ -42,72 +42,83 @@ def stack_blocks(params):
     return params | {"blocks": jax.tree.map(lambda *leaves: jnp.stack(leaves), *blocks)}
 
 
+class Program:
+    """A model with its parameters; its loss and gradients are compiled once for all the tests."""
+
+    def __init__(self, config: GPTConfig | LlamaConfig):
+        self.model = language_model(config)
+        self.params = self.model.init(jax.random.key(0))
+        self._loss = jax.jit(jax.value_and_grad(self.model.loss, has_aux=True))
+
+    def loss(self, tokens, weights=None, params=None):
+        weights = jnp.ones((4, 8)) if weights is None else weights
+        batch = {"tokens": tokens, "weights": weights}
+        return self._loss(self.params if params is None else params, batch)
+
+
+PROGRAMS = {name: functools.cache(functools.partial(Program, MODELS[name])) for name in MODELS}
+TOKENS = batch_of(4)["tokens"]
+
+
 @pytest.fixture(params=MODELS)
-def model(request):
-    return language_model(MODELS[request.param])
+def program(request):
+    return PROGRAMS[request.param]()
 
 
-def test_loss_starts_near_that_of_chance(model):
-    params = model.init(jax.random.key(0))
-    total, count = model.loss(params, batch_of(4))
+def test_loss_starts_near_that_of_chance(program):
+    (total, count), _ = program.loss(TOKENS)
     assert total.shape == count.shape == ()
     assert total.dtype == count.dtype == jnp.float32
     assert count == 32
     assert abs(float(total / count) - math.log(13)) < 0.3
 
 
-def test_parameters_are_float32_under_string_keys(model):
-    params = model.init(jax.random.key(0))
-    for path, leaf in jax.tree.leaves_with_path(params):
+def test_parameters_are_float32_under_string_keys(program):
+    for path, leaf in jax.tree.leaves_with_path(program.params):
         assert leaf.dtype == jnp.float32
         assert all(isinstance(entry.key, str) for entry in path)
-    assert model.num_parameters() == sum(leaf.size for leaf in jax.tree.leaves(params))
+    leaves = jax.tree.leaves(program.params)
+    assert program.model.num_parameters() == sum(leaf.size for leaf in leaves)
 
 
-def test_gradient_flows_to_every_parameter(model):
-    params = jax.jit(model.init)(jax.random.key(0))
-    gradients = jax.jit(jax.grad(model.loss, has_aux=True))(params, batch_of(4))[0]
+def test_gradient_flows_to_every_parameter(program):
+    _, gradients = program.loss(TOKENS)
     for path, leaf in jax.tree.leaves_with_path(gradients):
+        assert leaf.dtype == jnp.float32
         assert jnp.isfinite(leaf).all(), path
         assert jnp.abs(leaf).max() > 1e-6, path
 
 
-def test_a_few_steps_lower_the_loss(model):
-    params, batch = jax.jit(model.init)(jax.random.key(0)), batch_of(4)
-
-    @jax.jit
-    def step(params):
-        (total, count), gradients = jax.value_and_grad(model.loss, has_aux=True)(params, batch)
-        new = jax.tree.map(lambda value, slope: value - 0.3 * slope / count, params, gradients)
-        return new, total / count
-
-    losses = []
+def test_a_few_steps_lower_the_loss(program):
+    params, losses = program.params, []
     for _ in range(10):
-        params, loss = step(params)
-        losses.append(float(loss))
+        (total, count), gradients = program.loss(TOKENS, params=params)
+        params = jax.tree.map(lambda value, slope: value - 0.01 * slope, params, gradients)
+        losses.append(float(total / count))
     assert losses[-1] < losses[0] - 0.1
 
 
-def test_later_tokens_do_not_change_earlier_losses(model):
-    params, tokens = model.init(jax.random.key(0)), batch_of(1)["tokens"]
-    other = tokens.at[0, 6].set((tokens[0, 6] + 1) % 13)
-    early = {"weights": (jnp.arange(8) < 5).astype(jnp.float32)[None]}
-    late = {"weights": 1.0 - early["weights"]}
-
-    def loss(tokens, weights):
-        return float(model.loss(params, {"tokens": tokens} | weights)[0])
-
-    assert loss(tokens, early) == loss(other, early)
-    assert loss(tokens, late) != loss(other, late)
+def test_later_tokens_do_not_change_earlier_losses(program):
+    other = TOKENS.at[0, 6].set((TOKENS[0, 6] + 1) % 13)
+    early = jnp.broadcast_to((jnp.arange(8) < 5).astype(jnp.float32), (4, 8))
+    late = 1.0 - early
+    assert program.loss(TOKENS, early)[0][0] == program.loss(other, early)[0][0]
+    assert program.loss(TOKENS, late)[0][0] != program.loss(other, late)[0][0]
 
 
-def test_weights_choose_the_tokens(model):
-    params, batch = model.init(jax.random.key(0)), batch_of(2)
-    weights = jnp.zeros((2, 8)).at[1].set(0.5)
-    total, count = model.loss(params, batch | {"weights": weights})
-    expected, _ = model.loss(params, {"tokens": batch["tokens"][1:]})
-    assert count == 4.0
-    np.testing.assert_allclose(total, 0.5 * expected, rtol=1e-4)
+def test_weights_choose_the_tokens(program):
+    one, two = jnp.zeros((4, 8)).at[1].set(0.5), jnp.zeros((4, 8)).at[2].set(0.5)
+    rest = jnp.ones((4, 8)) - one - two
+    parts = [program.loss(TOKENS, weights)[0] for weights in (one, two, rest)]
+    assert [float(count) for _, count in parts] == [4.0, 4.0, 24.0]
+    whole, _ = program.loss(TOKENS)[0]
+    np.testing.assert_allclose(sum(total for total, _ in parts), whole, rtol=1e-5)
+
+
+def test_without_weights_every_token_counts_once():
+    program = PROGRAMS["gpt"]()
+    bare = program.model.loss(program.params, {"tokens": TOKENS})
+    np.testing.assert_allclose(bare, program.loss(TOKENS)[0], rtol=1e-6)
 
 
 @pytest.mark.parametrize("config", [GPT, LLAMA, DROPPING], ids=["gpt", "llama", "dropout"])
@@ -120,8 +131,8 @@ def test_scanned_equals_unrolled(config):
     made_stacked = scanned.init(jax.random.key(3))
     jax.tree.map(np.testing.assert_array_equal, restacked, made_stacked)
 
-    loss, gradients = jax.value_and_grad(unrolled.loss, has_aux=True)(params, batch)
-    scanned_loss, scanned_gradients = jax.value_and_grad(scanned.loss, has_aux=True)(
+    loss, gradients = jax.jit(jax.value_and_grad(unrolled.loss, has_aux=True))(params, batch)
+    scanned_loss, scanned_gradients = jax.jit(jax.value_and_grad(scanned.loss, has_aux=True))(
         restacked, batch
     )
     np.testing.assert_allclose(loss, scanned_loss, rtol=1e-6)
@@ -146,19 +157,21 @@ def test_grouped_queries_with_repeated_weights_are_multi_head():
     )
 
 
-@given(cut=st.integers(1, 5))
-@settings(max_examples=5)
-def test_dropout_is_the_same_however_the_batch_is_cut(cut):
-    model, batch = language_model(DROPPING), batch_of(6, keys=True)
-    params = model.init(jax.random.key(0))
-    halves = ({name: leaf[part] for name, leaf in batch.items()} for part in _cut(cut))
-    parts = [model.loss(params, half) for half in halves]
-    whole = model.loss(params, batch)
-    np.testing.assert_allclose(whole, np.sum(parts, axis=0), rtol=1e-6)
+@pytest.fixture(scope="module")
+def dropping():
+    """A model with dropout: its compiled loss, its parameters and a batch with keys."""
+    model = language_model(dataclasses.replace(DROPPING, blocks=1))
+    return jax.jit(model.loss), model.init(jax.random.key(0)), batch_of(6, keys=True)
 
 
-def _cut(at: int) -> tuple[slice, slice]:
-    return slice(None, at), slice(at, None)
+@pytest.mark.parametrize("sizes", [(1, 1, 4), (2, 4), (1, 1, 1, 1, 1, 1)], ids=str)
+def test_dropout_is_the_same_however_the_batch_is_cut(dropping, sizes):
+    loss, params, whole = dropping
+    parts = [
+        loss(params, {name: leaf[low:high] for name, leaf in whole.items()})
+        for low, high in itertools.pairwise(np.cumsum((0, *sizes)))
+    ]
+    np.testing.assert_allclose(loss(params, whole), np.sum(parts, axis=0), rtol=1e-6)
 
 
 def test_dropout_happens_only_where_there_are_keys():

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hetjax.report.files import replacing
+from hetjax.files import replacing
 
 
 def test_replaces_and_makes_the_folder(tmp_path: Path):

@@ -1,0 +1,245 @@
+"""A stage's programs compiled for its mesh, once, before the first step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from hetjax.pipeline.backward import accumulator_dtype
+from hetjax.pipeline.build import Shapes, update_inputs
+from hetjax.runtime.instructions import tied_leaves, uses_fused_backward
+from hetjax.runtime.placement import Placement, named
+
+Compiled = Callable[..., Any]
+
+
+@dataclass(frozen=True, eq=False)
+class CompiledStage:
+    """What a worker runs.
+
+    Args:
+        mesh: the stage's mesh.
+        programs: compiled programs by name; each takes sequences of arrays, one an argument.
+        parameters: shardings of the parameter parts and of their gradients.
+        state: shardings of the optimizer's state.
+        batch: shardings of the batch leaves that the stage reads, by leaf.
+    """
+
+    mesh: Mesh
+    programs: Mapping[str, Compiled]
+    parameters: Sequence[NamedSharding]
+    state: Sequence[NamedSharding]
+    batch: Mapping[int, NamedSharding]
+
+
+def compile_stage(placement: Placement, stage: int, mesh: Mesh) -> CompiledStage:
+    """Compile the programs that a stage's training instructions name.
+
+    Args:
+        placement: shardings of all buffers.
+        stage: which stage.
+        mesh: its mesh.
+
+    Returns:
+        The compiled stage.
+    """
+    compiler = _Compiler(placement, stage, mesh)
+    programs: dict[str, Compiled] = {}
+    if stage == placement.pipeline.num_stages - 1 and uses_fused_backward(placement.plan.schedule):
+        programs["both"] = compiler.both()
+    else:
+        programs["forward"], residuals = compiler.forward()
+        programs["backward"] = compiler.backward(residuals)
+    if tied_leaves(placement.pipeline, stage):
+        programs["sum_tied"] = compiler.sum_tied()
+    update = placement.pipeline.updates[stage]
+    for phase in range(len(update.phases)):
+        final = phase == len(update.phases) - 1
+        if final or update.sends[phase]:
+            programs[f"update_{phase}"] = compiler.update(phase, final)
+    leaves = placement.pipeline.stages[stage].batch
+    batch = dict(zip(leaves, compiler.batch, strict=True))
+    return CompiledStage(mesh, programs, compiler.parameters, compiler.state, batch)
+
+
+def compile_evaluation(placement: Placement, stage: int, mesh: Mesh) -> Compiled:
+    """Compile a stage's forward pass alone, which keeps nothing for a backward pass."""
+    return _Compiler(placement, stage, mesh).evaluation()
+
+
+class _Compiler:
+    def __init__(self, placement: Placement, stage: int, mesh: Mesh):
+        self.placement, self.stage, self.mesh = placement, stage, mesh
+        self.pipeline = placement.pipeline
+        self.is_last = stage == self.pipeline.num_stages - 1
+        self.shapes = self.pipeline.programs[stage]
+        self.parameters = named(mesh, placement.parameters(stage))
+        self.state = named(mesh, placement.state(stage))
+        self.batch = self._examples(self.shapes.batch)
+        self.received = self._examples(self.shapes.received)
+        self.sent = self._examples(self.shapes.sent)
+        self.whole = NamedSharding(mesh, PartitionSpec())
+        self.accumulates = placement.plan.num_microbatches > 1
+
+    def _examples(self, shapes: Shapes) -> list[NamedSharding]:
+        return named(self.mesh, self.placement.examples(self.stage, shapes))
+
+    @property
+    def gradient_shapes(self) -> list[jax.ShapeDtypeStruct]:
+        return [
+            jax.ShapeDtypeStruct(s.shape, accumulator_dtype(s.dtype))
+            for s in self.shapes.parameters
+        ]
+
+    def _returned(self) -> list[NamedSharding]:
+        return [self.received[i] for i in self.shapes.cotangents_out]
+
+    def forward(self) -> tuple[Compiled, Any]:
+        shapes = self.shapes
+        compiled = _compile(
+            shapes.forward,
+            (shapes.parameters, shapes.batch, shapes.received),
+            (self.parameters, self.batch, self.received),
+            (self.sent, None),
+        )
+        return compiled, compiled.output_shardings[1]
+
+    def backward(self, residuals: Any) -> Compiled:
+        shapes = self.shapes
+        accumulators = self.gradient_shapes if self.accumulates else []
+        return _compile(
+            shapes.backward,
+            (
+                shapes.parameters,
+                [shapes.batch[i] for i in shapes.kept_batch],
+                [shapes.received[i] for i in shapes.kept_received],
+                shapes.residuals,
+                [shapes.sent[i] for i in shapes.cotangents_in],
+                accumulators,
+            ),
+            (
+                self.parameters,
+                [self.batch[i] for i in shapes.kept_batch],
+                [self.received[i] for i in shapes.kept_received],
+                list(residuals),
+                [self.sent[i] for i in shapes.cotangents_in],
+                self.parameters if self.accumulates else [],
+            ),
+            (self._returned(), self.parameters),
+            donate=(5,),
+        )
+
+    def both(self) -> Compiled:
+        shapes = self.shapes
+        assert shapes.both is not None
+        return _compile(
+            shapes.both,
+            (
+                shapes.parameters,
+                shapes.batch,
+                shapes.received,
+                self.gradient_shapes if self.accumulates else [],
+            ),
+            (
+                self.parameters,
+                self.batch,
+                self.received,
+                self.parameters if self.accumulates else [],
+            ),
+            (self._returned(), self.parameters, self.whole, self.whole),
+            donate=(3,),
+        )
+
+    def evaluation(self) -> Compiled:
+        shapes = self.shapes
+        return _compile(
+            self.pipeline.stages[self.stage].function,
+            (shapes.parameters, shapes.batch, shapes.received),
+            (self.parameters, self.batch, self.received),
+            self.sent,
+        )
+
+    def sum_tied(self) -> Compiled:
+        places = [
+            i
+            for i, part in enumerate(self.pipeline.stages[self.stage].parameters)
+            if part.leaf in tied_leaves(self.pipeline, self.stage)
+        ]
+        holders = [
+            len(self.pipeline.holders(self.pipeline.stages[self.stage].parameters[i].leaf))
+            for i in places
+        ]
+        shapes = [[self.gradient_shapes[i]] * n for i, n in zip(places, holders, strict=True)]
+        shardings = [[self.parameters[i]] * n for i, n in zip(places, holders, strict=True)]
+
+        def add(*groups: Sequence[jax.Array]) -> list[jax.Array]:
+            return [sum(group[1:], group[0]) for group in groups]
+
+        return _compile(add, shapes, shardings, [self.parameters[i] for i in places])
+
+    def update(self, phase: int, final: bool) -> Compiled:
+        update = self.pipeline.updates[self.stage]
+        shapes = update_inputs(self.pipeline, self.stage, phase, self.pipeline.messages)
+        parameters, gradients, state, _, received = shapes
+        count = self.placement.plan.num_microbatches
+        scalar = jax.ShapeDtypeStruct((), jnp.float32)
+        total_dtype = self.shapes.sent[0].dtype if self.is_last else scalar.dtype
+        losses = [jax.ShapeDtypeStruct((), total_dtype)] * count + [scalar] * count
+        losses = losses if self.is_last else []
+        sizes = [len(message) for message in received]
+
+        def run(parameters: Any, gradients: Any, state: Any, losses: Any, flat: Any) -> Any:
+            loss = ()
+            if losses:
+                totals = [total.astype(jnp.float32) for total in losses[:count]]
+                loss = (sum(totals[1:], totals[0]), sum(losses[count + 1 :], losses[count]))
+            messages, rest = [], list(flat)
+            for size in sizes:
+                messages.append(rest[:size])
+                del rest[:size]
+            result = update.phases[phase](parameters, gradients, state, loss, messages)
+            if final and self.accumulates:
+                return *result, [jnp.zeros_like(gradient) for gradient in gradients]
+            return result
+
+        flat = [shape for message in received for shape in message]
+        outputs: Any = self.whole
+        if final:
+            outputs = (self.parameters, self.state, (self.whole, self.whole))
+            outputs = (*outputs, self.parameters) if self.accumulates else outputs
+        return _compile(
+            run,
+            (parameters, gradients, state, losses, flat),
+            (
+                self.parameters,
+                self.parameters,
+                self.state,
+                [self.whole] * len(losses),
+                [self.whole] * len(flat),
+            ),
+            outputs,
+            donate=((0, 1, 2) if self.accumulates else (0, 2)) if final else (),
+        )
+
+
+def _compile(
+    function: Callable[..., Any],
+    shapes: Sequence[Any],
+    in_shardings: Sequence[Any],
+    out_shardings: Any,
+    donate: tuple[int, ...] = (),
+) -> Any:
+    arguments = [list(shape) for shape in shapes]
+    jitted = jax.jit(
+        function,
+        in_shardings=tuple(list(s) for s in in_shardings),
+        out_shardings=out_shardings,
+        donate_argnums=donate,
+        keep_unused=True,
+    )
+    return jitted.lower(*arguments).compile()

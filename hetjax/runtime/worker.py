@@ -1,0 +1,311 @@
+"""The worker: one stage's state, and the loop that runs its instruction list."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+
+from hetjax.pipeline.timeline import Event, link_track, stage_track
+from hetjax.runtime.compilation import CompiledStage, compile_evaluation, compile_stage
+from hetjax.runtime.instructions import (
+    ACTIVATIONS,
+    Buffer,
+    Expect,
+    Free,
+    Instruction,
+    Load,
+    Receive,
+    Run,
+    Send,
+    Tag,
+    evaluation_instructions,
+    training_instructions,
+)
+from hetjax.runtime.placement import Placement
+from hetjax.runtime.state import StageState, initial_state, loss_seed, zero_gradients
+from hetjax.runtime.transport import Transport
+
+Feed = Callable[[int, int], Sequence[np.ndarray]]
+"""From the first row and the row after the last one to the batch's leaves, with those rows."""
+
+_EVENT_KINDS = {"forward": "F", "backward": "B", "both": "B"}
+
+
+@dataclass
+class StepReport:
+    """What a worker saw in one step.
+
+    Args:
+        loss: the mean loss; None except in the last stage.
+        gradient_norm: the global norm of the mean gradient; None except in the last stage.
+        seconds: the step's duration.
+        live_microbatches: of how many microbatches it held activations at once, at most.
+        live_bytes: the size of these, on all devices of the stage.
+        wait_seconds: time in which it waited for transfers.
+        sends: for each transfer it sent, when (seconds of `time.time`) and how many bytes.
+        arrivals: for each transfer it received, when it was there.
+        events: when each operation began and ended, where the step was timed; seconds of
+            `time.time`.
+    """
+
+    loss: float | None = None
+    gradient_norm: float | None = None
+    seconds: float = 0.0
+    live_microbatches: int = 0
+    live_bytes: int = 0
+    wait_seconds: float = 0.0
+    sends: dict[Tag, tuple[float, int]] = field(default_factory=dict)
+    arrivals: dict[Tag, float] = field(default_factory=dict)
+    events: list[Event] = field(default_factory=list)
+
+
+class StageWorker:
+    """Holds the state of one stage and runs its instructions.
+
+    Args:
+        placement: shardings of all buffers, with the pipeline's programs and plan.
+        stage: which stage.
+        mesh: its devices.
+        transport: what moves arrays to and from the other stages.
+    """
+
+    def __init__(self, placement: Placement, stage: int, mesh: Mesh, transport: Transport):
+        self.placement, self.stage, self.mesh, self.transport = placement, stage, mesh, transport
+        self.pipeline = placement.pipeline
+        self.programs = placement.pipeline.programs[stage]
+        self.is_last = stage == placement.pipeline.num_stages - 1
+        self.compiled: CompiledStage = compile_stage(placement, stage, mesh)
+        self.training = training_instructions(self.pipeline, placement.plan.schedule, stage)
+        self.evaluation: tuple[Instruction, ...] = ()
+        self.buffers: dict[Buffer, Any] = {}
+
+    def start(self, parameters: Any) -> None:
+        """Make the initial state.
+
+        Args:
+            parameters: pytree of arrays, or a function without arguments that makes it.
+        """
+        self.restore(initial_state(self.placement, self.stage, self.compiled, parameters))
+
+    def restore(self, state: StageState) -> None:
+        """Take over a state.
+
+        Args:
+            state: parameter and optimizer-state parts of this stage, sharded as it wants them.
+        """
+        self.buffers = {}
+        self._bind("parameter", state.parameters)
+        self._bind("state", state.optimizer)
+        if self.placement.plan.num_microbatches > 1:
+            self._bind("gradient", zero_gradients(state, self.compiled))
+        if self.is_last and "forward" in self.compiled.programs:
+            self._bind("one", [loss_seed(self.compiled, self.programs.sent[0].dtype)])
+
+    def state(self) -> StageState:
+        """The parameter and optimizer-state parts that the stage holds now."""
+        return StageState(self._all("parameter"), self._all("state"))
+
+    def _bind(self, kind: str, arrays: Sequence[Any]) -> None:
+        self.buffers.update({Buffer(kind, i): array for i, array in enumerate(arrays)})
+
+    def _all(self, kind: str) -> list[jax.Array]:
+        names = sorted(name for name in self.buffers if name.kind == kind)
+        return [self.buffers[name] for name in names]
+
+    def train_step(self, step: int, feed: Feed, *, timed: bool = False) -> StepReport:
+        """Run one training step.
+
+        Args:
+            step: the step's number, the same on all workers.
+            feed: gives rows of the step's batch.
+            timed: wait for each operation and record when it ran.
+
+        Returns:
+            What was seen.
+        """
+        run = _StepRun(self, step, feed, timed)
+        run.execute(self.training)
+        return run.report
+
+    def evaluate(self, step: int, feed: Feed) -> tuple[float, float] | None:
+        """Compute the loss of a batch, without a backward pass.
+
+        Args:
+            step: a number that tells this call's transfers from all others.
+            feed: gives rows of the batch.
+
+        Returns:
+            The summed loss and the count; None except in the last stage.
+        """
+        if not self.evaluation:
+            program = compile_evaluation(self.placement, self.stage, self.mesh)
+            self.compiled = _with_program(self.compiled, "evaluate", program)
+            count = self.placement.plan.num_microbatches
+            self.evaluation = evaluation_instructions(self.pipeline, count, self.stage)
+        run = _StepRun(self, step, feed, timed=False)
+        run.execute(self.evaluation)
+        totals = [self.buffers.pop(name) for name in sorted(self.buffers) if name.kind == "total"]
+        counts = [self.buffers.pop(name) for name in sorted(self.buffers) if name.kind == "count"]
+        if not totals:
+            return None
+        return float(sum(map(float, totals))), float(sum(map(float, counts)))
+
+
+class _StepRun:
+    """One pass over an instruction list."""
+
+    def __init__(self, worker: StageWorker, step: int, feed: Feed, timed: bool):
+        self.worker, self.step, self.feed, self.timed = worker, step, feed, timed
+        self.buffers = worker.buffers
+        self.report = StepReport()
+        self.live: Counter[int] = Counter()
+        self.live_bytes = 0
+
+    def execute(self, instructions: Sequence[Instruction]) -> None:
+        began = time.perf_counter()
+        handlers: Mapping[type, Callable[[Any], None]] = {
+            Run: self._run,
+            Load: self._load,
+            Expect: self._expect,
+            Receive: self._receive,
+            Send: self._send,
+            Free: self._free,
+        }
+        for instruction in instructions:
+            handlers[type(instruction)](instruction)
+        self._metrics()
+        self.report.seconds = time.perf_counter() - began
+
+    def _metrics(self) -> None:
+        names = [name for name in sorted(self.buffers) if name.kind == "metric"]
+        values = [self.buffers.pop(name) for name in names]
+        if values:
+            # A step ends when its new parameters are there, on every stage.
+            jax.block_until_ready([*values, *self.worker.state().parameters])
+            if self.worker.is_last:
+                self.report.loss, self.report.gradient_norm = (float(value) for value in values)
+
+    def _run(self, instruction: Run) -> None:
+        start = time.time()
+        arguments = [[self.buffers[b] for b in group] for group in instruction.inputs]
+        program = self.worker.compiled.programs[instruction.program]
+        self._hold(instruction.outputs, jax.tree.leaves(program(*arguments)))
+        if self.timed:
+            jax.block_until_ready([self.buffers[b] for b in instruction.outputs])
+            kind = _EVENT_KINDS.get(instruction.program, "update")
+            mark = instruction.microbatch if instruction.microbatch >= 0 else None
+            name = kind if mark is None else f"{kind}{mark}"
+            track = stage_track(self.worker.stage)
+            self.report.events.append(Event(track, name, kind, mark, start, time.time()))
+
+    def _load(self, instruction: Load) -> None:
+        size = self.worker.placement.plan.microbatch_size
+        shardings = self.worker.compiled.batch
+        first, end = _local_rows(list(shardings.values()), size)
+        base = instruction.microbatch * size
+        leaves = self.feed(base + first, base + end)
+        arrays = [
+            _global_array(leaves[b.index], shape, shardings[b.index], first)
+            for b, shape in zip(instruction.buffers, self.worker.programs.batch, strict=True)
+        ]
+        self._hold(instruction.buffers, arrays)
+
+    def _expect(self, instruction: Expect) -> None:
+        self.worker.transport.expect(self.step, instruction.tag)
+
+    def _receive(self, instruction: Receive) -> None:
+        start = time.perf_counter()
+        arrays = self.worker.transport.receive(self.step, instruction.tag)
+        if self.timed:
+            jax.block_until_ready(arrays)
+        self.report.arrivals[instruction.tag] = self.worker.transport.arrival(
+            self.step, instruction.tag
+        )
+        self.report.wait_seconds += time.perf_counter() - start
+        self._hold(instruction.buffers, arrays)
+
+    def _send(self, instruction: Send) -> None:
+        arrays = [self.buffers[buffer] for buffer in instruction.buffers]
+        num_bytes = sum(array.nbytes for array in arrays)
+        self.report.sends[instruction.tag] = (time.time(), num_bytes)
+        self.worker.transport.send(self.step, instruction.tag, arrays)
+
+    def _hold(self, names: Sequence[Buffer], arrays: Sequence[Any]) -> None:
+        for name, array in zip(names, arrays, strict=True):
+            self.buffers[name] = array
+            if name.kind in ACTIVATIONS:
+                self.live[name.microbatch] += 1
+                self.live_bytes += array.nbytes
+        held = sum(count > 0 for count in self.live.values())
+        self.report.live_microbatches = max(self.report.live_microbatches, held)
+        self.report.live_bytes = max(self.report.live_bytes, self.live_bytes)
+
+    def _free(self, instruction: Free) -> None:
+        for name in instruction.buffers:
+            array = self.buffers.pop(name)
+            if name.kind in ACTIVATIONS:
+                self.live[name.microbatch] -= 1
+                self.live_bytes -= array.nbytes
+
+
+def link_events(reports: Sequence[StepReport]) -> list[Event]:
+    """The transfers between stages, put together from what both of their ends saw.
+
+    Args:
+        reports: the reports of all workers, of one timed step.
+
+    Returns:
+        One event for each transfer of activations or of their gradients.
+    """
+    arrivals = {tag: at for report in reports for tag, at in report.arrivals.items()}
+    letters = {"value": "F", "cotangent": "B"}
+    return [
+        Event(
+            link_track(tag.route.source, tag.route.target),
+            f"{letters[tag.route.kind]}{tag.microbatch}",
+            "send",
+            tag.microbatch,
+            sent,
+            max(sent, arrivals[tag]),
+            num_bytes,
+        )
+        for report in reports
+        for tag, (sent, num_bytes) in report.sends.items()
+        if tag.route.kind in letters and tag in arrivals
+    ]
+
+
+def _local_rows(shardings: Sequence[NamedSharding], size: int) -> tuple[int, int]:
+    """The rows of a microbatch that this process's devices hold."""
+    spans = [
+        index[0].indices(size)
+        for sharding in shardings
+        for index in sharding.addressable_devices_indices_map((size,)).values()
+        if index is not None
+    ]
+    return min(span[0] for span in spans), max(span[1] for span in spans)
+
+
+def _global_array(
+    rows: np.ndarray, shape: jax.ShapeDtypeStruct, sharding: NamedSharding, first: int
+) -> jax.Array:
+    rows = np.asarray(rows).astype(shape.dtype, copy=False)
+    if sharding.is_fully_addressable:
+        return jax.device_put(rows, sharding)
+
+    def part(index: tuple[slice, ...]) -> np.ndarray:
+        start, stop, _ = index[0].indices(shape.shape[0])
+        return rows[(slice(start - first, stop - first), *index[1:])]
+
+    return jax.make_array_from_callback(shape.shape, sharding, part)
+
+
+def _with_program(compiled: CompiledStage, name: str, program: Any) -> CompiledStage:
+    return replace(compiled, programs={**compiled.programs, name: program})
