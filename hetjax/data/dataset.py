@@ -220,7 +220,9 @@ class DataSet:
     def _stack(self, source: grain.MapDataset[np.ndarray], examples: np.ndarray) -> np.ndarray:
         tokens = np.empty((len(examples), self.sequence + 1), np.int32)
         for row, example in enumerate(examples):
-            tokens[row] = source[int(example)]
+            packed = source[int(example)]
+            assert packed is not None  # None is grain's word for "filtered out".
+            tokens[row] = packed
         return tokens
 
 

@@ -368,6 +368,7 @@ def _kind_to_json(kind: DeviceKind) -> dict[str, Any]:
         "memory": kind.memory_bytes,
         "memory_bandwidth": kind.memory_bandwidth,
         "source": kind.source,
+        "platform": kind.platform,
     }
 
 

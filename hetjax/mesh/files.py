@@ -19,8 +19,8 @@
       - {between: [new, old], bandwidth: 10 Gbit/s, latency: 50 us}
 
 Plain numbers are bytes, seconds, FLOP/s and bytes/s. A kind is defined whole (``peak_flops``,
-``memory``, ``memory_bandwidth``, ``source``) or ``like`` another, with ``speed`` as a factor on
-its FLOP/s and memory bandwidth. The kind ``host-cpu`` is this host's processor, measured, and
+``memory``, ``memory_bandwidth``, ``source``, ``platform``) or ``like`` another, with ``speed`` as a
+factor on its FLOP/s and memory bandwidth. The kind ``host-cpu`` is this host's processor, measured, and
 shared evenly by all host devices of the file. `Cluster.to_json_dict` writes the same layout.
 """
 
@@ -82,6 +82,7 @@ class _KindEntry(_Entry):
     memory: _Memory | None = None
     memory_bandwidth: _Bandwidth | None = None
     source: str | None = None
+    platform: str | None = None
 
 
 class _SubclusterEntry(_Entry):
@@ -198,7 +199,7 @@ def _check_kind_entry(field: str, own: _KindEntry) -> None:
         if own.speed is not None:
             raise InputError(f"{field}.speed: {own.speed} is of no use without 'like'")
         return
-    for f in ("peak_flops", "memory_bandwidth"):
+    for f in ("peak_flops", "memory_bandwidth", "platform"):
         if getattr(own, f) is not None:
             raise InputError(f"{field}.{f}: it is not allowed beside 'like'; use 'speed'")
     if own.like != HOST_CPU and own.like not in KINDS:
@@ -237,7 +238,14 @@ def _whole_kind(name: str, own: _KindEntry) -> DeviceKind:
     assert own.memory
     assert own.memory_bandwidth
     source = "the cluster file" if own.source is None else own.source
-    return DeviceKind(name, own.peak_flops, round(own.memory), own.memory_bandwidth, source)
+    return DeviceKind(
+        name=name,
+        peak_flops=own.peak_flops,
+        memory_bytes=round(own.memory),
+        memory_bandwidth=own.memory_bandwidth,
+        source=source,
+        platform=own.platform or "gpu",
+    )
 
 
 def _like(name: str, own: _KindEntry, base: DeviceKind) -> DeviceKind:
@@ -248,6 +256,7 @@ def _like(name: str, own: _KindEntry, base: DeviceKind) -> DeviceKind:
         memory_bytes=base.memory_bytes if own.memory is None else round(own.memory),
         memory_bandwidth=speed * base.memory_bandwidth,
         source=own.source or f"the cluster file: {speed:g} x {base.name} ({base.source})",
+        platform=base.platform,
     )
 
 

@@ -52,6 +52,7 @@ def measure_host_cpu(num_devices: int = 1) -> DeviceKind:
         memory_bytes=_host_memory_bytes() // num_devices,
         memory_bandwidth=bandwidth / num_devices,
         source=f"measured on this host, which {num_devices} host device(s) share",
+        platform="cpu",
     )
 
 

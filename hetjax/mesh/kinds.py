@@ -19,6 +19,10 @@ from numpy.typing import DTypeLike
 from hetjax.errors import InputError, unknown_name
 
 
+PLATFORMS = ("cpu", "gpu", "tpu")
+"""The platforms that a device kind may belong to."""
+
+
 class PeakFlops(Mapping[str, float]):
     """Peak FLOP/s by NumPy dtype name; a mapping that cannot change and can be hashed."""
 
@@ -52,6 +56,7 @@ class DeviceKind:
         memory_bytes: bytes of memory of one device.
         memory_bandwidth: bytes/s between the device and its memory.
         source: where the figures come from.
+        platform: JAX's name for what drives it: ``"cpu"``, ``"gpu"`` or ``"tpu"``.
 
     Raises:
         InputError: ``"float32"`` is missing, or a figure is not positive and finite.
@@ -67,8 +72,12 @@ class DeviceKind:
     memory_bytes: int
     memory_bandwidth: float
     source: str
+    platform: str = "gpu"
 
     def __post_init__(self) -> None:
+        if self.platform not in PLATFORMS:
+            what = f"device kind {self.name!r}: platform"
+            raise InputError(unknown_name(what, self.platform, PLATFORMS))
         object.__setattr__(self, "peak_flops", PeakFlops(self.peak_flops))
         if "float32" not in self.peak_flops:
             raise InputError(
@@ -134,11 +143,13 @@ def _published(
     float32: float,
     float16: float | None = None,
     bfloat16: float | None = None,
+    platform: str = "gpu",
 ) -> DeviceKind:
     """A kind from figures as datasheets print them: GB, GB/s and TFLOP/s."""
     rates = {"float32": float32, "float16": float16, "bfloat16": bfloat16}
     peak_flops = {dtype: rate * 1e12 for dtype, rate in rates.items() if rate is not None}
-    return DeviceKind(name, peak_flops, memory_gb * 10**9, bandwidth_gb * 1e9, source)
+    memory_bytes, bandwidth = memory_gb * 10**9, bandwidth_gb * 1e9
+    return DeviceKind(name, peak_flops, memory_bytes, bandwidth, source, platform)
 
 
 def _h2_chip(letter: str, memory_gb: int, float16: float, how: str) -> DeviceKind:
@@ -316,6 +327,7 @@ _TPU = tuple(
         f"Google Cloud TPU documentation, {version}; float32: a sixth of bfloat16 (six passes)",
         float32=bfloat16 / 6,
         bfloat16=bfloat16,
+        platform="tpu",
     )
     for name, version, memory_gb, bandwidth_gb, bfloat16 in (
         ("TPUv4", "v4", 32, 1200, 275.0),

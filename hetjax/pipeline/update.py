@@ -133,7 +133,7 @@ def update_function(
             (g / count.astype(g.dtype)).astype(p.dtype)
             for g, p in zip(gradients, parameters, strict=True)
         ]
-        norm = optax.global_norm([mean.astype(jnp.float32) for mean in means])
+        norm = optax.tree.norm([mean.astype(jnp.float32) for mean in means])
         tree = unflatten(parameters)
         updates, state = optimizer.update(unflatten(means), state, tree)
         updated = optax.apply_updates(tree, updates)

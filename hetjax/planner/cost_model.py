@@ -1,0 +1,277 @@
+"""The analytic cost model: seconds and bytes of a stage, from its work and its devices' figures.
+
+Every figure is an array over runs of layers, so that all candidates of a search are estimated at
+once by the code that also predicts a finished plan. All times are linear in the work: a stage takes
+the sum of what its layers take, but for what happens once in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from jax.sharding import PartitionSpec
+from numpy.typing import NDArray
+
+from hetjax.mesh.cluster import Cluster, SubMesh
+from hetjax.mesh.kinds import DeviceKind
+from hetjax.mesh.links import Link
+from hetjax.pipeline.program import num_bytes
+from hetjax.pipeline.stages import ParameterPart
+from hetjax.pipeline.update import accumulator_dtype
+from hetjax.planner.plan import Spec
+from hetjax.planner.problem import PlanningProblem, Work, part_shape
+from hetjax.sharding.rules import division, parameter_spec
+
+FloatArray = NDArray[np.float64]
+
+PRODUCT_EFFICIENCY = 0.7
+"""Share of the peak FLOP/s that matrix products of usual sizes reach."""
+
+TRAFFIC_SHARE = 0.3
+"""Share of the unfused memory traffic that is left once XLA has fused what it can."""
+
+TASK_SECONDS = 50e-6
+"""What it costs to start one program, whatever it computes."""
+
+USABLE_MEMORY = 0.9
+"""Share of a device's memory that a plan may fill; the rest is the runtime's."""
+
+
+@dataclass(frozen=True, eq=False)
+class Runs:
+    """The work of many runs of layers, each field an array over the runs.
+
+    Args:
+        forward_flops: FLOPs of the forward pass's matrix products.
+        forward_traffic: bytes that it reads and writes, were nothing fused.
+        backward_flops: FLOPs of the backward pass's matrix products.
+        backward_traffic: bytes that it reads and writes, were nothing fused.
+        product_bytes: bytes that the forward pass's matrix products write.
+        residual_bytes: bytes kept between the two passes.
+        input_bytes: bytes of inputs, all that is kept with recomputation.
+        boundary_bytes: bytes received and sent.
+        parts: parameter parts that occur in any run.
+        holds: for each part, whether each run holds it: ``[len(parts), ...]``.
+    """
+
+    forward_flops: FloatArray
+    forward_traffic: FloatArray
+    backward_flops: FloatArray
+    backward_traffic: FloatArray
+    product_bytes: FloatArray
+    residual_bytes: FloatArray
+    input_bytes: FloatArray
+    boundary_bytes: FloatArray
+    parts: tuple[ParameterPart, ...]
+    holds: FloatArray
+
+    def repeating_forward(self) -> Runs:
+        """The same runs with a backward pass that computes the forward pass again."""
+        return replace(
+            self,
+            backward_flops=self.backward_flops + self.forward_flops,
+            backward_traffic=self.backward_traffic + self.forward_traffic,
+        )
+
+
+def all_runs(works: Sequence[Work]) -> Runs:
+    """Every contiguous run of layers.
+
+    Args:
+        works: the work of each of L layers.
+
+    Returns:
+        Arrays ``[L + 1, L + 1]``: the entry ``[i, j]`` is for layers i to j - 1. Entries with
+        j <= i have no meaning.
+    """
+    received = np.array([*(work.received_bytes for work in works), 0.0])
+    # A run keeps the inputs of its first layer; the batch leaves that later ones read are small.
+    first_inputs = np.array([*(work.input_bytes for work in works), 0.0])
+    parts = tuple(dict.fromkeys(part for work in works for part in work.parts))
+    used = np.array([[part in work.parts for work in works] for part in parts], float)
+    return Runs(
+        forward_flops=_sums([work.forward.matmul_flops for work in works]),
+        forward_traffic=_sums([work.forward.bytes for work in works]),
+        backward_flops=_sums([work.backward.matmul_flops for work in works]),
+        backward_traffic=_sums([work.backward.bytes for work in works]),
+        product_bytes=_sums([work.product_bytes for work in works]),
+        residual_bytes=_sums([work.residual_bytes for work in works]),
+        input_bytes=np.broadcast_to(first_inputs[:, None], (len(works) + 1,) * 2),
+        boundary_bytes=received[:, None] + received[None, :],
+        parts=parts,
+        holds=np.array([_sums(row) > 0 for row in used], float).reshape(
+            len(parts), len(works) + 1, len(works) + 1
+        ),
+    )
+
+
+def one_run(work: Work, sent_bytes: int) -> Runs:
+    """One run alone, in arrays without dimensions.
+
+    Args:
+        work: its work.
+        sent_bytes: bytes that it sends to the run after.
+    """
+    return Runs(
+        forward_flops=np.array(work.forward.matmul_flops),
+        forward_traffic=np.array(work.forward.bytes),
+        backward_flops=np.array(work.backward.matmul_flops),
+        backward_traffic=np.array(work.backward.bytes),
+        product_bytes=np.array(work.product_bytes),
+        residual_bytes=np.array(float(work.residual_bytes)),
+        input_bytes=np.array(float(work.input_bytes)),
+        boundary_bytes=np.array(float(work.received_bytes + sent_bytes)),
+        parts=work.parts,
+        holds=np.ones(len(work.parts)),
+    )
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How a stage runs on its devices.
+
+    Args:
+        kind: the kind of the devices.
+        link: the link that carries the submesh's own collectives.
+        mesh_shape: sizes of the data and the tensor axis.
+        sharding: the sharding rule.
+        recompute: whether forward steps run again in the backward pass.
+        parameters: specifications that override the rule, by parameter path.
+    """
+
+    kind: DeviceKind
+    link: Link
+    mesh_shape: tuple[int, int]
+    sharding: str = "data"
+    recompute: bool = False
+    parameters: Mapping[str, Spec] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Estimate:
+    """What runs of layers take, on one device; each field an array over the runs.
+
+    Args:
+        forward_seconds: the forward pass of one microbatch.
+        backward_seconds: its backward pass, recomputation and gradient reduction included.
+        update_seconds: the optimizer's update.
+        state_bytes: parameters, gradients and optimizer state.
+        activation_bytes: what one microbatch keeps for its backward pass.
+        working_bytes: what a task needs while it runs, beside these.
+    """
+
+    forward_seconds: FloatArray
+    backward_seconds: FloatArray
+    update_seconds: FloatArray
+    state_bytes: FloatArray
+    activation_bytes: FloatArray
+    working_bytes: FloatArray
+
+    def memory_bytes(self, live: int) -> FloatArray:
+        """Bytes on one device while ``live`` microbatches wait for their backward pass."""
+        return self.state_bytes + self.working_bytes + live * self.activation_bytes
+
+    def live_limit(self, memory_bytes: float, most: int) -> NDArray[np.int64]:
+        """How many live microbatches fit, from 0 to ``most``."""
+        room = memory_bytes - self.state_bytes - self.working_bytes
+        count = np.full(room.shape, float(most))
+        np.divide(room, self.activation_bytes, out=count, where=self.activation_bytes > 0)
+        return np.where(room < 0, 0, np.clip(np.floor(count), 0, most)).astype(np.int64)
+
+
+def estimate(problem: PlanningProblem, runs: Runs, execution: Execution) -> Estimate:
+    """Estimate runs of layers.
+
+    Computation is a roofline, kernel by kernel: matrix products take their FLOPs over the peak that
+    they reach, all else the bytes that fusion leaves over the memory's bandwidth; both are divided
+    among the submesh's devices. To them come the collectives, as rings: a reduction of gradients
+    over the data axis (under ``fully_sharded`` parameters are gathered twice and gradients
+    scattered instead), once a microbatch as the compiler places it; and gathers of what matrix
+    products write over the tensor axis, once forward and twice backward.
+
+    Args:
+        problem: the planning problem.
+        runs: the work; where `execution` recomputes, the backward pass has the repetition in it.
+        execution: where and how.
+
+    Returns:
+        The estimate.
+    """
+    data, tensor = execution.mesh_shape
+    kind, link = execution.kind, execution.link
+    speed = data * tensor * PRODUCT_EFFICIENCY * kind.flops(problem.dtype)
+    bandwidth = data * tensor * kind.memory_bandwidth / TRAFFIC_SHARE
+    forward = TASK_SECONDS + runs.forward_flops / speed + runs.forward_traffic / bandwidth
+    backward = TASK_SECONDS + runs.backward_flops / speed + runs.backward_traffic / bandwidth
+
+    fully_sharded = execution.sharding == "fully_sharded"
+    gathered, state = _parameter_bytes(problem, runs, execution)
+    parameter_pass = ring_seconds(link, gathered, data)
+    product_pass = ring_seconds(link, runs.product_bytes / data, tensor)
+    forward = forward + parameter_pass * fully_sharded + product_pass
+    backward = backward + 2 * parameter_pass + (3 if execution.recompute else 2) * product_pass
+
+    kept = runs.input_bytes if execution.recompute else runs.residual_bytes
+    repeated = runs.residual_bytes if execution.recompute else 0.0
+    return Estimate(
+        forward_seconds=forward,
+        backward_seconds=backward,
+        update_seconds=TASK_SECONDS + 2 * state / kind.memory_bandwidth,
+        state_bytes=state,
+        activation_bytes=kept / data,
+        working_bytes=(runs.boundary_bytes + repeated) / data + gathered * fully_sharded,
+    )
+
+
+def ring_seconds(link: Link, size: FloatArray, devices: int) -> FloatArray:
+    """One pass of a ring, an all-gather or a reduce-scatter; an all-reduce is two.
+
+    Args:
+        link: the link between neighbours.
+        size: bytes of the whole array.
+        devices: how many devices form the ring; with one there is nothing to do.
+
+    Returns:
+        Seconds: n - 1 messages of size / n bytes, one after another.
+    """
+    return (devices - 1) * (link.latency + size / devices / link.bandwidth)
+
+
+def transfer_seconds(link: Link, size: float) -> float:
+    """Seconds to move one microbatch's values between stages; nothing to move takes none."""
+    return link.seconds(size) if size else 0.0
+
+
+def collective_link(cluster: Cluster, submesh: SubMesh) -> Link:
+    """The link that carries a submesh's own collectives."""
+    return cluster.link_between(submesh, submesh)
+
+
+def _parameter_bytes(
+    problem: PlanningProblem, runs: Runs, execution: Execution
+) -> tuple[FloatArray, FloatArray]:
+    """Bytes on one device of whole parameters, and of parameters, gradients and state as held."""
+    program, mesh_shape = problem.program, execution.mesh_shape
+    whole, held = np.zeros(len(runs.parts)), np.zeros(len(runs.parts))
+    for place, part in enumerate(runs.parts):
+        shape = part_shape(program, part)
+        override = execution.parameters.get(program.parameter_names[part.leaf])
+        spec = (
+            parameter_spec(execution.sharding, shape.shape, mesh_shape)
+            if override is None
+            else PartitionSpec(*override)
+        )
+        size = num_bytes(shape)
+        elements = size / shape.dtype.itemsize
+        extra = accumulator_dtype(shape.dtype).itemsize + problem.optimizer_bytes
+        whole[place] = size / division(spec, (1, mesh_shape[1]))
+        held[place] = (size + elements * extra) / division(spec, mesh_shape)
+    return np.tensordot(whole, runs.holds, axes=1), np.tensordot(held, runs.holds, axes=1)
+
+
+def _sums(values: Sequence[float] | FloatArray) -> FloatArray:
+    """The sum of each contiguous run ``[i, j)``."""
+    before = np.concatenate([[0.0], np.cumsum(values)])
+    return before[None, :] - before[:, None]

@@ -1,0 +1,351 @@
+"""The planning problem: everything that a planner is given, in numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+import optax
+from jaxtyping import PyTree
+
+from hetjax import _compat
+from hetjax.errors import InputError, unknown_name
+from hetjax.mesh.cluster import Cluster
+from hetjax.pipeline.backward import differentiate
+from hetjax.pipeline.costs import Cost, equation_cost
+from hetjax.pipeline.layers import cluster_layers
+from hetjax.pipeline.program import Program, Step, abstract, num_bytes, trace
+from hetjax.pipeline.schedule import SCHEDULES
+from hetjax.pipeline.stages import ParameterPart, Stage, cut
+from hetjax.planner.plan import Plan
+
+Shapes = list[jax.ShapeDtypeStruct]
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a run of layers does and holds for one microbatch, on one device.
+
+    Args:
+        forward: the forward pass.
+        backward: the backward pass.
+        product_bytes: bytes that the forward pass's matrix products write.
+        residual_bytes: bytes kept between the forward and the backward pass.
+        input_bytes: bytes of its inputs, all that is kept where it recomputes.
+        received_bytes: bytes it receives from the run before; 0 in the first.
+        returned_bytes: bytes of their cotangents, which it gives back.
+        parts: the parameter parts that it holds.
+    """
+
+    forward: Cost
+    backward: Cost
+    product_bytes: float
+    residual_bytes: int
+    input_bytes: int
+    received_bytes: int
+    returned_bytes: int
+    parts: tuple[ParameterPart, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class PlanningProblem:
+    """What any planner gets.
+
+    Args:
+        program: the loss function, traced at the size of a microbatch.
+        layers: the positions where layers begin, and the end.
+        works: the work of each layer.
+        cluster: the devices.
+        num_microbatches: microbatches in a step.
+        microbatch_size: examples in each.
+        dtype: the dtype that most of the matrix products' FLOPs run in.
+        optimizer_bytes: bytes of optimizer state for each element of the parameters.
+        schedule: the name of the schedule, one of `SCHEDULES`.
+        allow_recompute: whether stages may recompute to save memory.
+        min_stages: how many stages a plan has at least.
+        max_stages: how many it has at most; None for any number.
+    """
+
+    program: Program
+    layers: tuple[int, ...]
+    works: tuple[Work, ...]
+    cluster: Cluster
+    num_microbatches: int
+    microbatch_size: int
+    dtype: str
+    optimizer_bytes: float
+    schedule: str = "h_1f1b"
+    allow_recompute: bool = True
+    min_stages: int = 1
+    max_stages: int | None = None
+
+    @property
+    def num_layers(self) -> int:
+        """How many layers there are."""
+        return len(self.works)
+
+
+class Planner(Protocol):
+    """Makes plans."""
+
+    def plan(self, problem: PlanningProblem) -> Plan:
+        """A plan for the problem.
+
+        Args:
+            problem: what to plan.
+
+        Returns:
+            A valid plan.
+
+        Raises:
+            InputError: the model fits nowhere.
+        """
+        ...
+
+
+def make_problem(
+    loss_function: Callable[..., Any],
+    parameters: PyTree,
+    batch: PyTree,
+    *,
+    cluster: Cluster,
+    optimizer: optax.GradientTransformation,
+    num_microbatches: int,
+    num_layers: int = 32,
+    schedule: str = "h_1f1b",
+    allow_recompute: bool = True,
+    min_stages: int = 1,
+    max_stages: int | None = None,
+) -> PlanningProblem:
+    """State what is to be planned: trace, find layers, count their work.
+
+    Args:
+        loss_function: ``loss_function(parameters, batch)``; see `hetjax.pipeline.program.trace`.
+        parameters: pytree of arrays or shapes.
+        batch: the batch of a whole step, pytree of arrays or shapes; first axes are the examples.
+        cluster: the devices.
+        optimizer: the Optax transformation, whose state takes memory.
+        num_microbatches: into how many microbatches the batch is divided.
+        num_layers: how many layers there are at most.
+        schedule: the name of the schedule, one of `hetjax.pipeline.schedule.SCHEDULES`.
+        allow_recompute: whether stages may recompute to save memory.
+        min_stages: how many stages a plan has at least.
+        max_stages: how many it has at most; None for any number.
+
+    Returns:
+        The problem.
+
+    Raises:
+        InputError: a count is out of range, the batch does not divide, the schedule is unknown, or
+            the loss function cannot be traced.
+    """
+    if schedule not in SCHEDULES:
+        raise InputError(unknown_name("schedule", schedule, SCHEDULES))
+    for name, value in (("num_microbatches", num_microbatches), ("num_layers", num_layers)):
+        if value < 1:
+            raise InputError(f"{name} is {value}; it must be 1 or more")
+    _check_stage_counts(min_stages, max_stages, cluster, num_layers)
+    shapes, microbatch_size = _microbatch(abstract(batch), num_microbatches)
+    program = trace(loss_function, parameters, shapes)
+    layers = cluster_layers(program, num_layers)
+    if len(layers) - 1 < min_stages:
+        raise InputError(
+            f"min_stages is {min_stages}; the model has {len(layers) - 1} layers, and a stage "
+            f"needs one"
+        )
+    return PlanningProblem(
+        program=program,
+        layers=layers,
+        works=measure(program, layers),
+        cluster=cluster,
+        num_microbatches=num_microbatches,
+        microbatch_size=microbatch_size,
+        dtype=product_dtype(program),
+        optimizer_bytes=optimizer_bytes(optimizer, parameters),
+        schedule=schedule,
+        allow_recompute=allow_recompute,
+        min_stages=min_stages,
+        max_stages=max_stages,
+    )
+
+
+def measure(
+    program: Program, boundaries: Sequence[int], recompute: Sequence[bool] = ()
+) -> tuple[Work, ...]:
+    """Count the work of a program's runs of positions, each differentiated by itself.
+
+    Args:
+        program: the traced loss function.
+        boundaries: the positions where runs begin, and the end.
+        recompute: whether each run recomputes; empty for none.
+
+    Returns:
+        The work of each run. Where it recomputes, its backward pass counts the forward steps that
+        it repeats; its residual bytes are those that it would keep otherwise.
+    """
+    runs = cut(program, boundaries)
+    again = list(recompute) or [False] * len(runs)
+    works: list[Work] = []
+    cotangents: tuple[int, ...] = ()
+    for run, shapes in reversed(list(zip(runs, _inputs(program, runs), strict=True))):
+        work, cotangents = _measure_run(
+            run, shapes, cotangents, is_last=run is runs[-1], recompute=again[run.index]
+        )
+        works.append(work)
+    return tuple(reversed(works))
+
+
+def _measure_run(
+    run: Stage,
+    shapes: tuple[Shapes, Shapes, Shapes],
+    cotangents_in: tuple[int, ...],
+    *,
+    is_last: bool,
+    recompute: bool,
+) -> tuple[Work, tuple[int, ...]]:
+    """A run's work, and which of the values it receives have a cotangent."""
+    _, batch, received = shapes
+    kept = differentiate(run, *shapes, is_last=is_last, cotangents_in=cotangents_in)
+    programs = kept
+    if recompute:
+        programs = differentiate(
+            run, *shapes, is_last=is_last, cotangents_in=cotangents_in, recompute=True
+        )
+    work = Work(
+        forward=programs.forward_cost,
+        backward=programs.backward_cost,
+        product_bytes=sum(p.output_bytes for step in run.steps for p in products(step)),
+        residual_bytes=kept.residual_bytes,
+        input_bytes=sum(num_bytes(shape) for shape in (*batch, *received)),
+        received_bytes=sum(num_bytes(shape) for shape in received),
+        returned_bytes=sum(num_bytes(received[place]) for place in kept.cotangents_out),
+        parts=run.parameters,
+    )
+    return work, kept.cotangents_out
+
+
+@dataclass(frozen=True)
+class Product:
+    """A matrix product or convolution, with all its repetitions.
+
+    Args:
+        dtype: the dtype of its first operand.
+        flops: its FLOPs.
+        output_bytes: the bytes that it writes.
+    """
+
+    dtype: str
+    flops: float
+    output_bytes: float
+
+
+def products(step: Step) -> Iterator[Product]:
+    """The matrix products of a step, those of the jaxprs inside it too."""
+    if step.equation is not None:
+        yield from _equation_products(step.equation, 1)
+
+
+def product_dtype(program: Program) -> str:
+    """The dtype that most of the matrix products' FLOPs run in; float32 where there are none."""
+    flops: dict[str, float] = {}
+    for step in program.steps:
+        for product in products(step):
+            flops[product.dtype] = flops.get(product.dtype, 0.0) + product.flops
+    return max(flops, key=lambda dtype: flops[dtype]) if flops else "float32"
+
+
+def optimizer_bytes(optimizer: optax.GradientTransformation, parameters: PyTree) -> float:
+    """Bytes of an optimizer's state for each element of the parameters.
+
+    Args:
+        optimizer: an Optax transformation.
+        parameters: pytree of arrays or shapes.
+
+    Returns:
+        Bytes; scalars such as a step count are left out.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> optimizer_bytes(optax.adamw(1e-3), {"weight": jnp.ones((16, 16))})
+        8.0
+    """
+    parameters = abstract(parameters)
+    state = jax.eval_shape(optimizer.init, parameters)
+    held = sum(num_bytes(leaf) for leaf in jax.tree.leaves(state) if leaf.shape)
+    elements = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(parameters))
+    return held / max(elements, 1)
+
+
+def _equation_products(equation: _compat.JaxprEqn, times: float) -> Iterator[Product]:
+    name = equation.primitive.name
+    if name in ("dot_general", "conv_general_dilated"):
+        output = equation.outvars[0].aval
+        size = num_bytes(jax.ShapeDtypeStruct(output.shape, output.dtype))
+        dtype = str(equation.invars[0].aval.dtype)
+        yield Product(dtype, times * equation_cost(equation).flops, times * size)
+        return
+    inner = _compat.inner_jaxprs(equation)
+    # The further jaxprs of a function with a rule of its own are that rule's, not the function's.
+    for jaxpr in inner[:1] if "jvp" in name else inner:
+        repeated = times * equation.params["length"] if name == "scan" else times
+        for each in jaxpr.eqns:
+            yield from _equation_products(each, repeated)
+
+
+def _inputs(program: Program, runs: Sequence[Stage]) -> list[tuple[Shapes, Shapes, Shapes]]:
+    """Shapes of the parameter parts, batch leaves and received values of every run."""
+    inputs: list[tuple[Shapes, Shapes, Shapes]] = []
+    received: Shapes = []
+    for run in runs:
+        parameters = [part_shape(program, part) for part in run.parameters]
+        batch = [program.avals[program.batch[leaf]] for leaf in run.batch]
+        inputs.append((parameters, batch, received))
+        received = jax.eval_shape(run.function, parameters, batch, received)
+    return inputs
+
+
+def part_shape(program: Program, part: ParameterPart) -> jax.ShapeDtypeStruct:
+    """Shape and dtype of a parameter part."""
+    whole = program.avals[program.parameters[part.leaf]]
+    return jax.ShapeDtypeStruct(part.shape(whole.shape), whole.dtype)
+
+
+def _microbatch(batch: PyTree, num_microbatches: int) -> tuple[PyTree, int]:
+    """The shapes of a microbatch, and how many examples it has."""
+    leaves = jax.tree.leaves(batch)
+    if not leaves:
+        raise InputError("batch has no arrays; the loss function needs examples to be planned for")
+    sizes = {leaf.shape[0] for leaf in leaves if leaf.shape}
+    for batch_size in sizes:
+        if batch_size == 0 or batch_size % num_microbatches:
+            divisors = [n for n in range(1, batch_size + 1) if batch_size % n == 0]
+            raise InputError(
+                f"batch_size = {batch_size} is not divided by num_microbatches = "
+                f"{num_microbatches}; allowed for this batch: {', '.join(map(str, divisors))}"
+            )
+    shapes = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(
+            (leaf.shape[0] // num_microbatches, *leaf.shape[1:]) if leaf.shape else (), leaf.dtype
+        ),
+        batch,
+    )
+    return shapes, min(sizes, default=num_microbatches) // num_microbatches
+
+
+def _check_stage_counts(
+    min_stages: int, max_stages: int | None, cluster: Cluster, num_layers: int
+) -> None:
+    most = min(cluster.num_devices, num_layers)
+    if not 1 <= min_stages <= most:
+        raise InputError(
+            f"min_stages is {min_stages}; it must be from 1 to {most}, since a stage needs a "
+            f"device (the cluster has {cluster.num_devices}) and a layer (num_layers is "
+            f"{num_layers})"
+        )
+    if max_stages is not None and max_stages < min_stages:
+        raise InputError(
+            f"max_stages is {max_stages}; it must be at least min_stages, which is {min_stages}"
+        )

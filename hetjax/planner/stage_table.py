@@ -1,0 +1,244 @@
+"""The stage table: what every candidate stage and every transfer costs, as plain numbers.
+
+It is all that the search looks at, so that a measured profile can take the cost model's place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetjax.mesh.cluster import Cluster, Subcluster, SubMesh
+from hetjax.mesh.links import Link
+from hetjax.planner.cost_model import (
+    USABLE_MEMORY,
+    Estimate,
+    Execution,
+    Runs,
+    all_runs,
+    collective_link,
+    estimate,
+    transfer_seconds,
+)
+from hetjax.planner.problem import PlanningProblem
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+ALL_ORDERS_UP_TO = 4
+"""Up to this many subclusters the search tries every order of them along the pipeline."""
+
+
+@dataclass(frozen=True, eq=False)
+class Slice:
+    """What candidate stages cost on one shape of submesh of one subcluster.
+
+    Args:
+        shape: nodes, and devices in each.
+        seconds: forward plus backward pass of one microbatch, ``[options, L + 1, L + 1]``: entry
+            ``[o, i, j]`` is for layers i to j - 1 run with option o, infinite where j <= i.
+        live_limits: how many live microbatches fit; 0 where the stage does not fit at all.
+        options: how each option runs a stage; for whoever reads the result, not for the search.
+        estimates: what each option's seconds and limits were made of; likewise.
+    """
+
+    shape: tuple[int, int]
+    seconds: FloatArray
+    live_limits: IntArray
+    options: tuple[Execution, ...] = ()
+    estimates: tuple[Estimate, ...] = ()
+
+    @property
+    def num_devices(self) -> int:
+        """How many devices the submesh has."""
+        return self.shape[0] * self.shape[1]
+
+
+@dataclass(frozen=True, eq=False)
+class Transfers:
+    """What it takes to cross each layer boundary on one link, in seconds.
+
+    Args:
+        forward: an activation of one microbatch, ``[L + 1]``: entry j is for the boundary before
+            layer j.
+        backward: its cotangent.
+    """
+
+    forward: FloatArray
+    backward: FloatArray
+
+
+@dataclass(frozen=True, eq=False)
+class StageTable:
+    """What the search needs to know.
+
+    Args:
+        num_layers: L.
+        num_microbatches: M.
+        schedule: the schedule, which sets the warm-up counts.
+        nodes: nodes and devices per node of each subcluster.
+        slices: for each subcluster, the shapes of submesh that may be cut from it.
+        within: for each subcluster, transfers inside a node.
+        between: ``between[a][b]``: transfers between subclusters a and b; between the nodes of one
+            where they are the same.
+        order: subclusters in the one order in which the pipeline may pass them; None for any.
+        min_stages: the least number of stages.
+        max_stages: the largest; None for any.
+    """
+
+    num_layers: int
+    num_microbatches: int
+    schedule: str
+    nodes: tuple[tuple[int, int], ...]
+    slices: tuple[tuple[Slice, ...], ...]
+    within: tuple[Transfers, ...]
+    between: tuple[tuple[Transfers, ...], ...]
+    order: tuple[int, ...] | None = None
+    min_stages: int = 1
+    max_stages: int | None = None
+
+
+def make_stage_table(problem: PlanningProblem, memory_factor: float = 1.0) -> StageTable:
+    """The stage table of a problem, by the analytic cost model.
+
+    Args:
+        problem: the planning problem.
+        memory_factor: by how much every device's memory is multiplied, to see what a model that
+            does not fit would need.
+
+    Returns:
+        The table.
+    """
+    cluster = problem.cluster
+    names = [subcluster.name for subcluster in cluster.subclusters]
+    any_order = len(names) <= ALL_ORDERS_UP_TO
+    return StageTable(
+        num_layers=problem.num_layers,
+        num_microbatches=problem.num_microbatches,
+        schedule=problem.schedule,
+        nodes=tuple((s.nodes, s.devices_per_node) for s in cluster.subclusters),
+        slices=_all_slices(problem, memory_factor),
+        within=tuple(_transfers(problem, s.intra_node) for s in cluster.subclusters),
+        between=tuple(tuple(_transfers(problem, cluster.link(a, b)) for b in names) for a in names),
+        order=None if any_order else memory_first_order(cluster, problem.dtype),
+        min_stages=problem.min_stages,
+        max_stages=problem.max_stages and min(problem.max_stages, problem.num_layers),
+    )
+
+
+def memory_first_order(cluster: Cluster, dtype: str) -> tuple[int, ...]:
+    """Subclusters by falling memory per FLOP/s: the first stages hold the most microbatches.
+
+    Args:
+        cluster: the cluster.
+        dtype: the dtype whose rate counts.
+
+    Returns:
+        The places of the subclusters in the cluster, first stage first.
+
+    Source: Harp section 5.2.1.
+    """
+
+    def memory_per_flops(place: int) -> float:
+        kind = cluster.subclusters[place].kind
+        return kind.memory_bytes / kind.flops(dtype)
+
+    return tuple(sorted(range(len(cluster.subclusters)), key=memory_per_flops, reverse=True))
+
+
+def submesh_shapes(nodes: int, devices_per_node: int) -> tuple[tuple[int, int], ...]:
+    """The shapes of submesh that may be cut from a subcluster.
+
+    Args:
+        nodes: how many nodes it has.
+        devices_per_node: devices in each.
+
+    Returns:
+        A power of two devices of one node, one node, and several whole nodes; the fewest devices
+        first.
+
+    Source: Alpa (Zheng et al., 2022), section 5.2; Harp section 5.2.2.
+
+    Example:
+        >>> submesh_shapes(2, 6)
+        ((1, 1), (1, 2), (1, 4), (1, 6), (2, 6))
+    """
+    powers = [1 << k for k in range(devices_per_node.bit_length()) if 1 << k < devices_per_node]
+    whole = [(n, devices_per_node) for n in range(1, nodes + 1)]
+    return (*((1, m) for m in powers), *whole)
+
+
+def _all_slices(problem: PlanningProblem, memory_factor: float) -> tuple[tuple[Slice, ...], ...]:
+    runs = all_runs(problem.works)
+    by_recompute = {False: runs, True: runs.repeating_forward()}
+    return tuple(
+        tuple(
+            _slice(problem, by_recompute, subcluster, shape, memory_factor)
+            for shape in submesh_shapes(subcluster.nodes, subcluster.devices_per_node)
+        )
+        for subcluster in problem.cluster.subclusters
+    )
+
+
+def _slice(
+    problem: PlanningProblem,
+    runs: dict[bool, Runs],
+    subcluster: Subcluster,
+    shape: tuple[int, int],
+    memory_factor: float,
+) -> Slice:
+    options = execution_options(problem, subcluster, shape)
+    estimates = tuple(estimate(problem, runs[option.recompute], option) for option in options)
+    usable = subcluster.kind.memory_bytes * USABLE_MEMORY * memory_factor
+    # To the nanosecond, so that stages that are alike share one cost.
+    seconds = np.array([np.round(e.forward_seconds + e.backward_seconds, 9) for e in estimates])
+    limits = np.array([e.live_limit(usable, problem.num_microbatches) for e in estimates])
+    _forbid_needless_tensor_axes(options, limits)
+    seconds[:, np.tri(problem.num_layers + 1, dtype=bool)] = np.inf
+    return Slice(shape, seconds, limits, options, estimates)
+
+
+def execution_options(
+    problem: PlanningProblem, subcluster: Subcluster, shape: tuple[int, int]
+) -> tuple[Execution, ...]:
+    """The ways to run a stage on a submesh, those that need the least of the compiler first.
+
+    Args:
+        problem: the planning problem.
+        subcluster: what the submesh is cut from.
+        shape: its nodes, and devices in each.
+
+    Returns:
+        Every logical mesh whose data axis divides the microbatch, with parameters whole or fully
+        sharded, without and with recomputation.
+    """
+    link = collective_link(problem.cluster, SubMesh(subcluster.name, 0, shape))
+    devices = shape[0] * shape[1]
+    return tuple(
+        Execution(subcluster.kind, link, (data, devices // data), sharding, recompute)
+        for data in range(devices, 0, -1)
+        if devices % data == 0 and problem.microbatch_size % data == 0
+        for recompute in ((False, True) if problem.allow_recompute else (False,))
+        for sharding in (("data", "fully_sharded") if data > 1 else ("data",))
+    )
+
+
+def _forbid_needless_tensor_axes(options: Sequence[Execution], limits: IntArray) -> None:
+    """A tensor axis is for stages that fit in no other way.
+
+    The compiler shards by generic rules there, which the cost model cannot judge well enough to
+    weigh them against plain data parallelism.
+    """
+    has_tensor = np.array([option.mesh_shape[1] > 1 for option in options])
+    fits = (limits[~has_tensor] > 0).any(axis=0)
+    limits[has_tensor] = np.where(fits, 0, limits[has_tensor])
+
+
+def _transfers(problem: PlanningProblem, link: Link) -> Transfers:
+    return Transfers(
+        np.array([*(transfer_seconds(link, w.received_bytes) for w in problem.works), 0.0]),
+        np.array([*(transfer_seconds(link, w.returned_bytes) for w in problem.works), 0.0]),
+    )

@@ -1,0 +1,313 @@
+"""Saving and loading a stage's share of the training state, under names that no plan changes.
+
+Every stage writes what it holds as an Orbax item of its own, in the background; a leaf that several
+stages hold is written by the first of them. A stage that loads looks up in the manifest which items
+hold the rows that it needs, so the plan that saved and the plan that loads may differ in all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+
+from hetjax.errors import CheckpointError, InputError
+from hetjax.pipeline.build import PipelineProgram, Shapes
+from hetjax.pipeline.program import path_names
+from hetjax.pipeline.stages import ParameterPart
+from hetjax.runtime.checkpoint_files import (
+    Manifest,
+    SavedPart,
+    StageRecord,
+    read_manifest,
+    record_files,
+    row_span,
+)
+from hetjax.runtime.compilation import CompiledStage
+from hetjax.runtime.placement import Placement
+from hetjax.runtime.state import StageState, put_whole
+
+
+@dataclass(frozen=True, eq=False)
+class _Leaves:
+    """The leaves of one kind of state, and what each stage holds of them."""
+
+    kind: str
+    names: tuple[str, ...]
+    shapes: Shapes
+    held: tuple[tuple[ParameterPart, ...], ...]
+
+    def part(self, part: ParameterPart, item: str) -> SavedPart:
+        shape = self.shapes[part.leaf]
+        return SavedPart(
+            self.kind,
+            self.names[part.leaf],
+            part.start,
+            part.stop,
+            tuple(shape.shape),
+            str(shape.dtype),
+            item,
+        )
+
+    def writes(self, stage: int, part: ParameterPart) -> bool:
+        """Whether a stage is the first that holds a part."""
+        return not any(part in earlier for earlier in self.held[:stage])
+
+
+def _leaves_of(pipeline: PipelineProgram) -> tuple[_Leaves, _Leaves]:
+    state = jax.tree.unflatten(pipeline.state_tree, pipeline.state_shapes)
+    parameters = _Leaves(
+        "parameters",
+        pipeline.program.parameter_names,
+        pipeline.parameter_shapes,
+        tuple(stage.parameters for stage in pipeline.stages),
+    )
+    optimizer = _Leaves(
+        "optimizer",
+        path_names(state),
+        pipeline.state_shapes,
+        tuple(update.state for update in pipeline.updates),
+    )
+    for leaves in (parameters, optimizer):
+        repeated = {name for name in leaves.names if leaves.names.count(name) > 1}
+        if repeated:
+            raise InputError(
+                f"{leaves.kind}: the path {min(repeated)!r} is that of several leaves, so a "
+                f"checkpoint could not tell them apart; rename one"
+            )
+    return parameters, optimizer
+
+
+def check_leaves(folder: Path, pipeline: PipelineProgram) -> None:
+    """Check that a checkpoint holds the state of a model and its optimizer, leaf by leaf.
+
+    Args:
+        folder: the checkpoint.
+        pipeline: the pipeline's programs, under whatever plan.
+
+    Raises:
+        CheckpointError: naming a leaf that is missing, or not expected, or of another shape or
+            dtype, with both sides.
+    """
+    _check_leaves(folder, read_manifest(folder), _leaves_of(pipeline))
+
+
+def _check_leaves(folder: Path, manifest: Manifest, kinds: Sequence[_Leaves]) -> None:
+    saved = {part.leaf: (part.shape, part.dtype) for part in manifest.parts}
+    wanted = {
+        (leaves.kind, name): (tuple(shape.shape), str(shape.dtype))
+        for leaves in kinds
+        for name, shape in zip(leaves.names, leaves.shapes, strict=True)
+    }
+    for (kind, name), expected in wanted.items():
+        if (kind, name) not in saved:
+            raise CheckpointError(
+                f"checkpoint {folder} has no {kind} leaf {name!r}; it was saved with another "
+                f"model or optimizer"
+            )
+        if saved[kind, name] != expected:
+            shapes = [f"{list(shape)} {dtype}" for shape, dtype in (saved[kind, name], expected)]
+            raise CheckpointError(
+                f"checkpoint {folder}: {kind} leaf {name!r} is {shapes[0]}, {shapes[1]} expected"
+            )
+    for kind, name in saved:
+        if (kind, name) not in wanted:
+            raise CheckpointError(
+                f"checkpoint {folder} has a {kind} leaf {name!r}, which this model and optimizer "
+                f"do not have; it was saved with another model or optimizer"
+            )
+
+
+class StageSaver:
+    """Saves and loads the state of one stage; it lives where the stage's arrays do.
+
+    Where a stage spans several processes, each has a saver, and all of them make the same calls.
+
+    Args:
+        placement: shardings of all buffers, with the pipeline's programs.
+        stage: which stage.
+    """
+
+    def __init__(self, placement: Placement, stage: int):
+        self.pipeline, self.stage = placement.pipeline, stage
+        self.item = f"stage_{stage}"
+        self._kinds = _leaves_of(placement.pipeline)
+        self._background = ThreadPoolExecutor(1, thread_name_prefix=f"save {self.item}")
+        self._pending: Future[StageRecord | None] | None = None
+        self._checkpointer: Any = None
+
+    def save(self, folder: Path, state: StageState) -> None:
+        """Begin to write the stage's state.
+
+        When it returns, the arrays may be overwritten or donated; the files come later. Each save
+        is followed by `wait` before the next.
+
+        Args:
+            folder: what `CheckpointFolder.begin` returned.
+            state: the state to write.
+        """
+        assert self._pending is None, "a checkpoint is still being written; wait for it first"
+        import orbax.checkpoint as ocp
+
+        arrays = dict(self._to_write(state))
+        stored = {
+            part.key: _without_keys(array) for part, array in arrays.items() if not part.is_empty
+        }
+        if stored:
+            self._checkpointer = self._checkpointer or _asynchronous_checkpointer()
+            # Orbax copies to the host before it returns. Where the host sees device memory (CPU),
+            # it keeps a view instead, and while there is a view JAX does not donate the memory.
+            self._checkpointer.save(folder / self.item, args=ocp.args.PyTreeSave(stored))
+        self._pending = self._background.submit(self._finish, folder, tuple(arrays), bool(stored))
+
+    def done(self) -> bool:
+        """Whether `wait` would return at once."""
+        return self._pending is None or self._pending.done()
+
+    def wait(self) -> StageRecord | None:
+        """Wait until the state that was last saved is on the disk.
+
+        Returns:
+            What was written; None in all processes of the stage but the first.
+
+        Raises:
+            OSError: the files could not be written.
+        """
+        assert self._pending is not None, "nothing was saved"
+        pending, self._pending = self._pending, None
+        return pending.result()
+
+    def load(self, folder: Path, compiled: CompiledStage) -> StageState:
+        """Read the stage's state, and of the checkpoint no more than that.
+
+        Args:
+            folder: the checkpoint, saved under any plan.
+            compiled: the stage's shardings.
+
+        Returns:
+            The state, on the stage's devices.
+
+        Raises:
+            CheckpointError: the checkpoint is of another model or optimizer.
+        """
+        manifest = read_manifest(folder)
+        _check_leaves(folder, manifest, self._kinds)
+        shardings = (compiled.parameters, compiled.state)
+        loads = [
+            [
+                _Load(leaves.part(part, ""), leaves.shapes[part.leaf].dtype, sharding, manifest)
+                for part, sharding in zip(leaves.held[self.stage], targets, strict=True)
+            ]
+            for leaves, targets in zip(self._kinds, shardings, strict=True)
+        ]
+        stored = _read(folder, [load for group in loads for load in group])
+        return StageState(*([load.assemble(stored) for load in group] for group in loads))
+
+    def close(self) -> None:
+        """Finish what is being written and end the threads."""
+        self._background.shutdown(wait=True)
+        if self._checkpointer is not None:
+            self._checkpointer.close()
+
+    def _to_write(self, state: StageState) -> Iterator[tuple[SavedPart, jax.Array]]:
+        for leaves, arrays in zip(self._kinds, (state.parameters, state.optimizer), strict=True):
+            for part, array in zip(leaves.held[self.stage], arrays, strict=True):
+                if leaves.writes(self.stage, part):
+                    yield leaves.part(part, self.item), array
+
+    def _finish(
+        self, folder: Path, parts: tuple[SavedPart, ...], wrote: bool
+    ) -> StageRecord | None:
+        if wrote:
+            self._checkpointer.wait_until_finished()
+        if jax.process_index() != 0:
+            return None
+        files = record_files(folder, self.item) if wrote else ()
+        return StageRecord(self.pipeline.program.fingerprint, parts, files)
+
+
+class _Load:
+    """One part that a stage wants, and the saved parts that it is made of."""
+
+    def __init__(self, part: SavedPart, dtype: Any, sharding: NamedSharding, manifest: Manifest):
+        self.part, self.dtype, self.sharding = part, dtype, sharding
+        start, stop = part.rows
+        self.sources = [
+            source
+            for source in manifest.parts
+            if source.leaf == part.leaf
+            and not source.is_empty
+            and max(start, source.rows[0]) < min(stop, source.rows[1])
+        ]
+        self.is_key = jnp.issubdtype(dtype, jax.dtypes.prng_key)
+        # Saved just as it is wanted: every process reads only what its own devices hold.
+        self.is_direct = not self.is_key and [s.rows for s in self.sources] == [part.rows]
+
+    def assemble(self, stored: dict[str, Any]) -> jax.Array:
+        if self.is_direct:
+            return stored[self.part.key]
+        array = self._rows(stored)
+        if not self.is_key:
+            return put_whole(array, self.sharding)
+        implementation = jax.random.key_impl(jnp.empty((), self.dtype))
+        wrap: Callable[[Any], Any] = jax.jit(
+            lambda data: jax.random.wrap_key_data(data, impl=implementation),
+            out_shardings=self.sharding,
+        )
+        return wrap(put_whole(array, self.sharding))
+
+    def _rows(self, stored: dict[str, Any]) -> np.ndarray:
+        if not self.sources:
+            start, stop = row_span(self.part.start, self.part.stop, self.part.shape)
+            return np.zeros((stop - start, *self.part.shape[1:]), self.dtype)
+        if not self.part.shape:
+            return stored[self.sources[0].key]
+        start, stop = self.part.rows
+        pieces = [
+            stored[source.key][max(0, start - source.rows[0]) : stop - source.rows[0]]
+            for source in self.sources
+        ]
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+
+def _read(folder: Path, loads: Sequence[_Load]) -> dict[str, Any]:
+    """Read what some loads need: whole saved parts, by their keys."""
+    import orbax.checkpoint as ocp
+
+    wanted: dict[str, dict[str, Any]] = {}
+    for load in loads:
+        for source in load.sources:
+            wanted.setdefault(source.item, {})[source.key] = (
+                ocp.ArrayRestoreArgs(sharding=load.sharding)
+                if load.is_direct
+                else ocp.RestoreArgs(restore_type=np.ndarray)
+            )
+    stored: dict[str, Any] = {}
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        for item, how in sorted(wanted.items()):
+            tree = dict.fromkeys(how, 0)
+            arguments = ocp.args.PyTreeRestore(tree, restore_args=how, partial_restore=True)
+            stored.update(checkpointer.restore(folder / item, args=arguments))
+    return stored
+
+
+def _asynchronous_checkpointer() -> Any:
+    import orbax.checkpoint as ocp
+
+    # Orbax numbers folders that it makes in the background for the whole process, and the stages
+    # of one process save at the same time.
+    options = ocp.options.AsyncOptions(create_directories_asynchronously=False)
+    return ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler(), async_options=options)
+
+
+def _without_keys(array: jax.Array) -> jax.Array:
+    """Random keys as the words that they are made of."""
+    is_key = jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
+    return jax.random.key_data(array) if is_key else array

@@ -1,0 +1,135 @@
+"""What feeds workers: rows of batches, read where they are used and ahead of their use."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+from jaxtyping import PyTree
+
+from hetjax.errors import InputError
+from hetjax.pipeline.program import path_names
+from hetjax.runtime.worker import Feed
+
+
+class BatchSource(Protocol):
+    """Batches as a pure function of the step, so that to resume is to remember the step.
+
+    `hetjax.data.DataSet` is one. On Ray it is sent to every worker, so it must be picklable.
+    """
+
+    def batch(self, step: int, batch_size: int, rows: slice | None = None) -> PyTree[np.ndarray]:
+        """The batch of a step, or some of its rows."""
+        ...
+
+    def held_out_batches(self, batch_size: int) -> Iterator[PyTree[np.ndarray]]:
+        """The batches to evaluate on, always the same."""
+        ...
+
+
+class BatchReader:
+    """Reads a source's rows for a worker, those of the next step while this one computes.
+
+    Args:
+        source: the batches.
+        batch_size: examples in a step.
+        batch: pytree of shapes, of a training batch; a held-out batch may lack leaves, which are
+            zeros then.
+    """
+
+    def __init__(self, source: BatchSource, batch_size: int, batch: PyTree):
+        self._source, self._batch_size = source, batch_size
+        self._names = path_names(batch)
+        self._shapes = jax.tree.leaves(batch)
+        self._ahead: dict[tuple[int, int, int], Future[list[np.ndarray]]] = {}
+        self._held_out: list[list[np.ndarray]] | None = None
+        self._lock = threading.Lock()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="read")
+
+    def training(self, step: int) -> Feed:
+        """A feed of a training step's rows."""
+
+        def rows(first: int, end: int) -> Sequence[np.ndarray]:
+            with self._lock:
+                self._ahead = {k: v for k, v in self._ahead.items() if k[0] >= step}
+                now = self._submit(step, first, end)
+                self._submit(step + 1, first, end)
+            return now.result()
+
+        return rows
+
+    def _submit(self, step: int, first: int, end: int) -> Future[list[np.ndarray]]:
+        key = (step, first, end)
+        if key not in self._ahead:
+            self._ahead[key] = self._thread.submit(self._read, step, first, end)
+        return self._ahead[key]
+
+    def _read(self, step: int, first: int, end: int) -> list[np.ndarray]:
+        batch = self._source.batch(step, self._batch_size, slice(first, end))
+        return jax.tree.leaves(batch)
+
+    def held_out(self, index: int) -> Feed:
+        """A feed of a held-out batch's rows."""
+        batch = self._held_out_batches()[index]
+        return lambda first, end: [leaf[first:end] for leaf in batch]
+
+    @property
+    def num_held_out(self) -> int:
+        """How many held-out batches there are."""
+        return len(self._held_out_batches())
+
+    def _held_out_batches(self) -> list[list[np.ndarray]]:
+        if self._held_out is None:
+            batches = self._source.held_out_batches(self._batch_size)
+            self._held_out = [self._complete(batch) for batch in batches]
+        return self._held_out
+
+    def _complete(self, batch: PyTree) -> list[np.ndarray]:
+        found: Mapping[str, Any] = dict(zip(path_names(batch), jax.tree.leaves(batch), strict=True))
+        return [
+            np.asarray(found[name])
+            if name in found
+            else np.zeros((self._batch_size, *shape.shape[1:]), shape.dtype)
+            for name, shape in zip(self._names, self._shapes, strict=True)
+        ]
+
+    def close(self) -> None:
+        """End the reading thread."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+def feed_of(batch: PyTree, shapes: PyTree, batch_size: int) -> Feed:
+    """A feed of one batch that is at hand.
+
+    Args:
+        batch: pytree of arrays.
+        shapes: what it must look like.
+        batch_size: examples that it must have.
+
+    Returns:
+        The feed.
+
+    Raises:
+        InputError: it has other leaves, or another number of examples.
+    """
+    if path_names(batch) != path_names(shapes):
+        raise InputError(
+            f"the batch has leaves {list(path_names(batch))}, the plan was made for "
+            f"{list(path_names(shapes))}"
+        )
+    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(batch)]
+    for name, leaf, shape in zip(
+        path_names(batch), leaves, jax.tree.leaves(shapes), strict=True
+    ):
+        if leaf.shape != (batch_size, *shape.shape[1:]):
+            raise InputError(
+                f"batch leaf {name!r} has shape {leaf.shape}; "
+                f"{(batch_size, *shape.shape[1:])} is wanted"
+            )
+    return lambda first, end: [leaf[first:end] for leaf in leaves]
+
+

@@ -1,0 +1,149 @@
+"""Runs cases on the local executor, and gathers what its stages hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from small_models import Batch, Model
+from strategies import CLUSTER, Case
+
+from hetjax.pipeline.build import PipelineProgram, build_pipeline
+from hetjax.pipeline.stages import ParameterPart
+from hetjax.planner.plan import validate, validate_for
+from hetjax.runtime.local import LocalExecutor
+from hetjax.runtime.placement import Placement
+
+
+class GradientsState(NamedTuple):
+    """The gradients that an optimizer was given last."""
+
+    gradients: Any
+
+
+def keep_gradients() -> optax.GradientTransformation:
+    """An optimizer that changes nothing and remembers the gradients it was given."""
+
+    def init(parameters: Any) -> GradientsState:
+        return GradientsState(jax.tree.map(jnp.zeros_like, parameters))
+
+    def update(gradients: Any, state: Any, parameters: Any = None) -> tuple[Any, GradientsState]:
+        return jax.tree.map(jnp.zeros_like, gradients), GradientsState(gradients)
+
+    return optax.GradientTransformation(init, update)
+
+
+def build(case: Case, optimizer: optax.GradientTransformation) -> PipelineProgram:
+    """All programs of a case, for an optimizer."""
+    validate(case.plan)
+    validate_for(case.plan, case.program)
+    pipeline = case.plan.pipeline
+    return build_pipeline(
+        case.program,
+        jax.eval_shape(case.model.init),
+        optimizer,
+        boundaries=case.plan.boundaries(pipeline),
+        recompute=[stage.recompute for stage in pipeline.stages],
+        accumulate=pipeline.num_microbatches > 1,
+    )
+
+
+@contextmanager
+def executor_of(
+    case: Case, optimizer: optax.GradientTransformation, deadline: float = 60.0
+) -> Iterator[LocalExecutor]:
+    """A local executor that holds a case's initial state."""
+    placement = Placement(build(case, optimizer), case.plan.pipeline)
+    executor = LocalExecutor(placement, CLUSTER, deadline=deadline)
+    try:
+        executor.start(case.model.init())
+        yield executor
+    finally:
+        executor.close()
+
+
+def gather(
+    held: Sequence[tuple[Sequence[ParameterPart], Sequence[Any]]],
+    shapes: Sequence[jax.ShapeDtypeStruct],
+) -> list[np.ndarray]:
+    """Whole leaves from the parts that stages hold; what several stages hold must be equal.
+
+    Args:
+        held: for each stage its parts, and an array for each of them.
+        shapes: the shapes of the leaves.
+
+    Returns:
+        The leaves.
+    """
+    leaves = [np.zeros(shape.shape, shape.dtype) for shape in shapes]
+    counts = [np.zeros(shape.shape, np.int32) for shape in shapes]
+    for parts, arrays in held:
+        for part, array in zip(parts, arrays, strict=True):
+            rows = (slice(part.start, part.stop),) if part.stop is not None else ...
+            seen = counts[part.leaf][rows].astype(bool)
+            new = np.asarray(array)
+            np.testing.assert_array_equal(leaves[part.leaf][rows][seen], new[seen])
+            leaves[part.leaf][rows] = new
+            counts[part.leaf][rows] += 1
+    for count in counts:
+        assert np.all(count), "some rows are held by no stage"
+    return leaves
+
+
+def gathered_parameters(executor: LocalExecutor) -> list[np.ndarray]:
+    """The parameter leaves, whole."""
+    pipeline = executor.workers[0].pipeline
+    held = [
+        (stage.parameters, state.parameters)
+        for stage, state in zip(pipeline.stages, executor.states(), strict=True)
+    ]
+    return gather(held, pipeline.parameter_shapes)
+
+
+def gathered_state(executor: LocalExecutor) -> list[np.ndarray]:
+    """The leaves of the optimizer's state, whole."""
+    pipeline = executor.workers[0].pipeline
+    held = [
+        (update.state, state.optimizer)
+        for update, state in zip(pipeline.updates, executor.states(), strict=True)
+    ]
+    return gather(held, pipeline.state_shapes)
+
+
+def one_device_gradients(model: Model, batch: Batch) -> tuple[float, float, list[np.ndarray]]:
+    """Loss, gradient norm and gradients of a whole batch by plain `jax.jit`."""
+
+    @jax.jit
+    def compute(parameters: Any, batch: Any) -> tuple[Any, Any, Any]:
+        loss, gradients = jax.value_and_grad(model.mean_loss)(parameters, batch)
+        wide = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), gradients)
+        return loss, optax.tree.norm(wide), gradients
+
+    loss, norm, gradients = compute(model.init(), batch)
+    return float(loss), float(norm), [np.asarray(leaf) for leaf in jax.tree.leaves(gradients)]
+
+
+def one_device_steps(
+    model: Model, optimizer: optax.GradientTransformation, batches: Sequence[Batch]
+) -> list[tuple[float, float]]:
+    """Loss and gradient norm of each of several training steps by plain `jax.jit`."""
+
+    @jax.jit
+    def step(parameters: Any, state: Any, batch: Any) -> tuple[Any, Any, Any, Any]:
+        loss, gradients = jax.value_and_grad(model.mean_loss)(parameters, batch)
+        updates, state = optimizer.update(gradients, state, parameters)
+        norm = optax.tree.norm(gradients)
+        return optax.apply_updates(parameters, updates), state, loss, norm
+
+    parameters = model.init()
+    state = optimizer.init(parameters)
+    seen = []
+    for batch in batches:
+        parameters, state, loss, norm = step(parameters, state, batch)
+        seen.append((float(loss), float(norm)))
+    return seen

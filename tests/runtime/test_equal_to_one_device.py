@@ -1,0 +1,41 @@
+"""The project's main test: any plan gives the loss and the gradients of plain `jax.jit`.
+
+A gradient's error is taken relative to the largest entry of its own leaf, so that a leaf with small
+gradients must be as right as one with large ones.
+"""
+
+import numpy as np
+import optax
+import pytest
+from execution import executor_of, gathered_state, keep_gradients
+from execution import one_device_gradients, one_device_steps
+from hypothesis import given
+from small_models import Model, feed_of, make_batch
+from strategies import Case, cases, examples
+
+TOLERANCE = 1e-5
+HALF_TOLERANCE = 0.05
+"""bfloat16 has 8 bits: sums over microbatches or devices that round differently differ by that."""
+
+
+def largest_error(found: np.ndarray, expected: np.ndarray) -> float:
+    """The largest error of an array, relative to its largest entry."""
+    found, expected = found.astype(np.float64), expected.astype(np.float64)
+    scale = np.max(np.abs(expected))
+    error = np.max(np.abs(found - expected))
+    return float(error / scale) if scale else float(error)
+
+
+@examples(usual=30)
+@given(case=cases())
+def test_loss_and_gradients_equal_those_of_one_device(case: Case):
+    batch = make_batch(case.plan.batch_size)
+    loss, norm, gradients = one_device_gradients(case.model, batch)
+    with executor_of(case, keep_gradients()) as executor:
+        report = executor.train_step(0, feed_of(batch))[-1]
+        found = gathered_state(executor)
+    tolerance = TOLERANCE if case.model.exact else HALF_TOLERANCE
+    assert report.loss == pytest.approx(loss, rel=tolerance)
+    assert report.gradient_norm == pytest.approx(norm, rel=tolerance)
+    for name, ours, theirs in zip(case.program.parameter_names, found, gradients, strict=True):
+        assert largest_error(ours, theirs) <= tolerance, name
