@@ -1,0 +1,55 @@
+"""hetjax: one training job out of unlike accelerators.
+
+The names below are the public interface; they are imported when they are first used, so that
+``import hetjax`` and the commands' checks of their input are quick.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hetjax.errors import CheckpointError, InputError, WorkerLostError
+    from hetjax.mesh import Cluster
+    from hetjax.planner import Plan, plan, simulate
+    from hetjax.report import draw_timeline
+    from hetjax.runtime import RayOptions, Trainer
+
+_HOMES = {
+    "CheckpointError": "hetjax.errors",
+    "Cluster": "hetjax.mesh",
+    "InputError": "hetjax.errors",
+    "Plan": "hetjax.planner",
+    "RayOptions": "hetjax.runtime",
+    "Trainer": "hetjax.runtime",
+    "WorkerLostError": "hetjax.errors",
+    "draw_timeline": "hetjax.report",
+    "plan": "hetjax.planner",
+    "simulate": "hetjax.planner",
+}
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CheckpointError",
+    "Cluster",
+    "InputError",
+    "Plan",
+    "RayOptions",
+    "Trainer",
+    "WorkerLostError",
+    "draw_timeline",
+    "plan",
+    "simulate",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'hetjax' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

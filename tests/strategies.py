@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import jax
-from hypothesis import settings
+from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from small_models import Model, make_batch, models
 
@@ -27,8 +28,14 @@ _seconds = st.floats(0.01, 10.0)
 
 
 def examples(usual: int, full: int = 200) -> settings:
-    """How many cases an expensive property test draws, by hypothesis profile."""
-    return settings(max_examples=full if settings.get_current_profile_name() == "full" else usual)
+    """How many cases an expensive property test draws, by hypothesis profile.
+
+    A case that fails is small as it is, and is shown without minutes of shrinking.
+    """
+    return settings(
+        max_examples=full if settings.get_current_profile_name() == "full" else usual,
+        phases=(Phase.explicit, Phase.reuse, Phase.generate),
+    )
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -46,7 +53,10 @@ class Case:
     plan: Plan
 
     def __repr__(self) -> str:
-        return f"Case({self.model}, cuts={self.plan.layers}, {self.plan.pipeline})"
+        return f"Case({self.model}, layers={self.plan.layers}, {self.plan.pipeline})"
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(repr(self))
 
 
 @st.composite

@@ -86,6 +86,7 @@ class DataSet:
         parts: the corpora, one or more.
         sequence: number of predicted tokens an example.
         seed: of the dropout keys.
+        keys: whether training batches give each example a threefry key, for dropout.
 
     Raises:
         InputError: naming the field, its value and what is allowed.
@@ -101,6 +102,7 @@ class DataSet:
     parts: tuple[Part, ...]
     sequence: int
     seed: int = 0
+    keys: bool = False
 
     def __post_init__(self):
         _check_seed(self.seed)
@@ -135,8 +137,6 @@ class DataSet:
         step: int,
         batch_size: int,
         rows: slice | None = None,
-        *,
-        keys: bool = False,
     ) -> dict[str, np.ndarray]:
         """The training batch of a step, or some of its rows.
 
@@ -144,11 +144,10 @@ class DataSet:
             step: 0 for the first.
             batch_size: examples in the whole batch of every step.
             rows: which of them to read; ``None`` for all.
-            keys: whether to give each example a threefry key, for dropout.
 
         Returns:
-            ``"tokens"``, int32 [rows, sequence + 1], and ``"keys"``, uint32 [rows, 2], if asked
-            for. The rows of a batch are the same however they are asked for.
+            ``"tokens"``, int32 [rows, sequence + 1], and ``"keys"``, uint32 [rows, 2], where
+            the set has them. The rows of a batch are the same however they are asked for.
 
         Raises:
             InputError: if a text cannot be used.
@@ -156,7 +155,7 @@ class DataSet:
         wanted = range(batch_size)[rows if rows is not None else slice(None)]
         examples = np.array([step * batch_size + row for row in wanted], np.int64)
         batch = {"tokens": self._stack(self._training, examples)}
-        if keys:
+        if self.keys:
             batch["keys"] = example_keys(self.seed, examples)
         return batch
 

@@ -260,7 +260,8 @@ def dropout(x: jax.Array, keys: jax.Array | None, site: int | jax.Array, rate: f
 
     Args:
         x: [B, ...].
-        keys: [B, 2] uint32, one threefry key an example; ``None`` for no dropout.
+        keys: [B, 2] uint32, one threefry key an example; ``None`` for no dropout at all, zeros for
+            none on that example, so that one program serves training and evaluation.
         site: which dropout of the model this is; each site has a number of its own.
         rate: the share to drop, in [0, 1).
 
@@ -277,7 +278,9 @@ def dropout(x: jax.Array, keys: jax.Array | None, site: int | jax.Array, rate: f
 
     bits = jax.vmap(draw)(jax.random.wrap_key_data(keys, impl="threefry2x32"))
     keep = bits < jnp.uint32(round((1.0 - rate) * 2**32))
-    return jax.lax.select(keep, x * (1.0 / (1.0 - rate)), jnp.zeros_like(x))
+    dropped = jax.lax.select(keep, x * (1.0 / (1.0 - rate)), jnp.zeros_like(x))
+    trains = jax.lax.broadcast_in_dim(jax.lax.reduce_max(keys, (1,)) != 0, x.shape, (0,))
+    return jax.lax.select(trains, dropped, x)
 
 
 def output_logits(x: jax.Array, table: jax.Array) -> jax.Array:

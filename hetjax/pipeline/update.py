@@ -182,9 +182,11 @@ class _Divider:
             jax.ShapeDtypeStruct(p.shape, accumulator_dtype(p.dtype)) for p in self.parameter_shapes
         ]
         scalar = jax.ShapeDtypeStruct((), jnp.float32)
-        closed = jax.make_jaxpr(update_function(optimizer, unflatten))(
-            self.parameter_shapes, gradients, state, scalar, scalar
-        )
+        # Optax mixes dtypes in its own arithmetic, whatever the caller is strict about.
+        with jax.numpy_dtype_promotion("standard"):
+            closed = jax.make_jaxpr(update_function(optimizer, unflatten))(
+                self.parameter_shapes, gradients, state, scalar, scalar
+            )
         return flatten_jaxpr(closed, inline_conditionals=True), len(jax.tree.leaves(state))
 
     def _is_array(self, value: int) -> bool:

@@ -1,0 +1,120 @@
+"""Plans, and the planners that make them.
+
+A plan is data: `Plan` and the file that holds it. A planner is anything that makes one from a
+`PlanningProblem`; `DynamicProgram` is the default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import optax
+from jaxtyping import PyTree
+
+from hetjax.mesh.cluster import Cluster
+from hetjax.planner.dynamic_program import DynamicProgram
+from hetjax.planner.plan import (
+    PipelinePlan,
+    Plan,
+    Prediction,
+    StagePlan,
+    StagePrediction,
+    validate,
+    validate_for,
+)
+from hetjax.planner.predict import predict, simulate
+from hetjax.planner.problem import Planner, PlanningProblem, make_problem
+
+__all__ = [
+    "DynamicProgram",
+    "PipelinePlan",
+    "Plan",
+    "Planner",
+    "PlanningProblem",
+    "Prediction",
+    "StagePlan",
+    "StagePrediction",
+    "make_problem",
+    "plan",
+    "predict",
+    "simulate",
+    "validate",
+    "validate_for",
+]
+
+
+def plan(
+    loss_function: Callable[..., Any],
+    parameters: PyTree,
+    batch: PyTree,
+    *,
+    cluster: Cluster,
+    optimizer: optax.GradientTransformation,
+    num_microbatches: int,
+    num_layers: int = 32,
+    schedule: str = "h_1f1b",
+    allow_recompute: bool = True,
+    min_stages: int = 1,
+    max_stages: int | None = None,
+    planner: Planner | None = None,
+) -> Plan:
+    """Plan one training step on a cluster.
+
+    Args:
+        loss_function: ``loss_function(parameters, batch)``, a plain JAX function that returns the
+            mean loss, or the pair of the summed loss and what to divide it by.
+        parameters: pytree of arrays or shapes.
+        batch: the batch of a whole step, pytree of arrays or shapes; first axes are the examples.
+        cluster: the devices and their links.
+        optimizer: the Optax transformation, whose state takes memory.
+        num_microbatches: into how many microbatches the batch is divided.
+        num_layers: into how many layers the model is divided at most; more make finer plans, and
+            planning slower.
+        schedule: one of ``"gpipe"``, ``"1f1b"``, ``"eager_1f1b"``, ``"h_1f1b"``.
+        allow_recompute: whether stages may recompute to save memory.
+        min_stages: how many stages the plan has at least.
+        max_stages: how many it has at most; None for any number.
+        planner: what makes the plan; `DynamicProgram` unless given.
+
+    Returns:
+        A plan with its prediction.
+
+    Raises:
+        InputError: a value is not allowed, the batch does not divide, or the model fits nowhere.
+
+    Example:
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> from hetjax.mesh import Cluster, Link, Subcluster, kind
+        >>> near, far = Link(25e9, 10e-6), Link(1.25e9, 50e-6)
+        >>> fast = Subcluster("fast", kind("RTX4090"), 1, 2, near, near)
+        >>> slow = Subcluster("slow", kind("RTX3080"), 1, 2, near, near)
+        >>> home = Cluster("home", (fast, slow), (("fast", "slow", far),))
+        >>> def loss(weights, x):
+        ...     for weight in weights:
+        ...         x = jnp.tanh(x @ weight)
+        ...     return jnp.mean(x**2)
+        >>> weights = [jax.ShapeDtypeStruct((8192, 8192), jnp.float32)] * 12
+        >>> batch = jax.ShapeDtypeStruct((256, 8192), jnp.float32)
+        >>> made = plan(
+        ...     loss, weights, batch, cluster=home, optimizer=optax.adam(1e-3), num_microbatches=8
+        ... )
+        >>> for stage in made.pipeline.stages:
+        ...     print(stage.layers, stage.submesh)
+        (0, 6) slow
+    """
+    problem = make_problem(
+        loss_function,
+        parameters,
+        batch,
+        cluster=cluster,
+        optimizer=optimizer,
+        num_microbatches=num_microbatches,
+        num_layers=num_layers,
+        schedule=schedule,
+        allow_recompute=allow_recompute,
+        min_stages=min_stages,
+        max_stages=max_stages,
+    )
+    return predict((planner or DynamicProgram()).plan(problem), problem)

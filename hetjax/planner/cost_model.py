@@ -21,7 +21,8 @@ from hetjax.pipeline.program import num_bytes
 from hetjax.pipeline.stages import ParameterPart
 from hetjax.pipeline.update import accumulator_dtype
 from hetjax.planner.plan import Spec
-from hetjax.planner.problem import PlanningProblem, Work, part_shape
+from hetjax.planner.problem import PlanningProblem
+from hetjax.planner.work import Work, part_shape
 from hetjax.sharding.rules import division, parameter_spec
 
 FloatArray = NDArray[np.float64]

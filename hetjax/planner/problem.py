@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -11,43 +11,13 @@ import numpy as np
 import optax
 from jaxtyping import PyTree
 
-from hetjax import _compat
 from hetjax.errors import InputError, unknown_name
 from hetjax.mesh.cluster import Cluster
-from hetjax.pipeline.backward import differentiate
-from hetjax.pipeline.costs import Cost, equation_cost
 from hetjax.pipeline.layers import cluster_layers
-from hetjax.pipeline.program import Program, Step, abstract, num_bytes, trace
+from hetjax.pipeline.program import Program, abstract, num_bytes, trace
 from hetjax.pipeline.schedule import SCHEDULES
-from hetjax.pipeline.stages import ParameterPart, Stage, cut
 from hetjax.planner.plan import Plan
-
-Shapes = list[jax.ShapeDtypeStruct]
-
-
-@dataclass(frozen=True)
-class Work:
-    """What a run of layers does and holds for one microbatch, on one device.
-
-    Args:
-        forward: the forward pass.
-        backward: the backward pass.
-        product_bytes: bytes that the forward pass's matrix products write.
-        residual_bytes: bytes kept between the forward and the backward pass.
-        input_bytes: bytes of its inputs, all that is kept where it recomputes.
-        received_bytes: bytes it receives from the run before; 0 in the first.
-        returned_bytes: bytes of their cotangents, which it gives back.
-        parts: the parameter parts that it holds.
-    """
-
-    forward: Cost
-    backward: Cost
-    product_bytes: float
-    residual_bytes: int
-    input_bytes: int
-    received_bytes: int
-    returned_bytes: int
-    parts: tuple[ParameterPart, ...]
+from hetjax.planner.work import Work, measure, product_dtype
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,91 +142,6 @@ def make_problem(
     )
 
 
-def measure(
-    program: Program, boundaries: Sequence[int], recompute: Sequence[bool] = ()
-) -> tuple[Work, ...]:
-    """Count the work of a program's runs of positions, each differentiated by itself.
-
-    Args:
-        program: the traced loss function.
-        boundaries: the positions where runs begin, and the end.
-        recompute: whether each run recomputes; empty for none.
-
-    Returns:
-        The work of each run. Where it recomputes, its backward pass counts the forward steps that
-        it repeats; its residual bytes are those that it would keep otherwise.
-    """
-    runs = cut(program, boundaries)
-    again = list(recompute) or [False] * len(runs)
-    works: list[Work] = []
-    cotangents: tuple[int, ...] = ()
-    for run, shapes in reversed(list(zip(runs, _inputs(program, runs), strict=True))):
-        work, cotangents = _measure_run(
-            run, shapes, cotangents, is_last=run is runs[-1], recompute=again[run.index]
-        )
-        works.append(work)
-    return tuple(reversed(works))
-
-
-def _measure_run(
-    run: Stage,
-    shapes: tuple[Shapes, Shapes, Shapes],
-    cotangents_in: tuple[int, ...],
-    *,
-    is_last: bool,
-    recompute: bool,
-) -> tuple[Work, tuple[int, ...]]:
-    """A run's work, and which of the values it receives have a cotangent."""
-    _, batch, received = shapes
-    kept = differentiate(run, *shapes, is_last=is_last, cotangents_in=cotangents_in)
-    programs = kept
-    if recompute:
-        programs = differentiate(
-            run, *shapes, is_last=is_last, cotangents_in=cotangents_in, recompute=True
-        )
-    work = Work(
-        forward=programs.forward_cost,
-        backward=programs.backward_cost,
-        product_bytes=sum(p.output_bytes for step in run.steps for p in products(step)),
-        residual_bytes=kept.residual_bytes,
-        input_bytes=sum(num_bytes(shape) for shape in (*batch, *received)),
-        received_bytes=sum(num_bytes(shape) for shape in received),
-        returned_bytes=sum(num_bytes(received[place]) for place in kept.cotangents_out),
-        parts=run.parameters,
-    )
-    return work, kept.cotangents_out
-
-
-@dataclass(frozen=True)
-class Product:
-    """A matrix product or convolution, with all its repetitions.
-
-    Args:
-        dtype: the dtype of its first operand.
-        flops: its FLOPs.
-        output_bytes: the bytes that it writes.
-    """
-
-    dtype: str
-    flops: float
-    output_bytes: float
-
-
-def products(step: Step) -> Iterator[Product]:
-    """The matrix products of a step, those of the jaxprs inside it too."""
-    if step.equation is not None:
-        yield from _equation_products(step.equation, 1)
-
-
-def product_dtype(program: Program) -> str:
-    """The dtype that most of the matrix products' FLOPs run in; float32 where there are none."""
-    flops: dict[str, float] = {}
-    for step in program.steps:
-        for product in products(step):
-            flops[product.dtype] = flops.get(product.dtype, 0.0) + product.flops
-    return max(flops, key=lambda dtype: flops[dtype]) if flops else "float32"
-
-
 def optimizer_bytes(optimizer: optax.GradientTransformation, parameters: PyTree) -> float:
     """Bytes of an optimizer's state for each element of the parameters.
 
@@ -277,40 +162,6 @@ def optimizer_bytes(optimizer: optax.GradientTransformation, parameters: PyTree)
     held = sum(num_bytes(leaf) for leaf in jax.tree.leaves(state) if leaf.shape)
     elements = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(parameters))
     return held / max(elements, 1)
-
-
-def _equation_products(equation: _compat.JaxprEqn, times: float) -> Iterator[Product]:
-    name = equation.primitive.name
-    if name in ("dot_general", "conv_general_dilated"):
-        output = equation.outvars[0].aval
-        size = num_bytes(jax.ShapeDtypeStruct(output.shape, output.dtype))
-        dtype = str(equation.invars[0].aval.dtype)
-        yield Product(dtype, times * equation_cost(equation).flops, times * size)
-        return
-    inner = _compat.inner_jaxprs(equation)
-    # The further jaxprs of a function with a rule of its own are that rule's, not the function's.
-    for jaxpr in inner[:1] if "jvp" in name else inner:
-        repeated = times * equation.params["length"] if name == "scan" else times
-        for each in jaxpr.eqns:
-            yield from _equation_products(each, repeated)
-
-
-def _inputs(program: Program, runs: Sequence[Stage]) -> list[tuple[Shapes, Shapes, Shapes]]:
-    """Shapes of the parameter parts, batch leaves and received values of every run."""
-    inputs: list[tuple[Shapes, Shapes, Shapes]] = []
-    received: Shapes = []
-    for run in runs:
-        parameters = [part_shape(program, part) for part in run.parameters]
-        batch = [program.avals[program.batch[leaf]] for leaf in run.batch]
-        inputs.append((parameters, batch, received))
-        received = jax.eval_shape(run.function, parameters, batch, received)
-    return inputs
-
-
-def part_shape(program: Program, part: ParameterPart) -> jax.ShapeDtypeStruct:
-    """Shape and dtype of a parameter part."""
-    whole = program.avals[program.parameters[part.leaf]]
-    return jax.ShapeDtypeStruct(part.shape(whole.shape), whole.dtype)
 
 
 def _microbatch(batch: PyTree, num_microbatches: int) -> tuple[PyTree, int]:

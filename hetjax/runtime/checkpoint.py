@@ -7,7 +7,8 @@ hold the rows that it needs, so the plan that saved and the plan that loads may 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +29,6 @@ from hetjax.runtime.checkpoint_files import (
     StageRecord,
     read_manifest,
     record_files,
-    row_span,
 )
 from hetjax.runtime.compilation import CompiledStage
 from hetjax.runtime.placement import Placement
@@ -56,10 +56,6 @@ class _Leaves:
             item,
         )
 
-    def writes(self, stage: int, part: ParameterPart) -> bool:
-        """Whether a stage is the first that holds a part."""
-        return not any(part in earlier for earlier in self.held[:stage])
-
 
 def _leaves_of(pipeline: PipelineProgram) -> tuple[_Leaves, _Leaves]:
     state = jax.tree.unflatten(pipeline.state_tree, pipeline.state_shapes)
@@ -76,10 +72,10 @@ def _leaves_of(pipeline: PipelineProgram) -> tuple[_Leaves, _Leaves]:
         tuple(update.state for update in pipeline.updates),
     )
     for leaves in (parameters, optimizer):
-        repeated = {name for name in leaves.names if leaves.names.count(name) > 1}
+        repeated = [name for name, count in Counter(leaves.names).items() if count > 1]
         if repeated:
             raise InputError(
-                f"{leaves.kind}: the path {min(repeated)!r} is that of several leaves, so a "
+                f"{leaves.kind}: the path {repeated[0]!r} is that of several leaves, so a "
                 f"checkpoint could not tell them apart; rename one"
             )
     return parameters, optimizer
@@ -146,14 +142,14 @@ class StageSaver:
     def save(self, folder: Path, state: StageState) -> None:
         """Begin to write the stage's state.
 
-        When it returns, the arrays may be overwritten or donated; the files come later. Each save
-        is followed by `wait` before the next.
+        When it returns, the arrays may be overwritten or donated; the files come later, and `wait`
+        waits for them. What was saved before and never waited for is given up.
 
         Args:
             folder: what `CheckpointFolder.begin` returned.
             state: the state to write.
         """
-        assert self._pending is None, "a checkpoint is still being written; wait for it first"
+        self._give_up()
         import orbax.checkpoint as ocp
 
         arrays = dict(self._to_write(state))
@@ -199,28 +195,51 @@ class StageSaver:
         """
         manifest = read_manifest(folder)
         _check_leaves(folder, manifest, self._kinds)
-        shardings = (compiled.parameters, compiled.state)
-        loads = [
-            [
-                _Load(leaves.part(part, ""), leaves.shapes[part.leaf].dtype, sharding, manifest)
-                for part, sharding in zip(leaves.held[self.stage], targets, strict=True)
-            ]
-            for leaves, targets in zip(self._kinds, shardings, strict=True)
-        ]
-        stored = _read(folder, [load for group in loads for load in group])
-        return StageState(*([load.assemble(stored) for load in group] for group in loads))
+        saved: dict[tuple[str, str], list[SavedPart]] = {}
+        for part in manifest.parts:
+            saved.setdefault(part.leaf, []).append(part)
+        parameters, optimizer = (
+            self._loads(leaves, shardings, saved)
+            for leaves, shardings in zip(
+                self._kinds, (compiled.parameters, compiled.state), strict=True
+            )
+        )
+        stored = _read(folder, [*parameters, *optimizer])
+        return StageState(
+            [load.assemble(stored) for load in parameters],
+            [load.assemble(stored) for load in optimizer],
+        )
 
     def close(self) -> None:
         """Finish what is being written and end the threads."""
+        self._give_up()
         self._background.shutdown(wait=True)
         if self._checkpointer is not None:
             self._checkpointer.close()
 
+    def _give_up(self) -> None:
+        """End what is being written, if anything is; whether it succeeded no longer matters."""
+        if self._pending is not None:
+            self._pending.exception()
+            self._pending = None
+
     def _to_write(self, state: StageState) -> Iterator[tuple[SavedPart, jax.Array]]:
         for leaves, arrays in zip(self._kinds, (state.parameters, state.optimizer), strict=True):
+            written = {part for held in leaves.held[: self.stage] for part in held}
             for part, array in zip(leaves.held[self.stage], arrays, strict=True):
-                if leaves.writes(self.stage, part):
+                if part not in written:
                     yield leaves.part(part, self.item), array
+
+    def _loads(
+        self,
+        leaves: _Leaves,
+        shardings: Sequence[NamedSharding],
+        saved: Mapping[tuple[str, str], Sequence[SavedPart]],
+    ) -> list[_Load]:
+        return [
+            _Load(leaves.part(part, self.item), leaves.shapes[part.leaf].dtype, sharding, saved)
+            for part, sharding in zip(leaves.held[self.stage], shardings, strict=True)
+        ]
 
     def _finish(
         self, folder: Path, parts: tuple[SavedPart, ...], wrote: bool
@@ -236,15 +255,19 @@ class StageSaver:
 class _Load:
     """One part that a stage wants, and the saved parts that it is made of."""
 
-    def __init__(self, part: SavedPart, dtype: Any, sharding: NamedSharding, manifest: Manifest):
+    def __init__(
+        self,
+        part: SavedPart,
+        dtype: Any,
+        sharding: NamedSharding,
+        saved: Mapping[tuple[str, str], Sequence[SavedPart]],
+    ):
         self.part, self.dtype, self.sharding = part, dtype, sharding
         start, stop = part.rows
         self.sources = [
             source
-            for source in manifest.parts
-            if source.leaf == part.leaf
-            and not source.is_empty
-            and max(start, source.rows[0]) < min(stop, source.rows[1])
+            for source in saved[part.leaf]
+            if not source.is_empty and source.rows[0] < stop and start < source.rows[1]
         ]
         self.is_key = jnp.issubdtype(dtype, jax.dtypes.prng_key)
         # Saved just as it is wanted: every process reads only what its own devices hold.
@@ -252,7 +275,7 @@ class _Load:
 
     def assemble(self, stored: dict[str, Any]) -> jax.Array:
         if self.is_direct:
-            return stored[self.part.key]
+            return stored[self.sources[0].key]
         array = self._rows(stored)
         if not self.is_key:
             return put_whole(array, self.sharding)
@@ -265,7 +288,7 @@ class _Load:
 
     def _rows(self, stored: dict[str, Any]) -> np.ndarray:
         if not self.sources:
-            start, stop = row_span(self.part.start, self.part.stop, self.part.shape)
+            start, stop = self.part.rows
             return np.zeros((stop - start, *self.part.shape[1:]), self.dtype)
         if not self.part.shape:
             return stored[self.sources[0].key]

@@ -384,13 +384,14 @@ class CheckpointFolder:
             folder = self.path / _name(step)
             try:
                 manifest = read_manifest(folder)
-                if manifest.model == (model or manifest.model):
+                is_foreign = model is not None and manifest.model != model
+                if not is_foreign:
                     verify_files(folder, manifest)
             except CheckpointError as fault:
                 faults.append(f"checkpoint {step} is not whole: {fault}")
                 self._broken.add(step)
                 continue
-            if manifest.model != (model or manifest.model):
+            if is_foreign:
                 raise CheckpointError(
                     f"checkpoint {step} in {self.path} is of another model: its fingerprint is "
                     f"{manifest.model!r}, this model's is {model!r}"
@@ -420,7 +421,7 @@ class CheckpointFolder:
             shutil.rmtree(replaced)
 
     def _recover(self) -> None:
-        """Finish a replacement that was interrupted: the old one stays where there is no new one."""
+        """Finish an interrupted replacement: the old one stays where there is no new one."""
         for replaced in self.path.glob(f"{_REPLACED}*"):
             final = self.path / replaced.name.removeprefix(_REPLACED)
             if final.exists():

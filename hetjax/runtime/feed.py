@@ -122,14 +122,10 @@ def feed_of(batch: PyTree, shapes: PyTree, batch_size: int) -> Feed:
             f"{list(path_names(shapes))}"
         )
     leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(batch)]
-    for name, leaf, shape in zip(
-        path_names(batch), leaves, jax.tree.leaves(shapes), strict=True
-    ):
+    for name, leaf, shape in zip(path_names(batch), leaves, jax.tree.leaves(shapes), strict=True):
         if leaf.shape != (batch_size, *shape.shape[1:]):
             raise InputError(
                 f"batch leaf {name!r} has shape {leaf.shape}; "
                 f"{(batch_size, *shape.shape[1:])} is wanted"
             )
     return lambda first, end: [leaf[first:end] for leaf in leaves]
-
-

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from pathlib import Path
 from typing import Any, TypeVar
 
 import jax
+import numpy as np
 from jaxtyping import PyTree
 
-from hetjax.mesh.cluster import Cluster
 from hetjax.mesh.hetero import HeteroMesh
+from hetjax.pipeline.stages import ParameterPart
+from hetjax.runtime.checkpoint import StageSaver
+from hetjax.runtime.checkpoint_files import StageRecord
+from hetjax.runtime.feed import BatchReader, feed_of
 from hetjax.runtime.instructions import Tag
+from hetjax.runtime.job import Job
 from hetjax.runtime.placement import Placement, named
-from hetjax.runtime.state import StageState
 from hetjax.runtime.transport import InProcessTransport
 from hetjax.runtime.worker import Feed, StageWorker, StepReport
 from hetjax.sharding.rules import MESH_AXES
@@ -25,72 +30,108 @@ class LocalExecutor:
     """Runs every stage of a pipeline in this process.
 
     Args:
-        placement: the pipeline's programs, plan and shardings.
-        cluster: the cluster that the plan names.
+        job: the job.
+        placement: its programs and shardings.
         devices: the process's devices, as many as the cluster has or more; ``jax.devices()`` where
             none are given.
-        deadline: seconds after which a stage that waits for another gives up.
 
     Raises:
         InputError: there are fewer devices than the cluster has.
     """
 
-    def __init__(
-        self,
-        placement: Placement,
-        cluster: Cluster,
-        devices: Sequence[Any] | None = None,
-        *,
-        deadline: float = 300.0,
-    ):
+    def __init__(self, job: Job, placement: Placement, devices: Sequence[Any] | None = None):
+        self._job, self._placement = job, placement
         stages = placement.plan.stages
-        union = HeteroMesh.bind(
-            cluster, tuple(stage.submesh for stage in stages), devices or jax.devices()
-        )
+        submeshes = tuple(stage.submesh for stage in stages)
+        union = HeteroMesh.bind(job.plan.cluster, submeshes, devices or jax.devices())
         meshes = [union.mesh(i, MESH_AXES, stage.mesh_shape) for i, stage in enumerate(stages)]
 
         def shardings(tag: Tag) -> list[jax.sharding.NamedSharding]:
             target = tag.route.target
-            specs = placement.route_specs(tag.route, tag.microbatch, target)
-            return named(meshes[target], specs)
+            return named(meshes[target], placement.route_specs(tag.route, tag.microbatch, target))
 
-        self.transport = InProcessTransport(shardings, deadline)
-        self.workers = [
-            StageWorker(placement, stage, mesh, self.transport) for stage, mesh in enumerate(meshes)
-        ]
+        self.transport = InProcessTransport(shardings, job.deadline)
         self._threads = ThreadPoolExecutor(len(stages), thread_name_prefix="stage")
+        self.workers = list(
+            self._threads.map(
+                lambda i: StageWorker(placement, i, meshes[i], self.transport), range(len(stages))
+            )
+        )
+        self._savers = [StageSaver(placement, stage) for stage in range(len(stages))]
+        self._call = 0
+        self._reader = (
+            None if job.source is None else BatchReader(job.source, job.plan.batch_size, job.batch)
+        )
 
-    def start(self, parameters: PyTree | Callable[[], PyTree]) -> None:
+    def start(self) -> None:
         """Make the initial state on every stage."""
         for worker in self.workers:
-            worker.start(parameters)
+            worker.start(self._job.parameters)
 
-    def train_step(self, step: int, feed: Feed, *, timed: bool = False) -> list[StepReport]:
-        """Run one step on all stages.
+    def train_step(
+        self, step: int, batch: PyTree | None = None, *, timed: bool = False
+    ) -> list[StepReport]:
+        """Run one training step on all stages.
+
+        Args:
+            step: the training step, which says which batch.
+            batch: the batch, where it does not come from the job's source.
+            timed: whether to record when each operation ran.
 
         Returns:
             The report of each stage.
         """
-        return self._all(lambda worker: worker.train_step(step, feed, timed=timed))
+        self._call += 1
+        call, feed = self._call, self._feed(step, batch)
+        return self._all(lambda worker: worker.train_step(call, feed, timed=timed))
 
-    def evaluate(self, step: int, feed: Feed) -> tuple[float, float]:
-        """The summed loss of one batch, and the count."""
-        results = self._all(lambda worker: worker.evaluate(step, feed))
-        result = results[-1]
+    def _feed(self, step: int, batch: PyTree | None) -> Feed:
+        if batch is not None:
+            return feed_of(batch, self._job.batch, self._job.plan.batch_size)
+        assert self._reader is not None, "a job without a source is given its batches"
+        return self._reader.training(step)
+
+    def num_held_out(self) -> int:
+        """How many held-out batches there are."""
+        return 0 if self._reader is None else self._reader.num_held_out
+
+    def evaluate(self, index: int) -> tuple[float, float]:
+        """The summed loss of a held-out batch, and the count."""
+        assert self._reader is not None
+        self._call += 1
+        call, feed = self._call, self._reader.held_out(index)
+        result = self._all(lambda worker: worker.evaluate(call, feed))[-1]
         assert result is not None
         return result
 
-    def states(self) -> list[StageState]:
-        """The state of every stage."""
-        return [worker.state() for worker in self.workers]
+    def save(self, folder: str) -> None:
+        """Start saving the state into a folder; what is trained meanwhile is not in it."""
+        for worker, saver in zip(self.workers, self._savers, strict=True):
+            saver.save(Path(folder), worker.state())
 
-    def restore(self, states: Sequence[StageState]) -> None:
-        """Take over a state for every stage."""
-        for worker, state in zip(self.workers, states, strict=True):
-            worker.restore(state)
+    def wait_saved(self) -> list[StageRecord | None]:
+        """Finish saving; what each stage wrote."""
+        return [saver.wait() for saver in self._savers]
+
+    def load(self, folder: str) -> None:
+        """Take over the state of a checkpoint."""
+        for worker, saver in zip(self.workers, self._savers, strict=True):
+            worker.restore(saver.load(Path(folder), worker.compiled))
+
+    def parameters(self) -> list[tuple[ParameterPart, np.ndarray]]:
+        """Every parameter part, as a NumPy array."""
+        return [
+            (part, np.asarray(array))
+            for worker, stage in zip(self.workers, self._placement.pipeline.stages, strict=True)
+            for part, array in zip(stage.parameters, worker.state().parameters, strict=True)
+        ]
 
     def close(self) -> None:
         """End the threads and forget all arrays."""
+        if self._reader is not None:
+            self._reader.close()
+        for saver in self._savers:
+            saver.close()
         self._threads.shutdown(wait=True, cancel_futures=True)
         self.transport.close()
         for worker in self.workers:

@@ -17,6 +17,7 @@ from hetjax.mesh.cluster import Subcluster
 from hetjax.pipeline.stages import ParameterPart
 from hetjax.planner.plan import StagePlan
 from hetjax.runtime.job import Job
+from hetjax.runtime.placement import Placement
 from hetjax.runtime.ray_worker import HostWorker
 from hetjax.runtime.transfer_server import Peer, worker_name
 
@@ -82,19 +83,17 @@ class RayExecutor:
 
     Args:
         job: the job.
+        placement: its programs and shardings.
         options: how to use Ray.
-        parts: for each stage, the parameter parts that it holds.
 
     Raises:
         InputError: the cluster cannot be reached, or lacks the devices.
         WorkerLostError: a worker died while it was set up.
     """
 
-    def __init__(
-        self, job: Job, options: RayOptions, parts: Sequence[Sequence[ParameterPart]] = ()
-    ):
+    def __init__(self, job: Job, placement: Placement, options: RayOptions):
         connect_to_ray(options)
-        self._job, self._parts = job, parts
+        self._job, self._placement = job, placement
         self._actors: dict[Peer, Any] = {}
         self._pings: dict[Peer, tuple[Any, float]] = {}
         self._call = 0
@@ -209,8 +208,8 @@ class RayExecutor:
         held = self._all_of(first, lambda actor: actor.parameters.remote())
         return [
             (part, array)
-            for stage, parts in enumerate(self._parts)
-            for part, array in zip(parts, held[stage, 0], strict=True)
+            for stage in self._placement.pipeline.stages
+            for part, array in zip(stage.parameters, held[stage.index, 0], strict=True)
         ]
 
     def close(self) -> None:

@@ -98,9 +98,7 @@ class HostWorker:
         self.worker = StageWorker(placement, stage, mesh, self.transport)
         self.job = job
         self.reader = (
-            None
-            if job.source is None
-            else BatchReader(job.source, job.plan.batch_size, job.batch)
+            None if job.source is None else BatchReader(job.source, job.plan.batch_size, job.batch)
         )
         return self.transport.address
 

@@ -1,3 +1,4 @@
+import dataclasses
 import itertools
 import pickle
 import subprocess
@@ -12,6 +13,7 @@ from hetjax.data import mixture, standard_library_text, synthetic, text
 from hetjax.errors import InputError
 
 DATA = synthetic(vocabulary=11, sequence=4, size=400, seed=1)
+KEYED = dataclasses.replace(DATA, keys=True)
 
 
 @pytest.fixture
@@ -23,7 +25,7 @@ def numbered(tmp_path):
 
 
 def test_shapes_and_types():
-    batch = DATA.batch(step=2, batch_size=3, keys=True)
+    batch = KEYED.batch(step=2, batch_size=3)
     assert batch["tokens"].shape == (3, 5)
     assert batch["tokens"].dtype == np.int32
     assert batch["keys"].shape == (3, 2)
@@ -38,10 +40,10 @@ def test_shapes_and_types():
     cuts=st.lists(st.integers(0, 8), max_size=3),
 )
 def test_the_rows_of_a_batch_are_the_same_however_asked_for(step, size, cuts):
-    whole = DATA.batch(step, size, keys=True)
+    whole = KEYED.batch(step, size)
     edges = [0, *sorted(min(cut, size) for cut in cuts), size]
     parts = [
-        DATA.batch(step, size, slice(low, high), keys=True)
+        KEYED.batch(step, size, slice(low, high))
         for low, high in itertools.pairwise(edges)
     ]
     for name, leaf in whole.items():
@@ -50,23 +52,23 @@ def test_the_rows_of_a_batch_are_the_same_however_asked_for(step, size, cuts):
 
 def test_another_process_reads_the_same_batches():
     program = (
-        "import sys, pickle; data = pickle.loads(bytes.fromhex(sys.argv[1])); "
-        "print(data.batch(7, 3, keys=True)['tokens'].tolist(), "
-        "data.batch(7, 3, keys=True)['keys'].tolist())"
+        "import sys, pickle; keyed = pickle.loads(bytes.fromhex(sys.argv[1])); "
+        "print(keyed.batch(7, 3)['tokens'].tolist(), "
+        "keyed.batch(7, 3)['keys'].tolist())"
     )
-    DATA.batch(0, 1)  # What is open here is not sent along.
-    sent = pickle.dumps(DATA)
+    KEYED.batch(0, 1)  # What is open here is not sent along.
+    sent = pickle.dumps(KEYED)
     assert len(sent) < 1000
     printed = subprocess.run(
         [sys.executable, "-c", program, sent.hex()], capture_output=True, text=True, check=True
     ).stdout
-    batch = DATA.batch(7, 3, keys=True)
+    batch = KEYED.batch(7, 3)
     assert printed.strip() == f"{batch['tokens'].tolist()} {batch['keys'].tolist()}"
 
 
 def test_keys_differ_between_steps_rows_and_seeds():
-    keys = [DATA.batch(step, 5, keys=True)["keys"] for step in range(4)]
-    keys.append(synthetic(11, 4, 400, seed=2).batch(0, 5, keys=True)["keys"])
+    keys = [KEYED.batch(step, 5)["keys"] for step in range(4)]
+    keys.append(dataclasses.replace(synthetic(11, 4, 400, seed=2), keys=True).batch(0, 5)["keys"])
     assert len({tuple(key) for key in np.concatenate(keys).tolist()}) == 25
 
 

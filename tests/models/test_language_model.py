@@ -182,6 +182,8 @@ def test_dropout_happens_only_where_there_are_keys():
     expected = jax.jit(plain.loss)(params, tokens)[0]
     assert jax.jit(model.loss)(params, tokens)[0] == expected
     assert jax.jit(model.loss)(params, batch)[0] != expected
+    zeros = {**tokens, "keys": jnp.zeros_like(batch["keys"])}
+    np.testing.assert_allclose(jax.jit(model.loss)(params, zeros)[0], expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("config", [GPT, LLAMA, DROPPING], ids=["gpt", "llama", "dropout"])

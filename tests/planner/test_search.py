@@ -67,7 +67,7 @@ def random_table(
 
 
 def placements(table: StageTable) -> Iterator[tuple[Place, ...]]:
-    """Every pipeline: any devices for each stage, as long as subclusters and devices are in order."""
+    """Every pipeline: any devices for each stage, subclusters and devices in order."""
 
     def behind(places: tuple[Place, ...]) -> Iterator[tuple[Place, ...]]:
         first = places[-1].layers[1] if places else 0
@@ -105,9 +105,11 @@ def crossed(table: StageTable, places: tuple[Place, ...]) -> list[tuple[float, f
     for a, b in itertools.pairwise(places):
         _, per_node = table.nodes[b.subcluster]
         same = a.subcluster == b.subcluster
-        if same and a.start // per_node == (
-            b.start + table.slices[b.subcluster][b.slice].num_devices - 1
-        ) // per_node:
+        if (
+            same
+            and a.start // per_node
+            == (b.start + table.slices[b.subcluster][b.slice].num_devices - 1) // per_node
+        ):
             link = table.within[a.subcluster]
         else:
             link = table.between[a.subcluster][b.subcluster]
@@ -144,9 +146,7 @@ def latency_by_trying_everything(table: StageTable) -> float:
             if pace <= 0 or max(one_way, default=0.0) > pace:
                 continue
             total = sum(one_way)
-            for count, (seconds, limits) in zip(
-                counts_of(table, pairs, pace), cells, strict=True
-            ):
+            for count, (seconds, limits) in zip(counts_of(table, pairs, pace), cells, strict=True):
                 fitting = [t for t, limit in zip(seconds, limits, strict=True) if limit >= count]
                 total += min((t for t in fitting if t <= pace), default=np.inf)
             best = min(best, total + (table.num_microbatches - 1) * pace)

@@ -1,0 +1,175 @@
+"""The default planner: the exact search over the analytic cost model's stage table."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+from hetjax.errors import InputError
+from hetjax.mesh.cluster import SubMesh
+from hetjax.pipeline.schedule import Schedule, from_warm_up_counts
+from hetjax.planner.plan import PipelinePlan, Plan, StagePlan, validate
+from hetjax.planner.predict import StepTimes
+from hetjax.planner.problem import PlanningProblem
+from hetjax.planner.search import Candidate, Place, search, transfers_between
+from hetjax.planner.stage_table import Slice, StageTable, make_stage_table
+from hetjax.report.quantities import format_bytes
+
+
+@dataclass(frozen=True)
+class DynamicProgram:
+    """The plan of the least latency, found exactly; see `hetjax.planner.search.search`.
+
+    Latencies are Harp's closed form, which leaves out how links of unlike speed fill and drain. So
+    the best few candidates are simulated, and the least makespan decides.
+
+    Args:
+        finalists: how many candidates are simulated.
+
+    Source: Harp section 5.2.
+    """
+
+    finalists: int = 8
+
+    def plan(self, problem: PlanningProblem) -> Plan:
+        """The fastest plan that fits.
+
+        Args:
+            problem: what to plan.
+
+        Returns:
+            The plan, without a prediction.
+
+        Raises:
+            InputError: the model fits nowhere; the message says what it needs and what would help.
+        """
+        table = make_stage_table(problem)
+        candidates = search(table)[: self.finalists]
+        if not candidates:
+            raise InputError(_does_not_fit(problem))
+
+        def preference(candidate: Candidate) -> tuple[float, float, int, int]:
+            slices = [_slice(table, place) for place in candidate.places]
+            makespan = _step_times(table, candidate).timeline(_schedule(table, candidate)).makespan
+            devices = sum(each.num_devices for each in slices)
+            # To the nanosecond: a difference below it should not cost devices.
+            return round(makespan, 9), round(candidate.latency, 9), devices, len(slices)
+
+        plan = _make_plan(problem, table, min(candidates, key=preference))
+        validate(plan)
+        return plan
+
+
+def _make_plan(problem: PlanningProblem, table: StageTable, candidate: Candidate) -> Plan:
+    stages = []
+    for place, chosen in zip(candidate.places, candidate.options, strict=True):
+        cut = _slice(table, place)
+        option = cut.options[chosen]
+        name = problem.cluster.subclusters[place.subcluster].name
+        stages.append(
+            StagePlan(
+                layers=place.layers,
+                submesh=SubMesh(name, place.start, cut.shape),
+                mesh_shape=option.mesh_shape,
+                sharding=option.sharding,
+                recompute=option.recompute,
+            )
+        )
+    pipeline = PipelinePlan(
+        stages=tuple(stages),
+        num_microbatches=problem.num_microbatches,
+        microbatch_size=problem.microbatch_size,
+        schedule=_schedule(table, candidate),
+    )
+    return Plan(
+        model=problem.program.fingerprint,
+        layers=problem.layers,
+        cluster=problem.cluster,
+        pipelines=(pipeline,),
+        planner=DynamicProgram.__name__,
+    )
+
+
+def _schedule(table: StageTable, candidate: Candidate) -> Schedule:
+    return from_warm_up_counts(candidate.warm_up_counts, table.num_microbatches, table.schedule)
+
+
+def _slice(table: StageTable, place: Place) -> Slice:
+    return table.slices[place.subcluster][place.slice]
+
+
+def _step_times(table: StageTable, candidate: Candidate) -> StepTimes:
+    """The times of a candidate's tasks, as its table was made of them."""
+    estimates = [
+        (_slice(table, place).estimates[option], place.layers)
+        for place, option in zip(candidate.places, candidate.options, strict=True)
+    ]
+    crossings = [
+        (transfers_between(table, a, b), b.layers[0])
+        for a, b in itertools.pairwise(candidate.places)
+    ]
+    return StepTimes(
+        forward=[float(each.forward_seconds[layers]) for each, layers in estimates],
+        backward=[float(each.backward_seconds[layers]) for each, layers in estimates],
+        sends=[float(transfers.forward[layer]) for transfers, layer in crossings],
+        returns=[float(transfers.backward[layer]) for transfers, layer in crossings],
+        update=[float(each.update_seconds[layers]) for each, layers in estimates],
+    )
+
+
+def _does_not_fit(problem: PlanningProblem) -> str:
+    """Why no plan fits: the plan that needs the least extra memory, with its figures."""
+    factor, table, candidate = _least_memory(problem)
+    lines = []
+    for s, (place, option) in enumerate(zip(candidate.places, candidate.options, strict=True)):
+        subcluster = problem.cluster.subclusters[place.subcluster]
+        cut, (first, end) = _slice(table, place), place.layers
+        each, live = cut.estimates[option], candidate.warm_up_counts[s]
+        lines.append(
+            f"stage {s} (layers {first}-{end - 1} on {cut.shape[0]}x{cut.shape[1]} "
+            f"{subcluster.name}) needs {format_bytes(each.memory_bytes(live)[first, end])} a "
+            f"device ({format_bytes(each.state_bytes[first, end])} of parameters, gradients and "
+            f"optimizer state, {live} x {format_bytes(each.activation_bytes[first, end])} of activations), "
+            f"a device has {format_bytes(subcluster.kind.memory_bytes)}"
+        )
+    return (
+        f"the model does not fit on cluster {problem.cluster.name!r} by any plan: about "
+        f"{factor:.3g} times its memory is needed. The plan that comes nearest: "
+        + "; ".join(lines)
+        + f". What would help: {', '.join(_remedies(problem))}"
+    )
+
+
+def _least_memory(problem: PlanningProblem) -> tuple[float, StageTable, Candidate]:
+    """By about how much the memory would have to grow, and a plan that then fits."""
+
+    def attempt(factor: float) -> tuple[float, StageTable, Candidate] | None:
+        table = make_stage_table(problem, memory_factor=factor)
+        found = search(table)
+        return (factor, table, found[0]) if found else None
+
+    low, high = 1.0, 2.0
+    while (fits := attempt(high)) is None:
+        low, high = high, high * 2
+    while high / low > 1.05:
+        middle = (low * high) ** 0.5
+        nearer = attempt(middle)
+        low, high, fits = (middle, high, fits) if nearer is None else (low, middle, nearer)
+    return fits
+
+
+def _remedies(problem: PlanningProblem) -> list[str]:
+    remedies = []
+    if problem.microbatch_size > 1:
+        remedies.append(f"more microbatches than num_microbatches = {problem.num_microbatches}")
+    if not problem.allow_recompute:
+        remedies.append("recomputation, which allow_recompute = False rules out")
+    if problem.schedule != "1f1b":
+        remedies.append(f"schedule = '1f1b', which holds less than {problem.schedule!r}")
+    if problem.max_stages is not None:
+        remedies.append(f"more stages than max_stages = {problem.max_stages}")
+    if problem.optimizer_bytes > 0:
+        remedies.append(
+            f"an optimizer with less state than {problem.optimizer_bytes:.3g} bytes a parameter"
+        )
+    return [*remedies, "more devices, or devices with more memory", "a smaller model"]

@@ -1,0 +1,204 @@
+"""The work of a program's stages: what each computes, keeps, sends and holds for one microbatch."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import jax
+
+from hetjax import _compat
+from hetjax.pipeline.backward import differentiate
+from hetjax.pipeline.costs import Cost, equation_cost, step_cost
+from hetjax.pipeline.program import Constant, Operand, Program, SliceOf, Step, num_bytes
+from hetjax.pipeline.stages import ParameterPart, Stage, cut
+
+Shapes = list[jax.ShapeDtypeStruct]
+Inputs = tuple[Shapes, Shapes, Shapes]
+"""Shapes of a run's parameter parts, of the batch leaves it reads, of the values it receives."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a run of layers does and holds for one microbatch, on one device.
+
+    Args:
+        forward: the forward pass.
+        backward: the backward pass.
+        product_bytes: bytes that the forward pass's matrix products write.
+        residual_bytes: bytes kept between the forward and the backward pass.
+        input_bytes: bytes of its inputs, all that is kept where it recomputes.
+        received_bytes: bytes it receives from the run before; 0 in the first.
+        returned_bytes: bytes of their cotangents, which it gives back.
+        parts: the parameter parts that it holds.
+    """
+
+    forward: Cost
+    backward: Cost
+    product_bytes: float
+    residual_bytes: int
+    input_bytes: int
+    received_bytes: int
+    returned_bytes: int
+    parts: tuple[ParameterPart, ...]
+
+
+def measure(
+    program: Program, boundaries: Sequence[int], recompute: Sequence[bool] = ()
+) -> tuple[Work, ...]:
+    """Count the work of a program's runs of positions, each differentiated by itself.
+
+    Args:
+        program: the traced loss function.
+        boundaries: the positions where runs begin, and the end.
+        recompute: whether each run recomputes; empty for none.
+
+    Returns:
+        The work of each run. Where it recomputes, its backward pass counts the forward steps that
+        it repeats; its residual bytes are those that it would keep otherwise.
+    """
+    runs = cut(program, boundaries)
+    again = list(recompute) or [False] * len(runs)
+    structures = [_structure(program, run) for run in runs]
+    inputs = _inputs(program, runs, structures)
+    measured: dict[Hashable, tuple[Work, tuple[int, ...]]] = {}
+    works: list[Work] = []
+    cotangents: tuple[int, ...] = ()
+    for run, structure in zip(reversed(runs), reversed(structures), strict=True):
+        is_last = run is runs[-1]
+        key = (structure, cotangents, is_last, again[run.index])
+        if key not in measured:
+            measured[key] = _measure_run(
+                run, inputs[run.index], cotangents, is_last=is_last, recompute=again[run.index]
+            )
+        work, cotangents = measured[key]
+        works.append(replace(work, parts=run.parameters))
+    return tuple(reversed(works))
+
+
+def _measure_run(
+    run: Stage, inputs: Inputs, cotangents_in: tuple[int, ...], *, is_last: bool, recompute: bool
+) -> tuple[Work, tuple[int, ...]]:
+    """A run's work, and which of the values it receives have a cotangent."""
+    _, batch, received = inputs
+    kept = programs = differentiate(run, *inputs, is_last=is_last, cotangents_in=cotangents_in)
+    if recompute:
+        programs = differentiate(
+            run, *inputs, is_last=is_last, cotangents_in=cotangents_in, recompute=True
+        )
+    work = Work(
+        forward=programs.forward_cost,
+        backward=programs.backward_cost,
+        product_bytes=sum(p.output_bytes for step in run.steps for p in products(step)),
+        residual_bytes=kept.residual_bytes,
+        input_bytes=sum(num_bytes(shape) for shape in (*batch, *received)),
+        received_bytes=sum(num_bytes(shape) for shape in received),
+        returned_bytes=sum(num_bytes(received[place]) for place in kept.cotangents_out),
+        parts=run.parameters,
+    )
+    return work, kept.cotangents_out
+
+
+@dataclass(frozen=True)
+class Product:
+    """A matrix product or convolution, with all its repetitions.
+
+    Args:
+        dtype: the dtype of its first operand.
+        flops: its FLOPs.
+        output_bytes: the bytes that it writes.
+    """
+
+    dtype: str
+    flops: float
+    output_bytes: float
+
+
+def products(step: Step) -> Iterator[Product]:
+    """The matrix products of a step, those of the jaxprs inside it too."""
+    if step.equation is not None:
+        yield from _equation_products(step.equation, 1)
+
+
+def product_dtype(program: Program) -> str:
+    """The dtype that most of the matrix products' FLOPs run in; float32 where there are none."""
+    flops: dict[str, float] = {}
+    for step in program.steps:
+        for product in products(step):
+            flops[product.dtype] = flops.get(product.dtype, 0.0) + product.flops
+    return max(flops, key=lambda dtype: flops[dtype]) if flops else "float32"
+
+
+def _equation_products(equation: _compat.JaxprEqn, times: float) -> Iterator[Product]:
+    name = equation.primitive.name
+    if name in ("dot_general", "conv_general_dilated"):
+        output = equation.outvars[0].aval
+        size = num_bytes(jax.ShapeDtypeStruct(output.shape, output.dtype))
+        dtype = str(equation.invars[0].aval.dtype)
+        yield Product(dtype, times * equation_cost(equation).flops, times * size)
+        return
+    inner = _compat.inner_jaxprs(equation)
+    # The further jaxprs of a function with a rule of its own are that rule's, not the function's.
+    for jaxpr in inner[:1] if "jvp" in name else inner:
+        repeated = times * equation.params["length"] if name == "scan" else times
+        for each in jaxpr.eqns:
+            yield from _equation_products(each, repeated)
+
+
+def part_shape(program: Program, part: ParameterPart) -> jax.ShapeDtypeStruct:
+    """Shape and dtype of a parameter part."""
+    whole = program.avals[program.parameters[part.leaf]]
+    return jax.ShapeDtypeStruct(part.shape(whole.shape), whole.dtype)
+
+
+def _inputs(
+    program: Program, runs: Sequence[Stage], structures: Sequence[Hashable]
+) -> list[Inputs]:
+    """The shapes of every run's inputs."""
+    inputs: list[Inputs] = []
+    outputs: dict[Hashable, Shapes] = {}
+    received: Shapes = []
+    for run, structure in zip(runs, structures, strict=True):
+        parameters = [part_shape(program, part) for part in run.parameters]
+        batch = [program.avals[program.batch[leaf]] for leaf in run.batch]
+        inputs.append((parameters, batch, received))
+        key = (structure, tuple(shape.shape for shape in received))
+        if key not in outputs:
+            outputs[key] = jax.eval_shape(run.function, parameters, batch, received)
+        received = outputs[key]
+    return inputs
+
+
+def _structure(program: Program, run: Stage) -> Hashable:
+    """What makes two runs the same work: their steps on values of the same shapes.
+
+    Values are numbered anew, by what they are to the run, so that the blocks of a model, which
+    differ in nothing but their parameters, are differentiated once.
+    """
+    codes: dict[int, Hashable] = {}
+    for place, part in enumerate(run.parameters):
+        codes[program.parameters[part.leaf]] = ("parameter", place)
+    codes |= {program.batch[leaf]: ("batch", place) for place, leaf in enumerate(run.batch)}
+    codes |= {value: ("received", place) for place, value in enumerate(run.receives)}
+
+    def code(operand: Operand) -> Hashable:
+        if isinstance(operand, Constant):
+            return "constant"
+        if isinstance(operand, SliceOf):
+            return codes.get(operand.value), operand.stop - operand.start
+        return codes.get(operand)
+
+    steps = []
+    for step in run.steps:
+        codes |= {output: len(codes) + place for place, output in enumerate(step.outputs)}
+        variables = (*step.equation.invars, *step.equation.outvars) if step.equation else ()
+        steps.append(
+            (
+                step.name,
+                step.iterations,
+                step_cost(step),
+                tuple(code(operand) for operand in step.inputs),
+                tuple(str(variable.aval) for variable in variables),
+            )
+        )
+    return tuple(steps), tuple(code(value) for value in run.sends)

@@ -1,0 +1,303 @@
+"""The trainer: a plan, a loss and an optimizer, and steps."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+import optax
+from jaxtyping import PyTree
+
+from hetjax.errors import InputError, unknown_name
+from hetjax.pipeline.program import abstract
+from hetjax.pipeline.stages import ParameterPart
+from hetjax.pipeline.timeline import Timeline
+from hetjax.planner.plan import Plan
+from hetjax.runtime.checkpoint import check_leaves
+from hetjax.runtime.checkpoint_files import CheckpointFolder, StageRecord
+from hetjax.runtime.feed import BatchSource
+from hetjax.runtime.job import Job, build
+from hetjax.runtime.local import LocalExecutor
+from hetjax.runtime.placement import Placement
+from hetjax.runtime.ray import RayExecutor, RayOptions
+from hetjax.runtime.worker import StepReport, link_events
+
+RUNTIMES = ("local", "ray")
+
+
+@dataclass(frozen=True)
+class StepMetrics:
+    """What one training step gave.
+
+    Args:
+        step: the number of steps done, this one included.
+        loss: the mean loss of the step's batch, before its update.
+        gradient_norm: the global norm of the mean gradient, before clipping.
+        seconds: the step's duration.
+    """
+
+    step: int
+    loss: float
+    gradient_norm: float
+    seconds: float
+
+
+class Executor(Protocol):
+    """What runs the instruction lists of all stages; see `LocalExecutor` and `RayExecutor`."""
+
+    def start(self) -> None:
+        """Make the initial state on every stage."""
+        ...
+
+    def train_step(
+        self, step: int, batch: PyTree | None = None, *, timed: bool = False
+    ) -> list[StepReport]:
+        """Run one training step on all stages."""
+        ...
+
+    def num_held_out(self) -> int:
+        """How many held-out batches there are."""
+        ...
+
+    def evaluate(self, index: int) -> tuple[float, float]:
+        """The summed loss of a held-out batch, and the count."""
+        ...
+
+    def save(self, folder: str) -> None:
+        """Start saving the state into a folder."""
+        ...
+
+    def wait_saved(self) -> list[StageRecord | None]:
+        """Finish saving; what each stage wrote."""
+        ...
+
+    def load(self, folder: str) -> None:
+        """Take over the state of a checkpoint."""
+        ...
+
+    def parameters(self) -> list[tuple[ParameterPart, np.ndarray]]:
+        """Every parameter part."""
+        ...
+
+    def close(self) -> None:
+        """End all workers."""
+        ...
+
+
+class Trainer:
+    """Trains by a plan, in this process or on Ray.
+
+    Args:
+        plan: the plan.
+        loss_function: ``loss_function(parameters, batch)``, the plain JAX program that the plan was
+            made for.
+        parameters: pytree of arrays, or a function without arguments that makes it, in which case
+            every stage makes only its own.
+        optimizer: any Optax transformation.
+        batch: pytree of arrays or shapes: the batch of one whole step, ``[examples, ...]``.
+        source: where batches come from; None where every step is given its own.
+        runtime: ``"local"`` or ``"ray"``.
+        ray: how to use Ray.
+        workdir: folder for checkpoints; None for none.
+        keep_last: how many of the newest checkpoints to keep.
+        keep_every: keep also those of every so many steps.
+        deadline: seconds after which a worker that waits for another gives up.
+        devices: this process's devices, for the local runtime.
+
+    Raises:
+        InputError: the plan, model, batch, optimizer and devices do not fit each other.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, optax, hetjax
+        >>> loss = lambda w, batch: jnp.mean((batch["x"] @ w - batch["y"]) ** 2)
+        >>> batch = {"x": jnp.ones((8, 4)), "y": jnp.ones((8, 2))}
+        >>> cluster = hetjax.Cluster.local(jax.devices()[:1])
+        >>> plan = hetjax.plan(loss, jnp.zeros((4, 2)), batch, cluster=cluster,
+        ...                    optimizer=optax.sgd(0.1), num_microbatches=2)
+        >>> with hetjax.Trainer(plan, loss, jnp.zeros((4, 2)), optax.sgd(0.1), batch) as trainer:
+        ...     metrics = [trainer.train_step(batch) for _ in range(3)]
+        >>> round(metrics[0].loss, 3), metrics[2].loss < metrics[0].loss
+        (1.0, True)
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        loss_function: Callable[..., Any],
+        parameters: PyTree | Callable[[], PyTree],
+        optimizer: optax.GradientTransformation,
+        batch: PyTree,
+        *,
+        source: BatchSource | None = None,
+        runtime: str = "local",
+        ray: RayOptions = RayOptions(),
+        workdir: str | Path | None = None,
+        keep_last: int = 3,
+        keep_every: int | None = None,
+        deadline: float = 300.0,
+        devices: Sequence[Any] | None = None,
+    ):
+        if runtime not in RUNTIMES:
+            raise InputError(unknown_name("runtime", runtime, RUNTIMES))
+        self._job = Job(
+            loss_function, parameters, abstract(batch), optimizer, plan, source, deadline
+        )
+        self._placement: Placement = build(self._job)
+        self._checkpoints = None
+        if workdir is not None:
+            folder = Path(workdir).resolve() / "checkpoints"
+            self._checkpoints = CheckpointFolder(folder, keep_last=keep_last, keep_every=keep_every)
+        self.plan = plan
+        self.steps_done = 0
+        self.reports: list[StepReport] = []
+        self._timed: list[StepReport] = []
+        self._saving: int | None = None
+        self._started = False
+        self._executor: Executor = (
+            LocalExecutor(self._job, self._placement, devices)
+            if runtime == "local"
+            else RayExecutor(self._job, self._placement, ray)
+        )
+
+    def __enter__(self) -> Trainer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def train_step(self, batch: PyTree | None = None, *, timed: bool = False) -> StepMetrics:
+        """Train on one batch.
+
+        Args:
+            batch: the batch; None to take it from the source. On Ray a batch given here goes
+                through the driver, one from the source does not.
+            timed: record when every operation ran, for `timeline`; the step is a little slower.
+
+        Returns:
+            The step's metrics.
+
+        Raises:
+            InputError: the batch does not have the planned shape.
+            WorkerLostError: a worker died or stopped answering.
+        """
+        self._start()
+        if batch is None and self._job.source is None:
+            raise InputError("train_step was given no batch, and the trainer has no source")
+        began = time.perf_counter()
+        self.reports = self._executor.train_step(self.steps_done, batch, timed=timed)
+        seconds = time.perf_counter() - began
+        self.steps_done += 1
+        if timed:
+            self._timed = self.reports
+        last = self.reports[-1]
+        assert last.loss is not None
+        assert last.gradient_norm is not None
+        return StepMetrics(self.steps_done, last.loss, last.gradient_norm, seconds)
+
+    def _start(self) -> None:
+        if not self._started:
+            self._executor.start()
+            self._started = True
+
+    def evaluate(self, max_batches: int | None = None) -> float:
+        """The mean loss over the source's held-out batches.
+
+        Args:
+            max_batches: how many of them to use; None for all.
+
+        Returns:
+            The loss.
+
+        Raises:
+            InputError: there is no source, or it holds nothing out.
+        """
+        self._start()
+        available = 0 if self._job.source is None else self._executor.num_held_out()
+        count = available if max_batches is None else min(available, max_batches)
+        if count < 1:
+            raise InputError("there are no held-out batches to evaluate on")
+        results = [self._executor.evaluate(index) for index in range(count)]
+        return sum(total for total, _ in results) / sum(count for _, count in results)
+
+    def save(self, *, wait: bool = False) -> None:
+        """Save a checkpoint of the current step, in the background.
+
+        Args:
+            wait: return only when it is on the disk.
+
+        Raises:
+            InputError: the trainer has no workdir.
+        """
+        if self._checkpoints is None:
+            raise InputError("the trainer has no workdir to save checkpoints in")
+        self._start()
+        self._finish_saving()
+        self._executor.save(str(self._checkpoints.begin(self.steps_done)))
+        self._saving = self.steps_done
+        if wait:
+            self._finish_saving()
+
+    def _finish_saving(self) -> None:
+        if self._saving is None or self._checkpoints is None:
+            return
+        step, self._saving = self._saving, None
+        metadata = {"plan_stages": len(self.plan.pipeline.stages)}
+        self._checkpoints.commit(step, self._executor.wait_saved(), metadata)
+
+    def resume(self) -> list[str] | None:
+        """Restore the newest whole checkpoint of the workdir, whatever plan saved it.
+
+        Returns:
+            What was done, in sentences for people; None where there is no checkpoint.
+
+        Raises:
+            CheckpointError: the checkpoint is of another model.
+            InputError: the trainer has no workdir.
+        """
+        if self._checkpoints is None:
+            raise InputError("the trainer has no workdir to resume from")
+        pipeline = self._placement.pipeline
+        found = self._checkpoints.newest_whole(pipeline.program.fingerprint)
+        if found is None:
+            return None
+        check_leaves(found.path, pipeline)
+        with self._checkpoints.reading(found.step):
+            self._executor.load(str(found.path))
+        self._started = True
+        self.steps_done = found.step
+        return [*found.messages, f"resumed from step {found.step} ({found.path})"]
+
+    def parameters(self) -> PyTree[np.ndarray]:
+        """The parameters as NumPy arrays, gathered from all stages."""
+        self._start()
+        pipeline = self._placement.pipeline
+        leaves = [np.zeros(shape.shape, shape.dtype) for shape in pipeline.parameter_shapes]
+        for part, array in self._executor.parameters():
+            if part.stop is None:
+                leaves[part.leaf] = array
+            else:
+                leaves[part.leaf][part.start : part.stop] = array
+        return jax.tree.unflatten(pipeline.parameter_tree, leaves)
+
+    def timeline(self) -> Timeline:
+        """When every operation of the last timed step ran, on every stage and link.
+
+        Raises:
+            InputError: no step was timed.
+        """
+        if not self._timed:
+            raise InputError("no step was timed; call train_step(timed=True)")
+        events = [event for report in self._timed for event in report.events]
+        return Timeline((*events, *link_events(self._timed))).from_zero()
+
+    def close(self) -> None:
+        """Finish saving and end all workers. Closing twice does no harm."""
+        try:
+            self._finish_saving()
+        finally:
+            self._executor.close()
