@@ -10,14 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from small_models import Batch, Model
-from strategies import CLUSTER, Case
+from small_models import Batch, Model, make_batch
+from strategies import Case
 
-from hetjax.pipeline.build import PipelineProgram, build_pipeline
 from hetjax.pipeline.stages import ParameterPart
-from hetjax.planner.plan import validate, validate_for
+from hetjax.runtime.feed import BatchSource
+from hetjax.runtime.job import Job, build
 from hetjax.runtime.local import LocalExecutor
-from hetjax.runtime.placement import Placement
 
 
 class GradientsState(NamedTuple):
@@ -38,30 +37,26 @@ def keep_gradients() -> optax.GradientTransformation:
     return optax.GradientTransformation(init, update)
 
 
-def build(case: Case, optimizer: optax.GradientTransformation) -> PipelineProgram:
-    """All programs of a case, for an optimizer."""
-    validate(case.plan)
-    validate_for(case.plan, case.program)
-    pipeline = case.plan.pipeline
-    return build_pipeline(
-        case.program,
-        jax.eval_shape(case.model.init),
-        optimizer,
-        boundaries=case.plan.boundaries(pipeline),
-        recompute=[stage.recompute for stage in pipeline.stages],
-        accumulate=pipeline.num_microbatches > 1,
+def job_of(
+    case: Case,
+    optimizer: optax.GradientTransformation,
+    *,
+    source: BatchSource | None = None,
+    deadline: float = 60.0,
+) -> Job:
+    """A case as a job."""
+    batch = jax.eval_shape(lambda: make_batch(case.plan.batch_size))
+    return Job(
+        case.model.loss, case.model.init(), batch, optimizer, case.plan, source, deadline=deadline
     )
 
 
 @contextmanager
-def executor_of(
-    case: Case, optimizer: optax.GradientTransformation, deadline: float = 60.0
-) -> Iterator[LocalExecutor]:
-    """A local executor that holds a case's initial state."""
-    placement = Placement(build(case, optimizer), case.plan.pipeline)
-    executor = LocalExecutor(placement, CLUSTER, deadline=deadline)
+def running(job: Job) -> Iterator[LocalExecutor]:
+    """A local executor that holds a job's initial state."""
+    executor = LocalExecutor(job, build(job))
     try:
-        executor.start(case.model.init())
+        executor.start()
         yield executor
     finally:
         executor.close()
@@ -99,8 +94,8 @@ def gathered_parameters(executor: LocalExecutor) -> list[np.ndarray]:
     """The parameter leaves, whole."""
     pipeline = executor.workers[0].pipeline
     held = [
-        (stage.parameters, state.parameters)
-        for stage, state in zip(pipeline.stages, executor.states(), strict=True)
+        (stage.parameters, worker.state().parameters)
+        for stage, worker in zip(pipeline.stages, executor.workers, strict=True)
     ]
     return gather(held, pipeline.parameter_shapes)
 
@@ -109,8 +104,8 @@ def gathered_state(executor: LocalExecutor) -> list[np.ndarray]:
     """The leaves of the optimizer's state, whole."""
     pipeline = executor.workers[0].pipeline
     held = [
-        (update.state, state.optimizer)
-        for update, state in zip(pipeline.updates, executor.states(), strict=True)
+        (update.state, worker.state().optimizer)
+        for update, worker in zip(pipeline.updates, executor.workers, strict=True)
     ]
     return gather(held, pipeline.state_shapes)
 

@@ -6,7 +6,7 @@ something for the end of the model (`Context.late`), which then has to skip all 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -120,11 +120,6 @@ def make_batch(examples: int, seed: int = 0) -> Batch:
         "tokens": rng.integers(0, VOCABULARY, (examples, LENGTH + 1), dtype=np.int32),
         "weights": rng.uniform(0.5, 2.0, (examples, LENGTH)).astype(np.float32),
     }
-
-
-def feed_of(batch: Batch) -> Callable[[int, int], Sequence[np.ndarray]]:
-    """The feed of a worker that reads from one batch."""
-    return lambda first, end: [leaf[first:end] for leaf in jax.tree.leaves(batch)]
 
 
 def normalized(x: jax.Array) -> jax.Array:

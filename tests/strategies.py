@@ -53,7 +53,14 @@ class Case:
     plan: Plan
 
     def __repr__(self) -> str:
-        return f"Case({self.model}, layers={self.plan.layers}, {self.plan.pipeline})"
+        pipeline = self.plan.pipeline
+        stages = "; ".join(
+            f"{stage.submesh} {stage.mesh_shape} {stage.sharding}" + " recompute" * stage.recompute
+            for stage in pipeline.stages
+        )
+        counts = f"{pipeline.num_microbatches} x {pipeline.microbatch_size}"
+        schedule = f"{pipeline.schedule.name} {pipeline.schedule.warm_up_counts}"
+        return f"Case({self.model}, layers {self.plan.layers}, {stages}, {counts}, {schedule})"
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         printer.text(repr(self))

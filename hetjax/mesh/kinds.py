@@ -18,7 +18,6 @@ from numpy.typing import DTypeLike
 
 from hetjax.errors import InputError, unknown_name
 
-
 PLATFORMS = ("cpu", "gpu", "tpu")
 """The platforms that a device kind may belong to."""
 

@@ -298,7 +298,7 @@ class _Splitter:
 
 def accumulator_dtype(dtype: Any) -> Any:
     """The dtype in which gradients of a parameter are summed: at least float32."""
-    return jnp.promote_types(dtype, jnp.float32)
+    return jnp.float32 if jnp.finfo(dtype).bits < 32 else dtype
 
 
 def _take(items: list[Any], count: int) -> list[Any]:

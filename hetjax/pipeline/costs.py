@@ -106,10 +106,12 @@ def _bytes(variable: Any) -> int:
 def _matmul_flops(equation: _compat.JaxprEqn) -> float:
     if equation.primitive.name == "dot_general":
         (contracted, _), _ = equation.params["dimension_numbers"]
-        depth = np.prod([equation.invars[0].aval.shape[d] for d in contracted], dtype=np.int64)
+        left: Any = equation.invars[0].aval
+        depth = np.prod([left.shape[d] for d in contracted], dtype=np.int64)
         return 2.0 * _size(equation.outvars[0]) * float(depth)
     if equation.primitive.name == "conv_general_dilated":
-        kernel = equation.invars[1].aval.shape
-        features = kernel[equation.params["dimension_numbers"].rhs_spec[0]]
-        return 2.0 * _size(equation.outvars[0]) * float(np.prod(kernel, dtype=np.int64)) / features
+        kernel: Any = equation.invars[1].aval
+        features = kernel.shape[equation.params["dimension_numbers"].rhs_spec[0]]
+        taps = float(np.prod(kernel.shape, dtype=np.int64)) / features
+        return 2.0 * _size(equation.outvars[0]) * taps
     return 0.0

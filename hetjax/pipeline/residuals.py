@@ -1,8 +1,8 @@
 """Which values a forward pass keeps for the backward pass: a minimum cut.
 
 A value that the backward pass needs can be kept, or computed again from kept ones by cheap steps
-(elementwise arithmetic, changes of shape). Keeping the fewest bytes such that no expensive step runs
-twice is a minimum cut between the expensive steps and what the backward pass needs.
+(elementwise arithmetic, changes of shape). Keeping the fewest bytes such that no expensive step
+runs twice is a minimum cut between the expensive steps and what the backward pass needs.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -149,7 +150,7 @@ class _Cutter:
             position += step.iterations
 
     def _pieces(self, step: Step, cuts: Sequence[int]) -> list[tuple[Step, int]]:
-        """A step cut at some of its iterations, each piece with 1 where a stage begins before it."""
+        """A step cut at some iterations; each piece with 1 where a stage begins before it."""
         if not cuts:
             return [(step, 0)]
         pieces, joins = split_scan(step, cuts, self._new_value)
@@ -203,7 +204,7 @@ class _Cutter:
                         whole.add(operand.value)
         for value, owners in rows.items():
             spans = sorted(owners)
-            if any(a[1] > b[0] for a, b in zip(spans, spans[1:], strict=False)):
+            if any(a[1] > b[0] for a, b in itertools.pairwise(spans)):
                 whole.add(value)
         return whole
 
@@ -310,9 +311,9 @@ def split_scan(
     carry: tuple[Operand, ...] = step.inputs[num_consts : num_consts + num_carry]
     stacked = step.inputs[num_consts + num_carry :]
     edges = (0, *cuts, length)
-    out_avals = [variable.aval for variable in step.equation.outvars]
+    out_avals: list[Any] = [variable.aval for variable in step.equation.outvars]
     pieces: list[Step] = []
-    for start, stop in zip(edges, edges[1:], strict=False):
+    for start, stop in itertools.pairwise(edges):
         lo, hi = (length - stop, length - start) if params["reverse"] else (start, stop)
         carry_outputs = (
             step.outputs[:num_carry]

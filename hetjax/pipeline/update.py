@@ -1,10 +1,11 @@
 """The optimizer's update, divided among stages: any Optax transformation, with exact numbers.
 
-The whole update is traced once, as one device would compute it, and each of its steps is placed where
-the parameter lives that it works on. What joins several parameters can only pass through scalars
-(a global norm, a token count, a test for infinities): those are sent around between phases, and every
-stage then computes the same rest. A leaf that is cut between stages (stacked over a ``scan``) is updated
-in rows; reductions over all of it become partial ones, joined like any other scalar.
+The whole update is traced once, as one device would compute it, and each of its steps is placed
+where the parameter lives that it works on. What joins several parameters can only pass through
+scalars (a global norm, a token count, a test for infinities): those are sent around between phases,
+and every stage then computes the same rest. A leaf that is cut between stages (stacked over a
+``scan``) is updated in rows; reductions over all of it become partial ones, joined like any other
+scalar.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ def divide_update(
     """Divide an optimizer's update among stages.
 
     Args:
-        optimizer: any Optax transformation that is used as ``update(gradients, state, parameters)``.
+        optimizer: any Optax transformation, used as ``update(gradients, state, parameters)``.
         parameters: shapes of all parameter leaves.
         parts: for each stage, the parameter parts it holds; a leaf held whole by several stages
             is updated by each of them, with the same numbers.
@@ -397,8 +398,8 @@ class _Divider:
     def _refusal(self, stage: int, placement: _Placement, what: str) -> str:
         leaf = placement.holders[stage].leaf
         return (
-            f"the optimizer's {what} mixes the rows of parameter {self.names[leaf]!r}, which the plan "
-            f"cuts between stages {sorted(placement.holders)}; cut outside that scan, or unroll it"
+            f"the optimizer's {what} mixes the rows of parameter {self.names[leaf]!r}, "
+            f"which the plan cuts between stages {sorted(placement.holders)}; cut outside that scan, or unroll it"
         )
 
 

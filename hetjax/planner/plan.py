@@ -273,7 +273,8 @@ def _validate_batch(pipeline: PipelinePlan, where: str) -> None:
     schedule = pipeline.schedule
     if schedule.num_stages != len(pipeline.stages):
         raise InputError(
-            f"{where}.schedule has {schedule.num_stages} stages, the pipeline {len(pipeline.stages)}"
+            f"{where}.schedule has {schedule.num_stages} stages, the pipeline has "
+            f"{len(pipeline.stages)}"
         )
     if schedule.num_microbatches != pipeline.num_microbatches:
         raise InputError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 
@@ -132,10 +133,10 @@ def product_dtype(program: Program) -> str:
 def _equation_products(equation: _compat.JaxprEqn, times: float) -> Iterator[Product]:
     name = equation.primitive.name
     if name in ("dot_general", "conv_general_dilated"):
-        output = equation.outvars[0].aval
+        first: Any = equation.invars[0].aval
+        output: Any = equation.outvars[0].aval
         size = num_bytes(jax.ShapeDtypeStruct(output.shape, output.dtype))
-        dtype = str(equation.invars[0].aval.dtype)
-        yield Product(dtype, times * equation_cost(equation).flops, times * size)
+        yield Product(str(first.dtype), times * equation_cost(equation).flops, times * size)
         return
     inner = _compat.inner_jaxprs(equation)
     # The further jaxprs of a function with a rule of its own are that rule's, not the function's.

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hetjax.pipeline.timeline import Event, Timeline, is_link
 from hetjax.files import replacing
+from hetjax.pipeline.timeline import Event, Timeline, is_link
 from hetjax.report.quantities import format_seconds
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 
-from hetjax.pipeline.timeline import Timeline
 from hetjax.files import replacing
+from hetjax.pipeline.timeline import Timeline
 
 
 def write_chrome_trace(timeline: Timeline, path: str | os.PathLike[str]) -> None:

@@ -116,7 +116,7 @@ def _check_leaves(folder: Path, manifest: Manifest, kinds: Sequence[_Leaves]) ->
     for kind, name in saved:
         if (kind, name) not in wanted:
             raise CheckpointError(
-                f"checkpoint {folder} has a {kind} leaf {name!r}, which this model and optimizer "
+                f"checkpoint {folder} holds {kind} leaf {name!r}, which this model and optimizer "
                 f"do not have; it was saved with another model or optimizer"
             )
 
@@ -181,7 +181,7 @@ class StageSaver:
         return pending.result()
 
     def load(self, folder: Path, compiled: CompiledStage) -> StageState:
-        """Read the stage's state, and of the checkpoint no more than that.
+        """Read the stage's state, and of the checkpoint only the parts that make it up.
 
         Args:
             folder: the checkpoint, saved under any plan.

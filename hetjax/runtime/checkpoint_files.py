@@ -318,7 +318,7 @@ class CheckpointFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         self._recover()
         for leftover in self.path.glob(f"{_UNFINISHED}*"):
-            shutil.rmtree(leftover)
+            shutil.rmtree(leftover, ignore_errors=True)  # it may lose a race with its writer
         folder = self.path / f"{_UNFINISHED}{_name(step)}"
         folder.mkdir()
         return folder

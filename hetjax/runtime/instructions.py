@@ -1,8 +1,8 @@
 """Instructions: what a worker does in one step, as a list that is written once.
 
-A schedule says in which order a stage runs its forward and backward tasks. Here that order becomes a
-flat list of loads, receives, runs, sends and frees on named buffers, with every buffer freed at its
-last use. The list is data: it knows nothing of devices, and every executor runs the same one.
+A schedule says in which order a stage runs its forward and backward tasks. Here that order becomes
+a flat list of loads, receives, runs, sends and frees on named buffers, with every buffer freed at
+its last use. The list is data: it knows nothing of devices, and every executor runs the same one.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ class Buffer(NamedTuple):
     """The name of an array that a worker holds.
 
     Args:
-        kind: what it is: ``parameter``, ``state``, ``gradient``, ``batch``, ``value``, ``residual``,
-            ``cotangent``, ``total``, ``count``, ``message``, ``metric`` or ``one``.
-        index: which of that kind.
+        kind: what it is: ``parameter``, ``state``, ``gradient``, ``batch``, ``value``,
+            ``residual``, ``cotangent``, ``total``, ``count``, ``message``, ``metric`` or ``one``.
+        place: which of that kind.
         microbatch: of which microbatch; -1 where of none.
         link: across which cut, counted by the stage before it, or of which sender; -1 for none.
     """
 
     kind: str
-    index: int = 0
+    place: int = 0
     microbatch: int = -1
     link: int = -1
 
@@ -320,7 +320,7 @@ class _Writer:
         return tuple(Buffer(kind, 0, m) for kind in ("total", "count") for m in microbatches)
 
     def _sum_tied(self) -> Iterator[Instruction]:
-        """Exchange the gradients of leaves that several stages hold, and sum them in stage order."""
+        """Exchange the gradients of leaves that several stages hold; sum them in stage order."""
         leaves = tied_leaves(self.pipeline, self.stage)
         if not leaves:
             return

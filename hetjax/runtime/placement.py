@@ -19,7 +19,7 @@ from hetjax.sharding.rules import example_spec, parameter_spec
 class Placement:
     """The specification of every buffer of every stage; a pure function of plan and program.
 
-    Both ends of a transfer derive each other's shardings from it, so that nothing has to be agreed on.
+    Both ends of a transfer derive each other's shardings from it: nothing has to be agreed on.
 
     Args:
         pipeline: the pipeline's programs.

@@ -102,7 +102,7 @@ class Trainer:
         batch: pytree of arrays or shapes: the batch of one whole step, ``[examples, ...]``.
         source: where batches come from; None where every step is given its own.
         runtime: ``"local"`` or ``"ray"``.
-        ray: how to use Ray.
+        ray: how to use Ray; None for `RayOptions()`.
         workdir: folder for checkpoints; None for none.
         keep_last: how many of the newest checkpoints to keep.
         keep_every: keep also those of every so many steps.
@@ -135,7 +135,7 @@ class Trainer:
         *,
         source: BatchSource | None = None,
         runtime: str = "local",
-        ray: RayOptions = RayOptions(),
+        ray: RayOptions | None = None,
         workdir: str | Path | None = None,
         keep_last: int = 3,
         keep_every: int | None = None,
@@ -161,7 +161,7 @@ class Trainer:
         self._executor: Executor = (
             LocalExecutor(self._job, self._placement, devices)
             if runtime == "local"
-            else RayExecutor(self._job, self._placement, ray)
+            else RayExecutor(self._job, self._placement, ray or RayOptions())
         )
 
     def __enter__(self) -> Trainer:

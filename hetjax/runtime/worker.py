@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -170,18 +170,25 @@ class _StepRun:
 
     def execute(self, instructions: Sequence[Instruction]) -> None:
         began = time.perf_counter()
-        handlers: Mapping[type, Callable[[Any], None]] = {
-            Run: self._run,
-            Load: self._load,
-            Expect: self._expect,
-            Receive: self._receive,
-            Send: self._send,
-            Free: self._free,
-        }
         for instruction in instructions:
-            handlers[type(instruction)](instruction)
+            self._do(instruction)
         self._metrics()
         self.report.seconds = time.perf_counter() - began
+
+    def _do(self, instruction: Instruction) -> None:
+        match instruction:
+            case Run():
+                self._run(instruction)
+            case Load():
+                self._load(instruction)
+            case Expect():
+                self.worker.transport.expect(self.step, instruction.tag)
+            case Receive():
+                self._receive(instruction)
+            case Send():
+                self._send(instruction)
+            case Free():
+                self._free(instruction)
 
     def _metrics(self) -> None:
         names = [name for name in sorted(self.buffers) if name.kind == "metric"]
@@ -212,13 +219,10 @@ class _StepRun:
         base = instruction.microbatch * size
         leaves = self.feed(base + first, base + end)
         arrays = [
-            _global_array(leaves[b.index], shape, shardings[b.index], first)
+            _global_array(leaves[b.place], shape, shardings[b.place], first)
             for b, shape in zip(instruction.buffers, self.worker.programs.batch, strict=True)
         ]
         self._hold(instruction.buffers, arrays)
-
-    def _expect(self, instruction: Expect) -> None:
-        self.worker.transport.expect(self.step, instruction.tag)
 
     def _receive(self, instruction: Receive) -> None:
         start = time.perf_counter()
@@ -300,7 +304,7 @@ def _global_array(
     if sharding.is_fully_addressable:
         return jax.device_put(rows, sharding)
 
-    def part(index: tuple[slice, ...]) -> np.ndarray:
+    def part(index: Any) -> np.ndarray:
         start, stop, _ = index[0].indices(shape.shape[0])
         return rows[(slice(start - first, stop - first), *index[1:])]
 

@@ -1,4 +1,4 @@
-"""How a stage's arrays are divided inside its submesh, and what a transfer between two must move."""
+"""How a stage's arrays are divided in its submesh, and what a transfer between two must move."""
 
 from hetjax.sharding.layout import Shard, overlap, shards, wanted
 from hetjax.sharding.rules import DATA, MESH_AXES, RULES, TENSOR, example_spec, parameter_spec

@@ -1,8 +1,8 @@
 """Layouts: which part of an array each device of a stage holds, and what a transfer must move.
 
-Two stages never share a JAX world, so neither sees the other's shardings. A layout describes a sharding
-as plain numbers that both derive from the plan. A transfer moves each distinct part that a receiving
-process needs exactly once, however many devices want it.
+Two stages never share a JAX world, so neither sees the other's shardings. A layout describes a
+sharding as plain numbers that both derive from the plan. A transfer moves each distinct part that a
+receiving process needs exactly once, however many devices want it.
 """
 
 from __future__ import annotations

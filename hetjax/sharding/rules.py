@@ -1,12 +1,13 @@
 """Sharding rules: which dimensions of a stage's arrays are divided inside its submesh.
 
-A submesh is seen as a logical mesh of two axes: ``data``, which divides the examples, and ``tensor``,
-which divides parameters. A rule gives every array of a stage its `PartitionSpec`; a plan may override
-those of single parameters.
+A submesh is seen as a logical mesh of two axes: ``data``, which divides the examples, and
+``tensor``, which divides parameters. A rule gives every array of a stage its `PartitionSpec`; a
+plan may override those of single parameters.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from jax.sharding import PartitionSpec
@@ -76,9 +77,6 @@ def example_spec(shape: Sequence[int], examples: int, mesh_shape: tuple[int, int
 
 def division(spec: PartitionSpec, mesh_shape: tuple[int, int]) -> int:
     """Into how many pieces a specification divides an array."""
-    sizes = dict(zip(MESH_AXES, mesh_shape, strict=True))
-    count = 1
-    for entry in spec:
-        for axis in entry if isinstance(entry, tuple) else (entry,):
-            count *= sizes.get(axis, 1) if isinstance(axis, str) else 1
-    return count
+    sizes: dict[object, int] = dict(zip(MESH_AXES, mesh_shape, strict=True))
+    axes = [axis for entry in spec for axis in (entry if isinstance(entry, tuple) else (entry,))]
+    return math.prod(sizes.get(axis, 1) for axis in axes)

@@ -5,12 +5,10 @@ gradients must be as right as one with large ones.
 """
 
 import numpy as np
-import optax
 import pytest
-from execution import executor_of, gathered_state, keep_gradients
-from execution import one_device_gradients, one_device_steps
+from execution import gathered_state, job_of, keep_gradients, one_device_gradients, running
 from hypothesis import given
-from small_models import Model, feed_of, make_batch
+from small_models import make_batch
 from strategies import Case, cases, examples
 
 TOLERANCE = 1e-5
@@ -31,8 +29,8 @@ def largest_error(found: np.ndarray, expected: np.ndarray) -> float:
 def test_loss_and_gradients_equal_those_of_one_device(case: Case):
     batch = make_batch(case.plan.batch_size)
     loss, norm, gradients = one_device_gradients(case.model, batch)
-    with executor_of(case, keep_gradients()) as executor:
-        report = executor.train_step(0, feed_of(batch))[-1]
+    with running(job_of(case, keep_gradients())) as executor:
+        report = executor.train_step(0, batch)[-1]
         found = gathered_state(executor)
     tolerance = TOLERANCE if case.model.exact else HALF_TOLERANCE
     assert report.loss == pytest.approx(loss, rel=tolerance)

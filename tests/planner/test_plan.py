@@ -1,0 +1,305 @@
+"""Plans as data: what is valid, what a file keeps, and what every bad edit is told."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetjax.errors import InputError
+from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster, SubMesh
+from hetjax.pipeline.program import Program, trace
+from hetjax.pipeline.schedule import (
+    EXPLICIT,
+    SCHEDULES,
+    Schedule,
+    Task,
+    from_warm_up_counts,
+    gpipe,
+    one_f_one_b,
+)
+from hetjax.planner.plan import (
+    PipelinePlan,
+    Plan,
+    Prediction,
+    StagePlan,
+    StagePrediction,
+    validate,
+    validate_for,
+)
+from hetjax.planner.plan_file import plan_from_json, plan_to_json
+from hetjax.sharding.rules import RULES
+
+KIND = DeviceKind("test", {"float32": 1e12}, 10**9, 1e11, source="made up")
+LINK = Link(1e9, 1e-5)
+
+
+def cluster_of(*sizes: tuple[int, int]) -> Cluster:
+    names = [f"sub{place}" for place in range(len(sizes))]
+    return Cluster(
+        "test",
+        tuple(Subcluster(n, KIND, *size, LINK, LINK) for n, size in zip(names, sizes, strict=True)),
+        tuple((a, b, LINK) for i, a in enumerate(names) for b in names[i + 1 :]),
+    )
+
+
+def plan_of_two_stages() -> Plan:
+    stages = (
+        StagePlan((0, 2), SubMesh("sub0", 0, (1, 4)), (4, 1)),
+        StagePlan((2, 3), SubMesh("sub1", 0, (1, 2)), (1, 2), "fully_sharded", recompute=True),
+    )
+    return Plan(
+        model="abc",
+        layers=(0, 5, 9, 12),
+        cluster=cluster_of((1, 4), (1, 2)),
+        pipelines=(PipelinePlan(stages, 4, 8, one_f_one_b(2, 4)),),
+    )
+
+
+@st.composite
+def submeshes(draw: Any, cluster: Cluster) -> list[SubMesh]:
+    """Submeshes that do not overlap, at least one."""
+    found = []
+    for subcluster in cluster.subclusters:
+        for node in range(subcluster.nodes):
+            start = node * subcluster.devices_per_node
+            end = start + subcluster.devices_per_node
+            while start < end:
+                devices = draw(st.integers(1, end - start))
+                found.append(SubMesh(subcluster.name, start, (1, devices)))
+                start += devices
+    return draw(st.lists(st.sampled_from(found), min_size=1, unique=True))
+
+
+@st.composite
+def schedules(draw: Any, num_stages: int, num_microbatches: int) -> Schedule:
+    steps = draw(st.lists(st.integers(0, 3), min_size=num_stages, max_size=num_stages))
+    counts = [1 + sum(steps[stage:]) for stage in range(num_stages)]
+    schedule = from_warm_up_counts(counts, num_microbatches, draw(st.sampled_from(SCHEDULES)))
+    if draw(st.booleans()):
+        return schedule
+    # Microbatches may come in any order that all stages follow.
+    microbatches = draw(st.permutations(range(num_microbatches)))
+    order = tuple(
+        tuple(Task(task.kind, microbatches[task.microbatch]) for task in tasks)
+        for tasks in schedule.order
+    )
+    return Schedule(EXPLICIT, order)
+
+
+@st.composite
+def plans(draw: Any) -> Plan:
+    sizes = st.tuples(st.integers(1, 2), st.integers(1, 4))
+    cluster = cluster_of(*draw(st.lists(sizes, min_size=1, max_size=3)))
+    places = draw(submeshes(cluster))
+    cuts = sorted(draw(st.sets(st.integers(1, 30), min_size=len(places) - 1)))
+    chosen = sorted(draw(st.permutations(range(len(cuts))))[: len(places) - 1])
+    edges = [0, *(place + 1 for place in chosen), len(cuts) + 1]
+    microbatch_size = 24 * draw(st.integers(1, 3))
+    stages = []
+    for place, first, end in zip(places, edges, edges[1:], strict=False):
+        devices = place.num_devices
+        data = draw(st.sampled_from([d for d in range(1, devices + 1) if devices % d == 0]))
+        specs = st.lists(st.sampled_from([None, "data", "tensor"]), max_size=3).map(tuple)
+        stages.append(
+            StagePlan(
+                (first, end),
+                place,
+                (data, devices // data),
+                draw(st.sampled_from(sorted(RULES))),
+                draw(st.dictionaries(st.text(max_size=5), specs, max_size=2)),
+                draw(st.booleans()),
+            )
+        )
+    num_microbatches = draw(st.integers(1, 6))
+    schedule = draw(schedules(len(stages), num_microbatches))
+    seconds, sizes = st.floats(0, 1e3), st.integers(0, 10**12)
+    prediction = st.builds(
+        Prediction,
+        seconds,
+        seconds,
+        st.lists(
+            st.builds(StagePrediction, *[seconds] * 5, *[sizes] * 4, seconds),
+            min_size=len(stages),
+            max_size=len(stages),
+        ).map(tuple),
+    )
+    return Plan(
+        model=draw(st.text(max_size=8)),
+        layers=(0, *cuts, 31),
+        cluster=cluster,
+        pipelines=(PipelinePlan(tuple(stages), num_microbatches, microbatch_size, schedule),),
+        planner=draw(st.text(max_size=8)),
+        prediction=draw(st.none() | prediction),
+    )
+
+
+@given(plan=plans())
+def test_a_plan_comes_back_from_its_json_as_it_was(plan):
+    validate(plan)
+    text = json.dumps(plan_to_json(plan))
+    assert plan_from_json(json.loads(text)) == plan
+
+
+def test_a_plan_comes_back_from_its_file_as_it_was(tmp_path):
+    plan = plan_of_two_stages()
+    plan.save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json") == plan
+    assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
+
+
+def test_the_parts_of_a_plan_that_follow_from_others():
+    plan = plan_of_two_stages()
+    assert plan.batch_size == 32
+    assert plan.boundaries(plan.pipeline) == (0, 9, 12)
+    other = plan.with_schedule(gpipe(2, 4))
+    assert other.pipeline.schedule.name == "gpipe"
+    assert other.prediction is None
+    assert other.pipeline.stages == plan.pipeline.stages
+
+
+def edit(path: str, value: Any) -> Callable[[Any], None]:
+    """An edit that sets one field of a plan's JSON, or removes it where the value is ...."""
+
+    def apply(data: Any) -> None:
+        *parents, last = [int(key) if key.isdecimal() else key for key in path.split("/")]
+        for key in parents:
+            data = data[key]
+        if value is ...:
+            del data[last]
+        else:
+            data[last] = value
+
+    return apply
+
+
+STAGES = "pipelines/0/stages"
+SCHEDULE = "pipelines/0/schedule"
+
+BAD_EDITS = [
+    ("version", 2, "version is 2"),
+    ("version", ..., "field 'version' is missing"),
+    ("colour", "red", "unknown field 'colour'"),
+    (f"{STAGES}/0/colour", "red", r"unknown field 'pipelines\[0\].stages\[0\].colour'"),
+    (f"{STAGES}/0/layers", ..., r"field 'pipelines\[0\].stages\[0\].layers' is missing"),
+    (f"{STAGES}/0/recompute", "yes", r"stages\[0\].recompute is 'yes'.*boolean"),
+    (f"{STAGES}/0/submesh/start", -1, r"submesh.start is -1.*greater than or equal to 0"),
+    ("pipelines/0/num_microbatches", 4.5, r"num_microbatches is 4.5.*integer"),
+    ("pipelines", [], "pipelines is empty"),
+    (STAGES, [], r"pipelines\[0\].stages is empty"),
+    ("layers", [1, 5, 12], r"layers is \[1, 5, 12\]; it must begin with 0"),
+    ("layers", [0, 9, 5, 12], "increase"),
+    ("layers", [0], "must begin with 0 and increase"),
+    ("layers", [0, 5, 9, 11, 12], "ends at layer 3, the model has 4 layers"),
+    (f"{STAGES}/1/layers", [1, 3], r"stages\[1\].layers is \[1, 3\]; it overlaps"),
+    (f"{STAGES}/0/layers", [0, 1], "layers 1 to 1 are in no stage"),
+    (f"{STAGES}/0/layers", [0, 0], "a stage has one layer or more"),
+    (f"{STAGES}/1/layers", [2, 4], "ends at layer 4, the model has 3"),
+    (f"{STAGES}/0/submesh/subcluster", "sub9", "unknown subcluster 'sub9'.*Allowed: sub0, sub1"),
+    (f"{STAGES}/1/submesh/start", 1, r"stages\[1\].submesh.*device 2 is not there"),
+    (f"{STAGES}/0/submesh/shape", [2, 2], "device|neither within one node"),
+    (f"{STAGES}/0/mesh_shape", [2, 1], r"mesh_shape is \[2, 1\]; its product .* 4"),
+    (f"{STAGES}/0/mesh_shape", [-4, -1], "mesh_shape is"),
+    (f"{STAGES}/0/sharding", "dada", "unknown .*sharding 'dada'; did you mean 'data'"),
+    (
+        f"{STAGES}/0/parameters",
+        {"w": ["row"]},
+        "unknown .*parameters.*'row'. Allowed: data, tensor",
+    ),
+    ("pipelines/0/num_microbatches", 0, "1 or more"),
+    ("pipelines/0/microbatch_size", 0, "microbatch_size is 0; it must be 1 or more"),
+    ("pipelines/0/microbatch_size", 6, r"microbatch_size is 6, which the data axis of stages\[0\]"),
+    (f"{SCHEDULE}/name", "1f2b", "unknown .*schedule.name '1f2b'; did you mean '1f1b'"),
+    (f"{SCHEDULE}/warm_up_counts", ..., "either warm_up_counts or order"),
+    (f"{SCHEDULE}/order", [["F0"], ["F0"]], "either warm_up_counts or order"),
+    (f"{SCHEDULE}/warm_up_counts", [1, 2], "deadlock"),
+    (f"{SCHEDULE}/warm_up_counts", [3, 2, 1], "schedule has 3 stages, the pipeline has 2"),
+    (SCHEDULE, {"name": "explicit", "order": [["F0", "B0"], ["B0", "F0"]]}, "microbatches"),
+    (SCHEDULE, {"name": "explicit", "order": [["G0"], ["F0"]]}, "task 'G0' is not F or B"),
+    ("cluster/subclusters", [], "subclusters"),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "message"), BAD_EDITS)
+def test_a_bad_edit_is_told_its_field(path, value, message):
+    data = json.loads(json.dumps(plan_to_json(plan_of_two_stages())))
+    edit(path, value)(data)
+    with pytest.raises(InputError, match=message):
+        plan_from_json(data)
+
+
+def test_two_stages_on_one_device():
+    data = copy.deepcopy(plan_to_json(plan_of_two_stages()))
+    edit(f"{STAGES}/1/submesh", {"subcluster": "sub0", "start": 3, "shape": [1, 1]})(data)
+    edit(f"{STAGES}/1/mesh_shape", [1, 1])(data)
+    with pytest.raises(InputError, match=r"has device 3, which pipelines\[0\].stages\[0\] has too"):
+        plan_from_json(data)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"{", "is not JSON: .* in line 1"),
+        (b"\xff\xfe", "is not UTF-8"),
+        (b"[]", "plan: file is"),
+        (b"3", "plan: file is"),
+    ],
+)
+def test_a_file_that_is_no_plan(tmp_path, content, message):
+    path = tmp_path / "plan.json"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=message):
+        Plan.load(path)
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    with pytest.raises(InputError, match="cannot be read: No such file"):
+        Plan.load(tmp_path / "plan.json")
+
+
+def small_program() -> Program:
+    parameters = {"w": jnp.ones((4, 2))}
+    return trace(lambda w, x: jnp.mean((x @ w["w"]) ** 2), parameters, jnp.ones((8, 4)))
+
+
+def test_a_plan_for_another_model():
+    program = small_program()
+    stage = StagePlan((0, 1), SubMesh("sub0", 0, (1, 1)), (1, 1))
+    plan = Plan(
+        program.fingerprint,
+        (0, program.num_positions),
+        cluster_of((1, 1)),
+        (PipelinePlan((stage,), 2, 8, gpipe(1, 2)),),
+    )
+    validate_for(plan, program, batch_size=16)
+    with pytest.raises(InputError, match=r"16 examples a step, the configuration asks for .* 8"):
+        validate_for(plan, program, batch_size=8)
+    other = trace(lambda w, x: jnp.mean((x @ w) ** 2), jnp.ones((4, 2)), jnp.ones((8, 4)))
+    with pytest.raises(InputError, match="made for another model"):
+        validate_for(plan, other)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"v": ("data",)}, "unknown .*parameter 'v'"),
+        ({"w": (None, None, "data")}, r"of more dimensions than the parameter's shape \(4, 2\)"),
+    ],
+)
+def test_a_specification_that_fits_no_parameter(parameters, message):
+    program = small_program()
+    stage = StagePlan((0, 1), SubMesh("sub0", 0, (1, 1)), (1, 1), parameters=parameters)
+    plan = Plan(
+        program.fingerprint,
+        (0, program.num_positions),
+        cluster_of((1, 1)),
+        (PipelinePlan((stage,), 2, 8, gpipe(1, 2)),),
+    )
+    with pytest.raises(InputError, match=message):
+        validate_for(plan, program)
