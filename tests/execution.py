@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from small_models import Batch, Model, make_batch
-from strategies import Case
+from cases import Case
 
 from hetjax.pipeline.stages import ParameterPart
 from hetjax.runtime.feed import BatchSource

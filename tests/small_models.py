@@ -13,7 +13,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from hypothesis import strategies as st
 
 VOCABULARY, WIDTH, LENGTH, DEPTH = 11, 8, 5, 4
 """Tokens; features; tokens that are predicted in an example; iterations of a scan over blocks."""
@@ -337,15 +336,3 @@ BLOCKS: Mapping[str, Block] = {
 }
 """All blocks by name."""
 
-
-def models(max_blocks: int = 4) -> st.SearchStrategy[Model]:
-    """Random models."""
-    return st.builds(
-        Model,
-        blocks=st.lists(st.sampled_from(sorted(BLOCKS)), min_size=1, max_size=max_blocks).map(
-            tuple
-        ),
-        tied=st.booleans(),
-        counted=st.booleans(),
-        half_parameters=st.integers(0, 7).map(lambda n: n == 7),
-    )

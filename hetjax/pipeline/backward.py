@@ -8,6 +8,7 @@ are zero for a structural reason are neither computed nor sent.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ import numpy as np
 from hetjax.pipeline.costs import Cost, is_heavy, steps_cost
 from hetjax.pipeline.program import (
     Constant,
+    FlatJaxpr,
     Operand,
     Step,
     abstract,
@@ -92,17 +94,6 @@ class StagePrograms:
         return sum(num_bytes(shape) for shape in (*kept, *self.residuals))
 
 
-@dataclass(frozen=True)
-class _Layout:
-    """How the flat inputs and outputs of the one trace are divided."""
-
-    parameters: int
-    batch: int
-    received: int
-    cotangents: int
-    outputs: int
-
-
 def differentiate(
     stage: Stage,
     parameters: Sequence[jax.ShapeDtypeStruct],
@@ -131,8 +122,56 @@ def differentiate(
     Returns:
         The stage's programs.
     """
-    outputs = jax.eval_shape(stage.function, parameters, batch, received)
-    seeds = (0,) if is_last else tuple(cotangents_in)
+    traced = _trace(stage, parameters, batch, received, (0,) if is_last else tuple(cotangents_in))
+    halves = _split(traced, is_last=is_last, recompute=recompute)
+    return StagePrograms(
+        forward=_forward(traced, halves),
+        backward=_backward(traced, halves, accumulate),
+        both=_both(traced, halves, accumulate) if is_last else None,
+        parameters=_shapes(parameters),
+        batch=_shapes(batch),
+        received=_shapes(received),
+        sent=_shapes(traced.sent_shapes),
+        residuals=tuple(traced.flat.avals[value] for value in halves.residuals),
+        kept_batch=halves.kept_batch,
+        kept_received=halves.kept_received,
+        cotangents_in=traced.seeds,
+        cotangents_out=halves.returned_places,
+        forward_cost=steps_cost(halves.forward),
+        backward_cost=steps_cost(halves.backward),
+    )
+
+
+def _shapes(items: Sequence[Any]) -> Shapes:
+    return tuple(abstract(list(items)))
+
+
+@dataclass(frozen=True, eq=False)
+class _Traced:
+    """A stage's forward and backward pass in one trace, with its inputs and outputs by role."""
+
+    flat: FlatJaxpr
+    parameters: tuple[int, ...]
+    batch: tuple[int, ...]
+    received: tuple[int, ...]
+    cotangents: tuple[int, ...]
+    sent: tuple[Operand, ...]
+    gradients: tuple[Operand, ...]
+    returned: tuple[Operand, ...]
+    returned_places: tuple[int, ...]
+    seeds: tuple[int, ...]
+    sent_shapes: Sequence[jax.ShapeDtypeStruct]
+
+
+def _trace(
+    stage: Stage,
+    parameters: Sequence[jax.ShapeDtypeStruct],
+    batch: Sequence[jax.ShapeDtypeStruct],
+    received: Sequence[jax.ShapeDtypeStruct],
+    seeds: tuple[int, ...],
+) -> _Traced:
+    """Trace a stage's outputs, and the cotangents of its inputs given those of some outputs."""
+    sent = jax.eval_shape(stage.function, parameters, batch, received)
     movable = tuple(i for i, s in enumerate(received) if jnp.issubdtype(s.dtype, jnp.inexact))
 
     def forward_and_backward(
@@ -153,158 +192,150 @@ def differentiate(
         )
         return results, *pullback(list(cotangents))
 
-    seed_shapes = [outputs[i] for i in seeds]
     closed = jax.make_jaxpr(forward_and_backward)(
-        list(parameters), list(batch), list(received), seed_shapes
+        list(parameters), list(batch), list(received), [sent[i] for i in seeds]
     )
-    layout = _Layout(len(parameters), len(batch), len(received), len(seeds), len(outputs))
-    return _Splitter(
-        flatten_jaxpr(closed), layout, movable, is_last, recompute, accumulate, seeds
-    ).programs(parameters, batch, received, outputs)
+    flat = flatten_jaxpr(closed)
+    inputs, outputs = iter(flat.inputs), iter(flat.outputs)
+    return _Traced(
+        flat=flat,
+        parameters=tuple(itertools.islice(inputs, len(parameters))),
+        batch=tuple(itertools.islice(inputs, len(batch))),
+        received=tuple(itertools.islice(inputs, len(received))),
+        cotangents=tuple(inputs),
+        sent=tuple(itertools.islice(outputs, len(sent))),
+        gradients=tuple(itertools.islice(outputs, len(parameters))),
+        returned=tuple(outputs),
+        returned_places=movable,
+        seeds=seeds,
+        sent_shapes=sent,
+    )
 
 
-class _Splitter:
-    def __init__(self, flat, layout, movable, is_last, recompute, accumulate, seeds):
-        self.flat, self.layout, self.movable = flat, layout, movable
-        self.is_last, self.recompute, self.accumulate = is_last, recompute, accumulate
-        self.seeds = seeds
-        inputs = list(flat.inputs)
-        self.parameter_values = _take(inputs, layout.parameters)
-        self.batch_values = _take(inputs, layout.batch)
-        self.received_values = _take(inputs, layout.received)
-        self.cotangent_values = _take(inputs, layout.cotangents)
-        outputs = list(flat.outputs)
-        self.sent = _take(outputs, layout.outputs)
-        self.gradients = _take(outputs, layout.parameters)
-        self.returned = outputs
-        self._split()
+@dataclass(frozen=True, eq=False)
+class _Halves:
+    """The steps of the forward and of the backward pass, and what goes from one to the other."""
 
-    def _split(self) -> None:
-        reached = set(self.cotangent_values)
-        self.after: list[Step] = []
-        self.before: list[Step] = []
-        for step in self.flat.steps:
-            if reached.intersection(step.values()):
-                reached.update(step.outputs)
-                self.after.append(step)
-            else:
-                self.before.append(step)
-        self.reached = reached
-        alive = reached if not self.is_last else None
-        self.cotangents_out = tuple(
-            place
-            for place, operand in zip(self.movable, self.returned, strict=True)
-            if not _is_zero(operand, alive, self.flat.steps)
-        )
-        self.returned = [
-            operand
-            for place, operand in zip(self.movable, self.returned, strict=True)
-            if place in self.cotangents_out
-        ]
-        self.backward_outputs = [*self.returned, *self.gradients]
-        inputs = {*self.parameter_values, *self.batch_values, *self.received_values}
-        needed = {value for step in self.after for value in step.values()}
-        needed.update(o for o in self.backward_outputs if isinstance(o, int))
-        needed -= reached | inputs
-        size = lambda value: num_bytes(self.flat.avals[value])  # noqa: E731
-        self.residuals = (
-            ()
-            if self.recompute
-            else tuple(sorted(choose_residuals(self.before, inputs, needed, size, _expensive)))
-        )
-        self.forward_steps = _needed_steps(self.before, [*self.sent, *self.residuals], ())
-        self.backward_steps = _needed_steps(self.flat.steps, self.backward_outputs, self.residuals)
+    forward: tuple[Step, ...]
+    backward: tuple[Step, ...]
+    residuals: tuple[int, ...]
+    returned: tuple[Operand, ...]
+    returned_places: tuple[int, ...]
+    kept_batch: tuple[int, ...]
+    kept_received: tuple[int, ...]
 
-    def programs(
-        self, parameters: Sequence[Any], batch: Sequence[Any], received: Sequence[Any], outputs: Any
-    ) -> StagePrograms:
-        read = {value for step in self.backward_steps for value in step.values()}
-        read.update(o for o in self.backward_outputs if isinstance(o, int))
-        kept_batch = tuple(i for i, v in enumerate(self.batch_values) if v in read)
-        kept_received = tuple(i for i, v in enumerate(self.received_values) if v in read)
-        shapes = lambda items: tuple(abstract(list(items)))  # noqa: E731
-        return StagePrograms(
-            forward=self._forward,
-            backward=self._backward_function(kept_batch, kept_received),
-            both=self._both if self.is_last else None,
-            parameters=shapes(parameters),
-            batch=shapes(batch),
-            received=shapes(received),
-            sent=shapes(outputs),
-            residuals=tuple(self.flat.avals[value] for value in self.residuals),
-            kept_batch=kept_batch,
-            kept_received=kept_received,
-            cotangents_in=self.seeds,
-            cotangents_out=self.cotangents_out,
-            forward_cost=steps_cost(self.forward_steps),
-            backward_cost=steps_cost(self.backward_steps),
-        )
 
-    def _environment(self, parameters: Any, batch: Any, received: Any) -> dict[int, Any]:
-        environment = dict(zip(self.parameter_values, parameters, strict=True))
-        environment.update(zip(self.batch_values, batch, strict=True))
-        environment.update(zip(self.received_values, received, strict=True))
-        return environment
-
-    def _forward(self, parameters: Any, batch: Any, received: Any) -> tuple[list[Any], list[Any]]:
-        environment = self._environment(parameters, batch, received)
-        results = evaluate_steps(self.forward_steps, environment, [*self.sent, *self.residuals])
-        return results[: len(self.sent)], results[len(self.sent) :]
-
-    def _backward_function(
-        self, kept_batch: tuple[int, ...], kept_received: tuple[int, ...]
-    ) -> Callable[..., Any]:
-        def backward(
-            parameters: Any,
-            batch: Any,
-            received: Any,
-            residuals: Any,
-            cotangents: Any,
-            accumulators: Any,
-        ) -> tuple[list[Any], list[Any]]:
-            environment = dict(zip(self.parameter_values, parameters, strict=True))
-            environment.update(zip((self.batch_values[i] for i in kept_batch), batch, strict=True))
-            environment.update(
-                zip((self.received_values[i] for i in kept_received), received, strict=True)
-            )
-            environment.update(zip(self.residuals, residuals, strict=True))
-            environment.update(zip(self.cotangent_values, cotangents, strict=True))
-            results = evaluate_steps(self.backward_steps, environment, self.backward_outputs)
-            return self._accumulated(results, accumulators)
-
-        return backward
-
-    def _both(
-        self, parameters: Any, batch: Any, received: Any, accumulators: Any
-    ) -> tuple[list[Any], list[Any], Any, Any]:
-        environment = self._environment(parameters, batch, received)
-        seed = self.flat.avals[self.cotangent_values[0]]
-        environment[self.cotangent_values[0]] = jnp.ones(seed.shape, seed.dtype)
-        results = evaluate_steps(self.flat.steps, environment, [*self.backward_outputs, *self.sent])
-        split = len(self.backward_outputs)
-        returned, accumulators = self._accumulated(results[:split], accumulators)
-        return returned, accumulators, *results[split:]
-
-    def _accumulated(self, results: list[Any], accumulators: Any) -> tuple[list[Any], list[Any]]:
-        returned, gradients = results[: len(self.returned)], results[len(self.returned) :]
-        if self.accumulate:
-            gradients = [
-                a + g.astype(a.dtype) for a, g in zip(accumulators, gradients, strict=True)
-            ]
+def _split(traced: _Traced, *, is_last: bool, recompute: bool) -> _Halves:
+    flat = traced.flat
+    reached = set(traced.cotangents)
+    before: list[Step] = []
+    after: list[Step] = []
+    for step in flat.steps:
+        if reached.intersection(step.values()):
+            reached.update(step.outputs)
+            after.append(step)
         else:
-            gradients = [g.astype(accumulator_dtype(g.dtype)) for g in gradients]
-        return returned, gradients
+            before.append(step)
+    # The last stage's cotangent is a constant that may have been folded into what it reaches.
+    flows = None if is_last else reached
+    alive = [
+        (place, operand)
+        for place, operand in zip(traced.returned_places, traced.returned, strict=True)
+        if not _is_zero(operand, flows, flat.steps)
+    ]
+    returned = tuple(operand for _, operand in alive)
+    outputs = (*returned, *traced.gradients)
+    inputs = {*traced.parameters, *traced.batch, *traced.received}
+    needed = {value for step in after for value in step.values()}
+    needed.update(operand for operand in outputs if isinstance(operand, int))
+    needed -= reached | inputs
+
+    def size(value: int) -> int:
+        return num_bytes(flat.avals[value])
+
+    chosen = () if recompute else choose_residuals(before, inputs, needed, size, _is_expensive)
+    residuals = tuple(sorted(chosen))
+    backward = _needed_steps(flat.steps, outputs, residuals)
+    read = {value for step in backward for value in step.values()}
+    read.update(operand for operand in outputs if isinstance(operand, int))
+    return _Halves(
+        forward=_needed_steps(before, [*traced.sent, *residuals], ()),
+        backward=backward,
+        residuals=residuals,
+        returned=returned,
+        returned_places=tuple(place for place, _ in alive),
+        kept_batch=tuple(i for i, value in enumerate(traced.batch) if value in read),
+        kept_received=tuple(i for i, value in enumerate(traced.received) if value in read),
+    )
+
+
+def _forward(traced: _Traced, halves: _Halves) -> Callable[..., Any]:
+    def forward(parameters: Any, batch: Any, received: Any) -> tuple[list[Any], list[Any]]:
+        environment = _environment(traced, parameters, batch, received)
+        outputs = [*traced.sent, *halves.residuals]
+        results = evaluate_steps(halves.forward, environment, outputs)
+        return results[: len(traced.sent)], results[len(traced.sent) :]
+
+    return forward
+
+
+def _backward(traced: _Traced, halves: _Halves, accumulate: bool) -> Callable[..., Any]:
+    def backward(
+        parameters: Any,
+        batch: Any,
+        received: Any,
+        residuals: Any,
+        cotangents: Any,
+        accumulators: Any,
+    ) -> tuple[list[Any], list[Any]]:
+        names = (
+            *traced.parameters,
+            *(traced.batch[i] for i in halves.kept_batch),
+            *(traced.received[i] for i in halves.kept_received),
+            *halves.residuals,
+            *traced.cotangents,
+        )
+        arrays = (*parameters, *batch, *received, *residuals, *cotangents)
+        environment = dict(zip(names, arrays, strict=True))
+        outputs = [*halves.returned, *traced.gradients]
+        results = evaluate_steps(halves.backward, environment, outputs)
+        returned, gradients = results[: len(halves.returned)], results[len(halves.returned) :]
+        return returned, _accumulated(gradients, accumulators, accumulate)
+
+    return backward
+
+
+def _both(traced: _Traced, halves: _Halves, accumulate: bool) -> Callable[..., Any]:
+    def both(
+        parameters: Any, batch: Any, received: Any, accumulators: Any
+    ) -> tuple[list[Any], list[Any], Any, Any]:
+        environment = _environment(traced, parameters, batch, received)
+        (seed,) = traced.cotangents
+        environment[seed] = jnp.ones((), traced.flat.avals[seed].dtype)
+        outputs = [*halves.returned, *traced.gradients, *traced.sent]
+        results = iter(evaluate_steps(traced.flat.steps, environment, outputs))
+        returned = list(itertools.islice(results, len(halves.returned)))
+        gradients = list(itertools.islice(results, len(traced.gradients)))
+        total, count = results
+        return returned, _accumulated(gradients, accumulators, accumulate), total, count
+
+    return both
+
+
+def _environment(traced: _Traced, parameters: Any, batch: Any, received: Any) -> dict[int, Any]:
+    names = (*traced.parameters, *traced.batch, *traced.received)
+    return dict(zip(names, (*parameters, *batch, *received), strict=True))
+
+
+def _accumulated(gradients: list[Any], accumulators: Any, accumulate: bool) -> list[Any]:
+    if not accumulate:
+        return [g.astype(accumulator_dtype(g.dtype)) for g in gradients]
+    return [a + g.astype(a.dtype) for a, g in zip(accumulators, gradients, strict=True)]
 
 
 def accumulator_dtype(dtype: Any) -> Any:
     """The dtype in which gradients of a parameter are summed: at least float32."""
     return jnp.float32 if jnp.finfo(dtype).bits < 32 else dtype
-
-
-def _take(items: list[Any], count: int) -> list[Any]:
-    taken = items[:count]
-    del items[:count]
-    return taken
 
 
 def _is_zero(operand: Operand, reached: set[int] | None, steps: Sequence[Step]) -> bool:
@@ -322,11 +353,10 @@ def _is_zero(operand: Operand, reached: set[int] | None, steps: Sequence[Step]) 
     )
 
 
-def _expensive(step: Step) -> bool:
-    if step.name in _REPEATABLE:
-        return False
-    inner = step.equation is not None and step.name in ("custom_jvp_call", "custom_vjp_call")
-    return not inner or is_heavy(step.equation)  # type: ignore[arg-type]
+def _is_expensive(step: Step) -> bool:
+    if step.equation is not None and step.name in ("custom_jvp_call", "custom_vjp_call"):
+        return is_heavy(step.equation)
+    return step.name not in _REPEATABLE
 
 
 def _needed_steps(

@@ -9,7 +9,7 @@ import pytest
 from execution import gathered_state, job_of, keep_gradients, one_device_gradients, running
 from hypothesis import given
 from small_models import make_batch
-from strategies import Case, cases, examples
+from cases import Case, cases, examples
 
 TOLERANCE = 1e-5
 HALF_TOLERANCE = 0.05

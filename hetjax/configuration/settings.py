@@ -1,0 +1,321 @@
+"""The settings of a run: one frozen class a section, every field with its check and its meaning."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal, Self, get_args
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from hetjax.errors import InputError, unknown_name
+
+
+def _as_tuple(value: object) -> object:
+    """Lists are what people write; one text stands for a list of one."""
+    if isinstance(value, str):
+        return (value,)
+    return tuple(value) if isinstance(value, list) else value
+
+
+Texts = Annotated[tuple[str, ...], BeforeValidator(_as_tuple)]
+Numbers = Annotated[tuple[float, ...], BeforeValidator(_as_tuple)]
+Integers = Annotated[tuple[int, ...], BeforeValidator(_as_tuple)]
+Count = Annotated[int, Field(ge=1)]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class Section(BaseModel):
+    """What all sections share: they are frozen, strict about types, and know their fields."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class TrainSettings(Section):
+    """The training itself."""
+
+    steps: Count = Field(default=300, description="training steps of the whole run")
+    batch_size: Count = Field(default=16, description="examples in one step")
+    microbatches: Count = Field(
+        default=4, description="microbatches into which a step's batch is divided"
+    )
+    seed: int = Field(
+        default=0,
+        ge=0,
+        lt=2**32,
+        description="of the parameters, of the order of the examples and of dropout",
+    )
+    evaluate_every: Count | None = Field(
+        default=None, description="steps from one evaluation to the next; None for none"
+    )
+    evaluation_batches: Count | None = Field(
+        default=8, description="held-out batches of one evaluation; None for all"
+    )
+    checkpoint_every: Count | None = Field(
+        default=None,
+        description="steps from one checkpoint to the next; None for one at the end only",
+    )
+    keep_last: Count = Field(default=3, description="how many of the newest checkpoints to keep")
+    keep_every: Count | None = Field(
+        default=None, description="keep also the checkpoints of every so many steps"
+    )
+
+    @model_validator(mode="after")
+    def _divides(self) -> Self:
+        if self.batch_size % self.microbatches:
+            allowed = [n for n in range(1, self.batch_size + 1) if self.batch_size % n == 0]
+            raise InputError(
+                f"train.batch_size is {self.batch_size}, which train.microbatches = "
+                f"{self.microbatches} does not divide; allowed for this batch: "
+                + ", ".join(map(str, allowed))
+            )
+        return self
+
+
+class ClusterSettings(Section):
+    """The devices."""
+
+    file: str | None = Field(
+        default=None,
+        description="cluster file; None to take this process's devices, or Ray's nodes "
+        "where the runtime is 'ray'",
+    )
+
+
+class ModelSettings(Section):
+    """The model: a named recipe, and what to change of it (None: as the recipe has it)."""
+
+    recipe: str = Field(default="gpt-quickstart", description="name in hetjax.models.RECIPES")
+    vocabulary: int | None = Field(default=None, description="number of tokens")
+    blocks: int | None = Field(default=None, description="number of Transformer blocks")
+    width: int | None = Field(default=None, description="size of the residual stream")
+    heads: int | None = Field(default=None, description="attention heads")
+    sequence: int | None = Field(default=None, description="predicted tokens an example")
+    tied_embeddings: bool | None = Field(
+        default=None, description="whether the embedding is the output layer too"
+    )
+    scan_blocks: bool | None = Field(
+        default=None, description="whether the blocks are stacked and scanned over"
+    )
+    compute_dtype: str | None = Field(
+        default=None, description="'float32' or 'bfloat16'; parameters are float32"
+    )
+    dropout: float | None = Field(default=None, description="share dropped (GPT)")
+    key_value_heads: int | None = Field(default=None, description="key and value heads (Llama)")
+    ffn_width: int | None = Field(default=None, description="inner width (Llama)")
+    rope_base: float | None = Field(default=None, description="rotary base (Llama)")
+
+    def overrides(self) -> dict[str, Any]:
+        """The fields of the recipe that are given here, and their values."""
+        given = dict(self)
+        del given["recipe"]
+        return {name: value for name, value in given.items() if value is not None}
+
+
+class DataSettings(Section):
+    """The text, packed to the model's sequence."""
+
+    kind: Literal["standard_library", "text", "synthetic"] = Field(
+        default="standard_library",
+        description="the source of Python's standard library, text files of one's own, or a "
+        "stream made from nothing",
+    )
+    paths: Texts = Field(default=(), description="files and folders of UTF-8 text ('text')")
+    weights: Numbers | None = Field(
+        default=None, description="each path's share of the examples; None to read them as one"
+    )
+    tokenizer: str | None = Field(
+        default=None, description="a Hugging Face tokenizer.json; None for bytes"
+    )
+    held_out_fraction: float = Field(
+        default=0.05, ge=0, lt=1, description="share at the end that is kept for evaluation"
+    )
+    size: Count = Field(default=1_000_000, description="tokens of the stream ('synthetic')")
+
+    @model_validator(mode="after")
+    def _of_one_kind(self) -> Self:
+        if self.kind == "text" and not self.paths:
+            raise InputError("data.paths is empty; data.kind = 'text' needs files or folders")
+        if self.kind != "text" and self.paths:
+            raise InputError(
+                f"data.paths is given, and data.kind is {self.kind!r}; it must be 'text' to read "
+                f"them"
+            )
+        if self.weights is not None and len(self.weights) != len(self.paths):
+            raise InputError(
+                f"data.weights has {len(self.weights)} numbers; it must have one for each of the "
+                f"{len(self.paths)} data.paths"
+            )
+        return self
+
+
+class OptimizerSettings(Section):
+    """The optimizer: an Optax one, its learning rate over the steps, and clipping."""
+
+    name: str = Field(default="adamw", description="an Optax optimizer: adamw, sgd, lion, ...")
+    learning_rate: float = Field(default=1e-3, ge=0, description="the highest learning rate")
+    schedule: Literal["constant", "cosine", "linear"] = Field(
+        default="constant", description="how the learning rate goes on after the warm-up"
+    )
+    warmup_steps: int = Field(
+        default=0, ge=0, description="steps over which the learning rate rises from near 0"
+    )
+    final_fraction: float = Field(
+        default=0.1,
+        ge=0,
+        le=1,
+        description="the last step's share of the learning rate ('cosine' and 'linear')",
+    )
+    weight_decay: float | None = Field(
+        default=None, ge=0, description="None for the optimizer's own default"
+    )
+    clip_norm: float | None = Field(
+        default=None, gt=0, description="the gradient's largest global norm; None for any"
+    )
+    options: dict[str, Any] = Field(
+        default={}, description="further arguments of the optimizer, e.g. {'b2': 0.95}"
+    )
+
+
+class PlannerSettings(Section):
+    """What the planner may do."""
+
+    schedule: str = Field(
+        default="h_1f1b", description="'gpipe', '1f1b', 'eager_1f1b' or 'h_1f1b'"
+    )
+    num_layers: Count = Field(
+        default=32, description="layers at most; more make finer plans, and planning slower"
+    )
+    allow_recompute: bool = Field(
+        default=True, description="whether stages may recompute to save memory"
+    )
+    min_stages: Count = Field(default=1, description="stages at least")
+    max_stages: Count | None = Field(default=None, description="stages at most; None for any")
+
+
+class RuntimeSettings(Section):
+    """Where the stages run."""
+
+    name: Literal["local", "ray"] = Field(
+        default="local", description="in this process, or in Ray actors"
+    )
+    ray_address: str | None = Field(
+        default=None,
+        description="host:port of a Ray cluster, or 'auto'; None for one that runs here, else "
+        "a new one",
+    )
+    cores: Integers = Field(
+        default=(), description="for each stage the CPU core that its Ray workers stay on"
+    )
+    deadline: Seconds = Field(
+        default=300.0, description="seconds after which waiting for another stage is an error"
+    )
+
+
+class Configuration(Section):
+    """A whole configuration.
+
+    Example:
+        >>> configuration = Configuration()
+        >>> configuration.train.steps, configuration.model.recipe
+        (300, 'gpt-quickstart')
+    """
+
+    train: TrainSettings = TrainSettings()
+    cluster: ClusterSettings = ClusterSettings()
+    model: ModelSettings = ModelSettings()
+    data: DataSettings = DataSettings()
+    optimizer: OptimizerSettings = OptimizerSettings()
+    planner: PlannerSettings = PlannerSettings()
+    runtime: RuntimeSettings = RuntimeSettings()
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.optimizer.warmup_steps >= self.train.steps and self.optimizer.warmup_steps > 0:
+            raise InputError(
+                f"optimizer.warmup_steps is {self.optimizer.warmup_steps}; it must be below "
+                f"train.steps, which is {self.train.steps}"
+            )
+        return self
+
+
+def sections() -> dict[str, type[Section]]:
+    """Every section's name and class, in the order of `Configuration`."""
+    classes = {name: field.annotation for name, field in Configuration.model_fields.items()}
+    return {
+        name: cls
+        for name, cls in classes.items()
+        if isinstance(cls, type) and issubclass(cls, Section)
+    }
+
+
+def settings(configuration: Configuration) -> Iterator[tuple[str, Any]]:
+    """Every setting's dotted name and value, in order."""
+    for section, values in configuration:
+        for field, value in values:
+            yield f"{section}.{field}", value
+
+
+def make_configuration(values: Mapping[str, Mapping[str, Any]]) -> Configuration:
+    """Checks settings and puts them together.
+
+    Args:
+        values: by section and field; what is not given has its default.
+
+    Returns:
+        The configuration.
+
+    Raises:
+        InputError: a name is unknown or a value wrong; one sentence names the field, the value and
+            what is allowed.
+
+    Example:
+        >>> make_configuration({"train": {"steps": 20}}).train.steps
+        20
+    """
+    known = sections()
+    checked: dict[str, Section] = {}
+    for section, fields in values.items():
+        for field in fields:
+            check_name(f"{section}.{field}")
+        try:
+            checked[section] = known[section].model_validate(dict(fields))
+        except ValidationError as error:
+            raise InputError(_sentence(error, section)) from None
+    try:
+        return Configuration.model_validate(checked)
+    except ValidationError as error:
+        raise InputError(_sentence(error)) from None
+
+
+def check_name(name: str) -> None:
+    """Checks that a dotted name is one that can be configured.
+
+    Raises:
+        InputError: it is not; the message has the nearest name that is.
+
+    Example:
+        >>> check_name("train.stepps")
+        Traceback (most recent call last):
+        hetjax.errors.InputError: there is no setting 'train.stepps'; did you mean 'train.steps'?
+    """
+    known = [f"{section}.{field}" for section, cls in sections().items() for field in cls.model_fields]
+    if name not in known:
+        # Only the nearest: all of them would fill a page, which --help does.
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}?" if near else "--help lists what can be configured"
+        raise InputError(f"there is no setting {name!r}; {hint}")
+
+
+def _sentence(error: ValidationError, section: str = "") -> str:
+    """The first thing that is wrong, as one sentence."""
+    first = error.errors()[0]
+    cause = first.get("ctx", {}).get("error")
+    if isinstance(cause, InputError):
+        return str(cause)
+    field, *inner = first["loc"]
+    name = f"{section}.{field}" + "".join(f"[{place!r}]" for place in inner)
+    if first["type"] == "literal_error" and isinstance(first["input"], str):
+        allowed = get_args(sections()[section].model_fields[str(field)].annotation)
+        return unknown_name(name, first["input"], allowed)
+    return f"{name} is {first['input']!r}; {first['msg'].replace('Input should be', 'it must be')}"

@@ -1,0 +1,157 @@
+"""Random cases for the property tests: a model, a plan for it, and its program.
+
+A case is drawn from one number. Drawn choice by choice, Hypothesis would spend half of its few and
+expensive examples on near copies of the one before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import jax
+from hypothesis import Phase, settings
+from hypothesis import strategies as st
+from small_models import BLOCKS, Model, make_batch
+
+from hetjax.mesh import KINDS, Cluster, Link, Subcluster, SubMesh
+from hetjax.pipeline.program import Program, trace
+from hetjax.pipeline.schedule import SCHEDULES, Schedule, make_schedule
+from hetjax.planner.plan import PipelinePlan, Plan, StagePlan
+from hetjax.sharding.rules import RULES
+
+_LINK = Link(bandwidth=1e9, latency=1e-5)
+CLUSTER = Cluster(
+    "two by four",
+    tuple(Subcluster(name, KINDS["T4"], 1, 4, _LINK, _LINK) for name in ("first", "second")),
+    (("first", "second", _LINK),),
+)
+"""Two subclusters of four devices: the eight host devices of the tests."""
+
+
+def examples(usual: int, full: int = 200) -> settings:
+    """How many cases an expensive property test draws, by hypothesis profile.
+
+    A case that fails is small as it is, and is shown without minutes of shrinking.
+    """
+    return settings(
+        max_examples=full if settings.get_current_profile_name() == "full" else usual,
+        phases=(Phase.explicit, Phase.reuse, Phase.generate),
+    )
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Case:
+    """A model, the plan to run it with, and its program.
+
+    Args:
+        model: the model.
+        program: the model's loss, traced at the size of a microbatch.
+        plan: the plan.
+    """
+
+    model: Model
+    program: Program
+    plan: Plan
+
+    def __repr__(self) -> str:
+        pipeline = self.plan.pipeline
+        stages = "; ".join(
+            f"{stage.submesh} {stage.mesh_shape} {stage.sharding}" + " recompute" * stage.recompute
+            for stage in pipeline.stages
+        )
+        counts = f"{pipeline.num_microbatches} x {pipeline.microbatch_size}"
+        schedule = f"{pipeline.schedule.name} {pipeline.schedule.warm_up_counts}"
+        return f"Case({self.model}, layers {self.plan.layers}, {stages}, {counts}, {schedule})"
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(repr(self))
+
+
+def cases(max_stages: int = 5, max_microbatches: int = 6) -> st.SearchStrategy[Case]:
+    """Random models, each with a random plan."""
+    numbers = st.integers(0, 2**32 - 1)
+    return numbers.map(lambda number: random_case(Random(number), max_stages, max_microbatches))
+
+
+def random_case(rng: Random, max_stages: int, max_microbatches: int) -> Case:
+    """A random model with a random plan."""
+    model = random_model(rng)
+    # The number of positions does not depend on the size of the microbatch.
+    layers = random_boundaries(rng, trace_model(model, 1).num_positions, max_stages)
+    stages = random_stages(rng, len(layers) - 1)
+    most = max(stage.mesh_shape[0] for stage in stages)
+    size = most * rng.randint(1, 4 // most)
+    schedule = random_schedule(rng, len(stages), rng.randint(1, max_microbatches))
+    program = trace_model(model, size)
+    pipeline = PipelinePlan(stages, schedule.num_microbatches, size, schedule)
+    return Case(model, program, Plan(program.fingerprint, layers, CLUSTER, (pipeline,)))
+
+
+def trace_model(model: Model, num_examples: int) -> Program:
+    """A model's loss, traced for a number of examples."""
+    return trace(model.loss, jax.eval_shape(model.init), make_batch(num_examples))
+
+
+def random_model(rng: Random, max_blocks: int = 3) -> Model:
+    """One to a few random blocks, in a random order, with repetitions."""
+    return Model(
+        blocks=tuple(rng.choices(sorted(BLOCKS), k=rng.randint(1, max_blocks))),
+        tied=rng.random() < 0.5,
+        counted=rng.random() < 0.5,
+        half_parameters=rng.random() < 0.1,
+    )
+
+
+def random_schedule(rng: Random, num_stages: int, num_microbatches: int) -> Schedule:
+    """Any of the named schedules, with random costs."""
+    return make_schedule(
+        rng.choice(SCHEDULES),
+        num_stages,
+        num_microbatches,
+        compute=[rng.uniform(0.1, 10.0) for _ in range(num_stages)],
+        communication=[rng.uniform(0.1, 10.0) for _ in range(num_stages - 1)],
+    )
+
+
+def random_boundaries(rng: Random, num_positions: int, max_stages: int = 5) -> tuple[int, ...]:
+    """The positions where one to a few stages begin, and the end."""
+    num_stages = rng.randint(1, min(max_stages, num_positions))
+    return (0, *sorted(rng.sample(range(1, num_positions), num_stages - 1)), num_positions)
+
+
+def random_submeshes(rng: Random, num_stages: int) -> tuple[SubMesh, ...]:
+    """Disjoint submeshes of one, two or four devices."""
+    sizes: list[int] = []
+    for stages_left in range(num_stages, 0, -1):
+        room = CLUSTER.num_devices - sum(sizes) - (stages_left - 1)
+        sizes.append(rng.choice([size for size in (1, 2, 4) if size <= room]))
+    rng.shuffle(sizes)
+    starts: dict[int, int] = {}
+    first_free = 0
+    # Sizes are powers of two: in falling order none lies astride the two subclusters.
+    for stage in sorted(range(num_stages), key=lambda stage: -sizes[stage]):
+        starts[stage], first_free = first_free, first_free + sizes[stage]
+    return tuple(
+        SubMesh(("first", "second")[starts[stage] // 4], starts[stage] % 4, (1, sizes[stage]))
+        for stage in range(num_stages)
+    )
+
+
+def random_stages(rng: Random, num_stages: int) -> tuple[StagePlan, ...]:
+    """Stages of one layer each, on random submeshes, with random mesh shapes and rules."""
+    stages = []
+    for index, submesh in enumerate(random_submeshes(rng, num_stages)):
+        size = submesh.num_devices
+        data = rng.choice([d for d in (1, 2, 4) if size % d == 0])
+        stages.append(
+            StagePlan(
+                layers=(index, index + 1),
+                submesh=submesh,
+                mesh_shape=(data, size // data),
+                sharding=rng.choice(sorted(RULES)),
+                recompute=rng.random() < 0.3,
+            )
+        )
+    return tuple(stages)
