@@ -57,8 +57,9 @@ def read_configuration(
     if path is not None:
         found += _read_file(Path(path), ())
     for line in bindings:
-        found += _parse(line, _COMMAND_LINE, Path(), ())
-    macros = {each.name: each.value for each in found if "." not in each.name}
+        found += _parse(line, f"{_COMMAND_LINE} {line!r}", Path(), ())
+    macros = {each.name: each for each in found if "." not in each.name}
+    _check_used(macros, [each.value for each in found])
     values: dict[str, dict[str, Any]] = {}
     for binding in found:
         section, dot, field = binding.name.partition(".")
@@ -96,20 +97,21 @@ class _Binding:
 
 
 @dataclass(frozen=True)
-class _Macro:
-    """``%name``: stands for a value that is bound elsewhere."""
+class _Name:
+    """``%name`` or ``@name``: stands for what is bound elsewhere."""
 
+    sign: str
     name: str
 
 
 class _Delegate(config_parser.ParserDelegate):
     """Makes what the parser does not know itself."""
 
-    def configurable_reference(self, scoped_configurable_name: str, evaluate: bool) -> Any:
-        raise InputError(f"@{scoped_configurable_name}: there are no references here; give a value")
+    def configurable_reference(self, scoped_configurable_name: str, evaluate: bool) -> _Name:
+        return _Name("@", scoped_configurable_name)
 
-    def macro(self, macro_name: str) -> _Macro:
-        return _Macro(macro_name)
+    def macro(self, macro_name: str) -> _Name:
+        return _Name("%", macro_name)
 
 
 def _read_file(path: Path, including: tuple[Path, ...]) -> list[_Binding]:
@@ -127,7 +129,6 @@ def _read_file(path: Path, including: tuple[Path, ...]) -> list[_Binding]:
 def _parse(text: str, source: str, folder: Path, including: tuple[Path, ...]) -> list[_Binding]:
     found: list[_Binding] = []
     parser = config_parser.ConfigParser(text, _Delegate())
-    place = source
     try:
         for statement in parser:
             place = _place(source, statement.location.line_num)
@@ -136,34 +137,31 @@ def _parse(text: str, source: str, folder: Path, including: tuple[Path, ...]) ->
             elif isinstance(statement, config_parser.BindingStatement):
                 found.append(_binding(statement, place, folder))
             elif isinstance(statement, config_parser.ImportStatement):
-                raise InputError("import: there is nothing to import here; only settings are read")
+                raise InputError(f"{place}: import is not allowed: only settings are read")
     except SyntaxError as error:
-        line = f"{(error.text or '').strip()!r}"
-        where = _place(source, error.lineno or 0)
-        raise InputError(f"{where}: {line}: {error.msg} (texts need quotes)") from None
+        raise InputError(
+            f"{_place(source, error.lineno or 1)}: {(error.text or text).strip()!r} is not of the "
+            f"form name = value, where texts are in quotes"
+        ) from None
     except tokenize.TokenError as error:
-        raise InputError(f"{source}: {error.args[0]}") from None
-    except InputError as error:
-        raise _at(place, error) from None
+        raise InputError(f"{_place(source, error.args[1][0])}: {error.args[0]}") from None
     return found
 
 
 def _binding(statement: Any, place: str, folder: Path) -> _Binding:
     if statement.scope:
-        raise InputError(f"{statement.scope}/{statement.selector}: there are no scopes here")
+        scoped = f"{statement.scope}/{statement.selector}"
+        raise InputError(f"{place}: {scoped} is not allowed: there are no scopes here")
     if not statement.arg_name:
         return _Binding(statement.selector, statement.value, place, folder)
     name = f"{statement.selector}.{statement.arg_name}"
-    check_name(name)
+    _check_known(name, place)
     return _Binding(name, statement.value, place, folder)
 
 
-def _value(binding: _Binding, macros: Mapping[str, Any]) -> Any:
+def _value(binding: _Binding, macros: Mapping[str, _Binding]) -> Any:
     """A binding's value, with macros filled in and paths looked up."""
-    try:
-        value = _filled(binding.value, macros, ())
-    except InputError as error:
-        raise _at(binding.place, error) from None
+    value = _filled(binding.value, binding.place, macros)
     if binding.name not in PATHS:
         return value
     if isinstance(value, str):
@@ -173,16 +171,43 @@ def _value(binding: _Binding, macros: Mapping[str, Any]) -> Any:
     return value
 
 
-def _filled(value: Any, macros: Mapping[str, Any], inside: tuple[str, ...]) -> Any:
-    if isinstance(value, _Macro):
+def _filled(
+    value: Any, place: str, macros: Mapping[str, _Binding], inside: tuple[str, ...] = ()
+) -> Any:
+    if isinstance(value, _Name):
+        if value.sign == "@":
+            raise InputError(f"{place}: @{value.name} is not allowed: give a value")
         if value.name not in macros or value.name in inside:
-            raise InputError(f"%{value.name}: no value is given to this macro")
-        return _filled(macros[value.name], macros, (*inside, value.name))
+            raise InputError(f"{place}: the macro %{value.name} has no value")
+        return _filled(macros[value.name].value, place, macros, (*inside, value.name))
     if isinstance(value, list | tuple):
-        return type(value)(_filled(each, macros, inside) for each in value)
+        return type(value)(_filled(each, place, macros, inside) for each in value)
     if isinstance(value, dict):
-        return {key: _filled(each, macros, inside) for key, each in value.items()}
+        return {key: _filled(each, place, macros, inside) for key, each in value.items()}
     return value
+
+
+def _check_used(macros: Mapping[str, _Binding], values: Sequence[Any]) -> None:
+    """A plain name that nothing refers to is a setting whose section was forgotten."""
+    used = set(_macro_names(values))
+    for name, binding in macros.items():
+        if name not in used:
+            _check_known(name, binding.place)
+
+
+def _macro_names(value: Any) -> Iterator[str]:
+    if isinstance(value, _Name):
+        yield value.name
+    elif isinstance(value, list | tuple | dict):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _macro_names(each)
+
+
+def _check_known(name: str, place: str) -> None:
+    try:
+        check_name(name)
+    except InputError as error:
+        raise InputError(f"{place}: {error}") from None
 
 
 def _look_up(name: str, folder: Path) -> Path:
@@ -196,13 +221,7 @@ def _look_up(name: str, folder: Path) -> Path:
 
 
 def _place(source: str, line: int) -> str:
-    return source if source == _COMMAND_LINE else f"{source}, line {line}"
-
-
-def _at(place: str, error: InputError) -> InputError:
-    """The error with its place, unless it has one of a file that was included."""
-    text = str(error)
-    return InputError(text if ", line " in text or place in text else f"{place}: {text}")
+    return source if source.startswith(_COMMAND_LINE) else f"{source}, line {line}"
 
 
 def changes(old: Configuration, new: Configuration) -> Iterator[str]:

@@ -125,12 +125,14 @@ def _does_not_fit(problem: PlanningProblem) -> str:
         subcluster = problem.cluster.subclusters[place.subcluster]
         cut, (first, end) = _slice(table, place), place.layers
         each, live = cut.estimates[option], candidate.warm_up_counts[s]
+        need = format_bytes(each.memory_bytes(live)[first, end])
+        state = format_bytes(each.state_bytes[first, end])
+        activation = format_bytes(each.activation_bytes[first, end])
         lines.append(
             f"stage {s} (layers {first}-{end - 1} on {cut.shape[0]}x{cut.shape[1]} "
-            f"{subcluster.name}) needs {format_bytes(each.memory_bytes(live)[first, end])} a "
-            f"device ({format_bytes(each.state_bytes[first, end])} of parameters, gradients and "
-            f"optimizer state, {live} x {format_bytes(each.activation_bytes[first, end])} of activations), "
-            f"a device has {format_bytes(subcluster.kind.memory_bytes)}"
+            f"{subcluster.name}) needs {need} a device ({state} of parameters, gradients and "
+            f"optimizer state, {live} x {activation} of activations), a device has "
+            f"{format_bytes(subcluster.kind.memory_bytes)}"
         )
     return (
         f"the model does not fit on cluster {problem.cluster.name!r} by any plan: about "

@@ -416,4 +416,5 @@ def test_two_processes_that_share_a_stage(placements, saved, tmp_path):
     finally:
         for process in processes:
             process.kill()
+            process.communicate()
     assert_holds(placements["ONE"], folder.path / "00000009")

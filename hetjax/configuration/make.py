@@ -1,0 +1,194 @@
+"""What the settings describe: the model, its data, the optimizer, the first parameters."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+from jaxtyping import PyTree
+
+from hetjax.configuration.settings import (
+    DataSettings,
+    ModelSettings,
+    OptimizerSettings,
+    TrainSettings,
+)
+from hetjax.data import DataSet, mixture, standard_library_text, synthetic, text
+from hetjax.errors import InputError, unknown_name
+from hetjax.models import LanguageModel, language_model, recipe
+
+Factory = Callable[..., optax.GradientTransformation]
+
+
+def make_model(settings: ModelSettings) -> LanguageModel:
+    """The configured model.
+
+    Args:
+        settings: the recipe and what to change of it.
+
+    Returns:
+        The model's program.
+
+    Raises:
+        InputError: there is no such recipe, or its configuration does not allow a value.
+    """
+    return language_model(recipe(settings.recipe, **settings.overrides()))
+
+
+def make_data(settings: DataSettings, train: TrainSettings, model: LanguageModel) -> DataSet:
+    """The configured data, read and checked.
+
+    Args:
+        settings: where the text comes from.
+        train: the seed, the batch size, and whether held-out text is needed.
+        model: the model that reads it.
+
+    Returns:
+        The data set, with keys where the model drops out.
+
+    Raises:
+        InputError: a file is not there or not UTF-8, there is too little text, or its tokens are
+            not in the model's vocabulary.
+    """
+    dataset = dataclasses.replace(_described(settings, train.seed, model), keys=model.needs_keys)
+    if dataset.vocabulary > model.vocabulary:
+        raise InputError(
+            f"model.vocabulary is {model.vocabulary}; it must be at least that of the data, which "
+            f"is {dataset.vocabulary}"
+        )
+    assert dataset.num_examples > 0
+    if train.evaluate_every is not None:
+        dataset.held_out_batches(train.batch_size)
+    return dataset
+
+
+def _described(settings: DataSettings, seed: int, model: LanguageModel) -> DataSet:
+    held_out, tokenizer = settings.held_out_fraction, settings.tokenizer
+    if settings.kind == "synthetic":
+        return synthetic(model.vocabulary, model.sequence, settings.size, seed, held_out)
+    if settings.kind == "standard_library":
+        return standard_library_text(model.sequence, seed, held_out, tokenizer)
+    if settings.weights is None:
+        return text(settings.paths, model.sequence, seed, held_out, tokenizer)
+    parts = [text(path, model.sequence, seed, held_out, tokenizer) for path in settings.paths]
+    return mixture(dict(zip(parts, settings.weights, strict=True)), seed)
+
+
+def batch_shapes(model: LanguageModel, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shapes of the training batch of one step.
+
+    Args:
+        model: the model.
+        batch_size: examples in it.
+
+    Returns:
+        ``"tokens"``, int32 [batch_size, sequence + 1], and ``"keys"``, uint32 [batch_size, 2],
+        where the model needs them.
+    """
+    shapes = {"tokens": jax.ShapeDtypeStruct((batch_size, model.sequence + 1), np.int32)}
+    if model.needs_keys:
+        shapes["keys"] = jax.ShapeDtypeStruct((batch_size, 2), np.uint32)
+    return shapes
+
+
+def first_parameters(model: LanguageModel, seed: int) -> Callable[[], PyTree]:
+    """A function without arguments that makes the first parameters; other processes can have it.
+
+    Args:
+        model: the model.
+        seed: of the parameters.
+    """
+    return functools.partial(_first_parameters, model.init, seed)
+
+
+def _first_parameters(init: Callable[[jax.Array], PyTree], seed: int) -> PyTree:
+    return init(jax.random.key(seed))
+
+
+def make_optimizer(settings: OptimizerSettings, steps: int) -> optax.GradientTransformation:
+    """The configured optimizer.
+
+    Args:
+        settings: its name, learning rate and options.
+        steps: training steps of the whole run, over which the learning rate falls.
+
+    Returns:
+        The Optax transformation: clipping, where it is asked for, then the optimizer.
+
+    Raises:
+        InputError: Optax has no such optimizer, or the optimizer no such option.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> sgd = make_optimizer(OptimizerSettings(name="sgd", learning_rate=0.5), steps=10)
+        >>> updates, _ = sgd.update(jnp.ones(2), sgd.init(jnp.ones(2)))
+        >>> updates.tolist()
+        [-0.5, -0.5]
+    """
+    factories = optimizer_factories()
+    if settings.name not in factories:
+        raise InputError(unknown_name("optimizer.name", settings.name, factories))
+    factory = factories[settings.name]
+    options = dict(settings.options)
+    if settings.weight_decay is not None:
+        options["weight_decay"] = settings.weight_decay
+    known = [name for name in inspect.signature(factory).parameters if name != "learning_rate"]
+    for option in options:
+        if option not in known:
+            raise InputError(unknown_name(f"option of optimizer {settings.name}", option, known))
+    try:
+        optimizer = factory(learning_rate=learning_rates(settings, steps), **options)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"optimizer.options is {settings.options!r}: {error}") from None
+    if settings.clip_norm is None:
+        return optimizer
+    return optax.chain(optax.clip_by_global_norm(settings.clip_norm), optimizer)
+
+
+@functools.cache
+def optimizer_factories() -> Mapping[str, Factory]:
+    """Optax's optimizers that need no more than a learning rate, by name."""
+    found: dict[str, Factory] = {}
+    for name in optax.__all__ if hasattr(optax, "__all__") else dir(optax):
+        member = getattr(optax, name)
+        if inspect.isfunction(member) and "learning_rate" in inspect.signature(member).parameters:
+            needed = [
+                each.name
+                for each in inspect.signature(member).parameters.values()
+                if each.default is each.empty and each.kind is not each.VAR_KEYWORD
+            ]
+            if needed == ["learning_rate"]:
+                found[name] = member
+    return MappingProxyType(found)
+
+
+def learning_rates(settings: OptimizerSettings, steps: int) -> float | optax.Schedule:
+    """The learning rate, by the step where it changes.
+
+    Args:
+        settings: the highest rate, the warm-up steps and how it goes on.
+        steps: training steps of the whole run.
+
+    Returns:
+        A number where it is always the same, else an Optax schedule.
+    """
+    peak, warmup = settings.learning_rate, settings.warmup_steps
+    final = peak * settings.final_fraction
+    if settings.schedule == "constant":
+        after: optax.Schedule = optax.constant_schedule(peak)
+    elif settings.schedule == "cosine":
+        after = optax.cosine_decay_schedule(peak, steps - warmup, settings.final_fraction)
+    else:
+        after = optax.linear_schedule(peak, final, steps - warmup)
+    if warmup:
+        # Not from 0: the first step should count.
+        rising = optax.linear_schedule(peak / (warmup + 1), peak, warmup)
+        return optax.join_schedules([rising, after], [warmup])
+    return peak if settings.schedule == "constant" else after

@@ -1,0 +1,148 @@
+"""The cost model: its terms, one by one, and that a run of layers costs what its layers do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster
+from hetjax.planner import cost_model
+from hetjax.planner.cost_model import (
+    Estimate,
+    Execution,
+    all_runs,
+    estimate,
+    one_run,
+    ring_seconds,
+    transfer_seconds,
+)
+from hetjax.planner.problem import PlanningProblem, make_problem
+
+KIND = DeviceKind("test", {"float32": 1e12}, 10**9, 1e11, source="made up")
+LINK = Link(1e9, 1e-5)
+CLUSTER = Cluster("test", (Subcluster("only", KIND, 1, 4, LINK, LINK),))
+
+
+def tied_problem() -> PlanningProblem:
+    """Six layers; the first and the last use the same parameter."""
+
+    def loss(weights, x):
+        for weight in (*weights, weights[0]):
+            x = jnp.tanh(x @ weight)
+        return jnp.mean(x**2)
+
+    return make_problem(
+        loss,
+        [jax.ShapeDtypeStruct((64, 64), jnp.float32)] * 5,
+        jax.ShapeDtypeStruct((32, 64), jnp.float32),
+        cluster=CLUSTER,
+        optimizer=optax.adam(1e-3),
+        num_microbatches=4,
+        num_layers=6,
+    )
+
+
+PROBLEM = tied_problem()
+ONE_DEVICE = Execution(KIND, LINK, (1, 1))
+
+
+def whole_model(execution: Execution) -> Estimate:
+    runs = all_runs(PROBLEM.works)
+    every = estimate(PROBLEM, runs, execution)
+    return Estimate(**{name: value[0, -1] for name, value in vars(every).items()})
+
+
+def test_a_run_computes_what_its_layers_compute():
+    every = estimate(PROBLEM, all_runs(PROBLEM.works), ONE_DEVICE)
+    task = cost_model.TASK_SECONDS
+    for field in ("forward_seconds", "backward_seconds"):
+        seconds = getattr(every, field)
+        one_by_one = sum(seconds[i, i + 1] - task for i in range(6))
+        assert seconds[0, 6] == pytest.approx(one_by_one + task)
+
+
+def test_one_run_alone_is_the_entry_of_all_runs():
+    every = estimate(PROBLEM, all_runs(PROBLEM.works), ONE_DEVICE)
+    sent = PROBLEM.works[3].received_bytes
+    alone = estimate(PROBLEM, one_run(PROBLEM.works[2], sent), ONE_DEVICE)
+    for name, value in vars(alone).items():
+        assert value == pytest.approx(getattr(every, name)[2, 3]), name
+
+
+def test_a_shared_parameter_is_held_once_a_stage():
+    state = estimate(PROBLEM, all_runs(PROBLEM.works), ONE_DEVICE).state_bytes
+    # Parameter, gradient and Adam's two moments, each of 4 bytes.
+    layer = 16 * 64 * 64
+    assert state[0, 1] == state[5, 6] == layer
+    assert state[0, 6] == 5 * layer
+    assert state[4, 6] == 2 * layer
+
+
+def test_a_data_axis_divides_work_and_activations_and_reduces_gradients():
+    one, four = whole_model(ONE_DEVICE), whole_model(replace(ONE_DEVICE, mesh_shape=(4, 1)))
+    task = cost_model.TASK_SECONDS
+    assert four.forward_seconds - task == pytest.approx((one.forward_seconds - task) / 4)
+    reduction = 2 * ring_seconds(LINK, np.array(5 * 4 * 64 * 64), 4)
+    assert four.backward_seconds - task == pytest.approx(
+        (one.backward_seconds - task) / 4 + reduction
+    )
+    assert four.activation_bytes == one.activation_bytes / 4
+    assert four.state_bytes == one.state_bytes
+
+
+def test_full_sharding_divides_the_state_and_gathers_parameters():
+    plain = whole_model(replace(ONE_DEVICE, mesh_shape=(4, 1)))
+    sharded = whole_model(replace(ONE_DEVICE, mesh_shape=(4, 1), sharding="fully_sharded"))
+    assert sharded.state_bytes == plain.state_bytes / 4
+    assert sharded.forward_seconds > plain.forward_seconds
+    assert sharded.working_bytes == plain.working_bytes + 5 * 4 * 64 * 64
+
+
+def test_a_tensor_axis_divides_the_state_and_not_the_activations():
+    one, four = whole_model(ONE_DEVICE), whole_model(replace(ONE_DEVICE, mesh_shape=(1, 4)))
+    assert four.state_bytes == one.state_bytes / 4
+    assert four.activation_bytes == one.activation_bytes
+
+
+def test_a_specification_in_the_plan_overrides_the_rule():
+    name = PROBLEM.program.parameter_names[0]
+    execution = replace(ONE_DEVICE, mesh_shape=(4, 1), parameters={name: ("data", None)})
+    assert whole_model(execution).state_bytes == 16 * 64 * 64 * (4 + 1 / 4)
+
+
+def test_recomputation_keeps_inputs_only():
+    runs = all_runs(PROBLEM.works).repeating_forward()
+    again = estimate(PROBLEM, runs, replace(ONE_DEVICE, recompute=True))
+    kept = estimate(PROBLEM, all_runs(PROBLEM.works), ONE_DEVICE)
+    assert again.activation_bytes[1, 6] == PROBLEM.works[1].received_bytes
+    assert again.backward_seconds[1, 6] == pytest.approx(
+        kept.backward_seconds[1, 6] + kept.forward_seconds[1, 6] - cost_model.TASK_SECONDS
+    )
+    assert again.working_bytes[1, 6] == kept.working_bytes[1, 6] + kept.activation_bytes[1, 6]
+
+
+def test_live_limits_are_where_memory_ends():
+    whole = whole_model(ONE_DEVICE)
+    for live in range(4):
+        limit = float(whole.memory_bytes(live))
+        assert whole.live_limit(limit, most=8) == live
+        assert whole.live_limit(limit - 1, most=8) == max(live - 1, 0)
+    assert whole.live_limit(1e12, most=8) == 8
+
+
+def test_nothing_kept_means_no_limit():
+    free = replace(whole_model(ONE_DEVICE), activation_bytes=np.array(0.0))
+    assert free.live_limit(1e9, most=8) == 8
+    assert free.live_limit(0.0, most=8) == 0
+
+
+def test_rings_and_transfers():
+    assert ring_seconds(LINK, np.array(4e6), 4) == pytest.approx(3 * (1e-5 + 1e-3))
+    assert ring_seconds(LINK, np.array(4e6), 1) == 0
+    assert transfer_seconds(LINK, 1e6) == pytest.approx(1e-5 + 1e-3)
+    assert transfer_seconds(LINK, 0) == 0

@@ -1,0 +1,224 @@
+"""From a loss function to a plan with its prediction."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hetjax import planner
+from hetjax.errors import InputError
+from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster, SubMesh
+from hetjax.pipeline.schedule import SCHEDULES, make_schedule, one_f_one_b
+from hetjax.planner.cost_model import USABLE_MEMORY
+from hetjax.planner.stage_table import memory_first_order, submesh_shapes
+
+NEAR, FAR = Link(10e9, 1e-5), Link(1e9, 1e-4)
+
+
+def kind(name: str, speed: float, memory_bytes: int) -> DeviceKind:
+    return DeviceKind(name, {"float32": speed}, memory_bytes, 1e11, source="made up")
+
+
+def cluster_of(*subclusters: Subcluster) -> Cluster:
+    pairs = [(a.name, b.name) for i, a in enumerate(subclusters) for b in subclusters[i + 1 :]]
+    return Cluster("test", subclusters, tuple((a, b, FAR) for a, b in pairs))
+
+
+def two_kinds(fast_memory: int = 10**9, slow_memory: int = 10**9) -> Cluster:
+    return cluster_of(
+        Subcluster("fast", kind("quick", 1e12, fast_memory), 1, 4, NEAR, NEAR),
+        Subcluster("slow", kind("lame", 5e11, slow_memory), 1, 2, NEAR, NEAR),
+    )
+
+
+def loss(weights: list[jax.Array], x: jax.Array) -> jax.Array:
+    for weight in weights:
+        x = jnp.tanh(x @ weight)
+    return jnp.mean(x**2)
+
+
+def problem_of(cluster: Cluster, *, width: int = 512, blocks: int = 8, **options: Any):
+    given = {"optimizer": optax.adam(1e-3), "num_microbatches": 4, "num_layers": 8}
+    return planner.make_problem(
+        loss,
+        [jax.ShapeDtypeStruct((width, width), jnp.float32)] * blocks,
+        jax.ShapeDtypeStruct((64, width), jnp.float32),
+        cluster=cluster,
+        **{**given, **options},
+    )
+
+
+def planned(problem: planner.PlanningProblem) -> planner.Plan:
+    plan = planner.predict(planner.DynamicProgram().plan(problem), problem)
+    planner.validate(plan)
+    planner.validate_for(plan, problem.program, batch_size=64)
+    return plan
+
+
+@settings(max_examples=25)
+@given(
+    schedule=st.sampled_from(SCHEDULES),
+    memory=st.sampled_from([10**9, 20 * 10**6, 10**7, 7 * 10**6]),
+    num_microbatches=st.sampled_from([1, 4, 16]),
+    min_stages=st.sampled_from([1, 2, 3]),
+)
+def test_a_plan_is_valid_and_fits(schedule, memory, num_microbatches, min_stages):
+    problem = problem_of(
+        two_kinds(memory, memory),
+        schedule=schedule,
+        num_microbatches=num_microbatches,
+        min_stages=min_stages,
+    )
+    try:
+        plan = planned(problem)
+    except InputError:
+        assert memory < 10**9
+        return
+    prediction = plan.prediction
+    assert prediction is not None
+    assert prediction.lower_bound <= prediction.step_time * (1 + 1e-9)
+    assert len(prediction.stages) == len(plan.pipeline.stages) >= min_stages
+    for stage in prediction.stages:
+        assert stage.memory_bytes <= USABLE_MEMORY * stage.memory_limit_bytes
+        assert 0 <= stage.bubble < 1
+    assert planner.simulate(plan).makespan == pytest.approx(prediction.step_time)
+
+
+def test_the_warm_up_counts_are_those_of_the_schedule():
+    problem = problem_of(two_kinds(), min_stages=3, num_microbatches=16)
+    plan = planned(problem)
+    assert plan.prediction is not None
+    stages = plan.prediction.stages
+    schedule = make_schedule(
+        "h_1f1b",
+        len(stages),
+        16,
+        compute=[stage.forward_seconds + stage.backward_seconds for stage in stages],
+        communication=[
+            (a.communication_seconds + b.return_seconds) / 2 for a, b in itertools.pairwise(stages)
+        ],
+    )
+    assert plan.pipeline.schedule == schedule
+
+
+def test_memory_brings_recomputation_and_sharding():
+    roomy = planned(problem_of(two_kinds(), max_stages=1))
+    assert not roomy.pipeline.stages[0].recompute
+    assert roomy.pipeline.stages[0].sharding == "data"
+    tight = planned(problem_of(two_kinds(22 * 10**6, 10**6), max_stages=1))
+    assert tight.pipeline.stages[0].sharding == "fully_sharded"
+
+
+def test_a_tensor_axis_where_nothing_else_fits():
+    cluster = cluster_of(Subcluster("only", kind("quick", 1e12, 16 * 10**6), 1, 4, NEAR, NEAR))
+    batch = jax.ShapeDtypeStruct((1, 512), jnp.float32)
+    problem = planner.make_problem(
+        loss,
+        [jax.ShapeDtypeStruct((512, 512), jnp.float32)] * 8,
+        batch,
+        cluster=cluster,
+        optimizer=optax.adam(1e-3),
+        num_microbatches=1,
+        max_stages=1,
+    )
+    (stage,) = planner.DynamicProgram().plan(problem).pipeline.stages
+    assert stage.mesh_shape == (1, 4)
+
+
+def test_a_model_that_fits_nowhere_is_told_what_it_needs():
+    problem = problem_of(two_kinds(10**6, 10**6))
+    with pytest.raises(InputError) as caught:
+        planner.DynamicProgram().plan(problem)
+    message = str(caught.value)
+    assert "does not fit on cluster 'test' by any plan" in message
+    assert re.search(r"stage 0 \(layers 0-\d on 1x\d \w+\) needs [\d.]+ MB a device", message)
+    assert "a device has 1 MB" in message
+    assert "num_microbatches = 4" in message
+    assert "less state than 8 bytes a parameter" in message
+
+
+def test_a_slow_link_is_not_crossed():
+    far = Link(1e4, 1.0)
+    cluster = replace(two_kinds(), links=(("fast", "slow", far),))
+    plan = planned(problem_of(cluster))
+    assert len({stage.submesh.subcluster for stage in plan.pipeline.stages}) == 1
+
+
+def test_plan_does_it_all():
+    made = planner.plan(
+        loss,
+        [jnp.ones((64, 64))] * 4,
+        jnp.ones((16, 64)),
+        cluster=two_kinds(),
+        optimizer=optax.sgd(1e-2),
+        num_microbatches=4,
+    )
+    assert made.batch_size == 16
+    assert made.planner == "DynamicProgram"
+    assert made.prediction is not None
+
+
+def test_plan_takes_any_planner():
+    class OneDevice:
+        def plan(self, problem: planner.PlanningProblem) -> planner.Plan:
+            stage = planner.StagePlan((0, problem.num_layers), SubMesh("fast", 0, (1, 1)), (1, 1))
+            pipeline = planner.PipelinePlan(
+                (stage,),
+                problem.num_microbatches,
+                problem.microbatch_size,
+                one_f_one_b(1, problem.num_microbatches),
+            )
+            return planner.Plan(
+                problem.program.fingerprint, problem.layers, problem.cluster, (pipeline,)
+            )
+
+    made = planner.plan(
+        loss,
+        [jnp.ones((64, 64))] * 4,
+        jnp.ones((16, 64)),
+        cluster=two_kinds(),
+        optimizer=optax.sgd(1e-2),
+        num_microbatches=4,
+        planner=OneDevice(),
+    )
+    assert made.prediction is not None
+    assert made.prediction.step_time == pytest.approx(made.prediction.lower_bound)
+
+
+def test_a_prediction_is_for_its_own_problem():
+    problem = problem_of(two_kinds())
+    plan = planner.DynamicProgram().plan(problem)
+    with pytest.raises(InputError, match="has no prediction to simulate"):
+        planner.simulate(plan)
+    with pytest.raises(InputError, match="microbatches of 16 examples"):
+        planner.predict(plan, problem_of(two_kinds(), num_microbatches=16))
+    with pytest.raises(InputError, match="made for another model"):
+        planner.predict(plan, problem_of(two_kinds(), blocks=7))
+
+
+def test_shapes_of_submeshes():
+    assert submesh_shapes(1, 1) == ((1, 1),)
+    assert submesh_shapes(3, 4) == ((1, 1), (1, 2), (1, 4), (2, 4), (3, 4))
+
+
+def test_many_subclusters_are_passed_by_memory_per_speed():
+    subclusters = [
+        Subcluster(f"s{i}", kind(f"k{i}", 1e12, memory), 1, 1, NEAR, NEAR)
+        for i, memory in enumerate([2, 5, 1, 4, 3])
+    ]
+    cluster = cluster_of(*subclusters)
+    assert memory_first_order(cluster, "float32") == (1, 3, 4, 0, 2)
+    kinds = [kind(f"k{i}", 1e12, 10**9 + i) for i in range(5)]
+    roomy = cluster_of(*(replace(s, kind=k) for s, k in zip(subclusters, kinds, strict=True)))
+    plan = planned(problem_of(roomy, min_stages=2))
+    names = [stage.submesh.subcluster for stage in plan.pipeline.stages]
+    assert names == sorted(names, reverse=True)

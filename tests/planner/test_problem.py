@@ -1,0 +1,142 @@
+"""The planning problem: what is counted, and what bad input is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+from hetjax.errors import InputError
+from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster
+from hetjax.pipeline.program import trace
+from hetjax.planner import work as work_module
+from hetjax.planner.problem import PlanningProblem, make_problem, optimizer_bytes
+from hetjax.planner.work import measure, product_dtype
+
+KIND = DeviceKind("test", {"float32": 1e12}, 10**9, 1e11, source="made up")
+LINK = Link(1e9, 1e-5)
+CLUSTER = Cluster("test", (Subcluster("only", KIND, 1, 2, LINK, LINK),))
+
+
+def loss(weights: list[jax.Array], x: jax.Array) -> jax.Array:
+    for weight in weights:
+        x = jnp.tanh(x @ weight)
+    return jnp.mean(x**2)
+
+
+WEIGHTS = [jax.ShapeDtypeStruct((16, 16), jnp.float32)] * 6
+
+
+def problem_of(batch: Any = None, **options: Any) -> PlanningProblem:
+    if batch is None:
+        batch = jax.ShapeDtypeStruct((32, 16), jnp.float32)
+    given = {"cluster": CLUSTER, "optimizer": optax.adam(1e-3), "num_microbatches": 4}
+    return make_problem(loss, WEIGHTS, batch, **{**given, **options})
+
+
+def test_a_problem_is_of_the_size_of_a_microbatch():
+    problem = problem_of(num_layers=3)
+    assert problem.microbatch_size == 8
+    assert problem.program.avals[problem.program.batch[0]].shape == (8, 16)
+    assert problem.num_layers == 3
+    assert problem.optimizer_bytes == 8
+    assert problem.dtype == "float32"
+
+
+def test_the_layers_have_all_the_work_of_the_whole():
+    problem = problem_of(num_layers=6)
+    (whole,) = measure(problem.program, (0, problem.program.num_positions))
+    for field in ("forward", "backward"):
+        parts = [getattr(work, field).matmul_flops for work in problem.works]
+        assert sum(parts) == getattr(whole, field).matmul_flops
+    assert sum(work.product_bytes for work in problem.works) == 6 * 8 * 16 * 4
+    assert [work.received_bytes for work in problem.works] == [0, *[8 * 16 * 4] * 5]
+    assert [work.returned_bytes for work in problem.works] == [0, *[8 * 16 * 4] * 5]
+    assert sum(len(work.parts) for work in problem.works) == 6
+
+
+def test_alike_layers_are_measured_once_and_rightly(monkeypatch):
+    program = problem_of().program
+    layers = problem_of(num_layers=6).layers
+    known = measure(program, layers)
+    calls = []
+    differentiate = work_module.differentiate
+    monkeypatch.setattr(
+        work_module, "differentiate", lambda *a, **k: calls.append(1) or differentiate(*a, **k)
+    )
+    assert measure(program, layers) == known
+    assert len(calls) < 6
+    monkeypatch.setattr(work_module, "_structure", lambda program, run: run.index)
+    assert measure(program, layers) == known
+
+
+def test_recomputation_costs_the_forward_pass_again():
+    program = problem_of().program
+    edges = (0, 4, program.num_positions)
+    kept, again = measure(program, edges), measure(program, edges, [True, False])
+    assert again[0].backward.matmul_flops > kept[0].backward.matmul_flops
+    assert again[1] == kept[1]
+
+
+def test_the_dtype_that_most_products_run_in():
+    def mixed(weight, x):
+        x = (x.astype(jnp.bfloat16) @ weight.astype(jnp.bfloat16)).astype(jnp.float32)
+        return jnp.mean(x[:1] @ weight)
+
+    assert product_dtype(trace(mixed, jnp.ones((8, 8)), jnp.ones((4, 8)))) == "bfloat16"
+    assert product_dtype(trace(lambda w, x: jnp.sum(w * x), jnp.ones(8), jnp.ones((4, 8)))) == (
+        "float32"
+    )
+
+
+def test_products_inside_a_scan_count_each_iteration():
+    def scanned(weights, x):
+        return jnp.mean(jax.lax.scan(lambda x, w: (x @ w, None), x, weights)[0])
+
+    program = trace(scanned, jnp.ones((5, 8, 8)), jnp.ones((4, 8)))
+    (work,) = measure(program, (0, program.num_positions))
+    assert work.product_bytes == 5 * 4 * 8 * 4
+
+
+def test_optimizer_state():
+    assert optimizer_bytes(optax.sgd(1e-2), WEIGHTS) == 0
+    assert optimizer_bytes(optax.sgd(1e-2, momentum=0.9), WEIGHTS) == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"schedule": "1f2b"}, "unknown schedule '1f2b'; did you mean '1f1b'"),
+        ({"num_microbatches": 0}, "num_microbatches is 0; it must be 1 or more"),
+        ({"num_layers": 0}, "num_layers is 0; it must be 1 or more"),
+        (
+            {"num_microbatches": 5},
+            "batch_size = 32 is not divided by num_microbatches = 5; .* 1, 2, 4, 8, 16, 32",
+        ),
+        ({"min_stages": 3}, "min_stages is 3; it must be from 1 to 2"),
+        ({"min_stages": 2, "num_layers": 1}, "min_stages is 2; it must be from 1 to 1"),
+        ({"max_stages": 0}, "max_stages is 0; it must be at least min_stages"),
+        ({"batch": {}}, "batch has no arrays"),
+        ({"batch": jnp.ones(())}, "is a scalar: its first axis must be the examples"),
+    ],
+)
+def test_bad_input(options, message):
+    with pytest.raises(InputError, match=message):
+        problem_of(**options)
+
+
+def test_a_model_of_too_few_layers():
+    with pytest.raises(InputError, match="the model has 1 layers, and a stage needs one"):
+        make_problem(
+            lambda w, x: jnp.sum(w),
+            jnp.ones(16),
+            jnp.ones((4, 16)),
+            cluster=CLUSTER,
+            optimizer=optax.sgd(1e-2),
+            num_microbatches=1,
+            min_stages=2,
+            num_layers=8,
+        )
