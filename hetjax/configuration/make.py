@@ -156,9 +156,9 @@ def make_optimizer(settings: OptimizerSettings, steps: int) -> optax.GradientTra
 def optimizer_factories() -> Mapping[str, Factory]:
     """Optax's optimizers that need no more than a learning rate, by name."""
     found: dict[str, Factory] = {}
-    for name in optax.__all__ if hasattr(optax, "__all__") else dir(optax):
+    for name in dir(optax):
         member = getattr(optax, name)
-        if inspect.isfunction(member) and "learning_rate" in inspect.signature(member).parameters:
+        if inspect.isfunction(member) and not name.startswith("scale_by_"):
             needed = [
                 each.name
                 for each in inspect.signature(member).parameters.values()
@@ -181,12 +181,14 @@ def learning_rates(settings: OptimizerSettings, steps: int) -> float | optax.Sch
     """
     peak, warmup = settings.learning_rate, settings.warmup_steps
     final = peak * settings.final_fraction
+    # A run may be cut short by fewer steps than its warm-up has.
+    left = max(1, steps - warmup)
     if settings.schedule == "constant":
         after: optax.Schedule = optax.constant_schedule(peak)
     elif settings.schedule == "cosine":
-        after = optax.cosine_decay_schedule(peak, steps - warmup, settings.final_fraction)
+        after = optax.cosine_decay_schedule(peak, left, settings.final_fraction)
     else:
-        after = optax.linear_schedule(peak, final, steps - warmup)
+        after = optax.linear_schedule(peak, final, left)
     if warmup:
         # Not from 0: the first step should count.
         rising = optax.linear_schedule(peak / (warmup + 1), peak, warmup)

@@ -229,15 +229,6 @@ class Configuration(Section):
     planner: PlannerSettings = PlannerSettings()
     runtime: RuntimeSettings = RuntimeSettings()
 
-    @model_validator(mode="after")
-    def _fits_together(self) -> Self:
-        if self.optimizer.warmup_steps >= self.train.steps and self.optimizer.warmup_steps > 0:
-            raise InputError(
-                f"optimizer.warmup_steps is {self.optimizer.warmup_steps}; it must be below "
-                f"train.steps, which is {self.train.steps}"
-            )
-        return self
-
 
 def sections() -> dict[str, type[Section]]:
     """Every section's name and class, in the order of `Configuration`."""

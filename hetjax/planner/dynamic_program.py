@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from hetjax.errors import InputError
 from hetjax.mesh.cluster import SubMesh
 from hetjax.pipeline.schedule import Schedule, from_warm_up_counts
+from hetjax.planner.fixed_pace import Place
 from hetjax.planner.plan import PipelinePlan, Plan, StagePlan, validate
 from hetjax.planner.predict import StepTimes
 from hetjax.planner.problem import PlanningProblem
-from hetjax.planner.search import Candidate, Place, search, transfers_between
+from hetjax.planner.search import Candidate, search, transfers_between
 from hetjax.planner.stage_table import Slice, StageTable, make_stage_table
 from hetjax.report.quantities import format_bytes
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -156,7 +157,8 @@ class Trainer:
         self.steps_done = 0
         self.reports: list[StepReport] = []
         self._timed: list[StepReport] = []
-        self._saving: int | None = None
+        self._saving: Future[None] | None = None
+        self._commits = ThreadPoolExecutor(1, thread_name_prefix="commit")
         self._started = False
         self._executor: Executor = (
             LocalExecutor(self._job, self._placement, devices)
@@ -238,16 +240,19 @@ class Trainer:
         self._start()
         self._finish_saving()
         self._executor.save(str(self._checkpoints.begin(self.steps_done)))
-        self._saving = self.steps_done
+        self._saving = self._commits.submit(self._commit, self._checkpoints, self.steps_done)
         if wait:
             self._finish_saving()
 
+    def _commit(self, checkpoints: CheckpointFolder, step: int) -> None:
+        """Wait for the stages' files and give the checkpoint its name, in a thread of its own."""
+        metadata = {"stages": len(self.plan.pipeline.stages)}
+        checkpoints.commit(step, self._executor.wait_saved(), metadata)
+
     def _finish_saving(self) -> None:
-        if self._saving is None or self._checkpoints is None:
-            return
-        step, self._saving = self._saving, None
-        metadata = {"plan_stages": len(self.plan.pipeline.stages)}
-        self._checkpoints.commit(step, self._executor.wait_saved(), metadata)
+        if self._saving is not None:
+            saving, self._saving = self._saving, None
+            saving.result()
 
     def resume(self) -> list[str] | None:
         """Restore the newest whole checkpoint of the workdir, whatever plan saved it.
@@ -300,4 +305,5 @@ class Trainer:
         try:
             self._finish_saving()
         finally:
+            self._commits.shutdown()
             self._executor.close()

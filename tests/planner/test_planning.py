@@ -19,7 +19,7 @@ from hetjax.errors import InputError
 from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster, SubMesh
 from hetjax.pipeline.schedule import SCHEDULES, make_schedule, one_f_one_b
 from hetjax.planner.cost_model import USABLE_MEMORY
-from hetjax.planner.stage_table import memory_first_order, submesh_shapes
+from hetjax.planner.stage_table import make_stage_table, memory_first_order, submesh_shapes
 
 NEAR, FAR = Link(10e9, 1e-5), Link(1e9, 1e-4)
 
@@ -110,12 +110,32 @@ def test_the_warm_up_counts_are_those_of_the_schedule():
     assert plan.pipeline.schedule == schedule
 
 
-def test_memory_brings_recomputation_and_sharding():
-    roomy = planned(problem_of(two_kinds(), max_stages=1))
-    assert not roomy.pipeline.stages[0].recompute
-    assert roomy.pipeline.stages[0].sharding == "data"
-    tight = planned(problem_of(two_kinds(22 * 10**6, 10**6), max_stages=1))
-    assert tight.pipeline.stages[0].sharding == "fully_sharded"
+@pytest.mark.parametrize(
+    ("memory", "fitting"),
+    [
+        (
+            10**9,
+            {("data", False), ("data", True), ("fully_sharded", False), ("fully_sharded", True)},
+        ),
+        (37_700_000, {("data", True), ("fully_sharded", False), ("fully_sharded", True)}),
+        (22_000_000, {("fully_sharded", False), ("fully_sharded", True)}),
+        (15_000_000, set()),
+    ],
+)
+def test_what_fits_into_less_memory(memory, fitting):
+    problem = problem_of(two_kinds(memory, memory))
+    four = next(cut for cut in make_stage_table(problem).slices[0] if cut.shape == (1, 4))
+    # With the warm-up counts of a first stage of many.
+    fits = four.live_limits[:, 0, 8] >= 4
+    options = [option for option, each in zip(four.options, fits, strict=True) if each]
+    plain = {(o.sharding, o.recompute) for o in options if o.mesh_shape == (4, 1)}
+    assert plain == fitting
+    assert all(o.mesh_shape == (4, 1) for o in options) == bool(fitting)
+
+
+def test_the_cheapest_way_that_fits_is_taken():
+    roomy = planned(problem_of(two_kinds(), max_stages=1)).pipeline.stages[0]
+    assert (roomy.sharding, roomy.recompute) == ("data", False)
 
 
 def test_a_tensor_axis_where_nothing_else_fits():

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetjax.pipeline.schedule import SCHEDULES, h_1f1b_counts
-from hetjax.planner.search import Place, price, search, transfers_between
+from hetjax.planner.fixed_pace import Place
+from hetjax.planner.search import price, search, transfers_between
 from hetjax.planner.stage_table import Slice, StageTable, Transfers, submesh_shapes
 
 

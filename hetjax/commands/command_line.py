@@ -1,0 +1,99 @@
+"""Options, errors and exit codes, the same for every command.
+
+A command ends with 0 when it has done what was asked, 2 when something that a person gave is wrong,
+3 when a worker was lost, 130 when Ctrl-C stopped it and 143 when SIGTERM did.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+from hetjax.configuration import Configuration, read_configuration, settings_help
+from hetjax.errors import InputError, WorkerLostError
+
+WRONG_INPUT = 2
+LOST_WORKER = 3
+INTERRUPTED = 130
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are `InputError`, and whose help lists all settings.
+
+    Args:
+        command: the module that is run, e.g. ``"hetjax.train"``.
+        description: what it does, in a sentence.
+    """
+
+    def __init__(self, command: str, description: str):
+        super().__init__(
+            prog=f"python -m {command}",
+            description=description,
+            epilog=f"Settings, for gin files and --gin:\n\n{settings_help()}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        self.add_argument("--config", metavar="FILE", help="gin file with the settings")
+        self.add_argument(
+            "--gin",
+            metavar="'NAME = VALUE'",
+            action="append",
+            default=[],
+            help="a setting that overrides the file's; may be given again",
+        )
+
+    def error(self, message: str) -> NoReturn:
+        """Raise an `InputError` instead of printing the usage.
+
+        Raises:
+            InputError: always.
+        """
+        raise InputError(f"{message}; --help lists what is allowed")
+
+
+def configuration_of(arguments: argparse.Namespace) -> Configuration:
+    """The configuration that the options name.
+
+    Args:
+        arguments: what the parser made of the command line.
+
+    Returns:
+        The configuration.
+
+    Raises:
+        InputError: there is no ``--config``, or it is wrong.
+    """
+    if arguments.config is None:
+        raise InputError("--config is missing; name a gin file, such as configs/quickstart.gin")
+    return read_configuration(arguments.config, arguments.gin)
+
+
+def run_command(
+    command: Callable[[argparse.Namespace], int], parser: Parser, argv: Sequence[str] | None
+) -> int:
+    """Run a command; what a person got wrong becomes one line and an exit code.
+
+    Args:
+        command: from the options to the exit code.
+        parser: what reads them.
+        argv: the command line; None for this process's.
+
+    Returns:
+        The exit code.
+    """
+    try:
+        return command(parser.parse_args(argv))
+    except InputError as error:
+        return _fail(error, WRONG_INPUT)
+    except WorkerLostError as error:
+        return _fail(error, LOST_WORKER)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _fail(error: Exception, code: int) -> int:
+    print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+    return code

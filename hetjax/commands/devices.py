@@ -1,0 +1,103 @@
+"""Which devices a command uses: the cluster that is configured, and how this process sees it."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+
+from hetjax.configuration import RuntimeSettings
+from hetjax.errors import InputError
+from hetjax.mesh import Cluster
+
+_HOST_DEVICES = "--xla_force_host_platform_device_count"
+_ANSWER_SECONDS = 1.0
+
+
+def configured_cluster(file: str | None, runtime: RuntimeSettings) -> Cluster:
+    """The cluster of a file, or the devices that are there.
+
+    Args:
+        file: a cluster file; None to discover this process's devices or Ray's nodes.
+        runtime: where the stages run.
+
+    Returns:
+        The cluster.
+
+    Raises:
+        InputError: the file cannot be used, or what is found is of no known kind.
+    """
+    if file is not None:
+        return Cluster.from_file(file)
+    if runtime.name == "local":
+        return Cluster.local()
+    from hetjax.runtime import RayOptions
+    from hetjax.runtime.ray import connect_to_ray
+
+    connect_to_ray(RayOptions(runtime.ray_address))
+    return Cluster.from_ray()
+
+
+def check_ray_address(runtime: RuntimeSettings) -> None:
+    """Check in a second whether something answers where Ray should be.
+
+    Args:
+        runtime: where the stages run.
+
+    Raises:
+        InputError: the address is malformed, or nothing answers there.
+    """
+    address = runtime.ray_address or os.environ.get("RAY_ADDRESS")
+    if runtime.name != "ray" or address in (None, "", "auto", "local"):
+        return
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise InputError(f"runtime.ray_address is {address!r}; it must be 'auto' or host:port")
+    try:
+        socket.create_connection((host, int(port)), timeout=_ANSWER_SECONDS).close()
+    except OSError as error:
+        raise InputError(
+            f"runtime.ray_address is {address!r}; nothing answers there: {error.strerror or error}"
+        ) from None
+
+
+def use_devices(cluster: Cluster, runtime: RuntimeSettings) -> None:
+    """Make this process see the devices that it will use, where JAX has not started yet.
+
+    Host CPU devices have to be asked for before JAX starts. A process that only drives Ray workers
+    stays on the CPU: an accelerator is its worker's alone.
+
+    Args:
+        cluster: the cluster of the plan.
+        runtime: where the stages run.
+    """
+    import jax
+
+    is_host = all(subcluster.kind.platform == "cpu" for subcluster in cluster.subclusters)
+    if is_host and runtime.name == "local":
+        os.environ["XLA_FLAGS"] = host_device_flags(
+            os.environ.get("XLA_FLAGS", ""), cluster.num_devices
+        )
+    if (is_host or runtime.name == "ray") and not jax.config.jax_platforms:
+        jax.config.update("jax_platforms", "cpu")
+
+
+def host_device_flags(flags: str, num_devices: int) -> str:
+    """XLA's flags with as many host CPU devices as are needed, or as many as they had.
+
+    Args:
+        flags: the flags so far.
+        num_devices: how many devices are needed at least.
+
+    Returns:
+        The flags.
+
+    Example:
+        >>> host_device_flags("--xla_a=1", 6)
+        '--xla_a=1 --xla_force_host_platform_device_count=6'
+    """
+    pattern = rf"{_HOST_DEVICES}=(\d+)"
+    found = re.search(pattern, flags)
+    if found is None:
+        return f"{flags} {_HOST_DEVICES}={num_devices}".strip()
+    return re.sub(pattern, f"{_HOST_DEVICES}={max(num_devices, int(found[1]))}", flags)

@@ -1,0 +1,198 @@
+"""The run itself: a trainer, its loop, and the files and lines that come of it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hetjax.commands.prepare import Prepared
+from hetjax.commands.show import live_microbatches, prediction_rows
+from hetjax.commands.work_folder import (
+    CHECKPOINTS_FOLDER,
+    PICTURE_FILE,
+    PLAN_FILE,
+    TIMELINE_FILE,
+    earlier_configuration,
+    save_configuration,
+)
+from hetjax.configuration import changes
+from hetjax.loop import StepDone, StopRequest, train, usual_step_time
+from hetjax.pipeline.timeline import Timeline
+from hetjax.planner import simulate
+from hetjax.report import (
+    MetricsWriter,
+    TrainingProgress,
+    draw_timeline,
+    format_rate,
+    format_seconds,
+    prediction_table,
+    write_chrome_trace,
+)
+from hetjax.runtime import RayOptions, Trainer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Say = Callable[[str], None]
+"""Prints a line of plain text."""
+
+_SIGNAL_EXIT = 128
+"""What is added to a signal's number to make an exit code, as shells do."""
+
+
+def run(prepared: Prepared, console: Console, workdir: Path | None, *, resume: bool) -> int:
+    """Train as prepared.
+
+    Args:
+        prepared: the model, the data, the optimizer and the plan.
+        console: where to print.
+        workdir: folder for the run's files; None for none.
+        resume: whether to go on with the run that is in it.
+
+    Returns:
+        The command's exit code.
+
+    Raises:
+        InputError: the devices are not there, or the checkpoints are of another model.
+        WorkerLostError: a worker died or stopped answering.
+    """
+
+    def say(text: str) -> None:
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    began = time.perf_counter()
+    with _trainer(prepared, workdir) as trainer:
+        say(f"stages compiled in {format_seconds(time.perf_counter() - began)}")
+        if workdir is not None:
+            if resume:
+                _resume(trainer, prepared, workdir, say)
+            save_configuration(workdir, prepared.configuration)
+            prepared.plan.save(workdir / PLAN_FILE)
+        with StopRequest(_say_at_once) as stop:
+            steps = _train(trainer, prepared, console, workdir, stop)
+        _say_end(trainer, stop, workdir, say)
+        if steps:
+            _report(trainer, prepared, steps, console, workdir, say)
+    return 0 if stop.signal is None else _SIGNAL_EXIT + stop.signal
+
+
+def _trainer(prepared: Prepared, workdir: Path | None) -> Trainer:
+    settings, runtime = prepared.configuration.train, prepared.configuration.runtime
+    return Trainer(
+        prepared.plan,
+        prepared.model.loss,
+        prepared.parameters,
+        prepared.optimizer,
+        prepared.batch,
+        source=prepared.dataset,
+        runtime=runtime.name,
+        ray=RayOptions(runtime.ray_address, runtime.cores),
+        workdir=workdir,
+        keep_last=settings.keep_last,
+        keep_every=settings.keep_every,
+        deadline=runtime.deadline,
+    )
+
+
+def _resume(trainer: Trainer, prepared: Prepared, workdir: Path, say: Say) -> None:
+    messages = trainer.resume()
+    if messages is None:
+        say(f"there is no checkpoint to resume from in {workdir}; starting at step 0")
+        return
+    for message in messages:
+        say(message)
+    earlier = earlier_configuration(workdir)
+    for line in changes(earlier, prepared.configuration) if earlier else ():
+        say(f"changed since the run began: {line}")
+
+
+def _train(
+    trainer: Trainer,
+    prepared: Prepared,
+    console: Console,
+    workdir: Path | None,
+    stop: StopRequest,
+) -> list[StepDone]:
+    """Runs the loop, shows every step and writes its figures."""
+    settings, steps = prepared.configuration.train, []
+    metrics = None if workdir is None else MetricsWriter(workdir, first_step=trainer.steps_done + 1)
+    loop = train(trainer, settings, checkpoints=workdir is not None, stop=stop)
+    progress = TrainingProgress(settings.steps, steps_done=trainer.steps_done, console=console)
+    try:
+        with progress:
+            for done in loop:
+                steps.append(done)
+                figures = _figures(done, prepared.tokens_per_step)
+                progress.update(done.metrics.step, done.metrics.loss, figures["tokens_per_second"])
+                if done.evaluation_loss is not None:
+                    progress.print(
+                        f"step {done.metrics.step}: held-out loss {done.evaluation_loss:.4f}"
+                    )
+                if metrics is not None:
+                    metrics.write(done.metrics.step, figures)
+    finally:
+        if metrics is not None:
+            metrics.close()
+    return steps
+
+
+def _figures(done: StepDone, tokens_per_step: int) -> dict[str, float]:
+    """What is written of a step."""
+    figures = {
+        "loss": done.metrics.loss,
+        "grad_norm": done.metrics.gradient_norm,
+        "tokens_per_second": tokens_per_step / done.metrics.seconds,
+        "step_time": done.metrics.seconds,
+    }
+    if done.evaluation_loss is not None:
+        figures["evaluation_loss"] = done.evaluation_loss
+    return figures
+
+
+def _say_end(trainer: Trainer, stop: StopRequest, workdir: Path | None, say: Say) -> None:
+    if stop():
+        where = f"its checkpoint is in {workdir / CHECKPOINTS_FOLDER}" if workdir else "not saved"
+        say(f"stopped after step {trainer.steps_done}; {where}")
+    else:
+        say(f"{trainer.steps_done} steps are done")
+
+
+def _report(
+    trainer: Trainer,
+    prepared: Prepared,
+    steps: Sequence[StepDone],
+    console: Console,
+    workdir: Path | None,
+    say: Say,
+) -> None:
+    """Prints predicted beside measured, and writes the timeline."""
+    step_time, plan = usual_step_time(steps), prepared.plan
+    was_timed = any(done.timed for done in steps)
+    timeline = trainer.timeline() if was_timed else Timeline(())
+    console.print()
+    console.print(prediction_table(prediction_rows(plan, timeline, step_time)))
+    console.print()
+    say(live_microbatches(plan, trainer.reports))
+    say(
+        f"loss {steps[0].metrics.loss:.4f} to {steps[-1].metrics.loss:.4f}, "
+        f"{format_rate(prepared.tokens_per_step / step_time, 'tokens/s')}"
+    )
+    if workdir is None:
+        return
+    if was_timed:
+        write_chrome_trace(timeline, workdir / TIMELINE_FILE)
+        title = f"{prepared.model.name} on {plan.cluster.name}, step {_last_timed(steps)}"
+        draw_timeline(timeline, workdir / PICTURE_FILE, title, predicted=simulate(plan))
+    say(f"files are in {workdir}: {', '.join(sorted(each.name for each in workdir.iterdir()))}")
+
+
+def _last_timed(steps: Sequence[StepDone]) -> int:
+    return max(done.metrics.step for done in steps if done.timed)
+
+
+def _say_at_once(text: str) -> None:
+    """Prints from a signal handler, which may have interrupted another print."""
+    os.write(2, f"\n{text}\n".encode())

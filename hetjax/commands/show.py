@@ -1,0 +1,207 @@
+"""A plan and its run as people read them: tables, and figures as JSON."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from statistics import mean
+from typing import TYPE_CHECKING, Any
+
+from hetjax.commands.prepare import Prepared
+from hetjax.pipeline.timeline import Event, Timeline, link_track, stage_track
+from hetjax.planner import Plan, Prediction, StagePlan
+from hetjax.report import (
+    PredictionRow,
+    StageRow,
+    cluster_table,
+    format_rate,
+    format_seconds,
+    stage_table,
+)
+from hetjax.runtime import StepReport
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_FILE_WIDTH = 110
+
+
+def make_console() -> Console:
+    """Where a command prints: wide enough for its tables where the output is no terminal."""
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else _FILE_WIDTH)
+
+
+def show_plan(console: Console, prepared: Prepared) -> None:
+    """Print the model, the cluster and the plan.
+
+    Args:
+        console: where to.
+        prepared: what was planned.
+    """
+    plan, model = prepared.plan, prepared.model
+    train, pipeline = prepared.configuration.train, prepared.plan.pipeline
+    lines = (
+        f"{model.name}: {format_rate(model.num_parameters(), ' parameters')}, "
+        f"{train.steps} steps of {train.batch_size} x {model.sequence} tokens",
+        f"{pipeline.num_microbatches} microbatches of {pipeline.microbatch_size}, schedule "
+        f"{pipeline.schedule.name}, planned in {format_seconds(prepared.planning_seconds)} by "
+        f"{plan.planner}",
+    )
+    console.print(lines[0], highlight=False)
+    console.print()
+    console.print(cluster_table(plan.cluster))
+    console.print()
+    prediction = _prediction(plan)
+    table = stage_table(
+        stage_rows(plan),
+        predicted_step_time=prediction.step_time,
+        lower_bound=prediction.lower_bound,
+        bubble=mean(stage.bubble for stage in prediction.stages),
+    )
+    console.print(table)
+    console.print(lines[1], highlight=False)
+    console.print()
+
+
+def stage_rows(plan: Plan) -> list[StageRow]:
+    """The rows of a plan's table.
+
+    Args:
+        plan: a plan with a prediction.
+
+    Returns:
+        One row a stage.
+    """
+    pipeline = plan.pipeline
+    return [
+        StageRow(
+            stage=s,
+            layers=f"{stage.layers[0]}-{stage.layers[1] - 1}",
+            submesh=str(stage.submesh),
+            sharding=_sharding(stage),
+            warm_up=pipeline.schedule.warm_up_counts[s],
+            compute_seconds=predicted.forward_seconds + predicted.backward_seconds,
+            communication_seconds=predicted.communication_seconds,
+            memory_bytes=predicted.memory_bytes,
+            memory_limit_bytes=predicted.memory_limit_bytes,
+        )
+        for s, (stage, predicted) in enumerate(
+            zip(pipeline.stages, _prediction(plan).stages, strict=True)
+        )
+    ]
+
+
+def plan_figures(prepared: Prepared) -> dict[str, Any]:
+    """A plan's figures as plain values, for ``--json``.
+
+    Args:
+        prepared: what was planned.
+
+    Returns:
+        Numbers in SI units, by name; ``"stages"`` holds one object a stage.
+    """
+    plan, pipeline, prediction = prepared.plan, prepared.plan.pipeline, _prediction(prepared.plan)
+    return {
+        "model": prepared.model.name,
+        "parameters": prepared.model.num_parameters(),
+        "cluster": plan.cluster.name,
+        "devices": plan.cluster.num_devices,
+        "layers": len(plan.layers) - 1,
+        "planner": plan.planner,
+        "planning_seconds": prepared.planning_seconds,
+        "batch_size": plan.batch_size,
+        "num_microbatches": pipeline.num_microbatches,
+        "microbatch_size": pipeline.microbatch_size,
+        "schedule": pipeline.schedule.name,
+        "warm_up_counts": list(pipeline.schedule.warm_up_counts),
+        "step_time": prediction.step_time,
+        "tokens_per_second": prepared.tokens_per_step / prediction.step_time,
+        "lower_bound": prediction.lower_bound,
+        "bound_ratio": prediction.step_time / prediction.lower_bound,
+        "bubble": mean(stage.bubble for stage in prediction.stages),
+        "memory_bytes": max(stage.memory_bytes for stage in prediction.stages),
+        "stages": [
+            {
+                "layers": list(stage.layers),
+                "submesh": str(stage.submesh),
+                "devices": stage.submesh.num_devices,
+                "mesh_shape": list(stage.mesh_shape),
+                "sharding": stage.sharding,
+                "recompute": stage.recompute,
+                "warm_up_count": pipeline.schedule.warm_up_counts[s],
+                **vars(prediction.stages[s]),
+            }
+            for s, stage in enumerate(pipeline.stages)
+        ],
+    }
+
+
+def prediction_rows(plan: Plan, timeline: Timeline, step_time: float) -> list[PredictionRow]:
+    """Predicted beside measured.
+
+    Args:
+        plan: a plan with a prediction.
+        timeline: a measured step.
+        step_time: the usual step's seconds, measured without taking times inside it.
+
+    Returns:
+        The step time, then each stage's tasks and transfers, of one microbatch; what was not seen
+        is left out.
+    """
+    prediction = _prediction(plan)
+    rows = [PredictionRow("step time", prediction.step_time, step_time)]
+    for s, stage in enumerate(prediction.stages):
+        tasks = timeline.on(stage_track(s))
+        forward, backward, update = (_of_kind(tasks, kind) for kind in ("F", "B", "update"))
+        if forward:
+            rows.append(_row(f"stage {s} forward", stage.forward_seconds, forward))
+            rows.append(_row(f"stage {s} backward", stage.backward_seconds, backward))
+        else:
+            both = stage.forward_seconds + stage.backward_seconds
+            rows.append(_row(f"stage {s} forward and backward", both, backward))
+        rows.append(_row(f"stage {s} update", stage.update_seconds, update))
+        to_next, back = timeline.on(link_track(s, s + 1)), timeline.on(link_track(s, s - 1))
+        rows.append(_row(f"activations {s} to {s + 1}", stage.communication_seconds, to_next))
+        rows.append(_row(f"gradients {s} to {s - 1}", stage.return_seconds, back))
+    return [row for row in rows if row.measured > 0]
+
+
+def live_microbatches(plan: Plan, reports: Sequence[StepReport]) -> str:
+    """How many microbatches every stage held at once, beside the schedule's bound.
+
+    Args:
+        plan: the plan.
+        reports: what the stages' workers saw in a step.
+
+    Returns:
+        One line of text.
+    """
+    schedule = plan.pipeline.schedule
+    held = (
+        f"stage {s}: {report.live_microbatches} (bound {schedule.live_bound(s)})"
+        for s, report in enumerate(reports)
+    )
+    return "live microbatches: " + ", ".join(held)
+
+
+def _row(name: str, predicted: float, events: Sequence[Event]) -> PredictionRow:
+    measured = mean(event.duration for event in events) if events else 0.0
+    return PredictionRow(name, predicted, measured)
+
+
+def _of_kind(events: Sequence[Event], kind: str) -> list[Event]:
+    return [event for event in events if event.kind == kind]
+
+
+def _prediction(plan: Plan) -> Prediction:
+    assert plan.prediction is not None, "a plan that was prepared has a prediction"
+    return plan.prediction
+
+
+def _sharding(stage: StagePlan) -> str:
+    axes = zip(("data", "tensor"), stage.mesh_shape, strict=True)
+    divided = " x ".join(f"{axis} {size}" for axis, size in axes if size > 1) or "one device"
+    rule = "" if stage.sharding == "data" else f", {stage.sharding.replace('_', ' ')}"
+    return divided + rule + (", recompute" if stage.recompute else "")

@@ -1,0 +1,159 @@
+"""The training loop: steps, evaluations and checkpoints in their order, for commands and notebooks.
+
+    with hetjax.Trainer(plan, loss, parameters, optimizer, batch, source=data) as trainer:
+        for done in hetjax.loop.train(trainer, TrainSettings(steps=100)):
+            print(done.metrics.step, done.metrics.loss)
+"""
+
+from __future__ import annotations
+
+import signal
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Self
+
+from hetjax.configuration.settings import TrainSettings
+
+if TYPE_CHECKING:
+    from hetjax.runtime import StepMetrics, Trainer
+
+
+@dataclass(frozen=True)
+class StepDone:
+    """One step of the loop.
+
+    Args:
+        metrics: what the step gave.
+        evaluation_loss: the mean held-out loss after it, where it was evaluated.
+        timed: whether the time of every operation was taken, which slows the step a little.
+        saved: whether a checkpoint of it was begun.
+    """
+
+    metrics: StepMetrics
+    evaluation_loss: float | None = None
+    timed: bool = False
+    saved: bool = False
+
+
+def train(
+    trainer: Trainer,
+    settings: TrainSettings,
+    *,
+    checkpoints: bool = False,
+    stop: Callable[[], bool] = lambda: False,
+) -> Iterator[StepDone]:
+    """Train from where the trainer is to the last step, a step each time it is asked for the next.
+
+    The third step and the last one are timed, so that there is a timeline of every run. Where
+    `checkpoints` are wanted, the last step's is on the disk when the loop ends, also when it is
+    stopped.
+
+    Args:
+        trainer: what trains; its source gives the batches.
+        settings: how many steps, and when to evaluate and to save.
+        checkpoints: whether to save; the trainer has a workdir then.
+        stop: asked before every step whether to stop there.
+
+    Yields:
+        Every step that is done.
+    """
+    timed = timed_steps(trainer.steps_done, settings.steps)
+    saved = trainer.steps_done
+    while trainer.steps_done < settings.steps and not stop():
+        step = trainer.steps_done + 1
+        metrics = trainer.train_step(timed=step in timed)
+        is_last = step == settings.steps
+        loss = None
+        if _is_due(step, settings.evaluate_every, is_last=is_last):
+            loss = trainer.evaluate(settings.evaluation_batches)
+        if checkpoints and _is_due(step, settings.checkpoint_every):
+            trainer.save()
+            saved = step
+        yield StepDone(metrics, loss, step in timed, saved == step)
+    if checkpoints and saved != trainer.steps_done:
+        trainer.save(wait=True)
+
+
+def timed_steps(steps_done: int, steps: int) -> frozenset[int]:
+    """Which steps to take the times of: one soon after the start, and the last.
+
+    Args:
+        steps_done: where the loop begins.
+        steps: where it ends.
+
+    Returns:
+        Numbers of steps, from 1.
+
+    Example:
+        >>> sorted(timed_steps(0, 100)), sorted(timed_steps(99, 100))
+        ([3, 100], [100])
+    """
+    return frozenset({min(steps_done + 3, steps), steps})
+
+
+def usual_step_time(steps: Sequence[StepDone]) -> float:
+    """The usual duration of a step: the median without the first, which warms up, and timed ones.
+
+    Args:
+        steps: the steps of one loop, one or more.
+
+    Returns:
+        Seconds; of all steps where no other is left.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> seconds = [9.0, 1.0, 5.0, 3.0]
+        >>> steps = [StepDone(SimpleNamespace(seconds=s), timed=s == 5.0) for s in seconds]
+        >>> usual_step_time(steps)
+        2.0
+    """
+    usual = [done.metrics.seconds for done in steps[1:] if not done.timed]
+    return statistics.median(usual or [done.metrics.seconds for done in steps])
+
+
+class StopRequest:
+    """Turns Ctrl-C and SIGTERM into a wish to stop after the step, while its block runs.
+
+    The second signal acts as it would without: the process ends at once.
+
+    Args:
+        announce: called with a sentence when the first signal comes.
+
+    Example:
+        >>> with StopRequest(print) as stop:
+        ...     signal.raise_signal(signal.SIGTERM)
+        ...     stop(), stop.signal == signal.SIGTERM
+        SIGTERM: stopping after this step; once more to end at once
+        (True, True)
+    """
+
+    def __init__(self, announce: Callable[[str], None]):
+        self._announce = announce
+        self._before: dict[int, Any] = {}
+        self.signal: int | None = None
+
+    def __call__(self) -> bool:
+        """Whether a stop was asked for."""
+        return self.signal is not None
+
+    def __enter__(self) -> Self:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.signal = number
+        for each in self._before:
+            signal.signal(each, signal.SIG_DFL)
+        name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+        self._announce(f"{name}: stopping after this step; once more to end at once")
+
+
+def _is_due(step: int, every: int | None, *, is_last: bool = False) -> bool:
+    return every is not None and (step % every == 0 or is_last)

@@ -1,0 +1,57 @@
+"""``python -m hetjax.plan``: plan a training run without training.
+
+    python -m hetjax.plan --config configs/quickstart.gin
+    python -m hetjax.plan --config configs/quickstart.gin --json --out plan.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+
+from hetjax.commands.command_line import Parser, configuration_of, run_command
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command.
+
+    Args:
+        argv: its options; None for this process's.
+
+    Returns:
+        The exit code; see `hetjax.commands.command_line`.
+    """
+    return run_command(_plan, _parser(), argv)
+
+
+def _parser() -> Parser:
+    parser = Parser("hetjax.plan", "Plan a training run without training.")
+    parser.add_argument("--json", action="store_true", help="print the figures as one JSON object")
+    parser.add_argument("--out", metavar="FILE", help="write the plan to this file")
+    return parser
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    configuration = configuration_of(arguments)
+    from hetjax.commands.devices import configured_cluster
+
+    cluster = configured_cluster(configuration.cluster.file, configuration.runtime)
+    # JAX, Flax and Optax take a second to import: after what can be checked without them.
+    from hetjax.commands.prepare import prepare
+    from hetjax.commands.show import make_console, plan_figures, show_plan
+
+    prepared = prepare(configuration, cluster)
+    if arguments.json:
+        print(json.dumps(plan_figures(prepared), indent=1))
+    else:
+        show_plan(make_console(), prepared)
+    if arguments.out:
+        prepared.plan.save(arguments.out)
+        print(f"the plan is in {arguments.out}", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,274 @@
+"""The least total of a pipeline at one fixed pace: Harp's dynamic program, last stage first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hetjax.pipeline.schedule import h_1f1b_counts
+from hetjax.planner.stage_table import FloatArray, IntArray, StageTable, Transfers
+
+TOLERANCE = 0.1
+"""H-1F1B's tolerance: shorter transfers, as a share of the pace, get no warm-up of their own."""
+
+Head = tuple[int, int, int]
+"""Where a suffix of the pipeline begins: the subclusters used by it as bits, the subcluster of its
+first stage, and how many devices of that are used, counted from its end."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a stage is.
+
+    Args:
+        layers: first layer, and the one after the last.
+        subcluster: the place of the subcluster in the table.
+        slice: the place of the submesh's shape in the subcluster's slices.
+        start: the first device.
+    """
+
+    layers: tuple[int, int]
+    subcluster: int
+    slice: int
+    start: int
+
+
+def extra_forwards(schedule: str, seconds: float, pace: float) -> int:
+    """By how much the warm-up count rises over a boundary, from the stage after to the one before.
+
+    Args:
+        schedule: the schedule's name.
+        seconds: one transfer over the boundary, the mean of both directions.
+        pace: seconds from one microbatch to the next.
+
+    Returns:
+        The number of forward tasks; 0 for GPipe, which holds all microbatches everywhere.
+    """
+    match schedule:
+        case "gpipe":
+            return 0
+        case "1f1b":
+            return 1
+        case "eager_1f1b":
+            return 2
+    return h_1f1b_counts([pace, pace], [seconds], TOLERANCE)[0] - 1
+
+
+@dataclass(frozen=True, eq=False)
+class Move:
+    """What it adds to a suffix of the pipeline to put a stage before it.
+
+    Args:
+        seconds: both transfers over each layer boundary, infinite where one exceeds the pace.
+        extra: by how much the warm-up count rises there.
+    """
+
+    seconds: FloatArray
+    extra: IntArray
+
+
+class FixedPace:
+    """The dynamic program of one pace.
+
+    Args:
+        table: what stages and transfers cost.
+        fastest: for each subcluster and slice, ``[counts, L + 1, L + 1]``: the fastest option of
+            each run of layers that fits with each warm-up count. The last count stands for all
+            above it too; if there is one count, counts are not tracked.
+        pace: seconds that no stage and no transfer may exceed.
+
+    Values are arrays ``[stages, counts, L + 1]`` over the number of stages of a suffix (as far as
+    the table limits it), the warm-up count of its first stage, and its first layer.
+
+    Source: Harp section 5.2.3, equations 13 to 18.
+    """
+
+    def __init__(self, table: StageTable, fastest: Sequence[Sequence[FloatArray]], pace: float):
+        self.table = table
+        self.num_counts = len(fastest[0][0])
+        self.num_stage_rows = table.max_stages or table.min_stages
+        self.seconds = [
+            [np.where(times <= pace, times, np.inf) for times in slices] for slices in fastest
+        ]
+        self.within = [self._move(transfers, pace) for transfers in table.within]
+        self.between = [[self._move(transfers, pace) for transfers in row] for row in table.between]
+        self.best: dict[Head, FloatArray] = {}
+        self.rests: dict[Head, FloatArray] = {}
+        self.rows = np.arange(self.num_counts)
+        self._fill()
+
+    def solution(self) -> tuple[float, tuple[Place, ...] | None]:
+        """The least total and its stages' places; None where nothing fits."""
+        rows = slice(self.table.min_stages - 1, None)
+        value, head = min(
+            ((float(values[rows, :, 0].min()), head) for head, values in self.best.items()),
+            default=(np.inf, None),
+        )
+        if head is None or not np.isfinite(value):
+            return np.inf, None
+        stage_row, row = np.unravel_index(
+            np.argmin(self.best[head][rows, :, 0]), self.best[head][rows, :, 0].shape
+        )
+        return value, self._trace(head, int(stage_row) + self.table.min_stages - 1, int(row))
+
+    def _move(self, transfers: Transfers, pace: float) -> Move:
+        slowest = np.maximum(transfers.forward, transfers.backward)
+        seconds = np.where(slowest <= pace, transfers.forward + transfers.backward, np.inf)
+        mean = (transfers.forward + transfers.backward) / 2
+        extra = [
+            extra_forwards(self.table.schedule, float(each), pace) if self.num_counts > 1 else 0
+            for each in mean
+        ]
+        return Move(seconds, np.array(extra))
+
+    def _fill(self) -> None:
+        for used in range(1, 1 << len(self.table.nodes)):
+            for subcluster in _members(used):
+                if not self._may_lead(used, subcluster):
+                    continue
+                nodes, per_node = self.table.nodes[subcluster]
+                for consumed in range(1, nodes * per_node + 1):
+                    head = (used, subcluster, consumed)
+                    values = [
+                        (self.seconds[subcluster][each] + rest[:, :, None, :]).min(axis=-1)
+                        for each, rest in self._extensions(head)
+                    ]
+                    if values:
+                        self.best[head] = np.minimum.reduce(values)
+
+    def _may_lead(self, used: int, subcluster: int) -> bool:
+        """Whether a pipeline over these subclusters may begin with this one."""
+        order = self.table.order
+        return order is None or min(order.index(each) for each in _members(used)) == order.index(
+            subcluster
+        )
+
+    def _extensions(self, head: Head) -> Iterator[tuple[int, FloatArray]]:
+        """The slices that a suffix with this head may begin with, and the rest behind each."""
+        used, subcluster, consumed = head
+        _, per_node = self.table.nodes[subcluster]
+        for place, cut in enumerate(self.table.slices[subcluster]):
+            before = consumed - cut.num_devices
+            if before < 0:
+                continue
+            in_one_node = before % per_node + cut.num_devices <= per_node
+            if in_one_node or (cut.shape[1] == per_node and before % per_node == 0):
+                rest = self._rest((used, subcluster, before))
+                if np.isfinite(rest).any():
+                    yield place, rest
+
+    def _rest(self, start: Head) -> FloatArray:
+        """The best of all that may lie behind a stage whose devices end where ``start`` says."""
+        if start not in self.rests:
+            shape = (self.num_stage_rows, self.num_counts, self.table.num_layers + 1)
+            rest = np.full(shape, np.inf)
+            used, subcluster, consumed = start
+            if consumed == 0 and used == 1 << subcluster:
+                rest[0, 0, -1] = 0.0
+            for move, heads in self._sources(start):
+                values = [self.best[head] for head in heads if head in self.best]
+                if values:
+                    np.minimum(rest, self._moved(np.minimum.reduce(values), move), out=rest)
+            self.rests[start] = rest
+        return self.rests[start]
+
+    def _sources(self, start: Head) -> Iterator[tuple[Move, list[Head]]]:
+        """The suffixes that may follow such a stage, by the link to them."""
+        used, subcluster, consumed = start
+        _, per_node = self.table.nodes[subcluster]
+        if consumed % per_node:
+            yield self.within[subcluster], [(used, subcluster, consumed)]
+        elif consumed:
+            # The rest of the node that the next stage is on may lie idle.
+            heads = [(used, subcluster, consumed - idle) for idle in range(per_node)]
+            yield self.between[subcluster][subcluster], heads
+        else:
+            others = used & ~(1 << subcluster)
+            for other in _members(others):
+                nodes, per_node = self.table.nodes[other]
+                heads = [(others, other, count) for count in range(1, nodes * per_node + 1)]
+                yield self.between[subcluster][other], heads
+
+    def _moved(self, values: FloatArray, move: Move) -> FloatArray:
+        """Values by the number of stages and the warm-up count of the stage put before them."""
+        values = values + move.seconds
+        if self.num_counts > 1:
+            source = self.rows[:, None] - move.extra
+            by_count = np.take_along_axis(values, np.maximum(source, 0)[None], axis=1)
+            by_count[:, source < 0] = np.inf
+            # The last count stands for all above it too.
+            least = np.minimum.accumulate(values[:, ::-1], axis=1)[:, ::-1]
+            at_least = np.maximum(source[-1], 0)[None, None]
+            by_count[:, -1:] = np.take_along_axis(least, at_least, axis=1)
+            values = by_count
+        moved = np.full_like(values, np.inf)
+        moved[1:] = values[:-1]
+        if self.table.max_stages is None:
+            # Likewise for the last number of stages, where more are allowed.
+            np.minimum(moved[-1], values[-1], out=moved[-1])
+        return moved
+
+    def _trace(self, head: Head, stage_row: int, row: int) -> tuple[Place, ...]:
+        """The stages of the best suffix with this head and these rows, from its first."""
+        found: list[tuple[tuple[int, int], Head, int]] = []
+        first = 0
+        while True:
+            used, subcluster, consumed = head
+            _, end, chosen = min(
+                (float(values[end]), end, place)
+                for place, rest in self._extensions(head)
+                for values in [self.seconds[subcluster][place][row, first] + rest[stage_row, row]]
+                for end in [int(values.argmin())]
+            )
+            found.append(((first, end), head, chosen))
+            if end == self.table.num_layers:
+                return _placed(self.table, found)
+            before = consumed - self.table.slices[subcluster][chosen].num_devices
+            head, stage_row, row = self._source((used, subcluster, before), stage_row, row, end)
+            first = end
+
+    def _source(self, start: Head, stage_row: int, row: int, layer: int) -> tuple[Head, int, int]:
+        """Which suffix, and which of its rows, the best rest at some rows came from."""
+        last = self.num_stage_rows - 1
+        stage_rows = [stage_row - 1] if stage_row else []
+        if stage_row == last and self.table.max_stages is None:
+            stage_rows.append(last)
+        return min(
+            (float(self.best[head][s, n, layer] + move.seconds[layer]), (head, s, int(n)))
+            for move, heads in self._sources(start)
+            for head in heads
+            if head in self.best
+            for s in stage_rows
+            for n in np.flatnonzero(
+                np.minimum(self.rows + move.extra[layer], self.num_counts - 1) == row
+            )
+        )[1]
+
+
+def _members(used: int) -> list[int]:
+    """The places of the bits that are set."""
+    return [place for place in range(used.bit_length()) if used >> place & 1]
+
+
+def _placed(
+    table: StageTable, found: Sequence[tuple[tuple[int, int], Head, int]]
+) -> tuple[Place, ...]:
+    """Places counted from the subclusters' first devices, idle devices moved behind used ones.
+
+    Each stage was found with the number of devices used from its subcluster's end. Nodes keep
+    their stages, so links stay what they were; a node's idle devices become its last.
+    """
+    places: list[Place] = []
+    for subcluster in dict.fromkeys(head[1] for _, head, _ in found):
+        nodes, per_node = table.nodes[subcluster]
+        here = [each for each in found if each[1][1] == subcluster]
+        starts = [nodes * per_node - head[2] for _, head, _ in here]
+        first_node = starts[0] // per_node
+        for (layers, _, chosen), start in zip(here, starts, strict=True):
+            node = start // per_node
+            idle = min(s for s in starts if s // per_node == node) - node * per_node
+            shifted = start - idle - first_node * per_node
+            places.append(Place(layers, subcluster, chosen, shifted))
+    return tuple(places)

@@ -1,0 +1,82 @@
+"""``python -m hetjax.train``: train a model across a union of unlike meshes.
+
+    python -m hetjax.train --config configs/quickstart.gin --workdir runs/first
+    python -m hetjax.train --config configs/quickstart.gin --gin "train.steps = 20" --runtime ray
+
+Ctrl-C and SIGTERM finish the step, save a checkpoint where there is a work folder, and end the
+command with 130 or 143; a second one ends it at once. The exit codes are listed in
+`hetjax.commands.command_line`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from hetjax.commands.command_line import Parser, configuration_of, run_command
+from hetjax.commands.work_folder import check_work_folder, reusable_plan
+from hetjax.errors import InputError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command.
+
+    Args:
+        argv: its options; None for this process's.
+
+    Returns:
+        The exit code.
+    """
+    return run_command(_train, _parser(), argv)
+
+
+def _parser() -> Parser:
+    parser = Parser("hetjax.train", "Train a model across a union of unlike meshes.")
+    parser.add_argument("--workdir", metavar="DIR", help="folder for all that the run writes")
+    parser.add_argument("--resume", action="store_true", help="go on with the run in --workdir")
+    parser.add_argument("--plan", metavar="FILE", help="follow this plan instead of making one")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print the cluster and the plan, and end"
+    )
+    parser.add_argument("--runtime", metavar="NAME", help="'local' or 'ray': runtime.name")
+    parser.add_argument("--ray-address", metavar="ADDRESS", help="runtime.ray_address")
+    return parser
+
+
+def _train(arguments: argparse.Namespace) -> int:
+    for option, setting in (("runtime", "name"), ("ray_address", "ray_address")):
+        if getattr(arguments, option) is not None:
+            arguments.gin.append(f"runtime.{setting} = {getattr(arguments, option)!r}")
+    configuration = configuration_of(arguments)
+    workdir = Path(arguments.workdir) if arguments.workdir else None
+    plan_file = Path(arguments.plan) if arguments.plan else None
+    if workdir is not None:
+        check_work_folder(workdir, resume=arguments.resume)
+        if arguments.resume and plan_file is None:
+            plan_file = reusable_plan(workdir, configuration)
+    elif arguments.resume:
+        raise InputError("--resume is given without --workdir; name the folder of the run")
+
+    # JAX, Flax and Optax take a second to import: after what can be checked without them.
+    from hetjax.commands.devices import check_ray_address, configured_cluster
+
+    if not arguments.dry_run:
+        check_ray_address(configuration.runtime)
+    source = plan_file or configured_cluster(configuration.cluster.file, configuration.runtime)
+
+    from hetjax.commands.prepare import prepare
+    from hetjax.commands.run import run
+    from hetjax.commands.show import make_console, show_plan
+
+    prepared = prepare(configuration, source)
+    console = make_console()
+    show_plan(console, prepared)
+    if arguments.dry_run:
+        return 0
+    return run(prepared, console, workdir, resume=arguments.resume)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
