@@ -108,7 +108,7 @@ def loop(
 ) -> Callable[..., Any]:
     """A step that calls a jitted function for each microbatch, and another one for the update."""
     accumulate = jax.jit(partial(_add_gradients, loss), donate_argnums=1)
-    update = jax.jit(partial(_updated, optimizer), donate_argnums=(0, 1, 2))
+    update = jax.jit(partial(_updated, optimizer), donate_argnums=(0, 1))
     start = jax.jit(_no_gradients)
 
     def step(parameters: Any, state: Any, batch: Any) -> tuple[Any, Any, jax.Array]:

@@ -6,6 +6,7 @@ expensive examples on near copies of the one before.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -78,8 +79,8 @@ def cases(max_stages: int = 5, max_microbatches: int = 6) -> st.SearchStrategy[C
 def random_case(rng: Random, max_stages: int, max_microbatches: int) -> Case:
     """A random model with a random plan."""
     model = random_model(rng)
-    # The number of positions does not depend on the size of the microbatch.
-    layers = random_boundaries(rng, trace_model(model, 1).num_positions, max_stages)
+    # Positions do not depend on the size of the microbatch.
+    layers = random_boundaries(rng, trace_model(model, 1), max_stages)
     stages = random_stages(rng, len(layers) - 1)
     most = max(stage.mesh_shape[0] for stage in stages)
     size = most * rng.randint(1, 4 // most)
@@ -115,10 +116,26 @@ def random_schedule(rng: Random, num_stages: int, num_microbatches: int) -> Sche
     )
 
 
-def random_boundaries(rng: Random, num_positions: int, max_stages: int = 5) -> tuple[int, ...]:
-    """The positions where one to a few stages begin, and the end."""
-    num_stages = rng.randint(1, min(max_stages, num_positions))
-    return (0, *sorted(rng.sample(range(1, num_positions), num_stages - 1)), num_positions)
+def random_boundaries(rng: Random, program: Program, max_stages: int) -> tuple[int, ...]:
+    """The positions where one to a few stages begin, and the end; often inside a scan."""
+    end = program.num_positions
+    inside = positions_inside_scans(program)
+    wanted = rng.randint(1, max_stages) - 1
+    cuts: set[int] = set()
+    for _ in range(wanted):
+        pool = inside if inside and rng.random() < 0.5 else range(1, end)
+        cuts.add(rng.choice(pool))
+    return (0, *sorted(cuts), end)
+
+
+def positions_inside_scans(program: Program) -> list[int]:
+    """The positions between two iterations of a scan."""
+    starts = itertools.accumulate((step.iterations for step in program.steps), initial=0)
+    return [
+        start + iteration
+        for start, step in zip(starts, program.steps, strict=False)
+        for iteration in range(1, step.iterations)
+    ]
 
 
 def random_submeshes(rng: Random, num_stages: int) -> tuple[SubMesh, ...]:

@@ -151,6 +151,9 @@ class _Offer:
 def cluster_from_connected_ray() -> Cluster:
     """The cluster of the Ray cluster that this process is connected to.
 
+    Returns:
+        The cluster; its links are assumed.
+
     Raises:
         InputError: this process is not connected, or as `cluster_from_ray`.
     """

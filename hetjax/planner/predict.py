@@ -96,6 +96,11 @@ def simulate(plan: Plan) -> Timeline:
 
     Raises:
         InputError: the plan has no prediction.
+
+    Example:
+        >>> plan = Plan.load("plan.json")  # doctest: +SKIP
+        >>> simulate(plan).makespan == plan.prediction.step_time  # doctest: +SKIP
+        True
     """
     if plan.prediction is None:
         raise InputError(

@@ -73,6 +73,12 @@ def draw_timeline(
 
     Returns:
         The figure, which a notebook shows by itself.
+
+    Example:
+        >>> from hetjax.pipeline import one_f_one_b, simulate_schedule
+        >>> step = simulate_schedule(one_f_one_b(2, 4), [1.0, 1.0], [2.0, 2.0], [0.1], [0.1])
+        >>> draw_timeline(step, title="1F1B").get_size_inches().tolist()[0] > 5
+        True
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

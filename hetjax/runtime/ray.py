@@ -37,6 +37,10 @@ class RayOptions:
         address: ``"host:port"`` of a running cluster, or ``"auto"``; None for one that is running
             here if there is one, else a new one.
         cores: for each stage, the CPU core that its workers stay on; empty for no pinning.
+
+    Example:
+        >>> RayOptions(cores=(0, 1)).address is None
+        True
     """
 
     address: str | None = None

@@ -71,7 +71,14 @@ def shards(
 
 
 def overlap(a: Bounds, b: Bounds) -> Bounds | None:
-    """The part that two parts have in common; None where they have none.
+    """The part that two parts of an array have in common.
+
+    Args:
+        a: one part.
+        b: the other.
+
+    Returns:
+        What both have; None where that is nothing.
 
     Example:
         >>> overlap(((0, 4),), ((2, 8),))

@@ -1,0 +1,219 @@
+"""Cutting: stages in a row compute the program, wherever it is cut."""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cases import Case, cases, examples, trace_model
+from hypothesis import given
+from small_models import Model, make_batch
+
+from hetjax.pipeline.program import Program, Step, evaluate_steps, trace
+from hetjax.pipeline.stages import (
+    ParameterPart,
+    Stage,
+    crossing_values,
+    cut,
+    shared_steps,
+    split_scan,
+)
+
+
+def chained(stages: Sequence[Stage], parameters: Any, batch: Any) -> list[Any]:
+    """The total and the count, by way of all stages."""
+    leaves, examples_ = jax.tree.leaves(parameters), jax.tree.leaves(batch)
+    received: list[Any] = []
+    for stage in stages:
+        received = stage.function(
+            [part.take(leaves[part.leaf]) for part in stage.parameters],
+            [examples_[leaf] for leaf in stage.batch],
+            received,
+        )
+    return received
+
+
+def small_loss(w: Any, x: jax.Array) -> Any:
+    """Few positions, with all that is hard about a cut."""
+    first = x @ w["first"]
+
+    def body(y: jax.Array, row: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return jnp.tanh(y + row), y[:, 0]
+
+    y, heads = jax.lax.scan(body, first, w["rows"], reverse=True)
+    y, _ = jax.lax.scan(lambda y, row: (y * row, None), y, w["rows"])
+    y = y + first + jnp.sum(heads, axis=0)[:, None]
+    return jnp.sum(y @ w["first"]) * w["scale"], jnp.sum(x)
+
+
+SMALL_PARAMETERS = {
+    "first": jnp.array([[1.0, 0.5], [-0.3, 0.2]]),
+    "rows": jnp.array([[0.1, 0.2], [0.3, -0.4], [0.5, 0.6]]),
+    "scale": jnp.float32(1.5),
+}
+SMALL_BATCH = jnp.array([[1.0, 2.0], [3.0, 4.0], [-1.0, 0.0]])
+
+
+def test_every_pair_of_cuts_computes_the_program():
+    program = trace(small_loss, SMALL_PARAMETERS, SMALL_BATCH)
+    expected = small_loss(SMALL_PARAMETERS, SMALL_BATCH)
+    end = program.num_positions
+    with jax.disable_jit():
+        for a, b in itertools.combinations(range(1, end), 2):
+            stages = cut(program, (0, a, b, end))
+            found = chained(stages, SMALL_PARAMETERS, SMALL_BATCH)
+            np.testing.assert_allclose(found, expected, rtol=1e-6, err_msg=f"cuts {a}, {b}")
+
+
+def test_a_cut_at_every_position_computes_the_program():
+    program = trace(small_loss, SMALL_PARAMETERS, SMALL_BATCH)
+    with jax.disable_jit():
+        stages = cut(program, range(program.num_positions + 1))
+        found = chained(stages, SMALL_PARAMETERS, SMALL_BATCH)
+    np.testing.assert_allclose(found, small_loss(SMALL_PARAMETERS, SMALL_BATCH), rtol=1e-6)
+
+
+@examples(usual=30, full=300)
+@given(case=cases(max_stages=8))
+def test_what_stages_hold_and_pass_on(case: Case):
+    stages = cut(case.program, case.plan.layers)
+    assert stages[0].receives == ()
+    assert stages[-1].sends == ()
+    for before, after in itertools.pairwise(stages):
+        assert before.sends == after.receives
+    _check_steps(case.program, stages)
+    _check_parameters(case.program, stages)
+    _check_crossing(case.program, case.plan.layers, stages)
+
+
+def _check_steps(program: Program, stages: Sequence[Stage]) -> None:
+    """Whatever is not shared is computed once; what is shared never crosses a cut."""
+    shared = shared_steps(program)
+    learned = [
+        output
+        for stage in stages
+        for step in stage.steps
+        for output in step.outputs
+        if output not in shared
+    ]
+    assert len(learned) == len(set(learned))
+    for stage in stages:
+        assert not shared.intersection(stage.sends)
+        assert not set(program.batch).intersection(stage.sends)
+        assert not set(program.parameters).intersection(stage.sends)
+
+
+def _check_parameters(program: Program, stages: Sequence[Stage]) -> None:
+    """Every row of every leaf is held, and of a leaf that is cut each row only once."""
+    for leaf, value in enumerate(program.parameters):
+        parts = [part for stage in stages for part in stage.parameters if part.leaf == leaf]
+        assert parts
+        if parts[0].stop is None:
+            assert set(parts) == {ParameterPart(leaf)}
+        else:
+            spans = sorted((part.start, part.stop) for part in parts)
+            ends = [0, *(stop for _, stop in spans)]
+            assert [start for start, _ in spans] == ends[:-1]
+            assert ends[-1] == program.avals[value].shape[0]
+
+
+def _check_crossing(
+    program: Program, boundaries: Sequence[int], stages: Sequence[Stage]
+) -> None:
+    if len(stages) == 2:
+        shapes = [program.avals[value] for value in stages[0].sends if value < len(program.avals)]
+        crossing = crossing_values(program, boundaries[1])
+        assert len(crossing) == len(stages[0].sends)
+        assert all(shape in crossing for shape in shapes)
+
+
+def test_a_value_used_later_passes_through_the_stages_between():
+    def loss(w: jax.Array, x: jax.Array) -> jax.Array:
+        early = x @ w
+        return jnp.sum(jnp.exp(jnp.cos(jnp.sin(early))) * early)
+
+    program = trace(loss, jnp.ones((2, 2)), jnp.ones((3, 2)))
+    names = [step.name for step in program.steps]
+    assert names[:4] == ["dot_general", "sin", "cos", "exp"]
+    stages = cut(program, (0, 1, 2, 3, program.num_positions))
+    early = program.steps[0].outputs[0]
+    assert [early in stage.sends for stage in stages] == [True, True, True, False]
+    assert [len(stage.receives) for stage in stages] == [0, 1, 2, 2]
+
+
+def test_masks_and_random_keys_are_computed_where_they_are_used():
+    program = trace_model(Model(("attention", "dropout")), 3)
+    names = {output: step.name for step in program.steps for output in step.outputs}
+    shared = {names[output] for output in shared_steps(program)}
+    assert {"iota", "random_wrap", "random_fold_in", "random_bits"} <= shared
+    assert "dot_general" not in shared
+
+
+def test_only_learned_features_cross_a_plain_model():
+    model = Model(("attention", "dropout", "dense"), tied=False, counted=False)
+    program = trace_model(model, 3)
+    last_residual = max(
+        i for i, step in enumerate(program.steps) if step.name == "add" and step.outputs
+    )
+    crossing = crossing_values(program, last_residual + 1)
+    assert len(crossing) == 1
+
+
+def test_unused_parameters_belong_to_the_first_stage():
+    program = trace_model(Model(("unused",)), 3)
+    stages = cut(program, (0, 10, program.num_positions))
+    unused = program.parameter_names.index("blocks/0/never")
+    assert ParameterPart(unused) in stages[0].parameters
+    assert ParameterPart(unused) not in stages[1].parameters
+
+
+def test_a_leaf_cut_in_two_scans_alike_is_held_whole_where_it_is_used():
+    """Both scans of `two_scans` read each row, so rows cannot belong to one stage."""
+    program = trace_model(Model(("two_scans",), tied=False), 3)
+    starts = list(itertools.accumulate((s.iterations for s in program.steps), initial=0))
+    first, second = (i for i, step in enumerate(program.steps) if step.name == "scan")
+    stages = cut(program, (0, starts[first] + 2, starts[second] + 2, program.num_positions))
+    leaf = program.parameter_names.index("blocks/0/in")
+    assert all(ParameterPart(leaf) in stage.parameters for stage in stages)
+
+
+def scan_step(reverse: bool) -> tuple[Step, Any]:
+    """A scan with a constant, a carry, stacked inputs and stacked outputs; and its inputs."""
+
+    def function(shift: jax.Array, start: jax.Array, rows: jax.Array) -> tuple[Any, Any]:
+        def body(total: jax.Array, row: jax.Array) -> tuple[jax.Array, Any]:
+            total = total * 0.5 + row + shift
+            return total, (total, row > 2)
+
+        return jax.lax.scan(body, start, rows, reverse=reverse)
+
+    arrays = (jnp.float32(0.25), jnp.float32(1.0), jnp.arange(6.0))
+    program = trace(
+        lambda w, x: function(*w)[0] + jnp.sum(function(*w)[1][0]), arrays, jnp.ones(1)
+    )
+    step = next(step for step in program.steps if step.name == "scan")
+    return step, (arrays, function(*arrays))
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("cuts", [(1,), (5,), (2, 3), (1, 2, 3, 4, 5)])
+def test_the_pieces_of_a_scan_compute_the_scan(reverse: bool, cuts: tuple[int, ...]):
+    step, (arrays, (final, stacked)) = scan_step(reverse)
+    fresh = itertools.count(1000)
+    pieces, joins = split_scan(step, cuts, lambda shape, dtype: next(fresh))
+    assert [piece.iterations for piece in pieces] == np.diff((0, *cuts, 6)).tolist()
+    environment = dict(zip(step.values(), arrays, strict=True))
+    found = evaluate_steps([*pieces, *joins], environment, step.outputs)
+    for ours, theirs in zip(found, (final, *stacked), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+
+
+def test_a_reverse_scan_begins_with_the_last_rows():
+    step, _ = scan_step(reverse=True)
+    fresh = itertools.count(1000)
+    pieces, _ = split_scan(step, (2,), lambda shape, dtype: next(fresh))
+    rows = [(piece.inputs[-1].start, piece.inputs[-1].stop) for piece in pieces]  # type: ignore[union-attr]
+    assert rows == [(4, 6), (0, 4)]
