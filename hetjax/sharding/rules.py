@@ -39,7 +39,7 @@ def parameter_spec(rule: str, shape: Sequence[int], mesh_shape: tuple[int, int])
 
     Example:
         >>> parameter_spec("fully_sharded", (512, 128), (4, 2))
-        PartitionSpec('data', 'tensor')
+        P('data', 'tensor')
     """
     data, tensor = mesh_shape
     axes: list[str | None] = [None] * len(shape)
@@ -67,7 +67,7 @@ def example_spec(shape: Sequence[int], examples: int, mesh_shape: tuple[int, int
 
     Example:
         >>> example_spec((8, 128, 64), 8, (4, 1))
-        PartitionSpec('data', None, None)
+        P('data', None, None)
     """
     divided = bool(shape) and shape[0] == examples and mesh_shape[0] > 1
     if not divided or examples % mesh_shape[0]:
