@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 
 import numpy as np
+import threadpoolctl
 
 from hetjax.errors import InputError
 from hetjax.mesh.kinds import DeviceKind
@@ -27,7 +28,8 @@ def measure_host_cpu(num_devices: int = 1) -> DeviceKind:
     """The device kind of one of the host devices that share this host's processor.
 
     The host is measured once in a process, in about a quarter of a second: a float32 matrix
-    product and a copy of memory, to two digits. Its speed and its memory are divided evenly.
+    product on one core and a copy of memory, to two digits. Its speed, that of the core times the
+    cores, and its memory are divided evenly.
 
     Args:
         num_devices: how many host devices share the host, 1 or more.
@@ -63,7 +65,10 @@ def _measured() -> tuple[float, float]:
     product = np.empty_like(a)
     source = np.ones(_COPY_BYTES, np.uint8)
     target = np.empty_like(source)
-    products = _calls_per_second(lambda: np.matmul(a, a, out=product), seconds=0.15)
+    # One thread, times the cores: NumPy's threads wait for each other where the host is busy.
+    with threadpoolctl.threadpool_limits(limits=1):
+        products = _calls_per_second(lambda: np.matmul(a, a, out=product), seconds=0.15)
+    products *= len(os.sched_getaffinity(0))
     copies = _calls_per_second(lambda: np.copyto(target, source), seconds=0.08)
     # A copy reads every byte and writes it.
     return _two_digits(2 * _MATRIX_SIZE**3 * products), _two_digits(2 * _COPY_BYTES * copies)

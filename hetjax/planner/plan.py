@@ -186,7 +186,6 @@ def validate(plan: Plan) -> None:
     for p, pipeline in enumerate(plan.pipelines):
         where = f"plan: pipelines[{p}]"
         _validate_coverage(pipeline, len(plan.layers) - 1, where)
-        _validate_batch(pipeline, where)
         for s, stage in enumerate(pipeline.stages):
             _validate_stage(stage, plan.cluster, f"{where}.stages[{s}]")
             for device in plan.cluster.device_ids(stage.submesh):
@@ -196,6 +195,7 @@ def validate(plan: Plan) -> None:
                         f"{seen[device]} has too; submeshes must not overlap"
                     )
                 seen[device] = f"pipelines[{p}].stages[{s}]"
+        _validate_batch(pipeline, where)
 
 
 def validate_for(plan: Plan, program: Program, batch_size: int | None = None) -> None:
@@ -307,3 +307,8 @@ def _validate_stage(stage: StagePlan, cluster: Cluster, where: str) -> None:
         for axis in spec:
             if axis is not None and axis not in MESH_AXES:
                 raise InputError(unknown_name(f"{where}.parameters[{name!r}]", axis, MESH_AXES))
+        used = [axis for axis in spec if axis is not None]
+        if len(used) > len(set(used)):
+            raise InputError(
+                f"{where}.parameters[{name!r}] is {list(spec)}; an axis may divide one dimension"
+            )
