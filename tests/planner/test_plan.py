@@ -106,7 +106,8 @@ def plans(draw: Any) -> Plan:
     for place, first, end in zip(places, edges, edges[1:], strict=False):
         devices = place.num_devices
         data = draw(st.sampled_from([d for d in range(1, devices + 1) if devices % d == 0]))
-        specs = st.lists(st.sampled_from([None, "data", "tensor"]), max_size=3).map(tuple)
+        axes = st.sampled_from([[], ["data"], ["tensor"], ["tensor", "data"], ["data", "tensor"]])
+        specs = axes.map(lambda used: (None, *used))
         stages.append(
             StagePlan(
                 (first, end),
@@ -212,6 +213,8 @@ BAD_EDITS = [
         {"w": ["row"]},
         "unknown .*parameters.*'row'. Allowed: data, tensor",
     ),
+    (f"{STAGES}/0/parameters", {"w": ["data", "data"]}, "an axis may divide one dimension"),
+    (f"{STAGES}/0/mesh_shape", [0, 4], r"mesh_shape is \[0, 4\]"),
     ("pipelines/0/num_microbatches", 0, "1 or more"),
     ("pipelines/0/microbatch_size", 0, "microbatch_size is 0; it must be 1 or more"),
     ("pipelines/0/microbatch_size", 6, r"microbatch_size is 6, which the data axis of stages\[0\]"),
