@@ -1,8 +1,8 @@
 """The training loop: steps, evaluations and checkpoints in their order, for commands and notebooks.
 
-    with hetjax.Trainer(plan, loss, parameters, optimizer, batch, source=data) as trainer:
-        for done in hetjax.loop.train(trainer, TrainSettings(steps=100)):
-            print(done.metrics.step, done.metrics.loss)
+with hetjax.Trainer(plan, loss, parameters, optimizer, batch, source=data) as trainer:
+    for done in hetjax.loop.train(trainer, TrainSettings(steps=100)):
+        print(done.metrics.step, done.metrics.loss)
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """``python -m hetjax.plan``: plan a training run without training.
 
-    python -m hetjax.plan --config configs/quickstart.gin
-    python -m hetjax.plan --config configs/quickstart.gin --json --out plan.json
+python -m hetjax.plan --config configs/quickstart.gin
+python -m hetjax.plan --config configs/quickstart.gin --json --out plan.json
 """
 
 from __future__ import annotations
@@ -35,14 +35,18 @@ def _parser() -> Parser:
 
 def _plan(arguments: argparse.Namespace) -> int:
     configuration = configuration_of(arguments)
+    # What is heavier to import comes after what can be checked without it.
     from hetjax.commands.devices import configured_cluster
 
     cluster = configured_cluster(configuration.cluster.file, configuration.runtime)
-    # JAX, Flax and Optax take a second to import: after what can be checked without them.
+    from hetjax.configuration.make import make_ingredients
+
+    ingredients = make_ingredients(configuration)
+
     from hetjax.commands.prepare import prepare
     from hetjax.commands.show import make_console, plan_figures, show_plan
 
-    prepared = prepare(configuration, cluster)
+    prepared = prepare(ingredients, cluster)
     if arguments.json:
         print(json.dumps(plan_figures(prepared), indent=1))
     else:

@@ -59,18 +59,24 @@ def _train(arguments: argparse.Namespace) -> int:
     elif arguments.resume:
         raise InputError("--resume is given without --workdir; name the folder of the run")
 
-    # JAX, Flax and Optax take a second to import: after what can be checked without them.
+    # What is heavier to import comes after what can be checked without it.
     from hetjax.commands.devices import check_ray_address, configured_cluster
 
     if not arguments.dry_run:
         check_ray_address(configuration.runtime)
     source = plan_file or configured_cluster(configuration.cluster.file, configuration.runtime)
 
+    from hetjax.configuration.make import make_ingredients
+
+    ingredients = make_ingredients(configuration)
+
     from hetjax.commands.prepare import prepare
+
+    prepared = prepare(ingredients, source)
+
     from hetjax.commands.run import run
     from hetjax.commands.show import make_console, show_plan
 
-    prepared = prepare(configuration, source)
     console = make_console()
     show_plan(console, prepared)
     if arguments.dry_run:

@@ -63,11 +63,21 @@ def configuration_of(arguments: argparse.Namespace) -> Configuration:
         The configuration.
 
     Raises:
-        InputError: there is no ``--config``, or it is wrong.
+        InputError: there is no ``--config``, it is wrong, or text that it names is not UTF-8.
     """
     if arguments.config is None:
         raise InputError("--config is missing; name a gin file, such as configs/quickstart.gin")
-    return read_configuration(arguments.config, arguments.gin)
+    configuration = read_configuration(arguments.config, arguments.gin)
+    if configuration.data.kind == "text":
+        _check_text(configuration.data.paths)
+    return configuration
+
+
+def _check_text(paths: Sequence[str]) -> None:
+    """Checks text before anything heavier is imported; it is read again when it is used."""
+    from hetjax.data import text
+
+    _ = text(paths, sequence=1).num_examples
 
 
 def run_command(

@@ -1,24 +1,18 @@
-"""From a configuration to a plan: all that comes before the first device is used."""
+"""From a cluster, or a plan that is given, to the plan of a run; no device is used yet."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import jax
-import optax
-from jaxtyping import PyTree
 
 from hetjax.commands.devices import use_devices
 from hetjax.configuration import Configuration
-from hetjax.configuration.make import batch_shapes, first_parameters, make_data, make_model
-from hetjax.configuration.make import make_optimizer
-from hetjax.data import DataSet
+from hetjax.configuration.make import Ingredients
 from hetjax.errors import InputError
 from hetjax.mesh import Cluster
-from hetjax.models import LanguageModel
 from hetjax.planner import DynamicProgram, Plan, PlanningProblem, make_problem, predict
 from hetjax.report import format_bytes
 
@@ -28,65 +22,40 @@ class Prepared:
     """A run that could begin.
 
     Args:
-        configuration: its settings.
-        model: the model.
-        dataset: the data.
-        optimizer: the optimizer.
-        plan: the plan, with a prediction.
+        ingredients: its model, data and optimizer.
+        plan: its plan, with a prediction.
         planning_seconds: how long it took to plan, or to fit the plan that was given.
     """
 
-    configuration: Configuration
-    model: LanguageModel
-    dataset: DataSet
-    optimizer: optax.GradientTransformation
+    ingredients: Ingredients
     plan: Plan
     planning_seconds: float
 
-    @property
-    def parameters(self) -> Callable[[], PyTree]:
-        """A function that makes the first parameters."""
-        return first_parameters(self.model, self.configuration.train.seed)
 
-    @property
-    def batch(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """Shapes of a step's batch."""
-        return batch_shapes(self.model, self.configuration.train.batch_size)
-
-    @property
-    def tokens_per_step(self) -> int:
-        """How many tokens a step predicts."""
-        return self.configuration.train.batch_size * self.model.sequence
-
-
-def prepare(configuration: Configuration, source: Cluster | Path) -> Prepared:
-    """Make a configuration's model and data, and its plan.
+def prepare(ingredients: Ingredients, source: Cluster | Path) -> Prepared:
+    """Plan a run, or fit a plan to it.
 
     Args:
-        configuration: the settings.
+        ingredients: the model, the data and the optimizer.
         source: the cluster to plan for, or the file of a plan to follow.
 
     Returns:
         What the run begins with.
 
     Raises:
-        InputError: something does not fit; nothing has been allocated then.
+        InputError: the model fits nowhere, or the plan does not fit the model.
     """
-    given = None if isinstance(source, Cluster) else _load(source, configuration)
-    cluster = source if isinstance(source, Cluster) else given.cluster if given else None
-    assert cluster is not None
-    use_devices(cluster, configuration.runtime)
-    model = make_model(configuration.model)
-    optimizer = make_optimizer(configuration.optimizer, configuration.train.steps)
-    dataset = make_data(configuration.data, configuration.train, model)
     began = time.perf_counter()
-    problem = _problem(configuration, model, optimizer, cluster, given)
-    plan = predict(given or DynamicProgram().plan(problem), problem)
-    if given:
+    if isinstance(source, Cluster):
+        use_devices(source, ingredients.configuration.runtime)
+        problem = _problem(ingredients, source)
+        plan = predict(DynamicProgram().plan(problem), problem)
+    else:
+        given = _load(source, ingredients.configuration)
+        use_devices(given.cluster, ingredients.configuration.runtime)
+        plan = predict(given, _problem(ingredients, given.cluster, given))
         _check_memory(plan)
-    return Prepared(
-        configuration, model, dataset, optimizer, plan, time.perf_counter() - began
-    )
+    return Prepared(ingredients, plan, time.perf_counter() - began)
 
 
 def _load(path: Path, configuration: Configuration) -> Plan:
@@ -106,21 +75,16 @@ def _load(path: Path, configuration: Configuration) -> Plan:
 
 
 def _problem(
-    configuration: Configuration,
-    model: LanguageModel,
-    optimizer: optax.GradientTransformation,
-    cluster: Cluster,
-    given: Plan | None,
+    ingredients: Ingredients, cluster: Cluster, given: Plan | None = None
 ) -> PlanningProblem:
-    """What is to be planned; for a plan that is given, its own microbatches count."""
-    train, planner = configuration.train, configuration.planner
-    parameters = jax.eval_shape(first_parameters(model, train.seed))
+    """What is to be planned; for a plan that is given, its own microbatches and stages count."""
+    train, planner = ingredients.configuration.train, ingredients.configuration.planner
     return make_problem(
-        model.loss,
-        parameters,
-        batch_shapes(model, train.batch_size),
+        ingredients.model.loss,
+        jax.eval_shape(ingredients.parameters),
+        ingredients.batch,
         cluster=cluster,
-        optimizer=optimizer,
+        optimizer=ingredients.optimizer,
         num_microbatches=given.pipeline.num_microbatches if given else train.microbatches,
         num_layers=planner.num_layers,
         schedule=planner.schedule,

@@ -69,7 +69,7 @@ def run(prepared: Prepared, console: Console, workdir: Path | None, *, resume: b
         if workdir is not None:
             if resume:
                 _resume(trainer, prepared, workdir, say)
-            save_configuration(workdir, prepared.configuration)
+            save_configuration(workdir, prepared.ingredients.configuration)
             prepared.plan.save(workdir / PLAN_FILE)
         with StopRequest(_say_at_once) as stop:
             steps = _train(trainer, prepared, console, workdir, stop)
@@ -80,14 +80,15 @@ def run(prepared: Prepared, console: Console, workdir: Path | None, *, resume: b
 
 
 def _trainer(prepared: Prepared, workdir: Path | None) -> Trainer:
-    settings, runtime = prepared.configuration.train, prepared.configuration.runtime
+    ingredients = prepared.ingredients
+    settings, runtime = ingredients.configuration.train, ingredients.configuration.runtime
     return Trainer(
         prepared.plan,
-        prepared.model.loss,
-        prepared.parameters,
-        prepared.optimizer,
-        prepared.batch,
-        source=prepared.dataset,
+        ingredients.model.loss,
+        ingredients.parameters,
+        ingredients.optimizer,
+        ingredients.batch,
+        source=ingredients.dataset,
         runtime=runtime.name,
         ray=RayOptions(runtime.ray_address, runtime.cores),
         workdir=workdir,
@@ -105,7 +106,7 @@ def _resume(trainer: Trainer, prepared: Prepared, workdir: Path, say: Say) -> No
     for message in messages:
         say(message)
     earlier = earlier_configuration(workdir)
-    for line in changes(earlier, prepared.configuration) if earlier else ():
+    for line in changes(earlier, prepared.ingredients.configuration) if earlier else ():
         say(f"changed since the run began: {line}")
 
 
@@ -117,7 +118,7 @@ def _train(
     stop: StopRequest,
 ) -> list[StepDone]:
     """Runs the loop, shows every step and writes its figures."""
-    settings, steps = prepared.configuration.train, []
+    settings, steps = prepared.ingredients.configuration.train, []
     metrics = None if workdir is None else MetricsWriter(workdir, first_step=trainer.steps_done + 1)
     loop = train(trainer, settings, checkpoints=workdir is not None, stop=stop)
     progress = TrainingProgress(settings.steps, steps_done=trainer.steps_done, console=console)
@@ -125,7 +126,7 @@ def _train(
         with progress:
             for done in loop:
                 steps.append(done)
-                figures = _figures(done, prepared.tokens_per_step)
+                figures = _figures(done, prepared.ingredients.tokens_per_step)
                 progress.update(done.metrics.step, done.metrics.loss, figures["tokens_per_second"])
                 if done.evaluation_loss is not None:
                     progress.print(
@@ -178,13 +179,15 @@ def _report(
     say(live_microbatches(plan, trainer.reports))
     say(
         f"loss {steps[0].metrics.loss:.4f} to {steps[-1].metrics.loss:.4f}, "
-        f"{format_rate(prepared.tokens_per_step / step_time, 'tokens/s')}"
+        f"{format_rate(prepared.ingredients.tokens_per_step / step_time, 'tokens/s')}"
     )
     if workdir is None:
         return
     if was_timed:
         write_chrome_trace(timeline, workdir / TIMELINE_FILE)
-        title = f"{prepared.model.name} on {plan.cluster.name}, step {_last_timed(steps)}"
+        title = (
+            f"{prepared.ingredients.model.name} on {plan.cluster.name}, step {_last_timed(steps)}"
+        )
         draw_timeline(timeline, workdir / PICTURE_FILE, title, predicted=simulate(plan))
     say(f"files are in {workdir}: {', '.join(sorted(each.name for each in workdir.iterdir()))}")
 

@@ -40,8 +40,8 @@ def show_plan(console: Console, prepared: Prepared) -> None:
         console: where to.
         prepared: what was planned.
     """
-    plan, model = prepared.plan, prepared.model
-    train, pipeline = prepared.configuration.train, prepared.plan.pipeline
+    plan, model = prepared.plan, prepared.ingredients.model
+    train, pipeline = prepared.ingredients.configuration.train, prepared.plan.pipeline
     lines = (
         f"{model.name}: {format_rate(model.num_parameters(), ' parameters')}, "
         f"{train.steps} steps of {train.batch_size} x {model.sequence} tokens",
@@ -103,9 +103,10 @@ def plan_figures(prepared: Prepared) -> dict[str, Any]:
         Numbers in SI units, by name; ``"stages"`` holds one object a stage.
     """
     plan, pipeline, prediction = prepared.plan, prepared.plan.pipeline, _prediction(prepared.plan)
+    model = prepared.ingredients.model
     return {
-        "model": prepared.model.name,
-        "parameters": prepared.model.num_parameters(),
+        "model": model.name,
+        "parameters": model.num_parameters(),
         "cluster": plan.cluster.name,
         "devices": plan.cluster.num_devices,
         "layers": len(plan.layers) - 1,
@@ -117,7 +118,7 @@ def plan_figures(prepared: Prepared) -> dict[str, Any]:
         "schedule": pipeline.schedule.name,
         "warm_up_counts": list(pipeline.schedule.warm_up_counts),
         "step_time": prediction.step_time,
-        "tokens_per_second": prepared.tokens_per_step / prediction.step_time,
+        "tokens_per_second": prepared.ingredients.tokens_per_step / prediction.step_time,
         "lower_bound": prediction.lower_bound,
         "bound_ratio": prediction.step_time / prediction.lower_bound,
         "bubble": mean(stage.bubble for stage in prediction.stages),
@@ -154,14 +155,14 @@ def prediction_rows(plan: Plan, timeline: Timeline, step_time: float) -> list[Pr
     rows = [PredictionRow("step time", prediction.step_time, step_time)]
     for s, stage in enumerate(prediction.stages):
         tasks = timeline.on(stage_track(s))
-        forward, backward, update = (_of_kind(tasks, kind) for kind in ("F", "B", "update"))
-        if forward:
-            rows.append(_row(f"stage {s} forward", stage.forward_seconds, forward))
-            rows.append(_row(f"stage {s} backward", stage.backward_seconds, backward))
-        else:
-            both = stage.forward_seconds + stage.backward_seconds
-            rows.append(_row(f"stage {s} forward and backward", both, backward))
-        rows.append(_row(f"stage {s} update", stage.update_seconds, update))
+        predicted = {
+            "forward": ("F", stage.forward_seconds),
+            "backward": ("B", stage.backward_seconds),
+            "forward and backward": ("FB", stage.forward_seconds + stage.backward_seconds),
+            "update": ("update", stage.update_seconds),
+        }
+        for name, (kind, seconds) in predicted.items():
+            rows.append(_row(f"stage {s} {name}", seconds, _of_kind(tasks, kind)))
         to_next, back = timeline.on(link_track(s, s + 1)), timeline.on(link_track(s, s - 1))
         rows.append(_row(f"activations {s} to {s + 1}", stage.communication_seconds, to_next))
         rows.append(_row(f"gradients {s} to {s - 1}", stage.return_seconds, back))

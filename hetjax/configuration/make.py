@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -15,6 +16,7 @@ import optax
 from jaxtyping import PyTree
 
 from hetjax.configuration.settings import (
+    Configuration,
     DataSettings,
     ModelSettings,
     OptimizerSettings,
@@ -25,6 +27,60 @@ from hetjax.errors import InputError, unknown_name
 from hetjax.models import LanguageModel, language_model, recipe
 
 Factory = Callable[..., optax.GradientTransformation]
+
+
+@dataclass(frozen=True)
+class Ingredients:
+    """What a run is made of, besides devices and a plan for them.
+
+    Args:
+        configuration: its settings.
+        model: the model.
+        dataset: the data.
+        optimizer: the optimizer.
+    """
+
+    configuration: Configuration
+    model: LanguageModel
+    dataset: DataSet
+    optimizer: optax.GradientTransformation
+
+    @property
+    def parameters(self) -> Callable[[], PyTree]:
+        """A function that makes the first parameters; other processes can have it."""
+        return functools.partial(_first_parameters, self.model.init, self.configuration.train.seed)
+
+    @property
+    def batch(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Shapes of a step's batch: ``"tokens"``, and ``"keys"`` where the model needs them."""
+        batch_size = self.configuration.train.batch_size
+        shapes = {"tokens": jax.ShapeDtypeStruct((batch_size, self.model.sequence + 1), np.int32)}
+        if self.model.needs_keys:
+            shapes["keys"] = jax.ShapeDtypeStruct((batch_size, 2), np.uint32)
+        return shapes
+
+    @property
+    def tokens_per_step(self) -> int:
+        """How many tokens a step predicts."""
+        return self.configuration.train.batch_size * self.model.sequence
+
+
+def make_ingredients(configuration: Configuration) -> Ingredients:
+    """Make what a configuration describes; no device is used.
+
+    Args:
+        configuration: the settings.
+
+    Returns:
+        The model, the data and the optimizer.
+
+    Raises:
+        InputError: a setting cannot be met.
+    """
+    model = make_model(configuration.model)
+    optimizer = make_optimizer(configuration.optimizer, configuration.train.steps)
+    dataset = make_data(configuration.data, configuration.train, model)
+    return Ingredients(configuration, model, dataset, optimizer)
 
 
 def make_model(settings: ModelSettings) -> LanguageModel:
@@ -63,7 +119,8 @@ def make_data(settings: DataSettings, train: TrainSettings, model: LanguageModel
             f"model.vocabulary is {model.vocabulary}; it must be at least that of the data, which "
             f"is {dataset.vocabulary}"
         )
-    assert dataset.num_examples > 0
+    # Both read the text, and check it.
+    _ = dataset.num_examples
     if train.evaluate_every is not None:
         dataset.held_out_batches(train.batch_size)
     return dataset
@@ -79,33 +136,6 @@ def _described(settings: DataSettings, seed: int, model: LanguageModel) -> DataS
         return text(settings.paths, model.sequence, seed, held_out, tokenizer)
     parts = [text(path, model.sequence, seed, held_out, tokenizer) for path in settings.paths]
     return mixture(dict(zip(parts, settings.weights, strict=True)), seed)
-
-
-def batch_shapes(model: LanguageModel, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """Shapes of the training batch of one step.
-
-    Args:
-        model: the model.
-        batch_size: examples in it.
-
-    Returns:
-        ``"tokens"``, int32 [batch_size, sequence + 1], and ``"keys"``, uint32 [batch_size, 2],
-        where the model needs them.
-    """
-    shapes = {"tokens": jax.ShapeDtypeStruct((batch_size, model.sequence + 1), np.int32)}
-    if model.needs_keys:
-        shapes["keys"] = jax.ShapeDtypeStruct((batch_size, 2), np.uint32)
-    return shapes
-
-
-def first_parameters(model: LanguageModel, seed: int) -> Callable[[], PyTree]:
-    """A function without arguments that makes the first parameters; other processes can have it.
-
-    Args:
-        model: the model.
-        seed: of the parameters.
-    """
-    return functools.partial(_first_parameters, model.init, seed)
 
 
 def _first_parameters(init: Callable[[jax.Array], PyTree], seed: int) -> PyTree:

@@ -180,7 +180,7 @@ class OptimizerSettings(Section):
 class PlannerSettings(Section):
     """What the planner may do."""
 
-    schedule: str = Field(
+    schedule: Literal["gpipe", "1f1b", "eager_1f1b", "h_1f1b"] = Field(
         default="h_1f1b", description="'gpipe', '1f1b', 'eager_1f1b' or 'h_1f1b'"
     )
     num_layers: Count = Field(
@@ -290,7 +290,9 @@ def check_name(name: str) -> None:
         Traceback (most recent call last):
         hetjax.errors.InputError: there is no setting 'train.stepps'; did you mean 'train.steps'?
     """
-    known = [f"{section}.{field}" for section, cls in sections().items() for field in cls.model_fields]
+    known = [
+        f"{section}.{field}" for section, cls in sections().items() for field in cls.model_fields
+    ]
     if name not in known:
         # Only the nearest: all of them would fill a page, which --help does.
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)

@@ -39,7 +39,8 @@ class Event:
     Args:
         track: who was busy: ``"stage 0"``, ``"link 0->1"``, or a worker's own name.
         name: what is written on it, e.g. ``"F3"``.
-        kind: what it was: ``"F"``, ``"B"``, ``"send"``, ``"update"``, or a runtime's own word.
+        kind: what it was: ``"F"``, ``"B"``, ``"FB"`` (both in one program), ``"send"``,
+            ``"update"``, or a runtime's own word.
         microbatch: index of the microbatch, None where there is none.
         start: in seconds, from any common zero.
         end: in seconds, not before `start`.
@@ -351,9 +352,9 @@ def live_over_time(timeline: Timeline, track: str) -> tuple[tuple[float, int], .
     """
     changes: dict[float, int] = {}
     for event in timeline.on(track):
-        if event.kind == "F":
+        if event.kind in ("F", "FB"):
             changes[event.start] = changes.get(event.start, 0) + 1
-        elif event.kind == "B":
+        if event.kind in ("B", "FB"):
             changes[event.end] = changes.get(event.end, 0) - 1
     held, steps = 0, []
     for moment, change in sorted(changes.items()):

@@ -32,13 +32,14 @@ _MARGINS_INCHES = {
 _POINT = 1 / 72
 _NUMBER_SIZES = (8.0, 7.0, 6.0)
 
-_COLORS = {"F": "#3b78b8", "B": "#3f9c6d", "update": "#e2a13a"}
+_COLORS = {"F": "#3b78b8", "B": "#3f9c6d", "FB": "#3d8a92", "update": "#e2a13a"}
 _SEND_COLORS = {"F": "#a9c8e8", "B": "#a6d8bd"}
 _OTHER_COLOR = "#9a8fb5"
 _QUIET, _INK, _LANE = "#6b7280", "#1f2933", "#f3f4f6"
 _LABELS = {
     "F": "forward",
     "B": "backward",
+    "FB": "forward and backward at once",
     "update": "update",
     ("send", "F"): "activation on a link",
     ("send", "B"): "gradient on a link",

@@ -35,7 +35,7 @@ from hetjax.runtime.transport import Transport
 Feed = Callable[[int, int], Sequence[np.ndarray]]
 """From the first row and the row after the last one to the batch's leaves, with those rows."""
 
-_EVENT_KINDS = {"forward": "F", "backward": "B", "both": "B"}
+_EVENT_KINDS = {"forward": "F", "backward": "B", "both": "FB"}
 
 
 @dataclass

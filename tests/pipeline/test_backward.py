@@ -84,7 +84,7 @@ def test_cotangents_are_sent_where_they_are_awaited_and_nothing_else_is():
         assert all(jnp.issubdtype(kind, jnp.inexact) for kind in kinds)
 
 
-@examples(usual=8, full=60)
+@examples(usual=4, full=40)
 @given(case=cases(max_microbatches=1))
 def test_the_programs_of_all_stages_give_the_gradients(case: Case):
     """Traced as one function, so that each case compiles once."""

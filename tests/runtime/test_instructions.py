@@ -1,0 +1,209 @@
+"""Instruction lists: sound on their own, and free of deadlock when all stages run theirs."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import optax
+import pytest
+from cases import Case, cases, examples
+from execution import job_of
+from hypothesis import given
+
+from hetjax.pipeline.build import PipelineProgram
+from hetjax.pipeline.schedule import Schedule, Task, from_warm_up_counts, gpipe
+from hetjax.runtime.instructions import (
+    ACTIVATIONS,
+    Buffer,
+    Buffers,
+    Expect,
+    Free,
+    Instruction,
+    Load,
+    Receive,
+    Run,
+    Send,
+    Tag,
+    evaluation_instructions,
+    training_instructions,
+    uses_fused_backward,
+)
+from hetjax.runtime.job import build
+
+OPTIMIZER = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-3))
+
+
+def reads(instruction: Instruction) -> Buffers:
+    match instruction:
+        case Run(inputs=inputs):
+            return tuple(buffer for argument in inputs for buffer in argument)
+        case Send(buffers=buffers):
+            return buffers
+    return ()
+
+
+def makes(instruction: Instruction) -> Buffers:
+    match instruction:
+        case Run(outputs=outputs):
+            return outputs
+        case Load(buffers=buffers) | Receive(buffers=buffers):
+            return buffers
+    return ()
+
+
+@dataclass
+class SimulatedWorker:
+    """Runs a list on names alone.
+
+    Args:
+        instructions: the list.
+        held: the buffers that exist.
+        live: the most microbatches whose activations existed at once.
+        place: the next instruction.
+    """
+
+    instructions: Sequence[Instruction]
+    held: set[Buffer]
+    live: int = 0
+    place: int = field(default=0)
+
+    def advance(self, sent: dict[Tag, int]) -> bool:
+        """Run until a receive blocks; whether anything ran."""
+        start = self.place
+        while self.place < len(self.instructions):
+            instruction = self.instructions[self.place]
+            if isinstance(instruction, Receive) and instruction.tag not in sent:
+                break
+            self.execute(instruction, sent)
+            self.place += 1
+        return self.place > start
+
+    def execute(self, instruction: Instruction, sent: dict[Tag, int]) -> None:
+        missing = set(reads(instruction)) - self.held
+        assert not missing, f"{instruction} reads {missing}"
+        if isinstance(instruction, Free):
+            assert set(instruction.buffers) <= self.held
+            self.held -= set(instruction.buffers)
+        if isinstance(instruction, Send):
+            assert instruction.tag not in sent, f"{instruction.tag} is sent twice"
+            sent[instruction.tag] = len(instruction.buffers)
+        if isinstance(instruction, Receive):
+            assert sent.pop(instruction.tag) == len(instruction.buffers)
+        self.held |= set(makes(instruction))
+        microbatches = {buffer.microbatch for buffer in self.held if buffer.kind in ACTIVATIONS}
+        self.live = max(self.live, len(microbatches))
+
+
+def simulate(workers: Sequence[SimulatedWorker]) -> None:
+    """Run all lists with blocking receives and sends that never block, to their ends."""
+    sent: dict[Tag, int] = {}
+    while any([worker.advance(sent) for worker in workers]):
+        pass
+    for stage, worker in enumerate(workers):
+        assert worker.place == len(worker.instructions), (
+            f"stage {stage} waits for ever at {worker.instructions[worker.place]}"
+        )
+    assert not sent, "some transfers are never received"
+
+
+def initial_buffers(pipeline: PipelineProgram, schedule: Schedule, stage: int) -> set[Buffer]:
+    counts = {
+        "parameter": len(pipeline.stages[stage].parameters),
+        "state": len(pipeline.updates[stage].state),
+    }
+    if schedule.num_microbatches > 1:
+        counts["gradient"] = counts["parameter"]
+    if stage == pipeline.num_stages - 1 and not uses_fused_backward(schedule):
+        counts["one"] = 1
+    return {Buffer(kind, index) for kind, count in counts.items() for index in range(count)}
+
+
+def check_list(instructions: Sequence[Instruction]) -> None:
+    """Buffers are freed once, right after their last use; receives are asked for before."""
+    last: dict[Buffer, int] = {}
+    for place, instruction in enumerate(instructions):
+        last.update(dict.fromkeys((*reads(instruction), *makes(instruction)), place))
+    freed: Counter[Buffer] = Counter()
+    asked: set[Tag] = set()
+    for place, instruction in enumerate(instructions):
+        if isinstance(instruction, Free):
+            freed.update(instruction.buffers)
+            assert {last[buffer] for buffer in instruction.buffers} == {place - 1}
+        if isinstance(instruction, Expect):
+            assert instruction.tag not in asked
+            asked.add(instruction.tag)
+        if isinstance(instruction, Receive):
+            assert instruction.tag in asked
+            asked.remove(instruction.tag)
+    assert not asked
+    assert not freed or max(freed.values()) == 1
+
+
+def check_routes(stage: int, instructions: Sequence[Instruction]) -> None:
+    for instruction in instructions:
+        match instruction:
+            case Send(tag=tag):
+                assert tag.route.source == stage != tag.route.target
+            case Receive(tag=tag) | Expect(tag=tag):
+                assert tag.route.target == stage != tag.route.source
+
+
+@examples(usual=40)
+@given(case=cases())
+def test_training_lists(case: Case):
+    schedule = case.plan.pipeline.schedule
+    pipeline = build(job_of(case, OPTIMIZER)).pipeline
+    workers = []
+    for stage in range(pipeline.num_stages):
+        instructions = training_instructions(pipeline, schedule, stage)
+        check_list(instructions)
+        check_routes(stage, instructions)
+        workers.append(SimulatedWorker(instructions, initial_buffers(pipeline, schedule, stage)))
+    before = [set(worker.held) for worker in workers]
+    simulate(workers)
+    metrics = {Buffer("metric", 0), Buffer("metric", 1)}
+    for stage, worker in enumerate(workers):
+        assert worker.held == before[stage] | metrics
+        assert worker.live <= schedule.live_bound(stage)
+
+
+@examples(usual=20)
+@given(case=cases())
+def test_evaluation_lists(case: Case):
+    schedule = case.plan.pipeline.schedule
+    pipeline = build(job_of(case, OPTIMIZER)).pipeline
+    workers = []
+    for stage in range(pipeline.num_stages):
+        instructions = evaluation_instructions(pipeline, schedule.num_microbatches, stage)
+        check_list(instructions)
+        check_routes(stage, instructions)
+        workers.append(SimulatedWorker(instructions, initial_buffers(pipeline, schedule, stage)))
+    before = [set(worker.held) for worker in workers]
+    simulate(workers)
+    kinds = ("total", "count")
+    losses = {Buffer(kind, 0, m) for kind in kinds for m in range(schedule.num_microbatches)}
+    for stage, worker in enumerate(workers):
+        is_last = stage == pipeline.num_stages - 1
+        assert worker.held == before[stage] | (losses if is_last else set())
+        assert worker.live <= 1
+
+
+def order(*stages: str) -> Schedule:
+    return Schedule("explicit", tuple(tuple(map(Task.parse, stage.split())) for stage in stages))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "fused"),
+    [
+        (gpipe(2, 1), True),
+        (gpipe(2, 2), False),
+        (from_warm_up_counts((3, 1), 4), True),
+        (from_warm_up_counts((3, 2), 4), False),
+        (order("F0 F1 B1 B0", "F0 B0 F1 B1"), True),
+        (order("F0 F1 B0 B1", "F0 F1 B1 B0"), False),
+    ],
+)
+def test_the_last_stage_fuses_where_each_backward_follows_its_forward(
+    schedule: Schedule, fused: bool
+):
+    assert uses_fused_backward(schedule) == fused
