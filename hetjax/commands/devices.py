@@ -78,7 +78,8 @@ def use_devices(cluster: Cluster, runtime: RuntimeSettings) -> None:
         os.environ["XLA_FLAGS"] = host_device_flags(
             os.environ.get("XLA_FLAGS", ""), cluster.num_devices
         )
-    if (is_host or runtime.name == "ray") and not jax.config.jax_platforms:
+    chosen = jax.config.values.get("jax_platforms")
+    if (is_host or runtime.name == "ray") and not chosen:
         jax.config.update("jax_platforms", "cpu")
 
 

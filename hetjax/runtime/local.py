@@ -149,7 +149,7 @@ class LocalExecutor:
                 raise
 
         futures = [self._threads.submit(run, worker) for worker in self.workers]
-        done, _ = wait(futures, return_when=FIRST_EXCEPTION)
-        for future in done:
-            future.result()
+        wait(futures, return_when=FIRST_EXCEPTION)
+        if self.transport.failure is not None:
+            raise self.transport.failure
         return [future.result() for future in futures]

@@ -62,7 +62,7 @@ class InProcessTransport:
         self._shardings, self._deadline = shardings, deadline
         self._arrived: dict[tuple[int, Tag], list[jax.Array]] = {}
         self._changed = threading.Condition()
-        self._failure: BaseException | None = None
+        self.failure: BaseException | None = None
 
     def expect(self, step: int, tag: Tag) -> None:
         """Nothing to do: what is sent is already there."""
@@ -79,8 +79,8 @@ class InProcessTransport:
         end = time.monotonic() + self._deadline
         with self._changed:
             while (step, tag) not in self._arrived:
-                if self._failure is not None:
-                    raise WorkerLostError(f"stage {tag.route.source}", str(self._failure))
+                if self.failure is not None:
+                    raise WorkerLostError(f"stage {tag.route.source}", str(self.failure))
                 if not self._changed.wait(timeout=max(0.0, end - time.monotonic())):
                     raise WorkerLostError(
                         f"stage {tag.route.source}",
@@ -93,9 +93,13 @@ class InProcessTransport:
         return time.time()
 
     def fail(self, error: BaseException) -> None:
-        """Wake all who wait: a stage has failed and will send nothing more."""
+        """Wake all who wait: a stage has failed and will send nothing more.
+
+        Args:
+            error: what it failed with; the first one is kept, since the others follow from it.
+        """
         with self._changed:
-            self._failure = error
+            self.failure = self.failure or error
             self._changed.notify_all()
 
     def close(self) -> None:
