@@ -30,6 +30,9 @@ class WorkerLostError(RuntimeError):
         self.worker = worker
         self.reason = reason
 
+    def __reduce__(self) -> tuple[type[WorkerLostError], tuple[str, str]]:
+        return WorkerLostError, (self.worker, self.reason)
+
 
 def unknown_name(what: str, name: str, known: Iterable[str]) -> str:
     """A sentence for a name that is not known, with the nearest one that is.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import signal
 import statistics
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import FrameType
@@ -113,13 +114,18 @@ def usual_step_time(steps: Sequence[StepDone]) -> float:
     return statistics.median(usual or [done.metrics.seconds for done in steps])
 
 
+_SAME_REQUEST_SECONDS = 1.0
+
+
 class StopRequest:
     """Turns Ctrl-C and SIGTERM into a wish to stop after the step, while its block runs.
 
-    The second signal acts as it would without: the process ends at once.
+    A later signal acts as it would without: the process ends at once. Signals that come together
+    are one wish, since a process and its group are often signalled both.
 
     Args:
         announce: called with a sentence when the first signal comes.
+        clock: gives the time in seconds, from any zero.
 
     Example:
         >>> with StopRequest(print) as stop:
@@ -129,8 +135,11 @@ class StopRequest:
         (True, True)
     """
 
-    def __init__(self, announce: Callable[[str], None]):
-        self._announce = announce
+    def __init__(
+        self, announce: Callable[[str], None], clock: Callable[[], float] = time.monotonic
+    ):
+        self._announce, self._clock = announce, clock
+        self._came = 0.0
         self._before: dict[int, Any] = {}
         self.signal: int | None = None
 
@@ -148,11 +157,13 @@ class StopRequest:
             signal.signal(number, handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        self.signal = number
-        for each in self._before:
-            signal.signal(each, signal.SIG_DFL)
-        name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
-        self._announce(f"{name}: stopping after this step; once more to end at once")
+        if self.signal is None:
+            self.signal, self._came = number, self._clock()
+            name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+            self._announce(f"{name}: stopping after this step; once more to end at once")
+        elif self._clock() - self._came > _SAME_REQUEST_SECONDS:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
 
 
 def _is_due(step: int, every: int | None, *, is_last: bool = False) -> bool:

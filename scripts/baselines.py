@@ -1,4 +1,4 @@
-"""Training as one writes it by hand with `jax.jit`, on one device: what hetjax is measured against."""
+"""Training as one writes it by hand with `jax.jit`: what hetjax is measured against."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What hetjax costs where there is nothing to divide: a one-stage plan beside hand-written `jax.jit`.
+"""What hetjax costs where there is nothing to divide: one stage beside hand-written `jax.jit`.
 
-Both train the same GPT on the same batches on one device of this process. The first row is a step of
-one microbatch, whose ratio is the figure; the second sums the gradients of several microbatches and
-is compared with a `jax.lax.scan` and with a Python loop over them.
+Both train the same GPT on the same batches on one device of this process. The first row is a step
+of one microbatch, whose ratio is the figure; the others sum the gradients of several microbatches,
+beside a `jax.lax.scan` and a Python loop over them.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """How much faster a GPT trains on two cores than on one, by a pipeline of two Ray workers.
 
-Each of the two stages' workers is pinned to a core. The same model trains on one core by hetjax (one
-stage) and by hand-written `jax.jit` steps; the fastest of these is the base of the speedup. Where
-torch is installed, `torch.distributed.pipelining` trains it too, with its defaults and with the
-fastest of its settings. All systems start from the same parameters, must have the same losses, and
-run in turn.
+Each of the two stages' workers is pinned to a core. The same model trains on one core by hetjax
+(one stage) and by hand-written `jax.jit` steps; the fastest of these is the base of the speedup.
+Where torch is installed, `torch.distributed.pipelining` trains it too, with its defaults and with
+the fastest of its settings. All systems start from the same parameters, must have the same losses,
+and run in turn.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import contextlib
 import importlib.util
 import json
 import socket
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -142,14 +141,17 @@ def two_stages(size: Size, schedule: str, ends: contextlib.ExitStack) -> System:
         )
     )
     losses = [trainer.train_step(batch).loss for _ in range(WARM_UP_STEPS)]
-    notes = {"warm_up_counts": plan.pipeline.schedule.warm_up_counts, "stages": stages(trainer, batch)}
+    notes = {
+        "warm_up_counts": plan.pipeline.schedule.warm_up_counts,
+        "stages": stages(trainer, batch),
+    }
     return System(
         "hetjax", schedule, len(CORES), lambda: trainer.train_step(batch).seconds, losses, notes
     )
 
 
 def stages(trainer: hetjax.Trainer, batch: Any) -> list[dict[str, Any]]:
-    """Where a step's time goes on each stage, from one step that is timed operation by operation."""
+    """Where a step's time goes on each stage, from one step whose operations are timed."""
     trainer.train_step(batch, timed=True)
     timeline = trainer.timeline()
     rows = []
@@ -217,7 +219,7 @@ def free_port() -> int:
 def torch_systems(
     size: Size, ends: contextlib.ExitStack
 ) -> tuple[list[System], list[dict[str, Any]]]:
-    """torch with its defaults and with the fastest of its settings that compute in float32.
+    """The peer, with its defaults and with the fastest of its settings that compute in float32.
 
     Returns:
         The two systems, and what every setting gave in a short trial.
@@ -243,9 +245,7 @@ def torch_systems(
     fastest = min(exact, key=lambda trial: trial["step_time"])["setting"]
     systems = []
     for name, setting in (("torch", "default"), ("torch-fastest", fastest)):
-        pipeline = ends.enter_context(
-            contextlib.closing(TorchPipeline(size, setting, parameters))
-        )
+        pipeline = ends.enter_context(contextlib.closing(TorchPipeline(size, setting, parameters)))
         _, losses, _ = pipeline.run(WARM_UP_STEPS)
         systems.append(
             System(
@@ -275,12 +275,16 @@ def save_parameters(size: Size, path: Path) -> int:
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Start all systems, check that they agree, and time them in turn."""
     size = size_of(options)
-    result: dict[str, Any] = {}
+    peers: dict[str, Any] = {}
     with contextlib.ExitStack() as ends:
         systems = [*one_core(size, ends)]
         systems += [two_stages(size, schedule, ends) for schedule in SCHEDULES]
-        if options.torch:
-            found, result["torch_settings"] = torch_systems(size, ends)
+        if not options.torch:
+            peers["skipped"] = {"torch": "left out by --no-torch"}
+        elif importlib.util.find_spec("torch") is None:
+            peers["skipped"] = {"torch": 'not installed; pip install "hetjax[bench]"'}
+        else:
+            found, peers["torch_settings"] = torch_systems(size, ends)
             systems += found
         difference = check_losses({system.key: system.losses for system in systems})
         times = take_turns(
@@ -301,7 +305,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         "rounds": options.rounds,
         "largest_loss_difference": difference,
         "rows": rows,
-        **result,
+        **peers,
     }
 
 
@@ -314,6 +318,8 @@ def report(result: dict[str, Any]) -> None:
     for schedule, speedup in result["speedups"].items():
         print(f"hetjax, {schedule}: {speedup:.2f} times as fast as {result['base']}")
     print(f"the bubble allows {result['bubble_bound']:.2f}")
+    for system, reason in result.get("skipped", {}).items():
+        print(f"{system}: {reason}")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -326,9 +332,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.one_core:
         serve_one_core(size_of(options))
         return
-    if options.torch and importlib.util.find_spec("torch") is None:
-        print('torch is not installed and left out; pip install "hetjax[bench]"', file=sys.stderr)
-        options.torch = False
     result = measure(options)
     if options.json:
         print(json.dumps(result, indent=2))

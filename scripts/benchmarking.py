@@ -1,19 +1,19 @@
 """What the benchmarks share: the model's size, turns, medians, and processes that run in turn.
 
-Systems are compared in rounds: in each, every system runs a few steps after another, so that
-whatever else the machine does touches all of them alike. A figure is the median over the rounds, and
-a ratio the median of the rounds' own ratios.
+Systems are compared in rounds: in each, every system runs a few steps, one after another, so that
+whatever else the machine does touches all of them alike. A figure is the median over the rounds,
+and a ratio the median of the rounds' own ratios.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import select
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -180,12 +180,10 @@ class Child:
     def __init__(
         self, script: str, flags: Sequence[str], environment: Mapping[str, str] | None = None
     ):
-        self._errors = tempfile.TemporaryFile()
         self._process = subprocess.Popen(
             [sys.executable, str(SCRIPTS / script), *flags],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=self._errors,
             env={**os.environ, **(environment or {})},
         )
         self._name = " ".join([script, *flags])
@@ -214,9 +212,7 @@ class Child:
         line = output.readline() if ready else b""
         if not line:
             self.close()
-            self._errors.seek(0)
-            tail = self._errors.read().decode(errors="replace")[-2000:]
-            raise RuntimeError(f"{self._name} gave no answer; it wrote:\n{tail}")
+            raise RuntimeError(f"{self._name} gave no answer within {deadline:g} s, or died")
         return json.loads(line)
 
     def close(self) -> None:
@@ -239,5 +235,6 @@ def serve(handle: Callable[[Any], Any]) -> None:
     # Libraries may print; the answers get the standard output to themselves.
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    for line in sys.stdin:
-        print(json.dumps(handle(json.loads(line))), file=answers, flush=True)
+    with contextlib.suppress(KeyboardInterrupt):
+        for line in sys.stdin:
+            print(json.dumps(handle(json.loads(line))), file=answers, flush=True)

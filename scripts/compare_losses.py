@@ -1,6 +1,6 @@
 """Compare the losses of two runs, step by step.
 
-    python scripts/compare_losses.py A/metrics.jsonl B/metrics.jsonl --steps 20 --tolerance 1e-6
+python scripts/compare_losses.py A/metrics.jsonl B/metrics.jsonl --steps 20 --tolerance 1e-6
 """
 
 from __future__ import annotations

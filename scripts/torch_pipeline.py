@@ -1,7 +1,7 @@
 """The peer: the same GPT trained by `torch.distributed.pipelining` over gloo, one process a stage.
 
-`bench_pipeline.py` starts two of these, gives both the initial parameters that JAX drew, and asks for
-steps; a process answers with the seconds and the losses of its steps.
+`bench_pipeline.py` starts two of these, gives both the initial parameters that JAX drew, and asks
+for steps; a process answers with the seconds and the losses of its steps.
 """
 
 # torch is an optional extra, which the types are checked without.
@@ -124,7 +124,7 @@ class StageModule(nn.Module):
 
 
 def _path(name: str) -> str:
-    """hetjax's path of a parameter of `StageModule`."""
+    """Where hetjax's GPT has a parameter of `StageModule`."""
     *parents, last = name.split(".")
     if last in ("token_embedding", "position_embedding"):
         return last

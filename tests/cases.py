@@ -95,8 +95,8 @@ def trace_model(model: Model, num_examples: int) -> Program:
     return trace(model.loss, jax.eval_shape(model.init), make_batch(num_examples))
 
 
-def random_model(rng: Random, max_blocks: int = 3) -> Model:
-    """One to a few random blocks, in a random order, with repetitions."""
+def random_model(rng: Random, max_blocks: int = 2) -> Model:
+    """One or a few random blocks, in a random order, with repetitions."""
     return Model(
         blocks=tuple(rng.choices(sorted(BLOCKS), k=rng.randint(1, max_blocks))),
         tied=rng.random() < 0.5,

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from small_models import Batch, Model, make_batch
 from cases import Case
+from small_models import Batch, Model, make_batch
 
 from hetjax.pipeline.stages import ParameterPart
 from hetjax.runtime.feed import BatchSource
@@ -28,11 +28,11 @@ class GradientsState(NamedTuple):
 def keep_gradients() -> optax.GradientTransformation:
     """An optimizer that changes nothing and remembers the gradients it was given."""
 
-    def init(parameters: Any) -> GradientsState:
-        return GradientsState(jax.tree.map(jnp.zeros_like, parameters))
+    def init(params: Any) -> GradientsState:
+        return GradientsState(jax.tree.map(jnp.zeros_like, params))
 
-    def update(gradients: Any, state: Any, parameters: Any = None) -> tuple[Any, GradientsState]:
-        return jax.tree.map(jnp.zeros_like, gradients), GradientsState(gradients)
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, GradientsState]:
+        return jax.tree.map(jnp.zeros_like, updates), GradientsState(updates)
 
     return optax.GradientTransformation(init, update)
 
@@ -60,6 +60,17 @@ def running(job: Job) -> Iterator[LocalExecutor]:
         yield executor
     finally:
         executor.close()
+
+
+def train(executor: LocalExecutor, batches: Sequence[Batch]) -> list[tuple[float, float]]:
+    """Loss and gradient norm of each of several training steps."""
+    seen = []
+    for step, batch in enumerate(batches):
+        report = executor.train_step(step, batch)[-1]
+        assert report.loss is not None
+        assert report.gradient_norm is not None
+        seen.append((report.loss, report.gradient_norm))
+    return seen
 
 
 def gather(

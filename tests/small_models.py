@@ -275,7 +275,7 @@ def _loops(w: Parameters, x: jax.Array, context: Context) -> jax.Array:
     halvings, _ = jax.lax.while_loop(
         lambda state: (state[1] > 0.01) & (state[0] < 9),
         lambda state: (state[0] + 1, state[1] / 2),
-        (0, level),
+        (jnp.int32(0), level),
     )
     return x * (1.0 + 0.1 * halvings.astype(jnp.float32))
 
@@ -335,4 +335,3 @@ BLOCKS: Mapping[str, Block] = {
     ),
 }
 """All blocks by name."""
-

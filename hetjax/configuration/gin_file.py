@@ -107,10 +107,10 @@ class _Name:
 class _Delegate(config_parser.ParserDelegate):
     """Makes what the parser does not know itself."""
 
-    def configurable_reference(self, scoped_configurable_name: str, evaluate: bool) -> _Name:
+    def configurable_reference(self, scoped_configurable_name: str, evaluate: bool) -> Any:
         return _Name("@", scoped_configurable_name)
 
-    def macro(self, macro_name: str) -> _Name:
+    def macro(self, macro_name: str) -> Any:
         return _Name("%", macro_name)
 
 

@@ -145,7 +145,7 @@ def trace(loss_function: Callable[..., Any], parameters: PyTree, batch: PyTree) 
 
     Raises:
         InputError: a parameter is not floating, a batch leaf has no example axis, or the loss is
-            not a scalar.
+            not a floating scalar.
 
     Example:
         >>> import jax.numpy as jnp
@@ -164,12 +164,7 @@ def trace(loss_function: Callable[..., Any], parameters: PyTree, batch: PyTree) 
             jax.tree.unflatten(parameter_tree, parameter_values),
             jax.tree.unflatten(batch_tree, batch_values),
         )
-        total, count = result if isinstance(result, tuple) else (result, jnp.ones((), jnp.float32))
-        if jnp.shape(total) != () or jnp.shape(count) != ():
-            raise InputError(
-                f"the loss function must return a scalar, or a pair of scalars (total, count); "
-                f"it returned shapes {jnp.shape(total)} and {jnp.shape(count)}"
-            )
+        total, count = _total_and_count(result)
         return total, jnp.asarray(count, jnp.float32)
 
     closed = jax.make_jaxpr(flat_loss)(parameter_leaves, batch_leaves)
@@ -185,6 +180,23 @@ def trace(loss_function: Callable[..., Any], parameters: PyTree, batch: PyTree) 
         total=flat.outputs[0],
         count=flat.outputs[1],
     )
+
+
+def _total_and_count(result: Any) -> tuple[Any, Any]:
+    """What a loss function returned, as a pair; a scalar alone counts one."""
+    is_pair = isinstance(result, tuple) and len(result) == 2
+    total, count = result if is_pair else (result, np.float32(1.0))
+    numbers = (jax.Array, np.ndarray, np.generic, float, int)
+    scalars = all(isinstance(x, numbers) and jnp.shape(x) == () for x in (total, count))
+    if not scalars or not jnp.issubdtype(jnp.result_type(total), jnp.floating):
+        found = jax.tree.map(
+            lambda x: f"{x.dtype}{list(x.shape)}" if hasattr(x, "dtype") else x, result
+        )
+        raise InputError(
+            f"the loss function must return a floating scalar, or a pair of scalars "
+            f"(total, count); it returned {found}"
+        )
+    return total, count
 
 
 def _check_leaves(parameters: PyTree, batch: PyTree) -> None:

@@ -2,88 +2,55 @@
 
 from __future__ import annotations
 
-import os
-import socket
+import threading
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+import jax
+import numpy as np
 from jaxtyping import PyTree
 
 from hetjax.errors import InputError, WorkerLostError
-from hetjax.mesh.cluster import Subcluster
 from hetjax.pipeline.stages import ParameterPart
 from hetjax.planner.plan import StagePlan
+from hetjax.runtime.feed import feed_of
 from hetjax.runtime.job import Job
 from hetjax.runtime.placement import Placement
-from hetjax.runtime.ray_worker import HostWorker
+from hetjax.runtime.ray_cluster import (
+    RayOptions,
+    check_resources,
+    connect_to_ray,
+    worker_options,
+    worker_resources,
+)
+from hetjax.runtime.ray_worker import HostWorker, computation_settings
 from hetjax.runtime.transfer_server import Peer, worker_name
 
-PING_SECONDS = 2.0
+__all__ = ["RayExecutor", "RayOptions", "connect_to_ray"]
+
+PING_SECONDS = 1.0
+"""How often workers are asked for a sign of life while a call runs."""
+
 SILENCE_SECONDS = 10.0
 """A worker whose process does not answer for so long is lost."""
 
+ANSWER_SECONDS = 3.0
+"""How long the workers may take to answer when one of them has failed."""
+
 START_SECONDS = 120.0
-"""How long a worker's process may take to start."""
+"""How long the workers' processes may take to start."""
 
-
-@dataclass(frozen=True)
-class RayOptions:
-    """How to use Ray.
-
-    Args:
-        address: ``"host:port"`` of a running cluster, or ``"auto"``; None for one that is running
-            here if there is one, else a new one.
-        cores: for each stage, the CPU core that its workers stay on; empty for no pinning.
-
-    Example:
-        >>> RayOptions(cores=(0, 1)).address is None
-        True
-    """
-
-    address: str | None = None
-    cores: tuple[int, ...] = ()
-
-
-def connect_to_ray(options: RayOptions) -> None:
-    """Connect to a Ray cluster, or start one.
-
-    Args:
-        options: which one.
-
-    Raises:
-        InputError: nothing answers at the address.
-    """
-    import ray
-
-    if ray.is_initialized():
-        return
-    address = options.address or os.environ.get("RAY_ADDRESS")
-    if address and address not in ("auto", "local"):
-        _check_reachable(address)
-    try:
-        with warnings.catch_warnings():
-            # Ray starts its processes by fork and exec at once, which JAX's threads do not mind.
-            warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called")
-            ray.init(address=address, log_to_driver=False, logging_level="error")
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise InputError(f"ray address {address!r} cannot be used: {error}") from None
-
-
-def _check_reachable(address: str) -> None:
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not host or not port.isdigit():
-        raise InputError(f"ray address {address!r} is not host:port or 'auto'")
-    try:
-        socket.create_connection((host, int(port)), timeout=1.5).close()
-    except OSError as error:
-        raise InputError(f"ray address {address!r} does not answer: {error}") from None
+# A worker runs one call after the other. Those of these groups do not wait for the others.
+_WATCH, _SAVE = "watch", "save"
+_ACTOR: dict[str, Any] = {"concurrency_groups": {_WATCH: 1, _SAVE: 1}}
 
 
 class RayExecutor:
     """Runs every stage of a pipeline in processes of their own, on a Ray cluster.
+
+    A call that fails ends all workers; from then on every call raises the same error. Calls may
+    come from several threads.
 
     Args:
         job: the job.
@@ -96,75 +63,95 @@ class RayExecutor:
     """
 
     def __init__(self, job: Job, placement: Placement, options: RayOptions):
-        connect_to_ray(options)
+        stages = job.pipeline_plan.stages
+        if options.cores and len(options.cores) != len(stages):
+            raise InputError(
+                f"cores is {options.cores}; it has a core for each of the {len(stages)} stages, or "
+                f"is empty"
+            )
+        self.processes: dict[Peer, int] = {}
         self._job, self._placement = job, placement
+        self._hosts = [_hosts(stage) for stage in stages]
         self._actors: dict[Peer, Any] = {}
         self._pings: dict[Peer, tuple[Any, float]] = {}
+        self._lock = threading.RLock()
+        self._ended: Exception | None = None
         self._call = 0
-        stages = job.pipeline_plan.stages
-        self._hosts = [_hosts(stage) for stage in stages]
+        self._connected = connect_to_ray(options)
         try:
-            self._create(stages, options)
-            self._wait_created()
-            self._join_worlds()
-            per_process = [
-                stage.submesh.num_devices // hosts
-                for stage, hosts in zip(stages, self._hosts, strict=True)
-            ]
-            import ray
-
-            reference = ray.put(job)
-            addresses = self._all(lambda actor: actor.build.remote(reference, per_process))
-            self._all(lambda actor: actor.connect.remote(addresses))
+            self._set_up(stages, options)
         except BaseException:
             self.close()
             raise
 
-    def _create(self, stages: Sequence[StagePlan], options: RayOptions) -> None:
+    def _set_up(self, stages: Sequence[StagePlan], options: RayOptions) -> None:
+        per_process = [
+            stage.submesh.num_devices // hosts
+            for stage, hosts in zip(stages, self._hosts, strict=True)
+        ]
+        reference = _put_job(self._job)
+        self._create(stages, per_process)
+        self._wait_created()
+        self._prepare(options.cores)
+        self._join_worlds()
+        addresses = self._all(lambda actor: actor.build.remote(reference, per_process))
+        self._all(lambda actor: actor.connect.remote(addresses))
+
+    def _create(self, stages: Sequence[StagePlan], per_process: Sequence[int]) -> None:
         import ray
 
-        actor_class = ray.remote(HostWorker)
-        for stage, (plan, hosts) in enumerate(zip(stages, self._hosts, strict=True)):
-            subcluster = self._job.plan.cluster.subcluster(plan.submesh.subcluster)
-            core = options.cores[stage] if options.cores else None
-            for host in range(hosts):
-                devices = plan.submesh.num_devices // hosts
-                actor = actor_class.options(
-                    **_resources(subcluster, devices),
-                    max_concurrency=4,
-                    runtime_env={"env_vars": _environment(subcluster, devices)},
-                )
-                self._actors[stage, host] = actor.remote((stage, host), core)
+        subclusters = [self._job.plan.cluster.subcluster(s.submesh.subcluster) for s in stages]
+        peers = [(stage, host) for stage, hosts in enumerate(self._hosts) for host in range(hosts)]
+        check_resources(
+            [
+                (subclusters[s].name, worker_resources(subclusters[s], per_process[s]))
+                for s, _ in peers
+            ]
+        )
+        actor_class = ray.remote(**_ACTOR)(HostWorker)
+        for stage, host in peers:
+            wanted = worker_options(subclusters[stage], per_process[stage])
+            self._actors[stage, host] = actor_class.options(**wanted).remote((stage, host))
 
     def _wait_created(self) -> None:
-        """Wait until every worker's process runs; from then on silence means loss.
-
-        Raises:
-            WorkerLostError: a process does not come up, as where the cluster lacks its devices.
-        """
+        """Wait until every worker's process runs; from then on silence means loss."""
         import ray
 
-        pings = {peer: actor.ping.remote() for peer, actor in self._actors.items()}
-        ready, _ = ray.wait(list(pings.values()), num_returns=len(pings), timeout=START_SECONDS)
+        pings = {peer: self._ping(peer) for peer in self._actors}
+        waiting, end = list(pings.values()), time.monotonic() + START_SECONDS
+        while waiting and time.monotonic() < end:
+            ready, waiting = ray.wait(waiting, timeout=PING_SECONDS)
+            started = [peer for peer, reference in pings.items() if reference in ready]
+            self.processes.update(self._wait({peer: pings[peer] for peer in started}))
         for peer, reference in pings.items():
-            if reference not in ready:
+            if reference in waiting:
                 raise WorkerLostError(
                     worker_name(peer),
-                    f"it did not start within {START_SECONDS:g} s; has the Ray cluster its devices?",
+                    f"its process did not start within {START_SECONDS:g} s; other jobs may hold "
+                    f"its devices",
                 )
-        self._wait(pings)
+
+    def _prepare(self, cores: Sequence[int]) -> None:
+        settings = computation_settings()
+        self._wait(
+            {
+                (stage, host): actor.prepare.remote(settings, cores[stage] if cores else None)
+                for (stage, host), actor in self._actors.items()
+            }
+        )
 
     def _join_worlds(self) -> None:
         """Make one `jax.distributed` world of each submesh that spans hosts."""
-        import ray
-
+        wide = [stage for stage, hosts in enumerate(self._hosts) if hosts > 1]
+        found = self._all_of([(stage, 0) for stage in wide], lambda actor: actor.host.remote())
         calls = {}
-        for stage, hosts in enumerate(self._hosts):
-            if hosts > 1:
-                address, port = ray.get(self._actors[stage, 0].host.remote(), timeout=60)
-                for host in range(hosts):
-                    actor = self._actors[stage, host]
-                    calls[stage, host] = actor.join_world.remote(f"{address}:{port}", hosts)
+        for stage in wide:
+            address, port = found[stage, 0]
+            for host in range(self._hosts[stage]):
+                actor = self._actors[stage, host]
+                calls[stage, host] = actor.join_world.remote(
+                    f"{address}:{port}", self._hosts[stage], START_SECONDS
+                )
         self._wait(calls)
 
     def start(self) -> None:
@@ -174,9 +161,21 @@ class RayExecutor:
     def train_step(self, step: int, batch: PyTree | None = None, *, timed: bool = False) -> list:
         """Run one step on all stages: one call to each worker.
 
+        Args:
+            step: the training step, which says which batch.
+            batch: the batch, where it does not come from the job's source.
+            timed: whether to record when each operation ran.
+
         Returns:
             The report of each stage's first host.
+
+        Raises:
+            InputError: the batch does not have the planned shape.
+            WorkerLostError: a worker died or stopped answering.
         """
+        if batch is not None:
+            feed_of(batch, self._job.batch, self._job.plan.batch_size)
+            batch = jax.tree.map(np.asarray, batch)
         self._call += 1
         call = self._call
         reports = self._all(lambda actor: actor.train_step.remote(call, step, batch, timed))
@@ -199,7 +198,9 @@ class RayExecutor:
 
     def wait_saved(self) -> list[Any]:
         """Finish saving; what each stage's first host wrote."""
-        records = self._all(lambda actor: actor.wait_saved.remote())
+        records = self._all(
+            lambda actor: actor.wait_saved.options(concurrency_group=_SAVE).remote()
+        )
         return [records[stage, 0] for stage in range(len(self._hosts))]
 
     def load(self, folder: str) -> None:
@@ -208,8 +209,7 @@ class RayExecutor:
 
     def parameters(self) -> list[tuple[ParameterPart, Any]]:
         """Every parameter part, as a NumPy array."""
-        first = [(stage, 0) for stage in range(len(self._hosts))]
-        held = self._all_of(first, lambda actor: actor.parameters.remote())
+        held = self._all(lambda actor: actor.parameters.remote())
         return [
             (part, array)
             for stage in self._placement.pipeline.stages
@@ -217,95 +217,137 @@ class RayExecutor:
         ]
 
     def close(self) -> None:
-        """End all workers."""
+        """End all workers, and leave the Ray cluster if the executor has joined it."""
         import ray
 
-        for actor in self._actors.values():
-            ray.kill(actor)
-        self._actors = {}
+        self._end(RuntimeError("the workers have been ended"))
+        connected, self._connected = self._connected, False
+        if connected and ray.is_initialized():
+            ray.shutdown()
+
+    def _end(self, reason: Exception) -> Exception:
+        """End all workers; the first reason to do so is kept and returned."""
+        import ray
+
+        with self._lock:
+            self._ended = self._ended or reason
+            actors, self._actors = self._actors, {}
+        if ray.is_initialized():
+            for actor in actors.values():
+                ray.kill(actor)
+        return self._ended
 
     def _all(self, call: Callable[[Any], Any]) -> dict[Peer, Any]:
         return self._all_of(list(self._actors), call)
 
     def _all_of(self, peers: Sequence[Peer], call: Callable[[Any], Any]) -> dict[Peer, Any]:
-        return self._wait({peer: call(self._actors[peer]) for peer in peers})
+        with self._lock:
+            if self._ended is not None:
+                raise self._ended
+            calls = {peer: call(self._actors[peer]) for peer in peers}
+        return self._wait(calls)
 
     def _wait(self, calls: Mapping[Peer, Any]) -> dict[Peer, Any]:
         """Wait for calls, watching that every worker lives.
 
         Raises:
-            WorkerLostError: a worker died or does not answer; all others are ended too.
+            WorkerLostError: a worker died or does not answer.
+            Exception: what a call raised.
         """
         import ray
+        from ray.exceptions import RayError
 
-        pending = {reference: peer for peer, reference in calls.items()}
+        peers = {reference: peer for peer, reference in calls.items()}
+        results: dict[Peer, Any] = {}
+        pending = list(peers)
         try:
             while pending:
-                ready, _ = ray.wait(list(pending), timeout=PING_SECONDS)
+                ready, pending = ray.wait(pending, timeout=PING_SECONDS)
                 for reference in ready:
-                    ray.get(reference)
-                    del pending[reference]
-                if pending and not ready:
+                    results[peers[reference]] = ray.get(reference)
+                if not ready:
                     self._check_alive()
-            return {peer: ray.get(reference) for peer, reference in calls.items()}
-        except (ray.exceptions.RayError, WorkerLostError) as error:
-            lost = self._find_lost(error)
-            self.close()
-            raise lost from None
+        except (RayError, WorkerLostError) as error:
+            with self._lock:
+                raise self._end(self._ended or self._blame(error)) from None
+        return {peer: results[peer] for peer in calls}
+
+    def _ping(self, peer: Peer) -> Any:
+        return self._actors[peer].ping.options(concurrency_group=_WATCH).remote()
 
     def _check_alive(self) -> None:
         """Ask every worker for a sign of life, and look at the answers to the last question."""
         import ray
 
-        now = time.monotonic()
-        for peer, actor in self._actors.items():
-            reference, asked = self._pings.get(peer, (None, now))
-            if reference is not None and not ray.wait([reference], timeout=0)[0]:
-                if now - asked > SILENCE_SECONDS:
-                    raise WorkerLostError(
-                        worker_name(peer), f"it has not answered for {SILENCE_SECONDS:g} s"
-                    )
-                continue
-            if reference is not None:
-                ray.get(reference)
-            self._pings[peer] = (actor.ping.remote(), now)
+        with self._lock:
+            now = time.monotonic()
+            for peer in self._actors:
+                reference, asked = self._pings.get(peer, (None, now))
+                if reference is not None and not ray.wait([reference], timeout=0)[0]:
+                    if now - asked > SILENCE_SECONDS:
+                        reason = f"it has not answered for {SILENCE_SECONDS:g} s"
+                        raise WorkerLostError(worker_name(peer), reason)
+                    continue
+                if reference is not None:
+                    ray.get(reference)
+                self._pings[peer] = (self._ping(peer), now)
 
-    def _find_lost(self, error: Exception) -> Exception:
-        """Which worker is to blame: one that is dead before one that saw another's death."""
+    def _blame(self, error: Exception) -> Exception:
+        """What to raise for an error: the loss of a worker before what others saw of it.
+
+        Of several dead ones the first is named: in a `jax.distributed` world the death of host 0
+        is soon that of the others, and no other host's.
+        """
         import ray
+        from ray.exceptions import RayError
 
-        if isinstance(error, WorkerLostError):
-            return error
-        pings = {peer: actor.ping.remote() for peer, actor in self._actors.items()}
-        for peer, reference in pings.items():
-            try:
-                ray.get(reference, timeout=SILENCE_SECONDS / 2)
-            except ray.exceptions.RayActorError:
-                return WorkerLostError(worker_name(peer), "its process has died")
-            except ray.exceptions.GetTimeoutError:
-                return WorkerLostError(worker_name(peer), "it does not answer")
         cause = getattr(error, "cause", None)
-        return cause if isinstance(cause, InputError | WorkerLostError) else error
+        if isinstance(error, WorkerLostError) and cause is None:
+            return error
+        pings = {peer: self._ping(peer) for peer in self._actors}
+        answered, _ = ray.wait(list(pings.values()), num_returns=len(pings), timeout=ANSWER_SECONDS)
+        for peer in [peer for peer, reference in pings.items() if reference in answered]:
+            try:
+                ray.get(pings[peer])
+            except RayError as death:
+                reason = f"its process has died: {_last_line(death)}"
+                return WorkerLostError(worker_name(peer), reason)
+        silent = [peer for peer, reference in pings.items() if reference not in answered]
+        if silent and isinstance(cause, WorkerLostError):
+            return WorkerLostError(worker_name(silent[0]), "it does not answer")
+        if not isinstance(cause, Exception):
+            return error
+        if not isinstance(cause, InputError | WorkerLostError):
+            cause.add_note(f"It was raised in a worker:\n{getattr(error, 'traceback_str', '')}")
+        return cause
+
+
+def _put_job(job: Job) -> Any:
+    """Give a job to Ray.
+
+    Raises:
+        InputError: a part of it cannot be pickled, and so cannot reach the workers.
+    """
+    import ray
+
+    try:
+        return ray.put(job)
+    except Exception:
+        for name in ("loss_function", "parameters", "optimizer", "source", "batch"):
+            try:
+                ray.put(getattr(job, name))
+            except Exception as error:
+                raise InputError(
+                    f"{name} cannot be sent to the workers of the Ray runtime, which are processes "
+                    f"of their own: {error.__cause__ or error}"
+                ) from None
+        raise
+
+
+def _last_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[-1].strip()
 
 
 def _hosts(stage: StagePlan) -> int:
     """How many hosts a stage's submesh spans."""
     return stage.submesh.shape[0]
-
-
-def _resources(subcluster: Subcluster, devices: int) -> dict[str, Any]:
-    """What a worker asks of Ray: its devices, where Ray counts them."""
-    if subcluster.ray_resource:
-        return {"num_cpus": 0, "resources": {subcluster.ray_resource: devices}}
-    if subcluster.kind.platform == "gpu":
-        return {"num_cpus": 0, "num_gpus": devices}
-    if subcluster.kind.platform == "tpu":
-        return {"num_cpus": 0, "resources": {"TPU": devices}}
-    return {"num_cpus": 0}
-
-
-def _environment(subcluster: Subcluster, devices: int) -> dict[str, str]:
-    if subcluster.kind.platform != "cpu":
-        return {}
-    flags = f"--xla_force_host_platform_device_count={devices}"
-    return {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}

@@ -4,13 +4,32 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
+import numpy as np
 from jaxtyping import PyTree
 
-from hetjax.runtime.transfer_server import Peer
+from hetjax.errors import InputError
+from hetjax.planner.plan import Plan
+from hetjax.runtime.checkpoint import StageSaver
+from hetjax.runtime.checkpoint_files import StageRecord
+from hetjax.runtime.feed import BatchReader, feed_of
+from hetjax.runtime.job import Job, build, transfers
+from hetjax.runtime.transfer_server import Peer, TransferServerTransport, worker_name
+from hetjax.runtime.worker import Feed, StageWorker, StepReport
+from hetjax.sharding.rules import MESH_AXES
+
+_COMPUTATION_SETTINGS = (
+    "jax_default_matmul_precision",
+    "jax_default_prng_impl",
+    "jax_enable_x64",
+    "jax_numpy_dtype_promotion",
+    "jax_numpy_rank_promotion",
+    "jax_threefry_partitionable",
+)
 
 
 def pin_to_core(core: int) -> None:
@@ -19,24 +38,45 @@ def pin_to_core(core: int) -> None:
         os.sched_setaffinity(int(thread), {core})
 
 
+def computation_settings() -> dict[str, Any]:
+    """The settings of this process's JAX that change what a program computes."""
+    return {name: getattr(jax.config, name) for name in _COMPUTATION_SETTINGS}
+
+
 class HostWorker:
     """One process of a stage's submesh.
 
-    It is created before JAX is imported; `build` starts JAX, `connect` joins the other workers.
+    It is created before JAX has a client, which `build` makes; `connect` joins the other workers.
 
     Args:
         peer: its stage, and its place among the stage's hosts.
-        core: the CPU core to stay on; None for any.
     """
 
-    def __init__(self, peer: Peer, core: int | None):
+    def __init__(self, peer: Peer):
         self.peer = peer
-        if core is not None:
-            pin_to_core(core)
 
-    def ping(self) -> Peer:
-        """Answer, as long as the process runs."""
-        return self.peer
+    def ping(self) -> int:
+        """Answer, as long as the process runs, with its number."""
+        return os.getpid()
+
+    def prepare(self, settings: Mapping[str, Any], core: int | None) -> None:
+        """Take over the driver's JAX settings, and stay on one core.
+
+        Args:
+            settings: what `computation_settings` returned in the driver.
+            core: the core; None for any.
+
+        Raises:
+            InputError: this host has no such core.
+        """
+        for name, value in settings.items():
+            jax.config.update(name, value)
+        if core is None:
+            return
+        allowed = sorted(os.sched_getaffinity(0))
+        if core not in allowed:
+            raise InputError(f"cores: {worker_name(self.peer)} has no core {core}, only {allowed}")
+        pin_to_core(core)
 
     def host(self) -> tuple[str, int]:
         """This host's address in the cluster, and a free port on it."""
@@ -47,19 +87,18 @@ class HostWorker:
             probe.bind((address, 0))
             return address, probe.getsockname()[1]
 
-    def join_world(self, coordinator: str, num_processes: int) -> None:
+    def join_world(self, coordinator: str, num_processes: int, timeout: float) -> None:
         """Join the other hosts of the submesh in one `jax.distributed` world."""
-        import jax
-
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
         jax.distributed.initialize(
             coordinator,
             num_processes,
             self.peer[1],
+            initialization_timeout=int(timeout),
             coordinator_bind_address=coordinator if self.peer[1] == 0 else None,
         )
 
-    def build(self, job: Any, devices_per_process: list[int]) -> str:
+    def build(self, job: Job, devices_per_process: Sequence[int]) -> str:
         """Trace, compile and listen.
 
         Args:
@@ -68,34 +107,26 @@ class HostWorker:
 
         Returns:
             The address where other workers reach this one.
+
+        Raises:
+            InputError: the hosts of this stage do not have the devices that the plan wants.
         """
-        import jax
-        import numpy as np
         import ray
 
-        from hetjax.runtime.feed import BatchReader
-        from hetjax.runtime.job import build, transfers
-        from hetjax.runtime.transfer_server import TransferServerTransport
-        from hetjax.runtime.worker import StageWorker
-        from hetjax.sharding.rules import MESH_AXES
-
-        stage, process = self.peer
+        stage = self.peer[0]
+        mesh = _stage_mesh(job.plan, stage)
         placement = build(job)
-        plan = placement.plan
-        wanted = plan.stages[stage].submesh.num_devices
-        devices = sorted(jax.devices(), key=lambda d: (d.process_index, d.id))[:wanted]
-        shape = plan.stages[stage].mesh_shape
-        mesh = jax.sharding.Mesh(np.array(devices).reshape(shape), MESH_AXES)
         self.transport = TransferServerTransport(
             placement,
             self.peer,
             mesh,
             devices_per_process,
-            transfers(placement.pipeline, plan),
+            transfers(placement.pipeline, placement.plan),
             ray.util.get_node_ip_address(),
             job.deadline,
         )
         self.worker = StageWorker(placement, stage, mesh, self.transport)
+        self.saver = StageSaver(placement, stage)
         self.job = job
         self.reader = (
             None if job.source is None else BatchReader(job.source, job.plan.batch_size, job.batch)
@@ -110,7 +141,7 @@ class HostWorker:
         """Make the initial state."""
         self.worker.start(self.job.parameters)
 
-    def train_step(self, call: int, step: int, batch: PyTree | None, timed: bool) -> Any:
+    def train_step(self, call: int, step: int, batch: PyTree | None, timed: bool) -> StepReport:
         """Run one training step.
 
         Args:
@@ -124,9 +155,7 @@ class HostWorker:
         """
         return self.worker.train_step(call, self._feed(step, batch), timed=timed)
 
-    def _feed(self, step: int, batch: PyTree | None) -> Any:
-        from hetjax.runtime.feed import feed_of
-
+    def _feed(self, step: int, batch: PyTree | None) -> Feed:
         if batch is not None:
             return feed_of(batch, self.job.batch, self.job.plan.batch_size)
         assert self.reader is not None, "a job without a source is given its batches"
@@ -145,7 +174,7 @@ class HostWorker:
         """Start saving the state; what is trained meanwhile is not in it."""
         self.saver.save(Path(folder), self.worker.state())
 
-    def wait_saved(self) -> Any:
+    def wait_saved(self) -> StageRecord | None:
         """Finish saving, and say what was written."""
         return self.saver.wait()
 
@@ -153,17 +182,25 @@ class HostWorker:
         """Take over the state of a checkpoint."""
         self.worker.restore(self.saver.load(Path(folder), self.worker.compiled))
 
-    @property
-    def saver(self) -> Any:
-        """What writes and reads this worker's part of checkpoints."""
-        from hetjax.runtime.checkpoint import StageSaver
+    def parameters(self) -> list[np.ndarray] | None:
+        """The stage's parameter parts as NumPy arrays, of its first host; all its hosts call it."""
+        whole = jax.sharding.NamedSharding(self.worker.mesh, jax.sharding.PartitionSpec())
+        gather = jax.jit(lambda arrays: arrays, out_shardings=whole)
+        gathered = gather(self.worker.state().parameters)
+        return None if self.peer[1] else [np.asarray(array) for array in gathered]
 
-        if not hasattr(self, "_saver"):
-            self._saver = StageSaver(self.worker.placement, self.peer[0])
-        return self._saver
 
-    def parameters(self) -> list[Any]:
-        """The stage's parameter parts as NumPy arrays."""
-        import numpy as np
-
-        return [np.asarray(array) for array in self.worker.state().parameters]
+def _stage_mesh(plan: Plan, stage: int) -> jax.sharding.Mesh:
+    """The mesh of a stage, of the devices that its processes see."""
+    wanted = plan.pipeline.stages[stage]
+    platform = plan.cluster.subcluster(wanted.submesh.subcluster).kind.platform
+    devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
+    count = wanted.submesh.num_devices
+    if len(devices) < count or devices[0].platform != platform:
+        raise InputError(
+            f"stage {stage} wants {count} {platform} devices of subcluster "
+            f"{wanted.submesh.subcluster!r}, and where Ray placed it JAX sees {len(devices)} "
+            f"{devices[0].platform} devices"
+        )
+    grid = np.array(devices[:count]).reshape(wanted.mesh_shape)
+    return jax.sharding.Mesh(grid, MESH_AXES)

@@ -1,13 +1,12 @@
 """The transport between processes: asynchronous pulls by `jax.experimental.transfer`.
 
-The sending worker offers single-device shards; the receiving one asks for those it needs as early as
-its instructions allow, and a thread for each route notes when they are there. Every pull and every
-connection has a deadline.
+The sending worker offers single-device shards; the receiving one asks for those it needs as early
+as its instructions allow, and a thread for each route notes when they are there. JAX waits for ever
+for a peer that does not answer; connections and receives here have a deadline.
 """
 
 from __future__ import annotations
 
-import datetime
 import queue
 import threading
 import time
@@ -44,6 +43,7 @@ class _Pull:
     """A transfer on its way: the shards asked for, and whether they are there."""
 
     arrays: list[tuple[Peer, list[list[Shard]], list[list[jax.Array]]]]
+    awaited: Peer
     done: threading.Event = field(default_factory=threading.Event)
     arrived: float = 0.0
     error: WorkerLostError | None = None
@@ -163,7 +163,6 @@ class TransferServerTransport:
         shapes = self._placement.route_shapes(tag.route, tag.microbatch)
         process = self._peer[1]
         needed = [wanted(s, t, process) for s, t in zip(sources, targets, strict=True)]
-        until = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=self._deadline)
         arrays = []
         for sender in range(self._processes[tag.route.source]):
             groups = [[shard for shard in group if shard.process == sender] for group in needed]
@@ -182,14 +181,14 @@ class TransferServerTransport:
             if flat:
                 peer = (tag.route.source, sender)
                 uuid = self._uuid(step, tag, sender, process)
-                pulled = iter(self._connections[peer].pull(uuid, flat, timeout=until))
+                pulled = iter(self._connections[peer].pull(uuid, flat))
                 arrays.append((peer, groups, [[next(pulled) for _ in group] for group in specs]))
-        pull = _Pull(arrays)
+        pull = _Pull(arrays, awaited=(tag.route.source, 0))
         self._pulls[step, tag] = pull
         self._watcher(tag.route).put(pull)
 
     def _landing(self, bounds: Bounds, target: Sequence[Shard]) -> Any:
-        """The device that a pulled shard lands on: one that wants just this part, if there is one."""
+        """The device that a pulled shard lands on: one that wants just this part, if any does."""
         for shard in target:
             if shard.process == self._peer[1] and shard.bounds == bounds:
                 return self._devices[shard.device]
@@ -206,10 +205,10 @@ class TransferServerTransport:
     def receive(self, step: int, tag: Tag) -> list[jax.Array]:
         """Wait for the shards of a transfer and put them together."""
         pull = self._pulls[step, tag]
-        name = worker_name((tag.route.source, 0))
         if not pull.done.wait(self._deadline):
             raise WorkerLostError(
-                name, f"its {tag.route.kind} did not come within {self._deadline:g} s"
+                worker_name(pull.awaited),
+                f"its {tag.route.kind} did not come within {self._deadline:g} s",
             )
         del self._pulls[step, tag]
         if pull.error is not None:
@@ -255,11 +254,13 @@ class TransferServerTransport:
 def _watch(pulls: queue.SimpleQueue[_Pull | None]) -> None:
     while (pull := pulls.get()) is not None:
         for peer, _, arrays in pull.arrays:
+            pull.awaited = peer
             try:
                 jax.block_until_ready(arrays)
-            except jax.errors.JaxRuntimeError as error:
-                reason = str(error).splitlines()[0]
+            except Exception as error:  # Whatever it is, the receiver must hear of it.
+                reason = str(error).partition("\n")[0]
                 pull.error = WorkerLostError(worker_name(peer), reason)
+                break
         pull.arrived = time.time()
         pull.done.set()
 

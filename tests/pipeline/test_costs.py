@@ -34,9 +34,7 @@ def test_a_product_takes_two_operations_a_term(equation: str, shapes: Any, flops
 @pytest.mark.parametrize(("groups", "inputs"), [(1, 4), (2, 2)])
 def test_a_convolution_multiplies_its_window_with_its_input_features(groups: int, inputs: int):
     def convolve(x: jax.Array, kernel: jax.Array) -> jax.Array:
-        return jax.lax.conv_general_dilated(
-            x, kernel, (1, 1), "VALID", feature_group_count=groups
-        )
+        return jax.lax.conv_general_dilated(x, kernel, (1, 1), "VALID", feature_group_count=groups)
 
     found = cost(convolve, (2, 4, 8, 8), (6, inputs, 3, 3))
     assert found.matmul_flops == 2 * (2 * 6 * 6 * 6) * (inputs * 3 * 3)

@@ -1,5 +1,6 @@
 """Tracing: the flat program computes the loss, and refuses what it cannot take."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -120,7 +121,7 @@ def test_names_and_bytes():
 
 
 def _scalar_loss(parameters: Any, batch: Any) -> jax.Array:
-    return sum(jnp.sum(leaf) for leaf in jax.tree.leaves((parameters, batch)))
+    return sum((jnp.sum(leaf) for leaf in jax.tree.leaves((parameters, batch))), jnp.zeros(()))
 
 
 @pytest.mark.parametrize(
@@ -140,6 +141,16 @@ def test_leaves_that_are_refused(parameters: Any, batch: Any, message: str):
         trace(_scalar_loss, parameters, batch)
 
 
-def test_a_loss_that_is_no_scalar_is_refused():
-    with pytest.raises(InputError, match=r"it returned shapes \(4,\) and \(\)"):
-        trace(lambda w, x: x * w, jnp.ones(()), jnp.ones(4))
+@pytest.mark.parametrize(
+    ("result", "found"),
+    [
+        (lambda x: x, r"float32\[4\]"),
+        (lambda x: (jnp.sum(x), {"accuracy": 0.5}), r"\('float32\[\]', {'accuracy': 0.5}\)"),
+        (lambda x: (jnp.sum(x), 1.0, 2.0), r"\('float32\[\]', 1.0, 2.0\)"),
+        (lambda x: jnp.sum(x > 0), r"int32\[\]"),
+        (lambda x: None, "None"),
+    ],
+)
+def test_a_loss_that_is_no_scalar_is_refused(result: Callable[[Any], Any], found: str):
+    with pytest.raises(InputError, match=f"it returned {found}"):
+        trace(lambda w, x: result(x * w), jnp.ones(()), jnp.ones(4))

@@ -184,9 +184,7 @@ def scan_step(reverse: bool) -> tuple[Step, Any]:
         return jax.lax.scan(body, start, rows, reverse=reverse)
 
     arrays = (jnp.float32(0.25), jnp.float32(1.0), jnp.arange(6.0))
-    program = trace(
-        lambda w, x: function(*w)[0] + jnp.sum(function(*w)[1][0]), arrays, jnp.ones(1)
-    )
+    program = trace(lambda w, x: function(*w)[0] + jnp.sum(function(*w)[1][0]), arrays, jnp.ones(1))
     step = next(step for step in program.steps if step.name == "scan")
     return step, (arrays, function(*arrays))
 

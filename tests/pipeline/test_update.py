@@ -17,7 +17,12 @@ Part = ParameterPart
 Parts = Sequence[Sequence[ParameterPart]]
 TREE = jax.tree.structure({"bias": 0, "cut": 0, "scale": 0, "tied": 0})
 NAMES = ("bias", "cut", "scale", "tied")
-SHAPES: Mapping[str, tuple[int, ...]] = {"bias": (6,), "cut": (6, 4, 5), "scale": (), "tied": (4, 6)}
+SHAPES: Mapping[str, tuple[int, ...]] = {
+    "bias": (6,),
+    "cut": (6, 4, 5),
+    "scale": (),
+    "tied": (4, 6),
+}
 
 CUT: Parts = (
     (Part(1, 0, 2), Part(3)),
@@ -181,7 +186,15 @@ def assert_parts_equal(
 def test_state_lives_with_its_parameter():
     first, second, third = divide(optax.adam(1e-2), CUT)
     count, mu, nu = [Part(0)], [Part(1 + leaf) for leaf in range(4)], 5
-    assert first.state == (*count, Part(2, 0, 2), mu[2], mu[3], Part(nu + 1, 0, 2), Part(7), Part(8))
+    assert first.state == (
+        *count,
+        Part(2, 0, 2),
+        mu[2],
+        mu[3],
+        Part(nu + 1, 0, 2),
+        Part(7),
+        Part(8),
+    )
     assert Part(1) in second.state
     assert Part(2, 2, 5) in second.state
     assert Part(1) not in third.state
@@ -226,10 +239,9 @@ def test_rows_that_depend_on_each_other_are_refused(name: str):
 
 
 def test_parameters_mixed_elementwise_across_stages_are_refused():
-    def update(gradients: Any, state: Any, parameters: Any = None) -> tuple[Any, Any]:
-        mixed = gradients["bias"] + gradients["tied"][0]
-        return {**gradients, "bias": mixed}, state
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        return {**updates, "bias": updates["bias"] + updates["tied"][0]}, state
 
-    optimizer = optax.GradientTransformation(lambda parameters: optax.EmptyState(), update)
+    optimizer = optax.GradientTransformation(lambda params: optax.EmptyState(), update)
     with pytest.raises(InputError, match="lie on different stages: 'bias', 'tied'"):
         divide(optimizer, WHOLE)

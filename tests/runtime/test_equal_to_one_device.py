@@ -4,16 +4,38 @@ A gradient's error is taken relative to the largest entry of its own leaf, so th
 gradients must be as right as one with large ones.
 """
 
+from collections.abc import Iterator
+
+import jax
 import numpy as np
+import optax
 import pytest
-from execution import gathered_state, job_of, keep_gradients, one_device_gradients, running
-from hypothesis import given
-from small_models import make_batch
 from cases import Case, cases, examples
+from execution import (
+    gathered_state,
+    job_of,
+    keep_gradients,
+    one_device_gradients,
+    one_device_steps,
+    running,
+    train,
+)
+from hypothesis import given, settings
+from small_models import make_batch
 
 TOLERANCE = 1e-5
 HALF_TOLERANCE = 0.05
 """bfloat16 has 8 bits: sums over microbatches or devices that round differently differ by that."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick_compilation() -> Iterator[None]:
+    """Compilation is nearly all of the time; the full profile optimizes as users do."""
+    name = "jax_disable_most_optimizations"
+    before = jax.config.read(name)
+    jax.config.update(name, settings.get_current_profile_name() != "full")
+    yield
+    jax.config.update(name, before)
 
 
 def largest_error(found: np.ndarray, expected: np.ndarray) -> float:
@@ -30,10 +52,21 @@ def test_loss_and_gradients_equal_those_of_one_device(case: Case):
     batch = make_batch(case.plan.batch_size)
     loss, norm, gradients = one_device_gradients(case.model, batch)
     with running(job_of(case, keep_gradients())) as executor:
-        report = executor.train_step(0, batch)[-1]
+        [reported] = train(executor, [batch])
         found = gathered_state(executor)
     tolerance = TOLERANCE if case.model.exact else HALF_TOLERANCE
-    assert report.loss == pytest.approx(loss, rel=tolerance)
-    assert report.gradient_norm == pytest.approx(norm, rel=tolerance)
+    np.testing.assert_allclose(reported, (loss, norm), rtol=tolerance)
     for name, ours, theirs in zip(case.program.parameter_names, found, gradients, strict=True):
         assert largest_error(ours, theirs) <= tolerance, name
+
+
+@examples(usual=3, full=30)
+@given(case=cases().filter(lambda case: case.model.exact))
+def test_ten_steps_equal_those_of_one_device(case: Case):
+    optimizer = optax.chain(optax.clip_by_global_norm(0.5), optax.adamw(1e-3))
+    batches = [make_batch(case.plan.batch_size, seed) for seed in range(10)]
+    with jax.numpy_dtype_promotion("standard"):
+        expected = one_device_steps(case.model, optimizer, batches)
+    with running(job_of(case, optimizer)) as executor:
+        found = train(executor, batches)
+    np.testing.assert_allclose(found, expected, rtol=TOLERANCE)

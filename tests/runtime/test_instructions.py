@@ -97,8 +97,9 @@ class SimulatedWorker:
 def simulate(workers: Sequence[SimulatedWorker]) -> None:
     """Run all lists with blocking receives and sends that never block, to their ends."""
     sent: dict[Tag, int] = {}
-    while any([worker.advance(sent) for worker in workers]):
-        pass
+    moved = True
+    while moved:
+        moved = sum(worker.advance(sent) for worker in workers) > 0
     for stage, worker in enumerate(workers):
         assert worker.place == len(worker.instructions), (
             f"stage {stage} waits for ever at {worker.instructions[worker.place]}"

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 from cases import CLUSTER, Case, trace_model
-from execution import gathered_parameters, job_of, one_device_steps, running
+from execution import gathered_parameters, job_of, one_device_steps, running, train
 from small_models import Batch, Model, make_batch
 
 from hetjax.errors import WorkerLostError
@@ -21,7 +21,7 @@ from hetjax.runtime.job import Job
 from hetjax.runtime.local import LocalExecutor
 from hetjax.runtime.worker import link_events
 
-SMALL = Model(("scalar",))
+SMALL, SHARED = Model(("scalar",)), Model(("dense", "dense"))
 UNLIKE = (
     StagePlan((0, 1), SubMesh("first", 0, (1, 4)), (2, 2), "fully_sharded"),
     StagePlan((1, 2), SubMesh("second", 0, (1, 2)), (2, 1)),
@@ -33,22 +33,22 @@ ALIKE = tuple(
 )
 
 
-def three_stages(model: Model, stages: tuple[StagePlan, ...], schedule: Schedule) -> Case:
+def case_of(model: Model, stages: tuple[StagePlan, ...], schedule: Schedule) -> Case:
     program = trace_model(model, 2)
-    end = program.num_positions
-    layers = (0, end // 3, 2 * end // 3, end)
+    count = len(stages)
+    layers = tuple(i * program.num_positions // count for i in range(count + 1))
     pipeline = PipelinePlan(stages, schedule.num_microbatches, 2, schedule)
     return Case(model, program, Plan(program.fingerprint, layers, CLUSTER, (pipeline,)))
 
 
 def small_case() -> Case:
-    return three_stages(SMALL, ALIKE, one_f_one_b(3, 3))
+    return case_of(SMALL, ALIKE, one_f_one_b(3, 3))
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_as_many_microbatches_live_as_the_schedule_says(name: str):
     schedule = make_schedule(name, 3, 6, compute=[1.0, 0.7, 0.9], communication=[0.6, 0.05])
-    case = three_stages(SMALL, ALIKE, schedule)
+    case = case_of(SMALL, ALIKE, schedule)
     with running(job_of(case, optax.sgd(0.1))) as executor:
         reports = executor.train_step(0, make_batch(case.plan.batch_size))
     live = [report.live_microbatches for report in reports]
@@ -62,7 +62,7 @@ class Compilations:
     def __init__(self) -> None:
         self.seen: list[str] = []
 
-    def __call__(self, event: str, duration: float, **_: Any) -> None:
+    def __call__(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
         if event.startswith("/jax/core/compile"):
             self.seen.append(event)
 
@@ -92,7 +92,7 @@ class Source:
 
 @pytest.fixture(scope="module")
 def job() -> Job:
-    case = three_stages(Model(("dense", "dense")), UNLIKE, one_f_one_b(3, 4))
+    case = case_of(SHARED, UNLIKE, one_f_one_b(3, 4))
     return job_of(case, optax.adamw(1e-2), source=Source(case.plan.batch_size))
 
 
@@ -125,11 +125,11 @@ def test_a_step_reuses_the_memory_of_its_state(executor: LocalExecutor):
         assert all(array.is_deleted() for array in (*state.parameters, *state.optimizer))
 
 
-def test_training_spares_the_parameters_that_were_given(executor: LocalExecutor, job: Job):
-    model = Model(("dense", "dense"))
-    given = zip(jax.tree.leaves(job.parameters), jax.tree.leaves(model.init()), strict=True)
-    for leaf, copy in given:
-        np.testing.assert_array_equal(leaf, copy)
+@pytest.mark.usefixtures("executor")
+def test_training_spares_the_parameters_that_were_given(job: Job):
+    leaves, fresh = jax.tree.leaves(job.parameters), jax.tree.leaves(SHARED.init())
+    for leaf, same in zip(leaves, fresh, strict=True):
+        np.testing.assert_array_equal(leaf, same)
 
 
 def test_tied_parameters_stay_bitwise_equal_on_unlike_submeshes(executor: LocalExecutor):
@@ -150,7 +150,6 @@ def test_a_timed_step_tells_when_each_task_and_transfer_ran(executor: LocalExecu
 
 
 def test_evaluation_gives_the_loss_of_one_device(executor: LocalExecutor, job: Job):
-    model = Model(("dense", "dense"))
     parameters = jax.tree.unflatten(
         jax.tree.structure(job.parameters), gathered_parameters(executor)
     )
@@ -160,7 +159,7 @@ def test_evaluation_gives_the_loss_of_one_device(executor: LocalExecutor, job: J
     assert executor.num_held_out() == 2
     for index, batch in enumerate(source.batches[1:]):
         total, count = executor.evaluate(index)
-        expected = jax.jit(model.mean_loss)(parameters, batch)
+        expected = jax.jit(SHARED.mean_loss)(parameters, batch)
         np.testing.assert_allclose(total / count, expected, rtol=1e-5)
     assert [set(worker.buffers) for worker in executor.workers] == held
 
@@ -172,9 +171,8 @@ def test_a_state_that_begins_as_the_parameters_is_a_copy_of_them():
     with jax.numpy_dtype_promotion("standard"):
         expected = one_device_steps(case.model, optimizer, batches)
     with running(job_of(case, optimizer)) as executor:
-        reports = [executor.train_step(i, batch)[-1] for i, batch in enumerate(batches)]
-    losses = [report.loss for report in reports]
-    np.testing.assert_allclose(losses, [loss for loss, _ in expected], rtol=1e-5)
+        found = train(executor, batches)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
 def test_parameters_made_by_a_function_are_those_given_as_arrays():
@@ -186,7 +184,7 @@ def test_parameters_made_by_a_function_are_those_given_as_arrays():
             np.testing.assert_array_equal(made, given)
 
 
-class Failure(Exception):
+class BrokenError(Exception):
     """What the tests break a stage with."""
 
 
@@ -198,15 +196,15 @@ def test_the_error_of_a_stage_ends_the_others_and_comes_out(broken: int):
     with running(job_of(case, optax.sgd(0.1))) as executor:
 
         def fail(*_: Any, **__: Any) -> None:
-            raise Failure(f"stage {broken} broke")
+            raise BrokenError(f"stage {broken} broke")
 
         executor.workers[broken].train_step = fail  # type: ignore[method-assign]
-        with pytest.raises(Failure, match=f"stage {broken} broke"):
+        with pytest.raises(BrokenError, match=f"stage {broken} broke"):
             executor.train_step(0, batch)
 
 
 def test_a_stage_that_never_sends_is_named_at_the_deadline():
-    case = small_case()
+    case = case_of(SMALL, ALIKE[:2], one_f_one_b(2, 3))
     batch = make_batch(case.plan.batch_size)
     with running(job_of(case, optax.sgd(0.1), deadline=0.2)) as executor:
         executor.workers[0].train_step = lambda *_, **__: None  # type: ignore[method-assign]

@@ -25,9 +25,11 @@ def axes_of(spec: PartitionSpec) -> list[str]:
 
 
 @given(rule=rules, shape=shapes, mesh_shape=mesh_shapes)
-def test_parameters_are_divided_evenly(rule: str, shape: tuple[int, ...], mesh_shape: tuple[int, int]):
+def test_parameters_are_divided_evenly(
+    rule: str, shape: tuple[int, ...], mesh_shape: tuple[int, int]
+):
     spec = parameter_spec(rule, shape, mesh_shape)
-    sizes = dict(zip(MESH_AXES, mesh_shape, strict=True))
+    sizes: dict[str | None, int] = dict(zip(MESH_AXES, mesh_shape, strict=True))
     axes = axes_of(spec)
     assert len(spec) == len(shape)
     assert len(axes) == len(set(axes))

@@ -1,0 +1,182 @@
+"""Ray clusters: connecting to one, and what the workers of a plan ask of it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import socket
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hetjax.errors import InputError
+from hetjax.mesh.cluster import Subcluster
+
+_PROBE_SECONDS = 1.5
+
+# A client's first words in HTTP/2, which gRPC speaks: the preface and an empty SETTINGS frame. A
+# server answers with a SETTINGS frame, whose fourth byte is 4.
+_HTTP2_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+_HTTP2_SETTINGS = 4
+
+_TYPE_RESOURCE = "accelerator_type:"
+
+
+@dataclass(frozen=True)
+class RayOptions:
+    """How to use Ray.
+
+    Args:
+        address: ``"host:port"`` of a running cluster; ``"auto"`` for one that is running here,
+            ``"local"`` for a new one; None for what the environment variable ``RAY_ADDRESS`` says,
+            else one that is running here if there is one, else a new one.
+        cores: for each stage, the CPU core that its workers stay on; empty for no pinning.
+    """
+
+    address: str | None = None
+    cores: tuple[int, ...] = ()
+
+
+def connect_to_ray(options: RayOptions) -> bool:
+    """Connect to a Ray cluster, or start one, unless this process is connected already.
+
+    Args:
+        options: which one.
+
+    Returns:
+        Whether this call connected; then its caller disconnects, by `ray.shutdown`, which also ends
+        a cluster that was started.
+
+    Raises:
+        InputError: the address is none, or nothing that could be Ray answers there.
+    """
+    import ray
+
+    if ray.is_initialized():
+        return False
+    address = options.address or os.environ.get("RAY_ADDRESS") or None
+    if address not in (None, "auto", "local"):
+        _check_reachable(address)
+    try:
+        _initialize(address)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise InputError(f"ray address {address or 'auto'!r} cannot be used: {reason}") from None
+    return True
+
+
+def _initialize(address: str | None) -> None:
+    import ray
+
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    with warnings.catch_warnings():
+        # Ray starts its processes by fork and exec at once, which JAX's threads do not mind.
+        warnings.filterwarnings("ignore", message=r".*fork\(\)")
+        if address not in (None, "local"):
+            ray.init(address=address, **quiet)
+            return
+        if address is None:
+            try:
+                ray.init(address="auto", **quiet)
+                return
+            except ConnectionError:  # None is running here.
+                pass
+        ray.init(address="local", include_dashboard=False, **quiet)
+
+
+def _check_reachable(address: str) -> None:
+    """Check that an address is one where a gRPC server answers: Ray would wait for it for ever."""
+    match = re.fullmatch(r"(?:ray://)?(\[[0-9a-fA-F:.]+\]|[^:/\s]+):(\d{1,5})", address)
+    if match is None or not 0 < int(match[2]) < 2**16:
+        raise InputError(f"ray address {address!r} is not 'host:port', 'auto' or 'local'")
+    place = match[1].strip("[]"), int(match[2])
+    try:
+        with socket.create_connection(place, timeout=_PROBE_SECONDS / 2) as connection:
+            connection.settimeout(_PROBE_SECONDS / 2)
+            connection.sendall(_HTTP2_GREETING)
+            answer = connection.recv(9)
+    except OSError as error:
+        raise InputError(f"ray address {address!r} does not answer: {error}") from None
+    if len(answer) < 4 or answer[3] != _HTTP2_SETTINGS:
+        raise InputError(f"ray address {address!r} is answered by something that is not Ray")
+
+
+def worker_resources(subcluster: Subcluster, devices: int) -> dict[str, float]:
+    """What a worker asks of Ray: its devices, where Ray counts them.
+
+    Args:
+        subcluster: where it runs.
+        devices: how many devices it holds.
+
+    Returns:
+        Amounts by Ray's names.
+
+    Example:
+        >>> from hetjax.mesh import KINDS, Link
+        >>> link = Link(bandwidth=1e9, latency=1e-5)
+        >>> old = Subcluster("old", KINDS["V100"], 1, 4, link, link, "accelerator_type:V100")
+        >>> worker_resources(old, 4)
+        {'GPU': 4, 'accelerator_type:V100': 0.001}
+    """
+    counted = {"gpu": "GPU", "tpu": "TPU"}.get(subcluster.kind.platform)
+    wanted: dict[str, float] = {} if counted is None else {counted: devices}
+    mark = subcluster.ray_resource
+    if mark is not None:
+        # Of a type a node has 1, however many devices: it says which nodes, not how much of one.
+        wanted[mark] = 0.001 if mark.startswith(_TYPE_RESOURCE) else devices
+    return wanted
+
+
+def worker_options(subcluster: Subcluster, devices: int) -> dict[str, Any]:
+    """The options of a worker's actor.
+
+    Args:
+        subcluster: where it runs.
+        devices: how many devices it holds.
+
+    Returns:
+        What `ray.actor.ActorClass.options` takes.
+    """
+    resources = worker_resources(subcluster, devices)
+    gpus = resources.pop("GPU", 0)
+    variables = {"JAX_PLATFORMS": ""}
+    if subcluster.kind.platform == "cpu":
+        flags = f"--xla_force_host_platform_device_count={devices}"
+        variables = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
+    return {
+        "num_cpus": 0,
+        "num_gpus": gpus,
+        "resources": resources,
+        "runtime_env": {"env_vars": variables},
+    }
+
+
+def check_resources(workers: Sequence[tuple[str, Mapping[str, float]]]) -> None:
+    """Check that the connected Ray cluster has what workers ask of it, whether free now or not.
+
+    Args:
+        workers: for each worker the name of its subcluster, and what it asks.
+
+    Raises:
+        InputError: naming the subclusters, the resource, how much is wanted and how much there is.
+    """
+    import ray
+
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    for resource in dict.fromkeys(name for _, wanted in workers for name in wanted):
+        asked = {i: wanted[resource] for i, (_, wanted) in enumerate(workers) if resource in wanted}
+        names = ", ".join(dict.fromkeys(repr(workers[i][0]) for i in asked))
+        offered = [node.get(resource, 0) for node in nodes]
+        if sum(asked.values()) > sum(offered):
+            raise InputError(
+                f"subcluster {names}: the plan wants {sum(asked.values()):g} of the Ray resource "
+                f"{resource!r}, and the Ray cluster has {sum(offered):g}"
+            )
+        if max(asked.values()) > max(offered):
+            raise InputError(
+                f"subcluster {names}: a worker wants {max(asked.values()):g} of the Ray resource "
+                f"{resource!r} on its node, and no node of the Ray cluster has more than "
+                f"{max(offered):g}"
+            )

@@ -1,0 +1,227 @@
+import dataclasses
+from pathlib import Path
+from typing import get_args
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetjax.configuration import (
+    Configuration,
+    DataSettings,
+    ModelSettings,
+    OptimizerSettings,
+    PlannerSettings,
+    TrainSettings,
+    changes,
+    make_configuration,
+    read_configuration,
+    settings,
+    settings_help,
+    write_configuration,
+)
+from hetjax.configuration.make import (
+    learning_rates,
+    make_data,
+    make_ingredients,
+    make_model,
+    make_optimizer,
+    optimizer_factories,
+)
+from hetjax.errors import InputError
+from hetjax.models import GPTConfig, LlamaConfig
+from hetjax.pipeline.schedule import SCHEDULES
+
+CONFIGS = Path(__file__).parent.parent / "configs"
+TINY = ModelSettings(blocks=1, width=8, heads=2, sequence=4)
+
+
+def test_later_bindings_win_and_macros_are_filled_in(tmp_path: Path) -> None:
+    (tmp_path / "base.gin").write_text("train.steps = 5\ntrain.seed = 3\n")
+    (tmp_path / "run.gin").write_text(
+        'include "base.gin"\nRATE = 1e-2  # a macro\ntrain:\n  steps = 7\n'
+        "optimizer.learning_rate = %RATE\n"
+    )
+    read = read_configuration(tmp_path / "run.gin", ["train.batch_size = 8"])
+    assert (read.train.steps, read.train.seed, read.train.batch_size) == (7, 3, 8)
+    assert read.optimizer.learning_rate == 1e-2
+    overridden = read_configuration(tmp_path / "run.gin", ["RATE = 0.5", "train.steps = 9"])
+    assert (overridden.train.steps, overridden.optimizer.learning_rate) == (9, 0.5)
+
+
+def test_paths_are_looked_up_beside_their_file_then_in_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("configs/here.yaml", "work/there.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    file = tmp_path / "configs" / "run.gin"
+    file.write_text(
+        'cluster.file = "here.yaml"\ndata.kind = "text"\n'
+        'data.paths = ["there.txt", "nowhere.txt"]\n'
+    )
+    monkeypatch.chdir(tmp_path / "work")
+    read = read_configuration(file)
+    assert read.cluster.file == str(tmp_path / "configs" / "here.yaml")
+    assert read.data.paths == (str(tmp_path / "work" / "there.txt"), "nowhere.txt")
+
+
+@pytest.mark.parametrize(
+    ("binding", "pieces"),
+    [
+        ("train.stepz = 1", ["'train.stepz'", "did you mean 'train.steps'?"]),
+        ("steps = 1", ["there is no setting 'steps'", "'train.steps'"]),
+        ("flying.circus = 1", ["no setting 'flying.circus'", "--help"]),
+        ("train.steps = 0", ["train.steps is 0", "greater than or equal to 1"]),
+        ("train.steps = 2.5", ["train.steps is 2.5", "integer"]),
+        ("train.steps = True", ["train.steps is True", "integer"]),
+        ("train.steps = '3'", ["train.steps is '3'", "integer"]),
+        ("train.microbatches = 5", ["train.batch_size is 16", "train.microbatches = 5", "1, 2, 4"]),
+        ("runtime.name = 'rai'", ["runtime.name 'rai'", "did you mean 'ray'?", "local, ray"]),
+        ("runtime.name = ray", ["'runtime.name = ray'", "in quotes"]),
+        ("runtime.name", ["name = value"]),
+        ("planner.schedule = '1fb1'", ["planner.schedule '1fb1'", "did you mean '1f1b'?"]),
+        ("data.kind = 'text'", ["data.paths is empty"]),
+        ("data.paths = 'a.txt'", ["data.kind", "'text'"]),
+        ("data.paths = ['a.txt', 3]", ["data.paths[1] is 3"]),
+        ("data.held_out_fraction = 1.0", ["data.held_out_fraction is 1.0", "less than 1"]),
+        ("optimizer.options = [1]", ["optimizer.options is [1]"]),
+        ("train.steps = (1,", ["multi-line"]),
+        ("train.steps = %MANY", ["%MANY has no value"]),
+        ("train.steps = @many", ["@many is not allowed"]),
+        ("scope/train.steps = 1", ["no scopes"]),
+        ("import os", ["import is not allowed"]),
+        ("include 'nowhere.gin'", ["nowhere.gin", "cannot be read"]),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_sentence(binding: str, pieces: list[str]) -> None:
+    with pytest.raises(InputError) as error:
+        read_configuration(None, [binding])
+    assert all(piece in str(error.value) for piece in pieces), str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_errors_name_the_file_and_the_line(tmp_path: Path) -> None:
+    file = tmp_path / "run.gin"
+    file.write_text("train.steps = 5\n\ntrain.sed = 1\n")
+    with pytest.raises(InputError, match=r"run\.gin, line 3: .* did you mean 'train\.seed'"):
+        read_configuration(file)
+    with pytest.raises(InputError, match="cannot be read: No such file"):
+        read_configuration(tmp_path / "nowhere.gin")
+    file.write_bytes(b"# \xff\n")
+    with pytest.raises(InputError, match="not UTF-8"):
+        read_configuration(file)
+    file.write_text('include "run.gin"\n')
+    with pytest.raises(InputError, match="includes itself"):
+        read_configuration(file)
+
+
+@given(
+    steps=st.integers(1, 10**6),
+    rate=st.floats(0, 10),
+    options=st.dictionaries(st.text(max_size=5), st.floats(0, 1) | st.booleans() | st.none()),
+    recipe=st.text(max_size=20),
+    weights=st.lists(st.floats(0, 1), min_size=2, max_size=2),
+)
+def test_a_written_configuration_reads_back_equal(
+    steps: int, rate: float, options: dict[str, object], recipe: str, weights: list[float]
+) -> None:
+    configuration = make_configuration(
+        {
+            "train": {"steps": steps},
+            "optimizer": {"learning_rate": rate, "options": options},
+            "model": {"recipe": recipe},
+            "data": {"kind": "text", "paths": ["/no/a 'b'", '/no/"c"'], "weights": weights},
+        }
+    )
+    assert read_configuration(None, [write_configuration(configuration)]) == configuration
+
+
+def test_changes_name_old_and_new() -> None:
+    old, new = Configuration(), make_configuration({"train": {"steps": 7}})
+    assert list(changes(old, new)) == ["train.steps = 7 (was 300)"]
+
+
+def test_help_has_every_setting_with_its_default() -> None:
+    text = settings_help()
+    for name, value in settings(Configuration()):
+        assert f"  {name} = {value!r}" in text
+
+
+def test_names_agree_with_what_they_configure() -> None:
+    fields = {f.name for config in (GPTConfig, LlamaConfig) for f in dataclasses.fields(config)}
+    assert {"recipe", *fields} == set(ModelSettings.model_fields)
+    assert get_args(PlannerSettings.model_fields["schedule"].annotation) == SCHEDULES
+
+
+@pytest.mark.parametrize("file", sorted(CONFIGS.glob("*.gin")), ids=lambda file: file.stem)
+def test_the_recipes_that_come_along_can_be_read(file: Path) -> None:
+    configuration = read_configuration(file)
+    assert configuration.cluster.file is None or Path(configuration.cluster.file).is_absolute()
+    make_model(configuration.model)
+    make_optimizer(configuration.optimizer, configuration.train.steps)
+
+
+def test_the_model_is_the_recipe_with_its_overrides() -> None:
+    model = make_model(ModelSettings(recipe="llama-tiny", blocks=2, sequence=16))
+    assert (model.name, model.sequence) == ("llama-2x192", 16)
+    with pytest.raises(InputError, match="dropout"):
+        make_model(ModelSettings(recipe="llama-tiny", dropout=0.1))
+
+
+def test_data_has_keys_where_the_model_drops_out() -> None:
+    configuration = make_configuration(
+        {"model": {**TINY.overrides(), "dropout": 0.1}, "data": {"kind": "synthetic", "size": 100}}
+    )
+    ingredients = make_ingredients(configuration)
+    batch = ingredients.dataset.batch(0, configuration.train.batch_size)
+    assert {name: (leaf.shape, leaf.dtype) for name, leaf in batch.items()} == {
+        name: (leaf.shape, leaf.dtype) for name, leaf in ingredients.batch.items()
+    }
+    assert set(batch) == {"tokens", "keys"}
+
+
+def test_data_is_checked_before_the_run(tmp_path: Path) -> None:
+    model, train = make_model(TINY), TrainSettings(evaluate_every=1)
+    with pytest.raises(InputError, match=r"model\.vocabulary is 100.*256"):
+        make_data(DataSettings(), train, make_model(ModelSettings(vocabulary=100)))
+    synthetic = DataSettings(kind="synthetic", size=100, held_out_fraction=0.0)
+    with pytest.raises(InputError, match="held_out_fraction"):
+        make_data(synthetic, train, model)
+    (tmp_path / "a.txt").write_text("words " * 50)
+    (tmp_path / "b.txt").write_text("and more " * 50)
+    paths = (str(tmp_path / "a.txt"), str(tmp_path / "b.txt"))
+    data = make_data(DataSettings(kind="text", paths=paths, weights=(0.5, 1.5)), train, model)
+    assert [part.weight for part in data.parts] == [0.5, 1.5]
+
+
+@pytest.mark.parametrize("schedule", ["constant", "cosine", "linear"])
+def test_learning_rates_rise_then_follow_their_schedule(schedule: str) -> None:
+    given_settings = make_configuration(
+        {"optimizer": {"learning_rate": 2.0, "warmup_steps": 4, "schedule": schedule}}
+    ).optimizer
+    rates = learning_rates(given_settings, steps=20)
+    assert callable(rates)
+    values = [float(jnp.asarray(rates(step))) for step in range(21)]
+    assert values[0] > 0
+    assert values[4] == pytest.approx(2.0)
+    assert values[:5] == sorted(values[:5])
+    assert values[20] == pytest.approx(2.0 if schedule == "constant" else 0.2)
+
+
+def test_a_warm_up_longer_than_the_run_is_no_error() -> None:
+    cosine = OptimizerSettings(schedule="cosine", warmup_steps=20)
+    assert callable(learning_rates(cosine, steps=5))
+
+
+def test_optimizers_are_those_of_optax() -> None:
+    assert {"adamw", "sgd", "lion", "adafactor"} - {"adafactor"} <= set(optimizer_factories())
+    sgd = make_optimizer(OptimizerSettings(name="sgd", learning_rate=0.5, clip_norm=1.0), 10)
+    updates, _ = sgd.update(jnp.full(4, 3.0), sgd.init(jnp.zeros(4)))
+    np.testing.assert_allclose(updates, -0.25 * np.ones(4), rtol=1e-6)
+    with pytest.raises(InputError, match=r"optimizer\.name 'adamx'; did you mean"):
+        make_optimizer(OptimizerSettings(name="adamx"), 10)
+    with pytest.raises(InputError, match=r"option of optimizer sgd 'weight_decay'"):
+        make_optimizer(OptimizerSettings(name="sgd", weight_decay=0.1), 10)

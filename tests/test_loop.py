@@ -1,0 +1,124 @@
+import signal
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetjax.configuration import TrainSettings
+from hetjax.loop import StepDone, StopRequest, timed_steps, train, usual_step_time
+from hetjax.runtime import StepMetrics, Trainer
+
+
+def metrics(step: int, seconds: float = 1.0) -> StepMetrics:
+    return StepMetrics(step, loss=1.0, gradient_norm=1.0, seconds=seconds)
+
+
+@dataclass
+class Recorder:
+    """Stands for a trainer, and writes down what it is asked."""
+
+    steps_done: int = 0
+    calls: list[str] = field(default_factory=list)
+
+    def train_step(self, *, timed: bool = False) -> StepMetrics:
+        self.steps_done += 1
+        self.calls.append(f"{'timed ' if timed else ''}step {self.steps_done}")
+        return metrics(self.steps_done)
+
+    def evaluate(self, max_batches: int | None) -> float:
+        self.calls.append(f"evaluate {max_batches}")
+        return 2.0
+
+    def save(self, *, wait: bool = False) -> None:
+        self.calls.append(f"save {self.steps_done}{' and wait' if wait else ''}")
+
+
+def run(trainer: Recorder, settings: TrainSettings, **arguments: Any) -> list[StepDone]:
+    return list(train(cast("Trainer", trainer), settings, **arguments))
+
+
+def test_steps_evaluations_and_checkpoints_come_in_order() -> None:
+    trainer = Recorder()
+    settings = TrainSettings(steps=5, evaluate_every=2, evaluation_batches=3, checkpoint_every=2)
+    steps = run(trainer, settings, checkpoints=True)
+    assert trainer.calls == [
+        "step 1",
+        "step 2",
+        "evaluate 3",
+        "save 2",
+        "timed step 3",
+        "step 4",
+        "evaluate 3",
+        "save 4",
+        "timed step 5",
+        "evaluate 3",
+        "save 5 and wait",
+    ]
+    assert [done.evaluation_loss for done in steps] == [None, 2.0, None, 2.0, 2.0]
+    assert [done.metrics.step for done in steps if done.saved] == [2, 4]
+
+
+def test_nothing_is_saved_without_checkpoints_or_twice() -> None:
+    trainer = Recorder()
+    run(trainer, TrainSettings(steps=4, checkpoint_every=2))
+    assert not [call for call in trainer.calls if "save" in call]
+    trainer = Recorder()
+    settings = TrainSettings(steps=4, checkpoint_every=2)
+    run(trainer, settings, checkpoints=True)
+    assert [call for call in trainer.calls if "save" in call] == ["save 2", "save 4"]
+
+
+def test_a_stop_is_followed_by_a_checkpoint() -> None:
+    trainer, settings = Recorder(steps_done=4), TrainSettings(steps=100)
+    steps = run(trainer, settings, checkpoints=True, stop=lambda: trainer.steps_done == 6)
+    assert [done.metrics.step for done in steps] == [5, 6]
+    assert trainer.calls[-1] == "save 6 and wait"
+
+
+def test_a_run_that_is_done_does_nothing() -> None:
+    trainer = Recorder(steps_done=5)
+    assert not run(trainer, TrainSettings(steps=5), checkpoints=True)
+    assert not trainer.calls
+
+
+@given(st.integers(0, 50), st.integers(1, 50))
+def test_timed_steps_are_steps_of_the_run(begin: int, more: int) -> None:
+    timed = timed_steps(begin, begin + more)
+    assert begin + more in timed
+    assert all(begin < step <= begin + more for step in timed)
+
+
+def test_the_usual_step_time_has_no_first_and_no_timed_step() -> None:
+    steps = [
+        StepDone(metrics(1, seconds=50.0)),
+        StepDone(metrics(2, seconds=1.0)),
+        StepDone(metrics(3, seconds=20.0), timed=True),
+    ]
+    assert usual_step_time(steps) == 1.0
+    assert usual_step_time(steps[:1]) == 50.0
+
+
+def test_signals_that_come_together_are_one_request() -> None:
+    said: list[str] = []
+    before = signal.getsignal(signal.SIGINT)
+    with StopRequest(said.append, clock=lambda: 5.0) as stop:
+        assert not stop()
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        assert stop()
+        assert stop.signal == signal.SIGINT
+    assert len(said) == 1
+    assert "Ctrl-C" in said[0]
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_later_signal_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([0.0, 10.0])
+    with StopRequest(lambda text: None, clock=lambda: next(times)) as stop:
+        signal.raise_signal(signal.SIGTERM)
+        ended: list[int] = []
+        monkeypatch.setattr(signal, "raise_signal", ended.append)
+        stop._handle(signal.SIGTERM, None)
+    assert ended == [signal.SIGTERM]

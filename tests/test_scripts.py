@@ -1,0 +1,71 @@
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
+TINY = "--blocks 2 --width 16 --heads 2 --sequence 8 --vocabulary 32 --rounds 2 --steps 1".split()
+
+
+def run(script, *flags):
+    return subprocess.run(
+        [sys.executable, SCRIPTS / script, *flags], capture_output=True, text=True, timeout=300
+    )
+
+
+def figures(script, *flags):
+    result = run(script, *TINY, "--json", *flags)
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def check_pipeline(result, systems):
+    assert result["speedup"] == max(result["speedups"].values()) > 0
+    assert result["bubble_bound"] == pytest.approx(2 * 8 / 9)
+    assert result["largest_loss_difference"] < 1e-3
+    rows = result["rows"]
+    assert {row["system"] for row in rows} == {"one-core", "one-core jit", "hetjax", *systems}
+    assert all(row["step_time"] > 0 for row in rows)
+    assert all(row["cores"] == (1 if "one-core" in row["system"] else 2) for row in rows)
+    schedules = [row["schedule"] for row in rows if row["system"] == "hetjax"]
+    assert schedules == ["1f1b", "h_1f1b"]
+    for row in rows:
+        if row["system"] == "hetjax":
+            assert [stage["layers"][0] == 0 for stage in row["stages"]] == [True, False]
+
+
+@pytest.mark.slow
+def test_overhead():
+    result = figures("bench_overhead.py")
+    assert result["rounds"] == 2
+    assert result["ratio"] > 0
+    assert result["hetjax_step_time"] > 0
+    assert result["jit_step_time"] > 0
+    assert [row["baseline"] for row in result["rows"]] == ["full batch", "scan", "loop"]
+    assert [row["microbatches"] for row in result["rows"]] == [1, 4, 4]
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_pipeline():
+    check_pipeline(figures("bench_pipeline.py", "--no-torch"), [])
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
+def test_pipeline_beside_torch():
+    result = figures("bench_pipeline.py")
+    check_pipeline(result, ["torch", "torch-fastest"])
+    assert {setting["setting"] for setting in result["torch_settings"]} > {"default"}
+
+
+@pytest.mark.parametrize("script", ["bench_overhead.py", "bench_pipeline.py"])
+def test_command_line(script):
+    assert "--rounds" in run(script, "--help").stdout
+    wrong = run(script, "--rounds", "0")
+    assert wrong.returncode == 2
+    assert "0 is not 1 or more" in wrong.stderr

@@ -1,0 +1,280 @@
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hetjax.commands.devices import host_device_flags, use_devices
+from hetjax.configuration import Configuration, RuntimeSettings, read_configuration, settings
+from hetjax.errors import WorkerLostError
+from hetjax.mesh import Cluster
+from hetjax.planner import Plan
+from hetjax.report import read_metrics
+from hetjax.runtime import Trainer
+from hetjax.train import main
+
+# Device kinds with figures of their own: measured ones would make another plan each time.
+CLUSTER = """
+name: test
+kinds:
+  quick: {peak_flops: {float32: 1.0e+9}, memory: 1 GB, memory_bandwidth: 10 GB/s, source: a test,
+          platform: cpu}
+  slow: {peak_flops: {float32: 5.0e+8}, memory: 1 GB, memory_bandwidth: 5 GB/s, source: a test,
+         platform: cpu}
+subclusters:
+  - {name: quick, kind: quick, nodes: 1, devices_per_node: 2,
+     intra_node: {bandwidth: 5 GB/s, latency: 20 us}}
+  - {name: slow, kind: slow, nodes: 1, devices_per_node: 2,
+     intra_node: {bandwidth: 5 GB/s, latency: 20 us}}
+links:
+  - {between: [quick, slow], bandwidth: 1 Gbit/s, latency: 0.1 ms}
+"""
+CONFIGURATION = """
+cluster.file = "cluster.yaml"
+model.recipe = "gpt-quickstart"
+model.blocks = 2
+model.width = 16
+model.heads = 2
+model.sequence = 16
+model.dropout = 0.1
+data.kind = "synthetic"
+data.size = 4000
+train.steps = 4
+train.batch_size = 8
+train.microbatches = 2
+train.evaluate_every = 2
+train.evaluation_batches = 1
+planner.min_stages = 2
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    (tmp_path / "cluster.yaml").write_text(CLUSTER)
+    file = tmp_path / "run.gin"
+    file.write_text(CONFIGURATION)
+    return file
+
+
+def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The one line that the command prints when it refuses its input."""
+    assert main(arguments) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("error: ")
+    return lines[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "pieces"),
+    [
+        (["--bogus"], ["--bogus", "--help"]),
+        (["--gin", "train.stepz = 1"], ["'train.stepz'", "'train.steps'"]),
+        (["--gin", "train.microbatches = 3"], ["train.batch_size is 8", "1, 2, 4, 8"]),
+        (["--gin", "cluster.file = 'nowhere.yaml'"], ["nowhere.yaml", "cannot be read"]),
+        (["--gin", "cluster.file = 'broken.yaml'"], ["broken.yaml", "subclusters"]),
+        (["--gin", "cluster.file = 'kind.yaml'"], ["unknown device kind 'T5'", "'T4'"]),
+        (["--gin", "model.recipe = 'gpt3'"], ["unknown model recipe 'gpt3'", "gpt-quickstart"]),
+        (["--gin", "model.heads = 3"], ["heads is 3", "16"]),
+        (["--gin", "model.width = 2**20"], ["name = value"]),
+        (["--gin", "model.width = 1048576"], ["does not fit on cluster 'test'", "GB"]),
+        (["--gin", "optimizer.name = 'adamx'"], ["'adamx'", "did you mean"]),
+        (["--gin", "data.kind = 'text'", "--gin", "data.paths = 'latin.txt'"], ["not UTF-8"]),
+        (["--gin", "data.kind = 'text'", "--gin", "data.paths = 'no.txt'"], ["'no.txt'"]),
+        (["--runtime", "rya"], ["'rya'", "did you mean 'ray'?"]),
+        (["--runtime", "ray", "--ray-address", "here"], ["'here'", "host:port"]),
+        (["--runtime", "ray", "--ray-address", "127.0.0.1:1"], ["127.0.0.1:1", "nothing answers"]),
+        (["--plan", "nowhere.json"], ["nowhere.json", "cannot be read"]),
+        (["--plan", "cluster.yaml"], ["cluster.yaml", "not JSON"]),
+    ],
+)
+def test_wrong_input_is_one_line_and_leaves_nothing(
+    config: Path,
+    arguments: list[str],
+    pieces: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(config.parent)
+    Path("broken.yaml").write_text("name: broken\n")
+    Path("kind.yaml").write_text(CLUSTER.replace("kind: slow", "kind: T5"))
+    Path("latin.txt").write_bytes(b"caf\xe9")
+    before = sorted(config.parent.iterdir())
+    line = fails(capsys, "--config", str(config), "--workdir", "run", *arguments)
+    assert all(piece in line for piece in pieces), line
+    assert sorted(config.parent.iterdir()) == before
+
+
+def test_a_configuration_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--config is missing" in fails(capsys)
+    assert "nowhere.gin" in fails(capsys, "--config", "nowhere.gin")
+
+
+def test_a_work_folder_is_never_overwritten(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "metrics.jsonl").write_text("")
+    line = fails(capsys, "--config", str(config), "--workdir", str(run))
+    assert "holds a run already (metrics.jsonl)" in line
+    assert "--resume" in line
+    assert "is a file" in fails(capsys, "--config", str(config), "--workdir", str(config / "run"))
+    assert "--workdir" in fails(capsys, "--config", str(config), "--resume")
+
+
+def test_help_lists_options_and_settings(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    for name, _ in settings(Configuration()):
+        assert f" {name} = " in text
+    for option in ("--config", "--gin", "--workdir", "--resume", "--plan", "--dry-run"):
+        assert option in text
+
+
+def test_a_dry_run_prints_the_plan_and_writes_nothing(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    workdir = config.parent / "run"
+    arguments = ["--config", str(config), "--workdir", str(workdir), "--dry-run"]
+    assert main([*arguments, "--gin", "train.steps = 7"]) == 0
+    out = capsys.readouterr().out
+    for piece in ("Cluster test", "7 steps", "quick[0:2] 1x2", "predicted step time"):
+        assert piece in out
+    assert not workdir.exists()
+
+
+@pytest.mark.slow
+def test_training_resuming_and_replaying(
+    config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, parts = config.parent / "whole", config.parent / "parts"
+    assert main(["--config", str(config), "--workdir", str(whole)]) == 0
+    out = capsys.readouterr().out
+    for piece in ("step 4/4", "held-out loss", "Predicted and measured", "live microbatches"):
+        assert piece in out
+    expected = read_metrics(whole)
+    assert [record["step"] for record in expected] == [1, 2, 3, 4]
+    for record in expected:
+        assert {"loss", "grad_norm", "tokens_per_second", "step_time"} <= set(record)
+    assert [record["step"] for record in expected if "evaluation_loss" in record] == [2, 4]
+    for name in ("plan.json", "timeline.png", "checkpoints", "tensorboard"):
+        assert (whole / name).exists()
+    assert json.loads((whole / "timeline.json").read_text())["traceEvents"]
+    assert read_configuration(whole / "config.gin") == read_configuration(config)
+
+    arguments = ["--config", str(config), "--workdir", str(parts), "--resume"]
+    assert main([*arguments, "--gin", "train.steps = 2"]) == 0
+    assert "no checkpoint to resume from" in capsys.readouterr().out
+    assert main(arguments) == 0
+    out = capsys.readouterr().out
+    assert "resumed from step 2" in out
+    assert "changed since the run began: train.steps = 4 (was 2)" in out
+    assert losses(parts) == losses(whole)
+    assert (parts / "plan.json").read_text() == (whole / "plan.json").read_text()
+
+    plan = json.loads((whole / "plan.json").read_text())
+    plan["pipelines"][0]["schedule"] = {"name": "gpipe", "warm_up_counts": [2, 2]}
+    edited = config.parent / "edited.json"
+    edited.write_text(json.dumps(plan))
+    replay = config.parent / "replay"
+    arguments = ["--config", str(config), "--workdir", str(replay), "--plan", str(edited)]
+    assert main([*arguments, "--gin", "train.steps = 1"]) == 0
+    assert Plan.load(replay / "plan.json").pipeline.schedule.warm_up_counts == (2, 2)
+    assert losses(replay)[0] == pytest.approx(losses(whole)[0], rel=1e-6)
+
+
+def losses(workdir: Path) -> list[float]:
+    return [record["loss"] for record in read_metrics(workdir)]
+
+
+@pytest.mark.parametrize(
+    ("change", "pieces"),
+    [
+        (lambda plan: plan.update(model="0" * 16), ["another model"]),
+        (lambda plan: stages(plan)[1]["layers"].__setitem__(0, 0), ["overlaps"]),
+        (lambda plan: stages(plan)[0]["layers"].__setitem__(0, 1), ["in no stage"]),
+        (lambda plan: stages(plan)[0]["submesh"].update(start=4), ["is not there"]),
+        (lambda plan: plan["pipelines"][0].update(microbatch_size=8), ["16 examples", "is 8"]),
+        (lambda plan: plan.update(bogus=1), ["unknown field 'bogus'"]),
+        (
+            lambda plan: [kind.update(memory=1000) for kind in plan["cluster"]["kinds"].values()],
+            ["does not fit", "1 kB"],
+        ),
+    ],
+)
+def test_plans_that_do_not_fit_are_refused(
+    config: Path, change: Any, pieces: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = config.parent / "plan.json"
+    file.write_text(json.dumps(PLANS.setdefault("plan", planned(config))))
+    plan = json.loads(file.read_text())
+    change(plan)
+    file.write_text(json.dumps(plan))
+    line = fails(capsys, "--config", str(config), "--plan", str(file))
+    assert all(piece in line for piece in pieces), line
+
+
+PLANS: dict[str, dict[str, Any]] = {}
+
+
+def stages(plan: dict[str, Any]) -> list[dict[str, Any]]:
+    return plan["pipelines"][0]["stages"]
+
+
+def planned(config: Path) -> dict[str, Any]:
+    from hetjax.commands.prepare import prepare
+    from hetjax.configuration.make import make_ingredients
+
+    configuration = read_configuration(config)
+    cluster = Cluster.from_file(str(configuration.cluster.file))
+    file = config.parent / "made.json"
+    prepare(make_ingredients(configuration), cluster).plan.save(file)
+    return json.loads(file.read_text())
+
+
+def test_a_lost_worker_is_one_line(
+    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def train_step(self: Trainer, *_: object, **__: object) -> None:
+        raise WorkerLostError("stage 1, host 0", "its process has died")
+
+    monkeypatch.setattr(Trainer, "train_step", train_step)
+    assert main(["--config", str(config)]) == 3
+    assert capsys.readouterr().err == "error: stage 1, host 0 is lost: its process has died\n"
+
+
+@pytest.mark.slow
+def test_a_signal_saves_and_ends_with_its_code(config: Path) -> None:
+    """In a process of its own: it is the process that is signalled, and that ends."""
+    workdir = config.parent / "run"
+    options = ["--config", str(config), "--workdir", str(workdir)]
+    command = [sys.executable, "-m", "hetjax.train", *options, "--gin", "train.steps = 100000"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        assert process.stdout is not None
+        lines = []
+        for line in process.stdout:
+            lines.append(line.decode())
+            if lines[-1].startswith("step 10/"):
+                process.terminate()
+        assert process.wait() == 143, "".join(lines)
+    text = "".join(lines)
+    assert "SIGTERM: stopping after this step" in text
+    stopped = re.search(r"stopped after step (\d+)", text)
+    assert stopped is not None
+    assert len(read_metrics(workdir)) == int(stopped[1])
+    assert [int(each.name) for each in (workdir / "checkpoints").iterdir()] == [int(stopped[1])]
+
+
+def test_host_devices_are_asked_for_before_jax_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=2 --xla_other=1")
+    cluster = Cluster.from_file(Path(__file__).parent.parent / "configs/clusters/quickstart.yaml")
+    use_devices(cluster, RuntimeSettings())
+    assert os.environ["XLA_FLAGS"] == "--xla_force_host_platform_device_count=6 --xla_other=1"
+    assert host_device_flags(os.environ["XLA_FLAGS"], 4) == os.environ["XLA_FLAGS"]
