@@ -48,32 +48,54 @@ def environment(setting: str) -> dict[str, str]:
     )
 
 
-class Block(nn.Module):
-    """Attention and a feed-forward layer, each added to the residual stream."""
+class Attention(nn.Module):
+    """Causal multi-head attention, `[B, T, D]` to `[B, T, D]`."""
 
-    def __init__(self, size: Size):
+    def __init__(self, width: int, heads: int):
         super().__init__()
-        width, self.heads = size.width, size.heads
-        self.attention_norm = nn.LayerNorm(width)
+        self.heads = heads
         self.query = nn.Linear(width, width)
         self.key = nn.Linear(width, width, bias=False)
         self.value = nn.Linear(width, width)
         self.output = nn.Linear(width, width)
-        self.mlp_norm = nn.LayerNorm(width)
+
+    def forward(self, x: Any) -> Any:
+        """Mix the positions."""
+        query, key, value = (
+            layer(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for layer in (self.query, self.key, self.value)
+        )
+        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        return self.output(mixed.transpose(1, 2).flatten(-2))
+
+
+class MLP(nn.Module):
+    """The feed-forward layer, `[B, T, D]` to `[B, T, D]`."""
+
+    def __init__(self, width: int):
+        super().__init__()
         self.up = nn.Linear(width, 4 * width)
         self.down = nn.Linear(4 * width, width)
 
     def forward(self, x: Any) -> Any:
-        """``x`` [B, T, D] to [B, T, D]."""
-        normal = self.attention_norm(x)
-        query, key, value = (
-            layer(normal).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-            for layer in (self.query, self.key, self.value)
-        )
-        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        x = x + self.output(mixed.transpose(1, 2).flatten(-2))
-        hidden = functional.gelu(self.up(self.mlp_norm(x)), approximate="tanh")
-        return x + self.down(hidden)
+        """Transform each position."""
+        return self.down(functional.gelu(self.up(x), approximate="tanh"))
+
+
+class Block(nn.Module):
+    """Attention and a feed-forward layer, each added to the residual stream."""
+
+    def __init__(self, width: int, heads: int):
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(width)
+        self.attention = Attention(width, heads)
+        self.mlp_norm = nn.LayerNorm(width)
+        self.mlp = MLP(width)
+
+    def forward(self, x: Any) -> Any:
+        """The stream after this block."""
+        x = x + self.attention(self.attention_norm(x))
+        return x + self.mlp(self.mlp_norm(x))
 
 
 class StageModule(nn.Module):
@@ -89,7 +111,9 @@ class StageModule(nn.Module):
         self.first, self.last = stage == 0, stage == NUM_STAGES - 1
         # The head's work is below half a block's: equal halves are the best cut between blocks.
         cuts = [round(i * size.blocks / NUM_STAGES) for i in range(NUM_STAGES + 1)]
-        self.blocks = nn.ModuleDict({str(i): Block(size) for i in range(*cuts[stage : stage + 2])})
+        self.blocks = nn.ModuleDict(
+            {str(i): Block(size.width, size.heads) for i in range(*cuts[stage : stage + 2])}
+        )
         if self.first:
             self.token_embedding = nn.Embedding(size.vocabulary, size.width)
             self.position_embedding = nn.Parameter(torch.zeros(size.sequence, size.width))
@@ -112,32 +136,21 @@ class StageModule(nn.Module):
             arrays: its parameters by path, e.g. ``"blocks/0/mlp/up/kernel"``.
         """
         for name, parameter in self.named_parameters():
-            array = arrays[_path(name)]
-            if name.endswith("output.weight"):
-                array = array.reshape(-1, array.shape[-1]).T
-            elif "blocks" in name and name.endswith(("query.weight", "key.weight", "value.weight")):
-                array = array.reshape(array.shape[0], -1).T
-            elif name.endswith(("up.weight", "down.weight")):
-                array = array.T
+            path = _path(name)
+            array = arrays[path]
+            if path.endswith("kernel"):
+                # From [inputs..., outputs...] to torch's [outputs, inputs].
+                array = array.reshape(parameter.shape[::-1]).T
             with torch.no_grad():
                 parameter.copy_(torch.from_numpy(array.reshape(parameter.shape).copy()))
 
 
 def _path(name: str) -> str:
     """Where hetjax's GPT has a parameter of `StageModule`."""
-    *parents, last = name.split(".")
-    if last in ("token_embedding", "position_embedding"):
-        return last
-    if parents[-1] in ("head", "token_embedding"):
-        return parents[-1]
-    group = {"query": "attention", "key": "attention", "value": "attention", "output": "attention"}
-    group |= {"up": "mlp", "down": "mlp"}
-    if parents[-1] in group:
-        parents.insert(-1, group[parents[-1]])
-        leaf = {"weight": "kernel"}.get(last, last)
-    else:
-        leaf = {"weight": "scale"}.get(last, last)
-    return "/".join([*parents, leaf])
+    path = name.replace(".", "/")
+    for table in ("head", "token_embedding"):
+        path = path.replace(f"{table}/weight", table)
+    return path.replace("norm/weight", "norm/scale").replace("weight", "kernel")
 
 
 class Stage:
@@ -160,9 +173,8 @@ class Stage:
         with np.load(parameters) as arrays:
             module.load(arrays)
         self.num_parameters = sum(p.numel() for p in module.parameters())
-        settings = {"fused": True} if chosen.get("fused") else {}
         self.optimizer = torch.optim.AdamW(
-            module.parameters(), lr=1e-3, weight_decay=1e-4, **settings
+            module.parameters(), lr=1e-3, weight_decay=1e-4, fused=chosen.get("fused")
         )
         self.schedule = Schedule1F1B(
             PipelineStage(module, stage, NUM_STAGES, torch.device("cpu")),

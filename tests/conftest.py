@@ -1,6 +1,7 @@
 """Tests run on eight host CPU devices, with strict promotion and warnings as errors."""
 
 import os
+from collections.abc import Iterator
 
 os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
@@ -8,6 +9,7 @@ os.environ["XLA_FLAGS"] = (
 os.environ["JAX_PLATFORMS"] = "cpu"
 
 import jax
+import pytest
 from hypothesis import HealthCheck, settings
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
@@ -17,3 +19,13 @@ settings.register_profile(
 )
 settings.register_profile("full", settings.get_profile("ci"), max_examples=200)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+@pytest.fixture(scope="module")
+def quick_compilation() -> Iterator[None]:
+    """For tests that do little but compile; the full profile optimizes as users do."""
+    name = "jax_disable_most_optimizations"
+    before = jax.config.read(name)
+    jax.config.update(name, settings.get_current_profile_name() != "full")
+    yield
+    jax.config.update(name, before)

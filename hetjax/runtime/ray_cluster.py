@@ -23,6 +23,10 @@ _HTTP2_SETTINGS = 4
 
 _TYPE_RESOURCE = "accelerator_type:"
 
+# XLA's CPU client takes its temporary memory from malloc anew at every call. With large pages the
+# kernel has a hundredth of the page faults to serve; it was a tenth of a GPT's step.
+_LARGE_PAGES = "glibc.malloc.hugetlb=1"
+
 
 @dataclass(frozen=True)
 class RayOptions:
@@ -144,7 +148,7 @@ def worker_options(subcluster: Subcluster, devices: int) -> dict[str, Any]:
     variables = {"JAX_PLATFORMS": ""}
     if subcluster.kind.platform == "cpu":
         flags = f"--xla_force_host_platform_device_count={devices}"
-        variables = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
+        variables = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags, "GLIBC_TUNABLES": _LARGE_PAGES}
     return {
         "num_cpus": 0,
         "num_gpus": gpus,

@@ -1,13 +1,14 @@
 """The transport between processes: asynchronous pulls by `jax.experimental.transfer`.
 
 The sending worker offers single-device shards; the receiving one asks for those it needs as early
-as its instructions allow, and a thread for each route notes when they are there. JAX waits for ever
-for a peer that does not answer; connections and receives here have a deadline.
+as its instructions allow, and a thread for each route notes when they are there. JAX would wait for
+ever for a peer that does not answer; connections and receives here have a deadline.
 """
 
 from __future__ import annotations
 
 import queue
+import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -23,6 +24,9 @@ from hetjax.errors import WorkerLostError
 from hetjax.runtime.instructions import Route, Tag
 from hetjax.runtime.placement import Placement, named
 from hetjax.sharding.layout import Bounds, Shard, overlap, shards, wanted, within
+
+CONNECT_SECONDS = 10.0
+"""How long a worker may take to accept a connection."""
 
 Peer = tuple[int, int]
 """A worker: its stage, and its process inside the stage."""
@@ -101,25 +105,14 @@ class TransferServerTransport:
             addresses: the address of every worker.
 
         Raises:
-            WorkerLostError: a worker does not answer before the deadline.
+            WorkerLostError: a worker cannot be reached.
         """
         stage = self._peer[0]
         sources = {tag.route.source for tag in self._numbers if tag.route.target == stage}
         for peer, address in addresses.items():
             if peer[0] in sources:
-                self._connections[peer] = self._connect(peer, address)
-
-    def _connect(self, peer: Peer, address: str) -> Any:
-        result: list[Any] = []
-        # Connecting to an address where nobody listens never returns.
-        thread = threading.Thread(
-            target=lambda: result.append(self._server.connect(address)), daemon=True
-        )
-        thread.start()
-        thread.join(self._deadline)
-        if not result:
-            raise WorkerLostError(worker_name(peer), f"no connection to {address}")
-        return result[0]
+                _check_reachable(peer, address)
+                self._connections[peer] = self._server.connect(address)
 
     def _sides(self, tag: Tag) -> tuple[list[tuple[Shard, ...]], list[tuple[Shard, ...]]]:
         return self._layout(tag, tag.route.source), self._layout(tag, tag.route.target)
@@ -249,6 +242,15 @@ class TransferServerTransport:
         for pulls in self._watchers.values():
             pulls.put(None)
         self._pulls.clear()
+
+
+def _check_reachable(peer: Peer, address: str) -> None:
+    """Check that there is a server: JAX connects later, and waits for ever if there is none."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
+    except OSError as error:
+        raise WorkerLostError(worker_name(peer), f"no connection to {address}: {error}") from None
 
 
 def _watch(pulls: queue.SimpleQueue[_Pull | None]) -> None:

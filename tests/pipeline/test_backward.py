@@ -18,6 +18,9 @@ from hetjax.pipeline.build import PipelineProgram, build_pipeline
 from hetjax.pipeline.program import Program, num_bytes, trace
 
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+
 def build(
     model: Model,
     size: int,

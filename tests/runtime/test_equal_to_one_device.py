@@ -4,8 +4,6 @@ A gradient's error is taken relative to the largest entry of its own leaf, so th
 gradients must be as right as one with large ones.
 """
 
-from collections.abc import Iterator
-
 import jax
 import numpy as np
 import optax
@@ -20,22 +18,14 @@ from execution import (
     running,
     train,
 )
-from hypothesis import given, settings
+from hypothesis import given
 from small_models import make_batch
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 TOLERANCE = 1e-5
 HALF_TOLERANCE = 0.05
 """bfloat16 has 8 bits: sums over microbatches or devices that round differently differ by that."""
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick_compilation() -> Iterator[None]:
-    """Compilation is nearly all of the time; the full profile optimizes as users do."""
-    name = "jax_disable_most_optimizations"
-    before = jax.config.read(name)
-    jax.config.update(name, settings.get_current_profile_name() != "full")
-    yield
-    jax.config.update(name, before)
 
 
 def largest_error(found: np.ndarray, expected: np.ndarray) -> float:

@@ -1,0 +1,111 @@
+"""A small job for the tests of the Ray runtime; worker processes import this module too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from hetjax.mesh import KINDS, Cluster, Link, Subcluster, SubMesh
+from hetjax.pipeline.program import trace
+from hetjax.pipeline.schedule import one_f_one_b
+from hetjax.planner.plan import PipelinePlan, Plan, StagePlan
+from hetjax.runtime import Trainer
+
+VOCABULARY, WIDTH, DEPTH, LENGTH = 13, 8, 4, 6
+MICROBATCHES, SIZE = 3, 4
+BATCH = MICROBATCHES * SIZE
+
+_LINK = Link(bandwidth=1e9, latency=1e-5)
+HOST = replace(KINDS["T4"], name="test-host", platform="cpu")
+OPTIMIZER = optax.chain(
+    optax.clip_by_global_norm(0.5), optax.adamw(optax.linear_schedule(3e-2, 1e-3, 20))
+)
+
+
+def loss(parameters: Any, batch: Any) -> tuple[jax.Array, jax.Array]:
+    """A scan over blocks between tied embeddings: the summed loss, and the count."""
+    tokens = batch["tokens"]
+    features = parameters["embedding"][tokens[:, :-1]]
+
+    def block(features: jax.Array, weights: Any) -> tuple[jax.Array, None]:
+        return features + jnp.tanh(features @ weights["in"]) @ weights["out"], None
+
+    features, _ = jax.lax.scan(block, features, parameters["blocks"])
+    scores = jax.nn.log_softmax(features @ parameters["embedding"].T)
+    losses = -jnp.take_along_axis(scores, tokens[:, 1:, None], -1)
+    return jnp.sum(losses), jnp.float32(losses.size)
+
+
+def parameters() -> Any:
+    """The initial parameters."""
+    rng = np.random.default_rng(0)
+
+    def draw(*shape: int) -> np.ndarray:
+        return (0.3 * rng.normal(size=shape)).astype(np.float32)
+
+    blocks = {"in": draw(DEPTH, WIDTH, 2 * WIDTH), "out": draw(DEPTH, 2 * WIDTH, WIDTH)}
+    return {"embedding": draw(VOCABULARY, WIDTH), "blocks": blocks}
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Random tokens as a source of batches."""
+
+    def batch(self, step: int, batch_size: int, rows: slice | None = None) -> Any:
+        rng = np.random.default_rng(step)
+        tokens = rng.integers(0, VOCABULARY, (batch_size, LENGTH + 1), np.int32)
+        return {"tokens": tokens[rows or slice(None)]}
+
+    def held_out_batches(self, batch_size: int) -> Iterator[Any]:
+        return (self.batch(1000 + i, batch_size) for i in range(2))
+
+
+def make_cluster(nodes: int, **changes: Any) -> Cluster:
+    """A subcluster of two host CPU devices a node, and one of a single device."""
+    first = Subcluster("first", replace(HOST, **changes), nodes, 2, _LINK, _LINK)
+    second = Subcluster("second", HOST, 1, 1, _LINK, _LINK)
+    return Cluster("test", (first, second), (("first", "second", _LINK),))
+
+
+def make_plan(hosts: int = 1, cluster: Cluster | None = None) -> Plan:
+    """Two stages that meet in the middle of the scan.
+
+    Args:
+        hosts: how many hosts the first stage spans.
+        cluster: where to run; one that has just these devices unless given.
+    """
+    shapes = {"tokens": jax.ShapeDtypeStruct((SIZE, LENGTH + 1), np.dtype(np.int32))}
+    program = trace(loss, parameters(), shapes)
+    names = [step.name for step in program.steps]
+    middle = sum(s.iterations for s in program.steps[: names.index("scan")]) + DEPTH // 2
+    stages = (
+        StagePlan((0, 1), SubMesh("first", 0, (hosts, 2)), (2 * hosts, 1), "fully_sharded"),
+        StagePlan((1, 2), SubMesh("second", 0, (1, 1)), (1, 1), recompute=True),
+    )
+    pipeline = PipelinePlan(stages, MICROBATCHES, SIZE, one_f_one_b(2, MICROBATCHES))
+    return Plan(
+        program.fingerprint,
+        (0, middle, program.num_positions),
+        cluster or make_cluster(hosts),
+        (pipeline,),
+    )
+
+
+def make_trainer(runtime: str, plan: Plan | None = None, **changes: Any) -> Trainer:
+    """A trainer of the job; what is given replaces arguments of `Trainer`."""
+    arguments: dict[str, Any] = {
+        "plan": plan or make_plan(),
+        "loss_function": loss,
+        "parameters": parameters,
+        "optimizer": OPTIMIZER,
+        "batch": Tokens().batch(0, BATCH),
+        "source": Tokens(),
+        "runtime": runtime,
+    }
+    return Trainer(**{**arguments, **changes})

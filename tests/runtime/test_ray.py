@@ -1,0 +1,152 @@
+"""The Ray runtime computes, saves and restores what the local one does."""
+
+import os
+import shutil
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import ray
+from execution import gathered_state
+from ray_jobs import BATCH, Tokens, loss, make_cluster, make_plan, make_trainer
+
+from hetjax import InputError, RayOptions, Trainer
+from hetjax.runtime.local import LocalExecutor
+from hetjax.runtime.ray import RayExecutor
+from hetjax.runtime.ray_worker import computation_settings
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
+
+
+def assert_equal(found: Any, expected: Any) -> None:
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+def optimizer_state(trainer: Trainer) -> list[np.ndarray]:
+    executor = trainer._executor
+    assert isinstance(executor, LocalExecutor)
+    return gathered_state(executor)
+
+
+def processes(trainer: Trainer) -> list[int]:
+    executor = trainer._executor
+    assert isinstance(executor, RayExecutor)
+    return list(executor.processes.values())
+
+
+def wait_until_gone(process: int) -> None:
+    end = time.monotonic() + 30
+    while Path(f"/proc/{process}").exists():
+        assert time.monotonic() < end, f"process {process} is left behind"
+        time.sleep(0.05)
+
+
+def test_a_run_goes_from_local_to_ray_and_back(tmp_path: Path):
+    with make_trainer("local", workdir=tmp_path / "local") as trainer:
+        for _ in range(3):
+            trainer.train_step()
+        trainer.save(wait=True)
+        saved = trainer.parameters(), optimizer_state(trainer)
+        losses = [trainer.train_step().loss for _ in range(10)]
+        held_out = trainer.evaluate()
+        final = trainer.parameters()
+    shutil.copytree(tmp_path / "local", tmp_path / "ray")
+
+    trainer = make_trainer("ray", workdir=tmp_path / "ray")
+    assert trainer.resume() is not None
+    assert trainer.steps_done == 3
+    assert_equal(trainer.parameters(), saved[0])
+    trainer.save()
+    found = [trainer.train_step(timed=step == 9).loss for step in range(10)]
+    np.testing.assert_allclose(found, losses, rtol=1e-6)
+    assert trainer.evaluate() == pytest.approx(held_out, rel=1e-6)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), trainer.parameters(), final
+    )
+    tracks = trainer.timeline().tracks
+    assert tracks == ("stage 0", "link 0->1", "link 1->0", "stage 1")
+    workers = processes(trainer)
+    trainer.close()
+    trainer.close()
+    for process in workers:
+        wait_until_gone(process)
+    assert ray.is_initialized()
+    with pytest.raises(RuntimeError, match="ended"):
+        trainer.train_step()
+
+    with make_trainer("local", workdir=tmp_path / "ray") as trainer:
+        assert trainer.resume() is not None
+        assert trainer.steps_done == 3
+        assert_equal(trainer.parameters(), saved[0])
+        assert_equal(optimizer_state(trainer), saved[1])
+
+
+def test_a_submesh_of_two_hosts_is_one_world(tmp_path: Path):
+    batches = [Tokens().batch(step, BATCH) for step in range(10)]
+    plan, settings = make_plan(hosts=2), computation_settings()
+
+    def closure(parameters: Any, batch: Any) -> Any:
+        assert computation_settings() == settings
+        return loss(parameters, batch)
+
+    changes = {"source": None, "loss_function": closure}
+    with make_trainer("local", plan, **changes) as trainer:
+        losses = [trainer.train_step(batch).loss for batch in batches]
+        final = trainer.parameters()
+    with make_trainer("ray", plan, workdir=tmp_path, **changes) as trainer:
+        assert len(set(processes(trainer))) == 3
+        found = [trainer.train_step(batch).loss for batch in batches[:5]]
+        with pytest.raises(InputError, match="'tokens' has shape"):
+            trainer.train_step({"tokens": batches[0]["tokens"][1:]})
+        found += [trainer.train_step(batch).loss for batch in batches[5:]]
+        trainer.save(wait=True)
+        saved = trainer.parameters()
+    np.testing.assert_allclose(found, losses, rtol=1e-6)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), saved, final)
+    with make_trainer("local", workdir=tmp_path) as trainer:
+        assert trainer.resume() is not None
+        assert_equal(trainer.parameters(), saved)
+
+
+def test_an_error_in_a_worker_comes_as_itself():
+    driver = os.getpid()
+
+    def faulty(parameters: Any, batch: Any) -> Any:
+        if os.getpid() != driver:
+            raise ZeroDivisionError("only in a worker")
+        return loss(parameters, batch)
+
+    with pytest.raises(ZeroDivisionError, match="only in a worker") as caught:
+        make_trainer("ray", loss_function=faulty)
+    assert type(caught.value) is ZeroDivisionError
+    assert str(caught.value) == "only in a worker"
+    assert "in faulty" in caught.value.__notes__[-1]
+
+
+def test_cores_are_checked():
+    with pytest.raises(InputError, match="for each of the 2 stages"):
+        make_trainer("ray", ray=RayOptions(cores=(0,)))
+    with pytest.raises(InputError, match="has no core 9999") as caught:
+        make_trainer("ray", ray=RayOptions(cores=(9999, 9999)))
+    assert type(caught.value) is InputError
+
+
+def test_what_cannot_be_pickled_is_named():
+    lock = threading.Lock()
+
+    def locked(parameters: Any, batch: Any) -> Any:
+        with lock:
+            return loss(parameters, batch)
+
+    with pytest.raises(InputError, match=r"loss_function cannot be sent .*cannot pickle.*lock"):
+        make_trainer("ray", loss_function=locked)
+
+
+def test_devices_that_the_ray_cluster_lacks_are_named():
+    plan = make_plan(cluster=make_cluster(1, platform="gpu"))
+    with pytest.raises(InputError, match=r"'first'.* wants 2 .*'GPU', .* has 0"):
+        make_trainer("ray", plan)
