@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import importlib.util
 import json
+import os
 import socket
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -329,6 +330,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--one-core", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
+    # Ray's workers give way to all other processes unless told; no other system here does.
+    os.environ.setdefault("RAY_worker_niceness", "0")
     if options.one_core:
         serve_one_core(size_of(options))
         return

@@ -43,7 +43,7 @@ class Layout(NamedTuple):
 def layouts(draw: st.DrawFn, shape: tuple[int, ...]) -> Layout:
     """Any layout of an array that divides it evenly."""
     mesh_shape = draw(st.sampled_from(_MESH_SHAPES))
-    sizes = dict(zip(MESH_AXES, mesh_shape, strict=True))
+    sizes: dict[str, int] = dict(zip(MESH_AXES, mesh_shape, strict=True))
     free, entries = set(sizes), []
     for size in shape[: draw(st.integers(0, len(shape)))]:
         allowed = [

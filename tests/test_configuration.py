@@ -217,10 +217,10 @@ def test_a_warm_up_longer_than_the_run_is_no_error() -> None:
 
 
 def test_optimizers_are_those_of_optax() -> None:
-    assert {"adamw", "sgd", "lion", "adafactor"} - {"adafactor"} <= set(optimizer_factories())
+    assert {"adamw", "sgd", "lion"} <= set(optimizer_factories())
     sgd = make_optimizer(OptimizerSettings(name="sgd", learning_rate=0.5, clip_norm=1.0), 10)
     updates, _ = sgd.update(jnp.full(4, 3.0), sgd.init(jnp.zeros(4)))
-    np.testing.assert_allclose(updates, -0.25 * np.ones(4), rtol=1e-6)
+    np.testing.assert_allclose(jnp.asarray(updates), -0.25 * np.ones(4), rtol=1e-6)
     with pytest.raises(InputError, match=r"optimizer\.name 'adamx'; did you mean"):
         make_optimizer(OptimizerSettings(name="adamx"), 10)
     with pytest.raises(InputError, match=r"option of optimizer sgd 'weight_decay'"):

@@ -51,16 +51,13 @@ def test_overhead():
 @pytest.mark.ray
 @pytest.mark.slow
 def test_pipeline():
-    check_pipeline(figures("bench_pipeline.py", "--no-torch"), [])
-
-
-@pytest.mark.ray
-@pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
-def test_pipeline_beside_torch():
     result = figures("bench_pipeline.py")
-    check_pipeline(result, ["torch", "torch-fastest"])
-    assert {setting["setting"] for setting in result["torch_settings"]} > {"default"}
+    if importlib.util.find_spec("torch") is None:
+        check_pipeline(result, [])
+        assert "not installed" in result["skipped"]["torch"]
+    else:
+        check_pipeline(result, ["torch", "torch-fastest"])
+        assert {row["setting"] for row in result["torch_settings"]} > {"default"}
 
 
 @pytest.mark.parametrize("script", ["bench_overhead.py", "bench_pipeline.py"])

@@ -14,7 +14,6 @@ from hetjax.errors import WorkerLostError
 from hetjax.mesh import Cluster
 from hetjax.planner import Plan
 from hetjax.report import read_metrics
-from hetjax.runtime import Trainer
 from hetjax.train import main
 
 # Device kinds with figures of their own: measured ones would make another plan each time.
@@ -244,10 +243,10 @@ def planned(config: Path) -> dict[str, Any]:
 def test_a_lost_worker_is_one_line(
     config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def train_step(self: Trainer, *_: object, **__: object) -> None:
+    def lose_a_worker(*_: object, **__: object) -> None:
         raise WorkerLostError("stage 1, host 0", "its process has died")
 
-    monkeypatch.setattr(Trainer, "train_step", train_step)
+    monkeypatch.setattr("hetjax.commands.run.Trainer", lose_a_worker)
     assert main(["--config", str(config)]) == 3
     assert capsys.readouterr().err == "error: stage 1, host 0 is lost: its process has died\n"
 

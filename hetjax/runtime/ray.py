@@ -29,10 +29,10 @@ from hetjax.runtime.transfer_server import Peer, worker_name
 
 __all__ = ["RayExecutor", "RayOptions", "connect_to_ray"]
 
-PING_SECONDS = 1.0
+PING_SECONDS = 0.5
 """How often workers are asked for a sign of life while a call runs."""
 
-SILENCE_SECONDS = 10.0
+SILENCE_SECONDS = 8.0
 """A worker whose process does not answer for so long is lost."""
 
 ANSWER_SECONDS = 3.0

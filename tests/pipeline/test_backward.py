@@ -17,7 +17,6 @@ from hetjax.pipeline.backward import accumulator_dtype
 from hetjax.pipeline.build import PipelineProgram, build_pipeline
 from hetjax.pipeline.program import Program, num_bytes, trace
 
-
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 
