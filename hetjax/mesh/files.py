@@ -20,8 +20,8 @@
 
 Plain numbers are bytes, seconds, FLOP/s and bytes/s. A kind is defined whole (``peak_flops``,
 ``memory``, ``memory_bandwidth``, ``source``, ``platform``) or ``like`` another, with ``speed`` as a
-factor on its FLOP/s and memory bandwidth. The kind ``host-cpu`` is this host's processor, measured, and
-shared evenly by all host devices of the file. `Cluster.to_json_dict` writes the same layout.
+factor on its FLOP/s and memory bandwidth. The kind ``host-cpu`` is this host's processor, measured,
+and shared evenly by all host devices of the file. `Cluster.to_json_dict` writes the same layout.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hetjax.pipeline.costs import Cost, is_heavy, steps_cost
+from hetjax.pipeline.costs import REPEATABLE, Cost, is_heavy, steps_cost
 from hetjax.pipeline.program import (
     Constant,
     FlatJaxpr,
@@ -32,16 +32,6 @@ from hetjax.pipeline.residuals import choose_residuals
 from hetjax.pipeline.stages import Stage
 
 Shapes = tuple[jax.ShapeDtypeStruct, ...]
-
-# Cheap to do again while the backward pass runs, and often fused away there.
-_REPEATABLE = frozenset(
-    """
-    abs add and broadcast_in_dim ceil clamp concatenate convert_element_type copy cos div eq erf exp
-    exp2 expand_dims expm1 floor ge gt integer_pow iota is_finite le log log1p logistic lt max min
-    mul ne neg not or pad pow real rem reshape rev round rsqrt select_n sign sin slice sqrt square
-    squeeze stop_gradient sub tanh transpose xor
-    """.split()
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -356,7 +346,7 @@ def _is_zero(operand: Operand, reached: set[int] | None, steps: Sequence[Step]) 
 def _is_expensive(step: Step) -> bool:
     if step.equation is not None and step.name in ("custom_jvp_call", "custom_vjp_call"):
         return is_heavy(step.equation)
-    return step.name not in _REPEATABLE
+    return step.name not in REPEATABLE
 
 
 def _needed_steps(

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from hetjax import _compat
-from hetjax.pipeline.costs import is_heavy
+from hetjax.pipeline.costs import REPEATABLE, is_heavy
 from hetjax.pipeline.program import (
     Constant,
     Operand,
@@ -74,9 +74,9 @@ class Stage:
 def cut(program: Program, boundaries: Sequence[int]) -> tuple[Stage, ...]:
     """Cut a program into stages.
 
-    Cheap steps that no parameter reaches (masks, positions, one-hot targets, random keys) belong
-    to every stage that uses them, so that only what was learned from crosses a link. A value used
-    beyond the next stage is handed on by the stages between.
+    Cheap steps that no parameter reaches (masks, positions, one-hot targets, random keys), or that
+    only give a parameter another form (a cast), belong to every stage that uses them, so that only
+    activations cross a link. A value used beyond the next stage is handed on by the stages between.
 
     Args:
         program: the traced loss function.
@@ -107,16 +107,41 @@ def crossing_values(program: Program, boundary: int) -> tuple[jax.ShapeDtypeStru
 
 
 def shared_steps(program: Program) -> frozenset[int]:
-    """The outputs of cheap steps that depend on no parameter: every stage computes its own."""
-    learned = set(program.parameters)
+    """The outputs of cheap steps that every stage computes for itself, where it needs them.
+
+    They are of two sorts: what no parameter reaches (masks, positions, one-hot targets, keys), and
+    parameters in another form (cast, transposed), which cost less to make again than to send. What
+    a scan takes in rows is not among these: its rows belong to the stages of their iterations.
+    """
+    rows = {
+        value
+        for step in program.steps
+        if step.iterations > 1 and step.equation is not None
+        for operand in step.inputs[_num_unstacked(step.equation) :]
+        if (value := operand_value(operand)) is not None
+    }
+    weights, examples = set(program.parameters), set(program.batch)
+    learned: set[int] = set()
     shared: set[int] = set()
     for step in program.steps:
-        heavy = step.equation is not None and is_heavy(step.equation)
-        if heavy or step.iterations > 1 or learned.intersection(step.values()):
-            learned.update(step.outputs)
-        else:
-            shared.update(step.outputs)
+        values, outputs = set(step.values()), set(step.outputs)
+        heavy = step.iterations > 1 or (step.equation is not None and is_heavy(step.equation))
+        of_weights, of_examples = bool(values & weights), bool(values & examples)
+        costly = step.name not in REPEATABLE or bool(outputs & rows) or of_examples
+        if heavy or values & learned or (of_weights and costly):
+            learned |= outputs
+            continue
+        shared |= outputs
+        if of_weights:
+            weights |= outputs
+        elif of_examples:
+            examples |= outputs
     return frozenset(shared)
+
+
+def _num_unstacked(equation: _compat.JaxprEqn) -> int:
+    """How many of a scan's inputs come before those that it takes in rows."""
+    return equation.params["num_consts"] + equation.params["num_carry"]
 
 
 class _Cutter:

@@ -96,7 +96,10 @@ def build(job: Job) -> Placement:
         recompute=[stage.recompute for stage in pipeline.stages],
         accumulate=pipeline.num_microbatches > 1,
     )
-    return Placement(programs, pipeline)
+    placement = Placement(programs, pipeline)
+    for stage in range(len(pipeline.stages)):
+        placement.parameters(stage)
+    return placement
 
 
 def trace_job(job: Job) -> Program:

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
+from hetjax.errors import InputError
 from hetjax.pipeline.build import PipelineProgram, Shapes
 from hetjax.pipeline.stages import ParameterPart
 from hetjax.planner.plan import PipelinePlan
 from hetjax.runtime.instructions import Route, shared_leaves
-from hetjax.sharding.rules import example_spec, parameter_spec
+from hetjax.sharding.rules import divides, example_spec, parameter_spec
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,9 +37,15 @@ class Placement:
     def _parameter(self, stage: int, part: ParameterPart) -> PartitionSpec:
         plan = self.plan.stages[stage]
         name = self.pipeline.program.parameter_names[part.leaf]
-        if name in plan.parameters:
-            return PartitionSpec(*plan.parameters[name])
         shape = self.pipeline.part_shape(part).shape
+        if name in plan.parameters:
+            spec = PartitionSpec(*plan.parameters[name])
+            if not divides(spec, shape, plan.mesh_shape):
+                raise InputError(
+                    f"plan: stages[{stage}].parameters[{name!r}] is {list(spec)}, which does not "
+                    f"divide its shape {shape} evenly on the mesh {list(plan.mesh_shape)}"
+                )
+            return spec
         return parameter_spec(plan.sharding, shape, plan.mesh_shape)
 
     def state(self, stage: int) -> tuple[PartitionSpec, ...]:

@@ -75,6 +75,19 @@ def example_spec(shape: Sequence[int], examples: int, mesh_shape: tuple[int, int
     return PartitionSpec(DATA, *[None] * (len(shape) - 1))
 
 
+def divides(spec: PartitionSpec, shape: Sequence[int], mesh_shape: tuple[int, int]) -> bool:
+    """Whether a specification cuts every dimension of a shape evenly.
+
+    Example:
+        >>> divides(PartitionSpec("data"), (6, 4), (4, 1))
+        False
+    """
+    return all(
+        size % division(PartitionSpec(entry), mesh_shape) == 0
+        for size, entry in zip(shape, spec, strict=False)
+    )
+
+
 def division(spec: PartitionSpec, mesh_shape: tuple[int, int]) -> int:
     """Into how many pieces a specification divides an array."""
     sizes: dict[object, int] = dict(zip(MESH_AXES, mesh_shape, strict=True))

@@ -208,3 +208,19 @@ def test_a_reverse_scan_begins_with_the_last_rows():
     pieces, _ = split_scan(step, (2,), lambda shape, dtype: next(fresh))
     rows = [(piece.inputs[-1].start, piece.inputs[-1].stop) for piece in pieces]  # type: ignore[union-attr]
     assert rows == [(4, 6), (0, 4)]
+
+
+def test_weights_cast_at_the_top_are_cast_where_they_are_used():
+    def loss(parameters, x):
+        first, second = (w.astype(jnp.bfloat16) for w in parameters)
+        hidden = jnp.tanh(x.astype(jnp.bfloat16) @ first)
+        return jnp.mean((hidden @ second.T).astype(jnp.float32) ** 2)
+
+    weights = [jnp.ones((4, 8)), jnp.ones((2, 8))]
+    program = trace(loss, weights, jnp.ones((3, 4)))
+    for boundary in range(1, program.num_positions):
+        first, second = cut(program, (0, boundary, program.num_positions))
+        shapes = {program.avals[value].shape for value in first.sends if value < len(program.avals)}
+        assert not shapes & {(4, 8), (2, 8), (8, 2)}
+        leaves = {part.leaf for part in (*first.parameters, *second.parameters)}
+        assert leaves == {0, 1}

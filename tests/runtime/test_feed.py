@@ -1,0 +1,107 @@
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from hetjax.errors import InputError
+from hetjax.runtime.feed import BatchReader, feed_of
+
+SIZE = 6
+SHAPES = {
+    "tokens": jax.ShapeDtypeStruct((SIZE, 3), np.dtype(np.int32)),
+    "weights": jax.ShapeDtypeStruct((SIZE,), np.dtype(np.float32)),
+}
+
+
+class Source:
+    """Counts what is read; held-out batches have no weights."""
+
+    def __init__(self):
+        self.reads: list[tuple[int, slice | None]] = []
+        self.changed = threading.Condition()
+
+    def batch(self, step: int, batch_size: int, rows: slice | None = None) -> Any:
+        with self.changed:
+            self.reads.append((step, rows))
+            self.changed.notify_all()
+        if step == 9:
+            raise OSError("the file is gone")
+        rng = np.random.default_rng(step)
+        tokens = rng.integers(0, 99, (batch_size, 3), np.int32)
+        batch = {"tokens": tokens, "weights": rng.random(batch_size, np.float32)}
+        return jax.tree.map(lambda leaf: leaf[rows or slice(None)], batch)
+
+    def held_out_batches(self, batch_size: int) -> Iterator[Any]:
+        return ({"tokens": self.batch(step, batch_size)["tokens"]} for step in (100, 101))
+
+
+@pytest.fixture
+def source() -> Source:
+    return Source()
+
+
+@pytest.fixture
+def reader(source: Source) -> Iterator[BatchReader]:
+    reader = BatchReader(source, SIZE, SHAPES)
+    yield reader
+    reader.close()
+
+
+def test_rows_are_those_of_the_source(source: Source, reader: BatchReader):
+    for step in (0, 1, 2, 7, 8, 3):
+        feed = reader.training(step)
+        for first, end in ((0, 2), (2, 4), (4, 6)):
+            rows = source.batch(step, SIZE, slice(first, end))
+            for found, expected in zip(feed(first, end), jax.tree.leaves(rows), strict=True):
+                np.testing.assert_array_equal(found, expected)
+
+
+def test_the_next_step_is_read_ahead_and_only_once(source: Source, reader: BatchReader):
+    reader.training(0)(0, 3)
+    with source.changed:
+        assert source.changed.wait_for(lambda: len(source.reads) == 2, timeout=30)
+    reader.training(1)(0, 3)
+    with source.changed:
+        assert source.changed.wait_for(lambda: len(source.reads) == 3, timeout=30)
+    assert source.reads == [(step, slice(0, 3)) for step in range(3)]
+
+
+def test_an_error_of_the_source_comes_when_its_step_does(reader: BatchReader):
+    reader.training(8)(0, 3)
+    with pytest.raises(OSError, match="the file is gone"):
+        reader.training(9)(0, 3)
+
+
+def test_held_out_batches_have_every_leaf(source: Source, reader: BatchReader):
+    assert reader.num_held_out == 2
+    for index in (1, 0):
+        tokens, weights = reader.held_out(index)(2, 5)
+        expected = source.batch(100 + index, SIZE)["tokens"][2:5]
+        np.testing.assert_array_equal(tokens, expected)
+        np.testing.assert_array_equal(weights, np.zeros(3, np.float32))
+
+
+def test_a_feed_of_a_batch_gives_its_rows():
+    batch = Source().batch(0, SIZE)
+    tokens, weights = feed_of(batch, SHAPES, SIZE)(1, 4)
+    np.testing.assert_array_equal(tokens, batch["tokens"][1:4])
+    np.testing.assert_array_equal(weights, batch["weights"][1:4])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"weights": None}, r"leaves \['tokens'\], .* for \['tokens', 'weights'\]"),
+        ({"labels": np.zeros(SIZE)}, r"leaves \['labels', 'tokens', 'weights'\]"),
+        ({"weights": np.zeros(5)}, r"'weights' has shape \(5,\); \(6,\) is wanted"),
+        ({"tokens": np.zeros((SIZE, 4))}, r"'tokens' has shape \(6, 4\); \(6, 3\) is wanted"),
+        ({"weights": np.float32(1)}, r"'weights' has shape \(\)"),
+    ],
+)
+def test_a_batch_of_another_form_is_refused(changes: dict[str, Any], message: str):
+    batch = {**Source().batch(0, SIZE), **changes}
+    with pytest.raises(InputError, match=message):
+        feed_of(batch, SHAPES, SIZE)
