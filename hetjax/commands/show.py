@@ -154,18 +154,28 @@ def prediction_rows(plan: Plan, timeline: Timeline, step_time: float) -> list[Pr
     prediction = _prediction(plan)
     rows = [PredictionRow("step time", prediction.step_time, step_time)]
     for s, stage in enumerate(prediction.stages):
-        tasks = timeline.on(stage_track(s))
-        predicted = {
-            "forward": ("F", stage.forward_seconds),
-            "backward": ("B", stage.backward_seconds),
-            "forward and backward": ("FB", stage.forward_seconds + stage.backward_seconds),
-            "update": ("update", stage.update_seconds),
-        }
-        for name, (kind, seconds) in predicted.items():
-            rows.append(_row(f"stage {s} {name}", seconds, _of_kind(tasks, kind)))
+        mean_of = _mean_seconds(timeline.on(stage_track(s)))
+        # The last stage may run both in one program.
+        both = stage.forward_seconds + stage.backward_seconds
         to_next, back = timeline.on(link_track(s, s + 1)), timeline.on(link_track(s, s - 1))
-        rows.append(_row(f"activations {s} to {s + 1}", stage.communication_seconds, to_next))
-        rows.append(_row(f"gradients {s} to {s - 1}", stage.return_seconds, back))
+        # The update is in several programs, which make one figure.
+        update = [event for event in timeline.on(stage_track(s)) if event.kind == "update"]
+        rows += [
+            PredictionRow(f"stage {s} forward", stage.forward_seconds, mean_of["F"]),
+            PredictionRow(f"stage {s} backward", stage.backward_seconds, mean_of["B"]),
+            PredictionRow(f"stage {s} forward and backward", both, mean_of["FB"]),
+            PredictionRow(
+                f"stage {s} update", stage.update_seconds, sum(event.duration for event in update)
+            ),
+            PredictionRow(
+                f"activations {s} to {s + 1}",
+                stage.communication_seconds,
+                _mean_seconds(to_next)["send"],
+            ),
+            PredictionRow(
+                f"gradients {s} to {s - 1}", stage.return_seconds, _mean_seconds(back)["send"]
+            ),
+        ]
     return [row for row in rows if row.measured > 0]
 
 
@@ -187,13 +197,12 @@ def live_microbatches(plan: Plan, reports: Sequence[StepReport]) -> str:
     return "live microbatches: " + ", ".join(held)
 
 
-def _row(name: str, predicted: float, events: Sequence[Event]) -> PredictionRow:
-    measured = mean(event.duration for event in events) if events else 0.0
-    return PredictionRow(name, predicted, measured)
-
-
-def _of_kind(events: Sequence[Event], kind: str) -> list[Event]:
-    return [event for event in events if event.kind == kind]
+def _mean_seconds(events: Sequence[Event]) -> Mapping[str, float]:
+    """The mean duration of each kind of event; 0 of those that there are none of."""
+    durations: defaultdict[str, list[float]] = defaultdict(lambda: [0.0])
+    for event in events:
+        durations.setdefault(event.kind, []).append(event.duration)
+    return defaultdict(float, {kind: mean(found) for kind, found in durations.items()})
 
 
 def _prediction(plan: Plan) -> Prediction:

@@ -297,7 +297,7 @@ class _Writer:
                 metrics = _numbered("metric", 2)
                 outputs = (*self.parameters, *self.state, *metrics, *self._accumulators())
                 yield Run(f"update_{phase}", arguments, outputs)
-                return
+                break
             mine = self._message(phase, self.stage)
             if update.sends[phase]:
                 yield Run(f"update_{phase}", arguments, mine)
@@ -307,6 +307,7 @@ class _Writer:
                 buffers = self._message(phase, sender)
                 yield Receive(Tag(Route("message", sender, self.stage), phase), buffers)
                 known += buffers
+        yield from self._share_tied()
 
     def _message(self, phase: int, sender: int) -> Buffers:
         count = len(self.pipeline.messages[phase][sender])
@@ -344,6 +345,22 @@ class _Writer:
         )
         yield Run("sum_tied", arguments, tuple(self.gradients[places[leaf]] for leaf in leaves))
 
+    def _share_tied(self) -> Iterator[Instruction]:
+        """Take over the first holder's tied parameters.
+
+        Every holder has made the same update, but unlike devices and programs round differently,
+        and copies must not drift apart.
+        """
+        places = {part.leaf: i for i, part in enumerate(self.spec.parameters)}
+        for other in range(self.pipeline.num_stages):
+            for source, target in ((self.stage, other), (other, self.stage)):
+                leaves = owned_leaves(self.pipeline, source, target)
+                if other == self.stage or not leaves:
+                    continue
+                buffers = tuple(self.parameters[places[leaf]] for leaf in leaves)
+                tag = Tag(Route("parameter", source, target))
+                yield (Send if source == self.stage else Receive)(tag, buffers)
+
 
 def tied_leaves(pipeline: PipelineProgram, stage: int) -> tuple[int, ...]:
     """The tied leaves that a stage holds."""
@@ -353,6 +370,12 @@ def tied_leaves(pipeline: PipelineProgram, stage: int) -> tuple[int, ...]:
 def shared_leaves(pipeline: PipelineProgram, a: int, b: int) -> tuple[int, ...]:
     """The tied leaves that two stages both hold."""
     return tuple(leaf for leaf in tied_leaves(pipeline, a) if b in pipeline.holders(leaf))
+
+
+def owned_leaves(pipeline: PipelineProgram, source: int, target: int) -> tuple[int, ...]:
+    """The tied leaves that two stages hold and of which no stage before the first one does."""
+    shared = shared_leaves(pipeline, source, target)
+    return tuple(leaf for leaf in shared if pipeline.holders(leaf)[0] == source)
 
 
 def _numbered(kind: str, count: int, microbatch: int = -1) -> Buffers:
@@ -393,14 +416,15 @@ def _with_frees(body: Iterator[Instruction], kept: frozenset[str]) -> Iterator[I
     """Free every buffer after the instruction that uses it last.
 
     What is left at the end are buffers of the kept kinds, and what the last run made for the next
-    step (gradient sums set back to zero).
+    step: gradient sums set back to zero.
     """
     instructions = list(body)
     last: dict[Buffer, int] = {}
     for place, instruction in enumerate(instructions):
         for buffer in (*_makes(instruction), *_reads(instruction)):
             last[buffer] = place
-    final = frozenset(_makes(instructions[-1]))
+    runs = [instruction for instruction in instructions if isinstance(instruction, Run)]
+    final = frozenset(buffer for buffer in runs[-1].outputs if buffer.kind == "gradient")
     ends: dict[int, list[Buffer]] = {}
     for buffer, place in last.items():
         if buffer.kind not in kept and buffer not in final:

@@ -9,10 +9,11 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from hetjax.errors import InputError
+from hetjax.pipeline.backward import accumulator_dtype
 from hetjax.pipeline.build import PipelineProgram, Shapes
 from hetjax.pipeline.stages import ParameterPart
 from hetjax.planner.plan import PipelinePlan
-from hetjax.runtime.instructions import Route, shared_leaves
+from hetjax.runtime.instructions import Route, owned_leaves, shared_leaves
 from hetjax.sharding.rules import divides, example_spec, parameter_spec
 
 
@@ -68,20 +69,26 @@ class Placement:
         if kind == "cotangent":
             programs = self.pipeline.programs[target]
             return tuple(programs.sent[i] for i in programs.cotangents_in)
-        if kind == "gradient":
-            leaves = shared_leaves(self.pipeline, source, target)
-            return tuple(self.pipeline.part_shape(ParameterPart(leaf)) for leaf in leaves)
+        if kind in ("gradient", "parameter"):
+            shapes = [self.pipeline.part_shape(ParameterPart(leaf)) for leaf in self._leaves(route)]
+            if kind == "parameter":
+                return tuple(shapes)
+            return tuple(jax.ShapeDtypeStruct(s.shape, accumulator_dtype(s.dtype)) for s in shapes)
         assert kind == "message", kind
         return self.pipeline.messages[microbatch][source]
+
+    def _leaves(self, route: Route) -> tuple[int, ...]:
+        """The tied leaves whose gradients or values a transfer moves."""
+        chosen = shared_leaves if route.kind == "gradient" else owned_leaves
+        return chosen(self.pipeline, route.source, route.target)
 
     def route_specs(self, route: Route, microbatch: int, stage: int) -> list[PartitionSpec]:
         """Shardings of the arrays of one transfer at one of its ends."""
         shapes = self.route_shapes(route, microbatch)
         if route.kind in ("value", "cotangent"):
             return self.examples(stage, shapes)
-        if route.kind == "gradient":
-            leaves = shared_leaves(self.pipeline, route.source, route.target)
-            return [self._parameter(stage, ParameterPart(leaf)) for leaf in leaves]
+        if route.kind in ("gradient", "parameter"):
+            return [self._parameter(stage, ParameterPart(leaf)) for leaf in self._leaves(route)]
         return [PartitionSpec()] * len(shapes)
 
 
