@@ -154,28 +154,20 @@ def prediction_rows(plan: Plan, timeline: Timeline, step_time: float) -> list[Pr
     prediction = _prediction(plan)
     rows = [PredictionRow("step time", prediction.step_time, step_time)]
     for s, stage in enumerate(prediction.stages):
-        mean_of = _mean_seconds(timeline.on(stage_track(s)))
-        # The last stage may run both in one program.
-        both = stage.forward_seconds + stage.backward_seconds
+        tasks = timeline.on(stage_track(s))
         to_next, back = timeline.on(link_track(s, s + 1)), timeline.on(link_track(s, s - 1))
-        # The update is in several programs, which make one figure.
-        update = [event for event in timeline.on(stage_track(s)) if event.kind == "update"]
-        rows += [
-            PredictionRow(f"stage {s} forward", stage.forward_seconds, mean_of["F"]),
-            PredictionRow(f"stage {s} backward", stage.backward_seconds, mean_of["B"]),
-            PredictionRow(f"stage {s} forward and backward", both, mean_of["FB"]),
-            PredictionRow(
-                f"stage {s} update", stage.update_seconds, sum(event.duration for event in update)
-            ),
-            PredictionRow(
-                f"activations {s} to {s + 1}",
-                stage.communication_seconds,
-                _mean_seconds(to_next)["send"],
-            ),
-            PredictionRow(
-                f"gradients {s} to {s - 1}", stage.return_seconds, _mean_seconds(back)["send"]
-            ),
-        ]
+        forward, backward = stage.forward_seconds, stage.backward_seconds
+        # The update runs in several programs, and the last stage may run F and B in one.
+        update = sum(event.duration for event in tasks if event.kind == "update")
+        figures = (
+            (f"stage {s} forward", forward, _mean_seconds(tasks, "F")),
+            (f"stage {s} backward", backward, _mean_seconds(tasks, "B")),
+            (f"stage {s} forward and backward", forward + backward, _mean_seconds(tasks, "FB")),
+            (f"stage {s} update", stage.update_seconds, update),
+            (f"activations {s} to {s + 1}", stage.communication_seconds, _mean_seconds(to_next)),
+            (f"gradients {s} to {s - 1}", stage.return_seconds, _mean_seconds(back)),
+        )
+        rows += [PredictionRow(*row) for row in figures]
     return [row for row in rows if row.measured > 0]
 
 
@@ -197,12 +189,10 @@ def live_microbatches(plan: Plan, reports: Sequence[StepReport]) -> str:
     return "live microbatches: " + ", ".join(held)
 
 
-def _mean_seconds(events: Sequence[Event]) -> Mapping[str, float]:
-    """The mean duration of each kind of event; 0 of those that there are none of."""
-    durations: defaultdict[str, list[float]] = defaultdict(lambda: [0.0])
-    for event in events:
-        durations.setdefault(event.kind, []).append(event.duration)
-    return defaultdict(float, {kind: mean(found) for kind, found in durations.items()})
+def _mean_seconds(events: Sequence[Event], kind: str = "send") -> float:
+    """The mean duration of the events of a kind; 0 where there are none."""
+    durations = [event.duration for event in events if event.kind == kind]
+    return mean(durations) if durations else 0.0
 
 
 def _prediction(plan: Plan) -> Prediction:

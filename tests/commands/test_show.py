@@ -1,0 +1,42 @@
+"""Predicted beside measured, from timelines that are made here."""
+
+from hetjax.commands.show import prediction_rows
+from hetjax.mesh import Cluster, Link, Subcluster, SubMesh, kind
+from hetjax.pipeline.schedule import from_warm_up_counts
+from hetjax.pipeline.timeline import Event, Timeline
+from hetjax.planner import PipelinePlan, Plan, Prediction, StagePlan, StagePrediction
+
+FAST = Link(1e9, 1e-6)
+
+
+def two_stages() -> Plan:
+    cards = Subcluster("cards", kind("T4"), 1, 2, FAST, FAST)
+    first, second = (
+        StagePrediction(1.0, 2.0, 0.5, send, back, 1, 1, 1, 1, 0.1)
+        for send, back in ((0.25, 0.0), (0.0, 0.125))
+    )
+    stages = tuple(StagePlan((s, s + 1), SubMesh("cards", s, (1, 1)), (1, 1)) for s in range(2))
+    pipeline = PipelinePlan(stages, 2, 1, from_warm_up_counts([2, 1], 2, "1f1b"))
+    prediction = Prediction(9.0, 8.0, (first, second))
+    return Plan("m", (0, 1, 2), Cluster("c", (cards,)), (pipeline,), prediction=prediction)
+
+
+def test_every_figure_stands_beside_its_prediction() -> None:
+    events = (
+        Event("stage 0", "F0", "F", 0, 0.0, 1.0),
+        Event("stage 0", "F1", "F", 1, 1.0, 4.0),
+        Event("link 0->1", "F0", "send", 0, 1.0, 2.0),
+        Event("stage 1", "FB0", "FB", 0, 2.0, 6.0),
+        Event("link 1->0", "B0", "send", 0, 6.0, 6.5),
+        Event("stage 1", "update", "update", None, 8.0, 8.5),
+        Event("stage 1", "update", "update", None, 9.0, 9.5),
+    )
+    rows = prediction_rows(two_stages(), Timeline(events), step_time=10.0)
+    assert [(row.name, row.predicted, row.measured) for row in rows] == [
+        ("step time", 9.0, 10.0),
+        ("stage 0 forward", 1.0, 2.0),
+        ("activations 0 to 1", 0.25, 1.0),
+        ("stage 1 forward and backward", 3.0, 4.0),
+        ("stage 1 update", 0.5, 1.0),
+        ("gradients 1 to 0", 0.125, 0.5),
+    ]

@@ -1,0 +1,184 @@
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import ray
+from ray_jobs import HOST, make_trainer
+
+from hetjax import InputError, RayOptions
+from hetjax.mesh import Link, Subcluster
+from hetjax.runtime.ray_cluster import connect_to_ray, worker_options, worker_resources
+
+TESTS = Path(__file__).parents[1]
+LINK = Link(bandwidth=1e9, latency=1e-5)
+
+USER_SCRIPT = """
+import json
+import jax
+import ray
+import ray_jobs
+from hetjax.runtime.ray import RayOptions
+
+jax.config.update("jax_platforms", "cpu")
+
+def loss(parameters, batch):
+    return ray_jobs.loss(parameters, batch)
+
+if __name__ == "__main__":
+    with ray_jobs.make_trainer("ray", loss_function=loss) as trainer:
+        losses = [trainer.train_step().loss for _ in range(2)]
+        address = ray.get_runtime_context().gcs_address
+    print(json.dumps({"losses": losses, "address": address, "left": not ray.is_initialized()}))
+"""
+
+
+@pytest.fixture(autouse=True)
+def not_connected(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert not ray.is_initialized()
+    yield
+    assert not ray.is_initialized()
+
+
+@pytest.fixture
+def server() -> Iterator[socket.socket]:
+    """A listening socket of something that is not Ray."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as listening:
+        yield listening
+
+
+def address_of(server: socket.socket) -> str:
+    return f"127.0.0.1:{server.getsockname()[1]}"
+
+
+@pytest.mark.parametrize(
+    "address", ["here", "here:", ":1", "a b:1", "h:0", "h:99999", "http://h:1"]
+)
+def test_an_address_of_another_form_is_refused(address: str):
+    with pytest.raises(InputError, match=r"is not 'host:port', 'auto' or 'local'"):
+        connect_to_ray(RayOptions(address))
+
+
+def test_an_address_where_nobody_listens_is_refused():
+    with pytest.raises(InputError, match=r"ray address '127.0.0.1:1' does not answer: .*refused"):
+        connect_to_ray(RayOptions("127.0.0.1:1"))
+
+
+def test_a_name_that_no_host_has_is_refused():
+    with pytest.raises(InputError, match=r"ray address 'no\.invalid:6379' does not answer"):
+        connect_to_ray(RayOptions("no.invalid:6379"))
+
+
+def test_an_address_that_never_answers_is_refused(server: socket.socket):
+    with pytest.raises(InputError, match=r"does not answer: timed out"):
+        connect_to_ray(RayOptions(address_of(server)))
+
+
+@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"])
+def test_an_address_of_something_else_is_refused(server: socket.socket, answer: bytes):
+    def serve() -> None:
+        connection, _ = server.accept()
+        with connection:
+            connection.recv(1024)
+            connection.sendall(answer)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    with pytest.raises(InputError, match="by something that is not Ray"):
+        connect_to_ray(RayOptions(address_of(server)))
+    thread.join()
+
+
+def test_the_environment_gives_the_address(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    with pytest.raises(InputError, match=r"'127.0.0.1:1' does not answer"):
+        connect_to_ray(RayOptions())
+
+
+@pytest.mark.parametrize(
+    ("platform", "mark", "resources"),
+    [
+        ("cpu", None, {}),
+        ("cpu", "hetjax:host-cpu", {"hetjax:host-cpu": 2}),
+        ("gpu", None, {"GPU": 2}),
+        ("gpu", "accelerator_type:T4", {"GPU": 2, "accelerator_type:T4": 0.001}),
+        ("gpu", "hetjax:RTX4090", {"GPU": 2, "hetjax:RTX4090": 2}),
+        ("tpu", None, {"TPU": 2}),
+    ],
+)
+def test_a_worker_asks_for_its_devices(platform: str, mark: str | None, resources: dict):
+    subcluster = Subcluster("some", replace(HOST, platform=platform), 1, 4, LINK, LINK, mark)
+    assert worker_resources(subcluster, 2) == resources
+    options = worker_options(subcluster, 2)
+    assert options["num_gpus"] == resources.get("GPU", 0)
+    assert "GPU" not in options["resources"]
+
+
+def running_address(folder: Path, process: subprocess.Popen) -> str:
+    """The address that ``ray start`` wrote when the cluster was up."""
+    end = time.monotonic() + 60
+    while not (folder / "ray_current_cluster").exists():
+        assert process.poll() is None, "ray start has failed"
+        assert time.monotonic() < end, "ray start takes too long"
+        time.sleep(0.1)
+    return (folder / "ray_current_cluster").read_text().strip()
+
+
+@pytest.fixture
+def running_cluster() -> Iterator[str]:
+    """The address of a cluster that another process has started."""
+    with tempfile.TemporaryDirectory(prefix="ray", dir="/tmp") as folder:
+        command = "start --head --block --port=0 --num-cpus=2 --include-dashboard=false"
+        ray_command = [str(Path(sys.executable).parent / "ray"), *command.split()]
+        process = subprocess.Popen(
+            [*ray_command, "--disable-usage-stats", f"--temp-dir={folder}"],
+            env={**os.environ, "PYTHONPATH": str(TESTS)},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            yield running_address(Path(folder), process)
+        finally:
+            process.terminate()
+            process.wait(60)
+
+
+@pytest.mark.ray
+def test_a_script_trains_on_the_cluster_of_its_environment(running_cluster: str, tmp_path: Path):
+    script = tmp_path / "user_script.py"
+    script.write_text(USER_SCRIPT)
+    done = subprocess.run(
+        [sys.executable, script],
+        env={**os.environ, "PYTHONPATH": str(TESTS), "RAY_ADDRESS": running_cluster},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["address"] == running_cluster
+    assert result["left"]
+    assert done.stderr == ""
+    with make_trainer("local") as trainer:
+        losses = [trainer.train_step().loss for _ in range(2)]
+    assert result["losses"] == pytest.approx(losses, rel=1e-6)
+
+
+@pytest.mark.ray
+def test_a_trainer_ends_the_cluster_that_it_started():
+    with make_trainer("ray", ray=RayOptions("local")) as trainer:
+        assert ray.is_initialized()
+        assert not connect_to_ray(RayOptions())
+        trainer.train_step()
+    assert not ray.is_initialized()
