@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import jax
+from jax.core import eval_jaxpr as eval_open_jaxpr
 from jax.extend import core
 
 Jaxpr = core.Jaxpr
@@ -49,7 +49,7 @@ def bind(equation: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
 
 def eval_jaxpr(closed: ClosedJaxpr, *operands: Any) -> list[Any]:
     """Evaluate a closed jaxpr on flat operands."""
-    return jax.core.eval_jaxpr(closed.jaxpr, closed.consts, *operands)
+    return eval_open_jaxpr(closed.jaxpr, closed.consts, *operands)
 
 
 def inner_jaxprs(equation: JaxprEqn) -> list[Jaxpr]:

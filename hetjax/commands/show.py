@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from hetjax.commands.prepare import Prepared
 from hetjax.pipeline.timeline import Event, Timeline, link_track, stage_track
-from hetjax.planner import Plan, Prediction, StagePlan
+from hetjax.planner import Plan, Prediction
 from hetjax.report import (
     PredictionRow,
-    StageRow,
     cluster_table,
     format_rate,
     format_seconds,
-    stage_table,
+    plan_table,
 )
 from hetjax.runtime import StepReport
 
@@ -53,44 +52,9 @@ def show_plan(console: Console, prepared: Prepared) -> None:
     console.print()
     console.print(cluster_table(plan.cluster))
     console.print()
-    prediction = _prediction(plan)
-    table = stage_table(
-        stage_rows(plan),
-        predicted_step_time=prediction.step_time,
-        lower_bound=prediction.lower_bound,
-        bubble=mean(stage.bubble for stage in prediction.stages),
-    )
-    console.print(table)
+    console.print(plan_table(plan))
     console.print(lines[1], highlight=False)
     console.print()
-
-
-def stage_rows(plan: Plan) -> list[StageRow]:
-    """The rows of a plan's table.
-
-    Args:
-        plan: a plan with a prediction.
-
-    Returns:
-        One row a stage.
-    """
-    pipeline = plan.pipeline
-    return [
-        StageRow(
-            stage=s,
-            layers=f"{stage.layers[0]}-{stage.layers[1] - 1}",
-            submesh=str(stage.submesh),
-            sharding=_sharding(stage),
-            warm_up=pipeline.schedule.warm_up_counts[s],
-            compute_seconds=predicted.forward_seconds + predicted.backward_seconds,
-            communication_seconds=predicted.communication_seconds,
-            memory_bytes=predicted.memory_bytes,
-            memory_limit_bytes=predicted.memory_limit_bytes,
-        )
-        for s, (stage, predicted) in enumerate(
-            zip(pipeline.stages, _prediction(plan).stages, strict=True)
-        )
-    ]
 
 
 def plan_figures(prepared: Prepared) -> dict[str, Any]:
@@ -198,10 +162,3 @@ def _mean_seconds(events: Sequence[Event], kind: str = "send") -> float:
 def _prediction(plan: Plan) -> Prediction:
     assert plan.prediction is not None, "a plan that was prepared has a prediction"
     return plan.prediction
-
-
-def _sharding(stage: StagePlan) -> str:
-    axes = zip(("data", "tensor"), stage.mesh_shape, strict=True)
-    divided = " x ".join(f"{axis} {size}" for axis, size in axes if size > 1) or "one device"
-    rule = "" if stage.sharding == "data" else f", {stage.sharding.replace('_', ' ')}"
-    return divided + rule + (", recompute" if stage.recompute else "")

@@ -1,6 +1,7 @@
 """What a run shows of itself: tables, progress, metrics, and timelines as pictures and traces."""
 
 from hetjax.report.metrics import MetricsWriter, read_metrics
+from hetjax.report.plan_table import plan_table
 from hetjax.report.progress import TrainingProgress
 from hetjax.report.quantities import format_bytes, format_rate, format_seconds
 from hetjax.report.tables import (
@@ -23,6 +24,7 @@ __all__ = [
     "format_bytes",
     "format_rate",
     "format_seconds",
+    "plan_table",
     "prediction_table",
     "read_metrics",
     "stage_table",

@@ -82,7 +82,8 @@ def draw_timeline(
         True
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+
+    from hetjax.report.figure import ShownFigure
 
     panels = [("", timeline)]
     if predicted is not None:
@@ -94,7 +95,7 @@ def draw_timeline(
     above = margins["top"] + (margins["title"] if title else 0.0)
     between = margins["between"] * (len(panels) - 1)
     total = above + sum(heights) + between + margins["bottom"]
-    figure = Figure(figsize=(_WIDTH_INCHES, total), dpi=_DOTS_PER_INCH, facecolor="white")
+    figure = ShownFigure(figsize=(_WIDTH_INCHES, total), dpi=_DOTS_PER_INCH, facecolor="white")
     FigureCanvasAgg(figure)
     width = _WIDTH_INCHES - margins["left"] - margins["right"]
     milliseconds = max(panel.makespan for _, panel in panels) * 1e3 or 1.0

@@ -299,7 +299,7 @@ class RayExecutor:
         is soon that of the others, and no other host's.
         """
         import ray
-        from ray.exceptions import RayError
+        from ray.exceptions import RayError, RaySystemError
 
         cause = getattr(error, "cause", None)
         if isinstance(error, WorkerLostError) and cause is None:
@@ -315,6 +315,12 @@ class RayExecutor:
         silent = [peer for peer, reference in pings.items() if reference not in answered]
         if silent and isinstance(cause, WorkerLostError):
             return WorkerLostError(worker_name(silent[0]), "it does not answer")
+        if isinstance(cause, RaySystemError) and isinstance(cause.client_exc, ImportError):
+            return InputError(
+                f"the workers of the Ray runtime cannot import what the job needs: "
+                f"{cause.client_exc}; install it where they run, or give Ray the folder "
+                f"(runtime_env's working_dir or py_modules)"
+            )
         if not isinstance(cause, Exception):
             return error
         if not isinstance(cause, InputError | WorkerLostError):

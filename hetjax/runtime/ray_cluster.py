@@ -37,6 +37,10 @@ class RayOptions:
             ``"local"`` for a new one; None for what the environment variable ``RAY_ADDRESS`` says,
             else one that is running here if there is one, else a new one.
         cores: for each stage, the CPU core that its workers stay on; empty for no pinning.
+
+    Example:
+        >>> RayOptions(cores=(0, 1)).address is None
+        True
     """
 
     address: str | None = None
@@ -67,7 +71,10 @@ def connect_to_ray(options: RayOptions) -> bool:
         _initialize(address)
     except (ConnectionError, RuntimeError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise InputError(f"ray address {address or 'auto'!r} cannot be used: {reason}") from None
+        raise InputError(
+            f"ray address {address or 'auto'!r} cannot be used: {reason} (if the cluster wants a "
+            f"token, set RAY_AUTH_MODE=token)"
+        ) from None
     return True
 
 

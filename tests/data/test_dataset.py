@@ -42,10 +42,7 @@ def test_shapes_and_types():
 def test_the_rows_of_a_batch_are_the_same_however_asked_for(step, size, cuts):
     whole = KEYED.batch(step, size)
     edges = [0, *sorted(min(cut, size) for cut in cuts), size]
-    parts = [
-        KEYED.batch(step, size, slice(low, high))
-        for low, high in itertools.pairwise(edges)
-    ]
+    parts = [KEYED.batch(step, size, slice(low, high)) for low, high in itertools.pairwise(edges)]
     for name, leaf in whole.items():
         np.testing.assert_array_equal(leaf, np.concatenate([part[name] for part in parts]))
 

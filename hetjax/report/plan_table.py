@@ -1,0 +1,61 @@
+"""A plan as a table."""
+
+from __future__ import annotations
+
+from statistics import mean
+from typing import TYPE_CHECKING
+
+from hetjax.errors import InputError
+from hetjax.report.tables import StageRow, stage_table
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from hetjax.planner.plan import Plan, StagePlan, StagePrediction
+
+
+def plan_table(plan: Plan) -> Table:
+    """A plan: one row a stage, what is predicted of the whole below.
+
+    Args:
+        plan: a plan of one pipeline, with a prediction.
+
+    Returns:
+        A table for rich to print.
+
+    Raises:
+        InputError: the plan has no prediction.
+    """
+    prediction = plan.prediction
+    if prediction is None:
+        raise InputError("the plan has no prediction; make one with hetjax.planner.predict")
+    return stage_table(
+        [
+            _row(plan, s, stage, prediction.stages[s])
+            for s, stage in enumerate(plan.pipeline.stages)
+        ],
+        predicted_step_time=prediction.step_time,
+        lower_bound=prediction.lower_bound,
+        bubble=mean(stage.bubble for stage in prediction.stages),
+    )
+
+
+def _row(plan: Plan, index: int, stage: StagePlan, predicted: StagePrediction) -> StageRow:
+    return StageRow(
+        stage=index,
+        layers=f"{stage.layers[0]}-{stage.layers[1] - 1}",
+        submesh=str(stage.submesh),
+        sharding=_sharding(stage),
+        warm_up=plan.pipeline.schedule.warm_up_counts[index],
+        compute_seconds=predicted.forward_seconds + predicted.backward_seconds,
+        communication_seconds=predicted.communication_seconds,
+        memory_bytes=predicted.memory_bytes,
+        memory_limit_bytes=predicted.memory_limit_bytes,
+    )
+
+
+def _sharding(stage: StagePlan) -> str:
+    axes = zip(("data", "tensor"), stage.mesh_shape, strict=True)
+    divided = " x ".join(f"{axis} {size}" for axis, size in axes if size > 1) or "one device"
+    rule = "" if stage.sharding == "data" else f", {stage.sharding.replace('_', ' ')}"
+    return divided + rule + (", recompute" if stage.recompute else "")
