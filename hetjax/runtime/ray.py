@@ -310,8 +310,7 @@ class RayExecutor:
             try:
                 ray.get(pings[peer])
             except RayError as death:
-                reason = f"its process has died: {_last_line(death)}"
-                return WorkerLostError(worker_name(peer), reason)
+                return WorkerLostError(worker_name(peer), _death_reason(death))
         silent = [peer for peer, reference in pings.items() if reference not in answered]
         if silent and isinstance(cause, WorkerLostError):
             return WorkerLostError(worker_name(silent[0]), "it does not answer")
@@ -350,8 +349,11 @@ def _put_job(job: Job) -> Any:
         raise
 
 
-def _last_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[-1].strip()
+def _death_reason(death: Exception) -> str:
+    """What to say of a worker whose calls fail with Ray's own error."""
+    if "Worker exit" in str(death):
+        return "its process has died: it was killed, has crashed or ran out of memory"
+    return f"its process has died: {str(death).strip().splitlines()[-1].strip()}"
 
 
 def _hosts(stage: StagePlan) -> int:

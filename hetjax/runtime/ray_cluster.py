@@ -99,7 +99,7 @@ def _initialize(address: str | None) -> None:
 
 def _check_reachable(address: str) -> None:
     """Check that an address is one where a gRPC server answers: Ray would wait for it for ever."""
-    match = re.fullmatch(r"(?:ray://)?(\[[0-9a-fA-F:.]+\]|[^:/\s]+):(\d{1,5})", address)
+    match = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^:/\s]+):(\d{1,5})", address)
     if match is None or not 0 < int(match[2]) < 2**16:
         raise InputError(f"ray address {address!r} is not 'host:port', 'auto' or 'local'")
     place = match[1].strip("[]"), int(match[2])
