@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from hetjax.mesh import KINDS, Cluster, Link, Subcluster, SubMesh
+from hetjax.mesh import KINDS, Cluster, DeviceKind, Link, Subcluster, SubMesh
 from hetjax.pipeline.program import trace
 from hetjax.pipeline.schedule import one_f_one_b
 from hetjax.planner.plan import PipelinePlan, Plan, StagePlan
@@ -66,9 +66,9 @@ class Tokens:
         return (self.batch(1000 + i, batch_size) for i in range(2))
 
 
-def make_cluster(nodes: int, **changes: Any) -> Cluster:
-    """A subcluster of two host CPU devices a node, and one of a single device."""
-    first = Subcluster("first", replace(HOST, **changes), nodes, 2, _LINK, _LINK)
+def make_cluster(nodes: int, kind: DeviceKind = HOST) -> Cluster:
+    """A subcluster of two devices a node, and one of a single host CPU device."""
+    first = Subcluster("first", kind, nodes, 2, _LINK, _LINK)
     second = Subcluster("second", HOST, 1, 1, _LINK, _LINK)
     return Cluster("test", (first, second), (("first", "second", _LINK),))
 

@@ -323,7 +323,7 @@ class RayExecutor:
         if not isinstance(cause, Exception):
             return error
         if not isinstance(cause, InputError | WorkerLostError):
-            cause.add_note(f"It was raised in a worker:\n{getattr(error, 'traceback_str', '')}")
+            cause.add_note(f"It was raised in a worker:\n{error}")
         return cause
 
 

@@ -15,6 +15,7 @@ from execution import gathered_state
 from ray_jobs import BATCH, Tokens, loss, make_cluster, make_plan, make_trainer
 
 from hetjax import InputError, RayOptions, Trainer
+from hetjax.mesh import KINDS
 from hetjax.runtime.local import LocalExecutor
 from hetjax.runtime.ray import RayExecutor
 from hetjax.runtime.ray_worker import computation_settings
@@ -147,6 +148,6 @@ def test_what_cannot_be_pickled_is_named():
 
 
 def test_devices_that_the_ray_cluster_lacks_are_named():
-    plan = make_plan(cluster=make_cluster(1, platform="gpu"))
+    plan = make_plan(cluster=make_cluster(1, KINDS["T4"]))
     with pytest.raises(InputError, match=r"'first'.* wants 2 .*'GPU', .* has 0"):
         make_trainer("ray", plan)

@@ -63,7 +63,7 @@ def address_of(server: socket.socket) -> str:
 
 
 @pytest.mark.parametrize(
-    "address", ["here", "here:", ":1", "a b:1", "h:0", "h:99999", "http://h:1"]
+    "address", ["here", "here:", ":1", "a b:1", "h:0", "h:99999", "http://h:1", "ray://h:1"]
 )
 def test_an_address_of_another_form_is_refused(address: str):
     with pytest.raises(InputError, match=r"is not 'host:port', 'auto' or 'local'"):

@@ -93,7 +93,7 @@ def test_every_transfer_of_a_step_arrives_as_its_receiver_wants_it(
     placement: Placement, ends: dict[int, TransferServerTransport]
 ):
     tags = transfers(placement.pipeline, placement.plan)
-    assert {tag.route.kind for tag in tags} == {"value", "cotangent", "gradient", "message"}
+    assert {tag.route.kind for tag in tags} >= {"value", "cotangent", "gradient", "message"}
     for step in range(2):
         for tag in tags:
             ends[tag.route.target].expect(step, tag)
