@@ -26,6 +26,9 @@ SCRIPTS = Path(__file__).resolve().parent
 WARM_UP_STEPS = 3
 """How many steps every system runs before it is timed; their losses are compared."""
 
+LARGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+"""What hetjax sets for its CPU workers on Ray, and what they are compared with may have too."""
+
 Times = Mapping[str, Sequence[float]]
 """For each system the seconds of a step, one entry a round."""
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from benchmarking import Size, argument_parser, serve, size_of
+from benchmarking import LARGE_PAGES, Size, argument_parser, serve, size_of
 from torch import distributed, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.nn import functional
@@ -27,25 +27,28 @@ from hetjax.runtime.ray_worker import pin_to_core
 
 NUM_STAGES = 2
 
+
+def _mkl(instructions: str) -> dict[str, str]:
+    # The debug type is what makes older versions of MKL take their fast paths on AMD.
+    return {"MKL_ENABLE_INSTRUCTIONS": instructions, "MKL_DEBUG_CPU_TYPE": "5"}
+
+
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "default": {},
     "fused AdamW": {"fused": True},
+    "fused AdamW, large pages": {"fused": True, "variables": LARGE_PAGES},
     "fused AdamW, oneDNN off": {"fused": True, "mkldnn": False},
     "fused AdamW, float32 matmul precision high": {"fused": True, "precision": "high"},
     "fused AdamW, float32 matmul precision medium": {"fused": True, "precision": "medium"},
-    "fused AdamW, MKL for AVX2": {"fused": True, "mkl": "AVX2"},
-    "fused AdamW, MKL for AVX512": {"fused": True, "mkl": "AVX512"},
+    "fused AdamW, MKL for AVX2": {"fused": True, "variables": _mkl("AVX2")},
+    "fused AdamW, MKL for AVX512": {"fused": True, "variables": _mkl("AVX512")},
 }
 """What may make torch faster. A precision below "highest" lets it multiply in fewer bits."""
 
 
-def environment(setting: str) -> dict[str, str]:
+def environment(setting: str) -> Mapping[str, str]:
     """The variables that a setting needs before torch is imported."""
-    instructions = SETTINGS[setting].get("mkl")
-    # The debug type is what makes older versions of MKL take their fast paths on AMD.
-    return (
-        {"MKL_ENABLE_INSTRUCTIONS": instructions, "MKL_DEBUG_CPU_TYPE": "5"} if instructions else {}
-    )
+    return SETTINGS[setting].get("variables", {})
 
 
 class Attention(nn.Module):
@@ -199,7 +202,7 @@ class Stage:
         self.optimizer.zero_grad()
         distributed.barrier()
         seconds = time.perf_counter() - began
-        return seconds, float(torch.stack(losses).mean()) if self.is_last else 0.0
+        return seconds, float(torch.stack(losses).detach().mean()) if self.is_last else 0.0
 
     def answer(self, steps: int) -> dict[str, Any]:
         """Run steps; what was seen of them."""
