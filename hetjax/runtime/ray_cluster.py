@@ -94,6 +94,8 @@ def _initialize(address: str | None) -> None:
                 return
             except ConnectionError:  # None is running here.
                 pass
+        # Ray gives way to every other process, which a stage of a pipeline must not.
+        os.environ.setdefault("RAY_worker_niceness", "0")
         ray.init(address="local", include_dashboard=False, **quiet)
 
 
