@@ -26,6 +26,7 @@ from hetjax.pipeline.program import (
     abstract,
     evaluate_steps,
     flatten_jaxpr,
+    needed_steps,
     num_bytes,
 )
 from hetjax.pipeline.residuals import choose_residuals
@@ -245,11 +246,11 @@ def _split(traced: _Traced, *, is_last: bool, recompute: bool) -> _Halves:
 
     chosen = () if recompute else choose_residuals(before, inputs, needed, size, _is_expensive)
     residuals = tuple(sorted(chosen))
-    backward = _needed_steps(flat.steps, outputs, residuals)
+    backward = needed_steps(flat.steps, outputs, residuals)
     read = {value for step in backward for value in step.values()}
     read.update(operand for operand in outputs if isinstance(operand, int))
     return _Halves(
-        forward=_needed_steps(before, [*traced.sent, *residuals], ()),
+        forward=needed_steps(before, [*traced.sent, *residuals]),
         backward=backward,
         residuals=residuals,
         returned=returned,
@@ -347,17 +348,3 @@ def _is_expensive(step: Step) -> bool:
     if step.equation is not None and step.name in ("custom_jvp_call", "custom_vjp_call"):
         return is_heavy(step.equation)
     return step.name not in REPEATABLE
-
-
-def _needed_steps(
-    steps: Sequence[Step], outputs: Sequence[Operand], known: Sequence[int]
-) -> tuple[Step, ...]:
-    """The steps that the outputs need, given values that are known."""
-    at_hand = set(known)
-    needed = {o for o in outputs if isinstance(o, int)} - at_hand
-    kept = []
-    for step in reversed(steps):
-        if needed.intersection(step.outputs):
-            kept.append(step)
-            needed.update(value for value in step.values() if value not in at_hand)
-    return tuple(reversed(kept))

@@ -241,13 +241,30 @@ def flatten_jaxpr(closed: _compat.ClosedJaxpr, *, inline_conditionals: bool = Fa
     builder = _Flattener(inline_conditionals)
     inputs = tuple(builder.number(variable) for variable in closed.jaxpr.invars)
     outputs = builder.add(closed, inputs)
-    needed = {operand for operand in outputs if isinstance(operand, int)}
-    steps = []
-    for step in reversed(builder.steps):
+    return FlatJaxpr(tuple(builder.avals), inputs, needed_steps(builder.steps, outputs), outputs)
+
+
+def needed_steps(
+    steps: Sequence[Step], outputs: Sequence[Operand], known: Sequence[int] = ()
+) -> tuple[Step, ...]:
+    """The steps that outputs need, in order.
+
+    Args:
+        steps: the steps to choose from.
+        outputs: the operands that are wanted.
+        known: values that are at hand, whose steps need not run.
+
+    Returns:
+        Those that have a part in an output.
+    """
+    at_hand = set(known)
+    needed = {operand for operand in outputs if isinstance(operand, int)} - at_hand
+    kept = []
+    for step in reversed(steps):
         if needed.intersection(step.outputs):
-            steps.append(step)
-            needed.update(step.values())
-    return FlatJaxpr(tuple(builder.avals), inputs, tuple(reversed(steps)), outputs)
+            kept.append(step)
+            needed.update(value for value in step.values() if value not in at_hand)
+    return tuple(reversed(kept))
 
 
 class _Flattener:

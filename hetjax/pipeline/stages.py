@@ -150,7 +150,11 @@ class _Cutter:
         self.avals = list(program.avals)
         self.shared = shared_steps(program)
         self.used = {value for step in program.steps for value in step.values()}
-        self.used.update(v for o in (program.total, program.count) if (v := operand_value(o)))
+        self.used.update(
+            value
+            for operand in (program.total, program.count)
+            if (value := operand_value(operand)) is not None
+        )
         self.num_stages = len(boundaries) - 1
         self.steps: list[list[Step]] = [[] for _ in range(self.num_stages)]
         self.producer: dict[int, int] = {}

@@ -139,11 +139,7 @@ def evaluation_instructions(
     for microbatch in range(num_microbatches):
         body += writer.inputs(microbatch)
         arguments = (writer.parameters, writer.batch(microbatch), writer.received(microbatch))
-        if writer.is_last:
-            outputs = (Buffer("total", 0, microbatch), Buffer("count", 0, microbatch))
-        else:
-            outputs = writer.sent(microbatch)
-        body.append(Run("evaluate", arguments, outputs, microbatch))
+        body.append(Run("evaluate", arguments, writer.made(microbatch), microbatch))
         body += writer.outputs(microbatch)
     windows = {Route("value", stage - 1, stage): 2}
     kept = frozenset({"parameter", "total", "count"})
@@ -179,6 +175,12 @@ class _Writer:
 
     def sent(self, microbatch: int) -> Buffers:
         return tuple(Buffer("value", v, microbatch, self.stage) for v in self.spec.sends)
+
+    def made(self, microbatch: int) -> Buffers:
+        """What the forward pass is for: the values sent, or the loss in the last stage."""
+        if self.is_last:
+            return (Buffer("total", 0, microbatch), Buffer("count", 0, microbatch))
+        return self.sent(microbatch)
 
     def residuals(self, microbatch: int) -> Buffers:
         return _numbered("residual", len(self.programs.residuals), microbatch)
@@ -232,11 +234,9 @@ class _Writer:
 
     def _forward(self, microbatch: int) -> Iterator[Instruction]:
         yield from self.inputs(microbatch)
-        made = self.sent(microbatch)
-        if self.is_last:
-            made = (Buffer("total", 0, microbatch), Buffer("count", 0, microbatch))
         arguments = (self.parameters, self.batch(microbatch), self.received(microbatch))
-        yield Run("forward", arguments, (*made, *self.residuals(microbatch)), microbatch)
+        outputs = (*self.made(microbatch), *self.residuals(microbatch))
+        yield Run("forward", arguments, outputs, microbatch)
         yield from self.outputs(microbatch)
 
     def _backward(self, microbatch: int) -> Iterator[Instruction]:
@@ -265,8 +265,7 @@ class _Writer:
             self.received(microbatch),
             self._accumulators(),
         )
-        loss = (Buffer("total", 0, microbatch), Buffer("count", 0, microbatch))
-        outputs = (*self.cotangents_out(microbatch), *self.gradients, *loss)
+        outputs = (*self.cotangents_out(microbatch), *self.gradients, *self.made(microbatch))
         yield Run("both", arguments, outputs, microbatch)
         yield from self._return(microbatch)
 
