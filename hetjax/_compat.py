@@ -31,6 +31,13 @@ def called_jaxpr(equation: JaxprEqn) -> ClosedJaxpr | None:
     return inner if isinstance(inner, ClosedJaxpr) else ClosedJaxpr(inner, [])
 
 
+def checkpointed_jaxpr(equation: JaxprEqn) -> ClosedJaxpr | None:
+    """What a `jax.checkpoint` region computes; None for any other equation."""
+    if equation.primitive.name not in ("checkpoint", "remat", "remat2"):
+        return None
+    return ClosedJaxpr(equation.params["jaxpr"], [])
+
+
 def bind(equation: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
     """Evaluate one equation on values or tracers.
 

@@ -38,7 +38,7 @@ def _plan(arguments: argparse.Namespace) -> int:
     # What is heavier to import comes after what can be checked without it.
     from hetjax.commands.devices import configured_cluster
 
-    cluster = configured_cluster(configuration.cluster.file, configuration.runtime)
+    cluster = configured_cluster(configuration.cluster, configuration.runtime)
     from hetjax.configuration.make import make_ingredients
 
     ingredients = make_ingredients(configuration)

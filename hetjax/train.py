@@ -64,7 +64,7 @@ def _train(arguments: argparse.Namespace) -> int:
 
     if not arguments.dry_run:
         check_ray_address(configuration.runtime)
-    source = plan_file or configured_cluster(configuration.cluster.file, configuration.runtime)
+    source = plan_file or configured_cluster(configuration.cluster, configuration.runtime)
 
     from hetjax.configuration.make import make_ingredients
 

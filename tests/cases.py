@@ -7,18 +7,22 @@ expensive examples on near copies of the one before.
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
 import jax
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
+from random_schedules import random_schedule as random_order
 from small_models import BLOCKS, Model, make_batch
 
 from hetjax.mesh import KINDS, Cluster, Link, Subcluster, SubMesh
+from hetjax.pipeline.named_schedules import make_schedule
 from hetjax.pipeline.program import Program, trace
-from hetjax.pipeline.schedule import SCHEDULES, Schedule, make_schedule
+from hetjax.pipeline.schedule import WARM_UP_SCHEDULES, Schedule
+from hetjax.pipeline.times import StepTimes
 from hetjax.planner.plan import PipelinePlan, Plan, StagePlan
 from hetjax.sharding.rules import RULES
 
@@ -63,7 +67,8 @@ class Case:
             for stage in pipeline.stages
         )
         counts = f"{pipeline.num_microbatches} x {pipeline.microbatch_size}"
-        schedule = f"{pipeline.schedule.name} {pipeline.schedule.warm_up_counts}"
+        orders = (" ".join(map(str, tasks)) for tasks in pipeline.schedule.order)
+        schedule = f"{pipeline.schedule.name} {' | '.join(orders)}"
         return f"Case({self.model}, layers {self.plan.layers}, {stages}, {counts}, {schedule})"
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
@@ -84,7 +89,7 @@ def random_case(rng: Random, max_stages: int, max_microbatches: int) -> Case:
     stages = random_stages(rng, len(layers) - 1)
     most = max(stage.mesh_shape[0] for stage in stages)
     size = most * rng.randint(1, 4 // most)
-    schedule = random_schedule(rng, len(stages), rng.randint(1, max_microbatches))
+    schedule = random_schedule(rng, stages, rng.randint(1, max_microbatches))
     program = trace_model(model, size)
     pipeline = PipelinePlan(stages, schedule.num_microbatches, size, schedule)
     return Case(model, program, Plan(program.fingerprint, layers, CLUSTER, (pipeline,)))
@@ -105,15 +110,23 @@ def random_model(rng: Random, max_blocks: int = 2) -> Model:
     )
 
 
-def random_schedule(rng: Random, num_stages: int, num_microbatches: int) -> Schedule:
-    """Any of the named schedules, with random costs."""
-    return make_schedule(
-        rng.choice(SCHEDULES),
-        num_stages,
-        num_microbatches,
-        compute=[rng.uniform(0.1, 10.0) for _ in range(num_stages)],
-        communication=[rng.uniform(0.1, 10.0) for _ in range(num_stages - 1)],
+def random_schedule(rng: Random, stages: Sequence[StagePlan], num_microbatches: int) -> Schedule:
+    """Any of the named schedules, with random costs; or any order, with split backward passes."""
+    num_stages = len(stages)
+    if rng.random() < 0.5:
+        drawn = random_order(rng, num_stages, num_microbatches)
+        order = tuple(
+            tuple(task for task in tasks if task.kind != "R" or stage.recompute)
+            for stage, tasks in zip(stages, drawn.order, strict=True)
+        )
+        return replace(drawn, order=order)
+    name = rng.choice(WARM_UP_SCHEDULES)
+    forward, backward, sends, returns = (
+        [rng.uniform(0.1, 5.0) for _ in range(length)]
+        for length in (num_stages, num_stages, num_stages - 1, num_stages - 1)
     )
+    times = StepTimes(forward, backward, sends, returns)
+    return make_schedule(name, num_stages, num_microbatches, times)
 
 
 def random_boundaries(rng: Random, program: Program, max_stages: int) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ import optax
 
 from hetjax.mesh import KINDS, Cluster, DeviceKind, Link, Subcluster, SubMesh
 from hetjax.pipeline.program import trace
-from hetjax.pipeline.schedule import one_f_one_b
+from hetjax.pipeline.warm_up import one_f_one_b
 from hetjax.planner.plan import PipelinePlan, Plan, StagePlan
 from hetjax.runtime import Trainer
 

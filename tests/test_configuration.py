@@ -32,7 +32,7 @@ from hetjax.configuration.make import (
 )
 from hetjax.errors import InputError
 from hetjax.models import GPTConfig, LlamaConfig
-from hetjax.pipeline.schedule import SCHEDULES
+from hetjax.pipeline.schedule import WARM_UP_SCHEDULES
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 TINY = ModelSettings(blocks=1, width=8, heads=2, sequence=4)
@@ -103,6 +103,12 @@ def test_what_is_wrong_is_said_in_one_sentence(binding: str, pieces: list[str]) 
     assert "\n" not in str(error.value)
 
 
+def test_a_cluster_is_measured_or_written() -> None:
+    with pytest.raises(InputError, match=r"cluster\.measure is True and cluster\.file is 'a"):
+        read_configuration(None, ["cluster.measure = True", "cluster.file = 'a.yaml'"])
+    assert read_configuration(None, ["cluster.measure = True"]).cluster.measure
+
+
 def test_errors_name_the_file_and_the_line(tmp_path: Path) -> None:
     file = tmp_path / "run.gin"
     file.write_text("train.steps = 5\n\ntrain.sed = 1\n")
@@ -153,7 +159,7 @@ def test_help_has_every_setting_with_its_default() -> None:
 def test_names_agree_with_what_they_configure() -> None:
     fields = {f.name for config in (GPTConfig, LlamaConfig) for f in dataclasses.fields(config)}
     assert {"recipe", *fields} == set(ModelSettings.model_fields)
-    assert get_args(PlannerSettings.model_fields["schedule"].annotation) == SCHEDULES
+    assert get_args(PlannerSettings.model_fields["schedule"].annotation) == WARM_UP_SCHEDULES
 
 
 @pytest.mark.parametrize("file", sorted(CONFIGS.glob("*.gin")), ids=lambda file: file.stem)

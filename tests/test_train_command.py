@@ -89,6 +89,10 @@ def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["--runtime", "rya"], ["'rya'", "did you mean 'ray'?"]),
         (["--runtime", "ray", "--ray-address", "here"], ["'here'", "host:port"]),
         (["--runtime", "ray", "--ray-address", "127.0.0.1:1"], ["127.0.0.1:1", "nothing answers"]),
+        (
+            ["--gin", "cluster.file = None", "--gin", "cluster.measure = True"],
+            ["cluster.measure is True", "runtime.name = 'ray'"],
+        ),
         (["--plan", "nowhere.json"], ["nowhere.json", "cannot be read"]),
         (["--plan", "cluster.yaml"], ["cluster.yaml", "not JSON"]),
     ],
@@ -165,7 +169,7 @@ def test_training_resuming_and_replaying(
     for record in expected:
         assert {"loss", "grad_norm", "tokens_per_second", "step_time"} <= set(record)
     assert [record["step"] for record in expected if "evaluation_loss" in record] == [2, 4]
-    for name in ("plan.json", "timeline.png", "checkpoints", "tensorboard"):
+    for name in ("plan.json", "timeline.png", "timeline.html", "checkpoints", "tensorboard"):
         assert (whole / name).exists()
     assert json.loads((whole / "timeline.json").read_text())["traceEvents"]
     assert read_configuration(whole / "config.gin") == read_configuration(config)

@@ -1,36 +1,40 @@
 """From a plain JAX loss to stages, their programs, schedules, and the timeline model."""
 
 from hetjax.pipeline.build import PipelineProgram, build_pipeline
+from hetjax.pipeline.lower_bound import harp_latency, lower_bound
+from hetjax.pipeline.named_schedules import make_schedule
 from hetjax.pipeline.program import Program, trace
 from hetjax.pipeline.schedule import (
     SCHEDULES,
+    SPLIT_SCHEDULES,
+    WARM_UP_SCHEDULES,
     Schedule,
     Task,
+)
+from hetjax.pipeline.simulate import simulate_schedule
+from hetjax.pipeline.stages import ParameterPart, Stage, cut
+from hetjax.pipeline.timeline import Event, Timeline
+from hetjax.pipeline.times import StepTimes
+from hetjax.pipeline.warm_up import (
     eager_1f1b,
     from_warm_up_counts,
     gpipe,
     h_1f1b,
     h_1f1b_counts,
-    make_schedule,
     one_f_one_b,
-)
-from hetjax.pipeline.stages import ParameterPart, Stage, cut
-from hetjax.pipeline.timeline import (
-    Event,
-    Timeline,
-    harp_latency,
-    lower_bound,
-    simulate_schedule,
 )
 
 __all__ = [
     "SCHEDULES",
+    "SPLIT_SCHEDULES",
+    "WARM_UP_SCHEDULES",
     "Event",
     "ParameterPart",
     "PipelineProgram",
     "Program",
     "Schedule",
     "Stage",
+    "StepTimes",
     "Task",
     "Timeline",
     "build_pipeline",

@@ -1,15 +1,17 @@
-"""A stage's programs: forward, backward, and both at once, as functions ready to compile.
+"""A stage's programs: forward, backward and its two halves, as functions ready to compile.
 
 The stage is differentiated once, in one trace; the trace is then split into what the cotangents do
 not reach (forward) and what they reach (backward). So nothing is computed twice that is expensive,
 inputs such as weights are never copied into what is kept for the backward pass, and cotangents that
-are zero for a structural reason are neither computed nor sent.
+are zero for a structural reason are neither computed nor sent. The backward pass can be divided
+again, into what the stage before waits for and the gradients of the weights.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hetjax.pipeline.costs import REPEATABLE, Cost, is_heavy, steps_cost
+from hetjax.pipeline.costs import Cost, is_expensive, steps_cost
 from hetjax.pipeline.program import (
     Constant,
     FlatJaxpr,
@@ -30,59 +32,126 @@ from hetjax.pipeline.program import (
     num_bytes,
 )
 from hetjax.pipeline.residuals import choose_residuals
+from hetjax.pipeline.split_backward import Values, divide
 from hetjax.pipeline.stages import Stage
 
 Shapes = tuple[jax.ShapeDtypeStruct, ...]
+
+
+@dataclass(frozen=True)
+class Reads:
+    """What a program reads of a stage's values of one microbatch, by place.
+
+    Args:
+        batch: batch leaves.
+        received: values received.
+        residuals: residuals.
+        cotangents: cotangents of values sent.
+    """
+
+    batch: tuple[int, ...] = ()
+    received: tuple[int, ...] = ()
+    residuals: tuple[int, ...] = ()
+    cotangents: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class SplitBackward:
+    """A stage's backward pass in two programs.
+
+    Args:
+        input_gradient: ``(parameters, batch, received, residuals, cotangents, light accumulators)
+            -> (cotangents of received, deferred, light accumulators)``.
+        weight_gradient: ``(parameters, batch, received, residuals, cotangents, deferred, heavy
+            accumulators) -> heavy accumulators``.
+        input_gradient_reads: what the first one reads.
+        weight_gradient_reads: what the second one reads.
+        light: the parameter parts whose gradients the first one makes, by place: those that take
+            no matrix product.
+        heavy: the other parameter parts.
+        deferred: shapes of the values that the first one makes for the second.
+        input_gradient_cost: work of the first one.
+        weight_gradient_cost: work of the second one.
+        deferred_bytes: bytes that one microbatch keeps between the two.
+    """
+
+    input_gradient: Callable[..., Any]
+    weight_gradient: Callable[..., Any]
+    input_gradient_reads: Reads
+    weight_gradient_reads: Reads
+    light: tuple[int, ...]
+    heavy: tuple[int, ...]
+    deferred: Shapes
+    input_gradient_cost: Cost
+    weight_gradient_cost: Cost
+    deferred_bytes: int
 
 
 @dataclass(frozen=True, eq=False)
 class StagePrograms:
     """What a stage computes for one microbatch.
 
-    Each function takes and returns flat sequences of arrays. ``accumulators`` hold one array for
-    each parameter part; they come back with this microbatch's gradients added.
+    Each function takes and returns flat sequences of arrays, and of each sort only those that it
+    reads. ``accumulators`` hold one array for each parameter part; they come back with this
+    microbatch's gradients added.
 
     Args:
-        forward: ``(parameters, batch, received) -> (sent, residuals)``.
+        forward: ``(parameters, batch, received) -> (sent, residuals)``; a stage that recomputes
+            returns no residuals.
+        recompute: ``(parameters, batch, received) -> residuals``; None where the stage keeps them.
         backward: ``(parameters, batch, received, residuals, cotangents, accumulators) ->
             (cotangents of received, accumulators)``.
-        both: ``(parameters, batch, received, accumulators) -> (cotangents of received,
-            accumulators, total, count)``; of the last stage only, whose backward pass follows its
-            forward pass at once.
+        recompute_reads: what `recompute` reads.
+        backward_reads: what `backward` reads.
         parameters: shapes of the parameter parts.
         batch: shapes of the batch leaves.
         received: shapes of the values received.
         sent: shapes of the values sent; total and count in the last stage.
-        residuals: shapes of the values kept for the backward pass beside the stage's inputs.
-        kept_batch: the batch leaves that the backward pass reads again, by place.
-        kept_received: the received values that the backward pass reads again, by place.
+        residuals: shapes of the values made for the backward pass beside the stage's inputs.
         cotangents_in: which sent values have a cotangent, by place.
         cotangents_out: which received values have a cotangent to give back, by place.
         forward_cost: work of the forward pass.
-        backward_cost: work of the backward pass, recomputation included.
+        recompute_cost: work of the recomputation.
+        backward_cost: work of the backward pass after it.
+        divide: what makes `split`.
     """
 
     forward: Callable[..., Any]
+    recompute: Callable[..., Any] | None
     backward: Callable[..., Any]
-    both: Callable[..., Any] | None
+    recompute_reads: Reads
+    backward_reads: Reads
     parameters: Shapes
     batch: Shapes
     received: Shapes
     sent: Shapes
     residuals: Shapes
-    kept_batch: tuple[int, ...]
-    kept_received: tuple[int, ...]
     cotangents_in: tuple[int, ...]
     cotangents_out: tuple[int, ...]
     forward_cost: Cost
+    recompute_cost: Cost
     backward_cost: Cost
+    divide: Callable[[], SplitBackward]
+
+    @functools.cached_property
+    def split(self) -> SplitBackward:
+        """The backward pass in two programs; divided when it is first asked for."""
+        return self.divide()
 
     @property
     def residual_bytes(self) -> int:
         """Bytes that one microbatch keeps between its forward and its backward pass."""
-        kept = [self.batch[i] for i in self.kept_batch]
-        kept += [self.received[i] for i in self.kept_received]
-        return sum(num_bytes(shape) for shape in (*kept, *self.residuals))
+        if self.recompute is not None:
+            return _input_bytes(self, self.recompute_reads, self.backward_reads)
+        return _input_bytes(self, self.backward_reads) + sum(map(num_bytes, self.residuals))
+
+
+def _input_bytes(programs: StagePrograms, *reads: Reads) -> int:
+    """Bytes of the stage's inputs that some of its programs read."""
+    batch = {i for each in reads for i in each.batch}
+    received = {i for each in reads for i in each.received}
+    kept = [programs.batch[i] for i in batch] + [programs.received[i] for i in received]
+    return sum(map(num_bytes, kept))
 
 
 def differentiate(
@@ -106,30 +175,35 @@ def differentiate(
         is_last: whether it returns the loss.
         cotangents_in: which of its outputs have a cotangent, by place; ignored in the last stage,
             where that of the summed loss is one.
-        recompute: keep only the stage's inputs, and run its forward steps again before its
-            backward ones.
+        recompute: keep only the stage's inputs, and make the residuals again before the backward
+            pass.
         accumulate: whether gradients are added to those of earlier microbatches.
 
     Returns:
         The stage's programs.
     """
     traced = _trace(stage, parameters, batch, received, (0,) if is_last else tuple(cotangents_in))
-    halves = _split(traced, is_last=is_last, recompute=recompute)
+    halves = _split(traced, is_last=is_last)
+    again = needed_steps(halves.before, halves.residuals)
+    forward = needed_steps(halves.before, traced.sent) if recompute else halves.forward
+    kept = () if recompute else halves.residuals
     return StagePrograms(
-        forward=_forward(traced, halves),
+        forward=_forward(traced, forward, kept),
+        recompute=_recompute(traced, again, halves.residuals) if recompute else None,
         backward=_backward(traced, halves, accumulate),
-        both=_both(traced, halves, accumulate) if is_last else None,
+        recompute_reads=_reads(traced, (), again, halves.residuals) if recompute else Reads(),
+        backward_reads=_backward_reads(traced, halves),
         parameters=_shapes(parameters),
         batch=_shapes(batch),
         received=_shapes(received),
         sent=_shapes(traced.sent_shapes),
         residuals=tuple(traced.flat.avals[value] for value in halves.residuals),
-        kept_batch=halves.kept_batch,
-        kept_received=halves.kept_received,
         cotangents_in=traced.seeds,
         cotangents_out=halves.returned_places,
-        forward_cost=steps_cost(halves.forward),
+        forward_cost=steps_cost(forward),
+        recompute_cost=steps_cost(again) if recompute else Cost(),
         backward_cost=steps_cost(halves.backward),
+        divide=lambda: _divide(traced, halves, accumulate),
     )
 
 
@@ -207,16 +281,15 @@ def _trace(
 class _Halves:
     """The steps of the forward and of the backward pass, and what goes from one to the other."""
 
+    before: tuple[Step, ...]
     forward: tuple[Step, ...]
     backward: tuple[Step, ...]
     residuals: tuple[int, ...]
     returned: tuple[Operand, ...]
     returned_places: tuple[int, ...]
-    kept_batch: tuple[int, ...]
-    kept_received: tuple[int, ...]
 
 
-def _split(traced: _Traced, *, is_last: bool, recompute: bool) -> _Halves:
+def _split(traced: _Traced, *, is_last: bool) -> _Halves:
     flat = traced.flat
     reached = set(traced.cotangents)
     before: list[Step] = []
@@ -244,50 +317,122 @@ def _split(traced: _Traced, *, is_last: bool, recompute: bool) -> _Halves:
     def size(value: int) -> int:
         return num_bytes(flat.avals[value])
 
-    chosen = () if recompute else choose_residuals(before, inputs, needed, size, _is_expensive)
-    residuals = tuple(sorted(chosen))
-    backward = needed_steps(flat.steps, outputs, residuals)
-    read = {value for step in backward for value in step.values()}
-    read.update(operand for operand in outputs if isinstance(operand, int))
+    residuals = tuple(sorted(choose_residuals(before, inputs, needed, size, is_expensive)))
     return _Halves(
+        before=tuple(before),
         forward=needed_steps(before, [*traced.sent, *residuals]),
-        backward=backward,
+        backward=needed_steps(flat.steps, outputs, residuals),
         residuals=residuals,
         returned=returned,
         returned_places=tuple(place for place, _ in alive),
-        kept_batch=tuple(i for i, value in enumerate(traced.batch) if value in read),
-        kept_received=tuple(i for i, value in enumerate(traced.received) if value in read),
     )
 
 
-def _forward(traced: _Traced, halves: _Halves) -> Callable[..., Any]:
+def _divide(traced: _Traced, halves: _Halves, accumulate: bool) -> SplitBackward:
+    values = Values(traced.flat.avals)
+    division = divide(
+        halves.backward,
+        halves.returned,
+        traced.gradients,
+        values=values,
+        free=traced.parameters,
+        kept=(*traced.batch, *traced.received, *halves.residuals, *traced.cotangents),
+        cotangents=traced.cotangents,
+    )
+    made = {output for step in division.first for output in step.outputs}
+    deferred = tuple(value for value in division.crossing if value in made)
+    light = division.moved
+    heavy = tuple(i for i in range(len(traced.gradients)) if i not in light)
+    light_gradients = [traced.gradients[i] for i in light]
+    heavy_gradients = [traced.gradients[i] for i in heavy]
+    first_outputs = [*halves.returned, *deferred, *light_gradients]
+    first_reads = _reads(traced, halves.residuals, division.first, first_outputs)
+    second_reads = _reads(traced, halves.residuals, division.second, heavy_gradients)
+
+    def input_gradient(*arrays: Any) -> tuple[list[Any], list[Any], list[Any]]:
+        *inputs, accumulators = arrays
+        environment = _environment(traced, halves.residuals, first_reads, inputs)
+        results = iter(evaluate_steps(division.first, environment, first_outputs))
+        returned = list(itertools.islice(results, len(halves.returned)))
+        made = list(itertools.islice(results, len(deferred)))
+        return returned, made, _accumulated(list(results), accumulators, accumulate)
+
+    def weight_gradient(*arrays: Any) -> list[Any]:
+        *inputs, made, accumulators = arrays
+        environment = _environment(traced, halves.residuals, second_reads, inputs)
+        environment.update(zip(deferred, made, strict=True))
+        gradients = evaluate_steps(division.second, environment, heavy_gradients)
+        return _accumulated(gradients, accumulators, accumulate)
+
+    return SplitBackward(
+        input_gradient=input_gradient,
+        weight_gradient=weight_gradient,
+        input_gradient_reads=first_reads,
+        weight_gradient_reads=second_reads,
+        light=light,
+        heavy=heavy,
+        deferred=tuple(values.avals[value] for value in deferred),
+        input_gradient_cost=steps_cost(division.first),
+        weight_gradient_cost=steps_cost(division.second),
+        deferred_bytes=sum(map(values.size, division.crossing)),
+    )
+
+
+def _reads(
+    traced: _Traced,
+    residuals: Sequence[int],
+    steps: Sequence[Step],
+    outputs: Sequence[Operand],
+) -> Reads:
+    """What steps and outputs read of a stage's values."""
+    read = {value for step in steps for value in step.values()}
+    read.update(operand for operand in outputs if isinstance(operand, int))
+    return Reads(
+        *(
+            _places(values, read)
+            for values in (traced.batch, traced.received, residuals, traced.cotangents)
+        )
+    )
+
+
+def _backward_reads(traced: _Traced, halves: _Halves) -> Reads:
+    return _reads(traced, halves.residuals, halves.backward, (*halves.returned, *traced.gradients))
+
+
+def _places(values: Sequence[int], read: Collection[int]) -> tuple[int, ...]:
+    return tuple(place for place, value in enumerate(values) if value in read)
+
+
+def _forward(
+    traced: _Traced, steps: Sequence[Step], residuals: Sequence[int]
+) -> Callable[..., Any]:
     def forward(parameters: Any, batch: Any, received: Any) -> tuple[list[Any], list[Any]]:
-        environment = _environment(traced, parameters, batch, received)
-        outputs = [*traced.sent, *halves.residuals]
-        results = evaluate_steps(halves.forward, environment, outputs)
+        names = (*traced.parameters, *traced.batch, *traced.received)
+        environment = dict(zip(names, (*parameters, *batch, *received), strict=True))
+        results = evaluate_steps(steps, environment, [*traced.sent, *residuals])
         return results[: len(traced.sent)], results[len(traced.sent) :]
 
     return forward
 
 
+def _recompute(
+    traced: _Traced, steps: Sequence[Step], residuals: Sequence[int]
+) -> Callable[..., Any]:
+    reads = _reads(traced, (), steps, residuals)
+
+    def recompute(parameters: Any, batch: Any, received: Any) -> list[Any]:
+        environment = _environment(traced, (), reads, (parameters, batch, received, (), ()))
+        return evaluate_steps(steps, environment, residuals)
+
+    return recompute
+
+
 def _backward(traced: _Traced, halves: _Halves, accumulate: bool) -> Callable[..., Any]:
-    def backward(
-        parameters: Any,
-        batch: Any,
-        received: Any,
-        residuals: Any,
-        cotangents: Any,
-        accumulators: Any,
-    ) -> tuple[list[Any], list[Any]]:
-        names = (
-            *traced.parameters,
-            *(traced.batch[i] for i in halves.kept_batch),
-            *(traced.received[i] for i in halves.kept_received),
-            *halves.residuals,
-            *traced.cotangents,
-        )
-        arrays = (*parameters, *batch, *received, *residuals, *cotangents)
-        environment = dict(zip(names, arrays, strict=True))
+    reads = _backward_reads(traced, halves)
+
+    def backward(*arrays: Any) -> tuple[list[Any], list[Any]]:
+        *inputs, accumulators = arrays
+        environment = _environment(traced, halves.residuals, reads, inputs)
         outputs = [*halves.returned, *traced.gradients]
         results = evaluate_steps(halves.backward, environment, outputs)
         returned, gradients = results[: len(halves.returned)], results[len(halves.returned) :]
@@ -296,26 +441,18 @@ def _backward(traced: _Traced, halves: _Halves, accumulate: bool) -> Callable[..
     return backward
 
 
-def _both(traced: _Traced, halves: _Halves, accumulate: bool) -> Callable[..., Any]:
-    def both(
-        parameters: Any, batch: Any, received: Any, accumulators: Any
-    ) -> tuple[list[Any], list[Any], Any, Any]:
-        environment = _environment(traced, parameters, batch, received)
-        (seed,) = traced.cotangents
-        environment[seed] = jnp.ones((), traced.flat.avals[seed].dtype)
-        outputs = [*halves.returned, *traced.gradients, *traced.sent]
-        results = iter(evaluate_steps(traced.flat.steps, environment, outputs))
-        returned = list(itertools.islice(results, len(halves.returned)))
-        gradients = list(itertools.islice(results, len(traced.gradients)))
-        total, count = results
-        return returned, _accumulated(gradients, accumulators, accumulate), total, count
-
-    return both
-
-
-def _environment(traced: _Traced, parameters: Any, batch: Any, received: Any) -> dict[int, Any]:
-    names = (*traced.parameters, *traced.batch, *traced.received)
-    return dict(zip(names, (*parameters, *batch, *received), strict=True))
+def _environment(
+    traced: _Traced, residuals: Sequence[int], reads: Reads, arrays: Sequence[Any]
+) -> dict[int, Any]:
+    """The values of a program's inputs: parameters, batch, received, residuals, cotangents."""
+    names = (
+        *traced.parameters,
+        *(traced.batch[i] for i in reads.batch),
+        *(traced.received[i] for i in reads.received),
+        *(residuals[i] for i in reads.residuals),
+        *(traced.cotangents[i] for i in reads.cotangents),
+    )
+    return dict(zip(names, itertools.chain(*arrays), strict=True))
 
 
 def _accumulated(gradients: list[Any], accumulators: Any, accumulate: bool) -> list[Any]:
@@ -342,9 +479,3 @@ def _is_zero(operand: Operand, reached: set[int] | None, steps: Sequence[Step]) 
         and isinstance(producer.inputs[0], Constant)
         and not np.any(np.asarray(producer.inputs[0].value))
     )
-
-
-def _is_expensive(step: Step) -> bool:
-    if step.equation is not None and step.name in ("custom_jvp_call", "custom_vjp_call"):
-        return is_heavy(step.equation)
-    return step.name not in REPEATABLE

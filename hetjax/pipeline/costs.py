@@ -105,6 +105,13 @@ def is_heavy(equation: _compat.JaxprEqn) -> bool:
     return equation_cost(equation).matmul_flops > 0
 
 
+def is_expensive(step: Step) -> bool:
+    """Whether a step must not run twice: all but elementwise arithmetic and changes of shape."""
+    if step.equation is not None and step.name in ("custom_jvp_call", "custom_vjp_call"):
+        return is_heavy(step.equation)
+    return step.name not in REPEATABLE
+
+
 def _size(variable: Any) -> int:
     return int(np.prod(variable.aval.shape, dtype=np.int64))
 

@@ -1,15 +1,17 @@
-"""Pipeline schedules as data: the order of forward and backward tasks on every stage.
+"""Pipeline schedules as data: the order of tasks on every stage.
 
 A schedule says *what runs after what* on each stage and nothing about time; the timeline puts
-durations to it. All schedules here but explicit ones follow from one warm-up count a stage: run
-that many forward tasks, then a backward and a forward in turn, then the backward tasks that are
-left. Stages and microbatches are counted from 0; Harp counts both from 1.
+durations to it. Stages and microbatches are counted from 0; Harp counts both from 1.
+
+The tasks of a microbatch on a stage are its forward pass F, at most one recomputation R of what
+the backward pass needs, its backward pass B, and at most one weight-gradient pass W. Where W is in
+the order, B is the input-gradient half of the backward pass and W the other half; where it is
+not, B is the whole. B sends the gradient on as it ends; R and W send and receive nothing.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,11 +19,18 @@ from typing import Any, Literal, cast, get_args
 
 from hetjax.errors import InputError, unknown_name
 
-Operation = Literal["F", "B"]
-"""What a task does with its microbatch: the forward (F) or the backward (B) pass of the stage."""
+Operation = Literal["F", "R", "B", "W"]
+"""What a task does with its microbatch on its stage: the forward pass (F), the recomputation of
+what the backward pass needs (R), the backward pass (B), the weight gradient (W)."""
 
-SCHEDULES = ("gpipe", "1f1b", "eager_1f1b", "h_1f1b")
-"""The names that `make_schedule` knows."""
+WARM_UP_SCHEDULES = ("gpipe", "1f1b", "eager_1f1b", "h_1f1b")
+"""Schedules that follow from one warm-up count a stage, with whole backward passes."""
+
+SPLIT_SCHEDULES = ("h_1f1b_split", "zb_h1", "zb_h2", "search")
+"""Schedules that may split backward passes."""
+
+SCHEDULES = WARM_UP_SCHEDULES + SPLIT_SCHEDULES
+"""The names that `hetjax.pipeline.make_schedule` knows."""
 
 EXPLICIT = "explicit"
 """The name of a schedule whose order was written down task by task."""
@@ -29,12 +38,21 @@ EXPLICIT = "explicit"
 _TASK = re.compile(rf"([{''.join(get_args(Operation))}])(0|[1-9][0-9]*)")
 
 
+_NEEDS: Mapping[Operation, Sequence[tuple[Operation, str]]] = {
+    "F": (),
+    "R": (("F", "forward"),),
+    "B": (("F", "forward"),),
+    "W": (("B", "backward"),),
+}
+"""What must have run on the same stage before an operation, and what a message calls it."""
+
+
 @dataclass(frozen=True, order=True)
 class Task:
     """One operation on one microbatch; the stage is where it stands in `Schedule.order`.
 
     Args:
-        kind: ``"F"`` or ``"B"``.
+        kind: ``"F"``, ``"R"``, ``"B"`` or ``"W"``, see `Operation`.
         microbatch: index of the microbatch, from 0.
 
     Example:
@@ -63,8 +81,8 @@ class Task:
         """
         match = _TASK.fullmatch(text) if isinstance(text, str) else None
         if match is None:
-            letters = " or ".join(get_args(Operation))
-            raise InputError(f"task {text!r} is not {letters} and a microbatch, e.g. 'F3'")
+            letters = ", ".join(get_args(Operation))
+            raise InputError(f"task {text!r} is not one of {letters} and a microbatch, e.g. 'F3'")
         return cls(cast(Operation, match[1]), int(match[2]))
 
 
@@ -77,8 +95,11 @@ class Schedule:
         order: one tuple of tasks a stage, in the order in which the stage runs them.
 
     Example:
-        >>> one_f_one_b(num_stages=2, num_microbatches=2).to_json()["order"]
-        [['F0', 'F1', 'B0', 'B1'], ['F0', 'B0', 'F1', 'B1']]
+        >>> rows = ("F0 F1 B0 W0 B1 W1", "F0 B0 F1 B1")
+        >>> order = tuple(tuple(map(Task.parse, row.split())) for row in rows)
+        >>> schedule = Schedule("explicit", order)
+        >>> schedule.num_microbatches, schedule.warm_up_counts
+        (2, (2, 1))
     """
 
     name: str
@@ -97,10 +118,17 @@ class Schedule:
     @property
     def warm_up_counts(self) -> tuple[int, ...]:
         """For every stage, the number N_i of forward tasks before its first backward task."""
-        return tuple(
-            sum(1 for _ in itertools.takewhile(lambda task: task.kind == "F", tasks))
-            for tasks in self.order
-        )
+
+        def count(tasks: Sequence[Task]) -> int:
+            warm_up = itertools.takewhile(lambda task: task.kind != "B", tasks)
+            return sum(task.kind == "F" for task in warm_up)
+
+        return tuple(map(count, self.order))
+
+    @property
+    def splits_backward(self) -> bool:
+        """Whether the backward pass of any microbatch is split on any stage."""
+        return any(task.kind == "W" for tasks in self.order for task in tasks)
 
     def live_bound(self, stage: int) -> int:
         """The number of microbatches whose activations a stage holds at most.
@@ -112,6 +140,7 @@ class Schedule:
             The maximum over time, for any durations of the tasks.
 
         Example:
+            >>> from hetjax.pipeline.warm_up import eager_1f1b
             >>> eager_1f1b(num_stages=3, num_microbatches=8).live_bound(0)
             5
         """
@@ -147,242 +176,22 @@ class Schedule:
         return schedule
 
 
-def gpipe(num_stages: int, num_microbatches: int) -> Schedule:
-    """GPipe: every stage runs all forward tasks, then all backward tasks; holds M microbatches.
-
-    Args:
-        num_stages: S, at least 1.
-        num_microbatches: M, at least 1.
-
-    Returns:
-        The schedule.
-
-    Raises:
-        InputError: a count is below 1.
-    """
-    _require_positive(num_stages, num_microbatches)
-    return from_warm_up_counts([num_microbatches] * num_stages, num_microbatches, "gpipe")
-
-
-def one_f_one_b(num_stages: int, num_microbatches: int) -> Schedule:
-    """1F1B: the least warm-up that fills the pipeline, N_i = S - i with i from 0.
-
-    Args:
-        num_stages: S, at least 1.
-        num_microbatches: M, at least 1.
-
-    Returns:
-        The schedule.
-
-    Raises:
-        InputError: a count is below 1.
-    """
-    _require_positive(num_stages, num_microbatches)
-    counts = range(num_stages, 0, -1)
-    return from_warm_up_counts(counts, num_microbatches, "1f1b")
-
-
-def eager_1f1b(num_stages: int, num_microbatches: int) -> Schedule:
-    """Eager-1F1B: two forward tasks more than the next stage, N_i = 2 (S - 1 - i) + 1, i from 0.
-
-    It hides communication of up to half a stage's computation behind it, on fast links too, where
-    there is nothing to hide.
-
-    Args:
-        num_stages: S, at least 1.
-        num_microbatches: M, at least 1.
-
-    Returns:
-        The schedule.
-
-    Raises:
-        InputError: a count is below 1.
-
-    Source: Harp section 2.3.1.
-    """
-    _require_positive(num_stages, num_microbatches)
-    counts = range(2 * num_stages - 1, 0, -2)
-    return from_warm_up_counts(counts, num_microbatches, "eager_1f1b")
-
-
-def h_1f1b(
-    num_stages: int,
-    num_microbatches: int,
-    compute: Sequence[float],
-    communication: Sequence[float],
-    tolerance: float = 0.1,
-) -> Schedule:
-    """H-1F1B: as many extra warm-up forward tasks as each link's communication needs to hide.
-
-    Args:
-        num_stages: S, at least 1.
-        num_microbatches: M, at least 1.
-        compute: t_i, forward plus backward of one microbatch on every stage, in seconds; S long.
-        communication: c_i, one transfer between stage i and i + 1, in seconds; S - 1 long.
-        tolerance: Harp's epsilon, see `h_1f1b_counts`.
-
-    Returns:
-        The schedule.
-
-    Raises:
-        InputError: a count is below 1, a length does not fit, or a time is negative.
-
-    Source: Harp section 4.1, equations 1 and 2.
-
-    Example:
-        The slow link takes three forward tasks more, the fast one only 1F1B's one: the counts
-        that Harp's figure 3(d) sets by hand.
-
-        >>> h_1f1b(3, 8, compute=[1.0, 1.0, 1.0], communication=[0.7, 0.01]).warm_up_counts
-        (5, 2, 1)
-    """
-    _require_positive(num_stages, num_microbatches)
-    for field, times, expected in (
-        ("compute", compute, num_stages),
-        ("communication", communication, num_stages - 1),
-    ):
-        if len(times) != expected:
-            raise InputError(f"{field} has {len(times)} times; {num_stages} stages need {expected}")
-    counts = h_1f1b_counts(compute, communication, tolerance)
-    return from_warm_up_counts(counts, num_microbatches, "h_1f1b")
-
-
-def h_1f1b_counts(
-    compute: Sequence[float], communication: Sequence[float], tolerance: float = 0.1
-) -> tuple[int, ...]:
-    """The warm-up counts of H-1F1B before they are clipped to the number of microbatches.
-
-    With t_max = max_i t_i, stage i launches delta_i forward tasks more than stage i + 1:
-
-    - 1 where c_i <= tolerance * t_max: too little to hide, no memory is spent on it;
-    - 2 where c_i <= t_max / 2, and 3 where c_i <= t_max (equation 2);
-    - ceil(1 + 2 c_i / t_max) beyond. Harp assumes c_i <= t_max, since a slower link is the
-      bottleneck itself and cannot be hidden whole; equation 10 stays the least count that keeps
-      that link busy while the stages compute, so we go on with it.
-
-    Args:
-        compute: t_i of every stage, in seconds; S long, the largest above 0.
-        communication: c_i, in seconds, 0 or more; S - 1 long.
-        tolerance: Harp's epsilon, from 0 to 0.5.
-
-    Returns:
-        N_i of every stage; the last is 1.
-
-    Raises:
-        InputError: a length does not fit, a time is negative or not finite, or the tolerance is
-            out of range.
-
-    Source: Harp equations 1, 2 and 10.
-
-    Example:
-        >>> h_1f1b_counts([1.0, 1.0], [2.2])
-        (7, 1)
-    """
-    if not 0 <= tolerance <= 0.5:
-        raise InputError(f"tolerance is {tolerance}; it must be from 0 to 0.5")
-    for field, times in (("compute", compute), ("communication", communication)):
-        if not all(math.isfinite(time) and time >= 0 for time in times):
-            raise InputError(f"{field} is {list(times)}; times must be finite and not negative")
-    if len(communication) != len(compute) - 1:
-        raise InputError(
-            f"communication has {len(communication)} times for {len(compute)} stages; "
-            "it needs one between each two stages"
-        )
-    longest = max(compute)
-    if longest == 0:
-        raise InputError("compute is 0 on every stage; at least one time must be above 0")
-    extra = (_extra_forwards(cost, longest, tolerance) for cost in reversed(communication))
-    return tuple(itertools.accumulate(extra, initial=1))[::-1]
-
-
-def from_warm_up_counts(
-    counts: Sequence[int], num_microbatches: int, name: str = EXPLICIT
-) -> Schedule:
-    """The schedule that warm-up counts stand for: N_i forward tasks, then B and F in turn.
-
-    Args:
-        counts: N_i of every stage, at least 1 and never above the count of the stage before;
-            counts above `num_microbatches` are clipped to it.
-        num_microbatches: M, at least 1.
-        name: the name of the schedule.
-
-    Returns:
-        The schedule; stage i holds the activations of min(N_i, M) microbatches at most.
-
-    Raises:
-        InputError: a count is below 1, or a stage has a larger count than the one before it: the
-            two would wait for one another for ever.
-
-    Example:
-        >>> [str(task) for task in from_warm_up_counts([2], 3).order[0]]
-        ['F0', 'F1', 'B0', 'F2', 'B1', 'B2']
-    """
-    _require_positive(len(counts), num_microbatches)
-    for stage, count in enumerate(counts):
-        if count < 1:
-            raise InputError(f"warm-up count of stage {stage} is {count}; it must be 1 or more")
-        if stage and count > counts[stage - 1]:
-            raise InputError(
-                f"warm-up count of stage {stage} is {count}, above the {counts[stage - 1]} of "
-                f"stage {stage - 1}: the two would deadlock; counts may not rise along the pipeline"
-            )
-    order = tuple(_stage_order(min(count, num_microbatches), num_microbatches) for count in counts)
-    return Schedule(name, order)
-
-
-def make_schedule(
-    name: str,
-    num_stages: int,
-    num_microbatches: int,
-    *,
-    compute: Sequence[float] = (),
-    communication: Sequence[float] = (),
-    tolerance: float = 0.1,
-) -> Schedule:
-    """Builds a schedule by its name.
-
-    Args:
-        name: one of `SCHEDULES`.
-        num_stages: S, at least 1.
-        num_microbatches: M, at least 1.
-        compute: t_i in seconds; only ``"h_1f1b"`` looks at it.
-        communication: c_i in seconds; only ``"h_1f1b"`` looks at it.
-        tolerance: Harp's epsilon; only ``"h_1f1b"`` looks at it.
-
-    Returns:
-        The schedule.
-
-    Raises:
-        InputError: the name is unknown, or the schedule's own function refuses its arguments.
-
-    Example:
-        >>> make_schedule("1f1b", num_stages=4, num_microbatches=8).warm_up_counts
-        (4, 3, 2, 1)
-    """
-    match name:
-        case "gpipe":
-            return gpipe(num_stages, num_microbatches)
-        case "1f1b":
-            return one_f_one_b(num_stages, num_microbatches)
-        case "eager_1f1b":
-            return eager_1f1b(num_stages, num_microbatches)
-        case "h_1f1b":
-            return h_1f1b(num_stages, num_microbatches, compute, communication, tolerance)
-    raise InputError(unknown_name("schedule", name, SCHEDULES))
-
-
 def check(schedule: Schedule) -> None:
-    """Proves that a schedule can be executed: every task once, no backward early, no deadlock.
+    """Proves that a schedule can be executed: its tasks complete and in order, no deadlock.
+
+    On every stage, F and B of every microbatch stand once in the order, R and W at most once, R
+    between F and B, W after B.
 
     Args:
         schedule: the schedule to check.
 
     Raises:
-        InputError: naming the stage and task, when a stage lacks or repeats a task, runs a
-            backward task before its forward task, or when stages with blocking receives would
-            wait for one another for ever.
+        InputError: naming the stage and task, when a stage lacks or repeats a task, runs a task
+            before one of the same microbatch that it needs, or when stages with blocking receives
+            would wait for one another for ever.
 
     Example:
+        >>> from hetjax.pipeline.warm_up import gpipe
         >>> check(gpipe(num_stages=4, num_microbatches=8))
     """
     if not schedule.num_stages or not schedule.num_microbatches:
@@ -438,9 +247,11 @@ def input_source(schedule: Schedule, stage: int, task: Task) -> tuple[int, Task]
         task: the task.
 
     Returns:
-        Pair (stage, task), or None for the first stage's forward tasks and the last stage's
-        backward tasks, which receive nothing.
+        Pair (stage, task), or None for tasks that receive nothing: R, W, the first stage's F and
+        the last stage's B.
     """
+    if task.kind not in ("F", "B"):
+        return None
     neighbour = stage - 1 if task.kind == "F" else stage + 1
     return (neighbour, task) if 0 <= neighbour < schedule.num_stages else None
 
@@ -448,7 +259,8 @@ def input_source(schedule: Schedule, stage: int, task: Task) -> tuple[int, Task]
 def live_microbatches(schedule: Schedule) -> tuple[tuple[int, ...], ...]:
     """How many microbatches' activations every stage holds during each of its tasks.
 
-    A microbatch is held from the start of its forward task to the end of its backward task.
+    A microbatch is held from the start of its F to the end of its W, or of its B where it has no
+    W on that stage.
 
     Args:
         schedule: the schedule.
@@ -457,55 +269,49 @@ def live_microbatches(schedule: Schedule) -> tuple[tuple[int, ...], ...]:
         For every stage, one number a task, in the stage's order.
 
     Example:
+        >>> from hetjax.pipeline.warm_up import one_f_one_b
         >>> live_microbatches(one_f_one_b(num_stages=2, num_microbatches=2))
         ((1, 2, 2, 1), (1, 1, 1, 1))
     """
 
     def during(tasks: Sequence[Task]) -> Iterator[int]:
-        held = 0
+        held, split = 0, split_microbatches(tasks)
         for task in tasks:
-            if task.kind == "F":
-                held += 1
+            held += task.kind == "F"
             yield held
-            if task.kind == "B":
-                held -= 1
+            held -= task.kind == "W" or (task.kind == "B" and task.microbatch not in split)
 
     return tuple(tuple(during(tasks)) for tasks in schedule.order)
 
 
-def _stage_order(count: int, num_microbatches: int) -> tuple[Task, ...]:
-    """`count` forwards, then backward and forward in turn, then the backwards that are left."""
-    forwards = [Task("F", microbatch) for microbatch in range(num_microbatches)]
-    backwards = [Task("B", microbatch) for microbatch in range(num_microbatches)]
-    steady = num_microbatches - count
-    pairs = zip(backwards[:steady], forwards[count:], strict=True)
-    return (*forwards[:count], *itertools.chain.from_iterable(pairs), *backwards[steady:])
+def split_microbatches(tasks: Sequence[Task]) -> frozenset[int]:
+    """The microbatches whose backward pass is split in a stage's order.
 
+    Args:
+        tasks: the order of one stage.
 
-def _extra_forwards(cost: float, longest: float, tolerance: float) -> int:
-    """delta_i for one link: Harp equation 2, and equation 10 where c_i is above t_max."""
-    if cost <= tolerance * longest:
-        return 1
-    if cost <= longest / 2:
-        return 2
-    if cost <= longest:
-        return 3
-    return math.ceil(1 + 2 * cost / longest)
+    Returns:
+        The microbatches that have a W.
+    """
+    return frozenset(task.microbatch for task in tasks if task.kind == "W")
 
 
 def _check_stage(schedule: Schedule, stage: int) -> None:
-    """Raises unless a stage runs F and B of every microbatch once, F first."""
+    """Raises unless a stage runs all it must once, and each after what it needs."""
     where = f"schedule {schedule.name!r}, stage {stage}"
     seen: set[Task] = set()
     for task in schedule.order[stage]:
         if task in seen:
             raise InputError(f"{where}: task {task} stands twice in the order")
-        if task.kind == "B" and Task("F", task.microbatch) not in seen:
-            raise InputError(f"{where}: task {task} comes before its forward F{task.microbatch}")
+        for kind, name in _NEEDS[task.kind]:
+            if Task(kind, task.microbatch) not in seen:
+                raise InputError(
+                    f"{where}: task {task} comes before its {name} {kind}{task.microbatch}"
+                )
+        if task.kind == "R" and Task("B", task.microbatch) in seen:
+            raise InputError(f"{where}: task {task} comes after its backward B{task.microbatch}")
         seen.add(task)
-    for microbatch, kind in itertools.product(
-        range(schedule.num_microbatches), get_args(Operation)
-    ):
+    for microbatch, kind in itertools.product(range(schedule.num_microbatches), ("F", "B")):
         if Task(kind, microbatch) not in seen:
             raise InputError(f"{where}: task {kind}{microbatch} is missing from the order")
 
@@ -518,12 +324,6 @@ def _waits(schedule: Schedule, blocked: Sequence[tuple[int, Task]]) -> str:
         assert source is not None, "a task without a source never waits"
         phrases.append(f"stage {stage} waits at {task} for stage {source[0]}")
     return "; ".join(phrases)
-
-
-def _require_positive(num_stages: int, num_microbatches: int) -> None:
-    for field, value in (("num_stages", num_stages), ("num_microbatches", num_microbatches)):
-        if value < 1:
-            raise InputError(f"{field} is {value}; it must be 1 or more")
 
 
 def _is_list(value: object) -> bool:

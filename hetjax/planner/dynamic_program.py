@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 from hetjax.errors import InputError
 from hetjax.mesh.cluster import SubMesh
-from hetjax.pipeline.schedule import Schedule, from_warm_up_counts
+from hetjax.pipeline.schedule import Schedule
+from hetjax.pipeline.simulate import simulate_schedule
+from hetjax.pipeline.times import StepTimes
+from hetjax.pipeline.warm_up import from_warm_up_counts
 from hetjax.planner.fixed_pace import Place
 from hetjax.planner.plan import PipelinePlan, Plan, StagePlan, validate
-from hetjax.planner.predict import StepTimes
 from hetjax.planner.problem import PlanningProblem
 from hetjax.planner.search import Candidate, search, transfers_between
 from hetjax.planner.stage_table import Slice, StageTable, make_stage_table
@@ -51,10 +53,10 @@ class DynamicProgram:
 
         def preference(candidate: Candidate) -> tuple[float, float, int, int]:
             slices = [_slice(table, place) for place in candidate.places]
-            makespan = _step_times(table, candidate).timeline(_schedule(table, candidate)).makespan
+            timeline = simulate_schedule(_schedule(table, candidate), _step_times(table, candidate))
             devices = sum(each.num_devices for each in slices)
             # To the nanosecond: a difference below it should not cost devices.
-            return round(makespan, 9), round(candidate.latency, 9), devices, len(slices)
+            return round(timeline.makespan, 9), round(candidate.latency, 9), devices, len(slices)
 
         plan = _make_plan(problem, table, min(candidates, key=preference))
         validate(plan)

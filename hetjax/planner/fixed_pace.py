@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hetjax.pipeline.schedule import h_1f1b_counts
+from hetjax.pipeline.warm_up import h_1f1b_counts
 from hetjax.planner.stage_table import FloatArray, IntArray, StageTable, Transfers
 
 TOLERANCE = 0.1

@@ -282,6 +282,13 @@ def _validate_batch(pipeline: PipelinePlan, where: str) -> None:
             f"{pipeline.num_microbatches}"
         )
     check(schedule)
+    for s, (stage, tasks) in enumerate(zip(pipeline.stages, schedule.order, strict=True)):
+        again = next((task for task in tasks if task.kind == "R"), None)
+        if again is not None and not stage.recompute:
+            raise InputError(
+                f"{where}.schedule has task {again} on stage {s}, which does not recompute; remove "
+                f"it, or set stages[{s}].recompute to true"
+            )
     for s, stage in enumerate(pipeline.stages):
         if pipeline.microbatch_size % stage.mesh_shape[0]:
             raise InputError(

@@ -11,7 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from hetjax.errors import InputError, unknown_name
 from hetjax.files import replacing
 from hetjax.mesh.cluster import Cluster, SubMesh
-from hetjax.pipeline.schedule import SCHEDULES, Schedule, Task, from_warm_up_counts
+from hetjax.pipeline.schedule import EXPLICIT, SCHEDULES, WARM_UP_SCHEDULES, Schedule, Task
+from hetjax.pipeline.warm_up import from_warm_up_counts
 from hetjax.planner.plan import (
     VERSION,
     PipelinePlan,
@@ -185,12 +186,9 @@ def _first_error(error: ValidationError) -> str:
 
 def _pipeline_to_json(pipeline: PipelinePlan) -> dict[str, Any]:
     schedule = pipeline.schedule
-    by_counts = from_warm_up_counts(
-        schedule.warm_up_counts, schedule.num_microbatches, schedule.name
-    )
     order = (
         {"warm_up_counts": list(schedule.warm_up_counts)}
-        if schedule.name in SCHEDULES and by_counts == schedule
+        if schedule.name in WARM_UP_SCHEDULES and _follows_from_counts(schedule)
         else {"order": [[str(task) for task in tasks] for tasks in schedule.order]}
     )
     return {
@@ -199,6 +197,11 @@ def _pipeline_to_json(pipeline: PipelinePlan) -> dict[str, Any]:
         "schedule": {"name": schedule.name, **order},
         "stages": [_stage_to_json(stage) for stage in pipeline.stages],
     }
+
+
+def _follows_from_counts(schedule: Schedule) -> bool:
+    counts, num_microbatches = schedule.warm_up_counts, schedule.num_microbatches
+    return from_warm_up_counts(counts, num_microbatches, schedule.name) == schedule
 
 
 def _stage_to_json(stage: StagePlan) -> dict[str, Any]:
@@ -247,9 +250,9 @@ def _pipeline(record: _Pipeline, index: int) -> PipelinePlan:
 def _schedule(record: _Schedule, num_microbatches: int, where: str) -> Schedule:
     if (record.order is None) == (record.warm_up_counts is None):
         raise InputError(f"{where}.schedule needs either warm_up_counts or order")
-    if record.name not in (*SCHEDULES, "explicit"):
+    if record.name not in (*SCHEDULES, EXPLICIT):
         raise InputError(
-            unknown_name(f"{where}.schedule.name", record.name, (*SCHEDULES, "explicit"))
+            unknown_name(f"{where}.schedule.name", record.name, (*SCHEDULES, EXPLICIT))
         )
     if record.order is not None:
         order = tuple(tuple(Task.parse(text) for text in tasks) for tasks in record.order)

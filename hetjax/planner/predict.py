@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from hetjax.errors import InputError
-from hetjax.pipeline.schedule import Schedule
-from hetjax.pipeline.timeline import Timeline, lower_bound, simulate_schedule, stage_track
+from hetjax.pipeline.lower_bound import lower_bound
+from hetjax.pipeline.simulate import simulate_schedule
+from hetjax.pipeline.timeline import Timeline, stage_track
+from hetjax.pipeline.times import StepTimes
 from hetjax.planner.cost_model import (
     Estimate,
     Execution,
@@ -65,7 +67,7 @@ def predict(plan: Plan, problem: PlanningProblem) -> Plan:
         returns=returns,
         update=[float(each.update_seconds) for each in times],
     )
-    timeline = step.timeline(pipeline.schedule)
+    timeline = simulate_schedule(pipeline.schedule, step)
     stages = tuple(
         StagePrediction(
             forward_seconds=step.forward[s],
@@ -81,7 +83,7 @@ def predict(plan: Plan, problem: PlanningProblem) -> Plan:
         )
         for s, (stage, each) in enumerate(zip(pipeline.stages, times, strict=True))
     )
-    bound = step.lower_bound(pipeline.num_microbatches)
+    bound = lower_bound(pipeline.num_microbatches, step)
     return replace(plan, prediction=Prediction(timeline.makespan, bound, stages))
 
 
@@ -114,38 +116,7 @@ def simulate(plan: Plan) -> Timeline:
         returns=[stage.return_seconds for stage in stages[1:]],
         update=[stage.update_seconds for stage in stages],
     )
-    return step.timeline(plan.pipeline.schedule)
-
-
-@dataclass(frozen=True)
-class StepTimes:
-    """The times of one step's tasks, in seconds.
-
-    Args:
-        forward: one forward task on every stage.
-        backward: one backward task on every stage.
-        sends: one activation from each stage but the last to the next.
-        returns: one gradient back over the same boundary.
-        update: the optimizer's update on every stage.
-    """
-
-    forward: Sequence[float]
-    backward: Sequence[float]
-    sends: Sequence[float]
-    returns: Sequence[float]
-    update: Sequence[float]
-
-    def timeline(self, schedule: Schedule) -> Timeline:
-        """These times put to a schedule."""
-        return simulate_schedule(
-            schedule, self.forward, self.backward, self.sends, self.returns, self.update
-        )
-
-    def lower_bound(self, num_microbatches: int) -> float:
-        """Seconds that no schedule goes below."""
-        return lower_bound(
-            num_microbatches, self.forward, self.backward, self.sends, self.returns, self.update
-        )
+    return simulate_schedule(plan.pipeline.schedule, step)
 
 
 def _stage_times(

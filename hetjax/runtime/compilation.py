@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from hetjax.pipeline.backward import accumulator_dtype
+from hetjax.pipeline.backward import Reads, accumulator_dtype
 from hetjax.pipeline.build import Shapes, update_inputs
-from hetjax.runtime.instructions import tied_leaves, uses_fused_backward
+from hetjax.pipeline.schedule import Schedule
+from hetjax.runtime.instructions import WEIGHT_GRADIENT, stage_programs, tied_leaves
 from hetjax.runtime.placement import Placement, named
 
-Compiled = Callable[..., Any]
+Compiled = Any
+"""A compiled program: called with its arguments, it also tells the shardings of its results."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,12 +51,7 @@ def compile_stage(placement: Placement, stage: int, mesh: Mesh) -> CompiledStage
         The compiled stage.
     """
     compiler = _Compiler(placement, stage, mesh)
-    programs: dict[str, Compiled] = {}
-    if stage == placement.pipeline.num_stages - 1 and uses_fused_backward(placement.plan.schedule):
-        programs["both"] = compiler.both()
-    else:
-        programs["forward"], residuals = compiler.forward()
-        programs["backward"] = compiler.backward(residuals)
+    programs = dict(compiler.tasks(placement.plan.schedule))
     if tied_leaves(placement.pipeline, stage):
         programs["sum_tied"] = compiler.sum_tied()
     update = placement.pipeline.updates[stage]
@@ -65,6 +62,22 @@ def compile_stage(placement: Placement, stage: int, mesh: Mesh) -> CompiledStage
     leaves = placement.pipeline.stages[stage].batch
     batch = dict(zip(leaves, compiler.batch, strict=True))
     return CompiledStage(mesh, programs, compiler.parameters, compiler.state, batch)
+
+
+def with_schedule(compiled: CompiledStage, placement: Placement, stage: int) -> CompiledStage:
+    """The compiled stage with the programs of another schedule; those that it has are kept.
+
+    Args:
+        compiled: the stage.
+        placement: with the new schedule in its plan.
+        stage: which stage.
+
+    Returns:
+        The stage, with what was missing compiled.
+    """
+    compiler = _Compiler(placement, stage, compiled.mesh)
+    missing = compiler.tasks(placement.plan.schedule, known=compiled.programs)
+    return replace(compiled, programs={**compiled.programs, **dict(missing)})
 
 
 def compile_evaluation(placement: Placement, stage: int, mesh: Mesh) -> Compiled:
@@ -99,60 +112,108 @@ class _Compiler:
     def _returned(self) -> list[NamedSharding]:
         return [self.received[i] for i in self.shapes.cotangents_out]
 
-    def forward(self) -> tuple[Compiled, Any]:
+    def tasks(
+        self, schedule: Schedule, known: Mapping[str, Compiled] | None = None
+    ) -> Iterator[tuple[str, Compiled]]:
+        """The programs of a schedule's tasks, but for those that are known."""
+        known = known or {}
+        recomputes = self.shapes.recompute is not None
+        residuals = deferred = None
+        for name in stage_programs(schedule, self.stage, recomputes):
+            program = known.get(name) or self._task(name, residuals, deferred)
+            if program is None:
+                continue
+            if name == ("recompute" if recomputes else "forward"):
+                residuals = program.output_shardings if recomputes else program.output_shardings[1]
+            if name == "input_gradient":
+                deferred = program.output_shardings[1]
+            if name not in known:
+                yield name, program
+
+    def _task(self, name: str, residuals: Any, deferred: Any) -> Any:
+        match name:
+            case "forward":
+                return self.forward()
+            case "recompute":
+                return self.recompute()
+            case "backward":
+                return self.backward(residuals)
+            case "input_gradient":
+                return self.input_gradient(residuals)
+        assert name == WEIGHT_GRADIENT, name
+        return self.weight_gradient(residuals, deferred)
+
+    def forward(self) -> Compiled:
         shapes = self.shapes
-        compiled = _compile(
+        return _compile(
             shapes.forward,
             (shapes.parameters, shapes.batch, shapes.received),
             (self.parameters, self.batch, self.received),
             (self.sent, None),
         )
-        return compiled, compiled.output_shardings[1]
+
+    def recompute(self) -> Compiled:
+        assert self.shapes.recompute is not None
+        shapes, shardings = self._read(self.shapes.recompute_reads, ())
+        return _compile(self.shapes.recompute, shapes[:3], shardings[:3], None)
+
+    def _read(self, reads: Reads, residuals: Any) -> tuple[list[Any], list[Any]]:
+        """Shapes and shardings of a program's arguments but the last ones."""
+        shapes, places = self.shapes, (reads.batch, reads.received, reads.residuals)
+        cotangents = [shapes.cotangents_in[i] for i in reads.cotangents]
+        sorts = (
+            (shapes.batch, self.batch),
+            (shapes.received, self.received),
+            (shapes.residuals, list(residuals)),
+        )
+        read = [[s[i] for i in chosen] for (s, _), chosen in zip(sorts, places, strict=True)]
+        where = [[s[i] for i in chosen] for (_, s), chosen in zip(sorts, places, strict=True)]
+        return (
+            [shapes.parameters, *read, [shapes.sent[i] for i in cotangents]],
+            [self.parameters, *where, [self.sent[i] for i in cotangents]],
+        )
+
+    def _accumulators(self, places: Iterable[int]) -> tuple[list[Any], list[Any]]:
+        """Shapes and shardings of the sums of some parameter parts' gradients."""
+        places = list(places) if self.accumulates else []
+        return [self.gradient_shapes[i] for i in places], [self.parameters[i] for i in places]
 
     def backward(self, residuals: Any) -> Compiled:
-        shapes = self.shapes
-        accumulators = self.gradient_shapes if self.accumulates else []
+        shapes, shardings = self._read(self.shapes.backward_reads, residuals)
+        sums, where = self._accumulators(range(len(self.parameters)))
         return _compile(
-            shapes.backward,
-            (
-                shapes.parameters,
-                [shapes.batch[i] for i in shapes.kept_batch],
-                [shapes.received[i] for i in shapes.kept_received],
-                shapes.residuals,
-                [shapes.sent[i] for i in shapes.cotangents_in],
-                accumulators,
-            ),
-            (
-                self.parameters,
-                [self.batch[i] for i in shapes.kept_batch],
-                [self.received[i] for i in shapes.kept_received],
-                list(residuals),
-                [self.sent[i] for i in shapes.cotangents_in],
-                self.parameters if self.accumulates else [],
-            ),
+            self.shapes.backward,
+            (*shapes, sums),
+            (*shardings, where),
             (self._returned(), self.parameters),
             donate=(5,),
         )
 
-    def both(self) -> Compiled:
-        shapes = self.shapes
-        assert shapes.both is not None
+    def input_gradient(self, residuals: Any) -> Compiled:
+        split = self.shapes.split
+        shapes, shardings = self._read(split.input_gradient_reads, residuals)
+        sums, where = self._accumulators(split.light)
+        light = [self.parameters[i] for i in split.light]
         return _compile(
-            shapes.both,
-            (
-                shapes.parameters,
-                shapes.batch,
-                shapes.received,
-                self.gradient_shapes if self.accumulates else [],
-            ),
-            (
-                self.parameters,
-                self.batch,
-                self.received,
-                self.parameters if self.accumulates else [],
-            ),
-            (self._returned(), self.parameters, self.whole, self.whole),
-            donate=(3,),
+            split.input_gradient,
+            (*shapes, sums),
+            (*shardings, where),
+            (self._returned(), None, light),
+            donate=(5,),
+        )
+
+    def weight_gradient(self, residuals: Any, deferred: Any) -> Compiled | None:
+        split = self.shapes.split
+        if not split.heavy:
+            return None
+        shapes, shardings = self._read(split.weight_gradient_reads, residuals)
+        sums, where = self._accumulators(split.heavy)
+        return _compile(
+            split.weight_gradient,
+            (*shapes, split.deferred, sums),
+            (*shardings, list(deferred), where),
+            [self.parameters[i] for i in split.heavy],
+            donate=(6,),
         )
 
     def evaluation(self) -> Compiled:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from hetjax.pipeline.backward import Reads
 from hetjax.pipeline.build import PipelineProgram
 from hetjax.pipeline.schedule import Schedule, Task
 
@@ -20,7 +21,8 @@ class Buffer(NamedTuple):
 
     Args:
         kind: what it is: ``parameter``, ``state``, ``gradient``, ``batch``, ``value``,
-            ``residual``, ``cotangent``, ``total``, ``count``, ``message``, ``metric`` or ``one``.
+            ``residual``, ``deferred``, ``cotangent``, ``total``, ``count``, ``message``, ``metric``
+            or ``one``.
         place: which of that kind.
         microbatch: of which microbatch; -1 where of none.
         link: across which cut, counted by the stage before it, or of which sender; -1 for none.
@@ -34,8 +36,11 @@ class Buffer(NamedTuple):
 
 Buffers = tuple[Buffer, ...]
 
-ACTIVATIONS = frozenset({"batch", "value", "residual"})
-"""The kinds that a microbatch keeps from its forward to its backward pass."""
+ACTIVATIONS = frozenset({"batch", "value", "residual", "deferred"})
+"""The kinds that a microbatch keeps from its forward pass to the end of its backward pass."""
+
+WEIGHT_GRADIENT = "weight_gradient"
+"""The program that may run in the place of a wait."""
 
 
 class Route(NamedTuple):
@@ -146,14 +151,27 @@ def evaluation_instructions(
     return tuple(_with_frees(_with_expectations(body, windows), kept))
 
 
-def uses_fused_backward(schedule: Schedule) -> bool:
-    """Whether the last stage runs every backward task right after its forward task."""
-    tasks = schedule.order[-1]
-    return all(
-        tasks[i + 1] == Task("B", task.microbatch)
-        for i, task in enumerate(tasks)
-        if task.kind == "F"
-    )
+def stage_programs(schedule: Schedule, stage: int, recomputes: bool) -> tuple[str, ...]:
+    """The names of the programs that a stage's tasks run.
+
+    Args:
+        schedule: the order of tasks.
+        stage: which stage.
+        recomputes: whether it makes its residuals again before a backward pass.
+
+    Returns:
+        Names in the order of first use.
+    """
+    tasks = schedule.order[stage]
+    split = {task.microbatch for task in tasks if task.kind == "W"}
+    names = ["forward"]
+    if recomputes:
+        names.append("recompute")
+    if len(split) < schedule.num_microbatches:
+        names.append("backward")
+    if split:
+        names += ["input_gradient", WEIGHT_GRADIENT]
+    return tuple(names)
 
 
 class _Writer:
@@ -161,6 +179,7 @@ class _Writer:
         self.pipeline, self.schedule, self.stage = pipeline, schedule, stage
         self.is_last = stage == pipeline.num_stages - 1
         self.programs = pipeline.programs[stage]
+        self.recomputes = self.programs.recompute is not None
         self.spec = pipeline.stages[stage]
         self.parameters = _numbered("parameter", len(self.spec.parameters))
         self.gradients = _numbered("gradient", len(self.spec.parameters))
@@ -185,6 +204,9 @@ class _Writer:
     def residuals(self, microbatch: int) -> Buffers:
         return _numbered("residual", len(self.programs.residuals), microbatch)
 
+    def deferred(self, microbatch: int) -> Buffers:
+        return _numbered("deferred", len(self.programs.split.deferred), microbatch)
+
     def cotangents_in(self, microbatch: int) -> Buffers:
         if self.is_last:
             return (Buffer("one"),)
@@ -194,6 +216,17 @@ class _Writer:
     def cotangents_out(self, microbatch: int) -> Buffers:
         places = self.programs.cotangents_out
         return tuple(Buffer("cotangent", p, microbatch, self.stage - 1) for p in places)
+
+    def read(self, reads: Reads, microbatch: int) -> tuple[Buffers, ...]:
+        """The arguments of a program: parameters, batch, received, residuals, cotangents."""
+        groups = (
+            (self.batch(microbatch), reads.batch),
+            (self.received(microbatch), reads.received),
+            (self.residuals(microbatch), reads.residuals),
+            (self.cotangents_in(microbatch), reads.cotangents),
+        )
+        chosen = (tuple(buffers[i] for i in places) for buffers, places in groups)
+        return (self.parameters, *chosen)
 
     def windows(self) -> dict[Route, int]:
         """How many transfers of a route may be under way: what the other end may run ahead."""
@@ -223,61 +256,69 @@ class _Writer:
 
     def tasks(self) -> Iterator[Instruction]:
         assert self.schedule is not None
-        fused = self.is_last and uses_fused_backward(self.schedule)
+        order = set(self.schedule.order[self.stage])
         for task in self.schedule.order[self.stage]:
-            if fused and task.kind == "F":
-                yield from self._both(task.microbatch)
-            elif task.kind == "F":
-                yield from self._forward(task.microbatch)
-            elif not fused:
-                yield from self._backward(task.microbatch)
+            microbatch = task.microbatch
+            match task.kind:
+                case "F":
+                    yield from self._forward(microbatch)
+                case "R":
+                    yield self._recompute(microbatch)
+                case "B":
+                    if self.recomputes and Task("R", microbatch) not in order:
+                        yield self._recompute(microbatch)
+                    yield from self._backward(microbatch, split=Task("W", microbatch) in order)
+                case "W":
+                    yield from self._weight_gradient(microbatch)
 
     def _forward(self, microbatch: int) -> Iterator[Instruction]:
         yield from self.inputs(microbatch)
         arguments = (self.parameters, self.batch(microbatch), self.received(microbatch))
-        outputs = (*self.made(microbatch), *self.residuals(microbatch))
-        yield Run("forward", arguments, outputs, microbatch)
+        kept = () if self.recomputes else self.residuals(microbatch)
+        yield Run("forward", arguments, (*self.made(microbatch), *kept), microbatch)
         yield from self.outputs(microbatch)
 
-    def _backward(self, microbatch: int) -> Iterator[Instruction]:
+    def _recompute(self, microbatch: int) -> Instruction:
+        arguments = self.read(self.programs.recompute_reads, microbatch)[:3]
+        return Run("recompute", arguments, self.residuals(microbatch), microbatch)
+
+    def _backward(self, microbatch: int, *, split: bool) -> Iterator[Instruction]:
         cotangents = self.cotangents_in(microbatch)
         if not self.is_last and cotangents:
             tag = Tag(Route("cotangent", self.stage + 1, self.stage), microbatch)
             yield Receive(tag, cotangents)
-        batch, received = self.batch(microbatch), self.received(microbatch)
-        arguments = (
-            self.parameters,
-            tuple(batch[i] for i in self.programs.kept_batch),
-            tuple(received[i] for i in self.programs.kept_received),
-            self.residuals(microbatch),
-            cotangents,
-            self._accumulators(),
-        )
+        yield self._input_gradient(microbatch) if split else self._whole_backward(microbatch)
         returned = self.cotangents_out(microbatch)
-        yield Run("backward", arguments, (*returned, *self.gradients), microbatch)
-        yield from self._return(microbatch)
+        if returned:
+            tag = Tag(Route("cotangent", self.stage, self.stage - 1), microbatch)
+            yield Send(tag, returned)
 
-    def _both(self, microbatch: int) -> Iterator[Instruction]:
-        yield from self.inputs(microbatch)
-        arguments = (
-            self.parameters,
-            self.batch(microbatch),
-            self.received(microbatch),
-            self._accumulators(),
-        )
-        outputs = (*self.cotangents_out(microbatch), *self.gradients, *self.made(microbatch))
-        yield Run("both", arguments, outputs, microbatch)
-        yield from self._return(microbatch)
+    def _whole_backward(self, microbatch: int) -> Instruction:
+        arguments = self.read(self.programs.backward_reads, microbatch)
+        outputs = (*self.cotangents_out(microbatch), *self.gradients)
+        return Run("backward", (*arguments, self._accumulators()), outputs, microbatch)
+
+    def _input_gradient(self, microbatch: int) -> Instruction:
+        split = self.programs.split
+        arguments = self.read(split.input_gradient_reads, microbatch)
+        light = tuple(self.gradients[i] for i in split.light)
+        accumulators = light if self._accumulators() else ()
+        outputs = (*self.cotangents_out(microbatch), *self.deferred(microbatch), *light)
+        return Run("input_gradient", (*arguments, accumulators), outputs, microbatch)
+
+    def _weight_gradient(self, microbatch: int) -> Iterator[Instruction]:
+        split = self.programs.split
+        heavy = tuple(self.gradients[i] for i in split.heavy)
+        if not heavy:
+            return
+        arguments = self.read(split.weight_gradient_reads, microbatch)
+        accumulators = heavy if self._accumulators() else ()
+        arguments = (*arguments, self.deferred(microbatch), accumulators)
+        yield Run(WEIGHT_GRADIENT, arguments, heavy, microbatch)
 
     def _accumulators(self) -> Buffers:
         assert self.schedule is not None
         return self.gradients if self.schedule.num_microbatches > 1 else ()
-
-    def _return(self, microbatch: int) -> Iterator[Instruction]:
-        cotangents = self.cotangents_out(microbatch)
-        if cotangents:
-            tag = Tag(Route("cotangent", self.stage, self.stage - 1), microbatch)
-            yield Send(tag, cotangents)
 
     def update(self) -> Iterator[Instruction]:
         yield from self._sum_tied()

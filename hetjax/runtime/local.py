@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from hetjax.mesh.hetero import HeteroMesh
+from hetjax.pipeline.schedule import Schedule
 from hetjax.pipeline.stages import ParameterPart
 from hetjax.runtime.checkpoint import StageSaver
 from hetjax.runtime.checkpoint_files import StageRecord
@@ -84,6 +85,10 @@ class LocalExecutor:
         self._call += 1
         call, feed = self._call, self._feed(step, batch)
         return self._all(lambda worker: worker.train_step(call, feed, timed=timed))
+
+    def use_schedule(self, schedule: Schedule) -> None:
+        """Run the following training steps in another order."""
+        self._all(lambda worker: worker.use_schedule(schedule))
 
     def _feed(self, step: int, batch: PyTree | None) -> Feed:
         if batch is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
@@ -11,6 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from hetjax.errors import InputError
 from hetjax.pipeline.backward import accumulator_dtype
 from hetjax.pipeline.build import PipelineProgram, Shapes
+from hetjax.pipeline.schedule import Schedule
 from hetjax.pipeline.stages import ParameterPart
 from hetjax.planner.plan import PipelinePlan
 from hetjax.runtime.instructions import Route, owned_leaves, shared_leaves
@@ -30,6 +31,10 @@ class Placement:
 
     pipeline: PipelineProgram
     plan: PipelinePlan
+
+    def with_schedule(self, schedule: Schedule) -> Placement:
+        """The same with another order of tasks."""
+        return replace(self, plan=replace(self.plan, schedule=schedule))
 
     def parameters(self, stage: int) -> tuple[PartitionSpec, ...]:
         """Of the parameter parts of a stage, and of their gradients."""

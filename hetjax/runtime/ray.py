@@ -12,8 +12,10 @@ import numpy as np
 from jaxtyping import PyTree
 
 from hetjax.errors import InputError, WorkerLostError
+from hetjax.pipeline.schedule import Schedule
 from hetjax.pipeline.stages import ParameterPart
 from hetjax.planner.plan import StagePlan
+from hetjax.runtime.clocks import ClockReading, by_our_clock, measure_offset
 from hetjax.runtime.feed import feed_of
 from hetjax.runtime.job import Job
 from hetjax.runtime.placement import Placement
@@ -26,6 +28,7 @@ from hetjax.runtime.ray_cluster import (
 )
 from hetjax.runtime.ray_worker import HostWorker, computation_settings
 from hetjax.runtime.transfer_server import Peer, worker_name
+from hetjax.runtime.worker import StepReport
 
 __all__ = ["RayExecutor", "RayOptions", "connect_to_ray"]
 
@@ -164,7 +167,7 @@ class RayExecutor:
         Args:
             step: the training step, which says which batch.
             batch: the batch, where it does not come from the job's source.
-            timed: whether to record when each operation ran.
+            timed: whether to record when each operation ran, by the driver's clock.
 
         Returns:
             The report of each stage's first host.
@@ -179,7 +182,21 @@ class RayExecutor:
         self._call += 1
         call = self._call
         reports = self._all(lambda actor: actor.train_step.remote(call, step, batch, timed))
+        if timed:
+            reports = {peer: self._by_our_clock(peer, reports[peer]) for peer in reports}
         return [reports[stage, 0] for stage in range(len(self._hosts))]
+
+    def _by_our_clock(self, peer: Peer, report: StepReport) -> StepReport:
+        """A worker's report by the driver's clock; asked each time, since clocks drift."""
+
+        def ask() -> ClockReading:
+            return self._all_of([peer], lambda actor: actor.clock.remote())[peer]
+
+        return by_our_clock(report, measure_offset(ask))
+
+    def use_schedule(self, schedule: Schedule) -> None:
+        """Run the following training steps in another order."""
+        self._all(lambda actor: actor.use_schedule.remote(schedule))
 
     def num_held_out(self) -> int:
         """How many held-out batches there are."""

@@ -13,9 +13,11 @@ import numpy as np
 from jaxtyping import PyTree
 
 from hetjax.errors import InputError
+from hetjax.pipeline.schedule import Schedule
 from hetjax.planner.plan import Plan
 from hetjax.runtime.checkpoint import StageSaver
 from hetjax.runtime.checkpoint_files import StageRecord
+from hetjax.runtime.clocks import ClockReading, read_clock
 from hetjax.runtime.feed import BatchReader, feed_of
 from hetjax.runtime.job import Job, build, transfers
 from hetjax.runtime.transfer_server import Peer, TransferServerTransport, worker_name
@@ -58,6 +60,10 @@ class HostWorker:
     def ping(self) -> int:
         """Answer, as long as the process runs, with its number."""
         return os.getpid()
+
+    def clock(self) -> ClockReading:
+        """This host's clock."""
+        return read_clock()
 
     def prepare(self, settings: Mapping[str, Any], core: int | None) -> None:
         """Take over the driver's JAX settings, and stay on one core.
@@ -160,6 +166,10 @@ class HostWorker:
             return feed_of(batch, self.job.batch, self.job.plan.batch_size)
         assert self.reader is not None, "a job without a source is given its batches"
         return self.reader.training(step)
+
+    def use_schedule(self, schedule: Schedule) -> None:
+        """Run the following training steps in another order."""
+        self.worker.use_schedule(schedule)
 
     def num_held_out(self) -> int:
         """How many held-out batches there are."""

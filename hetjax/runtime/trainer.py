@@ -16,9 +16,10 @@ from jaxtyping import PyTree
 
 from hetjax.errors import InputError, unknown_name
 from hetjax.pipeline.program import abstract
+from hetjax.pipeline.schedule import Schedule
 from hetjax.pipeline.stages import ParameterPart
 from hetjax.pipeline.timeline import Timeline
-from hetjax.planner.plan import Plan
+from hetjax.planner.plan import Plan, validate
 from hetjax.runtime.checkpoint import check_leaves
 from hetjax.runtime.checkpoint_files import CheckpointFolder, StageRecord
 from hetjax.runtime.feed import BatchSource
@@ -59,6 +60,10 @@ class Executor(Protocol):
         self, step: int, batch: PyTree | None = None, *, timed: bool = False
     ) -> list[StepReport]:
         """Run one training step on all stages."""
+        ...
+
+    def use_schedule(self, schedule: Schedule) -> None:
+        """Run the following training steps in another order."""
         ...
 
     def num_held_out(self) -> int:
@@ -200,6 +205,23 @@ class Trainer:
         assert last.loss is not None
         assert last.gradient_norm is not None
         return StepMetrics(self.steps_done, last.loss, last.gradient_norm, seconds)
+
+    def use_schedule(self, schedule: Schedule) -> None:
+        """Train on with another schedule; what is computed stays the same.
+
+        Programs that it needs beside those of the schedules before are compiled; workers, state and
+        connections stay.
+
+        Args:
+            schedule: of as many stages and microbatches as the plan's.
+
+        Raises:
+            InputError: the schedule does not fit the plan.
+        """
+        plan = self.plan.with_schedule(schedule)
+        validate(plan)
+        self._executor.use_schedule(schedule)
+        self.plan = plan
 
     def _start(self) -> None:
         if not self._started:

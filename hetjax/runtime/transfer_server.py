@@ -195,6 +195,10 @@ class TransferServerTransport:
             threading.Thread(target=_watch, args=(pulls,), name=name, daemon=True).start()
         return self._watchers[route]
 
+    def ready(self, step: int, tag: Tag) -> bool:
+        """Whether the shards of a transfer are there, or will never be."""
+        return self._pulls[step, tag].done.is_set()
+
     def receive(self, step: int, tag: Tag) -> list[jax.Array]:
         """Wait for the shards of a transfer and put them together."""
         pull = self._pulls[step, tag]

@@ -28,6 +28,10 @@ class Transport(Protocol):
         """Offer the arrays of a transfer; they may be forgotten by the caller at once."""
         ...
 
+    def ready(self, step: int, tag: Tag) -> bool:
+        """Whether `receive` would return, or raise, at once."""
+        ...
+
     def receive(self, step: int, tag: Tag) -> list[jax.Array]:
         """Wait for a transfer.
 
@@ -73,6 +77,10 @@ class InProcessTransport:
         with self._changed:
             self._arrived[step, tag] = moved
             self._changed.notify_all()
+
+    def ready(self, step: int, tag: Tag) -> bool:
+        """Whether the sending stage has sent, or will never."""
+        return (step, tag) in self._arrived or self.failure is not None
 
     def receive(self, step: int, tag: Tag) -> list[jax.Array]:
         """Wait until the sending stage has sent."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,10 +12,17 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
+from hetjax.pipeline.schedule import Schedule
 from hetjax.pipeline.timeline import Event, link_track, stage_track
-from hetjax.runtime.compilation import CompiledStage, compile_evaluation, compile_stage
+from hetjax.runtime.compilation import (
+    CompiledStage,
+    compile_evaluation,
+    compile_stage,
+    with_schedule,
+)
 from hetjax.runtime.instructions import (
     ACTIVATIONS,
+    WEIGHT_GRADIENT,
     Buffer,
     Expect,
     Free,
@@ -35,7 +42,13 @@ from hetjax.runtime.transport import Transport
 Feed = Callable[[int, int], Sequence[np.ndarray]]
 """From the first row and the row after the last one to the batch's leaves, with those rows."""
 
-_EVENT_KINDS = {"forward": "F", "backward": "B", "both": "FB"}
+_EVENT_KINDS = {
+    "forward": "F",
+    "recompute": "R",
+    "backward": "B",
+    "input_gradient": "B",
+    "weight_gradient": "W",
+}
 
 
 @dataclass
@@ -105,8 +118,19 @@ class StageWorker:
         self._bind("state", state.optimizer)
         if self.placement.plan.num_microbatches > 1:
             self._bind("gradient", zero_gradients(state, self.compiled))
-        if self.is_last and "forward" in self.compiled.programs:
+        if self.is_last:
             self._bind("one", [loss_seed(self.compiled, self.programs.sent[0].dtype)])
+
+    def use_schedule(self, schedule: Schedule) -> None:
+        """Run the following training steps in another order.
+
+        Args:
+            schedule: of as many stages and microbatches; programs that it needs and that are not
+                there yet are compiled.
+        """
+        self.placement = self.placement.with_schedule(schedule)
+        self.compiled = with_schedule(self.compiled, self.placement, self.stage)
+        self.training = training_instructions(self.pipeline, schedule, self.stage)
 
     def state(self) -> StageState:
         """The parameter and optimizer-state parts that the stage holds now."""
@@ -167,11 +191,16 @@ class _StepRun:
         self.report = StepReport()
         self.live: Counter[int] = Counter()
         self.live_bytes = 0
+        self.latest: list[jax.Array] = []
 
     def execute(self, instructions: Sequence[Instruction]) -> None:
         began = time.perf_counter()
-        for instruction in instructions:
-            self._do(instruction)
+        early = EarlyRuns(instructions)
+        for place, instruction in enumerate(instructions):
+            if isinstance(instruction, Receive):
+                self._fill_wait(early, place, instruction.tag)
+            if not early.has_run(place):
+                self._do(instruction)
         self._metrics()
         self.report.seconds = time.perf_counter() - began
 
@@ -190,6 +219,21 @@ class _StepRun:
             case Free():
                 self._free(instruction)
 
+    def _fill_wait(self, early: EarlyRuns, place: int, tag: Tag) -> None:
+        """Run weight gradients that come later, as long as a transfer is not there.
+
+        While the devices still compute, nothing is lost by waiting for them.
+        """
+        transport = self.worker.transport
+        while (run := early.next_after(place, self.buffers)) is not None:
+            if transport.ready(self.step, tag):
+                return
+            jax.block_until_ready(self.latest)
+            if transport.ready(self.step, tag):
+                return
+            self._do(run)
+            early.mark()
+
     def _metrics(self) -> None:
         names = [name for name in sorted(self.buffers) if name.kind == "metric"]
         values = [self.buffers.pop(name) for name in names]
@@ -203,9 +247,10 @@ class _StepRun:
         start = time.time()
         arguments = [[self.buffers[b] for b in group] for group in instruction.inputs]
         program = self.worker.compiled.programs[instruction.program]
-        self._hold(instruction.outputs, jax.tree.leaves(program(*arguments)))
+        self.latest = jax.tree.leaves(program(*arguments))
+        self._hold(instruction.outputs, self.latest)
         if self.timed:
-            jax.block_until_ready([self.buffers[b] for b in instruction.outputs])
+            jax.block_until_ready(self.latest)
             kind = _EVENT_KINDS.get(instruction.program, "update")
             mark = instruction.microbatch if instruction.microbatch >= 0 else None
             name = kind if mark is None else f"{kind}{mark}"
@@ -257,6 +302,55 @@ class _StepRun:
             if name.kind in ACTIVATIONS:
                 self.live[name.microbatch] -= 1
                 self.live_bytes -= array.nbytes
+
+
+class EarlyRuns:
+    """Which weight gradients of an instruction list have run before their turn.
+
+    Gradients are added up in the order of the list, whatever runs early: so the next run that adds
+    to the sums is the only one that may be taken, and only if it is a weight gradient.
+
+    Args:
+        instructions: the list.
+    """
+
+    def __init__(self, instructions: Sequence[Instruction]):
+        names = (WEIGHT_GRADIENT, "backward")
+        self._runs = [
+            (place, instruction)
+            for place, instruction in enumerate(instructions)
+            if isinstance(instruction, Run) and instruction.program in names
+        ]
+        self._next = 0
+        self._early: set[int] = set()
+
+    def next_after(self, place: int, held: Container[Buffer]) -> Run | None:
+        """The weight gradient that may run before the instruction at a place.
+
+        Args:
+            place: where the worker is in the list.
+            held: the buffers that it has.
+
+        Returns:
+            The run; None where the next sum is another program's, or its inputs are not there.
+        """
+        while self._next < len(self._runs) and self._runs[self._next][0] < place:
+            self._next += 1
+        if self._next == len(self._runs):
+            return None
+        run = self._runs[self._next][1]
+        if run.program != WEIGHT_GRADIENT:
+            return None
+        return run if all(b in held for group in run.inputs for b in group) else None
+
+    def mark(self) -> None:
+        """Note that the run last returned by `next_after` has run."""
+        self._early.add(self._runs[self._next][0])
+        self._next += 1
+
+    def has_run(self, place: int) -> bool:
+        """Whether the instruction at a place ran early."""
+        return place in self._early
 
 
 def link_events(reports: Sequence[StepReport]) -> list[Event]:

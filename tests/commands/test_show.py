@@ -2,8 +2,8 @@
 
 from hetjax.commands.show import prediction_rows
 from hetjax.mesh import Cluster, Link, Subcluster, SubMesh, kind
-from hetjax.pipeline.schedule import from_warm_up_counts
 from hetjax.pipeline.timeline import Event, Timeline
+from hetjax.pipeline.warm_up import from_warm_up_counts
 from hetjax.planner import PipelinePlan, Plan, Prediction, StagePlan, StagePrediction
 
 FAST = Link(1e9, 1e-6)
@@ -40,3 +40,14 @@ def test_every_figure_stands_beside_its_prediction() -> None:
         ("stage 1 update", 0.5, 1.0),
         ("gradients 1 to 0", 0.125, 0.5),
     ]
+
+
+def test_a_split_backward_pass_is_the_sum_of_its_parts() -> None:
+    events = (
+        Event("stage 0", "R0", "R", 0, 0.0, 0.5),
+        Event("stage 0", "B0", "B", 0, 1.0, 2.0),
+        Event("stage 0", "B1", "B", 1, 2.0, 4.0),
+        Event("stage 0", "W0", "W", 0, 4.0, 4.5),
+    )
+    rows = prediction_rows(two_stages(), Timeline(events), step_time=5.0)
+    assert {row.name: row.measured for row in rows}["stage 0 backward"] == 2.0

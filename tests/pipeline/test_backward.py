@@ -13,7 +13,7 @@ from cases import Case, cases, examples, trace_model
 from hypothesis import given
 from small_models import Model, make_batch
 
-from hetjax.pipeline.backward import accumulator_dtype
+from hetjax.pipeline.backward import Reads, StagePrograms, accumulator_dtype
 from hetjax.pipeline.build import PipelineProgram, build_pipeline
 from hetjax.pipeline.program import Program, num_bytes, trace
 
@@ -42,7 +42,13 @@ def evenly(program: Program, num_stages: int) -> tuple[int, ...]:
     return tuple(i * program.num_positions // num_stages for i in range(num_stages + 1))
 
 
-def run(pipeline: PipelineProgram, parameters: Any, batch: Any, *, fused: bool) -> tuple[Any, Any]:
+def take(reads: Reads, *groups: Sequence[Any]) -> list[list[Any]]:
+    """Of batch, received, residuals and cotangents those that a program reads."""
+    places = (reads.batch, reads.received, reads.residuals, reads.cotangents)
+    return [[group[i] for i in chosen] for group, chosen in zip(groups, places, strict=True)]
+
+
+def run(pipeline: PipelineProgram, parameters: Any, batch: Any, *, split: bool) -> tuple[Any, Any]:
     """Loss and gradients of one microbatch through all stages' programs, without a device mesh."""
     leaves, batch_leaves = jax.tree.leaves(parameters), jax.tree.leaves(batch)
     gradients = [jnp.zeros(leaf.shape, accumulator_dtype(leaf.dtype)) for leaf in leaves]
@@ -59,21 +65,39 @@ def run(pipeline: PipelineProgram, parameters: Any, batch: Any, *, fused: bool) 
     for i in reversed(range(pipeline.num_stages)):
         programs = pipeline.programs[i]
         sums = [jnp.zeros(a.shape, accumulator_dtype(a.dtype)) for a in parts[i]]
-        if fused and programs.both is not None:
-            cotangents, sums, total, _ = programs.both(parts[i], batches[i], received[i], sums)
-        else:
-            cotangents, sums = programs.backward(
-                parts[i],
-                [batches[i][k] for k in programs.kept_batch],
-                [received[i][k] for k in programs.kept_received],
-                kept[i],
-                cotangents,
-                sums,
-            )
+        residuals = kept[i]
+        if programs.recompute is not None:
+            assert not residuals
+            inputs = take(programs.recompute_reads, batches[i], received[i], [], [])[:2]
+            residuals = programs.recompute(parts[i], *inputs)
+        groups = (batches[i], received[i], residuals, cotangents)
+        backward = split_backward if split else whole_backward
+        cotangents, sums = backward(programs, parts[i], groups, sums)
         for part, found in zip(pipeline.stages[i].parameters, sums, strict=True):
             rows = slice(part.start, part.stop) if part.stop is not None else ...
             gradients[part.leaf] = gradients[part.leaf].at[rows].add(found)
     return total, gradients
+
+
+def whole_backward(programs: StagePrograms, parameters: Any, groups: Any, sums: Any) -> Any:
+    return programs.backward(parameters, *take(programs.backward_reads, *groups), sums)
+
+
+def split_backward(programs: StagePrograms, parameters: Any, groups: Any, sums: Any) -> Any:
+    split = programs.split
+    returned, deferred, light = split.input_gradient(
+        parameters,
+        *take(split.input_gradient_reads, *groups),
+        [sums[place] for place in split.light],
+    )
+    heavy = split.weight_gradient(
+        parameters,
+        *take(split.weight_gradient_reads, *groups),
+        deferred,
+        [sums[place] for place in split.heavy],
+    )
+    found = dict(zip((*split.light, *split.heavy), (*light, *heavy), strict=True))
+    return returned, [found[place] for place in range(len(sums))]
 
 
 def test_cotangents_are_sent_where_they_are_awaited_and_nothing_else_is():
@@ -102,7 +126,7 @@ def test_the_programs_of_all_stages_give_the_gradients(case: Case):
             return result[0] if case.model.counted else result
 
         expected = jax.value_and_grad(total)(parameters)
-        return expected, [run(pipeline, parameters, batch, fused=f) for f in (False, True)]
+        return expected, [run(pipeline, parameters, batch, split=s) for s in (False, True)]
 
     (loss, gradients), found = both(parameters, batch)
     tolerance = 1e-5 if case.model.exact else 0.05
@@ -130,7 +154,12 @@ def test_a_stage_that_recomputes_keeps_only_its_inputs(block: str):
     positions = evenly(trace_model(model, 2), 2)
     for programs in build(model, 2, positions, recompute=True).programs:
         inputs = (*programs.batch, *programs.received)
-        assert programs.residuals == ()
+        assert (
+            jax.eval_shape(
+                programs.forward, programs.parameters, programs.batch, programs.received
+            )[1]
+            == []
+        )
         assert programs.residual_bytes <= sum(num_bytes(shape) for shape in inputs)
 
 
@@ -155,7 +184,9 @@ def test_no_product_is_computed_twice_unless_it_is_asked_for(recompute: bool, pr
     )
     product = 2 * 3 * 4 * 4
     assert sum(p.forward_cost.matmul_flops for p in pipeline.programs) == 4 * product
-    assert sum(p.backward_cost.matmul_flops for p in pipeline.programs) == products * product
+    again = sum(p.recompute_cost.matmul_flops for p in pipeline.programs)
+    once = sum(p.backward_cost.matmul_flops for p in pipeline.programs)
+    assert again + once == products * product
 
 
 def test_what_no_gradient_flows_to_has_no_cotangent():
@@ -182,10 +213,9 @@ def test_without_accumulation_gradients_come_back_alone():
     model = Model(("dense",))
     pipeline = build(model, 2, (0, trace_model(model, 2).num_positions), accumulate=False)
     (programs,) = pipeline.programs
-    assert programs.both is not None
-    shapes = jax.eval_shape(
-        programs.both, programs.parameters, programs.batch, programs.received, []
-    )
+    groups = [programs.batch, programs.received, programs.residuals, [programs.sent[0]]]
+    reads = take(programs.backward_reads, *groups)
+    shapes = jax.eval_shape(programs.backward, programs.parameters, *reads, [])
     assert [s.shape for s in shapes[1]] == [s.shape for s in programs.parameters]
 
 

@@ -15,15 +15,8 @@ from hypothesis import strategies as st
 from hetjax.errors import InputError
 from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster, SubMesh
 from hetjax.pipeline.program import Program, trace
-from hetjax.pipeline.schedule import (
-    EXPLICIT,
-    SCHEDULES,
-    Schedule,
-    Task,
-    from_warm_up_counts,
-    gpipe,
-    one_f_one_b,
-)
+from hetjax.pipeline.schedule import EXPLICIT, WARM_UP_SCHEDULES, Schedule, Task
+from hetjax.pipeline.warm_up import from_warm_up_counts, gpipe, one_f_one_b
 from hetjax.planner.plan import (
     PipelinePlan,
     Plan,
@@ -81,7 +74,8 @@ def submeshes(draw: Any, cluster: Cluster) -> list[SubMesh]:
 def schedules(draw: Any, num_stages: int, num_microbatches: int) -> Schedule:
     steps = draw(st.lists(st.integers(0, 3), min_size=num_stages, max_size=num_stages))
     counts = [1 + sum(steps[stage:]) for stage in range(num_stages)]
-    schedule = from_warm_up_counts(counts, num_microbatches, draw(st.sampled_from(SCHEDULES)))
+    name = draw(st.sampled_from(WARM_UP_SCHEDULES))
+    schedule = from_warm_up_counts(counts, num_microbatches, name)
     if draw(st.booleans()):
         return schedule
     # Microbatches may come in any order that all stages follow.
@@ -224,7 +218,7 @@ BAD_EDITS = [
     (f"{SCHEDULE}/warm_up_counts", [1, 2], "deadlock"),
     (f"{SCHEDULE}/warm_up_counts", [3, 2, 1], "schedule has 3 stages, the pipeline has 2"),
     (SCHEDULE, {"name": "explicit", "order": [["F0", "B0"], ["B0", "F0"]]}, "microbatches"),
-    (SCHEDULE, {"name": "explicit", "order": [["G0"], ["F0"]]}, "task 'G0' is not F or B"),
+    (SCHEDULE, {"name": "explicit", "order": [["G0"], ["F0"]]}, "task 'G0' is not one of F, R, B, W"),
     ("cluster/subclusters", [], "subclusters"),
 ]
 

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from hetjax import planner
 from hetjax.errors import InputError
 from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster, SubMesh
-from hetjax.pipeline.schedule import SCHEDULES, make_schedule, one_f_one_b
+from hetjax.pipeline.schedule import WARM_UP_SCHEDULES
+from hetjax.pipeline.warm_up import h_1f1b, one_f_one_b
 from hetjax.planner.cost_model import USABLE_MEMORY
 from hetjax.planner.stage_table import make_stage_table, memory_first_order, submesh_shapes
 
@@ -66,7 +67,7 @@ def planned(problem: planner.PlanningProblem) -> planner.Plan:
 
 @settings(max_examples=25)
 @given(
-    schedule=st.sampled_from(SCHEDULES),
+    schedule=st.sampled_from(WARM_UP_SCHEDULES),
     memory=st.sampled_from([10**9, 20 * 10**6, 10**7, 7 * 10**6]),
     num_microbatches=st.sampled_from([1, 4, 16]),
     min_stages=st.sampled_from([1, 2, 3]),
@@ -98,8 +99,7 @@ def test_the_warm_up_counts_are_those_of_the_schedule():
     plan = planned(problem)
     assert plan.prediction is not None
     stages = plan.prediction.stages
-    schedule = make_schedule(
-        "h_1f1b",
+    schedule = h_1f1b(
         len(stages),
         16,
         compute=[stage.forward_seconds + stage.backward_seconds for stage in stages],

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetjax.pipeline.schedule import SCHEDULES, h_1f1b_counts
+from hetjax.pipeline.schedule import WARM_UP_SCHEDULES
+from hetjax.pipeline.warm_up import h_1f1b_counts
 from hetjax.planner.fixed_pace import Place
 from hetjax.planner.search import price, search, transfers_between
 from hetjax.planner.stage_table import Slice, StageTable, Transfers, submesh_shapes
@@ -162,7 +163,7 @@ CLUSTERS = [((1, 2),), ((2, 2),), ((1, 1), (1, 2)), ((1, 2), (2, 1)), ((1, 1), (
     num_layers=st.integers(1, 4),
     nodes=st.sampled_from(CLUSTERS),
     num_microbatches=st.integers(1, 6),
-    schedule=st.sampled_from(SCHEDULES),
+    schedule=st.sampled_from(WARM_UP_SCHEDULES),
 )
 def test_nothing_is_faster_than_what_is_found(seed, num_layers, nodes, num_microbatches, schedule):
     table = random_table(

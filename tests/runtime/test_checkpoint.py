@@ -18,7 +18,7 @@ from hetjax.mesh.kinds import kind
 from hetjax.mesh.links import Link
 from hetjax.pipeline.build import build_pipeline
 from hetjax.pipeline.program import trace
-from hetjax.pipeline.schedule import one_f_one_b
+from hetjax.pipeline.warm_up import one_f_one_b
 from hetjax.planner.plan import PipelinePlan, Plan, StagePlan
 from hetjax.runtime.checkpoint import StageSaver, check_leaves
 from hetjax.runtime.checkpoint_files import CheckpointFolder, read_manifest

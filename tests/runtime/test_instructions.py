@@ -11,7 +11,7 @@ from execution import job_of
 from hypothesis import given
 
 from hetjax.pipeline.build import PipelineProgram
-from hetjax.pipeline.schedule import Schedule, Task, from_warm_up_counts, gpipe
+from hetjax.pipeline.schedule import Schedule, Task
 from hetjax.runtime.instructions import (
     ACTIVATIONS,
     Buffer,
@@ -25,8 +25,8 @@ from hetjax.runtime.instructions import (
     Send,
     Tag,
     evaluation_instructions,
+    stage_programs,
     training_instructions,
-    uses_fused_backward,
 )
 from hetjax.runtime.job import build
 
@@ -114,7 +114,7 @@ def initial_buffers(pipeline: PipelineProgram, schedule: Schedule, stage: int) -
     }
     if schedule.num_microbatches > 1:
         counts["gradient"] = counts["parameter"]
-    if stage == pipeline.num_stages - 1 and not uses_fused_backward(schedule):
+    if stage == pipeline.num_stages - 1:
         counts["one"] = 1
     return {Buffer(kind, index) for kind, count in counts.items() for index in range(count)}
 
@@ -194,17 +194,18 @@ def order(*stages: str) -> Schedule:
 
 
 @pytest.mark.parametrize(
-    ("schedule", "fused"),
+    ("tasks", "recomputes", "programs"),
     [
-        (gpipe(2, 1), True),
-        (gpipe(2, 2), False),
-        (from_warm_up_counts((3, 1), 4), True),
-        (from_warm_up_counts((3, 2), 4), False),
-        (order("F0 F1 B1 B0", "F0 B0 F1 B1"), True),
-        (order("F0 F1 B0 B1", "F0 F1 B1 B0"), False),
+        ("F0 B0", False, ("forward", "backward")),
+        ("F0 B0 W0", False, ("forward", "input_gradient", "weight_gradient")),
+        (
+            "F0 F1 B0 B1 W1",
+            True,
+            ("forward", "recompute", "backward", "input_gradient", "weight_gradient"),
+        ),
     ],
 )
-def test_the_last_stage_fuses_where_each_backward_follows_its_forward(
-    schedule: Schedule, fused: bool
+def test_a_stage_compiles_what_its_tasks_need(
+    tasks: str, recomputes: bool, programs: tuple[str, ...]
 ):
-    assert uses_fused_backward(schedule) == fused
+    assert stage_programs(order(tasks), 0, recomputes) == programs

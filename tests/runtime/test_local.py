@@ -15,7 +15,10 @@ from small_models import Batch, Model, make_batch
 
 from hetjax.errors import WorkerLostError
 from hetjax.mesh import SubMesh
-from hetjax.pipeline.schedule import SCHEDULES, Schedule, make_schedule, one_f_one_b
+from hetjax.pipeline.named_schedules import make_schedule
+from hetjax.pipeline.schedule import WARM_UP_SCHEDULES, Schedule
+from hetjax.pipeline.times import StepTimes
+from hetjax.pipeline.warm_up import one_f_one_b
 from hetjax.planner.plan import PipelinePlan, Plan, StagePlan
 from hetjax.runtime.job import Job
 from hetjax.runtime.local import LocalExecutor
@@ -45,9 +48,10 @@ def small_case() -> Case:
     return case_of(SMALL, ALIKE, one_f_one_b(3, 3))
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", WARM_UP_SCHEDULES)
 def test_as_many_microbatches_live_as_the_schedule_says(name: str):
-    schedule = make_schedule(name, 3, 6, compute=[1.0, 0.7, 0.9], communication=[0.6, 0.05])
+    times = StepTimes([0.4, 0.3, 0.3], [0.6, 0.4, 0.6], [0.6, 0.05], [0.6, 0.05])
+    schedule = make_schedule(name, 3, 6, times)
     case = case_of(SMALL, ALIKE, schedule)
     with running(job_of(case, optax.sgd(0.1))) as executor:
         reports = executor.train_step(0, make_batch(case.plan.batch_size))
@@ -142,7 +146,7 @@ def test_a_timed_step_tells_when_each_task_and_transfer_ran(executor: LocalExecu
     reports = executor.train_step(0, timed=True)
     for stage, report in enumerate(reports):
         tasks = [event for event in report.events if event.microbatch is not None]
-        assert len(tasks) == (4 if stage == 2 else 8)
+        assert len(tasks) == 8
         assert all(event.start <= event.end for event in report.events)
     transfers = link_events(reports)
     assert len(transfers) == 2 * 2 * 4

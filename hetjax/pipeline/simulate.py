@@ -1,0 +1,111 @@
+"""The discrete-event model: a schedule and the times of its tasks give a timeline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hetjax.errors import InputError
+from hetjax.pipeline.schedule import (
+    Schedule,
+    Task,
+    dependency_order,
+    input_source,
+    split_microbatches,
+)
+from hetjax.pipeline.timeline import Event, Timeline, link_track, stage_track
+from hetjax.pipeline.times import StepTimes
+
+
+def simulate_schedule(schedule: Schedule, times: StepTimes) -> Timeline:
+    """Runs a schedule in a discrete-event model of the stages and the links between them.
+
+    A task starts when its stage has finished the task before it and its input has arrived. A
+    result enters the link as soon as it is computed and the link's same direction is free; links
+    are full-duplex, first in, first out, and a send does not occupy the stage. Each stage updates
+    its parameters after its last task.
+
+    Args:
+        schedule: what every stage runs, in order.
+        times: what it takes.
+
+    Returns:
+        The timeline from 0. A transfer or an update that takes no time has no event.
+
+    Raises:
+        InputError: the times are of another number of stages, the schedule splits backward passes
+            and the times do not say how, or it deadlocks.
+
+    Source: Harp section 4.2.1, the graph of its equation 3.
+
+    Example:
+        >>> from hetjax.pipeline.warm_up import gpipe
+        >>> simulate_schedule(gpipe(2, 2), StepTimes([1.0, 1.0], [2.0, 2.0], [0.5], [0.5])).makespan
+        10.0
+    """
+    if times.num_stages != schedule.num_stages:
+        raise InputError(
+            f"times are of {times.num_stages} stages; the schedule has {schedule.num_stages}"
+        )
+    seconds = [
+        dict(zip(tasks, task_seconds(tasks, times, stage), strict=True))
+        for stage, tasks in enumerate(schedule.order)
+    ]
+    events: list[Event] = []
+    free: dict[str, float] = {}
+    arrival: dict[tuple[int, Task], float] = {}
+
+    def occupy(track: str, kind: str, task: Task | None, ready: float, seconds: float) -> float:
+        start = max(ready, free.get(track, 0.0))
+        end = free[track] = start + seconds
+        if seconds > 0 or kind not in ("send", "update"):
+            name, microbatch = (str(task), task.microbatch) if task else (kind, None)
+            events.append(Event(track, name, kind, microbatch, start, end))
+        return end
+
+    for stage, task in dependency_order(schedule):
+        source = input_source(schedule, stage, task)
+        ready = arrival[source] if source else 0.0
+        end = occupy(stage_track(stage), task.kind, task, ready, seconds[stage][task])
+        if task.kind == "F" and stage + 1 < schedule.num_stages:
+            end = occupy(link_track(stage, stage + 1), "send", task, end, times.sends[stage])
+        elif task.kind == "B" and stage > 0:
+            end = occupy(link_track(stage, stage - 1), "send", task, end, times.returns[stage - 1])
+        arrival[stage, task] = end
+    for stage, update in enumerate(times.update):
+        occupy(stage_track(stage), "update", None, 0.0, update)
+    return Timeline(tuple(events))
+
+
+def task_seconds(tasks: Sequence[Task], times: StepTimes, stage: int) -> tuple[float, ...]:
+    """What every task of a stage's order takes.
+
+    Args:
+        tasks: the order of one stage.
+        times: the times of its tasks.
+        stage: which stage.
+
+    Returns:
+        Seconds, one a task.
+
+    Raises:
+        InputError: the order splits backward passes and the times do not say how.
+    """
+    split = split_microbatches(tasks)
+    recomputed = {task.microbatch for task in tasks if task.kind == "R"}
+
+    def seconds(task: Task) -> float:
+        match task.kind:
+            case "F":
+                return times.forward[stage]
+            case "R":
+                return times.recompute_seconds(stage)
+            case "B":
+                return times.backward_seconds(
+                    stage,
+                    split=task.microbatch in split,
+                    recomputed=task.microbatch in recomputed,
+                )
+            case "W":
+                return times.weight_gradient[stage]
+
+    return tuple(map(seconds, tasks))
