@@ -16,13 +16,14 @@ import json
 import os
 import socket
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import jax
+import lab_pipeline
 import numpy as np
 from baselines import BASELINES, HandWritten, model_of, optimizer
 from bench_overhead import OneStage
@@ -183,15 +184,25 @@ class TorchPipeline:
         size: sizes of model and batch.
         setting: one of `torch_pipeline.SETTINGS`.
         parameters: file of the initial parameters.
+        child: starts a stage's process, given its flags and variables.
     """
 
-    def __init__(self, size: Size, setting: str, parameters: Path):
+    def __init__(
+        self,
+        size: Size,
+        setting: str,
+        parameters: Path,
+        child: Callable[[int, Sequence[str], Mapping[str, str]], Child] | None = None,
+    ):
         from torch_pipeline import environment
+
+        def here(stage: int, flags: Sequence[str], variables: Mapping[str, str]) -> Child:
+            return Child("torch_pipeline.py", flags, variables)
 
         flags = [f"--setting={setting}", f"--port={free_port()}", f"--parameters={parameters}"]
         self._children = [
-            Child(
-                "torch_pipeline.py",
+            (child or here)(
+                stage,
                 [f"--stage={stage}", f"--core={core}", *flags, *size_flags(size)],
                 environment(setting),
             )
@@ -227,25 +238,16 @@ def torch_systems(
     Returns:
         The two systems, and what every setting gave in a short trial.
     """
-    from torch_pipeline import SETTINGS
-
     folder = Path(ends.enter_context(tempfile.TemporaryDirectory()))
     parameters = folder / "parameters.npz"
     num_parameters = save_parameters(size, parameters)
-    trials = []
-    reference: list[float] = []
-    for setting in SETTINGS:
-        with contextlib.closing(TorchPipeline(size, setting, parameters)) as pipeline:
-            _, losses, count = pipeline.run(WARM_UP_STEPS)
-            seconds, _, _ = pipeline.run(WARM_UP_STEPS)
-        assert count == num_parameters, f"torch's model has {count} parameters"
-        reference = reference or losses
-        gap = max(abs(a - b) / abs(b) for a, b in zip(losses, reference, strict=True))
-        trials.append(
-            {"setting": setting, "step_time": median(seconds), "float32": gap < SAME_PRECISION}
-        )
-    exact = [trial for trial in trials if trial["float32"]]
-    fastest = min(exact, key=lambda trial: trial["step_time"])["setting"]
+
+    def start(setting: str) -> TorchPipeline:
+        return TorchPipeline(size, setting, parameters)
+
+    fastest, trials = fastest_setting(start)
+    counts = {trial.pop("parameters") for trial in trials}
+    assert counts == {num_parameters}, f"torch's model has {counts} parameters"
     systems = []
     for name, setting in (("torch", "default"), ("torch-fastest", fastest)):
         pipeline = ends.enter_context(contextlib.closing(TorchPipeline(size, setting, parameters)))
@@ -261,6 +263,37 @@ def torch_systems(
             )
         )
     return systems, trials
+
+
+def fastest_setting(start: Callable[[str], TorchPipeline]) -> tuple[str, list[dict[str, Any]]]:
+    """The peer's fastest setting that computes in float32.
+
+    Args:
+        start: starts the peer with a setting.
+
+    Returns:
+        The setting, and what every setting gave in a short trial.
+    """
+    from torch_pipeline import SETTINGS
+
+    trials: list[dict[str, Any]] = []
+    reference: list[float] = []
+    for setting in SETTINGS:
+        with contextlib.closing(start(setting)) as pipeline:
+            _, losses, count = pipeline.run(WARM_UP_STEPS)
+            seconds, _, _ = pipeline.run(WARM_UP_STEPS)
+        reference = reference or losses
+        gap = max(abs(a - b) / abs(b) for a, b in zip(losses, reference, strict=True))
+        trials.append(
+            {
+                "setting": setting,
+                "step_time": median(seconds),
+                "float32": gap < SAME_PRECISION,
+                "parameters": count,
+            }
+        )
+    exact = [trial for trial in trials if trial["float32"]]
+    return min(exact, key=lambda trial: trial["step_time"])["setting"], trials
 
 
 def save_parameters(size: Size, path: Path) -> int:
@@ -330,6 +363,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--no-torch", dest="torch", action="store_false", help="leave torch out of the comparison"
     )
+    parser.add_argument(
+        "--lab", metavar="NAME", help="compare schedules on a lab of configs/lab, as root"
+    )
+    parser.add_argument(
+        "--ratios",
+        type=float,
+        nargs="+",
+        default=lab_pipeline.RATIOS,
+        help="c/t on the lab's link: an activation's time on it over a stage's computation",
+    )
+    parser.add_argument("--serve-lab", help=argparse.SUPPRESS)
     parser.add_argument("--one-core", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     # Ray's workers give way to all other processes unless told; no other system here does.
@@ -337,11 +381,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.one_core:
         serve_one_core(size_of(options))
         return
-    result = measure(options)
+    if options.serve_lab:
+        lab_pipeline.serve_lab(options)
+        return
+    result = lab_pipeline.measure_lab(options) if options.lab else measure(options)
     if options.json:
         print(json.dumps(result, indent=2))
     else:
-        report(result)
+        (lab_pipeline.report_lab if options.lab else report)(result)
 
 
 if __name__ == "__main__":

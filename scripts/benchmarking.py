@@ -180,13 +180,18 @@ class Child:
         script: the script to run, in this folder.
         flags: its flags.
         environment: variables to set for it.
+        wrap: from its command line to the one to run, e.g. on a host of the lab.
     """
 
     def __init__(
-        self, script: str, flags: Sequence[str], environment: Mapping[str, str] | None = None
+        self,
+        script: str,
+        flags: Sequence[str],
+        environment: Mapping[str, str] | None = None,
+        wrap: Callable[[list[str]], list[str]] = list,
     ):
         self._process = subprocess.Popen(
-            [sys.executable, str(SCRIPTS / script), *flags],
+            wrap([sys.executable, str(SCRIPTS / script), *flags]),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, **(environment or {})},

@@ -219,6 +219,8 @@ def parser() -> argparse.ArgumentParser:
     made = argument_parser(__doc__, rounds=1, steps=1)
     made.add_argument("--stage", type=int, required=True, help="which stage this process is")
     made.add_argument("--core", type=int, required=True, help="the CPU core it stays on")
+    made.add_argument("--address", default="127.0.0.1", help="the first process's address")
+    made.add_argument("--interface", default="lo", help="the network interface to it")
     made.add_argument("--port", type=int, required=True, help="where the processes meet")
     made.add_argument("--setting", choices=SETTINGS, default="default", help="torch's settings")
     made.add_argument("--parameters", type=Path, required=True, help="initial parameters, .npz")
@@ -228,10 +230,10 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parser().parse_args(arguments)
     pin_to_core(options.core)
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    os.environ["GLOO_SOCKET_IFNAME"] = options.interface
     distributed.init_process_group(
         "gloo",
-        init_method=f"tcp://127.0.0.1:{options.port}",
+        init_method=f"tcp://{options.address}:{options.port}",
         rank=options.stage,
         world_size=NUM_STAGES,
     )

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import re
 import socket
+import sys
 
-from hetjax.configuration import RuntimeSettings
+from hetjax.configuration import ClusterSettings, RuntimeSettings
 from hetjax.errors import InputError
 from hetjax.mesh import Cluster
 
@@ -14,27 +15,38 @@ _HOST_DEVICES = "--xla_force_host_platform_device_count"
 _ANSWER_SECONDS = 1.0
 
 
-def configured_cluster(file: str | None, runtime: RuntimeSettings) -> Cluster:
+def configured_cluster(settings: ClusterSettings, runtime: RuntimeSettings) -> Cluster:
     """The cluster of a file, or the devices that are there.
 
     Args:
-        file: a cluster file; None to discover this process's devices or Ray's nodes.
+        settings: a cluster file; or that this process's devices or Ray's nodes are to be
+            discovered, and whether Ray's are to be measured.
         runtime: where the stages run.
 
     Returns:
         The cluster.
 
     Raises:
-        InputError: the file cannot be used, or what is found is of no known kind.
+        InputError: the file cannot be used, what is found is of no known kind, or it is no Ray
+            cluster that is to be measured.
+        WorkerLostError: a node did not answer while it was measured.
     """
-    if file is not None:
-        return Cluster.from_file(file)
+    if settings.file is not None:
+        return Cluster.from_file(settings.file)
     if runtime.name == "local":
+        if settings.measure:
+            raise InputError(
+                "cluster.measure is True and runtime.name is 'local'; it measures Ray's nodes: set "
+                "runtime.name = 'ray', or leave it out"
+            )
         return Cluster.local()
-    from hetjax.runtime import RayOptions
+    from hetjax.runtime import RayOptions, measure_cluster
     from hetjax.runtime.ray import connect_to_ray
 
     connect_to_ray(RayOptions(runtime.ray_address))
+    if settings.measure:
+        # Not among the results: those of `hetjax.plan --json` are one JSON object.
+        return measure_cluster(say=lambda text: print(text, file=sys.stderr))
     return Cluster.from_ray()
 
 

@@ -13,7 +13,7 @@ from hetjax.configuration import Configuration
 from hetjax.configuration.make import Ingredients
 from hetjax.errors import InputError
 from hetjax.mesh import Cluster
-from hetjax.planner import DynamicProgram, Plan, PlanningProblem, make_problem, predict
+from hetjax.planner import Plan, PlanningProblem, make_problem, predict, solve
 from hetjax.report import format_bytes
 
 
@@ -49,7 +49,7 @@ def prepare(ingredients: Ingredients, source: Cluster | Path) -> Prepared:
     if isinstance(source, Cluster):
         use_devices(source, ingredients.configuration.runtime)
         problem = _problem(ingredients, source)
-        plan = predict(DynamicProgram().plan(problem), problem)
+        plan = solve(problem)
     else:
         given = _load(source, ingredients.configuration)
         use_devices(given.cluster, ingredients.configuration.runtime)

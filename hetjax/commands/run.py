@@ -12,6 +12,7 @@ from hetjax.commands.prepare import Prepared
 from hetjax.commands.show import live_microbatches, prediction_rows
 from hetjax.commands.work_folder import (
     CHECKPOINTS_FOLDER,
+    PAGE_FILE,
     PICTURE_FILE,
     PLAN_FILE,
     TIMELINE_FILE,
@@ -30,6 +31,7 @@ from hetjax.report import (
     format_seconds,
     prediction_table,
     write_chrome_trace,
+    write_timeline_page,
 )
 from hetjax.runtime import RayOptions, Trainer
 
@@ -188,7 +190,9 @@ def _report(
         title = (
             f"{prepared.ingredients.model.name} on {plan.cluster.name}, step {_last_timed(steps)}"
         )
-        draw_timeline(timeline, workdir / PICTURE_FILE, title, predicted=simulate(plan))
+        predicted = simulate(plan)
+        draw_timeline(timeline, workdir / PICTURE_FILE, title, predicted)
+        write_timeline_page(workdir / PAGE_FILE, timeline, predicted, title)
     say(f"files are in {workdir}: {', '.join(sorted(each.name for each in workdir.iterdir()))}")
 
 

@@ -125,7 +125,7 @@ def prediction_rows(plan: Plan, timeline: Timeline, step_time: float) -> list[Pr
         update = sum(event.duration for event in tasks if event.kind == "update")
         figures = (
             (f"stage {s} forward", forward, _mean_seconds(tasks, "F")),
-            (f"stage {s} backward", backward, _mean_seconds(tasks, "B")),
+            (f"stage {s} backward", backward, _backward_seconds(tasks)),
             (f"stage {s} forward and backward", forward + backward, _mean_seconds(tasks, "FB")),
             (f"stage {s} update", stage.update_seconds, update),
             (f"activations {s} to {s + 1}", stage.communication_seconds, _mean_seconds(to_next)),
@@ -157,6 +157,12 @@ def _mean_seconds(events: Sequence[Event], kind: str = "send") -> float:
     """The mean duration of the events of a kind; 0 where there are none."""
     durations = [event.duration for event in events if event.kind == kind]
     return mean(durations) if durations else 0.0
+
+
+def _backward_seconds(tasks: Sequence[Event]) -> float:
+    """The mean duration of a backward pass, with what the schedule runs of it by itself (R, W)."""
+    count = sum(event.kind == "B" for event in tasks)
+    return sum(event.duration for event in tasks if event.kind in ("R", "B", "W")) / max(count, 1)
 
 
 def _prediction(plan: Plan) -> Prediction:

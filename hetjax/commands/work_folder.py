@@ -13,6 +13,7 @@ CONFIGURATION_FILE = "config.gin"
 PLAN_FILE = "plan.json"
 TIMELINE_FILE = "timeline.json"
 PICTURE_FILE = "timeline.png"
+PAGE_FILE = "timeline.html"
 CHECKPOINTS_FOLDER = "checkpoints"
 
 _RUN = (CONFIGURATION_FILE, PLAN_FILE, "metrics.jsonl", CHECKPOINTS_FOLDER)

@@ -80,6 +80,20 @@ class ClusterSettings(Section):
         description="cluster file; None to take this process's devices, or Ray's nodes "
         "where the runtime is 'ray'",
     )
+    measure: bool = Field(
+        default=False,
+        description="whether to measure Ray's nodes and the links between them, where there is "
+        "no cluster file",
+    )
+
+    @model_validator(mode="after")
+    def _measured_or_written(self) -> Self:
+        if self.measure and self.file is not None:
+            raise InputError(
+                f"cluster.measure is True and cluster.file is {self.file!r}; a cluster is measured "
+                f"or written in a file: leave one of them out"
+            )
+        return self
 
 
 class ModelSettings(Section):

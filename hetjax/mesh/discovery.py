@@ -10,7 +10,6 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from hetjax.errors import InputError
@@ -19,6 +18,7 @@ from hetjax.mesh.hetero import JaxDevice
 from hetjax.mesh.host_cpu import HOST_CPU, measure_host_cpu
 from hetjax.mesh.kinds import KINDS, DeviceKind, kind
 from hetjax.mesh.links import Link
+from hetjax.mesh.ray_offers import Offer, connected_ray_nodes, ray_offers, subcluster_names
 
 PCIE = Link(bandwidth=25e9, latency=10e-6)
 """Assumed between the accelerators of a node: PCIe 4.0 x16."""
@@ -51,29 +51,6 @@ _JAX_NAMES = (
     (r"TPU (v6 lite|v6e)", "TPUv6e"),
 )
 """What JAX calls the device kinds (`jax.Device.device_kind`), as patterns, and what we do."""
-
-_RAY_NAMES = {
-    # Ray does not say how much memory an A100 or a V100 has: the smaller card is assumed, since a
-    # plan that fits it fits the larger one.
-    "A100": "A100-40",
-    "A100-40G": "A100-40",
-    "A100-80G": "A100-80",
-    "GeForce-RTX-3080": "RTX3080",
-    "GeForce-RTX-3090": "RTX3090",
-    "GeForce-RTX-4090": "RTX4090",
-    "GeForce-RTX-5090": "RTX5090",
-    "AMD-Instinct-MI250X-MI250": "MI250",
-    "AMD-Instinct-MI300X-OAM": "MI300X",
-    "AMD-Instinct-MI300X-HF": "MI300X",
-    "TPU-V4": "TPUv4",
-    "TPU-V5LITEPOD": "TPUv5e",
-    "TPU-V6E": "TPUv6e",
-}
-"""Ray's accelerator types, where they are not our names already."""
-
-_MARK = "hetjax"
-_RAY_TYPE_RESOURCE = "accelerator_type:"
-_RAY_TYPE_LABEL = "ray.io/accelerator-type"
 
 
 # From the devices of this process
@@ -139,15 +116,6 @@ def _local_kind_name(device: JaxDevice) -> str:
 # From a Ray cluster
 
 
-@dataclass(frozen=True)
-class _Offer:
-    """What a Ray node offers: some devices of one kind, and the resource that stands for them."""
-
-    kind: str
-    num_devices: int
-    ray_resource: str | None
-
-
 def cluster_from_connected_ray() -> Cluster:
     """The cluster of the Ray cluster that this process is connected to.
 
@@ -157,12 +125,7 @@ def cluster_from_connected_ray() -> Cluster:
     Raises:
         InputError: this process is not connected, or as `cluster_from_ray`.
     """
-    # Not at the top: it takes a second, and only this needs it.
-    import ray
-
-    if not ray.is_initialized():
-        raise InputError("ray: this process is not connected to a Ray cluster; call ray.init first")
-    return cluster_from_ray(ray.nodes())
+    return cluster_from_ray(connected_ray_nodes())
 
 
 def cluster_from_ray(nodes: Iterable[Mapping[str, Any]]) -> Cluster:
@@ -189,12 +152,12 @@ def cluster_from_ray(nodes: Iterable[Mapping[str, Any]]) -> Cluster:
         InputError: a node's accelerator is of a kind that is not known, or no node is left.
     """
     alive = [node for node in nodes if node["Alive"]]
-    offers = Counter(offer for node in alive for offer in _offers(node))
+    offers = Counter(offer for node in alive for offer in ray_offers(node))
     if not offers:
         raise InputError("ray: no node that is alive offers a CPU or an accelerator")
     # Ray nodes can share a machine, as they do on a laptop: then they share its processor.
     sharing = max(Counter(node.get("NodeManagerAddress") for node in alive).values())
-    names = _subcluster_names(list(offers))
+    names = subcluster_names(list(offers))
     subclusters = [
         _ray_subcluster(name, offer, count, sharing)
         for name, (offer, count) in zip(names, offers.items(), strict=True)
@@ -202,75 +165,13 @@ def cluster_from_ray(nodes: Iterable[Mapping[str, Any]]) -> Cluster:
     return Cluster("ray", tuple(subclusters), _all_linked(subclusters, NETWORK))
 
 
-def _ray_subcluster(name: str, offer: _Offer, nodes: int, sharing: int) -> Subcluster:
+def _ray_subcluster(name: str, offer: Offer, nodes: int, sharing: int) -> Subcluster:
     on_host = offer.kind == HOST_CPU
     device_kind: DeviceKind = measure_host_cpu(sharing) if on_host else kind(offer.kind)
     intra_node = HOST_MEMORY if on_host else PCIE
     return Subcluster(
         name, device_kind, nodes, offer.num_devices, intra_node, NETWORK, offer.ray_resource
     )
-
-
-def _subcluster_names(offers: Sequence[_Offer]) -> list[str]:
-    """The name of the kind; from the second subcluster of a kind on, with its number."""
-    seen: Counter[str] = Counter()
-    names = []
-    for offer in offers:
-        seen[offer.kind] += 1
-        names.append(offer.kind if seen[offer.kind] == 1 else f"{offer.kind}-{seen[offer.kind]}")
-    return names
-
-
-def _offers(node: Mapping[str, Any]) -> list[_Offer]:
-    resources, labels = node.get("Resources", {}), node.get("Labels", {})
-    marks = [name for name in resources if name.startswith(f"{_MARK}:")]
-    if marks:
-        return [_marked_offer(node, mark, int(resources[mark])) for mark in sorted(marks)]
-    count = int(resources.get("GPU", 0) or resources.get("TPU", 0))
-    if _MARK in labels:
-        name = _ray_kind_name(node, f"label {_MARK}", labels[_MARK])
-        return [_Offer(name, 1 if name == HOST_CPU else max(count, 1), None)]
-    if count:
-        return [_typed_offer(node, count)]
-    return [_Offer(HOST_CPU, 1, None)] if resources.get("CPU", 0) >= 1 else []
-
-
-def _marked_offer(node: Mapping[str, Any], resource: str, amount: int) -> _Offer:
-    name = _ray_kind_name(node, f"resource {resource}", resource.removeprefix(f"{_MARK}:"))
-    if amount < 1:
-        raise InputError(
-            f"Ray node {_node_name(node)}: resource {resource}: its amount is the number of "
-            "devices, and must be 1 or more"
-        )
-    return _Offer(name, 1 if name == HOST_CPU else amount, resource)
-
-
-def _typed_offer(node: Mapping[str, Any], count: int) -> _Offer:
-    """An offer of the accelerators whose type Ray found."""
-    resources, labels = node.get("Resources", {}), node.get("Labels", {})
-    types = sorted(name for name in resources if name.startswith(_RAY_TYPE_RESOURCE))
-    if types:
-        text = types[0].removeprefix(_RAY_TYPE_RESOURCE)
-        return _Offer(_ray_kind_name(node, "accelerator type", text), count, types[0])
-    text = labels.get(_RAY_TYPE_LABEL, "")
-    return _Offer(_ray_kind_name(node, "accelerator type", text), count, None)
-
-
-def _ray_kind_name(node: Mapping[str, Any], what: str, text: str) -> str:
-    name = _RAY_NAMES.get(text, text)
-    if name == HOST_CPU or name in KINDS:
-        return name
-    raise InputError(
-        f"Ray node {_node_name(node)}: {what}: {text!r} is of no known device kind; start the node "
-        f"with --labels {_MARK}=<kind>. Known: {', '.join((HOST_CPU, *KINDS))}"
-    )
-
-
-def _node_name(node: Mapping[str, Any]) -> str:
-    for field in ("NodeName", "NodeManagerHostname", "NodeManagerAddress", "NodeID"):
-        if node.get(field):
-            return repr(node[field])
-    return "without a name"
 
 
 def _all_linked(subclusters: Sequence[Subcluster], link: Link) -> tuple[tuple[str, str, Link], ...]:

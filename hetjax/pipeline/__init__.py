@@ -3,6 +3,7 @@
 from hetjax.pipeline.build import PipelineProgram, build_pipeline
 from hetjax.pipeline.lower_bound import harp_latency, lower_bound
 from hetjax.pipeline.named_schedules import make_schedule
+from hetjax.pipeline.overlap import overlap
 from hetjax.pipeline.program import Program, trace
 from hetjax.pipeline.schedule import (
     SCHEDULES,
@@ -11,6 +12,8 @@ from hetjax.pipeline.schedule import (
     Schedule,
     Task,
 )
+from hetjax.pipeline.schedule_search import fixed_schedules, search_schedule, warm_up_rule
+from hetjax.pipeline.sensitivity import Sensitivity, sensitivity
 from hetjax.pipeline.simulate import simulate_schedule
 from hetjax.pipeline.stages import ParameterPart, Stage, cut
 from hetjax.pipeline.timeline import Event, Timeline
@@ -23,6 +26,7 @@ from hetjax.pipeline.warm_up import (
     h_1f1b_counts,
     one_f_one_b,
 )
+from hetjax.pipeline.zero_bubble import h_1f1b_split, zb_h1, zb_h2
 
 __all__ = [
     "SCHEDULES",
@@ -33,6 +37,7 @@ __all__ = [
     "PipelineProgram",
     "Program",
     "Schedule",
+    "Sensitivity",
     "Stage",
     "StepTimes",
     "Task",
@@ -40,14 +45,22 @@ __all__ = [
     "build_pipeline",
     "cut",
     "eager_1f1b",
+    "fixed_schedules",
     "from_warm_up_counts",
     "gpipe",
     "h_1f1b",
     "h_1f1b_counts",
+    "h_1f1b_split",
     "harp_latency",
     "lower_bound",
     "make_schedule",
     "one_f_one_b",
+    "overlap",
+    "search_schedule",
+    "sensitivity",
     "simulate_schedule",
     "trace",
+    "warm_up_rule",
+    "zb_h1",
+    "zb_h2",
 ]

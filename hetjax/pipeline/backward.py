@@ -139,10 +139,15 @@ class StagePrograms:
         return self.divide()
 
     @property
-    def residual_bytes(self) -> int:
-        """Bytes that one microbatch keeps between its forward and its backward pass."""
+    def kept_bytes(self) -> int:
+        """Bytes that one microbatch keeps from its forward pass on."""
         if self.recompute is not None:
             return _input_bytes(self, self.recompute_reads, self.backward_reads)
+        return self.residual_bytes
+
+    @property
+    def residual_bytes(self) -> int:
+        """Bytes that its backward pass reads, beside weights and cotangents."""
         return _input_bytes(self, self.backward_reads) + sum(map(num_bytes, self.residuals))
 
 

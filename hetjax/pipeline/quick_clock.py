@@ -102,8 +102,8 @@ class _Stage:
     def advance(self) -> list[_Stage]:
         """Does all that can be done with what is there; returns the stages that were sent to."""
         activations, gradients, now = self.activations, self.gradients, self.now
-        first, moved = self.place, set()
-        for operation, microbatch, seconds in itertools.islice(self.row, first, None):
+        moved: set[_Stage] = set()
+        for operation, microbatch, seconds in itertools.islice(self.row, self.place, None):
             if operation == "F":
                 ready = activations[microbatch]
             elif operation == "B":
@@ -126,4 +126,4 @@ class _Stage:
                 self.before.gradients[microbatch] = self.return_free
                 moved.add(self.before)
         self.now = now
-        return [stage for stage in (self.before, self.after) if stage in moved and stage]
+        return list(moved)

@@ -30,6 +30,23 @@ def is_link(track: str) -> bool:
     return _LINK.fullmatch(track) is not None
 
 
+def link_stages(track: str) -> tuple[int, ...]:
+    """The stages of a link's track, the one that sends first; none where it is not a link's.
+
+    Args:
+        track: the name of a track.
+
+    Returns:
+        Two indices of stages, or nothing.
+
+    Example:
+        >>> link_stages(link_track(0, 1)), link_stages(stage_track(0))
+        ((0, 1), ())
+    """
+    match = _LINK.fullmatch(track)
+    return (int(match[1]), int(match[2])) if match else ()
+
+
 @dataclass(frozen=True)
 class Event:
     """One thing that occupied one track for a while.
@@ -194,8 +211,8 @@ def _track_key(track: str) -> tuple[Any, ...]:
 
 def _owner(track: str, stage_tracks: Container[str]) -> str:
     """The process of a track: a link belongs to the stage that sends on it, if it is there."""
-    match = _LINK.fullmatch(track)
-    sender = stage_track(int(match[1])) if match else track
+    stages = link_stages(track)
+    sender = stage_track(stages[0]) if stages else track
     return sender if sender in stage_tracks else track
 
 

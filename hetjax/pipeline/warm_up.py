@@ -27,7 +27,7 @@ def gpipe(num_stages: int, num_microbatches: int) -> Schedule:
     Raises:
         InputError: a count is below 1.
     """
-    _require_positive(num_stages, num_microbatches)
+    require_positive(num_stages, num_microbatches)
     return from_warm_up_counts([num_microbatches] * num_stages, num_microbatches, "gpipe")
 
 
@@ -44,7 +44,7 @@ def one_f_one_b(num_stages: int, num_microbatches: int) -> Schedule:
     Raises:
         InputError: a count is below 1.
     """
-    _require_positive(num_stages, num_microbatches)
+    require_positive(num_stages, num_microbatches)
     counts = range(num_stages, 0, -1)
     return from_warm_up_counts(counts, num_microbatches, "1f1b")
 
@@ -67,7 +67,7 @@ def eager_1f1b(num_stages: int, num_microbatches: int) -> Schedule:
 
     Source: Harp section 2.3.1.
     """
-    _require_positive(num_stages, num_microbatches)
+    require_positive(num_stages, num_microbatches)
     counts = range(2 * num_stages - 1, 0, -2)
     return from_warm_up_counts(counts, num_microbatches, "eager_1f1b")
 
@@ -103,7 +103,7 @@ def h_1f1b(
         >>> h_1f1b(3, 8, compute=[1.0, 1.0, 1.0], communication=[0.7, 0.01]).warm_up_counts
         (5, 2, 1)
     """
-    _require_positive(num_stages, num_microbatches)
+    require_positive(num_stages, num_microbatches)
     for field, times, expected in (
         ("compute", compute, num_stages),
         ("communication", communication, num_stages - 1),
@@ -184,7 +184,7 @@ def from_warm_up_counts(
         >>> [str(task) for task in from_warm_up_counts([2], 3).order[0]]
         ['F0', 'F1', 'B0', 'F2', 'B1', 'B2']
     """
-    _require_positive(len(counts), num_microbatches)
+    require_positive(len(counts), num_microbatches)
     for stage, count in enumerate(counts):
         if count < 1:
             raise InputError(f"warm-up count of stage {stage} is {count}; it must be 1 or more")
@@ -217,7 +217,16 @@ def _extra_forwards(cost: float, longest: float, tolerance: float) -> int:
     return math.ceil(1 + 2 * cost / longest)
 
 
-def _require_positive(num_stages: int, num_microbatches: int) -> None:
+def require_positive(num_stages: int, num_microbatches: int) -> None:
+    """Refuses a pipeline without stages or microbatches.
+
+    Args:
+        num_stages: S.
+        num_microbatches: M.
+
+    Raises:
+        InputError: a count is below 1.
+    """
     for field, value in (("num_stages", num_stages), ("num_microbatches", num_microbatches)):
         if value < 1:
             raise InputError(f"{field} is {value}; it must be 1 or more")

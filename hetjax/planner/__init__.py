@@ -23,7 +23,13 @@ from hetjax.planner.plan import (
     validate,
     validate_for,
 )
-from hetjax.planner.predict import predict, simulate
+from hetjax.planner.predict import (
+    choose_schedule,
+    live_limits,
+    predict,
+    reschedule,
+    simulate,
+)
 from hetjax.planner.problem import Planner, PlanningProblem, make_problem
 
 __all__ = [
@@ -35,10 +41,14 @@ __all__ = [
     "Prediction",
     "StagePlan",
     "StagePrediction",
+    "choose_schedule",
+    "live_limits",
     "make_problem",
     "plan",
     "predict",
+    "reschedule",
     "simulate",
+    "solve",
     "validate",
     "validate_for",
 ]
@@ -71,7 +81,7 @@ def plan(
         num_microbatches: into how many microbatches the batch is divided.
         num_layers: into how many layers the model is divided at most; more make finer plans, and
             planning slower.
-        schedule: one of ``"gpipe"``, ``"1f1b"``, ``"eager_1f1b"``, ``"h_1f1b"``.
+        schedule: one of `hetjax.pipeline.SCHEDULES`.
         allow_recompute: whether stages may recompute to save memory.
         min_stages: how many stages the plan has at least.
         max_stages: how many it has at most; None for any number.
@@ -120,4 +130,23 @@ def plan(
         min_stages=min_stages,
         max_stages=max_stages,
     )
-    return predict((planner or DynamicProgram()).plan(problem), problem)
+    return solve(problem, planner)
+
+
+def solve(problem: PlanningProblem, planner: Planner | None = None) -> Plan:
+    """Solve a planning problem.
+
+    Args:
+        problem: the problem.
+        planner: what chooses stages and submeshes; `DynamicProgram` unless given.
+
+    Returns:
+        A plan with its prediction, and with the schedule that the problem names.
+
+    Raises:
+        InputError: the model fits nowhere.
+    """
+    made = predict((planner or DynamicProgram()).plan(problem), problem)
+    if problem.schedule == problem.warm_up_schedule:
+        return made
+    return choose_schedule(made, problem.schedule)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from hetjax.mesh.cluster import Cluster, SubMesh
 from hetjax.mesh.kinds import DeviceKind
 from hetjax.mesh.links import Link
+from hetjax.pipeline.costs import Cost
 from hetjax.pipeline.program import num_bytes
 from hetjax.pipeline.stages import ParameterPart
 from hetjax.pipeline.update import accumulator_dtype
@@ -223,6 +224,64 @@ def estimate(problem: PlanningProblem, runs: Runs, execution: Execution) -> Esti
         state_bytes=state,
         activation_bytes=kept / data,
         working_bytes=(runs.boundary_bytes + repeated) / data + gathered * fully_sharded,
+    )
+
+
+@dataclass(frozen=True)
+class Halves:
+    """What the parts of a stage's backward pass take, on one device.
+
+    Args:
+        recompute_seconds: the recomputation; 0 where there is none.
+        input_gradient_seconds: the first half.
+        weight_gradient_seconds: the second half.
+        recomputed_bytes: what a recomputation leaves for the backward pass.
+        deferred_bytes: what the first half leaves for the second.
+    """
+
+    recompute_seconds: float
+    input_gradient_seconds: float
+    weight_gradient_seconds: float
+    recomputed_bytes: int
+    deferred_bytes: int
+
+
+def estimate_halves(problem: PlanningProblem, work: Work, execution: Execution) -> Halves:
+    """Estimate a backward pass in parts, by the rules of `estimate`.
+
+    The gathers of matrix products over the tensor axis are divided evenly; the reduction of the
+    gradients is the second half's.
+
+    Args:
+        problem: the planning problem.
+        work: the work, with that of the halves.
+        execution: where and how.
+
+    Returns:
+        The estimate.
+    """
+    assert work.split is not None, "the work of the halves was not measured"
+    data, tensor = execution.mesh_shape
+    kind = execution.kind
+    speed = data * tensor * PRODUCT_EFFICIENCY * kind.flops(problem.dtype)
+    bandwidth = data * tensor * kind.memory_bandwidth / TRAFFIC_SHARE
+    gathered, _ = _parameter_bytes(problem, one_run(work, 0), execution)
+    parameter_pass = float(ring_seconds(execution.link, gathered, data))
+    product_pass = float(ring_seconds(execution.link, np.array(work.product_bytes / data), tensor))
+
+    def seconds(cost: Cost) -> float:
+        return TASK_SECONDS + cost.matmul_flops / speed + cost.bytes / bandwidth
+
+    again = seconds(work.recompute) + product_pass - TASK_SECONDS if execution.recompute else 0.0
+    kept = work.residual_bytes / data if execution.recompute else 0.0
+    return Halves(
+        recompute_seconds=again,
+        input_gradient_seconds=seconds(work.split.input_gradient) + product_pass,
+        weight_gradient_seconds=seconds(work.split.weight_gradient)
+        + product_pass
+        + 2 * parameter_pass,
+        recomputed_bytes=int(kept),
+        deferred_bytes=int(work.split.deferred_bytes / data),
     )
 
 

@@ -169,7 +169,7 @@ def _remedies(problem: PlanningProblem) -> list[str]:
         remedies.append(f"more microbatches than num_microbatches = {problem.num_microbatches}")
     if not problem.allow_recompute:
         remedies.append("recomputation, which allow_recompute = False rules out")
-    if problem.schedule != "1f1b":
+    if problem.warm_up_schedule != "1f1b":
         remedies.append(f"schedule = '1f1b', which holds less than {problem.schedule!r}")
     if problem.max_stages is not None:
         remedies.append(f"more stages than max_stages = {problem.max_stages}")

@@ -10,6 +10,7 @@ from hetjax.errors import InputError, unknown_name
 from hetjax.mesh.cluster import Cluster, SubMesh
 from hetjax.pipeline.program import Program
 from hetjax.pipeline.schedule import Schedule, check
+from hetjax.pipeline.times import StepTimes
 from hetjax.sharding.rules import MESH_AXES, RULES
 
 VERSION = 1
@@ -63,24 +64,36 @@ class StagePrediction:
 
     Args:
         forward_seconds: the forward pass.
-        backward_seconds: the backward pass, recomputation included.
+        backward_seconds: the whole backward pass, without recomputation.
+        recompute_seconds: the recomputation; 0 where nothing is recomputed.
+        input_gradient_seconds: the first half of a split backward pass.
+        weight_gradient_seconds: its second half.
         update_seconds: the optimizer's update, once a step.
         communication_seconds: sending one microbatch's activations to the next stage (Harp's c_i).
         return_seconds: sending their gradients back.
         state_bytes: parameters, gradients and optimizer state on one device.
+        working_bytes: what a task needs while it runs, on one device.
         activation_bytes: what one microbatch keeps for its backward pass, on one device.
-        memory_bytes: all of that with the live microbatches of the schedule, on one device.
+        recomputed_bytes: what a recomputation adds to that until the backward pass.
+        deferred_bytes: what one microbatch keeps between the halves of its backward pass.
+        memory_bytes: all of that at the schedule's fullest moment, on one device.
         memory_limit_bytes: what one device has.
         bubble: share of the step in which the stage computes nothing.
     """
 
     forward_seconds: float
     backward_seconds: float
+    recompute_seconds: float
+    input_gradient_seconds: float
+    weight_gradient_seconds: float
     update_seconds: float
     communication_seconds: float
     return_seconds: float
     state_bytes: int
+    working_bytes: int
     activation_bytes: int
+    recomputed_bytes: int
+    deferred_bytes: int
     memory_bytes: int
     memory_limit_bytes: int
     bubble: float
@@ -99,6 +112,20 @@ class Prediction:
     step_time: float
     lower_bound: float
     stages: tuple[StagePrediction, ...]
+
+    @property
+    def times(self) -> StepTimes:
+        """The times of the step's tasks and transfers."""
+        return StepTimes(
+            forward=[stage.forward_seconds for stage in self.stages],
+            backward=[stage.backward_seconds for stage in self.stages],
+            sends=[stage.communication_seconds for stage in self.stages[:-1]],
+            returns=[stage.return_seconds for stage in self.stages[1:]],
+            update=[stage.update_seconds for stage in self.stages],
+            input_gradient=[stage.input_gradient_seconds for stage in self.stages],
+            weight_gradient=[stage.weight_gradient_seconds for stage in self.stages],
+            recompute=[stage.recompute_seconds for stage in self.stages],
+        )
 
 
 @dataclass(frozen=True)

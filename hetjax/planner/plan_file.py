@@ -61,11 +61,17 @@ class _Pipeline(_Record):
 class _StagePrediction(_Record):
     forward_seconds: float
     backward_seconds: float
+    recompute_seconds: float
+    input_gradient_seconds: float
+    weight_gradient_seconds: float
     update_seconds: float
     communication_seconds: float
     return_seconds: float
     state_bytes: int
+    working_bytes: int
     activation_bytes: int
+    recomputed_bytes: int
+    deferred_bytes: int
     memory_bytes: int
     memory_limit_bytes: int
     bubble: float

@@ -8,14 +8,18 @@ from dataclasses import replace
 
 from hetjax.errors import InputError
 from hetjax.pipeline.lower_bound import lower_bound
+from hetjax.pipeline.memory import MicrobatchBytes, live_limit, peak_bytes
+from hetjax.pipeline.named_schedules import make_schedule
+from hetjax.pipeline.schedule import Schedule
+from hetjax.pipeline.schedule_search import search_schedule
 from hetjax.pipeline.simulate import simulate_schedule
 from hetjax.pipeline.timeline import Timeline, stage_track
 from hetjax.pipeline.times import StepTimes
 from hetjax.planner.cost_model import (
-    Estimate,
     Execution,
     collective_link,
     estimate,
+    estimate_halves,
     one_run,
     transfer_seconds,
 )
@@ -48,43 +52,86 @@ def predict(plan: Plan, problem: PlanningProblem) -> Plan:
             f"traced for microbatches of {problem.microbatch_size}"
         )
     works = measure(
-        problem.program, plan.boundaries(pipeline), [stage.recompute for stage in pipeline.stages]
+        problem.program,
+        plan.boundaries(pipeline),
+        [stage.recompute for stage in pipeline.stages],
+        split=True,
     )
-    times = [
-        _stage_times(plan, problem, stage, works[s : s + 2])
-        for s, stage in enumerate(pipeline.stages)
-    ]
-    links = [
-        plan.cluster.link_between(a.submesh, b.submesh)
-        for a, b in itertools.pairwise(pipeline.stages)
-    ]
-    sends = [transfer_seconds(k, w.received_bytes) for k, w in zip(links, works[1:], strict=True)]
-    returns = [transfer_seconds(k, w.returned_bytes) for k, w in zip(links, works[1:], strict=True)]
-    step = StepTimes(
-        forward=[float(each.forward_seconds) for each in times],
-        backward=[float(each.backward_seconds) for each in times],
-        sends=sends,
-        returns=returns,
-        update=[float(each.update_seconds) for each in times],
-    )
-    timeline = simulate_schedule(pipeline.schedule, step)
+    stages = tuple(_stage_prediction(plan, problem, s, works) for s in range(len(pipeline.stages)))
+    unfinished = Prediction(step_time=0.0, lower_bound=0.0, stages=stages)
+    return reschedule(replace(plan, prediction=unfinished), pipeline.schedule)
+
+
+def reschedule(plan: Plan, schedule: Schedule, times: StepTimes | None = None) -> Plan:
+    """The plan with another schedule, and what is predicted of it then.
+
+    Args:
+        plan: a plan with a prediction, which says what each stage takes.
+        schedule: of as many stages and microbatches.
+        times: what tasks and transfers take, where it is known better than the prediction has it.
+
+    Returns:
+        The plan with the schedule and its prediction.
+
+    Raises:
+        InputError: the plan has no prediction.
+    """
+    prediction = _prediction(plan)
+    times = times or prediction.times
+    timeline = simulate_schedule(schedule, times)
     stages = tuple(
-        StagePrediction(
-            forward_seconds=step.forward[s],
-            backward_seconds=step.backward[s],
-            update_seconds=step.update[s],
-            communication_seconds=[*sends, 0.0][s],
-            return_seconds=[0.0, *returns][s],
-            state_bytes=int(each.state_bytes),
-            activation_bytes=int(each.activation_bytes),
-            memory_bytes=int(each.memory_bytes(pipeline.schedule.live_bound(s))),
-            memory_limit_bytes=plan.cluster.subcluster(stage.submesh.subcluster).kind.memory_bytes,
+        replace(
+            stage,
+            forward_seconds=times.forward[s],
+            backward_seconds=times.backward[s],
+            recompute_seconds=times.recompute_seconds(s),
+            input_gradient_seconds=times.input_gradient[s],
+            weight_gradient_seconds=times.weight_gradient[s],
+            update_seconds=times.update[s],
+            communication_seconds=[*times.sends, 0.0][s],
+            return_seconds=[0.0, *times.returns][s],
+            memory_bytes=_memory_bytes(stage, schedule, s),
             bubble=timeline.bubble(stage_track(s)),
         )
-        for s, (stage, each) in enumerate(zip(pipeline.stages, times, strict=True))
+        for s, stage in enumerate(prediction.stages)
     )
-    bound = lower_bound(pipeline.num_microbatches, step)
-    return replace(plan, prediction=Prediction(timeline.makespan, bound, stages))
+    # At the bound itself, sums in another order may differ in their last bit.
+    bound = min(lower_bound(schedule.num_microbatches, times), timeline.makespan)
+    changed = plan.with_schedule(schedule)
+    return replace(changed, prediction=Prediction(timeline.makespan, bound, stages))
+
+
+def choose_schedule(plan: Plan, name: str, times: StepTimes | None = None) -> Plan:
+    """The plan with the schedule of a name, made for what its tasks and transfers take.
+
+    Args:
+        plan: a plan with a prediction.
+        name: one of `hetjax.pipeline.SCHEDULES`. A search may use the memory that is left.
+        times: what tasks and transfers take, where it is known better than the prediction has it.
+
+    Returns:
+        The plan with the schedule and its prediction.
+
+    Raises:
+        InputError: the plan has no prediction, or the name is unknown.
+    """
+    prediction = _prediction(plan)
+    times = times or prediction.times
+    pipeline = plan.pipeline
+    if name == "search":
+        schedule = search_schedule(times, pipeline.num_microbatches, live_limits(plan))
+    else:
+        schedule = make_schedule(name, len(pipeline.stages), pipeline.num_microbatches, times)
+    return reschedule(plan, schedule, times)
+
+
+def live_limits(plan: Plan) -> tuple[int, ...]:
+    """How many live microbatches fit on each stage, by the plan's own prediction; 1 or more."""
+    count = plan.pipeline.num_microbatches
+    return tuple(
+        max(1, live_limit(_room(stage), _microbatch_bytes(stage), count))
+        for stage in _prediction(plan).stages
+    )
 
 
 def simulate(plan: Plan) -> Timeline:
@@ -104,27 +151,64 @@ def simulate(plan: Plan) -> Timeline:
         >>> simulate(plan).makespan == plan.prediction.step_time  # doctest: +SKIP
         True
     """
+    return simulate_schedule(plan.pipeline.schedule, _prediction(plan).times)
+
+
+def _prediction(plan: Plan) -> Prediction:
     if plan.prediction is None:
         raise InputError(
             "the plan has no prediction to simulate; make one with hetjax.planner.predict"
         )
-    stages = plan.prediction.stages
-    step = StepTimes(
-        forward=[stage.forward_seconds for stage in stages],
-        backward=[stage.backward_seconds for stage in stages],
-        sends=[stage.communication_seconds for stage in stages[:-1]],
-        returns=[stage.return_seconds for stage in stages[1:]],
-        update=[stage.update_seconds for stage in stages],
+    return plan.prediction
+
+
+def _microbatch_bytes(stage: StagePrediction) -> MicrobatchBytes:
+    return MicrobatchBytes(stage.activation_bytes, stage.recomputed_bytes, stage.deferred_bytes)
+
+
+def _room(stage: StagePrediction) -> float:
+    """What a stage's microbatches may hold."""
+    return stage.memory_limit_bytes - stage.state_bytes - stage.working_bytes
+
+
+def _memory_bytes(stage: StagePrediction, schedule: Schedule, index: int) -> int:
+    held = peak_bytes(schedule.order[index], _microbatch_bytes(stage))
+    return int(stage.state_bytes + stage.working_bytes + held)
+
+
+def _stage_prediction(
+    plan: Plan, problem: PlanningProblem, index: int, works: Sequence[Work]
+) -> StagePrediction:
+    """What the cost model expects of a stage; what depends on the schedule is left at 0."""
+    stages = plan.pipeline.stages
+    stage, work, after = stages[index], works[index], works[index + 1 : index + 2]
+    execution = _execution(plan, stage)
+    sent = after[0].received_bytes if after else 0
+    whole = estimate(problem, one_run(work, sent), execution)
+    halves = estimate_halves(problem, work, execution)
+    links = [plan.cluster.link_between(a.submesh, b.submesh) for a, b in itertools.pairwise(stages)]
+    return StagePrediction(
+        forward_seconds=float(whole.forward_seconds),
+        backward_seconds=float(whole.backward_seconds) - halves.recompute_seconds,
+        recompute_seconds=halves.recompute_seconds,
+        input_gradient_seconds=halves.input_gradient_seconds,
+        weight_gradient_seconds=halves.weight_gradient_seconds,
+        update_seconds=float(whole.update_seconds),
+        communication_seconds=transfer_seconds(links[index], sent) if after else 0.0,
+        return_seconds=transfer_seconds(links[index - 1], work.returned_bytes) if index else 0.0,
+        state_bytes=int(whole.state_bytes),
+        working_bytes=int(whole.working_bytes) - halves.recomputed_bytes,
+        activation_bytes=int(whole.activation_bytes),
+        recomputed_bytes=halves.recomputed_bytes,
+        deferred_bytes=halves.deferred_bytes,
+        memory_bytes=0,
+        memory_limit_bytes=execution.kind.memory_bytes,
+        bubble=0.0,
     )
-    return simulate_schedule(plan.pipeline.schedule, step)
 
 
-def _stage_times(
-    plan: Plan, problem: PlanningProblem, stage: StagePlan, works: Sequence[Work]
-) -> Estimate:
-    """The estimate of a stage, from its work and that of the stage after, where there is one."""
-    work, *after = works
-    execution = Execution(
+def _execution(plan: Plan, stage: StagePlan) -> Execution:
+    return Execution(
         kind=plan.cluster.subcluster(stage.submesh.subcluster).kind,
         link=collective_link(plan.cluster, stage.submesh),
         mesh_shape=stage.mesh_shape,
@@ -132,5 +216,3 @@ def _stage_times(
         recompute=stage.recompute,
         parameters=stage.parameters,
     )
-    sent = after[0].received_bytes if after else 0
-    return estimate(problem, one_run(work, sent), execution)

@@ -15,7 +15,7 @@ from hetjax.errors import InputError, unknown_name
 from hetjax.mesh.cluster import Cluster
 from hetjax.pipeline.layers import cluster_layers
 from hetjax.pipeline.program import Program, abstract, num_bytes, trace
-from hetjax.pipeline.schedule import WARM_UP_SCHEDULES
+from hetjax.pipeline.schedule import SCHEDULES
 from hetjax.planner.plan import Plan
 from hetjax.planner.work import Work, measure, product_dtype
 
@@ -33,7 +33,7 @@ class PlanningProblem:
         microbatch_size: examples in each.
         dtype: the dtype that most of the matrix products' FLOPs run in.
         optimizer_bytes: bytes of optimizer state for each element of the parameters.
-        schedule: the name of the schedule, one of `WARM_UP_SCHEDULES`.
+        schedule: the name of the schedule, one of `hetjax.pipeline.SCHEDULES`.
         allow_recompute: whether stages may recompute to save memory.
         min_stages: how many stages a plan has at least.
         max_stages: how many it has at most; None for any number.
@@ -56,6 +56,23 @@ class PlanningProblem:
     def num_layers(self) -> int:
         """How many layers there are."""
         return len(self.works)
+
+    @property
+    def warm_up_schedule(self) -> str:
+        """The schedule of whole backward passes that stages are chosen for.
+
+        It is H-1F1B where its split form or a search is asked for, 1F1B where ZB-H1 is, Eager-1F1B
+        where ZB-H2 is, and else the schedule itself.
+        """
+        return _CHOSEN_FOR.get(self.schedule, self.schedule)
+
+
+_CHOSEN_FOR = {
+    "h_1f1b_split": "h_1f1b",
+    "search": "h_1f1b",
+    "zb_h1": "1f1b",
+    "zb_h2": "eager_1f1b",
+}
 
 
 class Planner(Protocol):
@@ -100,7 +117,7 @@ def make_problem(
         optimizer: the Optax transformation, whose state takes memory.
         num_microbatches: into how many microbatches the batch is divided.
         num_layers: how many layers there are at most.
-        schedule: the name of the schedule, one of `hetjax.pipeline.schedule.WARM_UP_SCHEDULES`.
+        schedule: the name of the schedule, one of `hetjax.pipeline.SCHEDULES`.
         allow_recompute: whether stages may recompute to save memory.
         min_stages: how many stages a plan has at least.
         max_stages: how many it has at most; None for any number.
@@ -112,8 +129,8 @@ def make_problem(
         InputError: a count is out of range, the batch does not divide, the schedule is unknown, or
             the loss function cannot be traced.
     """
-    if schedule not in WARM_UP_SCHEDULES:
-        raise InputError(unknown_name("schedule", schedule, WARM_UP_SCHEDULES))
+    if schedule not in SCHEDULES:
+        raise InputError(unknown_name("schedule", schedule, SCHEDULES))
     for name, value in (("num_microbatches", num_microbatches), ("num_layers", num_layers)):
         if value < 1:
             raise InputError(f"{name} is {value}; it must be 1 or more")

@@ -118,7 +118,7 @@ def make_stage_table(problem: PlanningProblem, memory_factor: float = 1.0) -> St
     return StageTable(
         num_layers=problem.num_layers,
         num_microbatches=problem.num_microbatches,
-        schedule=problem.schedule,
+        schedule=problem.warm_up_schedule,
         nodes=tuple((s.nodes, s.devices_per_node) for s in cluster.subclusters),
         slices=_all_slices(problem, memory_factor),
         within=tuple(_transfers(problem, s.intra_node) for s in cluster.subclusters),

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from hetjax import _compat
-from hetjax.pipeline.backward import differentiate
+from hetjax.pipeline.backward import StagePrograms, differentiate
 from hetjax.pipeline.costs import Cost, equation_cost, step_cost
 from hetjax.pipeline.program import Constant, Operand, Program, SliceOf, Step, num_bytes
 from hetjax.pipeline.stages import ParameterPart, Stage, cut
@@ -25,27 +25,50 @@ class Work:
 
     Args:
         forward: the forward pass.
-        backward: the backward pass.
+        backward: the backward pass; where the run recomputes, with the repetition.
+        recompute: the repetition alone.
         product_bytes: bytes that the forward pass's matrix products write.
         residual_bytes: bytes kept between the forward and the backward pass.
         input_bytes: bytes of its inputs, all that is kept where it recomputes.
         received_bytes: bytes it receives from the run before; 0 in the first.
         returned_bytes: bytes of their cotangents, which it gives back.
         parts: the parameter parts that it holds.
+        split: the backward pass in two halves, where it was asked for.
     """
 
     forward: Cost
     backward: Cost
+    recompute: Cost
     product_bytes: float
     residual_bytes: int
     input_bytes: int
     received_bytes: int
     returned_bytes: int
     parts: tuple[ParameterPart, ...]
+    split: SplitWork | None = None
+
+
+@dataclass(frozen=True)
+class SplitWork:
+    """What the two halves of a run's backward pass do for one microbatch, without recomputation.
+
+    Args:
+        input_gradient: the first half.
+        weight_gradient: the second half.
+        deferred_bytes: bytes kept between the two.
+    """
+
+    input_gradient: Cost
+    weight_gradient: Cost
+    deferred_bytes: int
 
 
 def measure(
-    program: Program, boundaries: Sequence[int], recompute: Sequence[bool] = ()
+    program: Program,
+    boundaries: Sequence[int],
+    recompute: Sequence[bool] = (),
+    *,
+    split: bool = False,
 ) -> tuple[Work, ...]:
     """Count the work of a program's runs of positions, each differentiated by itself.
 
@@ -53,6 +76,7 @@ def measure(
         program: the traced loss function.
         boundaries: the positions where runs begin, and the end.
         recompute: whether each run recomputes; empty for none.
+        split: whether to divide the backward passes and count their halves, too.
 
     Returns:
         The work of each run. Where it recomputes, its backward pass counts the forward steps that
@@ -70,7 +94,12 @@ def measure(
         key = (structure, cotangents, is_last, again[run.index])
         if key not in measured:
             measured[key] = _measure_run(
-                run, inputs[run.index], cotangents, is_last=is_last, recompute=again[run.index]
+                run,
+                inputs[run.index],
+                cotangents,
+                is_last=is_last,
+                recompute=again[run.index],
+                split=split,
             )
         work, cotangents = measured[key]
         works.append(replace(work, parts=run.parameters))
@@ -78,26 +107,37 @@ def measure(
 
 
 def _measure_run(
-    run: Stage, inputs: Inputs, cotangents_in: tuple[int, ...], *, is_last: bool, recompute: bool
+    run: Stage,
+    inputs: Inputs,
+    cotangents_in: tuple[int, ...],
+    *,
+    is_last: bool,
+    recompute: bool,
+    split: bool,
 ) -> tuple[Work, tuple[int, ...]]:
     """A run's work, and which of the values it receives have a cotangent."""
     _, batch, received = inputs
-    kept = programs = differentiate(run, *inputs, is_last=is_last, cotangents_in=cotangents_in)
-    if recompute:
-        programs = differentiate(
-            run, *inputs, is_last=is_last, cotangents_in=cotangents_in, recompute=True
-        )
+    programs = differentiate(
+        run, *inputs, is_last=is_last, cotangents_in=cotangents_in, recompute=recompute
+    )
     work = Work(
         forward=programs.forward_cost,
-        backward=programs.backward_cost,
+        backward=programs.backward_cost + programs.recompute_cost,
+        recompute=programs.recompute_cost,
         product_bytes=sum(p.output_bytes for step in run.steps for p in products(step)),
-        residual_bytes=kept.residual_bytes,
+        residual_bytes=programs.residual_bytes,
         input_bytes=sum(num_bytes(shape) for shape in (*batch, *received)),
         received_bytes=sum(num_bytes(shape) for shape in received),
-        returned_bytes=sum(num_bytes(received[place]) for place in kept.cotangents_out),
+        returned_bytes=sum(num_bytes(received[place]) for place in programs.cotangents_out),
         parts=run.parameters,
+        split=_measure_halves(programs) if split else None,
     )
-    return work, kept.cotangents_out
+    return work, programs.cotangents_out
+
+
+def _measure_halves(programs: StagePrograms) -> SplitWork:
+    split = programs.split
+    return SplitWork(split.input_gradient_cost, split.weight_gradient_cost, split.deferred_bytes)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What a run shows of itself: tables, progress, metrics, and timelines as pictures and traces."""
+"""What a run shows of itself: tables, progress, metrics, and timelines in several forms."""
 
 from hetjax.report.metrics import MetricsWriter, read_metrics
 from hetjax.report.plan_table import plan_table
@@ -11,6 +11,7 @@ from hetjax.report.tables import (
     prediction_table,
     stage_table,
 )
+from hetjax.report.timeline_page import write_timeline_page
 from hetjax.report.timeline_picture import draw_timeline
 from hetjax.report.trace_file import write_chrome_trace
 
@@ -29,4 +30,5 @@ __all__ = [
     "read_metrics",
     "stage_table",
     "write_chrome_trace",
+    "write_timeline_page",
 ]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from hetjax.files import replacing
 from hetjax.pipeline.timeline import Event, Timeline, is_link
 from hetjax.report.quantities import format_seconds
+from hetjax.report.timeline_style import Style, event_style, styles_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,18 +33,7 @@ _MARGINS_INCHES = {
 _POINT = 1 / 72
 _NUMBER_SIZES = (8.0, 7.0, 6.0)
 
-_COLORS = {"F": "#3b78b8", "B": "#3f9c6d", "FB": "#3d8a92", "update": "#e2a13a"}
-_SEND_COLORS = {"F": "#a9c8e8", "B": "#a6d8bd"}
-_OTHER_COLOR = "#9a8fb5"
 _QUIET, _INK, _LANE = "#6b7280", "#1f2933", "#f3f4f6"
-_LABELS = {
-    "F": "forward",
-    "B": "backward",
-    "FB": "forward and backward at once",
-    "update": "update",
-    ("send", "F"): "activation on a link",
-    ("send", "B"): "gradient on a link",
-}
 
 
 @dataclass(frozen=True)
@@ -76,8 +66,9 @@ def draw_timeline(
         The figure, which a notebook shows by itself.
 
     Example:
-        >>> from hetjax.pipeline import one_f_one_b, simulate_schedule
-        >>> step = simulate_schedule(one_f_one_b(2, 4), [1.0, 1.0], [2.0, 2.0], [0.1], [0.1])
+        >>> from hetjax.pipeline import StepTimes, one_f_one_b, simulate_schedule
+        >>> times = StepTimes([1.0, 1.0], [2.0, 2.0], [0.1], [0.1])
+        >>> step = simulate_schedule(one_f_one_b(2, 4), times)
         >>> draw_timeline(step, title="1F1B").get_size_inches().tolist()[0] > 5
         True
     """
@@ -175,24 +166,24 @@ def _draw_panel(axes: Axes, timeline: Timeline, rows: Sequence[_Row], inches_per
 
 def _draw_boxes(axes: Axes, events: Sequence[Event], row: _Row, inches_per_ms: float) -> None:
     """One box an event; each sort of event numbered by microbatch, where the numbers fit."""
-    groups: dict[str, list[Event]] = {}
+    groups: dict[Style, list[Event]] = {}
     for event in events:
-        groups.setdefault(_color(event), []).append(event)
-    for color, group in groups.items():
+        groups.setdefault(event_style(event), []).append(event)
+    for style, group in groups.items():
         usual = statistics.median(event.duration for event in group) * 1e3 * inches_per_ms
         axes.broken_barh(
             [(event.start * 1e3, event.duration * 1e3) for event in group],
             (row.bottom, row.height),
-            facecolor=color,
+            facecolor=style.color,
             edgecolor="white",
             # An edge would swallow a box as thin as itself.
             linewidth=0.5 if usual > 2 * _POINT else 0.0,
         )
         if not is_link(row.track):
-            _number_boxes(axes, group, row, usual)
+            _number_boxes(axes, group, row, usual, style.ink)
 
 
-def _number_boxes(axes: Axes, events: Sequence[Event], row: _Row, usual: float) -> None:
+def _number_boxes(axes: Axes, events: Sequence[Event], row: _Row, usual: float, color: str) -> None:
     """Numbers all boxes of a group in the largest size that fits `usual` inches, or none."""
     longest = max(len(_number(event)) for event in events)
     size = next((s for s in _NUMBER_SIZES if (0.64 * longest + 0.1) * s * _POINT <= usual), None)
@@ -206,7 +197,7 @@ def _number_boxes(axes: Axes, events: Sequence[Event], row: _Row, usual: float) 
             ha="center",
             va="center_baseline",
             fontsize=size,
-            color="white",
+            color=color,
             clip_on=True,
         )
 
@@ -233,32 +224,19 @@ def _draw_legend(figure: Figure, events: Sequence[Event], total: float) -> None:
     """One entry for each sort of event there is, below the axis of time."""
     from matplotlib.patches import Patch
 
-    entries = {_label(event): _color(event) for event in events}
-    order = [*_LABELS.values()]
-    labels = sorted(entries, key=lambda label: (label not in order, [*order, label].index(label)))
-    if not labels:
+    styles = styles_of(events)
+    if not styles:
         return
     figure.legend(
-        handles=[Patch(color=entries[label], label=label) for label in labels],
+        handles=[Patch(color=style.color, label=style.label) for style in styles],
         loc="lower left",
         bbox_to_anchor=(_MARGINS_INCHES["left"] / _WIDTH_INCHES, 0.12 / total),
         borderaxespad=0,
         borderpad=0,
-        ncols=len(labels),
+        ncols=len(styles),
         frameon=False,
         fontsize=9,
         handlelength=1.2,
         columnspacing=1.6,
         labelcolor=_INK,
     )
-
-
-def _color(event: Event) -> str:
-    if is_link(event.track):
-        return _SEND_COLORS.get(event.name[:1], _OTHER_COLOR)
-    return _COLORS.get(event.kind, _OTHER_COLOR)
-
-
-def _label(event: Event) -> str:
-    key = (event.kind, event.name[:1]) if is_link(event.track) else event.kind
-    return _LABELS.get(key, event.kind)

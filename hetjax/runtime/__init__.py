@@ -3,6 +3,7 @@
 from hetjax.runtime.checkpoint_files import CheckpointFolder
 from hetjax.runtime.feed import BatchSource
 from hetjax.runtime.ray import RayOptions
+from hetjax.runtime.ray_measure import measure_cluster
 from hetjax.runtime.trainer import StepMetrics, Trainer
 from hetjax.runtime.worker import StepReport
 
@@ -13,4 +14,5 @@ __all__ = [
     "StepMetrics",
     "StepReport",
     "Trainer",
+    "measure_cluster",
 ]

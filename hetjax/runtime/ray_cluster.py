@@ -13,6 +13,7 @@ from typing import Any
 
 from hetjax.errors import InputError
 from hetjax.mesh.cluster import Subcluster
+from hetjax.mesh.measured import NODE_RESOURCE
 
 _PROBE_SECONDS = 1.5
 
@@ -21,7 +22,8 @@ _PROBE_SECONDS = 1.5
 _HTTP2_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 _HTTP2_SETTINGS = 4
 
-_TYPE_RESOURCE = "accelerator_type:"
+_WHERE_RESOURCES = ("accelerator_type:", NODE_RESOURCE)
+"""What resources begin with that say which nodes, and of which a node has 1."""
 
 # XLA's CPU client takes its temporary memory from malloc anew at every call. With large pages the
 # kernel has a hundredth of the page faults to serve; it was a tenth of a GPT's step.
@@ -137,8 +139,7 @@ def worker_resources(subcluster: Subcluster, devices: int) -> dict[str, float]:
     wanted: dict[str, float] = {} if counted is None else {counted: devices}
     mark = subcluster.ray_resource
     if mark is not None:
-        # Of a type a node has 1, however many devices: it says which nodes, not how much of one.
-        wanted[mark] = 0.001 if mark.startswith(_TYPE_RESOURCE) else devices
+        wanted[mark] = 0.001 if mark.startswith(_WHERE_RESOURCES) else devices
     return wanted
 
 

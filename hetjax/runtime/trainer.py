@@ -15,10 +15,13 @@ import optax
 from jaxtyping import PyTree
 
 from hetjax.errors import InputError, unknown_name
+from hetjax.pipeline.measured_times import measured_times, with_split_backward
 from hetjax.pipeline.program import abstract
 from hetjax.pipeline.schedule import Schedule
 from hetjax.pipeline.stages import ParameterPart
 from hetjax.pipeline.timeline import Timeline
+from hetjax.pipeline.times import StepTimes
+from hetjax.pipeline.warm_up import one_f_one_b
 from hetjax.planner.plan import Plan, validate
 from hetjax.runtime.checkpoint import check_leaves
 from hetjax.runtime.checkpoint_files import CheckpointFolder, StageRecord
@@ -222,6 +225,32 @@ class Trainer:
         validate(plan)
         self._executor.use_schedule(schedule)
         self.plan = plan
+
+    def measure(self, batch: PyTree | None = None, *, rounds: int = 2) -> StepTimes:
+        """Train a few steps and tell what their tasks and transfers took.
+
+        The steps are training steps like all others: half of them with whole backward passes, half
+        with split ones, by 1F1B. The trainer's schedule is the same afterwards.
+
+        Args:
+            batch: the batch of these steps; None to take each from the source.
+            rounds: steps of each sort.
+
+        Returns:
+            Medians, which `hetjax.planner.choose_schedule` and `reschedule` take.
+        """
+        before = self.plan
+        pipeline = before.pipeline
+        whole = one_f_one_b(len(pipeline.stages), pipeline.num_microbatches)
+        steps = []
+        for schedule in (whole, with_split_backward(whole)):
+            self.use_schedule(schedule)
+            for _ in range(rounds):
+                self.train_step(batch, timed=True)
+                steps.append((self.timeline(), schedule))
+        self.use_schedule(pipeline.schedule)
+        self.plan = before
+        return measured_times(steps)
 
     def _start(self) -> None:
         if not self._started:

@@ -12,7 +12,7 @@ FAST = Link(1e9, 1e-6)
 def two_stages() -> Plan:
     cards = Subcluster("cards", kind("T4"), 1, 2, FAST, FAST)
     first, second = (
-        StagePrediction(1.0, 2.0, 0.5, send, back, 1, 1, 1, 1, 0.1)
+        StagePrediction(1.0, 2.0, 0.0, 1.0, 1.0, 0.5, send, back, 1, 1, 1, 0, 1, 1, 1, 0.1)
         for send, back in ((0.25, 0.0), (0.0, 0.125))
     )
     stages = tuple(StagePlan((s, s + 1), SubMesh("cards", s, (1, 1)), (1, 1)) for s in range(2))

@@ -160,7 +160,7 @@ def test_a_stage_that_recomputes_keeps_only_its_inputs(block: str):
             )[1]
             == []
         )
-        assert programs.residual_bytes <= sum(num_bytes(shape) for shape in inputs)
+        assert programs.kept_bytes <= sum(num_bytes(shape) for shape in inputs)
 
 
 @pytest.mark.parametrize(("recompute", "products"), [(False, 7), (True, 7 + 4)])

@@ -5,21 +5,24 @@ from pathlib import Path
 import matplotlib
 import pytest
 
-from hetjax.pipeline.schedule import make_schedule
-from hetjax.pipeline.timeline import Event, Timeline, simulate_schedule
+from hetjax.pipeline.simulate import simulate_schedule
+from hetjax.pipeline.timeline import Event, Timeline
+from hetjax.pipeline.times import StepTimes
+from hetjax.pipeline.warm_up import one_f_one_b
 from hetjax.report.timeline_picture import draw_timeline
+from hetjax.report.timeline_style import event_style
 
 
 def timeline(num_stages: int = 3, num_microbatches: int = 4, scale: float = 1.0) -> Timeline:
     links = num_stages - 1
-    return simulate_schedule(
-        make_schedule("1f1b", num_stages, num_microbatches),
-        [0.01 * scale] * num_stages,
-        [0.02 * scale] * num_stages,
-        [0.005] * links,
-        [0.005] * links,
-        [0.002] * num_stages,
+    times = StepTimes(
+        forward=[0.01 * scale] * num_stages,
+        backward=[0.02 * scale] * num_stages,
+        sends=[0.005] * links,
+        returns=[0.005] * links,
+        update=[0.002] * num_stages,
     )
+    return simulate_schedule(one_f_one_b(num_stages, num_microbatches), times)
 
 
 def texts(axes) -> list[str]:
@@ -71,3 +74,12 @@ def test_drawing_leaves_matplotlibs_settings_alone():
     before = dict(matplotlib.rcParams)
     draw_timeline(timeline())
     assert dict(matplotlib.rcParams) == before
+
+
+def test_every_operation_has_a_color_of_its_own_in_the_legend():
+    kinds = ("F", "R", "B", "W", "FB", "update")
+    events = tuple(Event("stage 0", f"{k}0", k, 0, i, i + 1.0) for i, k in enumerate(kinds))
+    styles = [event_style(event) for event in events]
+    assert len({style.color for style in styles}) == len(kinds)
+    (legend,) = draw_timeline(Timeline(events)).legends
+    assert [text.get_text() for text in legend.get_texts()] == [style.label for style in styles]

@@ -1,6 +1,7 @@
 """Measuring a real Ray cluster of two nodes on this machine."""
 
 import logging
+import warnings
 from collections.abc import Iterator
 
 import pytest
@@ -18,10 +19,13 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 @pytest.fixture(scope="module")
 def two_nodes() -> Iterator[None]:
-    cluster = RayCluster()
-    for _ in range(2):
-        cluster.add_node(num_cpus=1, object_store_memory=80_000_000, include_dashboard=False)
-    ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR)
+    with warnings.catch_warnings():
+        # Ray starts its processes by fork and exec at once, which JAX's threads do not mind.
+        warnings.filterwarnings("ignore", message=r".*fork\(\)")
+        cluster = RayCluster()
+        for _ in range(2):
+            cluster.add_node(num_cpus=1, object_store_memory=80_000_000, include_dashboard=False)
+        ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR)
     yield
     ray.shutdown()
     cluster.shutdown()

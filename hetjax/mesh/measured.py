@@ -1,0 +1,241 @@
+"""A cluster from what was measured of the nodes of a Ray cluster and of the links between them."""
+
+from __future__ import annotations
+
+import ipaddress
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hetjax.errors import InputError
+from hetjax.mesh.cluster import Cluster, Subcluster
+from hetjax.mesh.discovery import HOST_MEMORY, NETWORK, PCIE
+from hetjax.mesh.host_cpu import HOST_CPU, HostCpu
+from hetjax.mesh.kinds import DeviceKind, kind
+from hetjax.mesh.links import Link
+from hetjax.mesh.ray_offers import Offer, ray_offers
+
+NODE_RESOURCE = "node:"
+"""What the resource that Ray gives each node of its own begins with; its address follows."""
+
+_ALIKE = 0.05
+"""How much the speeds of like hosts may differ, as a share of the faster one's."""
+
+_LINKS_ALIKE = 1.25
+"""How much longer a message may take on one of two like links."""
+
+_MESSAGES = (1e5, 1e7)
+"""Bytes of the messages by which links are compared."""
+
+
+@dataclass(frozen=True)
+class _Place:
+    """The devices of one kind on one node, `node` being the node's number for Ray."""
+
+    node: str
+    address: str
+    offer: Offer
+
+
+def measured_nodes(nodes: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The nodes that are to be measured: those that are alive and offer devices.
+
+    Args:
+        nodes: what ``ray.nodes()`` returns.
+
+    Returns:
+        These nodes by their address, so that the order is the same each time.
+
+    Raises:
+        InputError: a node's accelerator is of a kind that is not known, or no node is left.
+    """
+    found = [node for node in nodes if node["Alive"] and ray_offers(node)]
+    if not found:
+        raise InputError("ray: no node that is alive offers a CPU or an accelerator")
+    return sorted(found, key=lambda node: (_address_key(node), node["NodeID"]))
+
+
+def measured_cluster(
+    nodes: Sequence[Mapping[str, Any]],
+    hosts: Mapping[str, HostCpu],
+    links: Mapping[frozenset[str], Link],
+) -> Cluster:
+    """The cluster of measured nodes.
+
+    Nodes that offer the same under a resource that they alone have make a subcluster, if their
+    speeds differ by 5% at most and no other node is better linked to one of them than to another.
+    Every other node is a subcluster of its own, addressed by the resource ``node:<address>``.
+    Processes on one machine share its cores and its memory.
+
+    Args:
+        nodes: what `measured_nodes` returned.
+        hosts: the processor of every node that offers one, by ``NodeID``.
+        links: the link between every two nodes, by their ``NodeID``.
+
+    Returns:
+        A cluster named ``"ray"``. Links inside a node are assumed, as for `Cluster.from_ray`.
+
+    Raises:
+        InputError: a node's accelerator is of a kind that is not known.
+    """
+    places = [
+        _Place(node["NodeID"], node["NodeManagerAddress"], offer)
+        for node in nodes
+        for offer in ray_offers(node)
+    ]
+    speeds = {node: _speed(host, hosts) for node, host in hosts.items()}
+    groups = [
+        group
+        for together in _by_resource(places)
+        for group in ([together] if _alike(together, speeds, links) else [[p] for p in together])
+    ]
+    own = [_owns_resource(group, places) for group in groups]
+    described = zip(_names(groups, own), groups, own, _kinds(groups, hosts), strict=True)
+    subclusters = [_subcluster(*each, links) for each in described]
+    between = [
+        (a.name, b.name, _link_between(one, other, links))
+        for (a, one), (b, other) in itertools.combinations(zip(subclusters, groups, strict=True), 2)
+    ]
+    return Cluster("ray", tuple(subclusters), tuple(between))
+
+
+def _address_key(node: Mapping[str, Any]) -> tuple[int, int, str]:
+    text = node["NodeManagerAddress"]
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:  # A name.
+        return 0, 0, text
+    return address.version, int(address), text
+
+
+def _by_resource(places: Sequence[_Place]) -> list[list[_Place]]:
+    """Places that one resource stands for, in the order of their first ones; others alone."""
+    groups: dict[object, list[_Place]] = {}
+    for place in places:
+        groups.setdefault(place.offer.ray_resource or place, []).append(place)
+    return list(groups.values())
+
+
+def _owns_resource(group: Sequence[_Place], places: Sequence[_Place]) -> bool:
+    """Whether a resource stands for the nodes of a group and no others."""
+    resource = group[0].offer.ray_resource
+    count = sum(place.offer.ray_resource == resource for place in places)
+    return resource is not None and count == len(group)
+
+
+def _alike(
+    group: Sequence[_Place], speeds: Mapping[str, float], links: Mapping[frozenset[str], Link]
+) -> bool:
+    """Whether nodes may be one subcluster: of one offer, of one speed, and linked alike."""
+    return all(_twins(a, b, speeds, links) for a, b in itertools.combinations(group, 2))
+
+
+def _twins(
+    a: _Place, b: _Place, speeds: Mapping[str, float], links: Mapping[frozenset[str], Link]
+) -> bool:
+    if a.offer != b.offer or a.node == b.node:
+        return False
+    if a.offer.kind == HOST_CPU:
+        slow, fast = sorted((speeds[a.node], speeds[b.node]))
+        if slow < (1 - _ALIKE) * fast:
+            return False
+    others = {node for pair in links for node in pair} - {a.node, b.node}
+    return all(
+        _links_alike(links[frozenset((a.node, other))], links[frozenset((b.node, other))])
+        for other in others
+    )
+
+
+def _links_alike(a: Link, b: Link) -> bool:
+    times = [sorted((a.seconds(size), b.seconds(size))) for size in _MESSAGES]
+    return all(slow <= _LINKS_ALIKE * fast for fast, slow in times)
+
+
+def _names(groups: Sequence[Sequence[_Place]], own: Sequence[bool]) -> list[str]:
+    """The kind of nodes that a resource stands for, the address of others; numbered where twice."""
+    return _numbered(
+        group[0].offer.kind if owns else group[0].address
+        for group, owns in zip(groups, own, strict=True)
+    )
+
+
+def _numbered(names: Iterable[str]) -> list[str]:
+    """Names, each from its second occurrence on with its number."""
+    seen: Counter[str] = Counter()
+    numbered = []
+    for name in names:
+        seen[name] += 1
+        numbered.append(name if seen[name] == 1 else f"{name}-{seen[name]}")
+    return numbered
+
+
+def _subcluster(
+    name: str,
+    group: Sequence[_Place],
+    own_resource: bool,
+    device_kind: DeviceKind,
+    links: Mapping[frozenset[str], Link],
+) -> Subcluster:
+    offer = group[0].offer
+    pairs = itertools.combinations((place.node for place in group), 2)
+    return Subcluster(
+        name,
+        device_kind,
+        len(group),
+        offer.num_devices,
+        HOST_MEMORY if offer.kind == HOST_CPU else PCIE,
+        _worst([links[frozenset(pair)] for pair in pairs]) or NETWORK,
+        offer.ray_resource if own_resource else NODE_RESOURCE + group[0].address,
+    )
+
+
+def _kinds(groups: Sequence[Sequence[_Place]], hosts: Mapping[str, HostCpu]) -> list[DeviceKind]:
+    """The kind of each group's devices; hosts are seldom equal, so each has a kind of its own."""
+    names = _numbered(group[0].offer.kind for group in groups)
+    return [
+        min((_host_kind(name, place, hosts) for place in group), key=_float32_rate)
+        if group[0].offer.kind == HOST_CPU
+        else kind(group[0].offer.kind)
+        for name, group in zip(names, groups, strict=True)
+    ]
+
+
+def _host_kind(name: str, place: _Place, hosts: Mapping[str, HostCpu]) -> DeviceKind:
+    host = hosts[place.node]
+    cores = _shared_cores(host, hosts)
+    sharing = sum(other.machine == host.machine for other in hosts.values())
+    source = f"measured on {place.address}: {min(cores, host.quota):g} cores"
+    return host.kind(name, source, cores=cores, sharing=sharing)
+
+
+def _float32_rate(device_kind: DeviceKind) -> float:
+    return device_kind.flops("float32")
+
+
+def _shared_cores(host: HostCpu, hosts: Mapping[str, HostCpu]) -> float:
+    """How many cores' time a host's cores give, where nodes on the same machine share them."""
+    users = Counter(
+        core for other in hosts.values() if other.machine == host.machine for core in other.cores
+    )
+    return sum(1 / users[core] for core in host.cores)
+
+
+def _speed(host: HostCpu, hosts: Mapping[str, HostCpu]) -> float:
+    return host.core_flops * min(_shared_cores(host, hosts), host.quota)
+
+
+def _link_between(
+    one: Sequence[_Place], other: Sequence[_Place], links: Mapping[frozenset[str], Link]
+) -> Link:
+    """The worst of the links between two subclusters; that in a node where they share it."""
+    pairs = itertools.product((p.node for p in one), (p.node for p in other))
+    return _worst([links[frozenset((a, b))] for a, b in pairs if a != b]) or PCIE
+
+
+def _worst(links: Sequence[Link]) -> Link | None:
+    """As slow as the slowest of several links; None where there are none."""
+    if not links:
+        return None
+    return Link(min(link.bandwidth for link in links), max(link.latency for link in links))

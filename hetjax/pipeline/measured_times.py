@@ -1,0 +1,118 @@
+"""What tasks and transfers take, read off measured timelines."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from statistics import median
+
+from hetjax.errors import InputError
+from hetjax.pipeline.schedule import EXPLICIT, Schedule, Task
+from hetjax.pipeline.timeline import Event, Timeline, link_track, stage_track
+from hetjax.pipeline.times import StepTimes
+
+
+def measured_times(steps: Sequence[tuple[Timeline, Schedule]]) -> StepTimes:
+    """The medians of what was measured.
+
+    A transfer that had to wait for the one before it on its link counts from that one's arrival.
+
+    Args:
+        steps: measured steps of one pipeline, each with its schedule.
+
+    Returns:
+        The times; without those of split backward passes where no step had any.
+
+    Raises:
+        InputError: some stage's forward or whole backward pass was not measured.
+    """
+    num_stages = steps[0][1].num_stages
+    stages = range(num_stages)
+    split = [_seconds(steps, s, "B", split=True) for s in stages]
+    has_split = any(split)
+    return StepTimes(
+        forward=[_required(steps, s, "F") for s in stages],
+        backward=[_required(steps, s, "B") for s in stages],
+        sends=[_transfer(steps, s, s + 1) for s in range(num_stages - 1)],
+        returns=[_transfer(steps, s + 1, s) for s in range(num_stages - 1)],
+        update=[_update(steps, s) for s in stages],
+        input_gradient=[_median(each) for each in split] if has_split else (),
+        weight_gradient=[_median(_seconds(steps, s, "W")) for s in stages] if has_split else (),
+        recompute=[_median(_seconds(steps, s, "R")) for s in stages],
+    )
+
+
+def with_split_backward(schedule: Schedule) -> Schedule:
+    """A schedule with every backward pass split, its halves one after the other.
+
+    Args:
+        schedule: a schedule without W.
+
+    Returns:
+        The explicit schedule.
+
+    Example:
+        >>> from hetjax.pipeline.warm_up import gpipe
+        >>> [str(task) for task in with_split_backward(gpipe(1, 1)).order[0]]
+        ['F0', 'B0', 'W0']
+    """
+
+    def halves(task: Task) -> tuple[Task, ...]:
+        return (task, Task("W", task.microbatch)) if task.kind == "B" else (task,)
+
+    order = tuple(
+        tuple(half for task in tasks for half in halves(task)) for tasks in schedule.order
+    )
+    return Schedule(EXPLICIT, order)
+
+
+def _median(values: Iterable[float]) -> float:
+    found = list(values)
+    return median(found) if found else 0.0
+
+
+def _required(steps: Sequence[tuple[Timeline, Schedule]], stage: int, kind: str) -> float:
+    found = _seconds(steps, stage, kind, split=False)
+    if not found:
+        raise InputError(f"no {kind} of stage {stage} was measured in a step that ran it whole")
+    return median(found)
+
+
+def _seconds(
+    steps: Sequence[tuple[Timeline, Schedule]], stage: int, kind: str, split: bool | None = None
+) -> list[float]:
+    """The durations of a kind of task, of split or of whole backward passes where that is asked."""
+    return [
+        event.duration
+        for timeline, schedule in steps
+        for event in timeline.on(stage_track(stage))
+        if event.kind == kind
+        and (split is None or kind != "B" or _is_split(schedule, stage, event) == split)
+    ]
+
+
+def _is_split(schedule: Schedule, stage: int, event: Event) -> bool:
+    assert event.microbatch is not None
+    return Task("W", event.microbatch) in schedule.order[stage]
+
+
+def _update(steps: Sequence[tuple[Timeline, Schedule]], stage: int) -> float:
+    return median(
+        sum(event.duration for event in timeline.on(stage_track(stage)) if event.kind == "update")
+        for timeline, _ in steps
+    )
+
+
+def _transfer(steps: Sequence[tuple[Timeline, Schedule]], source: int, target: int) -> float:
+    track = link_track(source, target)
+    return _median(
+        seconds for timeline, _ in steps for seconds in _transfer_seconds(timeline.on(track))
+    )
+
+
+def _transfer_seconds(events: Sequence[Event]) -> Iterator[float]:
+    """How long each transfer had the link."""
+    if events:
+        yield events[0].duration
+    for before, event in itertools.pairwise(events):
+        yield max(0.0, event.end - max(event.start, before.end))

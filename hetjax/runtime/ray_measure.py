@@ -1,0 +1,270 @@
+"""Measuring a Ray cluster: how fast each node's processor is, and each link between two nodes.
+
+One actor a node measures. Links are measured with the transport that training uses, from the
+moment that a message is sent to the moment that it is there: the sender sends, and the receiver
+answers with a few bytes whose time, that of the smallest message, is taken off again.
+"""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import transfer
+from jax.sharding import SingleDeviceSharding
+
+from hetjax.errors import WorkerLostError
+from hetjax.mesh.cluster import Cluster
+from hetjax.mesh.host_cpu import HOST_CPU, HostCpu, machine_name, measure_host
+from hetjax.mesh.link_fit import fit_link
+from hetjax.mesh.links import Link
+from hetjax.mesh.measured import measured_cluster, measured_nodes
+from hetjax.mesh.ray_offers import connected_ray_nodes, ray_offers
+
+START_SECONDS = 120.0
+"""How long the actors may take to start."""
+
+CALL_SECONDS = 60.0
+"""How long one measurement may take."""
+
+CONNECT_SECONDS = 10.0
+"""How long a node may take to accept a connection from another."""
+
+_TOKEN_BYTES = 4
+_SIZES = tuple(4**power for power in range(7, 13))  # 16 KiB to 16 MiB.
+_FEWEST_SIZES = 2
+_REPEATS = 3
+_LONGEST_SECONDS = 0.5
+"""A size whose message would take longer is left out, unless too few would be left."""
+
+_ENVIRONMENT = {
+    "JAX_PLATFORMS": "cpu",
+    "XLA_FLAGS": "--xla_force_host_platform_device_count=1",
+}
+
+
+def measure_cluster(say: Callable[[str], None] = lambda _: None) -> Cluster:
+    """The Ray cluster that this process is connected to, measured.
+
+    Nothing else should run on it meanwhile. A node takes about half a second, a link less than two
+    seconds, or ten where it carries no more than 10 Mbit/s; links are measured one after another,
+    since two may share a wire.
+
+    Args:
+        say: is told what is being measured.
+
+    Returns:
+        The cluster; see `hetjax.mesh.measured.measured_cluster`. Both directions of a link are
+        measured, and the link is as slow as the slower one.
+
+    Raises:
+        InputError: this process is not connected to Ray, a node's accelerator is of a kind that is
+            not known, or no node offers devices.
+        WorkerLostError: a node or a link does not answer in time.
+    """
+    nodes = measured_nodes(connected_ray_nodes())
+    hosts = [node["NodeID"] for node in nodes if _is_host(node)]
+    with _Probes(nodes) as probes:
+        say(f"measuring {len(nodes)} nodes")
+        processors = probes.processors(hosts)
+        pairs = list(itertools.combinations([node["NodeID"] for node in nodes], 2))
+        links = {}
+        for place, (a, b) in enumerate(pairs, start=1):
+            names = f"{probes.names[a]} and {probes.names[b]}"
+            say(f"measuring link {place} of {len(pairs)}, between {names}")
+            links[frozenset((a, b))] = probes.link(a, b)
+    return measured_cluster(nodes, processors, links)
+
+
+def _is_host(node: Mapping[str, Any]) -> bool:
+    return any(offer.kind == HOST_CPU for offer in ray_offers(node))
+
+
+class NodeProbe:
+    """One node's end of the measurements; runs in an actor of its own.
+
+    Args:
+        host: the node's own address, the only one that it listens on.
+    """
+
+    def __init__(self, host: str):
+        (self._device,) = jax.local_devices()
+        self._server = transfer.start_transfer_server(
+            self._device.client, f"{host}:0", [f"{host}:0"]
+        )
+        self._connections: dict[str, Any] = {}
+
+    def describe(self) -> tuple[str, str]:
+        """The machine that it runs on, and the address where other probes reach it."""
+        return machine_name(), self._server.address()
+
+    def processor(self) -> HostCpu:
+        """Measure the processor."""
+        return measure_host()
+
+    def connect(self, address: str) -> None:
+        """Connect to another probe.
+
+        Raises:
+            OSError: nothing answers there; JAX would wait for ever.
+        """
+        if address not in self._connections:
+            host, _, port = address.rpartition(":")
+            place = host.strip("[]"), int(port)
+            socket.create_connection(place, timeout=CONNECT_SECONDS).close()
+            self._connections[address] = self._server.connect(address)
+
+    def echo(self, peer: str, first: int, size: int, repeats: int) -> None:
+        """Receive messages, and answer each one with a few bytes as soon as it is there.
+
+        Args:
+            peer: the address of the probe that sends.
+            first: the number of the first message, which no other has; answers are counted too.
+            size: bytes of a message.
+            repeats: how many there are.
+        """
+        answer, last = self._array(_TOKEN_BYTES), first + 2 * (repeats - 1)
+        message = self._pull(peer, first, size)
+        for number in range(first, last + 1, 2):
+            jax.block_until_ready(message)
+            # The next one is asked for before its sender may send it, as in training.
+            message = self._pull(peer, number + 2, size) if number < last else None
+            self._server.await_pull(number + 1, [answer])
+
+    def time_messages(self, peer: str, first: int, size: int, repeats: int) -> list[float]:
+        """Send messages to a probe that runs `echo` with the same arguments.
+
+        Returns:
+            For each message the seconds until its answer was there.
+        """
+        message, seconds = self._array(size), []
+        for number in range(first, first + 2 * repeats, 2):
+            answer = self._pull(peer, number + 1, _TOKEN_BYTES)
+            start = time.perf_counter()
+            self._server.await_pull(number, [message])
+            jax.block_until_ready(answer)
+            seconds.append(time.perf_counter() - start)
+        return seconds
+
+    def _array(self, size: int) -> jax.Array:
+        return jax.block_until_ready(jax.device_put(np.ones(size, np.uint8), self._device))
+
+    def _pull(self, peer: str, number: int, size: int) -> Any:
+        sharding = SingleDeviceSharding(self._device)
+        shape = jax.ShapeDtypeStruct((size,), np.uint8, sharding=sharding)
+        return self._connections[peer].pull(number, [shape])
+
+
+class _Probes:
+    """A probe on every node, from `with` to its end."""
+
+    def __init__(self, nodes: Sequence[Mapping[str, Any]]):
+        self.names = {node["NodeID"]: node["NodeManagerAddress"] for node in nodes}
+        self._actors: dict[str, Any] = {}
+        self._machines: dict[str, str] = {}
+        self._addresses: dict[str, str] = {}
+        self._numbers = itertools.count(step=2 * (_REPEATS + 1))
+
+    def __enter__(self) -> _Probes:
+        try:
+            self._start()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        import ray
+
+        for actor in self._actors.values():
+            ray.kill(actor)
+
+    def _start(self) -> None:
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        actor_class = ray.remote(NodeProbe)
+        for node, address in self.names.items():
+            self._actors[node] = actor_class.options(
+                num_cpus=0,
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
+                runtime_env={"env_vars": _ENVIRONMENT},
+            ).remote(address)
+        calls = {node: actor.describe.remote() for node, actor in self._actors.items()}
+        for node, (machine, address) in self._wait(calls, START_SECONDS).items():
+            self._machines[node], self._addresses[node] = machine, address
+
+    def processors(self, nodes: Sequence[str]) -> dict[str, HostCpu]:
+        """Measure the processors of nodes, no two on one machine at the same time."""
+        found: dict[str, HostCpu] = {}
+        waiting = list(nodes)
+        while waiting:
+            turn = {self._machines[node]: node for node in reversed(waiting)}
+            calls = {node: self._actors[node].processor.remote() for node in turn.values()}
+            found |= self._wait(calls, CALL_SECONDS)
+            waiting = [node for node in waiting if node not in found]
+        return found
+
+    def link(self, a: str, b: str) -> Link:
+        """Measure the link between two nodes in both directions."""
+        calls = {
+            one: self._actors[one].connect.remote(self._addresses[other])
+            for one, other in ((a, b), (b, a))
+        }
+        self._wait(calls, 2 * CONNECT_SECONDS)
+        there, back = self._direction(a, b), self._direction(b, a)
+        return Link(min(there.bandwidth, back.bandwidth), max(there.latency, back.latency))
+
+    def _direction(self, sender: str, receiver: str) -> Link:
+        half = self._fastest(sender, receiver, _TOKEN_BYTES) / 2
+        sizes, seconds = [_TOKEN_BYTES], [half]
+        for size in _SIZES:
+            expected = seconds[-1] * size / sizes[-1]
+            if len(sizes) > _FEWEST_SIZES and expected > _LONGEST_SECONDS:
+                break
+            # A time below that of the smallest message is a measurement gone wrong.
+            seconds.append(max(half, self._fastest(sender, receiver, size) - half))
+            sizes.append(size)
+        return fit_link(sizes, seconds)
+
+    def _fastest(self, sender: str, receiver: str, size: int) -> float:
+        """The least time from sending a message to having its answer.
+
+        The first message is not counted: it pays for memory, and a link that lets a burst through
+        has let it through.
+        """
+        first, repeats = next(self._numbers), _REPEATS + 1
+        calls = {
+            receiver: self._actors[receiver].echo.remote(
+                self._addresses[sender], first, size, repeats
+            ),
+            sender: self._actors[sender].time_messages.remote(
+                self._addresses[receiver], first, size, repeats
+            ),
+        }
+        return min(self._wait(calls, CALL_SECONDS)[sender][1:])
+
+    def _wait(self, calls: Mapping[str, Any], deadline: float) -> dict[str, Any]:
+        """Wait for calls to nodes.
+
+        Raises:
+            WorkerLostError: one of them failed or took too long.
+        """
+        import ray
+        from ray.exceptions import GetTimeoutError, RayError
+
+        names = " and ".join(self.names[node] for node in calls)
+        worker = f"the measurement on {names}"
+        try:
+            results = ray.get(list(calls.values()), timeout=deadline)
+        except GetTimeoutError:
+            raise WorkerLostError(worker, f"it took longer than {deadline:g} s") from None
+        except RayError as error:
+            reason = str(getattr(error, "cause", None) or error).strip().splitlines()[-1]
+            raise WorkerLostError(worker, reason) from None
+        return dict(zip(calls, results, strict=True))
