@@ -44,6 +44,7 @@ def train(
     *,
     checkpoints: bool = False,
     stop: Callable[[], bool] = lambda: False,
+    tune: str | None = None,
 ) -> Iterator[StepDone]:
     """Train from where the trainer is to the last step, a step each time it is asked for the next.
 
@@ -56,15 +57,21 @@ def train(
         settings: how many steps, and when to evaluate and to save.
         checkpoints: whether to save; the trainer has a workdir then.
         stop: asked before every step whether to stop there.
+        tune: a schedule's name; the first steps measure what tasks and transfers take, and the
+            trainer goes on with this schedule, made of that. None keeps the plan's schedule.
 
     Yields:
         Every step that is done.
     """
     timed = timed_steps(trainer.steps_done, settings.steps)
     saved = trainer.steps_done
+    tuning = _Tuning(trainer, tune) if tune is not None else None
     while trainer.steps_done < settings.steps and not stop():
         step = trainer.steps_done + 1
-        metrics = trainer.train_step(timed=step in timed)
+        if tuning is not None and tuning.going_on:
+            metrics = tuning.step()
+        else:
+            metrics = trainer.train_step(timed=step in timed)
         is_last = step == settings.steps
         loss = None
         if _is_due(step, settings.evaluate_every, is_last=is_last):
@@ -75,6 +82,43 @@ def train(
         yield StepDone(metrics, loss, step in timed, saved == step)
     if checkpoints and saved != trainer.steps_done:
         trainer.save(wait=True)
+
+
+class _Tuning:
+    """The first steps of a run that makes its schedule of measured times.
+
+    Args:
+        trainer: what trains.
+        schedule: the name of the schedule.
+    """
+
+    def __init__(self, trainer: Trainer, schedule: str):
+        from hetjax.pipeline.measured_times import measuring_schedules
+
+        self._trainer, self._name, self._plan = trainer, schedule, trainer.plan
+        self._schedules = measuring_schedules(trainer.plan.pipeline.schedule)
+        # Each twice: the first step with a program finds caches cold.
+        self._left = [schedule for schedule in self._schedules for _ in range(2)]
+        self._seen: list[Any] = []
+
+    @property
+    def going_on(self) -> bool:
+        """Whether there is more to measure."""
+        return bool(self._left)
+
+    def step(self) -> StepMetrics:
+        """Train a step and measure it; the last one changes the schedule."""
+        from hetjax.pipeline.measured_times import measured_times
+        from hetjax.planner import choose_schedule
+
+        schedule = self._left.pop(0)
+        self._trainer.use_schedule(schedule)
+        metrics = self._trainer.train_step(timed=True)
+        self._seen.append((self._trainer.timeline(), schedule))
+        if not self._left:
+            times = measured_times(self._seen[1::2])
+            self._trainer.use_plan(choose_schedule(self._plan, self._name, times))
+        return metrics
 
 
 def timed_steps(steps_done: int, steps: int) -> frozenset[int]:

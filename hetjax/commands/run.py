@@ -122,7 +122,8 @@ def _train(
     """Runs the loop, shows every step and writes its figures."""
     settings, steps = prepared.ingredients.configuration.train, []
     metrics = None if workdir is None else MetricsWriter(workdir, first_step=trainer.steps_done + 1)
-    loop = train(trainer, settings, checkpoints=workdir is not None, stop=stop)
+    tune = prepared.ingredients.configuration.planner.schedule if settings.tune else None
+    loop = train(trainer, settings, checkpoints=workdir is not None, stop=stop, tune=tune)
     progress = TrainingProgress(settings.steps, steps_done=trainer.steps_done, console=console)
     try:
         with progress:
@@ -172,7 +173,7 @@ def _report(
     say: Say,
 ) -> None:
     """Prints predicted beside measured, and writes the timeline."""
-    step_time, plan = usual_step_time(steps), prepared.plan
+    step_time, plan = usual_step_time(steps), trainer.plan
     was_timed = any(done.timed for done in steps)
     timeline = trainer.timeline() if was_timed else Timeline(())
     console.print()
@@ -185,6 +186,7 @@ def _report(
     )
     if workdir is None:
         return
+    plan.save(workdir / PLAN_FILE)
     if was_timed:
         write_chrome_trace(timeline, workdir / TIMELINE_FILE)
         title = (

@@ -45,6 +45,11 @@ class TrainSettings(Section):
         lt=2**32,
         description="of the parameters, of the order of the examples and of dropout",
     )
+    tune: bool = Field(
+        default=False,
+        description="measure tasks and transfers in the first steps, and make the schedule again "
+        "of what was measured",
+    )
     evaluate_every: Count | None = Field(
         default=None, description="steps from one evaluation to the next; None for none"
     )

@@ -10,6 +10,7 @@ from hetjax.errors import InputError
 from hetjax.pipeline.schedule import EXPLICIT, Schedule, Task
 from hetjax.pipeline.timeline import Event, Timeline, link_track, stage_track
 from hetjax.pipeline.times import StepTimes
+from hetjax.pipeline.warm_up import one_f_one_b
 
 
 def measured_times(steps: Sequence[tuple[Timeline, Schedule]]) -> StepTimes:
@@ -40,6 +41,20 @@ def measured_times(steps: Sequence[tuple[Timeline, Schedule]]) -> StepTimes:
         weight_gradient=[_median(_seconds(steps, s, "W")) for s in stages] if has_split else (),
         recompute=[_median(_seconds(steps, s, "R")) for s in stages],
     )
+
+
+def measuring_schedules(schedule: Schedule) -> tuple[Schedule, Schedule]:
+    """Schedules in which to measure what another one needs to know: whole and split passes.
+
+    Args:
+        schedule: the other one.
+
+    Returns:
+        1F1B, which holds the least memory, for as many stages and microbatches, as it is and with
+        split backward passes.
+    """
+    whole = one_f_one_b(schedule.num_stages, schedule.num_microbatches)
+    return whole, with_split_backward(whole)
 
 
 def with_split_backward(schedule: Schedule) -> Schedule:

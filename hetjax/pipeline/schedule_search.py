@@ -21,7 +21,7 @@ from hetjax.pipeline.times import StepTimes
 from hetjax.pipeline.warm_up import eager_1f1b, gpipe, h_1f1b, one_f_one_b, require_positive
 from hetjax.pipeline.zero_bubble import h_1f1b_split, zb_h1, zb_h2
 
-TASKS_TO_TRY = 1_000_000
+TASKS_TO_TRY = 700_000
 """How many tasks the schedules that a search tries hold together, where nothing else is said: some
 two seconds of one core."""
 
@@ -80,15 +80,9 @@ def search_schedule(
     deadline = math.inf if time_limit is None else time.monotonic() + time_limit
     enough = lower_bound(num_microbatches, times, limits) * TIE
 
-    found, shortest = None, math.inf
-    for schedule in fixed_schedules(times, num_microbatches):
-        fits = all(schedule.live_bound(s) <= limit for s, limit in enumerate(limits))
-        if fits and makespan(schedule, times) < shortest:
-            found, shortest = schedule, makespan(schedule, times)
-
+    found, shortest = _best_fixed(times, num_microbatches, limits)
     rng = Random(seed)
-    rules: tuple[Rules, ...] = ()
-    best = math.inf
+    rules, best = (), math.inf
     starts = starting_rules(times, num_microbatches, limits)
     for _ in range(trials):
         candidate = next(starts, None) or _changed(rules, rng, times, num_microbatches)
@@ -97,10 +91,23 @@ def search_schedule(
             rules, best = candidate, outcome.makespan
         if best * TIE < shortest:
             found, shortest = outcome.schedule("search"), best
-        if shortest <= enough or time.monotonic() > deadline:
+        if shortest <= enough or time.monotonic() >= deadline:
             break
     assert found is not None, "the first trial gives a schedule"
     return merge_halves(replace(found, name="search"), times)
+
+
+def _best_fixed(
+    times: StepTimes, num_microbatches: int, limits: Sequence[int]
+) -> tuple[Schedule | None, float]:
+    """The best fixed schedule within the caps and its makespan; None and infinity without any."""
+    found, shortest = None, math.inf
+    for schedule in fixed_schedules(times, num_microbatches):
+        if all(schedule.live_bound(s) <= limit for s, limit in enumerate(limits)):
+            seconds = makespan(schedule, times)
+            if seconds < shortest:
+                found, shortest = schedule, seconds
+    return found, shortest
 
 
 def fixed_schedules(times: StepTimes, num_microbatches: int) -> list[Schedule]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,13 +15,12 @@ import optax
 from jaxtyping import PyTree
 
 from hetjax.errors import InputError, unknown_name
-from hetjax.pipeline.measured_times import measured_times, with_split_backward
+from hetjax.pipeline.measured_times import measured_times, measuring_schedules
 from hetjax.pipeline.program import abstract
 from hetjax.pipeline.schedule import Schedule
 from hetjax.pipeline.stages import ParameterPart
 from hetjax.pipeline.timeline import Timeline
 from hetjax.pipeline.times import StepTimes
-from hetjax.pipeline.warm_up import one_f_one_b
 from hetjax.planner.plan import Plan, validate
 from hetjax.runtime.checkpoint import check_leaves
 from hetjax.runtime.checkpoint_files import CheckpointFolder, StageRecord
@@ -240,17 +239,31 @@ class Trainer:
             Medians, which `hetjax.planner.choose_schedule` and `reschedule` take.
         """
         before = self.plan
-        pipeline = before.pipeline
-        whole = one_f_one_b(len(pipeline.stages), pipeline.num_microbatches)
         steps = []
-        for schedule in (whole, with_split_backward(whole)):
+        for schedule in measuring_schedules(before.pipeline.schedule):
             self.use_schedule(schedule)
             for _ in range(rounds):
                 self.train_step(batch, timed=True)
                 steps.append((self.timeline(), schedule))
-        self.use_schedule(pipeline.schedule)
-        self.plan = before
+        self.use_plan(before)
         return measured_times(steps)
+
+    def use_plan(self, plan: Plan) -> None:
+        """Train on by a plan that differs in its schedule and its prediction alone.
+
+        Args:
+            plan: what `hetjax.planner.reschedule` or `choose_schedule` made of the trainer's plan.
+
+        Raises:
+            InputError: the plan differs in more.
+        """
+        if self.plan.with_schedule(plan.pipeline.schedule) != replace(plan, prediction=None):
+            raise InputError(
+                "the plan differs from the trainer's in more than its schedule; a trainer keeps "
+                "its stages and devices"
+            )
+        self.use_schedule(plan.pipeline.schedule)
+        self.plan = plan
 
     def _start(self) -> None:
         if not self._started:

@@ -218,7 +218,7 @@ BAD_EDITS = [
     (f"{SCHEDULE}/warm_up_counts", [1, 2], "deadlock"),
     (f"{SCHEDULE}/warm_up_counts", [3, 2, 1], "schedule has 3 stages, the pipeline has 2"),
     (SCHEDULE, {"name": "explicit", "order": [["F0", "B0"], ["B0", "F0"]]}, "microbatches"),
-    (SCHEDULE, {"name": "explicit", "order": [["G0"], ["F0"]]}, "task 'G0' is not one of F, R, B, W"),
+    (SCHEDULE, {"name": "explicit", "order": [["G0"], ["F0"]]}, "task 'G0' is not one of F, R, B"),
     ("cluster/subclusters", [], "subclusters"),
 ]
 
