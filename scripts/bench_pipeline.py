@@ -373,16 +373,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         default=lab_pipeline.RATIOS,
         help="c/t on the lab's link: an activation's time on it over a stage's computation",
     )
-    parser.add_argument("--serve-lab", help=argparse.SUPPRESS)
     parser.add_argument("--one-core", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     # Ray's workers give way to all other processes unless told; no other system here does.
     os.environ.setdefault("RAY_worker_niceness", "0")
     if options.one_core:
         serve_one_core(size_of(options))
-        return
-    if options.serve_lab:
-        lab_pipeline.serve_lab(options)
         return
     result = lab_pipeline.measure_lab(options) if options.lab else measure(options)
     if options.json:

@@ -81,15 +81,25 @@ def argument_parser(description: str | None, *, rounds: int, steps: int, size: S
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
-    for name, default in asdict(size).items():
-        flag = "--" + name.replace("_", "-")
-        parser.add_argument(flag, type=positive, default=default, metavar="N", help="of the GPT")
+    add_size(parser, size)
     parser.add_argument("--rounds", type=positive, default=rounds, metavar="N", help="rounds")
     parser.add_argument(
         "--steps", type=positive, default=steps, metavar="N", help="steps of a system in a round"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
+
+
+def add_size(parser: argparse.ArgumentParser, size: Size = Size()) -> None:
+    """Let a parser take sizes.
+
+    Args:
+        parser: the parser; `size_of` reads the sizes from what it parses.
+        size: the sizes unless told.
+    """
+    for name, default in asdict(size).items():
+        flag = "--" + name.replace("_", "-")
+        parser.add_argument(flag, type=positive, default=default, metavar="N", help="of the GPT")
 
 
 def positive(text: str) -> int:

@@ -71,16 +71,15 @@ class _Stage:
     def choose(self, now: float) -> str:
         """What to run now: F, R, B, W, "whole" for both halves, or nothing."""
         rules, done_f, done_b = self.rules, self.forwards, self.backwards
-        in_flight, backlog = done_f - done_b, done_b - self.weights
+        backlog, in_flight = done_b - self.weights, done_f - done_b
         more = done_f < self.num_microbatches
         room = more and done_f - self.weights < rules.limit
-        may_forward = room and in_flight < rules.most
         wanted = more and in_flight < rules.wanted
+        may_forward = room and in_flight < rules.most and (wanted or not rules.in_turn)
+        may_backward = not (rules.in_turn and wanted)
         arrived = more and len(self.activations) > done_f and self.activations[done_f] <= now
         forward = may_forward and arrived
-        backward = len(self.gradients) > done_b and self.gradients[done_b] <= now
-        if rules.in_turn:
-            forward, backward = forward and wanted, backward and not wanted
+        backward = may_backward and len(self.gradients) > done_b and self.gradients[done_b] <= now
         if backlog and more and (backlog > rules.backlog or (wanted and arrived and not room)):
             return "W"
         if forward and (wanted or not backward):
@@ -88,10 +87,16 @@ class _Stage:
         if backward:
             return "whole" if done_b < self.whole_before else "B"
         if self.r and self.recomputed <= done_b < done_f:
-            return "" if self._expects(now + rules.patience * self.r, may_forward) else "R"
-        if backlog:
-            return "" if self._expects(now + rules.patience * self.w, may_forward) else "W"
-        return ""
+            operation, seconds = "R", self.r
+        elif backlog:
+            operation, seconds = "W", self.w
+        else:
+            return ""
+        until = now + rules.patience * seconds
+        coming = (may_forward and self._comes(self.activations, done_f, now, until)) or (
+            may_backward and self._comes(self.gradients, done_b, now, until)
+        )
+        return "" if coming else operation
 
     def next_arrival(self, now: float) -> float | None:
         """When the next activation or gradient comes that is on its way."""
@@ -120,12 +125,10 @@ class _Stage:
         self.free = now + seconds
         return self.free
 
-    def _expects(self, until: float, may_forward: bool) -> bool:
-        """Whether an F or B that could then run arrives before a time."""
-        forwards, backwards = self.forwards, self.backwards
-        if may_forward and len(self.activations) > forwards and self.activations[forwards] < until:
-            return True
-        return len(self.gradients) > backwards and self.gradients[backwards] < until
+    @staticmethod
+    def _comes(queue: Sequence[float], index: int, now: float, until: float) -> bool:
+        """Whether an input is on its way that arrives before a time."""
+        return len(queue) > index and now < queue[index] < until
 
 
 class _Link:

@@ -15,7 +15,9 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from hetjax.errors import InputError, unknown_name
-from lab.lab import LIFETIME_SECONDS, Lab, choose, present, take_down
+from lab.building import take_down
+from lab.lab import LIFETIME_SECONDS, Lab
+from lab.state import choose, present
 from lab.system import LabError, check_machine
 
 MAX_HOURS = 24.0

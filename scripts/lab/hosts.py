@@ -14,8 +14,9 @@ from lab.system import LabError, wait_until
 KILL_SECONDS = 15.0
 """How long killed processes may take to end, and stopped ones to stop."""
 
+# Not `ip netns exec`: it mounts /sys anew, and a process could not see its own quota there.
 _ENTER = """group=$0 cores=$1 namespace=$2; shift 2
-echo 0 > "$group" && exec taskset -c "$cores" ip netns exec "$namespace" "$@" """
+echo 0 > "$group" && exec taskset -c "$cores" nsenter --net="$namespace" -- "$@" """
 
 
 def enter_command(groups: CpuGroups, lab: str, host: Host, arguments: Sequence[str]) -> list[str]:
@@ -35,7 +36,8 @@ def enter_command(groups: CpuGroups, lab: str, host: Host, arguments: Sequence[s
     """
     name = names.group_name(lab, host.name)
     cores = ",".join(str(core) for core in host.cores)
-    return ["sh", "-c", _ENTER, str(groups.entry(name)), cores, name, *arguments]
+    namespace = str(network.namespace_file(name))
+    return ["sh", "-c", _ENTER, str(groups.entry(name)), cores, namespace, *arguments]
 
 
 def set_speed(groups: CpuGroups, lab: str, host: Host, speed: float) -> None:

@@ -1,36 +1,22 @@
-"""A lab that is up, and how it comes up and down."""
+"""A lab that is up: what is done to it and in it, and what it is."""
 
 from __future__ import annotations
 
-import concurrent.futures
-import json
-import shutil
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hetjax.errors import InputError, unknown_name
-from lab import hosts, names, network, nodes
-from lab.cgroups import CpuGroups, find_cpu_groups
-from lab.specification import (
-    Host,
-    Specification,
-    check_speed,
-    parse_rate,
-    read_specification,
-    specification_from_content,
-)
-from lab.system import LabError, check_cores, check_machine, only_one, run_command, uninterrupted
+from hetjax.errors import InputError
+from lab import hosts, names, network, nodes, state
+from lab.building import bring_up, take_down
+from lab.cgroups import find_cpu_groups
+from lab.specification import Host, Specification, check_speed, parse_rate, read_specification
+from lab.system import check_cores, check_machine
 
 LIFETIME_SECONDS = 4 * 3600.0
 """After how long a lab that nobody takes down goes down by itself, unless told."""
-
-_SPECIFICATION = "specification.json"
-_KEEP = """cd /; echo 0 > "$0" || exit 1
-{ sleep "$1" && exec "$2" "$3" down "$4"; } < /dev/null > /dev/null 2>&1 &"""
 
 
 @dataclass(frozen=True)
@@ -106,16 +92,8 @@ class Lab:
         check_machine()
         for index, host in enumerate(specification.hosts):
             check_cores(host.cores, f"hosts[{index}].cores")
-        lab = cls(specification)
-        with only_one(names.group_name(specification.name, "change")):
-            lab._check_same()
-            try:
-                lab._bring_up(lifetime)
-            except BaseException:
-                with uninterrupted():
-                    _take_down(specification.name)
-                raise
-        return lab
+        bring_up(specification, lifetime)
+        return cls(specification)
 
     @classmethod
     def attach(cls, name: str | None = None) -> Lab:
@@ -131,8 +109,8 @@ class Lab:
             InputError: there is none of the name, none at all, or more than one.
         """
         check_machine()
-        name = choose(name)
-        specification = _saved_specification(name)
+        name = state.choose(name)
+        specification = state.saved(name)
         if specification is None:
             raise InputError(f"lab {name!r} is not whole; take it down: lab down {name}")
         return cls(specification)
@@ -146,119 +124,6 @@ class Lab:
 
     def __exit__(self, *_: object) -> None:
         self.down()
-
-    def _check_same(self) -> None:
-        """Check that no other lab of this name is up."""
-        name = self.specification.name
-        saved = _saved_specification(name)
-        if saved is not None and _shape(saved) != _shape(self.specification):
-            raise InputError(
-                f"lab {name!r} is up with other hosts or links; take it down first: lab down {name}"
-            )
-
-    def _bring_up(self, lifetime: float) -> None:
-        spec = self.specification
-        if not self._is_whole():
-            _take_down(spec.name)
-            self._save()
-            for host in spec.hosts:
-                self._groups.create(self._group(host))
-            network.create(spec)
-        self._save()
-        nodes.make_token(spec.name)
-        for host in spec.hosts:
-            hosts.set_speed(self._groups, spec.name, host, host.speed)
-        for link in spec.links:
-            network.set_up(spec.name, link, up=True)
-            network.set_rate(spec.name, link, link.bandwidth)
-        self._keep(lifetime)
-        self._start_nodes()
-
-    def _is_whole(self) -> bool:
-        groups = self._groups.groups(self.specification.name)
-        wanted = {self._group(host) for host in self.specification.hosts}
-        return wanted <= set(groups) and network.is_whole(self.specification)
-
-    def _save(self) -> None:
-        folder = names.state_folder(self.specification.name)
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        content = self.specification.model_dump_json(indent=2)
-        new = folder / f"{_SPECIFICATION}.new"
-        new.write_text(content)
-        new.rename(folder / _SPECIFICATION)
-
-    def _keep(self, lifetime: float) -> None:
-        """Start the process that takes the lab down after its time, in the place of another."""
-        name = self.specification.name
-        group = names.group_name(name, names.KEEPER)
-        hosts.kill(self._groups, [group])
-        self._groups.create(group)
-        command = str(Path(__file__).resolve().parent)
-        entry = str(self._groups.entry(group))
-        run_command(["sh", "-c", _KEEP, entry, f"{lifetime:g}", sys.executable, command, name])
-
-    def _start_nodes(self) -> None:
-        """Start the Ray nodes that do not run; all of them where the head does not."""
-        spec = self.specification
-        alive = self._alive_nodes()
-        if spec.head not in alive:
-            alive = []
-        missing = [host for host in spec.hosts if host not in alive]
-        if not missing:
-            return
-        hosts.kill(self._groups, [self._group(host) for host in missing])
-        for host in missing:
-            shutil.rmtree(names.state_folder(spec.name) / host.name, ignore_errors=True)
-        if spec.head in missing:
-            self._start_node(missing.pop(0))
-        with concurrent.futures.ThreadPoolExecutor(len(spec.hosts)) as pool:
-            for _ in pool.map(self._start_node, missing):
-                pass
-        if spec.head in alive:
-            # Until the head has noticed who is gone, it would send actors there.
-            self._wait_settled()
-
-    def _start_node(self, host: Host) -> None:
-        run_command(
-            self.command(host.name, nodes.start_command(self.specification, host)),
-            environment=nodes.start_environment(self.specification),
-            deadline=nodes.START_SECONDS,
-        )
-
-    def _alive_nodes(self) -> list[Host]:
-        """The hosts whose Ray node runs, as the host itself and Ray's head say."""
-        spec = self.specification
-        running = [host for host in spec.hosts if self._ray_state(self._processes(host)) == "up"]
-        if spec.head not in running:
-            return []
-        addresses = self._alive_addresses(0.0)
-        return [host for host in running if names.address(spec, host.name) in addresses]
-
-    def _wait_settled(self) -> None:
-        """Wait until Ray's head counts every host once.
-
-        Raises:
-            LabError: it does not.
-        """
-        spec = self.specification
-        found = sorted(self._alive_addresses(nodes.SETTLE_SECONDS))
-        if found != sorted(names.address(spec, host.name) for host in spec.hosts):
-            raise LabError(f"Ray's head counts other nodes than the hosts: {found}")
-
-    def _alive_addresses(self, seconds: float) -> list[str]:
-        """The addresses of the nodes that Ray's head takes for alive; none if it does not answer.
-
-        Args:
-            seconds: how long to wait until they are as many as the hosts.
-        """
-        spec = self.specification
-        asked = run_command(
-            self.command(spec.head.name, nodes.list_command(len(spec.hosts), seconds)),
-            check=False,
-            environment=nodes.environment(spec),
-            deadline=nodes.ANSWER_SECONDS + seconds,
-        )
-        return [] if asked.returncode else json.loads(asked.stdout.splitlines()[-1])
 
     # Processes
 
@@ -365,14 +230,14 @@ class Lab:
         """What each host is and does."""
         spec = self.specification
         for host in spec.hosts:
-            processes = self._processes(host)
+            processes = hosts.processes(self._groups, self._group(host))
             yield HostStatus(
                 host.name,
                 names.address(spec, host.name),
                 tuple(host.cores),
                 hosts.speed(self._groups, spec.name, host),
                 len(processes),
-                self._ray_state(processes),
+                nodes.node_state(processes),
             )
 
     def link_status(self) -> Iterator[LinkStatus]:
@@ -383,86 +248,3 @@ class Lab:
 
     def _group(self, host: Host) -> str:
         return names.group_name(self.specification.name, host.name)
-
-    def _processes(self, host: Host) -> list[int]:
-        return hosts.processes(self._groups, self._group(host))
-
-    def _ray_state(self, processes: Sequence[int]) -> str:
-        raylets = [process for process in processes if hosts.program(process) == "raylet"]
-        if not raylets:
-            return "down"
-        return "stopped" if hosts.state(raylets[0]) == "T" else "up"
-
-
-def present() -> list[str]:
-    """The names of all labs of which anything is there, half built ones too."""
-    groups = [*network.all_namespaces(), *find_cpu_groups().all_groups()]
-    found = {names.lab_of_group(group) for group in groups}
-    if names.STATE.is_dir():
-        found |= {path.name for path in names.STATE.iterdir()}
-    return sorted(name for name in found if name is not None)
-
-
-def choose(name: str | None) -> str:
-    """The name of a lab that is there.
-
-    Args:
-        name: what was asked for; None for the only one.
-
-    Returns:
-        The name.
-
-    Raises:
-        InputError: there is none of the name, none at all, or more than one.
-    """
-    found = present()
-    if name is not None:
-        if name not in found:
-            raise InputError(unknown_name("lab", name, found))
-        return name
-    if len(found) != 1:
-        names_of = f"more than one lab is up: {', '.join(found)}; say which" if found else ""
-        raise InputError(names_of or "no lab is up; lab up SPEC makes one")
-    return found[0]
-
-
-def take_down(name: str) -> None:
-    """Take a lab down, from what there is of it: it may be half built or half gone.
-
-    Args:
-        name: the lab.
-
-    Raises:
-        LabError: something of it cannot be removed.
-    """
-    with only_one(names.group_name(name, "change")), uninterrupted():
-        _take_down(name)
-
-
-def _take_down(name: str) -> None:
-    groups: CpuGroups = find_cpu_groups()
-    hosts.kill(groups, sorted({*groups.groups(name), *network.namespaces(name)}))
-    network.delete(name)
-    groups.remove(name)
-    folder = names.state_folder(name)
-    shutil.rmtree(folder, ignore_errors=True)
-    if folder.exists():
-        raise LabError(f"the folder {folder} cannot be removed")
-    if names.STATE.is_dir() and not any(names.STATE.iterdir()):
-        names.STATE.rmdir()
-
-
-def _saved_specification(name: str) -> Specification | None:
-    path = names.state_folder(name) / _SPECIFICATION
-    if not path.exists():
-        return None
-    return specification_from_content(json.loads(path.read_text()), str(path))
-
-
-def _shape(specification: Specification) -> Any:
-    """What cannot be changed while a lab is up."""
-    return (
-        [(host.name, host.cores) for host in specification.hosts],
-        specification.switches,
-        [link.between for link in specification.links],
-    )

@@ -50,6 +50,11 @@ def all_namespaces() -> list[str]:
     return [path.name for path in _NAMESPACES.iterdir()] if _NAMESPACES.is_dir() else []
 
 
+def namespace_file(namespace: str) -> Path:
+    """The file that a process enters a namespace by."""
+    return _NAMESPACES / namespace
+
+
 def create(specification: Specification) -> None:
     """Make the namespaces and the links, all up, none limited; none of them may be there."""
     lab = specification.name

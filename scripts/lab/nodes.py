@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import json
 import os
 import secrets
+import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from lab import names
+from lab import hosts, names
+from lab.cgroups import CpuGroups
 from lab.specification import Host, Specification
+from lab.system import LabError, run_command
 
 START_SECONDS = 90.0
 """How long a Ray node may take to start."""
@@ -117,6 +121,107 @@ def list_command(wanted: int, seconds: float) -> list[str]:
         The command.
     """
     return [sys.executable, "-c", _LIST_ALIVE, str(wanted), f"{seconds:g}"]
+
+
+def start_missing(groups: CpuGroups, specification: Specification) -> None:
+    """Start the Ray nodes that do not run; all of them where the head does not.
+
+    Args:
+        groups: where the hosts' cgroups are.
+        specification: the lab.
+
+    Raises:
+        LabError: one does not start.
+    """
+    lab, head = specification.name, specification.head
+    alive = _alive_nodes(groups, specification)
+    if head not in alive:
+        alive = []
+    missing = [host for host in specification.hosts if host not in alive]
+    if not missing:
+        return
+    hosts.kill(groups, [names.group_name(lab, host.name) for host in missing])
+    for host in missing:
+        shutil.rmtree(names.state_folder(lab) / host.name, ignore_errors=True)
+
+    def start(host: Host) -> None:
+        _start(groups, specification, host)
+
+    if head in missing:
+        start(missing.pop(0))
+    with concurrent.futures.ThreadPoolExecutor(len(specification.hosts)) as pool:
+        for _ in pool.map(start, missing):
+            pass
+    if head in alive:
+        # Until the head has noticed who is gone, it would send actors there.
+        _wait_settled(groups, specification)
+
+
+def _start(groups: CpuGroups, specification: Specification, host: Host) -> None:
+    command = start_command(specification, host)
+    run_command(
+        hosts.enter_command(groups, specification.name, host, command),
+        environment=start_environment(specification),
+        deadline=START_SECONDS,
+    )
+
+
+def node_state(processes: Sequence[int]) -> str:
+    """What the Ray node of a host does.
+
+    Args:
+        processes: the host's.
+
+    Returns:
+        ``"up"``, ``"stopped"`` or ``"down"``.
+    """
+    raylets = [process for process in processes if hosts.program(process) == "raylet"]
+    if not raylets:
+        return "down"
+    return "stopped" if hosts.state(raylets[0]) == "T" else "up"
+
+
+def _alive_nodes(groups: CpuGroups, specification: Specification) -> list[Host]:
+    """The hosts whose Ray node runs, as the host itself and Ray's head say."""
+
+    def runs(host: Host) -> bool:
+        group = names.group_name(specification.name, host.name)
+        return node_state(hosts.processes(groups, group)) == "up"
+
+    running = [host for host in specification.hosts if runs(host)]
+    if specification.head not in running:
+        return []
+    addresses = _alive_addresses(groups, specification, 0.0)
+    return [host for host in running if names.address(specification, host.name) in addresses]
+
+
+def _wait_settled(groups: CpuGroups, specification: Specification) -> None:
+    """Wait until Ray's head counts every host once.
+
+    Raises:
+        LabError: it does not.
+    """
+    found = sorted(_alive_addresses(groups, specification, SETTLE_SECONDS))
+    if found != sorted(names.address(specification, host.name) for host in specification.hosts):
+        raise LabError(f"Ray's head counts other nodes than the hosts: {found}")
+
+
+def _alive_addresses(groups: CpuGroups, specification: Specification, seconds: float) -> list[str]:
+    """The addresses of the nodes that Ray's head takes for alive; none if it does not answer.
+
+    Args:
+        groups: where the hosts' cgroups are.
+        specification: the lab.
+        seconds: how long to wait until they are as many as the hosts.
+    """
+    command = list_command(len(specification.hosts), seconds)
+    asked = run_command(
+        hosts.enter_command(groups, specification.name, specification.head, command),
+        check=False,
+        environment=environment(specification),
+        deadline=ANSWER_SECONDS + seconds,
+    )
+    return [] if asked.returncode else json.loads(asked.stdout.splitlines()[-1])
 
 
 def _ray() -> list[str]:

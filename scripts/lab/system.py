@@ -24,7 +24,12 @@ LOCK_SECONDS = 60.0
 
 # The kernel's numbers of the capabilities to make namespaces and to join them by links.
 _CAPABILITIES = {"CAP_SYS_ADMIN": 21, "CAP_NET_ADMIN": 12}
-_PACKAGES = {"ip": "iproute2", "tc": "iproute2", "taskset": "util-linux"}
+_PACKAGES = {
+    "ip": "iproute2",
+    "tc": "iproute2",
+    "taskset": "util-linux",
+    "nsenter": "util-linux",
+}
 _POLL_SECONDS = 0.05
 
 

@@ -14,7 +14,9 @@ from lab.cgroups import CpuGroups, find_cpu_groups
 
 from hetjax.errors import InputError
 
-MODULES = ["cgroups", "hosts", "lab", "names", "network", "nodes", "specification", "system"]
+MODULES = """
+    building cgroups hosts lab names network nodes specification state system
+""".split()
 TWO = read_specification("two_hosts")
 
 
@@ -136,9 +138,10 @@ def test_a_process_enters_a_host_and_is_the_command():
     command = hosts.enter_command(groups, "two_hosts", TWO.hosts[1], ["true", "a b"])
     assert command[:2] == ["sh", "-c"]
     assert command[3:] == [
-        "/groups/hetlab-two_hosts-b/cgroup.procs", "1", "hetlab-two_hosts-b", "true", "a b"
+        "/groups/hetlab-two_hosts-b/cgroup.procs", "1", "/var/run/netns/hetlab-two_hosts-b",
+        "true", "a b",
     ]  # fmt: skip
-    assert command[2].count("exec") == 2
+    assert command[2].count("exec") == 1
 
 
 def test_states_of_processes():

@@ -12,8 +12,9 @@ from statistics import median
 
 import pytest
 from lab import Lab, names, read_specification
-from lab.lab import present, take_down
+from lab.building import take_down
 from lab.network import all_namespaces
+from lab.state import present
 from lab.system import check_machine, wait_until
 
 from hetjax.errors import InputError

@@ -1,0 +1,434 @@
+"""Training in the lab, for real: unlike speeds, slow links, three and four hosts, faults.
+
+Each part brings a lab of configs/lab up and takes it down again; it needs root. `unlike` plans for
+a fast and a slow host from what it measures of them; `sweep` makes the link between two hosts
+slower and slower; `hosts` compares the losses on three and four hosts with those of one device;
+`faults` stops a host or cuts a link in mid-step, again and again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from baselines import HandWritten
+from benchmarking import (
+    SCRIPTS,
+    WARM_UP_STEPS,
+    Size,
+    add_size,
+    check_losses,
+    median_ratio,
+    positive,
+    size_of,
+    take_turns,
+)
+from lab import Lab, names, read_specification
+from lab.state import present
+from lab_pipeline import measure_ratios
+from lab_trainer import Hosts, LabTrainers
+
+from hetjax.runtime.transfer_server import worker_name
+
+FIGURE = SCRIPTS.parent / "docs" / "images" / "bandwidth_sweep.png"
+LABS = ("three_hosts", "two_islands")
+RATIOS = (0.1, 0.25, 0.5, 0.75, 0.9, 1.1, 1.5, 2.0)
+"""Of one activation's time on the link and a stage's forward and backward pass."""
+
+SWEPT = Size(blocks=4, microbatches=16)
+SMALL = Size(blocks=4, width=64, sequence=32, vocabulary=128, microbatches=4)
+LATEST_SECONDS = 1.0
+"""The latest moment of a fault, in seconds of a run whose steps take about a tenth of one."""
+
+DEADLINE_SECONDS = 15.0
+"""Within which a fault must have ended the run."""
+
+
+def load_balance(seconds: Sequence[float], flops: Sequence[float]) -> float:
+    """How well unlike devices share the work: 1 where all compute for the same time.
+
+    Args:
+        seconds: for each device, how long it computes in a step.
+        flops: its peak, in FLOP/s.
+
+    Returns:
+        The share of what all devices could compute, while the busiest one does, that they compute.
+
+    Source: Harp equation 20.
+
+    Example:
+        >>> load_balance([1.0, 1.0], [2e11, 1e11]), round(load_balance([0.5, 1.0], [2e11, 1e11]), 3)
+        (1.0, 0.667)
+    """
+    longest = max(seconds)
+    idle = sum((longest - each) * peak for each, peak in zip(seconds, flops, strict=True))
+    return 1 - idle / (longest * sum(flops))
+
+
+@contextlib.contextmanager
+def trainers(
+    lab: str, size: Size, change: Callable[[Lab], None] = lambda _: None
+) -> Iterator[tuple[Hosts, LabTrainers]]:
+    """A lab, and the process on its first host that trains; both end with the block.
+
+    Args:
+        lab: its name.
+        size: sizes of model and batch.
+        change: what to change of the lab before.
+    """
+    with contextlib.ExitStack() as ends:
+        hosts = Hosts(ends.enter_context(Lab.up(lab)), size, ends)
+        change(hosts.lab)
+        yield hosts, LabTrainers(hosts)
+
+
+# Unlike speeds
+
+
+def measure_unlike(options: argparse.Namespace) -> dict[str, Any]:
+    """Two hosts, one slower: the plan for what is measured of them, against the even split."""
+    ways = {"planned": False, "even": True}
+
+    def slow_down(lab: Lab) -> None:
+        lab.set_speed("b", options.speed)
+        lab.set_link("a-b", None)
+
+    with trainers("two_hosts", size_of(options), slow_down) as (_, ours):
+        cluster = ours("measure_cluster")
+        stages = {of: ours("make", of, even=even) for of, even in ways.items()}
+        losses = {of: ours("steps", of, count=WARM_UP_STEPS) for of in ways}
+        difference = check_losses(losses)
+        for of in ways:
+            ours("measure", of, rounds=2)
+            ours("plan", of, schedules=["h_1f1b"])
+        times = take_turns(
+            {of: lambda of=of: ours("step", of, plan="h_1f1b") for of in ways},
+            rounds=options.rounds,
+            steps=1,
+        )
+        rows = []
+        for of in ways:
+            busy = [ours("busy", of, plan="h_1f1b") for _ in range(options.rounds)]
+            seconds = [median(each) for each in zip(*busy, strict=True)]
+            flops = [stage["flops"] for stage in stages[of]]
+            rows.append(
+                {
+                    "plan": of,
+                    "step_time": median(times[of]),
+                    "stages": stages[of],
+                    "compute_seconds": seconds,
+                    "balance": load_balance(seconds, flops),
+                    "work_ratio": _work_ratio(stages[of]),
+                }
+            )
+    return {
+        "speed": options.speed,
+        "cluster": cluster,
+        "rounds": options.rounds,
+        "largest_loss_difference": difference,
+        "rows": rows,
+        "work_ratio": rows[0]["work_ratio"],
+        "balance": rows[0]["balance"],
+        "even_over_planned": median_ratio(times, "even", "planned"),
+    }
+
+
+def _work_ratio(stages: Sequence[Mapping[str, Any]]) -> float:
+    """The work of the fastest host over that of the slowest one."""
+    by_speed = sorted(stages, key=lambda stage: stage["flops"])
+    return by_speed[-1]["work"] / by_speed[0]["work"]
+
+
+def report_unlike(result: Mapping[str, Any]) -> None:
+    """Print the result of `unlike` for people."""
+    for row in result["rows"]:
+        print(
+            f"{row['plan']:10}{row['step_time'] * 1e3:6.0f} ms a step, "
+            f"{row['work_ratio']:.2f} times the work on the fast host, "
+            f"load balance {row['balance']:.3f}"
+        )
+    print(f"the plan is {result['even_over_planned']:.2f} times as fast as the even split")
+
+
+# Bandwidth sweep
+
+
+def measure_sweep(options: argparse.Namespace) -> dict[str, Any]:
+    """Step time against the rate of the link between two hosts."""
+    schedules = ["h_1f1b", "1f1b"]
+    with trainers("two_hosts", size_of(options)) as (hosts, ours):
+        ours("measure_cluster")
+        ours("make")
+        ours("steps", count=WARM_UP_STEPS)
+        found = measure_ratios(hosts, ours, options.ratios, schedules, options.rounds)
+    draw_sweep(found["rows"], options.figure)
+    return {"rounds": options.rounds, "figure": str(options.figure), **found}
+
+
+def draw_sweep(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Draw step times against the time of an activation on the link."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4, 4.0), layout="constrained")
+    axes = figure.subplots()
+    for schedule, name in (("h_1f1b", "H-1F1B"), ("1f1b", "1F1B")):
+        points = sorted(
+            (row["c_over_t"], row["step_time"]) for row in rows if row["schedule"] == schedule
+        )
+        axes.plot(*zip(*points, strict=True), marker="o", label=name)
+    axes.axvline(1.0, color="0.6", linestyle="--", linewidth=1)
+    axes.set(
+        xlabel="time of one activation on the link over a stage's computation, c / t",
+        ylabel="seconds a step",
+        title="Slower and slower links between two hosts of the lab",
+        ylim=(0, None),
+    )
+    axes.legend()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+
+
+def report_sweep(result: Mapping[str, Any]) -> None:
+    """Print the result of `sweep` for people."""
+    print(f"{'c/t':>5}{'rate':>14}  {'schedule':10}{'step':>9}{'predicted':>11}{'overlap':>9}")
+    for row in result["rows"]:
+        print(
+            f"{row['c_over_t']:5.2f}{row['rate'] * 8e-6:7.1f} Mbit/s  {row['schedule']:10}"
+            f"{row['step_time'] * 1e3:6.0f} ms{row['predicted_step_time'] * 1e3:8.0f} ms"
+            f"{row['overlap']:9.0%}"
+        )
+    print(f"drawn in {result['figure']}")
+
+
+# Three hosts, four hosts
+
+
+def measure_hosts(options: argparse.Namespace) -> dict[str, Any]:
+    """Train on every host of a lab, and on one device; the same losses."""
+    size = size_of(options)
+    expected = one_device_losses(size, options.steps)
+    rows = [lab_losses(lab, size, expected) for lab in options.labs]
+    return {"steps": options.steps, "losses": expected, "rows": rows}
+
+
+def one_device_losses(size: Size, steps: int) -> list[float]:
+    """The losses of hand-written steps on one device."""
+    model = HandWritten(size, "scan")
+
+    def loss() -> float:
+        model.step()
+        return model.loss
+
+    return [loss() for _ in range(steps)]
+
+
+def lab_losses(lab: str, size: Size, expected: Sequence[float]) -> dict[str, Any]:
+    """Train on all hosts of a lab, by a plan for what is measured of it.
+
+    Args:
+        lab: its name.
+        size: sizes of model and batch.
+        expected: the losses of one device.
+
+    Returns:
+        The plan's stages, and the largest relative difference of the losses.
+    """
+    num_hosts = len(read_specification(lab).hosts)
+    with trainers(lab, size) as (_, ours):
+        cluster = ours("measure_cluster")
+        stages = ours("make", num_stages=num_hosts)
+        losses = ours("steps", count=len(expected))
+    difference = max(abs(a - b) / abs(b) for a, b in zip(losses, expected, strict=True))
+    return {"lab": lab, "cluster": cluster, "stages": stages, "largest_loss_difference": difference}
+
+
+def report_hosts(result: Mapping[str, Any]) -> None:
+    """Print the result of `hosts` for people."""
+    for row in result["rows"]:
+        shares = ", ".join(f"{stage['host']} {stage['work'] / 1e6:.0f}" for stage in row["stages"])
+        print(
+            f"{row['lab']:12} losses of {result['steps']} steps differ by "
+            f"{row['largest_loss_difference']:.1e} at most; MFLOP on each host: {shares}"
+        )
+
+
+# Faults
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What happens to a lab while it trains.
+
+    Args:
+        what: ``"stop"`` or ``"cut"``.
+        where: the host, or the link.
+        moment: how many seconds after the run is under way.
+    """
+
+    what: str
+    where: str
+    moment: float
+
+
+def random_faults(tries: int, seed: int) -> list[Fault]:
+    """Faults at random moments: in every other try a host is stopped, in the others a link is cut.
+
+    Args:
+        tries: how many.
+        seed: of the random numbers.
+
+    Returns:
+        The faults.
+    """
+    moments = random.Random(seed)
+    kinds = (("stop", "b"), ("cut", "a-b"))
+    return [Fault(*kinds[i % 2], moments.uniform(0, LATEST_SECONDS)) for i in range(tries)]
+
+
+def run_into(fault: Fault, hosts: Hosts, ours: LabTrainers, name: str) -> dict[str, Any]:
+    """Train on two hosts until a fault ends it.
+
+    Args:
+        fault: the fault, which comes to the second host.
+        hosts: the lab; the second host is as before at the end, without its processes.
+        ours: where the trainer is made.
+        name: of the trainer, which none had before.
+
+    Returns:
+        Whether the worker there was named, the message, how many seconds after the fault, and
+        after how many the trainer had let go of everything.
+    """
+    stages = ours("make", name)
+    lost = names.address(hosts.lab.specification, hosts.names[1])
+    [stage] = [index for index, each in enumerate(stages) if each["host"] == lost]
+    ours("steps", name, count=2)
+    ours.begin("until_lost", name)
+    time.sleep(fault.moment)
+    began = time.monotonic()
+    getattr(hosts.lab, fault.what)(fault.where)
+    found = ours.end(deadline=120.0)
+    # What is on the host ends, as if it was switched off and on again.
+    hosts.lab.kill(hosts.names[1])
+    Lab.up(hosts.lab.specification)
+    return {
+        "what": fault.what,
+        "moment": fault.moment,
+        "named": found["worker"] == worker_name((stage, 0)),
+        "message": found["message"],
+        "seconds": found["lost"] - began,
+        "end_seconds": found["ended"] - began,
+    }
+
+
+def left_behind() -> list[str]:
+    """The labs of which anything is there, and the processes that belonged to one."""
+    found = present()
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if str(names.STATE).encode() in (folder / "environ").read_bytes():
+                found.append(f"process {folder.name}")
+    return found
+
+
+def measure_faults(options: argparse.Namespace) -> dict[str, Any]:
+    """Stop a host or cut a link in mid-step, again and again."""
+    rows = []
+    with trainers("two_hosts", size_of(options)) as (hosts, ours):
+        ours("measure_cluster")
+        for number, fault in enumerate(random_faults(options.tries, options.seed), start=1):
+            rows.append(run_into(fault, hosts, ours, f"try {number}"))
+            print(f"try {number}: {rows[-1]['message']}", file=sys.stderr)
+    seconds = [row["seconds"] for row in rows]
+    return {
+        "tries": len(rows),
+        "named": sum(row["named"] for row in rows),
+        "in_time": sum(each <= DEADLINE_SECONDS for each in seconds),
+        "median_seconds": median(seconds),
+        "max_seconds": max(seconds),
+        "max_end_seconds": max(row["end_seconds"] for row in rows),
+        "left_behind": left_behind(),
+        "rows": rows,
+    }
+
+
+def report_faults(result: Mapping[str, Any]) -> None:
+    """Print the result of `faults` for people."""
+    print(
+        f"{result['tries']} tries: {result['named']} ended with the worker's name, "
+        f"{result['in_time']} of them within {DEADLINE_SECONDS:g} s; after "
+        f"{result['median_seconds']:.1f} s (median), {result['max_seconds']:.1f} s (longest)"
+    )
+    print(f"left behind: {', '.join(result['left_behind']) or 'nothing'}")
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the benchmark.
+
+    Args:
+        measure: measures it.
+        report: prints the result for people.
+        size: sizes of model and batch unless told.
+    """
+
+    measure: Callable[[argparse.Namespace], dict[str, Any]]
+    report: Callable[[Mapping[str, Any]], None]
+    size: Size
+
+
+PARTS = {
+    "unlike": Part(measure_unlike, report_unlike, Size()),
+    "sweep": Part(measure_sweep, report_sweep, SWEPT),
+    "hosts": Part(measure_hosts, report_hosts, SMALL),
+    "faults": Part(measure_faults, report_faults, SMALL),
+}
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser of the command line."""
+    whole = argparse.ArgumentParser(description=__doc__)
+    parts = whole.add_subparsers(dest="part", required=True, metavar="PART")
+    made = {}
+    for name, part in PARTS.items():
+        purpose = part.measure.__doc__
+        made[name] = parts.add_parser(
+            name,
+            help=purpose,
+            description=purpose,
+            formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        )
+        add_size(made[name], part.size)
+        made[name].add_argument("--json", action="store_true", help="print one JSON object")
+    for name, rounds in (("unlike", 5), ("sweep", 3)):
+        made[name].add_argument("--rounds", type=positive, default=rounds, metavar="N")
+    made["unlike"].add_argument("--speed", type=float, default=0.5, help="of the second host")
+    made["sweep"].add_argument("--ratios", type=float, nargs="+", default=RATIOS, help="c/t")
+    made["sweep"].add_argument("--figure", type=Path, default=FIGURE, help="PNG file")
+    made["hosts"].add_argument("--labs", nargs="+", default=LABS, metavar="LAB", help="which")
+    made["hosts"].add_argument("--steps", type=positive, default=20, metavar="N")
+    made["faults"].add_argument("--tries", type=positive, default=20, metavar="N")
+    made["faults"].add_argument("--seed", type=int, default=0, help="of the moments")
+    return whole
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parser().parse_args(arguments)
+    part = PARTS[options.part]
+    result = part.measure(options)
+    if options.json:
+        print(json.dumps(result, indent=2))
+    else:
+        part.report(result)
+
+
+if __name__ == "__main__":
+    main()

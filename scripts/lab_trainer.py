@@ -1,0 +1,282 @@
+"""Trainers in the lab that do what a benchmark or a test asks, one thing at a time.
+
+The trainers are in one process on the lab's first host, which this script is; `LabTrainers` starts
+it and asks, and answers come when what was asked is done.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import jax
+from baselines import model_of, optimizer
+from benchmarking import LARGE_PAGES, SCRIPTS, Child, Size, add_size, serve, size_flags, size_of
+from lab import Lab
+
+import hetjax
+from hetjax.errors import WorkerLostError
+from hetjax.pipeline.overlap import overlap
+from hetjax.pipeline.timeline import link_track, stage_track
+from hetjax.planner import choose_schedule, make_problem, solve
+from hetjax.planner.work import measure
+from hetjax.runtime import RayOptions, measure_cluster
+from hetjax.runtime.ray import connect_to_ray
+
+CLUSTERS = SCRIPTS.parent / "configs" / "lab" / "clusters"
+ANSWER_SECONDS = 1200.0
+
+
+@dataclass
+class Hosts:
+    """The benchmark's side of the lab.
+
+    Args:
+        lab: the lab.
+        size: sizes of model and batch.
+        ends: what ends the processes.
+    """
+
+    lab: Lab
+    size: Size
+    ends: contextlib.ExitStack
+
+    @property
+    def names(self) -> list[str]:
+        """The hosts, in order."""
+        return [host.name for host in self.lab.specification.hosts]
+
+    def child(self, host: int, script: str, flags: Sequence[str], **variables: str) -> Child:
+        """A process on a host."""
+        environment = {**self.lab.environment(), **variables}
+        child = Child(
+            script, flags, environment, lambda command: self.lab.command(self.names[host], command)
+        )
+        return self.ends.enter_context(contextlib.closing(child))
+
+    def set_rate(self, rate: float | None) -> None:
+        """Limit the first link to bytes/s, or not at all."""
+        self.lab.set_link(self.lab.specification.links[0].name, rate)
+
+
+class LabTrainers:
+    """The trainers in the lab.
+
+    Args:
+        hosts: the lab.
+    """
+
+    def __init__(self, hosts: Hosts):
+        self._child = hosts.child(0, "lab_trainer.py", size_flags(hosts.size), **LARGE_PAGES)
+
+    def __call__(self, do: str, of: str = "", **arguments: Any) -> Any:
+        """Have something done.
+
+        Args:
+            do: a method of `Server`, or of `PipelineTrainer`, without its ``do_``.
+            of: the name of a trainer, where there are several.
+            arguments: the method's.
+
+        Returns:
+            What it returned.
+        """
+        self.begin(do, of, **arguments)
+        return self.end()
+
+    def begin(self, do: str, of: str = "", **arguments: Any) -> None:
+        """Begin what `__call__` does; `end` waits for its answer."""
+        self._child.ask({"do": do, "of": of, **arguments})
+
+    def end(self, deadline: float = ANSWER_SECONDS) -> Any:
+        """Wait for the answer to what was begun.
+
+        Args:
+            deadline: seconds to wait at most.
+        """
+        return self._child.answer(deadline)
+
+
+class Server:
+    """What is asked of the process on the first host.
+
+    Args:
+        size: sizes of model and batch.
+    """
+
+    def __init__(self, size: Size):
+        self.size = size
+        self.cluster: hetjax.Cluster | None = None
+        self.trainers: dict[str, PipelineTrainer] = {}
+        connect_to_ray(RayOptions())
+
+    def answer(self, request: Mapping[str, Any]) -> Any:
+        """Do what is asked, by the method that the request names."""
+        arguments = {name: value for name, value in request.items() if name not in ("do", "of")}
+        method, of = f"do_{request['do']}", request["of"]
+        if hasattr(self, method):
+            return getattr(self, method)(of, **arguments)
+        return getattr(self.trainers[of], method)(**arguments)
+
+    def do_measure_cluster(self, of: str) -> list[dict[str, Any]]:
+        """Measure the lab, for the trainers to come; what was found of each host."""
+        del of
+        self.cluster = measure_cluster()
+        return [
+            {"name": each.name, "flops": each.kind.flops("float32")}
+            for each in self.cluster.subclusters
+        ]
+
+    def do_make(self, of: str, cluster: str | None = None, **options: Any) -> list[dict[str, Any]]:
+        """Make a trainer.
+
+        Args:
+            of: its name.
+            cluster: the file of its cluster; None for the one that was measured.
+            options: what else `PipelineTrainer` takes.
+
+        Returns:
+            Its stages; see `PipelineTrainer.stages`.
+        """
+        found = hetjax.Cluster.from_file(cluster) if cluster else self.cluster
+        assert found is not None, "the cluster must be measured, or its file given"
+        self.trainers[of] = PipelineTrainer(self.size, found, **options)
+        return self.trainers[of].stages()
+
+    def close(self) -> None:
+        """End all trainers."""
+        for trainer in self.trainers.values():
+            trainer.trainer.close()
+
+
+class PipelineTrainer:
+    """The GPT in training on all hosts of the lab.
+
+    Args:
+        size: sizes of model and batch.
+        cluster: the cluster.
+        num_stages: how many stages the plan has.
+        even: plan as if all hosts were like the first.
+    """
+
+    def __init__(
+        self, size: Size, cluster: hetjax.Cluster, num_stages: int = 2, even: bool = False
+    ):
+        model = model_of(size)
+        self.batch = {"tokens": size.tokens()}
+        parameters = jax.jit(model.init)(jax.random.key(0))
+        problem = make_problem(
+            model.loss,
+            parameters,
+            self.batch,
+            cluster=_even(cluster) if even else cluster,
+            optimizer=optimizer(),
+            num_microbatches=size.microbatches,
+            schedule="1f1b",
+            allow_recompute=False,
+            min_stages=num_stages,
+            max_stages=num_stages,
+        )
+        plan = replace(solve(problem), cluster=cluster)
+        self.works = measure(problem.program, plan.boundaries(plan.pipeline))
+        self.trainer = hetjax.Trainer(
+            plan, model.loss, parameters, optimizer(), self.batch, runtime="ray"
+        )
+
+    def stages(self) -> list[dict[str, Any]]:
+        """Each stage's host, its work in FLOPs of a microbatch, and its host's FLOP/s."""
+        plan = self.trainer.plan
+        return [
+            {
+                "host": stage.submesh.subcluster,
+                "layers": stage.layers,
+                "work": work.forward.flops + work.backward.flops,
+                "flops": plan.cluster.subcluster(stage.submesh.subcluster).kind.flops("float32"),
+            }
+            for stage, work in zip(plan.pipeline.stages, self.works, strict=True)
+        ]
+
+    def do_steps(self, count: int) -> list[float]:
+        """Run steps; their losses."""
+        return [self.trainer.train_step(self.batch).loss for _ in range(count)]
+
+    def do_step(self, plan: str) -> float:
+        """Run one step by a plan that was made before; its seconds."""
+        self.trainer.use_schedule(self.plans[plan].pipeline.schedule)
+        return self.trainer.train_step(self.batch).seconds
+
+    def do_measure(self, rounds: int) -> dict[str, Any]:
+        """Time tasks and transfers; their seconds, and the bytes of an activation."""
+        times = self.trainer.measure(self.batch, rounds=rounds)
+        events = self.trainer.timeline().on(link_track(0, 1))
+        self.times = times
+        return {"times": asdict(times), "num_bytes": max(event.num_bytes for event in events)}
+
+    def do_plan(self, schedules: Sequence[str]) -> dict[str, Any]:
+        """Make schedules of the measured times; what is predicted of each."""
+        self.plans = {
+            name: choose_schedule(self.trainer.plan, name, self.times) for name in schedules
+        }
+        return {name: self._figures(plan) for name, plan in self.plans.items()}
+
+    def _figures(self, plan: hetjax.Plan) -> dict[str, Any]:
+        assert plan.prediction is not None
+        schedule = plan.pipeline.schedule
+        return {
+            "predicted_step_time": plan.prediction.step_time,
+            "lower_bound": plan.prediction.lower_bound,
+            "live": [schedule.live_bound(stage) for stage in range(schedule.num_stages)],
+        }
+
+    def do_overlap(self, plan: str) -> float:
+        """Run one timed step by a plan; the part of the link's time that computation hid."""
+        self._timed_step(plan)
+        return min(overlap(self.trainer.timeline()).values(), default=0.0)
+
+    def do_busy(self, plan: str) -> list[float]:
+        """Run one timed step by a plan; each stage's seconds of computation."""
+        self._timed_step(plan)
+        timeline = self.trainer.timeline()
+        return [timeline.busy(stage_track(stage)) for stage in range(len(self.works))]
+
+    def _timed_step(self, plan: str) -> None:
+        self.trainer.use_schedule(self.plans[plan].pipeline.schedule)
+        self.trainer.train_step(self.batch, timed=True)
+
+    def do_until_lost(self) -> dict[str, Any]:
+        """Train until a worker is lost; which, and when that was raised and the trainer ended.
+
+        The moments are those of the monotonic clock, which is the same for all processes.
+        """
+        try:
+            while True:
+                self.trainer.train_step(self.batch)
+        except WorkerLostError as error:
+            lost = {"worker": error.worker, "message": str(error), "lost": time.monotonic()}
+        self.trainer.close()
+        return {**lost, "ended": time.monotonic()}
+
+
+def _even(cluster: hetjax.Cluster) -> hetjax.Cluster:
+    """A cluster whose devices all are what the first ones are."""
+    kind = cluster.subclusters[0].kind
+    return replace(
+        cluster, subclusters=tuple(replace(each, kind=kind) for each in cluster.subclusters)
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    add_size(parser)
+    server = Server(size_of(parser.parse_args()))
+    try:
+        serve(server.answer)
+    finally:
+        server.close()
+
+
+if __name__ == "__main__":
+    main()
