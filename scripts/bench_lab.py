@@ -46,6 +46,7 @@ RATIOS = (0.1, 0.25, 0.5, 0.75, 0.9, 1.1, 1.5, 2.0)
 
 SWEPT = Size(blocks=4, microbatches=16)
 SMALL = Size(blocks=4, width=64, sequence=32, vocabulary=128, microbatches=4)
+UNDO = {"stop": "resume", "cut": "mend"}
 LATEST_SECONDS = 1.0
 """The latest moment of a fault, in seconds of a run whose steps take about a tenth of one."""
 
@@ -299,7 +300,7 @@ def run_into(fault: Fault, hosts: Hosts, ours: LabTrainers, name: str) -> dict[s
 
     Args:
         fault: the fault, which comes to the second host.
-        hosts: the lab; the second host is as before at the end, without its processes.
+        hosts: the lab; at the end the second host is in reach again.
         ours: where the trainer is made.
         name: of the trainer, which none had before.
 
@@ -316,9 +317,8 @@ def run_into(fault: Fault, hosts: Hosts, ours: LabTrainers, name: str) -> dict[s
     began = time.monotonic()
     getattr(hosts.lab, fault.what)(fault.where)
     found = ours.end(deadline=120.0)
-    # What is on the host ends, as if it was switched off and on again.
-    hosts.lab.kill(hosts.names[1])
-    Lab.up(hosts.lab.specification)
+    getattr(hosts.lab, UNDO[fault.what])(fault.where)
+    print([s.processes for s in hosts.lab.host_status()], file=sys.stderr); time.sleep(3); print([s.processes for s in hosts.lab.host_status()], file=sys.stderr)
     return {
         "what": fault.what,
         "moment": fault.moment,

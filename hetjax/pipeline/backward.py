@@ -20,13 +20,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from hetjax.pipeline.costs import Cost, is_expensive, steps_cost
+from hetjax.pipeline.fences import evaluate
 from hetjax.pipeline.program import (
     Constant,
     FlatJaxpr,
     Operand,
     Step,
     abstract,
-    evaluate_steps,
     flatten_jaxpr,
     needed_steps,
     num_bytes,
@@ -357,7 +357,7 @@ def _divide(traced: _Traced, halves: _Halves, accumulate: bool) -> SplitBackward
     def input_gradient(*arrays: Any) -> tuple[list[Any], list[Any], list[Any]]:
         *inputs, accumulators = arrays
         environment = _environment(traced, halves.residuals, first_reads, inputs)
-        results = iter(evaluate_steps(division.first, environment, first_outputs))
+        results = iter(evaluate(division.first, environment, first_outputs, values.avals))
         returned = list(itertools.islice(results, len(halves.returned)))
         made = list(itertools.islice(results, len(deferred)))
         return returned, made, _accumulated(list(results), accumulators, accumulate)
@@ -366,7 +366,7 @@ def _divide(traced: _Traced, halves: _Halves, accumulate: bool) -> SplitBackward
         *inputs, made, accumulators = arrays
         environment = _environment(traced, halves.residuals, second_reads, inputs)
         environment.update(zip(deferred, made, strict=True))
-        gradients = evaluate_steps(division.second, environment, heavy_gradients)
+        gradients = evaluate(division.second, environment, heavy_gradients, values.avals)
         return _accumulated(gradients, accumulators, accumulate)
 
     return SplitBackward(
@@ -414,7 +414,7 @@ def _forward(
     def forward(parameters: Any, batch: Any, received: Any) -> tuple[list[Any], list[Any]]:
         names = (*traced.parameters, *traced.batch, *traced.received)
         environment = dict(zip(names, (*parameters, *batch, *received), strict=True))
-        results = evaluate_steps(steps, environment, [*traced.sent, *residuals])
+        results = evaluate(steps, environment, [*traced.sent, *residuals], traced.flat.avals)
         return results[: len(traced.sent)], results[len(traced.sent) :]
 
     return forward
@@ -427,7 +427,7 @@ def _recompute(
 
     def recompute(parameters: Any, batch: Any, received: Any) -> list[Any]:
         environment = _environment(traced, (), reads, (parameters, batch, received, (), ()))
-        return evaluate_steps(steps, environment, residuals)
+        return evaluate(steps, environment, residuals, traced.flat.avals)
 
     return recompute
 
@@ -439,7 +439,7 @@ def _backward(traced: _Traced, halves: _Halves, accumulate: bool) -> Callable[..
         *inputs, accumulators = arrays
         environment = _environment(traced, halves.residuals, reads, inputs)
         outputs = [*halves.returned, *traced.gradients]
-        results = evaluate_steps(halves.backward, environment, outputs)
+        results = evaluate(halves.backward, environment, outputs, traced.flat.avals)
         returned, gradients = results[: len(halves.returned)], results[len(halves.returned) :]
         return returned, _accumulated(gradients, accumulators, accumulate)
 

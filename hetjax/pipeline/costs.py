@@ -24,10 +24,10 @@ FREE = frozenset(
 # Elementwise arithmetic and changes of shape: cheap to do again, and often fused away.
 REPEATABLE = frozenset(
     """
-    abs add and broadcast_in_dim ceil clamp concatenate convert_element_type copy cos div eq erf exp
-    exp2 expand_dims expm1 floor ge gt integer_pow iota is_finite le log log1p logistic lt max min
-    mul ne neg not or pad pow real rem reshape rev round rsqrt select_n sign sin slice sqrt square
-    squeeze stop_gradient sub tanh transpose xor
+    abs add add_any and broadcast_in_dim ceil clamp concatenate convert_element_type copy cos
+    div eq erf exp exp2 expand_dims expm1 floor ge gt integer_pow iota is_finite le log log1p
+    logistic lt max min mul ne neg not or pad pow real rem reshape rev round rsqrt select_n sign
+    sin slice sqrt square squeeze stop_gradient sub tanh transpose xor
     """.split()
 )
 

@@ -8,10 +8,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from hetjax.pipeline.backward import Reads, accumulator_dtype
 from hetjax.pipeline.build import Shapes, update_inputs
+from hetjax.pipeline.fences import fenced
 from hetjax.pipeline.schedule import Schedule
 from hetjax.runtime.instructions import WEIGHT_GRADIENT, stage_programs, tied_leaves
 from hetjax.runtime.placement import Placement, named
@@ -145,7 +147,7 @@ class _Compiler:
 
     def forward(self) -> Compiled:
         shapes = self.shapes
-        return _compile(
+        return self._task_program(
             shapes.forward,
             (shapes.parameters, shapes.batch, shapes.received),
             (self.parameters, self.batch, self.received),
@@ -155,7 +157,7 @@ class _Compiler:
     def recompute(self) -> Compiled:
         assert self.shapes.recompute is not None
         shapes, shardings = self._read(self.shapes.recompute_reads, ())
-        return _compile(self.shapes.recompute, shapes[:3], shardings[:3], None)
+        return self._task_program(self.shapes.recompute, shapes[:3], shardings[:3], None)
 
     def _read(self, reads: Reads, residuals: Any) -> tuple[list[Any], list[Any]]:
         """Shapes and shardings of a program's arguments but the last ones."""
@@ -181,7 +183,7 @@ class _Compiler:
     def backward(self, residuals: Any) -> Compiled:
         shapes, shardings = self._read(self.shapes.backward_reads, residuals)
         sums, where = self._accumulators(range(len(self.parameters)))
-        return _compile(
+        return self._task_program(
             self.shapes.backward,
             (*shapes, sums),
             (*shardings, where),
@@ -194,7 +196,7 @@ class _Compiler:
         shapes, shardings = self._read(split.input_gradient_reads, residuals)
         sums, where = self._accumulators(split.light)
         light = [self.parameters[i] for i in split.light]
-        return _compile(
+        return self._task_program(
             split.input_gradient,
             (*shapes, sums),
             (*shardings, where),
@@ -208,13 +210,39 @@ class _Compiler:
             return None
         shapes, shardings = self._read(split.weight_gradient_reads, residuals)
         sums, where = self._accumulators(split.heavy)
-        return _compile(
+        return self._task_program(
             split.weight_gradient,
             (*shapes, split.deferred, sums),
             (*shardings, list(deferred), where),
             [self.parameters[i] for i in split.heavy],
             donate=(6,),
         )
+
+    def _task_program(
+        self,
+        function: Callable[..., Any],
+        shapes: Sequence[Any],
+        in_shardings: Sequence[Any],
+        out_shardings: Any,
+        donate: tuple[int, ...] = (),
+    ) -> Compiled:
+        """Compile a task's program; for CPUs, with fences."""
+        if self.mesh.devices.flat[0].platform != "cpu":
+            return _compile(function, shapes, in_shardings, out_shardings, donate)
+
+        def run(predicates: Sequence[Any], *arguments: Any) -> Any:
+            with fenced(predicates[0]):
+                return function(*arguments)
+
+        program = _compile(
+            run,
+            ([jax.ShapeDtypeStruct((), bool)], *shapes),
+            ([self.whole], *in_shardings),
+            out_shardings,
+            tuple(place + 1 for place in donate),
+        )
+        true = jax.make_array_from_callback((), self.whole, lambda _: np.array(True))
+        return _Fenced(program, [true])
 
     def evaluation(self) -> Compiled:
         shapes = self.shapes
@@ -304,3 +332,19 @@ def _compile(
         keep_unused=True,
     )
     return jitted.lower(*arguments).compile()
+
+
+class _Fenced:
+    """A compiled program whose fences are given what keeps them closed; see `pipeline.fences`.
+
+    Args:
+        program: the compiled program, whose first argument they are.
+        predicates: a boolean scalar, true, in a list.
+    """
+
+    def __init__(self, program: Any, predicates: Sequence[jax.Array]):
+        self._program, self._predicates = program, predicates
+        self.output_shardings = program.output_shardings
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self._program(self._predicates, *arguments)
