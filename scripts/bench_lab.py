@@ -32,8 +32,9 @@ from benchmarking import (
     size_of,
     take_turns,
 )
-from lab import Lab, names, read_specification
+from lab import Lab, Specification, names, read_specification
 from lab.state import present
+from lab.system import wait_until
 from lab_pipeline import measure_ratios
 from lab_trainer import Hosts, LabTrainers
 
@@ -49,6 +50,9 @@ SMALL = Size(blocks=4, width=64, sequence=32, vocabulary=128, microbatches=4)
 UNDO = {"stop": "resume", "cut": "mend"}
 LATEST_SECONDS = 1.0
 """The latest moment of a fault, in seconds of a run whose steps take about a tenth of one."""
+
+GONE_SECONDS = 15.0
+"""How long a lost worker's process may stay when its host is in reach again."""
 
 DEADLINE_SECONDS = 15.0
 """Within which a fault must have ended the run."""
@@ -77,12 +81,12 @@ def load_balance(seconds: Sequence[float], flops: Sequence[float]) -> float:
 
 @contextlib.contextmanager
 def trainers(
-    lab: str, size: Size, change: Callable[[Lab], None] = lambda _: None
+    lab: Specification, size: Size, change: Callable[[Lab], None] = lambda _: None
 ) -> Iterator[tuple[Hosts, LabTrainers]]:
     """A lab, and the process on its first host that trains; both end with the block.
 
     Args:
-        lab: its name.
+        lab: what it consists of.
         size: sizes of model and batch.
         change: what to change of the lab before.
     """
@@ -103,7 +107,7 @@ def measure_unlike(options: argparse.Namespace) -> dict[str, Any]:
         lab.set_speed("b", options.speed)
         lab.set_link("a-b", None)
 
-    with trainers("two_hosts", size_of(options), slow_down) as (_, ours):
+    with trainers(read_specification("two_hosts"), size_of(options), slow_down) as (_, ours):
         cluster = ours("measure_cluster")
         stages = {of: ours("make", of, even=even) for of, even in ways.items()}
         losses = {of: ours("steps", of, count=WARM_UP_STEPS) for of in ways}
@@ -166,7 +170,7 @@ def report_unlike(result: Mapping[str, Any]) -> None:
 def measure_sweep(options: argparse.Namespace) -> dict[str, Any]:
     """Step time against the rate of the link between two hosts."""
     schedules = ["h_1f1b", "1f1b"]
-    with trainers("two_hosts", size_of(options)) as (hosts, ours):
+    with trainers(read_specification("two_hosts"), size_of(options)) as (hosts, ours):
         ours("measure_cluster")
         ours("make")
         ours("steps", count=WARM_UP_STEPS)
@@ -217,7 +221,7 @@ def measure_hosts(options: argparse.Namespace) -> dict[str, Any]:
     """Train on every host of a lab, and on one device; the same losses."""
     size = size_of(options)
     expected = one_device_losses(size, options.steps)
-    rows = [lab_losses(lab, size, expected) for lab in options.labs]
+    rows = [lab_losses(read_specification(lab), size, expected) for lab in options.labs]
     return {"steps": options.steps, "losses": expected, "rows": rows}
 
 
@@ -232,24 +236,27 @@ def one_device_losses(size: Size, steps: int) -> list[float]:
     return [loss() for _ in range(steps)]
 
 
-def lab_losses(lab: str, size: Size, expected: Sequence[float]) -> dict[str, Any]:
-    """Train on all hosts of a lab, by a plan for what is measured of it.
+def lab_losses(
+    lab: Specification, size: Size, expected: Sequence[float], cluster: Path | None = None
+) -> dict[str, Any]:
+    """Train on all hosts of a lab.
 
     Args:
-        lab: its name.
+        lab: the lab.
         size: sizes of model and batch.
         expected: the losses of one device.
+        cluster: the file of the lab's cluster; None to measure the lab.
 
     Returns:
         The plan's stages, and the largest relative difference of the losses.
     """
-    num_hosts = len(read_specification(lab).hosts)
     with trainers(lab, size) as (_, ours):
-        cluster = ours("measure_cluster")
-        stages = ours("make", num_stages=num_hosts)
+        if cluster is None:
+            ours("measure_cluster")
+        stages = ours("make", cluster=cluster and str(cluster), num_stages=len(lab.hosts))
         losses = ours("steps", count=len(expected))
     difference = max(abs(a - b) / abs(b) for a, b in zip(losses, expected, strict=True))
-    return {"lab": lab, "cluster": cluster, "stages": stages, "largest_loss_difference": difference}
+    return {"lab": lab.name, "stages": stages, "largest_loss_difference": difference}
 
 
 def report_hosts(result: Mapping[str, Any]) -> None:
@@ -305,9 +312,11 @@ def run_into(fault: Fault, hosts: Hosts, ours: LabTrainers, name: str) -> dict[s
         name: of the trainer, which none had before.
 
     Returns:
-        Whether the worker there was named, the message, how many seconds after the fault, and
-        after how many the trainer had let go of everything.
+        Whether the worker there was named, the message, how many seconds after the fault, after
+        how many the trainer had let go of everything, and whether its process was gone soon after
+        the host was in reach again.
     """
+    before = _processes(hosts)
     stages = ours("make", name)
     lost = names.address(hosts.lab.specification, hosts.names[1])
     [stage] = [index for index, each in enumerate(stages) if each["host"] == lost]
@@ -318,7 +327,7 @@ def run_into(fault: Fault, hosts: Hosts, ours: LabTrainers, name: str) -> dict[s
     getattr(hosts.lab, fault.what)(fault.where)
     found = ours.end(deadline=120.0)
     getattr(hosts.lab, UNDO[fault.what])(fault.where)
-    print([s.processes for s in hosts.lab.host_status()], file=sys.stderr); time.sleep(3); print([s.processes for s in hosts.lab.host_status()], file=sys.stderr)
+    gone = wait_until(lambda: _processes(hosts) <= before, GONE_SECONDS)
     return {
         "what": fault.what,
         "moment": fault.moment,
@@ -326,7 +335,13 @@ def run_into(fault: Fault, hosts: Hosts, ours: LabTrainers, name: str) -> dict[s
         "message": found["message"],
         "seconds": found["lost"] - began,
         "end_seconds": found["ended"] - began,
+        "gone": gone,
     }
+
+
+def _processes(hosts: Hosts) -> int:
+    """How many processes the second host has."""
+    return list(hosts.lab.host_status())[1].processes
 
 
 def left_behind() -> list[str]:
@@ -342,7 +357,7 @@ def left_behind() -> list[str]:
 def measure_faults(options: argparse.Namespace) -> dict[str, Any]:
     """Stop a host or cut a link in mid-step, again and again."""
     rows = []
-    with trainers("two_hosts", size_of(options)) as (hosts, ours):
+    with trainers(read_specification("two_hosts"), size_of(options)) as (hosts, ours):
         ours("measure_cluster")
         for number, fault in enumerate(random_faults(options.tries, options.seed), start=1):
             rows.append(run_into(fault, hosts, ours, f"try {number}"))
@@ -355,6 +370,7 @@ def measure_faults(options: argparse.Namespace) -> dict[str, Any]:
         "median_seconds": median(seconds),
         "max_seconds": max(seconds),
         "max_end_seconds": max(row["end_seconds"] for row in rows),
+        "gone": sum(row["gone"] for row in rows),
         "left_behind": left_behind(),
         "rows": rows,
     }

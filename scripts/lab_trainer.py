@@ -181,6 +181,7 @@ class PipelineTrainer:
             max_stages=num_stages,
         )
         plan = replace(solve(problem), cluster=cluster)
+        self.plan = plan
         self.works = measure(problem.program, plan.boundaries(plan.pipeline))
         self.trainer = hetjax.Trainer(
             plan, model.loss, parameters, optimizer(), self.batch, runtime="ray"
@@ -218,7 +219,7 @@ class PipelineTrainer:
     def do_plan(self, schedules: Sequence[str]) -> dict[str, Any]:
         """Make schedules of the measured times; what is predicted of each."""
         self.plans = {
-            name: choose_schedule(self.trainer.plan, name, self.times) for name in schedules
+            name: choose_schedule(self.plan, name, self.times) for name in schedules
         }
         return {name: self._figures(plan) for name, plan in self.plans.items()}
 

@@ -121,12 +121,11 @@ def prediction_rows(plan: Plan, timeline: Timeline, step_time: float) -> list[Pr
         tasks = timeline.on(stage_track(s))
         to_next, back = timeline.on(link_track(s, s + 1)), timeline.on(link_track(s, s - 1))
         forward, backward = stage.forward_seconds, stage.backward_seconds
-        # The update runs in several programs, and the last stage may run F and B in one.
+        # The update runs in several programs.
         update = sum(event.duration for event in tasks if event.kind == "update")
         figures = (
             (f"stage {s} forward", forward, _mean_seconds(tasks, "F")),
             (f"stage {s} backward", backward, _backward_seconds(tasks)),
-            (f"stage {s} forward and backward", forward + backward, _mean_seconds(tasks, "FB")),
             (f"stage {s} update", stage.update_seconds, update),
             (f"activations {s} to {s + 1}", stage.communication_seconds, _mean_seconds(to_next)),
             (f"gradients {s} to {s - 1}", stage.return_seconds, _mean_seconds(back)),

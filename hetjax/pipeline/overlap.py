@@ -9,7 +9,7 @@ from hetjax.pipeline.timeline import Event, Timeline, link_stages, stage_track
 Span = tuple[float, float]
 """A start and an end in seconds."""
 
-_COMPUTATIONS = ("F", "R", "B", "W", "FB")
+_COMPUTATIONS = ("F", "R", "B", "W")
 
 
 def overlap(timeline: Timeline) -> dict[str, float]:
@@ -66,8 +66,8 @@ def steady_phase(timeline: Timeline, track: str) -> Span | None:
     first_backwards, last_forwards = [], []
     for stage in link_stages(track):
         events = timeline.on(stage_track(stage))
-        first_backwards += [event.start for event in events if event.kind in ("B", "FB")][:1]
-        last_forwards += [event.start for event in events if event.kind in ("F", "FB")][-1:]
+        first_backwards += [event.start for event in events if event.kind == "B"][:1]
+        last_forwards += [event.start for event in events if event.kind == "F"][-1:]
     if len(first_backwards) < 2 or len(last_forwards) < 2:
         return None
     start, end = max(first_backwards), min(last_forwards)

@@ -54,7 +54,7 @@ class Event:
     Args:
         track: who was busy: ``"stage 0"``, ``"link 0->1"``, or a worker's own name.
         name: what is written on it, e.g. ``"F3"``.
-        kind: what it was: ``"F"``, ``"R"``, ``"B"``, ``"W"``, ``"FB"`` (both in one program),
+        kind: what it was: ``"F"``, ``"R"``, ``"B"``, ``"W"``,
             ``"send"``, ``"update"``, or a runtime's own word.
         microbatch: index of the microbatch, None where there is none.
         start: in seconds, from any common zero.
@@ -189,9 +189,9 @@ def live_over_time(timeline: Timeline, track: str) -> tuple[tuple[float, int], .
     events = timeline.on(track)
     split = {event.microbatch for event in events if event.kind == "W"}
     for event in events:
-        if event.kind in ("F", "FB"):
+        if event.kind == "F":
             changes[event.start] = changes.get(event.start, 0) + 1
-        if event.kind == "W" or (event.kind in ("B", "FB") and event.microbatch not in split):
+        if event.kind == "W" or (event.kind == "B" and event.microbatch not in split):
             changes[event.end] = changes.get(event.end, 0) - 1
     held, steps = 0, []
     for moment, change in sorted(changes.items()):

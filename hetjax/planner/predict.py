@@ -126,7 +126,17 @@ def choose_schedule(plan: Plan, name: str, times: StepTimes | None = None) -> Pl
 
 
 def live_limits(plan: Plan) -> tuple[int, ...]:
-    """How many live microbatches fit on each stage, by the plan's own prediction; 1 or more."""
+    """How many live microbatches fit on each stage, by the plan's own prediction.
+
+    Args:
+        plan: a plan with a prediction.
+
+    Returns:
+        For each stage a number from 1 to the number of microbatches.
+
+    Raises:
+        InputError: the plan has no prediction.
+    """
     count = plan.pipeline.num_microbatches
     return tuple(
         max(1, live_limit(_room(stage), _microbatch_bytes(stage), count))

@@ -43,7 +43,6 @@ _COMPUTATIONS = {
     "R": Style("recomputation", "#6a5a9c"),
     "B": Style("backward", "#3f9c6d"),
     "W": Style("weight gradient", "#b4c25e"),
-    "FB": Style("forward and backward at once", "#3d8a92"),
     "update": Style("update", "#e2a13a"),
 }
 _SENDS = {

@@ -16,6 +16,10 @@ from lab.system import LabError, wait_until
 PERIOD_SECONDS = 0.01
 """How often a host gets its quota: short beside an operation of a pipeline."""
 
+WEIGHT = 100
+"""How many times as much as another process a host gets of a core that both want, up to its quota:
+what else the machine does should not change a host's speed."""
+
 REMOVE_SECONDS = 10.0
 """How long killed processes may take to be gone."""
 
@@ -33,13 +37,15 @@ class CpuGroups:
     version: int
 
     def create(self, name: str) -> None:
-        """Make a group without a limit, if there is none of this name."""
+        """Make a group without a limit that goes before others, if there is none of this name."""
         if self.version == 2:
             self._delegate()
         try:
             (self.root / name).mkdir(exist_ok=True)
         except OSError as error:
             raise InputError(f"the cgroup {self.root / name} cannot be made: {error}") from None
+        file, usual = ("cpu.weight", 100) if self.version == 2 else ("cpu.shares", 1024)
+        (self.root / name / file).write_text(str(WEIGHT * usual))
 
     def _delegate(self) -> None:
         """Let groups under the root have a CPU limit."""

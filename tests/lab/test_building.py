@@ -96,6 +96,7 @@ def cgroup_folder(root: Path, version: int, subtree: str = "") -> CpuGroups:
 def test_quota_version_1(tmp_path):
     groups = cgroup_folder(tmp_path, 1)
     groups.create("hetlab-two-a")
+    assert (tmp_path / "hetlab-two-a" / "cpu.shares").read_text() == "102400"
     groups.set_quota("hetlab-two-a", 0.5)
     assert (tmp_path / "hetlab-two-a" / "cpu.cfs_quota_us").read_text() == "5000"
     assert (tmp_path / "hetlab-two-a" / "cpu.cfs_period_us").read_text() == "10000"
@@ -108,6 +109,7 @@ def test_quota_version_2(tmp_path):
     groups = cgroup_folder(tmp_path, 2)
     groups.create("hetlab-two-a")
     assert (tmp_path / "cgroup.subtree_control").read_text() == "+cpu"
+    assert (tmp_path / "hetlab-two-a" / "cpu.weight").read_text() == "10000"
     groups.set_quota("hetlab-two-a", 1.5)
     assert (tmp_path / "hetlab-two-a" / "cpu.max").read_text() == "15000 10000"
     assert groups.quota("hetlab-two-a") == 1.5

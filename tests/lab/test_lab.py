@@ -1,8 +1,6 @@
 """Real labs. Each test leaves the machine as it found it."""
 
-import contextlib
 import json
-import os
 import re
 import signal
 import subprocess
@@ -11,33 +9,16 @@ from pathlib import Path
 from statistics import median
 
 import pytest
-from lab import Lab, names, read_specification
+from lab import Lab, names
 from lab.building import take_down
-from lab.network import all_namespaces
-from lab.state import present
-from lab.system import check_machine, wait_until
+from lab.system import wait_until
+from labs import MARKS, NOTHING, SCRIPT, command, named_lab, rays_processes, traces
 
 from hetjax.errors import InputError
 
-ROOT = Path(__file__).parents[2]
-SCRIPT = ROOT / "scripts" / "lab"
-SPECIFICATION = read_specification("two_hosts").model_copy(update={"name": "test_lab"})
+SPECIFICATION = named_lab("two_hosts")
 
-
-def reason_against() -> str:
-    try:
-        check_machine()
-    except InputError as error:
-        return str(error)
-    cores = len(os.sched_getaffinity(0))
-    return "" if cores >= 2 else f"two hosts want two cores, and there is {cores}"
-
-
-pytestmark = [
-    pytest.mark.lab,
-    pytest.mark.slow,
-    pytest.mark.skipif(bool(reason_against()), reason=reason_against() or "it can be made here"),
-]
+pytestmark = MARKS
 
 WHERE = """
 import json, ray
@@ -93,33 +74,6 @@ def throughput(lab, size):
         return float(receiver.communicate(timeout=60)[0])
 
 
-def rays_processes():
-    """The processes of a lab's Ray nodes that live, wherever they have gone."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if b"/run/hetlab/test_lab" in (folder / "cmdline").read_bytes():
-                found.append(folder.name)
-    return found
-
-
-def traces():
-    """Everything of the lab that is on this machine."""
-    here = subprocess.run(["ip", "-o", "link"], capture_output=True, text=True, check=True).stdout
-    return {
-        "namespaces": [name for name in all_namespaces() if "test_lab" in name],
-        "present": [name for name in present() if name == "test_lab"],
-        "folder": names.state_folder("test_lab").exists(),
-        "cgroups": [str(p) for p in Path("/sys/fs/cgroup").rglob("hetlab-test_lab-*")],
-        "processes": rays_processes(),
-        "interfaces": re.findall(r"to-[a-z]\w*@", here),
-    }
-
-
-NOTHING = {"namespaces": [], "present": [], "folder": False, "cgroups": [], "processes": [],
-           "interfaces": []}  # fmt: skip
-
-
 @pytest.fixture(scope="module")
 def lab():
     with Lab.up(SPECIFICATION, lifetime=1200) as lab:
@@ -140,11 +94,6 @@ def file(tmp_path):
     path = tmp_path / "test_lab.yaml"
     path.write_text(SPECIFICATION.model_dump_json())
     return path
-
-
-def command(*arguments, **options):
-    words = [sys.executable, str(SCRIPT), *map(str, arguments)]
-    return subprocess.run(words, capture_output=True, text=True, timeout=120, **options)
 
 
 def states(lab):
@@ -216,7 +165,7 @@ def test_a_second_up_changes_nothing_and_resets_what_was_set(lab, file):
 
 
 def test_another_lab_of_the_name_is_refused(lab):
-    three = read_specification("three_hosts").model_copy(update={"name": "test_lab"})
+    three = named_lab("three_hosts")
     with pytest.raises(InputError, match="is up with other hosts or links"):
         Lab.up(three)
     assert states(lab) == ["up", "up"]
@@ -274,16 +223,6 @@ def test_a_link_is_cut_and_mended(lab):
     assert throughput(lab, 5_000_000) < 25e6
 
 
-@pytest.mark.ray
-def test_training(lab, tmp_path):
-    words = ["--config", ROOT / "configs/lab/two_hosts.gin", "--workdir", tmp_path / "run"]
-    few = ["--gin", "train.steps = 3", "--gin", "train.evaluate_every = 3"]
-    done = command("train", "--lab", "test_lab", *words, *few, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
-    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line)["step"] for line in lines] == [1, 2, 3]
-
-
 # Labs of their own. The shared one is down when these run: they have its name.
 
 MOMENTS = {
@@ -336,25 +275,3 @@ def test_a_crashed_up_is_taken_up(file):
 def test_a_lab_that_is_forgotten_goes_down():
     Lab.up(SPECIFICATION, lifetime=1)
     assert wait_until(lambda: traces() == NOTHING, 60)
-
-
-@pytest.mark.parametrize("name", ["three_hosts", "two_islands"])
-@pytest.mark.usefixtures("nothing_left")
-def test_switches(name):
-    specification = read_specification(name).model_copy(update={"name": "test_lab"})
-    last = specification.hosts[-1].name
-    with Lab.up(specification, lifetime=600) as lab:
-        assert states(lab) == ["up"] * len(specification.hosts)
-        server = (
-            "import socket; s = socket.create_server(('', 5001)); print(1, flush=True); s.accept()"
-        )
-        words = [sys.executable, "-c", server]
-        with lab.start(last, words, stdout=subprocess.PIPE) as process:
-            assert process.stdout is not None
-            process.stdout.readline()
-            place = names.address(specification, last)
-            connect = (
-                f"import socket; socket.create_connection(({place!r}, 5001), timeout=10).close()"
-            )
-            python(lab, "b", connect)
-            assert process.wait(timeout=30) == 0

@@ -12,7 +12,8 @@ from hetjax.pipeline.warm_up import one_f_one_b
 
 def test_a_split_microbatch_is_live_until_its_weight_gradient():
     events = [
-        Event("stage 0", "FB0", "FB", 0, 0.0, 2.0),
+        Event("stage 0", "F0", "F", 0, 0.0, 1.0),
+        Event("stage 0", "B0", "B", 0, 1.0, 2.0),
         Event("stage 0", "W0", "W", 0, 3.0, 4.0),
         Event("stage 0", "F1", "F", 1, 4.0, 5.0),
         Event("stage 0", "R1", "R", 1, 5.0, 6.0),

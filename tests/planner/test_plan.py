@@ -120,7 +120,7 @@ def plans(draw: Any) -> Plan:
         seconds,
         seconds,
         st.lists(
-            st.builds(StagePrediction, *[seconds] * 5, *[sizes] * 4, seconds),
+            st.builds(StagePrediction, *[seconds] * 8, *[sizes] * 7, seconds),
             min_size=len(stages),
             max_size=len(stages),
         ).map(tuple),

@@ -77,7 +77,7 @@ def test_drawing_leaves_matplotlibs_settings_alone():
 
 
 def test_every_operation_has_a_color_of_its_own_in_the_legend():
-    kinds = ("F", "R", "B", "W", "FB", "update")
+    kinds = ("F", "R", "B", "W", "update")
     events = tuple(Event("stage 0", f"{k}0", k, 0, i, i + 1.0) for i, k in enumerate(kinds))
     styles = [event_style(event) for event in events]
     assert len({style.color for style in styles}) == len(kinds)

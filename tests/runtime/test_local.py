@@ -144,7 +144,7 @@ def test_tied_parameters_stay_bitwise_equal_on_unlike_submeshes(executor: LocalE
 
 def test_a_timed_step_tells_when_each_task_and_transfer_ran(executor: LocalExecutor):
     reports = executor.train_step(0, timed=True)
-    for stage, report in enumerate(reports):
+    for report in reports:
         tasks = [event for event in report.events if event.microbatch is not None]
         assert len(tasks) == 8
         assert all(event.start <= event.end for event in report.events)

@@ -1,6 +1,7 @@
 """The trainer on the local runtime."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from execution import gathered_state
 from ray_jobs import BATCH, MICROBATCHES, Tokens, loss, make_plan, make_trainer, parameters
 
 from hetjax import CheckpointError, InputError, Trainer
+from hetjax.pipeline.warm_up import one_f_one_b
+from hetjax.planner import choose_schedule, make_problem, predict
 from hetjax.planner.plan import Plan
 from hetjax.runtime.local import LocalExecutor
 
@@ -175,3 +178,55 @@ def test_a_plan_for_another_batch_or_model_is_refused():
     other = Plan("another", PLAN.layers, PLAN.cluster, PLAN.pipelines)
     with pytest.raises(InputError, match="made for another model"):
         make_trainer("local", other)
+
+
+def test_another_schedule_trains_on_as_if_nothing_had_changed():
+    batch = Tokens().batch(0, BATCH)
+    with make() as steady, make() as changing:
+        plan = predict_for(changing)
+        for name in ("gpipe", "h_1f1b_split", "zb_h1", "search"):
+            changing.use_schedule(choose_schedule(plan, name).pipeline.schedule)
+            for _ in range(2):
+                found, expected = changing.train_step(batch), steady.train_step(batch)
+                assert found.loss == pytest.approx(expected.loss, rel=1e-6)
+                assert found.gradient_norm == pytest.approx(expected.gradient_norm, rel=1e-5)
+
+
+def predict_for(trainer: Trainer) -> Plan:
+    """The trainer's plan with a prediction."""
+    shapes = jax.eval_shape(parameters)
+    batch = Tokens().batch(0, BATCH)
+    problem = make_problem(
+        loss,
+        shapes,
+        batch,
+        cluster=trainer.plan.cluster,
+        optimizer=optax.adamw(1e-3),
+        num_microbatches=MICROBATCHES,
+    )
+    return predict(trainer.plan, problem)
+
+
+def test_measuring_gives_times_of_whole_and_split_passes_and_trains(trainer: Trainer):
+    done, plan = trainer.steps_done, trainer.plan
+    times = trainer.measure(rounds=1)
+    assert trainer.steps_done == done + 2
+    assert trainer.plan == plan
+    assert times.num_stages == len(plan.pipeline.stages)
+    assert times.can_split
+    assert min(*times.forward, *times.backward, *times.update) > 0
+
+
+def test_a_trainer_takes_a_plan_with_another_schedule_alone(trainer: Trainer):
+    plan = predict_for(trainer)
+    other = choose_schedule(plan, "zb_h1")
+    trainer.use_plan(other)
+    assert trainer.plan == other
+    trainer.use_plan(plan)
+    with pytest.raises(InputError, match="more than its schedule"):
+        trainer.use_plan(replace(other, model="another"))
+
+
+def test_a_schedule_that_does_not_fit_the_plan_is_refused(trainer: Trainer):
+    with pytest.raises(InputError, match="microbatches"):
+        trainer.use_schedule(one_f_one_b(len(PLAN.pipeline.stages), MICROBATCHES + 1))
