@@ -238,12 +238,14 @@ class Child:
     def close(self) -> None:
         """End the process. Closing twice does no harm."""
         assert self._process.stdin is not None
+        assert self._process.stdout is not None
         try:
             self._process.stdin.close()
             self._process.wait(timeout=2)
         except (OSError, subprocess.TimeoutExpired):
             self._process.kill()
             self._process.wait()
+        self._process.stdout.close()
 
 
 def serve(handle: Callable[[Any], Any]) -> None:

@@ -218,9 +218,7 @@ class PipelineTrainer:
 
     def do_plan(self, schedules: Sequence[str]) -> dict[str, Any]:
         """Make schedules of the measured times; what is predicted of each."""
-        self.plans = {
-            name: choose_schedule(self.plan, name, self.times) for name in schedules
-        }
+        self.plans = {name: choose_schedule(self.plan, name, self.times) for name in schedules}
         return {name: self._figures(plan) for name, plan in self.plans.items()}
 
     def _figures(self, plan: hetjax.Plan) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from statistics import median
 
 from hetjax.errors import InputError
-from hetjax.pipeline.schedule import EXPLICIT, Schedule, Task
+from hetjax.pipeline.schedule import EXPLICIT, Schedule, Task, input_source
 from hetjax.pipeline.timeline import Event, Timeline, link_track, stage_track
 from hetjax.pipeline.times import StepTimes
 from hetjax.pipeline.warm_up import one_f_one_b
@@ -98,12 +98,42 @@ def _seconds(
 ) -> list[float]:
     """The durations of a kind of task, of split or of whole backward passes where that is asked."""
     return [
-        event.duration
+        seconds
         for timeline, schedule in steps
-        for event in timeline.on(stage_track(stage))
+        for event, seconds in _task_seconds(timeline, schedule, stage)
         if event.kind == kind
         and (split is None or kind != "B" or _is_split(schedule, stage, event) == split)
     ]
+
+
+def _task_seconds(
+    timeline: Timeline, schedule: Schedule, stage: int
+) -> Iterator[tuple[Event, float]]:
+    """Each task of a stage with its duration from when it could have begun.
+
+    It could when the task before it had ended and its input had arrived; what a worker does
+    between two tasks is the second one's, too.
+    """
+    arrivals = {
+        event.name: event.end
+        for neighbour in (stage - 1, stage + 1)
+        for event in timeline.on(link_track(neighbour, stage))
+    }
+    before = None
+    for event in timeline.on(stage_track(stage)):
+        # A first task, and one whose input took no time on its link, began when it could.
+        could = event.start
+        if before is not None and (event.name in arrivals or not _receives(schedule, stage, event)):
+            could = max(before.end, arrivals.get(event.name, before.end))
+        yield event, event.end - min(event.start, could)
+        before = event
+
+
+def _receives(schedule: Schedule, stage: int, event: Event) -> bool:
+    """Whether a task has an input from another stage."""
+    if event.kind not in ("F", "B") or event.microbatch is None:
+        return False
+    return input_source(schedule, stage, Task(event.kind, event.microbatch)) is not None
 
 
 def _is_split(schedule: Schedule, stage: int, event: Event) -> bool:

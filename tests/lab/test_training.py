@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import jax
 import pytest
 from bench_lab import SMALL, Fault, lab_losses, one_device_losses, run_into, trainers
 from chromium import open_page
@@ -23,7 +24,8 @@ def nothing_left() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def expected() -> list[float]:
-    return one_device_losses(SMALL, STEPS)
+    with jax.numpy_dtype_promotion("standard"):  # Optax needs it.
+        return one_device_losses(SMALL, STEPS)
 
 
 @pytest.mark.parametrize("name", ["three_hosts", "two_islands"])
