@@ -9,14 +9,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import jax
 from baselines import model_of, optimizer
 from benchmarking import LARGE_PAGES, SCRIPTS, Child, Size, add_size, serve, size_flags, size_of
-from lab import Lab
+from lab import Lab, Specification
 
 import hetjax
 from hetjax.errors import WorkerLostError
@@ -98,6 +98,23 @@ class LabTrainers:
             deadline: seconds to wait at most.
         """
         return self._child.answer(deadline)
+
+
+@contextlib.contextmanager
+def trainers(
+    lab: Specification, size: Size, change: Callable[[Lab], None] = lambda _: None
+) -> Iterator[tuple[Hosts, LabTrainers]]:
+    """A lab, and the process on its first host that trains; both end with the block.
+
+    Args:
+        lab: what it consists of.
+        size: sizes of model and batch.
+        change: what to change of the lab before.
+    """
+    with contextlib.ExitStack() as ends:
+        hosts = Hosts(ends.enter_context(Lab.up(lab)), size, ends)
+        change(hosts.lab)
+        yield hosts, LabTrainers(hosts)
 
 
 class Server:

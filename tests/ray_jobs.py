@@ -73,19 +73,27 @@ def make_cluster(nodes: int, kind: DeviceKind = HOST) -> Cluster:
     return Cluster("test", (first, second), (("first", "second", _LINK),))
 
 
-def make_plan(hosts: int = 1, cluster: Cluster | None = None) -> Plan:
+def make_plan(
+    hosts: int = 1, cluster: Cluster | None = None, mesh_shape: tuple[int, int] | None = None
+) -> Plan:
     """Two stages that meet in the middle of the scan.
 
     Args:
         hosts: how many hosts the first stage spans.
         cluster: where to run; one that has just these devices unless given.
+        mesh_shape: the logical mesh of the first stage; its devices in a row unless given.
     """
     shapes = {"tokens": jax.ShapeDtypeStruct((SIZE, LENGTH + 1), np.dtype(np.int32))}
     program = trace(loss, parameters(), shapes)
     names = [step.name for step in program.steps]
     middle = sum(s.iterations for s in program.steps[: names.index("scan")]) + DEPTH // 2
     stages = (
-        StagePlan((0, 1), SubMesh("first", 0, (hosts, 2)), (2 * hosts, 1), "fully_sharded"),
+        StagePlan(
+            (0, 1),
+            SubMesh("first", 0, (hosts, 2)),
+            mesh_shape or (2 * hosts, 1),
+            "fully_sharded",
+        ),
         StagePlan((1, 2), SubMesh("second", 0, (1, 1)), (1, 1), recompute=True),
     )
     pipeline = PipelinePlan(stages, MICROBATCHES, SIZE, one_f_one_b(2, MICROBATCHES))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hetjax.commands.prepare import Prepared
-from hetjax.commands.show import live_microbatches, prediction_rows
+from hetjax.commands.show import link_rows, live_microbatches, prediction_rows
 from hetjax.commands.work_folder import (
     CHECKPOINTS_FOLDER,
     PAGE_FILE,
@@ -29,6 +29,7 @@ from hetjax.report import (
     draw_timeline,
     format_rate,
     format_seconds,
+    link_table,
     prediction_table,
     write_chrome_trace,
     write_timeline_page,
@@ -179,6 +180,9 @@ def _report(
     console.print()
     console.print(prediction_table(prediction_rows(plan, timeline, step_time)))
     console.print()
+    if was_timed and prepared.ingredients.configuration.runtime.name == "ray":
+        console.print(link_table(link_rows(plan, trainer.link_uses())))
+        console.print()
     say(live_microbatches(plan, trainer.reports))
     say(
         f"loss {steps[0].metrics.loss:.4f} to {steps[-1].metrics.loss:.4f}, "

@@ -11,13 +11,14 @@ from hetjax.commands.prepare import Prepared
 from hetjax.pipeline.timeline import Event, Timeline, link_track, stage_track
 from hetjax.planner import Plan, Prediction
 from hetjax.report import (
+    LinkRow,
     PredictionRow,
     cluster_table,
     format_rate,
     format_seconds,
     plan_table,
 )
-from hetjax.runtime import StepReport
+from hetjax.runtime import LinkUse, StepReport
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -132,6 +133,33 @@ def prediction_rows(plan: Plan, timeline: Timeline, step_time: float) -> list[Pr
         )
         rows += [PredictionRow(*row) for row in figures]
     return [row for row in rows if row.measured > 0]
+
+
+def link_rows(plan: Plan, uses: Sequence[LinkUse]) -> list[LinkRow]:
+    """What the links between stages did in a step.
+
+    Args:
+        plan: the plan.
+        uses: what was seen of each direction.
+
+    Returns:
+        One row for each direction.
+    """
+    stages = plan.pipeline.stages
+    return [
+        LinkRow(
+            name=f"stage {use.source} to {use.target}",
+            num_bytes=use.num_bytes,
+            transfers=use.transfers,
+            rate=use.rate,
+            bandwidth=plan.cluster.link_between(
+                stages[use.source].submesh, stages[use.target].submesh
+            ).bandwidth,
+            busy=use.busy,
+            wait_seconds=use.wait_seconds,
+        )
+        for use in uses
+    ]
 
 
 def live_microbatches(plan: Plan, reports: Sequence[StepReport]) -> str:

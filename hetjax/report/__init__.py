@@ -5,9 +5,11 @@ from hetjax.report.plan_table import plan_table
 from hetjax.report.progress import TrainingProgress
 from hetjax.report.quantities import format_bytes, format_rate, format_seconds
 from hetjax.report.tables import (
+    LinkRow,
     PredictionRow,
     StageRow,
     cluster_table,
+    link_table,
     prediction_table,
     stage_table,
 )
@@ -16,6 +18,7 @@ from hetjax.report.timeline_picture import draw_timeline
 from hetjax.report.trace_file import write_chrome_trace
 
 __all__ = [
+    "LinkRow",
     "MetricsWriter",
     "PredictionRow",
     "StageRow",
@@ -25,6 +28,7 @@ __all__ = [
     "format_bytes",
     "format_rate",
     "format_seconds",
+    "link_table",
     "plan_table",
     "prediction_table",
     "read_metrics",

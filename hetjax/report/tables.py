@@ -1,4 +1,4 @@
-"""Tables for the terminal: the cluster, the stages of a plan, predicted beside measured."""
+"""Tables for the terminal: cluster, stages of a plan, predicted beside measured, links."""
 
 from __future__ import annotations
 
@@ -54,6 +54,29 @@ class PredictionRow:
     name: str
     predicted: float
     measured: float
+
+
+@dataclass(frozen=True)
+class LinkRow:
+    """What one direction of the link between two stages did in a step.
+
+    Args:
+        name: which, e.g. ``"stage 0 to 1"``.
+        num_bytes: the bytes that crossed.
+        transfers: in how many transfers.
+        rate: bytes/s while something was under way.
+        bandwidth: bytes/s that the cluster says it has.
+        busy: the share of the step, from 0 to 1, in which something was under way.
+        wait_seconds: how long the receiving stage waited for it.
+    """
+
+    name: str
+    num_bytes: int
+    transfers: int
+    rate: float
+    bandwidth: float
+    busy: float
+    wait_seconds: float
 
 
 def cluster_table(cluster: Cluster, dtype: str = "float32") -> Table:
@@ -152,6 +175,38 @@ def prediction_table(rows: Sequence[PredictionRow], title: str = "Predicted and 
         ratio = f"{row.measured / row.predicted:.2f}" if row.predicted else ""
         predicted, measured = format_seconds(row.predicted), format_seconds(row.measured)
         table.add_row(Text(row.name), predicted, measured, ratio)
+    return table
+
+
+def link_table(rows: Sequence[LinkRow], title: str = "Links, in a step") -> Table:
+    """What the links between stages carried, how fast, and who waited for it.
+
+    Args:
+        rows: one for each direction that was used.
+        title: what stands above the table.
+
+    Returns:
+        A table for rich to print.
+
+    Example:
+        >>> table = link_table([LinkRow("stage 0 to 1", 8_000_000, 16, 23e6, 25e6, 0.9, 0.01)])
+        >>> table.row_count
+        1
+    """
+    from rich.text import Text
+
+    table = _table(title, left=("",))
+    for heading in ("bytes", "transfers", "rate", "in use", "waited for"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        table.add_row(
+            Text(row.name),
+            format_bytes(row.num_bytes),
+            str(row.transfers),
+            f"{format_rate(row.rate, 'B/s')} of {format_rate(row.bandwidth, 'B/s')}",
+            f"{row.busy:.0%}",
+            format_seconds(row.wait_seconds),
+        )
     return table
 
 

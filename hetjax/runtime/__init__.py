@@ -4,12 +4,13 @@ from hetjax.runtime.checkpoint_files import CheckpointFolder
 from hetjax.runtime.feed import BatchSource
 from hetjax.runtime.ray import RayOptions
 from hetjax.runtime.ray_measure import measure_cluster
+from hetjax.runtime.step_report import LinkUse, StepReport
 from hetjax.runtime.trainer import StepMetrics, Trainer
-from hetjax.runtime.worker import StepReport
 
 __all__ = [
     "BatchSource",
     "CheckpointFolder",
+    "LinkUse",
     "RayOptions",
     "StepMetrics",
     "StepReport",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from hetjax.mesh.host_cpu import machine_name
-from hetjax.runtime.worker import StepReport
+from hetjax.runtime.step_report import StepReport
 
 ROUND_TRIPS = 8
 """How many times a clock is asked; the quickest answer counts."""
@@ -122,8 +122,11 @@ def by_our_clock(report: StepReport, offset: float) -> StepReport:
     """
     return replace(
         report,
-        sends={tag: (at - offset, size) for tag, (at, size) in report.sends.items()},
-        arrivals={tag: at - offset for tag, at in report.arrivals.items()},
+        sends={tag: at - offset for tag, at in report.sends.items()},
+        arrivals={
+            tag: arrival._replace(at=arrival.at - offset)
+            for tag, arrival in report.arrivals.items()
+        },
         events=[
             replace(event, start=event.start - offset, end=event.end - offset)
             for event in report.events

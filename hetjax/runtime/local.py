@@ -20,8 +20,9 @@ from hetjax.runtime.feed import BatchReader, feed_of
 from hetjax.runtime.instructions import Tag
 from hetjax.runtime.job import Job
 from hetjax.runtime.placement import Placement, named
+from hetjax.runtime.step_report import StepReport
 from hetjax.runtime.transport import InProcessTransport
-from hetjax.runtime.worker import Feed, StageWorker, StepReport
+from hetjax.runtime.worker import Feed, StageWorker
 from hetjax.sharding.rules import MESH_AXES
 
 Result = TypeVar("Result")

@@ -27,8 +27,8 @@ from hetjax.runtime.ray_cluster import (
     worker_resources,
 )
 from hetjax.runtime.ray_worker import HostWorker, computation_settings
+from hetjax.runtime.step_report import StepReport, stage_report
 from hetjax.runtime.transfer_server import Peer, worker_name
-from hetjax.runtime.worker import StepReport
 
 __all__ = ["RayExecutor", "RayOptions", "connect_to_ray"]
 
@@ -170,7 +170,7 @@ class RayExecutor:
             timed: whether to record when each operation ran, by the driver's clock.
 
         Returns:
-            The report of each stage's first host.
+            The report of each stage.
 
         Raises:
             InputError: the batch does not have the planned shape.
@@ -184,7 +184,10 @@ class RayExecutor:
         reports = self._all(lambda actor: actor.train_step.remote(call, step, batch, timed))
         if timed:
             reports = {peer: self._by_our_clock(peer, reports[peer]) for peer in reports}
-        return [reports[stage, 0] for stage in range(len(self._hosts))]
+        return [
+            stage_report([reports[stage, host] for host in range(hosts)])
+            for stage, hosts in enumerate(self._hosts)
+        ]
 
     def _by_our_clock(self, peer: Peer, report: StepReport) -> StepReport:
         """A worker's report by the driver's clock; asked each time, since clocks drift."""

@@ -20,8 +20,9 @@ from hetjax.runtime.checkpoint_files import StageRecord
 from hetjax.runtime.clocks import ClockReading, read_clock
 from hetjax.runtime.feed import BatchReader, feed_of
 from hetjax.runtime.job import Job, build, transfers
+from hetjax.runtime.step_report import StepReport
 from hetjax.runtime.transfer_server import Peer, TransferServerTransport, worker_name
-from hetjax.runtime.worker import Feed, StageWorker, StepReport
+from hetjax.runtime.worker import Feed, StageWorker
 from hetjax.sharding.rules import MESH_AXES
 
 _COMPUTATION_SETTINGS = (

@@ -29,7 +29,7 @@ from hetjax.runtime.job import Job, build
 from hetjax.runtime.local import LocalExecutor
 from hetjax.runtime.placement import Placement
 from hetjax.runtime.ray import RayExecutor, RayOptions
-from hetjax.runtime.worker import StepReport, link_events
+from hetjax.runtime.step_report import LinkUse, StepReport, link_events, link_uses
 
 RUNTIMES = ("local", "ray")
 
@@ -359,10 +359,22 @@ class Trainer:
         Raises:
             InputError: no step was timed.
         """
+        reports = self._timed_reports()
+        events = [event for report in reports for event in report.events]
+        return Timeline((*events, *link_events(reports))).from_zero()
+
+    def link_uses(self) -> list[LinkUse]:
+        """What the links between stages did in the last timed step.
+
+        Raises:
+            InputError: no step was timed.
+        """
+        return link_uses(self._timed_reports())
+
+    def _timed_reports(self) -> list[StepReport]:
         if not self._timed:
             raise InputError("no step was timed; call train_step(timed=True)")
-        events = [event for report in self._timed for event in report.events]
-        return Timeline((*events, *link_events(self._timed))).from_zero()
+        return self._timed
 
     def close(self) -> None:
         """Finish saving and end all workers. Closing twice does no harm."""

@@ -1,29 +1,30 @@
 """The transport between processes: asynchronous pulls by `jax.experimental.transfer`.
 
-The sending worker offers single-device shards; the receiving one asks for those it needs as early
-as its instructions allow, and a thread for each route notes when they are there. JAX would wait for
-ever for a peer that does not answer; connections and receives here have a deadline.
+The sending worker offers the pieces that each receiving process needs of it; the receiving one asks
+for them as early as its instructions allow, and a thread for each route notes when they are there.
+A piece crosses once: what several hosts of the receiving stage want they gather among themselves.
+JAX would wait for ever for a peer that does not answer; connecting, pulling and gathering have a
+deadline here.
 """
 
 from __future__ import annotations
 
-import queue
 import socket
-import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import jax
-import numpy as np
 from jax.experimental import transfer
-from jax.sharding import Mesh, SingleDeviceSharding
+from jax.sharding import Mesh
 
 from hetjax.errors import WorkerLostError
 from hetjax.runtime.instructions import Route, Tag
-from hetjax.runtime.placement import Placement, named
-from hetjax.sharding.layout import Bounds, Shard, overlap, shards, wanted, within
+from hetjax.runtime.placement import Placement
+from hetjax.runtime.transfer_ends import ReceivingEnd, SendingEnd, crossing_arrays
+from hetjax.runtime.transport import Arrival
+from hetjax.runtime.watching import Watched, Watcher
 
 CONNECT_SECONDS = 10.0
 """How long a worker may take to accept a connection."""
@@ -42,15 +43,13 @@ def worker_name(peer: Peer) -> str:
     return f"stage {peer[0]}, host {peer[1]}"
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Pull:
-    """A transfer on its way: the shards asked for, and whether they are there."""
+    """What was asked of one sending process."""
 
-    arrays: list[tuple[Peer, list[list[Shard]], list[list[jax.Array]]]]
-    awaited: Peer
-    done: threading.Event = field(default_factory=threading.Event)
-    arrived: float = 0.0
-    error: WorkerLostError | None = None
+    peer: Peer
+    arrays: Sequence[jax.Array]
+    watched: Watched
 
 
 class TransferServerTransport:
@@ -76,22 +75,29 @@ class TransferServerTransport:
         host: str,
         deadline: float,
     ):
-        self._placement, self._peer, self._mesh = placement, peer, mesh
-        self._per_process, self._deadline = devices_per_process, deadline
-        self._devices = list(mesh.devices.flat)
-        self._local = [d for d in self._devices if d.process_index == jax.process_index()]
+        self._peer, self._deadline = peer, deadline
         self._processes = [
             stage.submesh.num_devices // count
             for stage, count in zip(placement.plan.stages, devices_per_process, strict=True)
         ]
         self._numbers = {tag: number for number, tag in enumerate(sorted(set(tags)))}
-        client = self._local[0].client
+        self._sending: dict[Tag, SendingEnd] = {}
+        self._receiving: dict[Tag, ReceivingEnd] = {}
+        stage, process = peer
+        for tag in {_alike(tag) for tag in self._numbers}:
+            if stage in (tag.route.source, tag.route.target):
+                arrays = crossing_arrays(placement, tag, devices_per_process)
+                if stage == tag.route.source:
+                    self._sending[tag] = SendingEnd(arrays, mesh, process)
+                else:
+                    self._receiving[tag] = ReceivingEnd(arrays, mesh, process)
+        client = mesh.local_devices[0].client
         self._server = transfer.start_transfer_server(client, f"{host}:0", [f"{host}:0"])
         self._connections: dict[Peer, Any] = {}
-        self._pulls: dict[tuple[int, Tag], _Pull] = {}
-        self._arrivals: dict[tuple[int, Tag], float] = {}
-        self._watchers: dict[Route, queue.SimpleQueue[_Pull | None]] = {}
-        self._layouts: dict[tuple[Tag, int], list[tuple[Shard, ...]]] = {}
+        self._pulls: dict[tuple[int, Tag], list[_Pull]] = {}
+        self._arrivals: dict[tuple[int, Tag], Arrival] = {}
+        self._watchers: dict[Route, Watcher] = {}
+        self._gatherings = Watcher("watch gathering")
 
     @property
     def address(self) -> str:
@@ -107,145 +113,101 @@ class TransferServerTransport:
         Raises:
             WorkerLostError: a worker cannot be reached.
         """
-        stage = self._peer[0]
-        sources = {tag.route.source for tag in self._numbers if tag.route.target == stage}
-        for peer, address in addresses.items():
-            if peer[0] in sources:
-                _check_reachable(peer, address)
-                self._connections[peer] = self._server.connect(address)
-
-    def _sides(self, tag: Tag) -> tuple[list[tuple[Shard, ...]], list[tuple[Shard, ...]]]:
-        return self._layout(tag, tag.route.source), self._layout(tag, tag.route.target)
-
-    def _layout(self, tag: Tag, stage: int) -> list[tuple[Shard, ...]]:
-        if (tag, stage) not in self._layouts:
-            shapes = self._placement.route_shapes(tag.route, tag.microbatch)
-            specs = self._placement.route_specs(tag.route, tag.microbatch, stage)
-            mesh_shape = self._placement.plan.stages[stage].mesh_shape
-            self._layouts[tag, stage] = [
-                shards(shape.shape, spec, mesh_shape, self._per_process[stage])
-                for shape, spec in zip(shapes, specs, strict=True)
-            ]
-        return self._layouts[tag, stage]
-
-    def _uuid(self, step: int, tag: Tag, source: int, target: int) -> int:
-        width = max(self._processes)
-        number = self._numbers[tag] * width * width + source * width + target
-        return (step * len(self._numbers)) * width * width + number
+        sources = {
+            (tag.route.source, sender)
+            for tag, end in self._receiving.items()
+            for sender in end.requests
+        }
+        for peer in sorted(sources):
+            _check_reachable(peer, addresses[peer])
+            self._connections[peer] = self._server.connect(addresses[peer])
 
     def send(self, step: int, tag: Tag, arrays: Sequence[jax.Array]) -> None:
-        """Offer the shards that each receiving process needs of this one."""
-        sources, targets = self._sides(tag)
-        held = [{s.device: s.data for s in array.addressable_shards} for array in arrays]
-        by_place = {device: place for place, device in enumerate(self._devices)}
-        held = [{by_place[device]: data for device, data in parts.items()} for parts in held]
-        for process in range(self._processes[tag.route.target]):
-            offered = [
-                parts[shard.device]
-                for parts, source, target in zip(held, sources, targets, strict=True)
-                for shard in wanted(source, target, process)
-                if shard.process == self._peer[1]
-            ]
-            if offered:
-                uuid = self._uuid(step, tag, self._peer[1], process)
-                self._server.await_pull(uuid, offered)
+        """Offer the pieces that each receiving process needs of this one.
+
+        The server keeps them until they are fetched, and forgets them then.
+        """
+        for receiver, pieces in self._sending[_alike(tag)].offers(arrays):
+            self._server.await_pull(self._uuid(step, tag, self._peer[1], receiver), pieces)
 
     def expect(self, step: int, tag: Tag) -> None:
-        """Ask for the shards of a transfer; they come while the worker computes."""
-        sources, targets = self._sides(tag)
-        shapes = self._placement.route_shapes(tag.route, tag.microbatch)
-        process = self._peer[1]
-        needed = [wanted(s, t, process) for s, t in zip(sources, targets, strict=True)]
-        arrays = []
-        for sender in range(self._processes[tag.route.source]):
-            groups = [[shard for shard in group if shard.process == sender] for group in needed]
-            specs = [
-                [
-                    jax.ShapeDtypeStruct(
-                        tuple(stop - start for start, stop in shard.bounds),
-                        shape.dtype,
-                        sharding=SingleDeviceSharding(self._landing(shard.bounds, target)),
-                    )
-                    for shard in group
-                ]
-                for group, shape, target in zip(groups, shapes, targets, strict=True)
-            ]
-            flat = [spec for group in specs for spec in group]
-            if flat:
-                peer = (tag.route.source, sender)
-                uuid = self._uuid(step, tag, sender, process)
-                pulled = iter(self._connections[peer].pull(uuid, flat))
-                arrays.append((peer, groups, [[next(pulled) for _ in group] for group in specs]))
-        pull = _Pull(arrays, awaited=(tag.route.source, 0))
-        self._pulls[step, tag] = pull
-        self._watcher(tag.route).put(pull)
+        """Ask for the pieces of a transfer; they come while the worker computes."""
+        pulls = []
+        for sender, shapes in self._receiving[_alike(tag)].requests.items():
+            peer = (tag.route.source, sender)
+            uuid = self._uuid(step, tag, sender, self._peer[1])
+            arrays = self._connections[peer].pull(uuid, shapes)
+            pulls.append(_Pull(peer, arrays, self._watcher(tag.route).watch(arrays)))
+        self._pulls[step, tag] = pulls
 
-    def _landing(self, bounds: Bounds, target: Sequence[Shard]) -> Any:
-        """The device that a pulled shard lands on: one that wants just this part, if any does."""
-        for shard in target:
-            if shard.process == self._peer[1] and shard.bounds == bounds:
-                return self._devices[shard.device]
-        return self._local[0]
+    def _uuid(self, step: int, tag: Tag, sender: int, receiver: int) -> int:
+        width = max(self._processes)
+        transfer = step * len(self._numbers) + self._numbers[tag]
+        return (transfer * width + sender) * width + receiver
 
-    def _watcher(self, route: Route) -> queue.SimpleQueue[_Pull | None]:
+    def _watcher(self, route: Route) -> Watcher:
         if route not in self._watchers:
-            pulls: queue.SimpleQueue[_Pull | None] = queue.SimpleQueue()
-            self._watchers[route] = pulls
             name = f"watch {route.kind} of stage {route.source}"
-            threading.Thread(target=_watch, args=(pulls,), name=name, daemon=True).start()
+            self._watchers[route] = Watcher(name)
         return self._watchers[route]
 
     def ready(self, step: int, tag: Tag) -> bool:
-        """Whether the shards of a transfer are there, or will never be."""
-        return self._pulls[step, tag].done.is_set()
+        """Whether the pieces of a transfer are there, or will never be."""
+        return all(pull.watched.done.is_set() for pull in self._pulls[step, tag])
 
     def receive(self, step: int, tag: Tag) -> list[jax.Array]:
-        """Wait for the shards of a transfer and put them together."""
-        pull = self._pulls[step, tag]
-        if not pull.done.wait(self._deadline):
-            raise WorkerLostError(
-                worker_name(pull.awaited),
-                f"its {tag.route.kind} did not come within {self._deadline:g} s",
-            )
+        """Wait for the pieces of a transfer and put them together.
+
+        All hosts of a stage receive in the same order, since gathering is a collective.
+        """
+        end = time.monotonic() + self._deadline
+        pulls = self._pulls[step, tag]
+        for pull in pulls:
+            what = f"its {tag.route.kind} did not come"
+            self._wait(pull.watched, worker_name(pull.peer), what, end)
         del self._pulls[step, tag]
-        if pull.error is not None:
-            raise pull.error
-        self._arrivals[step, tag] = pull.arrived
-        _, targets = self._sides(tag)
-        shapes = self._placement.route_shapes(tag.route, tag.microbatch)
-        specs = self._placement.route_specs(tag.route, tag.microbatch, self._peer[0])
-        shardings = named(self._mesh, specs)
-        return [
-            self._assemble(i, shape, sharding, target, pull)
-            for i, (shape, sharding, target) in enumerate(
-                zip(shapes, shardings, targets, strict=True)
+        receiving = self._receiving[_alike(tag)]
+        at = max((pull.watched.arrived for pull in pulls), default=time.time())
+        self._arrivals[step, tag] = Arrival(at, receiving.num_bytes)
+        arrays = receiving.put_together({pull.peer[1]: pull.arrays for pull in pulls})
+        if receiving.gathers:
+            what = f"it did not gather the {tag.route.kind} with us"
+            # The other hosts may wait for their own pieces until the deadline.
+            self._wait(
+                self._gatherings.watch(arrays), self._other_hosts(), what, end + self._deadline
             )
-        ]
+        return arrays
 
-    def _assemble(
-        self, place: int, shape: Any, sharding: Any, target: Sequence[Shard], pull: _Pull
-    ) -> jax.Array:
-        pieces = {
-            shard.bounds: array
-            for _, groups, arrays in pull.arrays
-            for shard, array in zip(groups[place], arrays[place], strict=True)
-        }
-        parts = [
-            jax.device_put(_part(shard.bounds, pieces, shape.dtype), self._devices[shard.device])
-            for shard in target
-            if shard.process == self._peer[1]
-        ]
-        return jax.make_array_from_single_device_arrays(shape.shape, sharding, parts)
+    def _wait(self, watched: Watched, worker: str, what: str, end: float) -> None:
+        """Wait until a moment of `time.monotonic`.
 
-    def arrival(self, step: int, tag: Tag) -> float:
-        """When a transfer that was received was there, in seconds of `time.time`."""
+        Raises:
+            WorkerLostError: it has passed, or what is watched will never be there.
+        """
+        if not watched.done.wait(max(0.0, end - time.monotonic())):
+            raise WorkerLostError(worker, f"{what} within {self._deadline:g} s")
+        if watched.error is not None:
+            raise WorkerLostError(worker, str(watched.error).partition("\n")[0])
+
+    def _other_hosts(self) -> str:
+        stage, process = self._peer
+        others = [host for host in range(self._processes[stage]) if host != process]
+        return " or ".join(worker_name((stage, host)) for host in others)
+
+    def arrival(self, step: int, tag: Tag) -> Arrival:
+        """When a transfer that was received was there, and how many bytes this process pulled."""
         return self._arrivals.pop((step, tag))
 
     def close(self) -> None:
         """End the watching threads."""
-        for pulls in self._watchers.values():
-            pulls.put(None)
+        for watcher in (self._gatherings, *self._watchers.values()):
+            watcher.close()
         self._pulls.clear()
+
+
+def _alike(tag: Tag) -> Tag:
+    """One transfer for all that move arrays of the same shapes: those of other microbatches."""
+    return tag if tag.route.kind == "message" else Tag(tag.route)
 
 
 def _check_reachable(peer: Peer, address: str) -> None:
@@ -255,32 +217,3 @@ def _check_reachable(peer: Peer, address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
     except OSError as error:
         raise WorkerLostError(worker_name(peer), f"no connection to {address}: {error}") from None
-
-
-def _watch(pulls: queue.SimpleQueue[_Pull | None]) -> None:
-    while (pull := pulls.get()) is not None:
-        for peer, _, arrays in pull.arrays:
-            pull.awaited = peer
-            try:
-                jax.block_until_ready(arrays)
-            except Exception as error:  # Whatever it is, the receiver must hear of it.
-                reason = str(error).partition("\n")[0]
-                pull.error = WorkerLostError(worker_name(peer), reason)
-                break
-        pull.arrived = time.time()
-        pull.done.set()
-
-
-def _part(bounds: Bounds, pieces: Mapping[Bounds, jax.Array], dtype: Any) -> Any:
-    """One shard, from the pieces that it overlaps."""
-    if bounds in pieces:
-        return pieces[bounds]
-    for around, array in pieces.items():
-        if overlap(bounds, around) == bounds:
-            return array[within(bounds, around)]
-    whole = np.empty([stop - start for start, stop in bounds], dtype)
-    for around, array in pieces.items():
-        common = overlap(bounds, around)
-        if common is not None:
-            whole[within(common, bounds)] = np.asarray(array)[within(common, around)]
-    return whole

@@ -5,12 +5,24 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import jax
 
 from hetjax.errors import WorkerLostError
 from hetjax.runtime.instructions import Tag
+
+
+class Arrival(NamedTuple):
+    """A transfer that was received.
+
+    Args:
+        at: when it was there, in seconds of `time.time`.
+        num_bytes: how many bytes this process took in for it.
+    """
+
+    at: float
+    num_bytes: int
 
 
 class Transport(Protocol):
@@ -43,8 +55,8 @@ class Transport(Protocol):
         """
         ...
 
-    def arrival(self, step: int, tag: Tag) -> float:
-        """When a transfer that was received was there, in seconds of `time.time`."""
+    def arrival(self, step: int, tag: Tag) -> Arrival:
+        """When a transfer that was received was there, and its size; told once."""
         ...
 
     def close(self) -> None:
@@ -65,6 +77,7 @@ class InProcessTransport:
     ):
         self._shardings, self._deadline = shardings, deadline
         self._arrived: dict[tuple[int, Tag], list[jax.Array]] = {}
+        self._sizes: dict[tuple[int, Tag], int] = {}
         self._changed = threading.Condition()
         self.failure: BaseException | None = None
 
@@ -76,6 +89,7 @@ class InProcessTransport:
         moved = jax.device_put(list(arrays), list(self._shardings(tag)))
         with self._changed:
             self._arrived[step, tag] = moved
+            self._sizes[step, tag] = sum(array.nbytes for array in moved)
             self._changed.notify_all()
 
     def ready(self, step: int, tag: Tag) -> bool:
@@ -96,9 +110,9 @@ class InProcessTransport:
                     )
             return self._arrived.pop((step, tag))
 
-    def arrival(self, step: int, tag: Tag) -> float:
+    def arrival(self, step: int, tag: Tag) -> Arrival:
         """Now: the copy runs on the receiving devices' own queue."""
-        return time.time()
+        return Arrival(time.time(), self._sizes.pop((step, tag)))
 
     def fail(self, error: BaseException) -> None:
         """Wake all who wait: a stage has failed and will send nothing more.
@@ -114,3 +128,4 @@ class InProcessTransport:
         """Forget what was not fetched."""
         with self._changed:
             self._arrived.clear()
+            self._sizes.clear()

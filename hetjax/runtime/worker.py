@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Container, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from hetjax.pipeline.schedule import Schedule
-from hetjax.pipeline.timeline import Event, link_track, stage_track
+from hetjax.pipeline.timeline import Event, stage_track
 from hetjax.runtime.compilation import (
     CompiledStage,
     compile_evaluation,
@@ -37,6 +37,7 @@ from hetjax.runtime.instructions import (
 )
 from hetjax.runtime.placement import Placement
 from hetjax.runtime.state import StageState, initial_state, loss_seed, zero_gradients
+from hetjax.runtime.step_report import StepReport
 from hetjax.runtime.transport import Transport
 
 Feed = Callable[[int, int], Sequence[np.ndarray]]
@@ -49,34 +50,6 @@ _EVENT_KINDS = {
     "input_gradient": "B",
     "weight_gradient": "W",
 }
-
-
-@dataclass
-class StepReport:
-    """What a worker saw in one step.
-
-    Args:
-        loss: the mean loss; None except in the last stage.
-        gradient_norm: the global norm of the mean gradient; None except in the last stage.
-        seconds: the step's duration.
-        live_microbatches: of how many microbatches it held activations at once, at most.
-        live_bytes: the size of these, on all devices of the stage.
-        wait_seconds: time in which it waited for transfers.
-        sends: for each transfer it sent, when (seconds of `time.time`) and how many bytes.
-        arrivals: for each transfer it received, when it was there.
-        events: when each operation began and ended, where the step was timed; seconds of
-            `time.time`.
-    """
-
-    loss: float | None = None
-    gradient_norm: float | None = None
-    seconds: float = 0.0
-    live_microbatches: int = 0
-    live_bytes: int = 0
-    wait_seconds: float = 0.0
-    sends: dict[Tag, tuple[float, int]] = field(default_factory=dict)
-    arrivals: dict[Tag, float] = field(default_factory=dict)
-    events: list[Event] = field(default_factory=list)
 
 
 class StageWorker:
@@ -94,6 +67,7 @@ class StageWorker:
         self.pipeline = placement.pipeline
         self.programs = placement.pipeline.programs[stage]
         self.is_last = stage == placement.pipeline.num_stages - 1
+        self.spans_hosts = len({device.process_index for device in mesh.devices.flat}) > 1
         self.compiled: CompiledStage = compile_stage(placement, stage, mesh)
         self.training = training_instructions(self.pipeline, placement.plan.schedule, stage)
         self.evaluation: tuple[Instruction, ...] = ()
@@ -222,8 +196,11 @@ class _StepRun:
     def _fill_wait(self, early: EarlyRuns, place: int, tag: Tag) -> None:
         """Run weight gradients that come later, as long as a transfer is not there.
 
-        While the devices still compute, nothing is lost by waiting for them.
+        While the devices still compute, nothing is lost by waiting for them. The hosts of a stage
+        that spans several must all run the same in the same order, whatever each of them waits for.
         """
+        if self.worker.spans_hosts:
+            return
         transport = self.worker.transport
         while (run := early.next_after(place, self.buffers)) is not None:
             if transport.ready(self.step, tag):
@@ -270,20 +247,18 @@ class _StepRun:
         self._hold(instruction.buffers, arrays)
 
     def _receive(self, instruction: Receive) -> None:
+        tag, transport = instruction.tag, self.worker.transport
         start = time.perf_counter()
-        arrays = self.worker.transport.receive(self.step, instruction.tag)
+        arrays = transport.receive(self.step, tag)
         if self.timed:
             jax.block_until_ready(arrays)
-        self.report.arrivals[instruction.tag] = self.worker.transport.arrival(
-            self.step, instruction.tag
-        )
-        self.report.wait_seconds += time.perf_counter() - start
+        self.report.arrivals[tag] = transport.arrival(self.step, tag)
+        self.report.waits[tag] = time.perf_counter() - start
         self._hold(instruction.buffers, arrays)
 
     def _send(self, instruction: Send) -> None:
         arrays = [self.buffers[buffer] for buffer in instruction.buffers]
-        num_bytes = sum(array.nbytes for array in arrays)
-        self.report.sends[instruction.tag] = (time.time(), num_bytes)
+        self.report.sends[instruction.tag] = time.time()
         self.worker.transport.send(self.step, instruction.tag, arrays)
 
     def _hold(self, names: Sequence[Buffer], arrays: Sequence[Any]) -> None:
@@ -351,33 +326,6 @@ class EarlyRuns:
     def has_run(self, place: int) -> bool:
         """Whether the instruction at a place ran early."""
         return place in self._early
-
-
-def link_events(reports: Sequence[StepReport]) -> list[Event]:
-    """The transfers between stages, put together from what both of their ends saw.
-
-    Args:
-        reports: the reports of all workers, of one timed step.
-
-    Returns:
-        One event for each transfer of activations or of their gradients.
-    """
-    arrivals = {tag: at for report in reports for tag, at in report.arrivals.items()}
-    letters = {"value": "F", "cotangent": "B"}
-    return [
-        Event(
-            link_track(tag.route.source, tag.route.target),
-            f"{letters[tag.route.kind]}{tag.microbatch}",
-            "send",
-            tag.microbatch,
-            sent,
-            max(sent, arrivals[tag]),
-            num_bytes,
-        )
-        for report in reports
-        for tag, (sent, num_bytes) in report.sends.items()
-        if tag.route.kind in letters and tag in arrivals
-    ]
 
 
 def _local_rows(shardings: Sequence[NamedSharding], size: int) -> tuple[int, int]:

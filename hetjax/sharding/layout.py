@@ -1,8 +1,7 @@
-"""Layouts: which part of an array each device of a stage holds, and what a transfer must move.
+"""Layouts: which part of an array each device of a stage holds, and what two parts share.
 
 Two stages never share a JAX world, so neither sees the other's shardings. A layout describes a
-sharding as plain numbers that both derive from the plan. A transfer moves each distinct part that a
-receiving process needs exactly once, however many devices want it.
+sharding as plain numbers that both derive from the plan.
 """
 
 from __future__ import annotations
@@ -86,27 +85,6 @@ def overlap(a: Bounds, b: Bounds) -> Bounds | None:
     """
     common = tuple((max(x[0], y[0]), min(x[1], y[1])) for x, y in zip(a, b, strict=True))
     return common if all(start < stop for start, stop in common) else None
-
-
-def wanted(source: Sequence[Shard], target: Sequence[Shard], process: int) -> tuple[Shard, ...]:
-    """The shards that a receiving process needs of a sending stage.
-
-    Args:
-        source: the sender's shards.
-        target: the receiver's shards.
-        process: which of the receiver's processes.
-
-    Returns:
-        Of every distinct part that overlaps one of the process's shards, the first holder's shard.
-    """
-    parts = {shard.bounds for shard in target if shard.process == process}
-    first: dict[Bounds, Shard] = {}
-    for shard in source:
-        if shard.bounds not in first and any(
-            not part or overlap(shard.bounds, part) for part in parts
-        ):
-            first[shard.bounds] = shard
-    return tuple(first.values())
 
 
 def within(part: Bounds, whole: Bounds) -> tuple[slice, ...]:

@@ -1,10 +1,12 @@
 """Predicted beside measured, from timelines that are made here."""
 
-from hetjax.commands.show import prediction_rows
+from hetjax.commands.show import link_rows, prediction_rows
 from hetjax.mesh import Cluster, Link, Subcluster, SubMesh, kind
 from hetjax.pipeline.timeline import Event, Timeline
 from hetjax.pipeline.warm_up import from_warm_up_counts
 from hetjax.planner import PipelinePlan, Plan, Prediction, StagePlan, StagePrediction
+from hetjax.report import LinkRow
+from hetjax.runtime import LinkUse
 
 FAST = Link(1e9, 1e-6)
 
@@ -53,3 +55,9 @@ def test_a_split_backward_pass_is_the_sum_of_its_parts() -> None:
     )
     rows = prediction_rows(two_stages(), Timeline(events), step_time=5.0)
     assert {row.name: row.measured for row in rows}["stage 0 backward"] == 2.0
+
+
+def test_a_link_stands_beside_what_the_cluster_says_of_it() -> None:
+    use = LinkUse(0, 1, 8_000_000, 16, wait_seconds=0.25, busy_seconds=0.5, step_seconds=2.0)
+    (row,) = link_rows(two_stages(), [use])
+    assert row == LinkRow("stage 0 to 1", 8_000_000, 16, 16e6, FAST.bandwidth, 0.25, 0.25)

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import jax
 import pytest
-from bench_lab import SMALL, Fault, lab_losses, one_device_losses, run_into, trainers
+from bench_lab import SMALL, lab_losses, one_device_losses
 from chromium import open_page
-from lab_trainer import CLUSTERS, Hosts, LabTrainers
+from lab_faults import Fault, run_into
+from lab_trainer import CLUSTERS, Hosts, LabTrainers, trainers
 from labs import MARKS, NOTHING, ROOT, command, named_lab, traces
 
 pytestmark = [*MARKS, pytest.mark.ray]

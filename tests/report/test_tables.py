@@ -8,9 +8,11 @@ from hetjax.mesh.cluster import Cluster, Subcluster
 from hetjax.mesh.kinds import DeviceKind
 from hetjax.mesh.links import Link
 from hetjax.report.tables import (
+    LinkRow,
     PredictionRow,
     StageRow,
     cluster_table,
+    link_table,
     prediction_table,
     stage_table,
 )
@@ -50,6 +52,13 @@ def test_stage_table():
     for part in ("fast[0:4] 1x4", "8-11", "data 2", "21.3 ms", "11 ms", "12 GB of", "40 GB"):
         assert part in text
     assert "predicted step time 345 ms, lower bound 301 ms, bubble 12%" in text
+
+
+def test_link_table():
+    rows = [LinkRow("stage 0 to 1", 8 * 10**6, 16, 23.9e6, 25e6, 0.931, 0.0042)]
+    text = rendered(link_table(rows))
+    for part in ("stage 0 to 1", "8 MB", "16", "23.9 MB/s of 25 MB/s", "93%", "4.2 ms"):
+        assert part in text
 
 
 def test_prediction_table():

@@ -17,12 +17,15 @@ from hetjax.errors import WorkerLostError
 from hetjax.mesh import SubMesh
 from hetjax.pipeline.named_schedules import make_schedule
 from hetjax.pipeline.schedule import WARM_UP_SCHEDULES, Schedule
+from hetjax.pipeline.timeline import link_track
 from hetjax.pipeline.times import StepTimes
 from hetjax.pipeline.warm_up import one_f_one_b
+from hetjax.pipeline.zero_bubble import zb_h1
 from hetjax.planner.plan import PipelinePlan, Plan, StagePlan
 from hetjax.runtime.job import Job
 from hetjax.runtime.local import LocalExecutor
-from hetjax.runtime.worker import link_events
+from hetjax.runtime.step_report import link_events, link_uses
+from hetjax.runtime.worker import EarlyRuns
 
 SMALL, SHARED = Model(("scalar",)), Model(("dense", "dense"))
 UNLIKE = (
@@ -151,6 +154,33 @@ def test_a_timed_step_tells_when_each_task_and_transfer_ran(executor: LocalExecu
     transfers = link_events(reports)
     assert len(transfers) == 2 * 2 * 4
     assert all(event.num_bytes for event in transfers)
+    uses = {(use.source, use.target): use for use in link_uses(reports)}
+    for (source, target), use in uses.items():
+        activations = [e for e in transfers if e.track == link_track(source, target)]
+        assert use.num_bytes >= sum(event.num_bytes for event in activations)
+        assert use.transfers > len(activations)
+        assert 0 < use.busy <= 1
+    assert sum(report.wait_seconds for report in reports) == pytest.approx(
+        sum(use.wait_seconds for use in uses.values())
+    )
+
+
+def test_hosts_of_one_stage_fill_no_waits(monkeypatch: pytest.MonkeyPatch):
+    """What fits into a wait differs from host to host, and all must run the same collectives."""
+    asked = []
+
+    def next_after(*_: Any) -> None:
+        asked.append(1)
+
+    monkeypatch.setattr(EarlyRuns, "next_after", next_after)
+    case = case_of(SMALL, ALIKE, zb_h1(3, 3))
+    batch = make_batch(case.plan.batch_size)
+    with running(job_of(case, optax.sgd(0.1))) as executor:
+        for spans_hosts in (True, False):
+            for worker in executor.workers:
+                worker.spans_hosts = spans_hosts
+            executor.train_step(0, batch)
+            assert bool(asked) != spans_hosts
 
 
 def test_evaluation_gives_the_loss_of_one_device(executor: LocalExecutor, job: Job):

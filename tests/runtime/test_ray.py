@@ -4,6 +4,7 @@ import os
 import shutil
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from ray_jobs import BATCH, Tokens, loss, make_cluster, make_plan, make_trainer
 
 from hetjax import InputError, RayOptions, Trainer
 from hetjax.mesh import KINDS
+from hetjax.runtime.job import transfers
 from hetjax.runtime.local import LocalExecutor
 from hetjax.runtime.ray import RayExecutor
 from hetjax.runtime.ray_worker import computation_settings
@@ -111,6 +113,44 @@ def test_a_submesh_of_two_hosts_is_one_world(tmp_path: Path):
     with make_trainer("local", workdir=tmp_path) as trainer:
         assert trainer.resume() is not None
         assert_equal(trainer.parameters(), saved)
+
+
+def payloads(trainer: Trainer) -> dict[tuple[int, int], int]:
+    """For each direction between stages the bytes of all arrays that a training step moves."""
+    placement, sizes = trainer._placement, Counter[tuple[int, int]]()
+    for tag in transfers(placement.pipeline, placement.plan):
+        shapes = placement.route_shapes(tag.route, tag.microbatch)
+        sizes[tag.route.source, tag.route.target] += sum(
+            shape.size * shape.dtype.itemsize for shape in shapes
+        )
+    return dict(sizes)
+
+
+def live_arrays(trainer: Trainer) -> dict[Any, tuple[int, int]]:
+    """How many arrays every worker holds, and their bytes."""
+    executor = trainer._executor
+    assert isinstance(executor, RayExecutor)
+
+    def count(_: Any) -> tuple[int, int]:
+        arrays = jax.live_arrays()
+        return len(arrays), sum(array.nbytes for array in arrays)
+
+    return executor._all(lambda actor: actor.__ray_call__.remote(count))
+
+
+def test_what_two_hosts_want_crosses_once():
+    """The hosts of the first stage divide no activation, and gather those that come back."""
+    plan = make_plan(hosts=2, mesh_shape=(1, 4))
+    with make_trainer("local", plan) as trainer:
+        losses = [trainer.train_step().loss for _ in range(6)]
+    with make_trainer("ray", plan) as trainer:
+        found = [trainer.train_step().loss for _ in range(3)]
+        held = live_arrays(trainer)
+        found += [trainer.train_step(timed=step == 1).loss for step in range(3)]
+        assert live_arrays(trainer) == held, "workers keep arrays of steps that are over"
+        uses = {(use.source, use.target): use for use in trainer.link_uses()}
+        assert {link: use.num_bytes for link, use in uses.items()} == payloads(trainer)
+    np.testing.assert_allclose(found, losses, rtol=1e-6)
 
 
 def test_an_error_in_a_worker_comes_as_itself():

@@ -2,13 +2,12 @@ import itertools
 
 import jax
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding
 from layouts import Layout, array_shapes, layouts
 
-from hetjax.sharding.layout import Bounds, overlap, shards, wanted, within
+from hetjax.sharding.layout import Bounds, overlap, within
 from hetjax.sharding.rules import MESH_AXES
 
 spans = st.tuples(st.integers(0, 9), st.integers(0, 9)).map(lambda pair: (min(pair), max(pair)))
@@ -48,17 +47,3 @@ def test_within_finds_a_part_inside_another(pair: tuple[Bounds, Bounds]):
     full = np.arange(10 ** len(whole)).reshape((10,) * len(whole))
     inner, outer = (full[tuple(slice(*span) for span in bounds)] for bounds in (part, whole))
     np.testing.assert_array_equal(outer[within(part, whole)], inner)
-
-
-@pytest.mark.parametrize("process", [0, 1])
-def test_a_replicated_array_is_pulled_once(process: int):
-    source = shards((8, 2), PartitionSpec(), (2, 2), 2)
-    target = shards((8, 2), PartitionSpec("data"), (4, 1), 2)
-    assert wanted(source, target, process) == (source[0],)
-
-
-def test_only_parts_that_overlap_are_pulled():
-    source = shards((8,), PartitionSpec("data"), (4, 1), 2)
-    target = shards((8,), PartitionSpec("data"), (2, 1), 1)
-    assert wanted(source, target, 0) == source[:2]
-    assert wanted(source, target, 1) == source[2:]

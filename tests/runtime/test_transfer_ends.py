@@ -1,0 +1,100 @@
+"""What both ends of a transfer do on devices, for any two layouts.
+
+The processes of a stage are played by one process, which has the devices of all of them.
+"""
+
+from collections import defaultdict
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from layouts import Layout, array_shapes, layouts
+
+from hetjax.runtime.transfer_ends import (
+    CrossingArray,
+    ReceivingEnd,
+    SendingEnd,
+    _gatherer,
+    _Landing,
+)
+from hetjax.sharding.crossing import Piece, crossing
+from hetjax.sharding.rules import MESH_AXES
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+pairs_of_layouts = array_shapes.flatmap(lambda shape: st.tuples(layouts(shape), layouts(shape)))
+dtypes = st.sampled_from([np.float32, jax.numpy.bfloat16, np.int32, np.bool_])
+
+
+def mesh_of(layout: Layout) -> Mesh:
+    devices = jax.devices()[: int(np.prod(layout.mesh_shape))]
+    return Mesh(np.array(devices).reshape(layout.mesh_shape), MESH_AXES)
+
+
+def crossing_array(source: Layout, target: Layout, dtype: Any) -> CrossingArray:
+    held, wanted = (
+        layout._replace(shape=layout.shape or (1,)).shards() for layout in (source, target)
+    )
+    shape = jax.ShapeDtypeStruct(source.shape, dtype)
+    return CrossingArray(shape, target.spec, held, wanted, crossing(held, wanted))
+
+
+def sent(
+    crossing_array: CrossingArray, source: Layout, array: jax.Array
+) -> dict[int, dict[int, list[jax.Array]]]:
+    """For each receiving process, what each sending one offers it."""
+    offers: dict[int, dict[int, list[jax.Array]]] = defaultdict(dict)
+    for process in range(source.num_processes):
+        end = SendingEnd([crossing_array], mesh_of(source), process)
+        for receiver, pieces in end.offers([array]):
+            offers[receiver][process] = pieces
+    return offers
+
+
+@settings(max_examples=40)
+@given(pair=pairs_of_layouts, dtype=dtypes)
+def test_an_array_arrives_as_its_receiver_wants_it(pair: tuple[Layout, Layout], dtype: Any):
+    source, target = pair
+    whole = np.arange(np.prod(source.shape)).reshape(source.shape).astype(dtype)
+    crossed = crossing_array(source, target, dtype)
+    array = jax.device_put(whole, NamedSharding(mesh_of(source), source.spec))
+    offers = sent(crossed, source, array)
+
+    mesh, num_bytes, parts = mesh_of(target), 0, []
+    for process in range(target.num_processes):
+        end = ReceivingEnd([crossed], mesh, process)
+        offered = offers.get(process, {})
+        assert end.requests.keys() == offered.keys()
+        pieces: dict[Piece, jax.Array] = {}
+        for sender, wanted in end.requests.items():
+            pulled = [
+                jax.device_put(each, want.sharding)
+                for each, want in zip(offered[sender], wanted, strict=True)
+            ]
+            assert [(p.shape, p.dtype) for p in pulled] == [(w.shape, w.dtype) for w in wanted]
+            pieces |= zip((p for _, p in end._pieces[sender]), pulled, strict=True)
+        num_bytes += end.num_bytes
+        parts += _Landing(crossed, mesh, process).parts(pieces)
+    assert num_bytes == whole.nbytes, "every byte crosses once"
+
+    landing = _Landing(crossed, mesh, 0)
+    found = landing.array(parts)
+    gatherer = _gatherer([crossed], [landing], mesh)
+    if gatherer is not None:
+        (found,) = gatherer([found])
+    assert found.sharding == NamedSharding(mesh, target.spec)
+    np.testing.assert_array_equal(np.asarray(found), whole)
+
+
+def test_nothing_is_computed_where_both_ends_divide_alike():
+    layout = Layout((8, 4), PartitionSpec("data"), (2, 1), 1)
+    crossed, mesh = crossing_array(layout, layout, np.float32), mesh_of(layout)
+    array = jax.device_put(np.ones((8, 4), np.float32), NamedSharding(mesh, layout.spec))
+    assert not SendingEnd([crossed], mesh, 0)._cuts
+    ((_, (piece,)),) = SendingEnd([crossed], mesh, 0).offers([array])
+    assert piece.unsafe_buffer_pointer() == array.addressable_data(0).unsafe_buffer_pointer()
+    assert [part.program for part in _Landing(crossed, mesh, 0)._parts] == [None]
