@@ -17,23 +17,19 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from hetjax.pipeline.costs import Cost, is_expensive, steps_cost
+from hetjax.pipeline.costs import Cost, steps_cost
 from hetjax.pipeline.fences import evaluate
 from hetjax.pipeline.program import (
-    Constant,
-    FlatJaxpr,
     Operand,
     Step,
     abstract,
-    flatten_jaxpr,
     needed_steps,
     num_bytes,
 )
-from hetjax.pipeline.residuals import choose_residuals
 from hetjax.pipeline.split_backward import Values, divide
 from hetjax.pipeline.stages import Stage
+from hetjax.pipeline.traced_stage import Halves, TracedStage, halve, trace_stage
 
 Shapes = tuple[jax.ShapeDtypeStruct, ...]
 
@@ -187,8 +183,10 @@ def differentiate(
     Returns:
         The stage's programs.
     """
-    traced = _trace(stage, parameters, batch, received, (0,) if is_last else tuple(cotangents_in))
-    halves = _split(traced, is_last=is_last)
+    traced = trace_stage(
+        stage, parameters, batch, received, (0,) if is_last else tuple(cotangents_in)
+    )
+    halves = halve(traced, is_last=is_last)
     again = needed_steps(halves.before, halves.residuals)
     forward = needed_steps(halves.before, traced.sent) if recompute else halves.forward
     kept = () if recompute else halves.residuals
@@ -216,124 +214,7 @@ def _shapes(items: Sequence[Any]) -> Shapes:
     return tuple(abstract(list(items)))
 
 
-@dataclass(frozen=True, eq=False)
-class _Traced:
-    """A stage's forward and backward pass in one trace, with its inputs and outputs by role."""
-
-    flat: FlatJaxpr
-    parameters: tuple[int, ...]
-    batch: tuple[int, ...]
-    received: tuple[int, ...]
-    cotangents: tuple[int, ...]
-    sent: tuple[Operand, ...]
-    gradients: tuple[Operand, ...]
-    returned: tuple[Operand, ...]
-    returned_places: tuple[int, ...]
-    seeds: tuple[int, ...]
-    sent_shapes: Sequence[jax.ShapeDtypeStruct]
-
-
-def _trace(
-    stage: Stage,
-    parameters: Sequence[jax.ShapeDtypeStruct],
-    batch: Sequence[jax.ShapeDtypeStruct],
-    received: Sequence[jax.ShapeDtypeStruct],
-    seeds: tuple[int, ...],
-) -> _Traced:
-    """Trace a stage's outputs, and the cotangents of its inputs given those of some outputs."""
-    sent = jax.eval_shape(stage.function, parameters, batch, received)
-    movable = tuple(i for i, s in enumerate(received) if jnp.issubdtype(s.dtype, jnp.inexact))
-
-    def forward_and_backward(
-        parameters: Sequence[Any],
-        batch: Sequence[Any],
-        received: Sequence[Any],
-        cotangents: Sequence[Any],
-    ) -> tuple[Any, Any, Any]:
-        def run(parameters: Sequence[Any], moving: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-            values = list(received)
-            for place, value in zip(movable, moving, strict=True):
-                values[place] = value
-            results = stage.function(parameters, batch, values)
-            return [results[i] for i in seeds], results
-
-        _, pullback, results = jax.vjp(
-            run, list(parameters), [received[i] for i in movable], has_aux=True
-        )
-        return results, *pullback(list(cotangents))
-
-    closed = jax.make_jaxpr(forward_and_backward)(
-        list(parameters), list(batch), list(received), [sent[i] for i in seeds]
-    )
-    flat = flatten_jaxpr(closed)
-    inputs, outputs = iter(flat.inputs), iter(flat.outputs)
-    return _Traced(
-        flat=flat,
-        parameters=tuple(itertools.islice(inputs, len(parameters))),
-        batch=tuple(itertools.islice(inputs, len(batch))),
-        received=tuple(itertools.islice(inputs, len(received))),
-        cotangents=tuple(inputs),
-        sent=tuple(itertools.islice(outputs, len(sent))),
-        gradients=tuple(itertools.islice(outputs, len(parameters))),
-        returned=tuple(outputs),
-        returned_places=movable,
-        seeds=seeds,
-        sent_shapes=sent,
-    )
-
-
-@dataclass(frozen=True, eq=False)
-class _Halves:
-    """The steps of the forward and of the backward pass, and what goes from one to the other."""
-
-    before: tuple[Step, ...]
-    forward: tuple[Step, ...]
-    backward: tuple[Step, ...]
-    residuals: tuple[int, ...]
-    returned: tuple[Operand, ...]
-    returned_places: tuple[int, ...]
-
-
-def _split(traced: _Traced, *, is_last: bool) -> _Halves:
-    flat = traced.flat
-    reached = set(traced.cotangents)
-    before: list[Step] = []
-    after: list[Step] = []
-    for step in flat.steps:
-        if reached.intersection(step.values()):
-            reached.update(step.outputs)
-            after.append(step)
-        else:
-            before.append(step)
-    # The last stage's cotangent is a constant that may have been folded into what it reaches.
-    flows = None if is_last else reached
-    alive = [
-        (place, operand)
-        for place, operand in zip(traced.returned_places, traced.returned, strict=True)
-        if not _is_zero(operand, flows, flat.steps)
-    ]
-    returned = tuple(operand for _, operand in alive)
-    outputs = (*returned, *traced.gradients)
-    inputs = {*traced.parameters, *traced.batch, *traced.received}
-    needed = {value for step in after for value in step.values()}
-    needed.update(operand for operand in outputs if isinstance(operand, int))
-    needed -= reached | inputs
-
-    def size(value: int) -> int:
-        return num_bytes(flat.avals[value])
-
-    residuals = tuple(sorted(choose_residuals(before, inputs, needed, size, is_expensive)))
-    return _Halves(
-        before=tuple(before),
-        forward=needed_steps(before, [*traced.sent, *residuals]),
-        backward=needed_steps(flat.steps, outputs, residuals),
-        residuals=residuals,
-        returned=returned,
-        returned_places=tuple(place for place, _ in alive),
-    )
-
-
-def _divide(traced: _Traced, halves: _Halves, accumulate: bool) -> SplitBackward:
+def _divide(traced: TracedStage, halves: Halves, accumulate: bool) -> SplitBackward:
     values = Values(traced.flat.avals)
     division = divide(
         halves.backward,
@@ -384,7 +265,7 @@ def _divide(traced: _Traced, halves: _Halves, accumulate: bool) -> SplitBackward
 
 
 def _reads(
-    traced: _Traced,
+    traced: TracedStage,
     residuals: Sequence[int],
     steps: Sequence[Step],
     outputs: Sequence[Operand],
@@ -400,7 +281,7 @@ def _reads(
     )
 
 
-def _backward_reads(traced: _Traced, halves: _Halves) -> Reads:
+def _backward_reads(traced: TracedStage, halves: Halves) -> Reads:
     return _reads(traced, halves.residuals, halves.backward, (*halves.returned, *traced.gradients))
 
 
@@ -409,7 +290,7 @@ def _places(values: Sequence[int], read: Collection[int]) -> tuple[int, ...]:
 
 
 def _forward(
-    traced: _Traced, steps: Sequence[Step], residuals: Sequence[int]
+    traced: TracedStage, steps: Sequence[Step], residuals: Sequence[int]
 ) -> Callable[..., Any]:
     def forward(parameters: Any, batch: Any, received: Any) -> tuple[list[Any], list[Any]]:
         names = (*traced.parameters, *traced.batch, *traced.received)
@@ -421,7 +302,7 @@ def _forward(
 
 
 def _recompute(
-    traced: _Traced, steps: Sequence[Step], residuals: Sequence[int]
+    traced: TracedStage, steps: Sequence[Step], residuals: Sequence[int]
 ) -> Callable[..., Any]:
     reads = _reads(traced, (), steps, residuals)
 
@@ -432,7 +313,7 @@ def _recompute(
     return recompute
 
 
-def _backward(traced: _Traced, halves: _Halves, accumulate: bool) -> Callable[..., Any]:
+def _backward(traced: TracedStage, halves: Halves, accumulate: bool) -> Callable[..., Any]:
     reads = _backward_reads(traced, halves)
 
     def backward(*arrays: Any) -> tuple[list[Any], list[Any]]:
@@ -447,7 +328,7 @@ def _backward(traced: _Traced, halves: _Halves, accumulate: bool) -> Callable[..
 
 
 def _environment(
-    traced: _Traced, residuals: Sequence[int], reads: Reads, arrays: Sequence[Any]
+    traced: TracedStage, residuals: Sequence[int], reads: Reads, arrays: Sequence[Any]
 ) -> dict[int, Any]:
     """The values of a program's inputs: parameters, batch, received, residuals, cotangents."""
     names = (
@@ -469,18 +350,3 @@ def _accumulated(gradients: list[Any], accumulators: Any, accumulate: bool) -> l
 def accumulator_dtype(dtype: Any) -> Any:
     """The dtype in which gradients of a parameter are summed: at least float32."""
     return jnp.float32 if jnp.finfo(dtype).bits < 32 else dtype
-
-
-def _is_zero(operand: Operand, reached: set[int] | None, steps: Sequence[Step]) -> bool:
-    """Whether a cotangent is zero whatever comes: no gradient flows to that value."""
-    if isinstance(operand, Constant):
-        return not np.any(np.asarray(operand.value))
-    if reached is not None and operand in reached:
-        return False
-    producer = next((s for s in steps if operand in s.outputs), None)
-    return (
-        producer is not None
-        and producer.name == "broadcast_in_dim"
-        and isinstance(producer.inputs[0], Constant)
-        and not np.any(np.asarray(producer.inputs[0].value))
-    )
