@@ -1,3 +1,5 @@
+import doctest
+import importlib
 import importlib.util
 import json
 import subprocess
@@ -35,6 +37,11 @@ def check_pipeline(result, systems):
     for row in rows:
         if row["system"] == "hetjax":
             assert [stage["layers"][0] == 0 for stage in row["stages"]] == [True, False]
+
+
+@pytest.mark.parametrize("module", ["bench_lab", "benchmarking"])
+def test_examples(module):
+    assert doctest.testmod(importlib.import_module(module)).failed == 0
 
 
 @pytest.mark.slow

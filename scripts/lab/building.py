@@ -61,10 +61,10 @@ def _bring_up(specification: Specification, lifetime: float) -> None:
     groups, lab = find_cpu_groups(), specification.name
     if not _is_whole(groups, specification):
         _take_down(lab)
-        state.save(specification)
         for host in specification.hosts:
             groups.create(names.group_name(lab, host.name))
         network.create(specification)
+    # Written down only now: what a crash has left half built is not.
     state.save(specification)
     nodes.make_token(lab)
     for host in specification.hosts:
@@ -79,7 +79,8 @@ def _bring_up(specification: Specification, lifetime: float) -> None:
 def _is_whole(groups: CpuGroups, specification: Specification) -> bool:
     lab = specification.name
     wanted = {names.group_name(lab, host.name) for host in specification.hosts}
-    return wanted <= set(groups.groups(lab)) and network.is_whole(specification)
+    built = state.saved(lab) is not None
+    return built and wanted <= set(groups.groups(lab)) and network.is_whole(specification)
 
 
 def _keep(groups: CpuGroups, lab: str, lifetime: float) -> None:
