@@ -1,6 +1,7 @@
 """Tests run on eight host CPU devices, with strict promotion and warnings as errors."""
 
 import os
+import signal
 from collections.abc import Iterator
 
 os.environ["XLA_FLAGS"] = (
@@ -13,6 +14,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+# A shell starts what it puts in the background with Ctrl-C ignored, and children inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile(
     "ci", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]

@@ -190,7 +190,8 @@ def _report(
     )
     if workdir is None:
         return
-    plan.save(workdir / PLAN_FILE)
+    if plan is not prepared.plan:
+        plan.save(workdir / PLAN_FILE)
     if was_timed:
         write_chrome_trace(timeline, workdir / TIMELINE_FILE)
         title = (

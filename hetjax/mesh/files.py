@@ -27,13 +27,13 @@ and shared evenly by all host devices of the file. `Cluster.to_json_dict` writes
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated
 
 import pydantic
-import yaml
 
+from hetjax.checked_files import first_problem, read_yaml
 from hetjax.errors import InputError, unknown_name
 from hetjax.mesh import units
 from hetjax.mesh.cluster import Cluster, Subcluster
@@ -118,14 +118,7 @@ def read_cluster_file(path: str | Path) -> Cluster:
         InputError: there is no such file, it is not UTF-8 or not YAML, or a field is missing,
             unknown or wrong; the message names the file, the field, its value and what is allowed.
     """
-    source = str(path)
-    try:
-        text = Path(path).read_bytes().decode("utf-8")
-    except OSError as error:
-        raise InputError(f"{source}: the cluster file cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise InputError(f"{source}: the text is not UTF-8, from byte {error.start} on") from None
-    return cluster_from_content(_parse_yaml(text, source), source)
+    return cluster_from_content(read_yaml(path, "cluster file"), str(path))
 
 
 def cluster_from_content(content: object, source: str) -> Cluster:
@@ -144,12 +137,9 @@ def cluster_from_content(content: object, source: str) -> Cluster:
     try:
         return _build_cluster(_ClusterEntry.model_validate(content))
     except pydantic.ValidationError as error:
-        raise InputError(f"{source}: {_first_problem(error)}") from None
+        raise InputError(f"{source}: {first_problem(error, _ClusterEntry)}") from None
     except InputError as error:
         raise InputError(f"{source}: {error}") from None
-
-
-# From entries to a cluster
 
 
 def _build_cluster(entry: _ClusterEntry) -> Cluster:
@@ -258,84 +248,3 @@ def _like(name: str, own: _KindEntry, base: DeviceKind) -> DeviceKind:
         source=own.source or f"the cluster file: {speed:g} x {base.name} ({base.source})",
         platform=base.platform,
     )
-
-
-# YAML, and sentences for what is wrong with it
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML in which a key that is given twice is an error, not a silent loss."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen: set[object] = set()
-        for key_node, _ in node.value:
-            key = key_node.value if isinstance(key_node, yaml.ScalarNode) else key_node
-            if key in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key!r} is given twice", key_node.start_mark
-                )
-            seen.add(key)
-        return super().construct_mapping(node, deep)
-
-
-def _parse_yaml(text: str, source: str) -> object:
-    try:
-        return yaml.load(text, Loader=_Loader)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        place = f", line {mark.line + 1}" if mark else ""
-        raise InputError(f"{source}{place}: this is not YAML: {error.problem}") from None
-    except (yaml.YAMLError, ValueError) as error:
-        # ValueError: a scalar that looks like a date or a number and is none.
-        raise InputError(f"{source}: this is not YAML: {str(error).splitlines()[0]}") from None
-
-
-def _first_problem(error: pydantic.ValidationError) -> str:
-    """One line for one thing wrong: the field, its value and what is allowed."""
-    problems = error.errors(include_url=False)
-    # A misspelt field is missing too; the name that was written is the better thing to tell.
-    unknown = (problem for problem in problems if problem["type"] == "extra_forbidden")
-    problem = next(unknown, problems[0])
-    location = problem["loc"]
-    field, value = _field_path(location), _short(problem["input"])
-    match problem["type"]:
-        case "extra_forbidden":
-            *parents, name = location
-            message = unknown_name("field", str(name), _fields_at(parents))
-            return f"{_field_path(parents)}: {message}" if parents else message
-        case "missing":
-            return f"{field}: the field is missing"
-        case "value_error":
-            return f"{field}: {problem['msg'].removeprefix('Value error, ')}"
-        case "model_type":
-            return f"{field or 'the content'}: {value} is not allowed: it must be a mapping"
-        case _:
-            return f"{field}: {value} is not allowed: {problem['msg']}"
-
-
-def _field_path(location: tuple[int | str, ...] | list[int | str]) -> str:
-    """A path as a person writes it: ``subclusters[0].intra_node.bandwidth``."""
-    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
-    return "".join(parts).removeprefix(".")
-
-
-def _fields_at(location: list[int | str]) -> list[str]:
-    """The fields that are allowed at a place in a cluster file."""
-    entry: type[pydantic.BaseModel] = _ClusterEntry
-    for part in location:
-        # List positions and the names of kinds lead to no other entry than their parent does.
-        if isinstance(part, str) and part in entry.model_fields:
-            entry = _entry_in(entry.model_fields[part].annotation) or entry
-    return list(entry.model_fields)
-
-
-def _entry_in(annotation: object) -> type[pydantic.BaseModel] | None:
-    if isinstance(annotation, type) and issubclass(annotation, pydantic.BaseModel):
-        return annotation
-    found = (_entry_in(part) for part in get_args(annotation))
-    return next((entry for entry in found if entry is not None), None)
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

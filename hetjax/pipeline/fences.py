@@ -93,14 +93,12 @@ def fenced_values(
     sources: dict[int, frozenset[int]] = {}
     chosen: set[int] = set()
     for step in steps:
-        read = frozenset[int]()
-        if not is_expensive(step):
-            read = read.union(*(sources.get(v, frozenset({v})) for v in step.values()))
+        if is_expensive(step):
+            sources.update({output: frozenset({output}) for output in step.outputs})
+            continue
+        read = frozenset[int]().union(*(sources.get(v, frozenset({v})) for v in step.values()))
+        again = sum(num_bytes(avals[value]) for value in read)
         for output in step.outputs:
-            if is_expensive(step):
-                sources[output] = frozenset({output})
-                continue
-            again = sum(num_bytes(avals[value]) for value in read)
             if uses.get(output, 0) > 1 and again >= _READS * num_bytes(avals[output]) > 0:
                 chosen.add(output)
                 sources[output] = frozenset({output})

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from hetjax.checked_files import first_problem
 from hetjax.errors import InputError, unknown_name
 from hetjax.files import replacing
 from hetjax.mesh.cluster import Cluster, SubMesh
@@ -160,7 +161,7 @@ def plan_from_json(value: Any) -> Plan:
     try:
         record = _Plan.model_validate(value)
     except ValidationError as error:
-        raise InputError(_first_error(error)) from None
+        raise InputError(f"plan: {first_problem(error, _Plan)}") from None
     prediction = record.prediction
     plan = Plan(
         model=record.model,
@@ -178,16 +179,6 @@ def plan_from_json(value: Any) -> Plan:
     )
     validate(plan)
     return plan
-
-
-def _first_error(error: ValidationError) -> str:
-    first = error.errors()[0]
-    field = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in first["loc"]).lstrip(".")
-    if first["type"] == "extra_forbidden":
-        return f"plan: unknown field {field!r}"
-    if first["type"] == "missing":
-        return f"plan: field {field!r} is missing"
-    return f"plan: {field or 'file'} is {first['input']!r}: {first['msg']}"
 
 
 def _pipeline_to_json(pipeline: PipelinePlan) -> dict[str, Any]:

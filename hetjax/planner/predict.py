@@ -11,7 +11,6 @@ from hetjax.pipeline.lower_bound import lower_bound
 from hetjax.pipeline.memory import MicrobatchBytes, live_limit, peak_bytes
 from hetjax.pipeline.named_schedules import make_schedule
 from hetjax.pipeline.schedule import Schedule
-from hetjax.pipeline.schedule_search import search_schedule
 from hetjax.pipeline.simulate import simulate_schedule
 from hetjax.pipeline.timeline import Timeline, stage_track
 from hetjax.pipeline.times import StepTimes
@@ -118,10 +117,13 @@ def choose_schedule(plan: Plan, name: str, times: StepTimes | None = None) -> Pl
     prediction = _prediction(plan)
     times = times or prediction.times
     pipeline = plan.pipeline
-    if name == "search":
-        schedule = search_schedule(times, pipeline.num_microbatches, live_limits(plan))
-    else:
-        schedule = make_schedule(name, len(pipeline.stages), pipeline.num_microbatches, times)
+    schedule = make_schedule(
+        name,
+        len(pipeline.stages),
+        pipeline.num_microbatches,
+        times,
+        live_limits=live_limits(plan),
+    )
     return reschedule(plan, schedule, times)
 
 

@@ -161,18 +161,17 @@ class _Compiler:
 
     def _read(self, reads: Reads, residuals: Any) -> tuple[list[Any], list[Any]]:
         """Shapes and shardings of a program's arguments but the last ones."""
-        shapes, places = self.shapes, (reads.batch, reads.received, reads.residuals)
+        shapes = self.shapes
         cotangents = [shapes.cotangents_in[i] for i in reads.cotangents]
         sorts = (
-            (shapes.batch, self.batch),
-            (shapes.received, self.received),
-            (shapes.residuals, list(residuals)),
+            (reads.batch, shapes.batch, self.batch),
+            (reads.received, shapes.received, self.received),
+            (reads.residuals, shapes.residuals, list(residuals)),
+            (cotangents, shapes.sent, self.sent),
         )
-        read = [[s[i] for i in chosen] for (s, _), chosen in zip(sorts, places, strict=True)]
-        where = [[s[i] for i in chosen] for (_, s), chosen in zip(sorts, places, strict=True)]
         return (
-            [shapes.parameters, *read, [shapes.sent[i] for i in cotangents]],
-            [self.parameters, *where, [self.sent[i] for i in cotangents]],
+            [shapes.parameters, *([of[i] for i in chosen] for chosen, of, _ in sorts)],
+            [self.parameters, *([where[i] for i in chosen] for chosen, _, where in sorts)],
         )
 
     def _accumulators(self, places: Iterable[int]) -> tuple[list[Any], list[Any]]:

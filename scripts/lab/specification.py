@@ -20,11 +20,11 @@ from __future__ import annotations
 import functools
 import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import pydantic
-import yaml
 
+from hetjax.checked_files import first_problem, read_yaml
 from hetjax.errors import InputError, unknown_name
 from hetjax.mesh.units import BYTES_PER_SECOND, parse_quantity
 
@@ -236,13 +236,7 @@ def read_specification(name: str | Path) -> Specification:
         if str(name) not in ours:
             raise InputError(f"{unknown_name('lab', str(name), ours)}, or a .yaml file")
         path = SPECIFICATIONS / f"{name}.yaml"
-    try:
-        content = yaml.safe_load(path.read_bytes().decode("utf-8"))
-    except OSError as error:
-        raise InputError(f"{path}: the file cannot be read: {error.strerror}") from None
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise InputError(f"{path}: this is not YAML: {str(error).splitlines()[0]}") from None
-    return specification_from_content(content, str(path))
+    return specification_from_content(read_yaml(path, "file"), str(path))
 
 
 def specification_from_content(content: object, source: str) -> Specification:
@@ -261,44 +255,9 @@ def specification_from_content(content: object, source: str) -> Specification:
     try:
         return Specification.model_validate(content)
     except pydantic.ValidationError as error:
-        raise InputError(f"{source}: {_first_problem(error)}") from None
+        raise InputError(f"{source}: {first_problem(error, Specification)}") from None
 
 
 @functools.cache
 def _our_specifications() -> tuple[str, ...]:
     return tuple(path.stem for path in SPECIFICATIONS.glob("*.yaml"))
-
-
-def _first_problem(error: pydantic.ValidationError) -> str:
-    """One line for one thing wrong: the field, its value and what is allowed."""
-    problems = error.errors(include_url=False)
-    # A misspelt field is missing too; the name that was written is the better thing to tell.
-    unknown = (problem for problem in problems if problem["type"] == "extra_forbidden")
-    problem = next(unknown, problems[0])
-    *parents, last = problem["loc"] or ("",)
-    field = _path(problem["loc"])
-    match problem["type"]:
-        case "extra_forbidden":
-            what = unknown_name("field", str(last), _fields_at(parents))
-            return f"{_path(parents)}: {what}" if parents else what
-        case "missing":
-            return f"{field}: the field is missing"
-        case "value_error":
-            reason = problem["msg"].removeprefix("Value error, ")
-            return f"{field}: {reason}" if field else reason
-        case _:
-            return (
-                f"{field or 'the content'}: {problem['input']!r} is not allowed: {problem['msg']}"
-            )
-
-
-def _path(location: tuple[int | str, ...] | list[int | str]) -> str:
-    """A path as a person writes it: ``hosts[0].cores``."""
-    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
-    return "".join(parts).removeprefix(".")
-
-
-def _fields_at(location: list[int | str]) -> list[str]:
-    entries: dict[Any, type[pydantic.BaseModel]] = {"hosts": Host, "links": Link}
-    entry = entries[location[0]] if location else Specification
-    return list(entry.model_fields)

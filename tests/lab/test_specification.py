@@ -103,7 +103,7 @@ def test_files_that_cannot_be_read(tmp_path: Path):
         read_specification(tmp_path / "no.yaml")
     file = tmp_path / "wrong.yaml"
     file.write_text("hosts: [")
-    with pytest.raises(InputError, match=r"wrong.yaml: this is not YAML"):
+    with pytest.raises(InputError, match=r"wrong.yaml, line 1: this is not YAML"):
         read_specification(file)
     file.write_text(yaml.safe_dump([1]))
     with pytest.raises(InputError, match=r"wrong.yaml: the content: \[1\] is not allowed"):

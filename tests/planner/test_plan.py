@@ -178,14 +178,14 @@ STAGES = "pipelines/0/stages"
 SCHEDULE = "pipelines/0/schedule"
 
 BAD_EDITS = [
-    ("version", 2, "version is 2"),
-    ("version", ..., "field 'version' is missing"),
+    ("version", 2, "version: 2 is not allowed"),
+    ("version", ..., "version: the field is missing"),
     ("colour", "red", "unknown field 'colour'"),
-    (f"{STAGES}/0/colour", "red", r"unknown field 'pipelines\[0\].stages\[0\].colour'"),
-    (f"{STAGES}/0/layers", ..., r"field 'pipelines\[0\].stages\[0\].layers' is missing"),
-    (f"{STAGES}/0/recompute", "yes", r"stages\[0\].recompute is 'yes'.*boolean"),
-    (f"{STAGES}/0/submesh/start", -1, r"submesh.start is -1.*greater than or equal to 0"),
-    ("pipelines/0/num_microbatches", 4.5, r"num_microbatches is 4.5.*integer"),
+    (f"{STAGES}/0/colour", "red", r"pipelines\[0\].stages\[0\]: unknown field 'colour'"),
+    (f"{STAGES}/0/layers", ..., r"pipelines\[0\].stages\[0\].layers: the field is missing"),
+    (f"{STAGES}/0/recompute", "yes", r"stages\[0\].recompute: 'yes' is not allowed.*boolean"),
+    (f"{STAGES}/0/submesh/start", -1, r"submesh.start: -1 is not allowed.*greater than or equal to 0"),
+    ("pipelines/0/num_microbatches", 4.5, r"num_microbatches: 4.5 is not allowed.*integer"),
     ("pipelines", [], "pipelines is empty"),
     (STAGES, [], r"pipelines\[0\].stages is empty"),
     ("layers", [1, 5, 12], r"layers is \[1, 5, 12\]; it must begin with 0"),
@@ -244,8 +244,8 @@ def test_two_stages_on_one_device():
     [
         (b"{", "is not JSON: .* in line 1"),
         (b"\xff\xfe", "is not UTF-8"),
-        (b"[]", "plan: file is"),
-        (b"3", "plan: file is"),
+        (b"[]", "plan: the content: .* it must be a mapping"),
+        (b"3", "plan: the content: .* it must be a mapping"),
     ],
 )
 def test_a_file_that_is_no_plan(tmp_path, content, message):
