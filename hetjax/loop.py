@@ -65,13 +65,12 @@ def train(
     """
     timed = timed_steps(trainer.steps_done, settings.steps)
     saved = trainer.steps_done
-    tuning = _Tuning(trainer, tune) if tune is not None else None
+    tuning = iter(()) if tune is None else _tuning(trainer, tune)
     while trainer.steps_done < settings.steps and not stop():
         step = trainer.steps_done + 1
-        if tuning is not None and tuning.going_on:
-            metrics = tuning.step()
-        else:
-            metrics = trainer.train_step(timed=step in timed)
+        metrics = next(tuning, None)
+        is_timed = metrics is not None or step in timed
+        metrics = metrics or trainer.train_step(timed=is_timed)
         is_last = step == settings.steps
         loss = None
         if _is_due(step, settings.evaluate_every, is_last=is_last):
@@ -79,46 +78,24 @@ def train(
         if checkpoints and _is_due(step, settings.checkpoint_every):
             trainer.save()
             saved = step
-        yield StepDone(metrics, loss, step in timed, saved == step)
+        yield StepDone(metrics, loss, is_timed, saved == step)
     if checkpoints and saved != trainer.steps_done:
         trainer.save(wait=True)
 
 
-class _Tuning:
+def _tuning(trainer: Trainer, name: str) -> Iterator[StepMetrics]:
     """The first steps of a run that makes its schedule of measured times.
 
-    Args:
-        trainer: what trains.
-        schedule: the name of the schedule.
+    The schedule is made twice: of times by 1F1B, and of those by the schedule that came of it, in
+    which transfers and computation get in each other's way as they will.
     """
+    from hetjax.planner import choose_schedule
+    from hetjax.runtime.measuring import measuring
 
-    def __init__(self, trainer: Trainer, schedule: str):
-        from hetjax.pipeline.measured_times import measuring_schedules
-
-        self._trainer, self._name, self._plan = trainer, schedule, trainer.plan
-        self._schedules = measuring_schedules(trainer.plan.pipeline.schedule)
-        # Each twice: the first step with a program finds caches cold.
-        self._left = [schedule for schedule in self._schedules for _ in range(2)]
-        self._seen: list[Any] = []
-
-    @property
-    def going_on(self) -> bool:
-        """Whether there is more to measure."""
-        return bool(self._left)
-
-    def step(self) -> StepMetrics:
-        """Train a step and measure it; the last one changes the schedule."""
-        from hetjax.pipeline.measured_times import measured_times
-        from hetjax.planner import choose_schedule
-
-        schedule = self._left.pop(0)
-        self._trainer.use_schedule(schedule)
-        metrics = self._trainer.train_step(timed=True)
-        self._seen.append((self._trainer.timeline(), schedule))
-        if not self._left:
-            times = measured_times(self._seen[1::2])
-            self._trainer.use_plan(choose_schedule(self._plan, self._name, times))
-        return metrics
+    plan, times = trainer.plan, None
+    for _ in range(2):
+        times = yield from measuring(trainer, rounds=1, known=times)
+        trainer.use_plan(choose_schedule(plan, name, times))
 
 
 def timed_steps(steps_done: int, steps: int) -> frozenset[int]:

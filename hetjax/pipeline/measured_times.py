@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import median
 
 from hetjax.errors import InputError
@@ -13,13 +13,16 @@ from hetjax.pipeline.times import StepTimes
 from hetjax.pipeline.warm_up import one_f_one_b
 
 
-def measured_times(steps: Sequence[tuple[Timeline, Schedule]]) -> StepTimes:
+def measured_times(
+    steps: Sequence[tuple[Timeline, Schedule]], known: StepTimes | None = None
+) -> StepTimes:
     """The medians of what was measured.
 
     A transfer that had to wait for the one before it on its link counts from that one's arrival.
 
     Args:
         steps: measured steps of one pipeline, each with its schedule.
+        known: what was measured before, for tasks that none of the steps has.
 
     Returns:
         The times; without those of split backward passes where no step had any.
@@ -29,18 +32,35 @@ def measured_times(steps: Sequence[tuple[Timeline, Schedule]]) -> StepTimes:
     """
     num_stages = steps[0][1].num_stages
     stages = range(num_stages)
-    split = [_seconds(steps, s, "B", split=True) for s in stages]
-    has_split = any(split)
+
+    def tasks(field: str, kind: str, split: bool | None = None) -> list[float]:
+        before = getattr(known, field, ()) or [0.0] * num_stages
+        found = [_seconds(steps, s, kind, split) for s in stages]
+        return [median(found[s]) if found[s] else before[s] for s in stages]
+
+    whole = {"forward": tasks("forward", "F"), "backward": tasks("backward", "B", split=False)}
+    _check_measured(whole)
+    halves = {
+        "input_gradient": tasks("input_gradient", "B", split=True),
+        "weight_gradient": tasks("weight_gradient", "W"),
+    }
     return StepTimes(
-        forward=[_required(steps, s, "F") for s in stages],
-        backward=[_required(steps, s, "B") for s in stages],
+        **whole,
         sends=[_transfer(steps, s, s + 1) for s in range(num_stages - 1)],
         returns=[_transfer(steps, s + 1, s) for s in range(num_stages - 1)],
         update=[_update(steps, s) for s in stages],
-        input_gradient=[_median(each) for each in split] if has_split else (),
-        weight_gradient=[_median(_seconds(steps, s, "W")) for s in stages] if has_split else (),
-        recompute=[_median(_seconds(steps, s, "R")) for s in stages],
+        recompute=tasks("recompute", "R"),
+        **(halves if any(halves["input_gradient"]) else {}),
     )
+
+
+def _check_measured(whole: Mapping[str, Sequence[float]]) -> None:
+    for name, seconds in whole.items():
+        if not all(seconds):
+            stage = min(s for s, each in enumerate(seconds) if not each)
+            raise InputError(
+                f"no {name} pass of stage {stage} was measured in a step that ran it whole"
+            )
 
 
 def measuring_schedules(schedule: Schedule) -> tuple[Schedule, Schedule]:
@@ -84,13 +104,6 @@ def with_split_backward(schedule: Schedule) -> Schedule:
 def _median(values: Iterable[float]) -> float:
     found = list(values)
     return median(found) if found else 0.0
-
-
-def _required(steps: Sequence[tuple[Timeline, Schedule]], stage: int, kind: str) -> float:
-    found = _seconds(steps, stage, kind, split=False)
-    if not found:
-        raise InputError(f"no {kind} of stage {stage} was measured in a step that ran it whole")
-    return median(found)
 
 
 def _seconds(

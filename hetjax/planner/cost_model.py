@@ -7,6 +7,7 @@ the sum of what its layers take, but for what happens once in it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -201,17 +202,13 @@ def estimate(problem: PlanningProblem, runs: Runs, execution: Execution) -> Esti
     Returns:
         The estimate.
     """
-    data, tensor = execution.mesh_shape
-    kind, link = execution.kind, execution.link
-    speed = data * tensor * PRODUCT_EFFICIENCY * kind.flops(problem.dtype)
-    bandwidth = data * tensor * kind.memory_bandwidth / TRAFFIC_SHARE
-    forward = TASK_SECONDS + runs.forward_flops / speed + runs.forward_traffic / bandwidth
-    backward = TASK_SECONDS + runs.backward_flops / speed + runs.backward_traffic / bandwidth
+    data, _ = execution.mesh_shape
+    forward = _roofline(problem, execution, runs.forward_flops, runs.forward_traffic)
+    backward = _roofline(problem, execution, runs.backward_flops, runs.backward_traffic)
 
     fully_sharded = execution.sharding == "fully_sharded"
     gathered, state = _parameter_bytes(problem, runs, execution)
-    parameter_pass = ring_seconds(link, gathered, data)
-    product_pass = ring_seconds(link, runs.product_bytes / data, tensor)
+    parameter_pass, product_pass = _ring_passes(execution, gathered, runs.product_bytes)
     forward = forward + parameter_pass * fully_sharded + product_pass
     backward = backward + 2 * parameter_pass + (3 if execution.recompute else 2) * product_pass
 
@@ -220,7 +217,7 @@ def estimate(problem: PlanningProblem, runs: Runs, execution: Execution) -> Esti
     return Estimate(
         forward_seconds=forward,
         backward_seconds=backward,
-        update_seconds=TASK_SECONDS + 2 * state / kind.memory_bandwidth,
+        update_seconds=TASK_SECONDS + 2 * state / execution.kind.memory_bandwidth,
         state_bytes=state,
         activation_bytes=kept / data,
         working_bytes=(runs.boundary_bytes + repeated) / data + gathered * fully_sharded,
@@ -261,16 +258,13 @@ def estimate_halves(problem: PlanningProblem, work: Work, execution: Execution) 
         The estimate.
     """
     assert work.split is not None, "the work of the halves was not measured"
-    data, tensor = execution.mesh_shape
-    kind = execution.kind
-    speed = data * tensor * PRODUCT_EFFICIENCY * kind.flops(problem.dtype)
-    bandwidth = data * tensor * kind.memory_bandwidth / TRAFFIC_SHARE
+    data, _ = execution.mesh_shape
     gathered, _ = _parameter_bytes(problem, one_run(work, 0), execution)
-    parameter_pass = float(ring_seconds(execution.link, gathered, data))
-    product_pass = float(ring_seconds(execution.link, np.array(work.product_bytes / data), tensor))
+    passes = _ring_passes(execution, gathered, np.array(work.product_bytes))
+    parameter_pass, product_pass = map(float, passes)
 
     def seconds(cost: Cost) -> float:
-        return TASK_SECONDS + cost.matmul_flops / speed + cost.bytes / bandwidth
+        return float(_roofline(problem, execution, cost.matmul_flops, cost.bytes))
 
     again = seconds(work.recompute) + product_pass - TASK_SECONDS if execution.recompute else 0.0
     kept = work.residual_bytes / data if execution.recompute else 0.0
@@ -307,6 +301,30 @@ def transfer_seconds(link: Link, size: float) -> float:
 def collective_link(cluster: Cluster, submesh: SubMesh) -> Link:
     """The link that carries a submesh's own collectives."""
     return cluster.link_between(submesh, submesh)
+
+
+def _roofline(
+    problem: PlanningProblem,
+    execution: Execution,
+    flops: FloatArray | float,
+    traffic: FloatArray | float,
+) -> FloatArray:
+    """Seconds of one program's computation, divided among the submesh's devices."""
+    kind, devices = execution.kind, math.prod(execution.mesh_shape)
+    speed = devices * PRODUCT_EFFICIENCY * kind.flops(problem.dtype)
+    bandwidth = devices * kind.memory_bandwidth / TRAFFIC_SHARE
+    return np.asarray(TASK_SECONDS + flops / speed + traffic / bandwidth)
+
+
+def _ring_passes(
+    execution: Execution, gathered: FloatArray, product_bytes: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Seconds of a pass of the parameters over the data axis, and of the products over tensor's."""
+    data, tensor = execution.mesh_shape
+    return (
+        ring_seconds(execution.link, gathered, data),
+        ring_seconds(execution.link, product_bytes / data, tensor),
+    )
 
 
 def _parameter_bytes(

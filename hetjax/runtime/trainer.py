@@ -15,7 +15,6 @@ import optax
 from jaxtyping import PyTree
 
 from hetjax.errors import InputError, unknown_name
-from hetjax.pipeline.measured_times import measured_times, measuring_schedules
 from hetjax.pipeline.program import abstract
 from hetjax.pipeline.schedule import Schedule
 from hetjax.pipeline.stages import ParameterPart
@@ -27,6 +26,7 @@ from hetjax.runtime.checkpoint_files import CheckpointFolder, StageRecord
 from hetjax.runtime.feed import BatchSource
 from hetjax.runtime.job import Job, build
 from hetjax.runtime.local import LocalExecutor
+from hetjax.runtime.measuring import measuring
 from hetjax.runtime.placement import Placement
 from hetjax.runtime.ray import RayExecutor, RayOptions
 from hetjax.runtime.step_report import LinkUse, StepReport, link_events, link_uses
@@ -225,28 +225,30 @@ class Trainer:
         self._executor.use_schedule(schedule)
         self.plan = plan
 
-    def measure(self, batch: PyTree | None = None, *, rounds: int = 2) -> StepTimes:
+    def measure(
+        self, batch: PyTree | None = None, *, rounds: int = 2, known: StepTimes | None = None
+    ) -> StepTimes:
         """Train a few steps and tell what their tasks and transfers took.
 
         The steps are training steps like all others: half of them with whole backward passes, half
-        with split ones, by 1F1B. The trainer's schedule is the same afterwards.
+        with split ones, by 1F1B. Where these times are known already, by the trainer's own
+        schedule, in which transfers and computation meet as they will. The trainer's schedule is
+        the same afterwards.
 
         Args:
             batch: the batch of these steps; None to take each from the source.
-            rounds: steps of each sort.
+            rounds: measured steps of each sort; one before them warms up.
+            known: what an earlier call returned.
 
         Returns:
             Medians, which `hetjax.planner.choose_schedule` and `reschedule` take.
         """
-        before = self.plan
-        steps = []
-        for schedule in measuring_schedules(before.pipeline.schedule):
-            self.use_schedule(schedule)
-            for _ in range(rounds):
-                self.train_step(batch, timed=True)
-                steps.append((self.timeline(), schedule))
-        self.use_plan(before)
-        return measured_times(steps)
+        steps = measuring(self, batch, rounds=rounds, known=known)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                return end.value
 
     def use_plan(self, plan: Plan) -> None:
         """Train on by a plan that differs in its schedule and its prediction alone.

@@ -9,11 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from backward_passes import recomputed, split_backward, take, whole_backward
 from cases import Case, cases, examples, trace_model
 from hypothesis import given
 from small_models import Model, make_batch
 
-from hetjax.pipeline.backward import Reads, StagePrograms, accumulator_dtype
+from hetjax.pipeline.backward import accumulator_dtype
 from hetjax.pipeline.build import PipelineProgram, build_pipeline
 from hetjax.pipeline.program import Program, num_bytes, trace
 
@@ -42,12 +43,6 @@ def evenly(program: Program, num_stages: int) -> tuple[int, ...]:
     return tuple(i * program.num_positions // num_stages for i in range(num_stages + 1))
 
 
-def take(reads: Reads, *groups: Sequence[Any]) -> list[list[Any]]:
-    """Of batch, received, residuals and cotangents those that a program reads."""
-    places = (reads.batch, reads.received, reads.residuals, reads.cotangents)
-    return [[group[i] for i in chosen] for group, chosen in zip(groups, places, strict=True)]
-
-
 def run(pipeline: PipelineProgram, parameters: Any, batch: Any, *, split: bool) -> tuple[Any, Any]:
     """Loss and gradients of one microbatch through all stages' programs, without a device mesh."""
     leaves, batch_leaves = jax.tree.leaves(parameters), jax.tree.leaves(batch)
@@ -68,8 +63,7 @@ def run(pipeline: PipelineProgram, parameters: Any, batch: Any, *, split: bool) 
         residuals = kept[i]
         if programs.recompute is not None:
             assert not residuals
-            inputs = take(programs.recompute_reads, batches[i], received[i], [], [])[:2]
-            residuals = programs.recompute(parts[i], *inputs)
+            residuals = recomputed(programs, parts[i], batches[i], received[i])
         groups = (batches[i], received[i], residuals, cotangents)
         backward = split_backward if split else whole_backward
         cotangents, sums = backward(programs, parts[i], groups, sums)
@@ -77,27 +71,6 @@ def run(pipeline: PipelineProgram, parameters: Any, batch: Any, *, split: bool) 
             rows = slice(part.start, part.stop) if part.stop is not None else ...
             gradients[part.leaf] = gradients[part.leaf].at[rows].add(found)
     return total, gradients
-
-
-def whole_backward(programs: StagePrograms, parameters: Any, groups: Any, sums: Any) -> Any:
-    return programs.backward(parameters, *take(programs.backward_reads, *groups), sums)
-
-
-def split_backward(programs: StagePrograms, parameters: Any, groups: Any, sums: Any) -> Any:
-    split = programs.split
-    returned, deferred, light = split.input_gradient(
-        parameters,
-        *take(split.input_gradient_reads, *groups),
-        [sums[place] for place in split.light],
-    )
-    heavy = split.weight_gradient(
-        parameters,
-        *take(split.weight_gradient_reads, *groups),
-        deferred,
-        [sums[place] for place in split.heavy],
-    )
-    found = dict(zip((*split.light, *split.heavy), (*light, *heavy), strict=True))
-    return returned, [found[place] for place in range(len(sums))]
 
 
 def test_cotangents_are_sent_where_they_are_awaited_and_nothing_else_is():
@@ -214,7 +187,7 @@ def test_without_accumulation_gradients_come_back_alone():
     pipeline = build(model, 2, (0, trace_model(model, 2).num_positions), accumulate=False)
     (programs,) = pipeline.programs
     groups = [programs.batch, programs.received, programs.residuals, [programs.sent[0]]]
-    reads = take(programs.backward_reads, *groups)
+    reads = take(programs.backward_reads, groups)
     shapes = jax.eval_shape(programs.backward, programs.parameters, *reads, [])
     assert [s.shape for s in shapes[1]] == [s.shape for s in programs.parameters]
 

@@ -46,5 +46,14 @@ def test_whole_passes_alone_tell_nothing_of_split_ones():
 def test_a_stage_that_was_not_measured_whole_is_named():
     times = StepTimes([1.0], [2.0], [], [], [0.1], [1.0], [1.0])
     schedule = with_split_backward(gpipe(1, 2))
-    with pytest.raises(InputError, match="no B of stage 0"):
+    with pytest.raises(InputError, match="no backward pass of stage 0"):
         measured_times([(simulate_schedule(schedule, times), schedule)])
+
+
+def test_what_no_step_has_is_taken_from_what_was_known():
+    known = StepTimes([1.0], [2.0], [], [], [0.1], [1.5], [0.5])
+    now = StepTimes([1.25], [9.0], [], [], [0.2], [1.75], [0.75])
+    schedule = with_split_backward(gpipe(1, 2))
+    found = measured_times([(simulate_schedule(schedule, now), schedule)], known)
+    close([*found.forward, *found.backward, *found.update], [1.25, 2.0, 0.2])
+    close([*found.input_gradient, *found.weight_gradient], [1.75, 0.75])

@@ -9,10 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from backward_passes import recomputed, split_backward, whole_backward
 from small_models import Model, make_batch
 
 from hetjax.models import GPTConfig, LanguageModel, LlamaConfig, language_model
-from hetjax.pipeline.backward import Reads, StagePrograms, accumulator_dtype
+from hetjax.pipeline.backward import StagePrograms, accumulator_dtype
 from hetjax.pipeline.build import PipelineProgram, build_pipeline
 from hetjax.pipeline.program import trace
 
@@ -49,11 +50,6 @@ def drawn(shapes: Sequence[jax.ShapeDtypeStruct], seed: int) -> list[jax.Array]:
     ]
 
 
-def take(reads: Reads, groups: Sequence[Sequence[Any]]) -> list[list[Any]]:
-    places = (reads.batch, reads.received, reads.residuals, reads.cotangents)
-    return [[group[i] for i in chosen] for group, chosen in zip(groups, places, strict=True)]
-
-
 def both_ways(programs: StagePrograms) -> tuple[list[jax.Array], list[jax.Array]]:
     """Returned cotangents and gradient sums of the whole and of the split backward pass."""
     parameters, batch, received = (
@@ -64,22 +60,11 @@ def both_ways(programs: StagePrograms) -> tuple[list[jax.Array], list[jax.Array]
     cotangents = drawn([programs.sent[i] for i in programs.cotangents_in], 3)
     _, residuals = jax.jit(programs.forward)(parameters, batch, received)
     if programs.recompute is not None:
-        inputs = take(programs.recompute_reads, (batch, received, [], []))[:2]
-        residuals = jax.jit(programs.recompute)(parameters, *inputs)
+        residuals = jax.jit(partial(recomputed, programs))(parameters, batch, received)
     groups = (batch, received, residuals, cotangents)
-    whole = jax.jit(programs.backward)(parameters, *take(programs.backward_reads, groups), sums)
-    split = programs.split
-    first, second = (
-        partial(jax.jit(f), parameters) for f in (split.input_gradient, split.weight_gradient)
-    )
-    returned, deferred, light = first(
-        *take(split.input_gradient_reads, groups), [sums[i] for i in split.light]
-    )
-    heavy = second(
-        *take(split.weight_gradient_reads, groups), deferred, [sums[i] for i in split.heavy]
-    )
-    found = dict(zip((*split.light, *split.heavy), (*light, *heavy), strict=True))
-    return [*whole[0], *whole[1]], [*returned, *(found[i] for i in range(len(sums)))]
+    whole = jax.jit(partial(whole_backward, programs))(parameters, groups, sums)
+    split = split_backward(programs, parameters, groups, sums, jit=jax.jit)
+    return [*whole[0], *whole[1]], [*split[0], *split[1]]
 
 
 def model_of(name: str) -> tuple[LanguageModel, Any, Any]:

@@ -184,7 +184,11 @@ BAD_EDITS = [
     (f"{STAGES}/0/colour", "red", r"pipelines\[0\].stages\[0\]: unknown field 'colour'"),
     (f"{STAGES}/0/layers", ..., r"pipelines\[0\].stages\[0\].layers: the field is missing"),
     (f"{STAGES}/0/recompute", "yes", r"stages\[0\].recompute: 'yes' is not allowed.*boolean"),
-    (f"{STAGES}/0/submesh/start", -1, r"submesh.start: -1 is not allowed.*greater than or equal to 0"),
+    (
+        f"{STAGES}/0/submesh/start",
+        -1,
+        r"submesh.start: -1 is not allowed.*greater than or equal to 0",
+    ),
     ("pipelines/0/num_microbatches", 4.5, r"num_microbatches: 4.5 is not allowed.*integer"),
     ("pipelines", [], "pipelines is empty"),
     (STAGES, [], r"pipelines\[0\].stages is empty"),

@@ -13,6 +13,8 @@ from execution import gathered_state
 from ray_jobs import BATCH, MICROBATCHES, Tokens, loss, make_plan, make_trainer, parameters
 
 from hetjax import CheckpointError, InputError, Trainer
+from hetjax.configuration import TrainSettings
+from hetjax.loop import train
 from hetjax.pipeline.warm_up import one_f_one_b
 from hetjax.planner import choose_schedule, make_problem, predict
 from hetjax.planner.plan import Plan
@@ -210,11 +212,30 @@ def predict_for(trainer: Trainer) -> Plan:
 def test_measuring_gives_times_of_whole_and_split_passes_and_trains(trainer: Trainer):
     done, plan = trainer.steps_done, trainer.plan
     times = trainer.measure(rounds=1)
-    assert trainer.steps_done == done + 2
+    assert trainer.steps_done == done + 4
+    assert trainer.plan == plan
+    assert trainer.measure(rounds=2, known=times).can_split
+    assert trainer.steps_done == done + 7
     assert trainer.plan == plan
     assert times.num_stages == len(plan.pipeline.stages)
     assert times.can_split
     assert min(*times.forward, *times.backward, *times.update) > 0
+
+
+def test_a_run_makes_its_schedule_of_what_its_first_steps_measure(trainer: Trainer):
+    plan = predict_for(trainer)
+    trainer.use_plan(plan)
+    steps = list(train(trainer, TrainSettings(steps=trainer.steps_done + 8), tune="search"))
+    assert [done.timed for done in steps] == [True] * 6 + [False, True]
+    assert trainer.plan.pipeline.schedule.name == "search"
+    assert trainer.plan.prediction != plan.prediction
+
+
+def test_a_run_that_ends_before_all_is_measured_has_its_plan(trainer: Trainer):
+    plan = predict_for(trainer)
+    trainer.use_plan(plan)
+    list(train(trainer, TrainSettings(steps=trainer.steps_done + 2), tune="search"))
+    assert trainer.plan == plan
 
 
 def test_a_trainer_takes_a_plan_with_another_schedule_alone(trainer: Trainer):
