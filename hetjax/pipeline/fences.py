@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from hetjax.pipeline.costs import is_expensive
+from hetjax.pipeline.products import with_narrow_operand_first
 from hetjax.pipeline.program import Operand, Step, evaluate_steps, num_bytes, operand_value
 
 _READS = 3
@@ -63,7 +64,9 @@ def evaluate(
         return evaluate_steps(steps, environment, outputs)
     chosen = fenced_values(steps, outputs, avals)
     behind = [
-        _behind_fence(step, predicate) if chosen.intersection(step.outputs) else step
+        _behind_fence(step, predicate)
+        if chosen.intersection(step.outputs)
+        else with_narrow_operand_first(step)
         for step in steps
     ]
     return evaluate_steps(behind, environment, outputs)
