@@ -47,7 +47,7 @@ from hetjax.runtime.ray_worker import pin_to_core
 
 CLUSTER = SCRIPTS.parent / "configs" / "clusters" / "two_hosts.yaml"
 CORES = (0, 1)
-SCHEDULES = ("1f1b", "h_1f1b")
+SCHEDULES = ("1f1b", "h_1f1b", "search")
 SAME_PRECISION = 1e-5
 """A larger relative difference of the first losses is no longer float32's rounding."""
 
@@ -375,6 +375,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--one-core", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
+    if options.lab:
+        parser.set_defaults(microbatches=lab_pipeline.MICROBATCHES)
+        options = parser.parse_args(arguments)
     # Ray's workers give way to all other processes unless told; no other system here does.
     os.environ.setdefault("RAY_worker_niceness", "0")
     if options.one_core:

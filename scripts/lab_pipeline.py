@@ -2,8 +2,9 @@
 
 The GPT trains as a pipeline of two stages on two hosts of the lab, each with a core. The rate of
 the link between them is set so that an activation takes a given part of a stage's computation of
-one microbatch. Tasks and transfers are measured in a few timed steps; from these times the
-schedules are made and their step times predicted. Then all schedules run in turn.
+one microbatch. Tasks and transfers are measured in a few timed steps, by 1F1B and then by each
+schedule that came of that; from these times the schedules are made and their step times predicted.
+Then all schedules run in turn.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ from hetjax.pipeline import StepTimes
 SCHEDULES = ("gpipe", "1f1b", "eager_1f1b", "h_1f1b", "h_1f1b_split", "search")
 RATIOS = (0.0, 0.25, 0.5, 0.9, 1.1)
 """Of one activation's time on the link and a stage's F and B; 0 for a link without a limit."""
+
+MICROBATCHES = 16
+"""Of a step unless told: so many that filling and draining the pipeline is little of it."""
 
 TORCH_RATIOS = (0.0, 0.9)
 """Where the peer runs, too."""
@@ -135,7 +139,7 @@ def _rows(
             "c_over_t": c_over_t,
             "step_time": median(seconds[name]),
             **plans[name],
-            "overlap": ours("overlap", plan=name),
+            "overlap": ours("overlap", plan=name, rounds=rounds),
         }
     if torch is not None:
         yield {

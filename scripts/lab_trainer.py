@@ -11,6 +11,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from statistics import median
 from typing import Any
 
 import jax
@@ -234,9 +235,18 @@ class PipelineTrainer:
         return {"times": asdict(times), "num_bytes": max(event.num_bytes for event in events)}
 
     def do_plan(self, schedules: Sequence[str]) -> dict[str, Any]:
-        """Make schedules of the measured times; what is predicted of each."""
-        self.plans = {name: choose_schedule(self.plan, name, self.times) for name in schedules}
+        """Make schedules of the measured times; what is predicted of each.
+
+        Each is made twice, as `train.tune` does: of times by 1F1B, and by the schedule that came of
+        them.
+        """
+        self.plans = {name: self._tuned(name) for name in schedules}
         return {name: self._figures(plan) for name, plan in self.plans.items()}
+
+    def _tuned(self, name: str) -> hetjax.Plan:
+        self.trainer.use_plan(choose_schedule(self.plan, name, self.times))
+        times = self.trainer.measure(self.batch, rounds=2, known=self.times)
+        return choose_schedule(self.plan, name, times)
 
     def _figures(self, plan: hetjax.Plan) -> dict[str, Any]:
         assert plan.prediction is not None
@@ -247,10 +257,16 @@ class PipelineTrainer:
             "live": [schedule.live_bound(stage) for stage in range(schedule.num_stages)],
         }
 
-    def do_overlap(self, plan: str) -> float:
-        """Run one timed step by a plan; the part of the link's time that computation hid."""
-        self._timed_step(plan)
-        return min(overlap(self.trainer.timeline()).values(), default=0.0)
+    def do_overlap(self, plan: str, rounds: int) -> float:
+        """Run timed steps by a plan; the part of the link's time that computation hid.
+
+        Of the link's two directions the one of which less was hidden, in the median step.
+        """
+        shares = []
+        for _ in range(rounds):
+            self._timed_step(plan)
+            shares.append(min(overlap(self.trainer.timeline()).values(), default=0.0))
+        return median(shares)
 
     def do_busy(self, plan: str) -> list[float]:
         """Run one timed step by a plan; each stage's seconds of computation."""
