@@ -28,7 +28,7 @@ import numpy as np
 from baselines import BASELINES, HandWritten, model_of, optimizer
 from bench_overhead import OneStage
 from benchmarking import (
-    LARGE_PAGES,
+    KEPT_MEMORY,
     SCRIPTS,
     WARM_UP_STEPS,
     Child,
@@ -91,7 +91,7 @@ class System:
 def one_core(size: Size, ends: contextlib.ExitStack) -> Iterator[System]:
     """The model on one core: hetjax's one stage and the hand-written steps, in one process."""
     flags = ["--one-core", *size_flags(size)]
-    child = ends.enter_context(contextlib.closing(Child("bench_pipeline.py", flags, LARGE_PAGES)))
+    child = ends.enter_context(contextlib.closing(Child("bench_pipeline.py", flags, KEPT_MEMORY)))
 
     def ask(way: str) -> tuple[float, float]:
         child.ask(way)

@@ -26,7 +26,10 @@ SCRIPTS = Path(__file__).resolve().parent
 WARM_UP_STEPS = 3
 """How many steps every system runs before it is timed; their losses are compared."""
 
-LARGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+KEPT_MEMORY = {
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:glibc.malloc.arena_max=1"
+    f":glibc.malloc.trim_threshold={2**40}"
+}
 """What hetjax sets for its CPU workers on Ray, and what they are compared with may have too."""
 
 Times = Mapping[str, Sequence[float]]

@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 from baselines import model_of, optimizer
-from benchmarking import LARGE_PAGES, SCRIPTS, Child, Size, add_size, serve, size_flags, size_of
+from benchmarking import KEPT_MEMORY, SCRIPTS, Child, Size, add_size, serve, size_flags, size_of
 from lab import Lab, Specification
 
 import hetjax
@@ -72,7 +72,7 @@ class LabTrainers:
     """
 
     def __init__(self, hosts: Hosts):
-        self._child = hosts.child(0, "lab_trainer.py", size_flags(hosts.size), **LARGE_PAGES)
+        self._child = hosts.child(0, "lab_trainer.py", size_flags(hosts.size), **KEPT_MEMORY)
 
     def __call__(self, do: str, of: str = "", **arguments: Any) -> Any:
         """Have something done.

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from benchmarking import LARGE_PAGES, Size, argument_parser, serve, size_of
+from benchmarking import KEPT_MEMORY, Size, argument_parser, serve, size_of
 from torch import distributed, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.nn import functional
@@ -36,7 +36,7 @@ def _mkl(instructions: str) -> dict[str, str]:
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "default": {},
     "fused AdamW": {"fused": True},
-    "fused AdamW, large pages": {"fused": True, "variables": LARGE_PAGES},
+    "fused AdamW, kept memory": {"fused": True, "variables": KEPT_MEMORY},
     "fused AdamW, oneDNN off": {"fused": True, "mkldnn": False},
     "fused AdamW, float32 matmul precision high": {"fused": True, "precision": "high"},
     "fused AdamW, float32 matmul precision medium": {"fused": True, "precision": "medium"},
