@@ -21,9 +21,10 @@ from lab import Lab, Specification
 
 import hetjax
 from hetjax.errors import WorkerLostError
+from hetjax.pipeline.measured_times import measured_times
 from hetjax.pipeline.overlap import overlap
-from hetjax.pipeline.timeline import link_track, stage_track
-from hetjax.planner import choose_schedule, make_problem, solve
+from hetjax.pipeline.timeline import Timeline, link_track, stage_track
+from hetjax.planner import choose_schedule, make_problem, reschedule, solve
 from hetjax.planner.work import measure
 from hetjax.runtime import RayOptions, measure_cluster
 from hetjax.runtime.ray import connect_to_ray
@@ -234,49 +235,52 @@ class PipelineTrainer:
         self.times = times
         return {"times": asdict(times), "num_bytes": max(event.num_bytes for event in events)}
 
-    def do_plan(self, schedules: Sequence[str]) -> dict[str, Any]:
-        """Make schedules of the measured times; what is predicted of each.
+    def do_plan(self, schedules: Sequence[str]) -> None:
+        """Make schedules of the measured times.
 
         Each is made twice, as `train.tune` does: of times by 1F1B, and by the schedule that came of
         them.
         """
         self.plans = {name: self._tuned(name) for name in schedules}
-        return {name: self._figures(plan) for name, plan in self.plans.items()}
+        self.timed: dict[str, list[Timeline]] = {name: [] for name in schedules}
 
     def _tuned(self, name: str) -> hetjax.Plan:
         self.trainer.use_plan(choose_schedule(self.plan, name, self.times))
-        times = self.trainer.measure(self.batch, rounds=2, known=self.times)
+        times = self.trainer.measure(self.batch, rounds=1, known=self.times)
         return choose_schedule(self.plan, name, times)
 
-    def _figures(self, plan: hetjax.Plan) -> dict[str, Any]:
-        assert plan.prediction is not None
-        schedule = plan.pipeline.schedule
-        return {
-            "predicted_step_time": plan.prediction.step_time,
-            "lower_bound": plan.prediction.lower_bound,
-            "live": [schedule.live_bound(stage) for stage in range(schedule.num_stages)],
-        }
+    def do_timed_step(self, plan: str) -> float:
+        """Run one timed step by a plan that was made before, and keep its timeline; its seconds."""
+        self.trainer.use_schedule(self.plans[plan].pipeline.schedule)
+        metrics = self.trainer.train_step(self.batch, timed=True)
+        self.timed[plan].append(self.trainer.timeline())
+        return metrics.seconds
 
-    def do_overlap(self, plan: str, rounds: int) -> float:
-        """Run timed steps by a plan; the part of the link's time that computation hid.
+    def do_figures(self, plan: str) -> dict[str, Any]:
+        """What the timed steps by a plan tell.
 
-        Of the link's two directions the one of which less was hidden, in the median step.
+        Returns:
+            The step time that is predicted of the medians of tasks and transfers, and its lower
+            bound; the most live microbatches of each stage; the part of the link's time that
+            computation hid, in the median step, of that direction of which less was hidden.
         """
-        shares = []
-        for _ in range(rounds):
-            self._timed_step(plan)
-            shares.append(min(overlap(self.trainer.timeline()).values(), default=0.0))
-        return median(shares)
+        schedule = self.plans[plan].pipeline.schedule
+        times = measured_times([(each, schedule) for each in self.timed[plan]], self.times)
+        prediction = reschedule(self.plans[plan], schedule, times).prediction
+        assert prediction is not None
+        hidden = [min(overlap(each).values(), default=0.0) for each in self.timed[plan]]
+        return {
+            "predicted_step_time": prediction.step_time,
+            "lower_bound": prediction.lower_bound,
+            "live": [schedule.live_bound(stage) for stage in range(schedule.num_stages)],
+            "overlap": median(hidden),
+        }
 
     def do_busy(self, plan: str) -> list[float]:
         """Run one timed step by a plan; each stage's seconds of computation."""
-        self._timed_step(plan)
-        timeline = self.trainer.timeline()
+        self.do_timed_step(plan)
+        timeline = self.timed[plan][-1]
         return [timeline.busy(stage_track(stage)) for stage in range(len(self.works))]
-
-    def _timed_step(self, plan: str) -> None:
-        self.trainer.use_schedule(self.plans[plan].pipeline.schedule)
-        self.trainer.train_step(self.batch, timed=True)
 
     def do_until_lost(self) -> dict[str, Any]:
         """Train until a worker is lost; which, and when that was raised and the trainer ended.

@@ -25,9 +25,9 @@ _HTTP2_SETTINGS = 4
 _WHERE_RESOURCES = ("accelerator_type:", NODE_RESOURCE)
 """What resources begin with that say which nodes, and of which a node has 1."""
 
-# XLA's CPU client takes its temporary memory from malloc anew at every call, and glibc has the kernel
-# map and clear what is large each time: a tenth of a GPT's step, half of it with large pages. So the
-# worker keeps what it has had (no mmap, one heap, never trimmed).
+# XLA's CPU client takes its temporary memory from malloc anew at every call, and glibc has the
+# kernel map and clear what is large each time: a tenth of a GPT's step, half of it with large
+# pages. So the worker keeps what it has had: no mmap, one heap, never trimmed.
 _KEPT_MEMORY = ":".join(
     f"glibc.malloc.{name}"
     for name in ("hugetlb=1", "mmap_max=0", "arena_max=1", f"trim_threshold={2**40}")
