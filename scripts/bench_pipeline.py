@@ -318,7 +318,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         if not options.torch:
             peers["skipped"] = {"torch": "left out by --no-torch"}
         elif importlib.util.find_spec("torch") is None:
-            peers["skipped"] = {"torch": 'not installed; pip install "hetjax[bench]"'}
+            peers["skipped"] = {"torch": 'not installed; pip install -e ".[bench]"'}
         else:
             found, peers["torch_settings"] = torch_systems(size, ends)
             systems += found

@@ -32,7 +32,7 @@ from hetjax.configuration.make import (
 )
 from hetjax.errors import InputError
 from hetjax.models import GPTConfig, LlamaConfig
-from hetjax.pipeline.schedule import WARM_UP_SCHEDULES
+from hetjax.pipeline.schedule import SCHEDULES
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 TINY = ModelSettings(blocks=1, width=8, heads=2, sequence=4)
@@ -159,7 +159,7 @@ def test_help_has_every_setting_with_its_default() -> None:
 def test_names_agree_with_what_they_configure() -> None:
     fields = {f.name for config in (GPTConfig, LlamaConfig) for f in dataclasses.fields(config)}
     assert {"recipe", *fields} == set(ModelSettings.model_fields)
-    assert get_args(PlannerSettings.model_fields["schedule"].annotation) == WARM_UP_SCHEDULES
+    assert get_args(PlannerSettings.model_fields["schedule"].annotation) == SCHEDULES
 
 
 @pytest.mark.parametrize("file", sorted(CONFIGS.glob("*.gin")), ids=lambda file: file.stem)

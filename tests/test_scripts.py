@@ -33,7 +33,7 @@ def check_pipeline(result, systems):
     assert all(row["step_time"] > 0 for row in rows)
     assert all(row["cores"] == (1 if "one-core" in row["system"] else 2) for row in rows)
     schedules = [row["schedule"] for row in rows if row["system"] == "hetjax"]
-    assert schedules == ["1f1b", "h_1f1b"]
+    assert schedules == ["1f1b", "h_1f1b", "search"]
     for row in rows:
         if row["system"] == "hetjax":
             assert [stage["layers"][0] == 0 for stage in row["stages"]] == [True, False]

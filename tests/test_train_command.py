@@ -195,6 +195,22 @@ def test_training_resuming_and_replaying(
     assert losses(replay)[0] == pytest.approx(losses(whole)[0], rel=1e-6)
 
 
+@pytest.mark.slow
+def test_a_run_makes_its_schedule_of_measured_times(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plans = []
+    for tune in (False, True):
+        workdir = config.parent / f"tune {tune}"
+        changes = ["planner.schedule = 'search'", f"train.tune = {tune}", "train.steps = 8"]
+        overrides = [word for change in changes for word in ("--gin", change)]
+        assert main(["--config", str(config), "--workdir", str(workdir), *overrides]) == 0
+        assert "Predicted and measured" in capsys.readouterr().out
+        plans.append(Plan.load(workdir / "plan.json"))
+    assert [plan.pipeline.schedule.name for plan in plans] == ["search", "search"]
+    assert plans[0].prediction != plans[1].prediction
+
+
 def losses(workdir: Path) -> list[float]:
     return [record["loss"] for record in read_metrics(workdir)]
 

@@ -64,7 +64,9 @@ def check_ray_address(runtime: RuntimeSettings) -> None:
         return
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:
-        raise InputError(f"runtime.ray_address is {address!r}; it must be 'auto' or host:port")
+        raise InputError(
+            f"runtime.ray_address is {address!r}; it must be 'auto', 'local' or host:port"
+        )
     try:
         socket.create_connection((host, int(port)), timeout=_ANSWER_SECONDS).close()
     except OSError as error:

@@ -199,8 +199,12 @@ class OptimizerSettings(Section):
 class PlannerSettings(Section):
     """What the planner may do."""
 
-    schedule: Literal["gpipe", "1f1b", "eager_1f1b", "h_1f1b"] = Field(
-        default="h_1f1b", description="'gpipe', '1f1b', 'eager_1f1b' or 'h_1f1b'"
+    schedule: Literal[
+        "gpipe", "1f1b", "eager_1f1b", "h_1f1b", "h_1f1b_split", "zb_h1", "zb_h2", "search"
+    ] = Field(
+        default="h_1f1b",
+        description="'gpipe', '1f1b', 'eager_1f1b', 'h_1f1b', 'h_1f1b_split', 'zb_h1', 'zb_h2' "
+        "or 'search'",
     )
     num_layers: Count = Field(
         default=32, description="layers at most; more make finer plans, and planning slower"
@@ -220,8 +224,8 @@ class RuntimeSettings(Section):
     )
     ray_address: str | None = Field(
         default=None,
-        description="host:port of a Ray cluster, or 'auto'; None for one that runs here, else "
-        "a new one",
+        description="host:port of a Ray cluster, 'auto' for one that runs here, 'local' for a new "
+        "one; None for what RAY_ADDRESS says, else one that runs here, else a new one",
     )
     cores: Integers = Field(
         default=(), description="for each stage the CPU core that its Ray workers stay on"

@@ -229,7 +229,7 @@ def _check_tokenizer(tokenizer: str | None) -> None:
     if importlib.util.find_spec("tokenizers") is None:
         raise InputError(
             f"tokenizer is {tokenizer!r}, which needs the tokenizers package: "
-            'pip install "hetjax[tokenizers]"'
+            'pip install -e ".[tokenizers]"'
         )
     if not Path(tokenizer).is_file():
         raise InputError(f"tokenizer is {tokenizer!r}, and there is no such file")

@@ -68,8 +68,8 @@ class MetricsWriter:
         Args:
             step: the number of the step.
             metrics: scalars by name (Python, NumPy or JAX), e.g. ``loss``, ``grad_norm``,
-                ``tokens_per_second``, ``step_time`` in seconds, ``eval_loss``. One that is not
-                finite is null in the file, since JSON has no word for it.
+                ``tokens_per_second``, ``step_time`` in seconds, ``evaluation_loss``. One that is
+                not finite is null in the file, since JSON has no word for it.
         """
         values = {name: _scalar(value) for name, value in metrics.items()}
         finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
