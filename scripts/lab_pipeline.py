@@ -4,7 +4,7 @@ The GPT trains as a pipeline of two stages on two hosts of the lab, each with a 
 the link between them is set so that an activation takes a given part of a stage's computation of
 one microbatch. Tasks and transfers are measured in a few timed steps, by 1F1B and then by each
 schedule that came of that; from these times the schedules are made. Then all schedules run in turn,
-each round a step with timed tasks and one without: what is predicted of the tasks' median times is
+each round a step with timed tasks and one without: what is predicted of the tasks' times is
 compared with the median of the steps that were not timed.
 """
 

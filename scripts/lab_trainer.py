@@ -260,7 +260,7 @@ class PipelineTrainer:
         """What the timed steps by a plan tell.
 
         Returns:
-            The step time that is predicted of the medians of tasks and transfers, and its lower
+            The step time that is predicted of what tasks and transfers took, and its lower
             bound; the most live microbatches of each stage; the part of the link's time that
             computation hid, in the median step, of that direction of which less was hidden.
         """

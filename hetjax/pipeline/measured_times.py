@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from statistics import median
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import mean, median
 
 from hetjax.errors import InputError
 from hetjax.pipeline.schedule import EXPLICIT, Schedule, Task, input_source
@@ -16,9 +16,10 @@ from hetjax.pipeline.warm_up import one_f_one_b
 def measured_times(
     steps: Sequence[tuple[Timeline, Schedule]], known: StepTimes | None = None
 ) -> StepTimes:
-    """The medians of what was measured.
+    """What tasks and transfers took: the median, over the steps, of the mean in each.
 
-    A transfer that had to wait for the one before it on its link counts from that one's arrival.
+    A step takes the sum of its tasks, so within one the mean counts, stragglers and all. A transfer
+    that had to wait for the one before it on its link counts from that one's arrival.
 
     Args:
         steps: measured steps of one pipeline, each with its schedule.
@@ -101,22 +102,27 @@ def with_split_backward(schedule: Schedule) -> Schedule:
     return Schedule(EXPLICIT, order)
 
 
-def _median(values: Iterable[float]) -> float:
-    found = list(values)
-    return median(found) if found else 0.0
-
-
 def _seconds(
     steps: Sequence[tuple[Timeline, Schedule]], stage: int, kind: str, split: bool | None = None
 ) -> list[float]:
-    """The durations of a kind of task, of split or of whole backward passes where that is asked."""
-    return [
-        seconds
+    """The mean duration of a kind of task in each step that has any.
+
+    Args:
+        steps: measured steps.
+        stage: which stage.
+        kind: the kind of task.
+        split: whether only split, or only whole, backward passes count.
+    """
+    found = (
+        [
+            seconds
+            for event, seconds in _task_seconds(timeline, schedule, stage)
+            if event.kind == kind
+            and (split is None or kind != "B" or _is_split(schedule, stage, event) == split)
+        ]
         for timeline, schedule in steps
-        for event, seconds in _task_seconds(timeline, schedule, stage)
-        if event.kind == kind
-        and (split is None or kind != "B" or _is_split(schedule, stage, event) == split)
-    ]
+    )
+    return [mean(each) for each in found if each]
 
 
 def _task_seconds(
@@ -163,9 +169,9 @@ def _update(steps: Sequence[tuple[Timeline, Schedule]], stage: int) -> float:
 
 def _transfer(steps: Sequence[tuple[Timeline, Schedule]], source: int, target: int) -> float:
     track = link_track(source, target)
-    return _median(
-        seconds for timeline, _ in steps for seconds in _transfer_seconds(timeline.on(track))
-    )
+    found = (list(_transfer_seconds(timeline.on(track))) for timeline, _ in steps)
+    means = [mean(each) for each in found if each]
+    return median(means) if means else 0.0
 
 
 def _transfer_seconds(events: Sequence[Event]) -> Iterator[float]:

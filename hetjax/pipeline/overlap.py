@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Iterator
 
-from hetjax.pipeline.timeline import Event, Timeline, link_stages, stage_track
+from hetjax.pipeline.timeline import Timeline, link_stages, stage_track
 
 Span = tuple[float, float]
 """A start and an end in seconds."""
@@ -13,12 +14,13 @@ _COMPUTATIONS = ("F", "R", "B", "W")
 
 
 def overlap(timeline: Timeline) -> dict[str, float]:
-    """For every link direction, how much of its steady transfers the receiver computes through.
+    """For every link direction, how much of its steady transfers nobody waits for.
 
     Of the time in a link's steady phase during which something is on that direction of it, this is
-    the share during which the receiving stage computes. At 1 nobody waits for the link. Before and
-    after the steady phase, while the pipeline fills and drains, some waits cannot be hidden by any
-    schedule.
+    the share during which the receiving stage does not stand still for what is to arrive over it.
+    What a worker does between two tasks, and waits for anything else, are not the link's. Before
+    and after the steady phase, while the pipeline fills and drains, some waits cannot be hidden by
+    any schedule.
 
     Args:
         timeline: a timeline, predicted or measured, with the tracks of stages and links.
@@ -41,15 +43,23 @@ def overlap(timeline: Timeline) -> dict[str, float]:
         phase = steady_phase(timeline, track)
         if phase is None:
             continue
-        receiver = stage_track(link_stages(track)[1])
-        computations = [e for e in timeline.on(receiver) if e.kind in _COMPUTATIONS]
-        sends, computing = _busy(timeline.on(track), phase), _busy(computations, phase)
+        sends = _within(((event.start, event.end) for event in timeline.on(track)), phase)
+        waits = _within(_waits(timeline, track), phase)
         if sends:
-            # What both do is what each does alone less what one or the other does.
-            either = _length(_joined([*sends, *computing]))
-            hidden = _length(sends) + _length(computing) - either
-            shares[track] = min(max(hidden / _length(sends), 0.0), 1.0)
+            # What is both is what each is alone less what is one or the other.
+            exposed = _length(sends) + _length(waits) - _length(_joined([*sends, *waits]))
+            shares[track] = min(max(1 - exposed / _length(sends), 0.0), 1.0)
     return shares
+
+
+def _waits(timeline: Timeline, track: str) -> Iterator[Span]:
+    """When the receiver of a link stood still for what was to arrive over it."""
+    arrivals = {event.name: event.end for event in timeline.on(track)}
+    tasks = [e for e in timeline.on(stage_track(link_stages(track)[1])) if e.kind in _COMPUTATIONS]
+    for before, task in itertools.pairwise(tasks):
+        arrival = min(arrivals.get(task.name, before.end), task.start)
+        if arrival > before.end:
+            yield before.end, arrival
 
 
 def steady_phase(timeline: Timeline, track: str) -> Span | None:
@@ -74,10 +84,10 @@ def steady_phase(timeline: Timeline, track: str) -> Span | None:
     return (start, end) if start < end else None
 
 
-def _busy(events: Iterable[Event], phase: Span) -> list[Span]:
-    """When something went on within a phase, without what overlaps."""
+def _within(spans: Iterable[Span], phase: Span) -> list[Span]:
+    """Spans as far as they lie in a phase, without what overlaps."""
     start, end = phase
-    clipped = [(max(event.start, start), min(event.end, end)) for event in events]
+    clipped = [(max(a, start), min(b, end)) for a, b in spans]
     return _joined([(a, b) for a, b in clipped if a < b])
 
 

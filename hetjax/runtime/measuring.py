@@ -35,7 +35,7 @@ def measuring(
         What each step gave.
 
     Returns:
-        The medians.
+        The times.
     """
     plan = trainer.plan
     own = plan.pipeline.schedule

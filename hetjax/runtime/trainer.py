@@ -241,7 +241,7 @@ class Trainer:
             known: what an earlier call returned.
 
         Returns:
-            Medians, which `hetjax.planner.choose_schedule` and `reschedule` take.
+            The times, which `hetjax.planner.choose_schedule` and `reschedule` take.
         """
         steps = measuring(self, batch, rounds=rounds, known=known)
         while True:

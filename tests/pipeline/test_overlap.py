@@ -27,7 +27,7 @@ def test_gpipe_has_no_steady_phase():
     assert steady_phase(timeline, "stage 0") is None
 
 
-def test_overlap_counts_computation_alone_and_overlapping_events_once():
+def test_waits_for_the_link_count_and_overlapping_events_once():
     events = [
         Event("stage 0", "F0", "F", 0, 0.0, 1.0),
         Event("stage 0", "B0", "B", 0, 2.0, 3.0),
@@ -36,10 +36,12 @@ def test_overlap_counts_computation_alone_and_overlapping_events_once():
         Event("stage 1", "B0", "B", 0, 1.5, 2.0),
         Event("stage 1", "wait", "wait", None, 3.0, 5.0),
         Event("stage 1", "W0", "W", 0, 5.0, 7.0),
-        Event("stage 1", "F1", "F", 1, 14.0, 14.5),
+        Event("stage 1", "F1", "F", 1, 8.5, 9.0),
         Event("stage 1", "B1", "B", 1, 14.5, 15.0),
-        Event("link 0->1", "F1", "send", 1, 1.0, 6.0),
-        Event("link 0->1", "F2", "send", 2, 4.0, 8.0),
+        Event("stage 1", "F2", "F", 2, 15.0, 15.5),
+        Event("link 0->1", "F1", "send", 1, 1.0, 8.0),
+        Event("link 0->1", "F2", "send", 2, 4.0, 10.0),
     ]
-    # Busy from 2 to 8, computing from 5 to 7.
-    assert overlap(Timeline(tuple(events))) == {"link 0->1": pytest.approx(2 / 6)}
+    # Busy from 2 to 10; F1 could have begun at 7 and did not arrive before 8. Before 5 no task
+    # waited for the link, nor from 8 to 8.5.
+    assert overlap(Timeline(tuple(events))) == {"link 0->1": pytest.approx(7 / 8)}
