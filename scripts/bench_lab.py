@@ -155,7 +155,7 @@ def draw_sweep(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     lines = {
         "1F1B": _line(rows, "1f1b", "step_time"),
         "H-1F1B": _line(rows, "h_1f1b", "step_time"),
-        "lower bound of any schedule": _line(rows, "h_1f1b", "lower_bound"),
+        "lower bound, by the times measured": _line(rows, "h_1f1b", "lower_bound"),
     }
     for (name, points), style in zip(lines.items(), ("o-", "o-", "k:"), strict=True):
         axes.plot(*zip(*points, strict=True), style, label=name)

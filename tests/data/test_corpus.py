@@ -63,7 +63,7 @@ def test_a_tokenizer_gives_the_tokens(folder):
 
 def test_a_tokenizer_without_its_extra(folder, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(InputError, match=r'pip install "hetjax\[tokenizers\]"'):
+    with pytest.raises(InputError, match=r'pip install -e "\.\[tokenizers\]"'):
         TextFiles((str(folder),), "tokenizer.json")
 
 
