@@ -58,14 +58,15 @@ def train(
         checkpoints: whether to save; the trainer has a workdir then.
         stop: asked before every step whether to stop there.
         tune: a schedule's name; the first steps measure what tasks and transfers take, and the
-            trainer goes on with this schedule, made of that. None keeps the plan's schedule.
+            trainer goes on with this schedule, made of that. None keeps the plan's schedule, and so
+            does a plan of several pipelines.
 
     Yields:
         Every step that is done.
     """
     timed = timed_steps(trainer.steps_done, settings.steps)
     saved = trainer.steps_done
-    tuning = iter(()) if tune is None else _tuning(trainer, tune)
+    tuning = iter(()) if tune is None or len(trainer.plan.pipelines) > 1 else _tuning(trainer, tune)
     while trainer.steps_done < settings.steps and not stop():
         step = trainer.steps_done + 1
         metrics = next(tuning, None)

@@ -38,7 +38,8 @@ LABS = ("three_hosts", "two_islands")
 RATIOS = (0.1, 0.25, 0.5, 0.75, 0.9, 1.1, 1.5, 2.0)
 """Of one activation's time on the link and a stage's forward and backward pass."""
 
-SWEPT = Size(blocks=4, microbatches=24)
+SWEPT = Size(blocks=4, microbatches=48)
+"""Many microbatches: filling and draining the pipeline takes longer the slower the link is."""
 SMALL = Size(blocks=4, width=64, sequence=32, vocabulary=128, microbatches=4)
 
 
@@ -136,14 +137,21 @@ def report_unlike(result: Mapping[str, Any]) -> None:
 
 def measure_sweep(options: argparse.Namespace) -> dict[str, Any]:
     """Step time against the rate of the link between two hosts."""
-    schedules = ["h_1f1b", "1f1b"]
+    schedules = ["h_1f1b", "search", "1f1b"]
     with trainers(read_specification("two_hosts"), size_of(options)) as (hosts, ours):
         ours("measure_cluster")
         ours("make")
         ours("steps", count=WARM_UP_STEPS)
         found = measure_ratios(hosts, ours, options.ratios, schedules, options.rounds)
     draw_sweep(found["rows"], options.figure)
-    return {"rounds": options.rounds, "figure": str(options.figure), **found}
+    rises = {schedule: _rise(found["rows"], schedule) for schedule in schedules}
+    return {"rounds": options.rounds, "figure": str(options.figure), "rises": rises, **found}
+
+
+def _rise(rows: Sequence[Mapping[str, Any]], schedule: str) -> float:
+    """A step with the slowest link that a stage's computation can hide, over the fastest one."""
+    points = [point for point in _line(rows, schedule, "step_time") if point[0] <= 1]
+    return points[-1][1] / points[0][1]
 
 
 def draw_sweep(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
@@ -155,9 +163,10 @@ def draw_sweep(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     lines = {
         "1F1B": _line(rows, "1f1b", "step_time"),
         "H-1F1B": _line(rows, "h_1f1b", "step_time"),
+        "search": _line(rows, "search", "step_time"),
         "lower bound, by the times measured": _line(rows, "h_1f1b", "lower_bound"),
     }
-    for (name, points), style in zip(lines.items(), ("o-", "o-", "k:"), strict=True):
+    for (name, points), style in zip(lines.items(), ("o-", "o-", "o-", "k:"), strict=True):
         axes.plot(*zip(*points, strict=True), style, label=name)
     axes.axvline(1.0, color="0.6", linestyle="--", linewidth=1)
     axes.set(
@@ -187,6 +196,8 @@ def report_sweep(result: Mapping[str, Any]) -> None:
             f"{row['step_time'] * 1e3:6.0f} ms{row['predicted_step_time'] * 1e3:8.0f} ms"
             f"{row['overlap']:9.0%}"
         )
+    for schedule, rise in result["rises"].items():
+        print(f"{schedule}: {rise:.3f} times as long a step where c nearly reaches t")
     print(f"drawn in {result['figure']}")
 
 

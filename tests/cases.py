@@ -61,38 +61,81 @@ class Case:
     plan: Plan
 
     def __repr__(self) -> str:
-        pipeline = self.plan.pipeline
-        stages = "; ".join(
-            f"{stage.submesh} {stage.mesh_shape} {stage.sharding}" + " recompute" * stage.recompute
-            for stage in pipeline.stages
-        )
-        counts = f"{pipeline.num_microbatches} x {pipeline.microbatch_size}"
-        orders = (" ".join(map(str, tasks)) for tasks in pipeline.schedule.order)
-        schedule = f"{pipeline.schedule.name} {' | '.join(orders)}"
-        return f"Case({self.model}, layers {self.plan.layers}, {stages}, {counts}, {schedule})"
+        pipelines = ", ".join(map(_shown, self.plan.pipelines))
+        return f"Case({self.model}, layers {self.plan.layers}, {pipelines})"
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         printer.text(repr(self))
 
 
-def cases(max_stages: int = 5, max_microbatches: int = 6) -> st.SearchStrategy[Case]:
-    """Random models, each with a random plan."""
+def _shown(pipeline: PipelinePlan) -> str:
+    stages = "; ".join(
+        f"{stage.layers} {stage.submesh} {stage.mesh_shape} {stage.sharding}"
+        + " recompute" * stage.recompute
+        for stage in pipeline.stages
+    )
+    counts = f"{pipeline.num_microbatches} x {pipeline.microbatch_size}"
+    orders = (" ".join(map(str, tasks)) for tasks in pipeline.schedule.order)
+    return f"[{stages}, {counts}, {pipeline.schedule.name} {' | '.join(orders)}]"
+
+
+def cases(
+    max_stages: int = 5, max_microbatches: int = 6, max_pipelines: int = 1
+) -> st.SearchStrategy[Case]:
+    """Random models, each with a random plan; of several pipelines, where that is asked for."""
     numbers = st.integers(0, 2**32 - 1)
-    return numbers.map(lambda number: random_case(Random(number), max_stages, max_microbatches))
+    return numbers.map(
+        lambda number: random_case(Random(number), max_stages, max_microbatches, max_pipelines)
+    )
 
 
-def random_case(rng: Random, max_stages: int, max_microbatches: int) -> Case:
+def random_case(
+    rng: Random, max_stages: int, max_microbatches: int, max_pipelines: int = 1
+) -> Case:
     """A random model with a random plan."""
     model = random_model(rng)
+    count = rng.randint(min(max_pipelines, 2), max_pipelines)
+    layers, held = random_cuts(rng, model, count, max_stages)
+    pipelines = tuple(random_pipeline(rng, stages, max_microbatches) for stages in held)
+    program = trace_model(model, pipelines[0].microbatch_size)
+    return Case(model, program, Plan(program.fingerprint, layers, CLUSTER, pipelines))
+
+
+def random_plan(rng: Random, model: Model, batches: Sequence[tuple[int, int]]) -> Plan:
+    """A random plan with given numbers and sizes of microbatches, one pair a pipeline."""
+    layers, held = random_cuts(rng, model, len(batches), 5)
+    pipelines = tuple(
+        PipelinePlan(tuple(stages), count, size, random_schedule(rng, stages, count))
+        for stages, (count, size) in zip(held, batches, strict=True)
+    )
+    return Plan(trace_model(model, 1).fingerprint, layers, CLUSTER, pipelines)
+
+
+def random_cuts(
+    rng: Random, model: Model, count: int, max_stages: int
+) -> tuple[tuple[int, ...], list[list[StagePlan]]]:
+    """Where layers begin, and the stages of some pipelines, on submeshes of their own."""
     # Positions do not depend on the size of the microbatch.
-    layers = random_boundaries(rng, trace_model(model, 1), max_stages)
-    stages = random_stages(rng, len(layers) - 1)
+    program = trace_model(model, 1)
+    cuts = [random_boundaries(rng, program, max(1, max_stages // count)) for _ in range(count)]
+    layers = tuple(sorted({position for cut in cuts for position in cut}))
+    ranges = [
+        (layers.index(first), layers.index(end))
+        for cut in cuts
+        for first, end in itertools.pairwise(cut)
+    ]
+    stages = iter(random_stages(rng, ranges))
+    return layers, [[next(stages) for _ in cut[1:]] for cut in cuts]
+
+
+def random_pipeline(
+    rng: Random, stages: Sequence[StagePlan], max_microbatches: int
+) -> PipelinePlan:
+    """A pipeline of given stages, with a random batch and schedule."""
     most = max(stage.mesh_shape[0] for stage in stages)
     size = most * rng.randint(1, 4 // most)
     schedule = random_schedule(rng, stages, rng.randint(1, max_microbatches))
-    program = trace_model(model, size)
-    pipeline = PipelinePlan(stages, schedule.num_microbatches, size, schedule)
-    return Case(model, program, Plan(program.fingerprint, layers, CLUSTER, (pipeline,)))
+    return PipelinePlan(tuple(stages), schedule.num_microbatches, size, schedule)
 
 
 def trace_model(model: Model, num_examples: int) -> Program:
@@ -169,15 +212,15 @@ def random_submeshes(rng: Random, num_stages: int) -> tuple[SubMesh, ...]:
     )
 
 
-def random_stages(rng: Random, num_stages: int) -> tuple[StagePlan, ...]:
-    """Stages of one layer each, on random submeshes, with random mesh shapes and rules."""
+def random_stages(rng: Random, layers: Sequence[tuple[int, int]]) -> tuple[StagePlan, ...]:
+    """Stages of given layers, on random submeshes, with random mesh shapes and rules."""
     stages = []
-    for index, submesh in enumerate(random_submeshes(rng, num_stages)):
+    for held, submesh in zip(layers, random_submeshes(rng, len(layers)), strict=True):
         size = submesh.num_devices
         data = rng.choice([d for d in (1, 2, 4) if size % d == 0])
         stages.append(
             StagePlan(
-                layers=(index, index + 1),
+                layers=held,
                 submesh=submesh,
                 mesh_shape=(data, size // data),
                 sharding=rng.choice(sorted(RULES)),

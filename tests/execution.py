@@ -17,6 +17,7 @@ from hetjax.pipeline.stages import ParameterPart
 from hetjax.runtime.feed import BatchSource
 from hetjax.runtime.job import Job, build
 from hetjax.runtime.local import LocalExecutor
+from hetjax.runtime.step_report import StepReport
 
 
 class GradientsState(NamedTuple):
@@ -66,11 +67,16 @@ def train(executor: LocalExecutor, batches: Sequence[Batch]) -> list[tuple[float
     """Loss and gradient norm of each of several training steps."""
     seen = []
     for step, batch in enumerate(batches):
-        report = executor.train_step(step, batch)[-1]
+        report = _of_loss_stage(executor, step, batch)
         assert report.loss is not None
         assert report.gradient_norm is not None
         seen.append((report.loss, report.gradient_norm))
     return seen
+
+
+def _of_loss_stage(executor: LocalExecutor, step: int, batch: Batch) -> StepReport:
+    """The report of the stage that adds up the loss of all pipelines."""
+    return executor.train_step(step, batch)[executor.workers[0].pipelines.loss_stages[0]]
 
 
 def gather(
@@ -103,22 +109,22 @@ def gather(
 
 def gathered_parameters(executor: LocalExecutor) -> list[np.ndarray]:
     """The parameter leaves, whole."""
-    pipeline = executor.workers[0].pipeline
+    pipelines = executor.workers[0].pipelines
     held = [
         (stage.parameters, worker.state().parameters)
-        for stage, worker in zip(pipeline.stages, executor.workers, strict=True)
+        for stage, worker in zip(pipelines.stages, executor.workers, strict=True)
     ]
-    return gather(held, pipeline.parameter_shapes)
+    return gather(held, pipelines.parameter_shapes)
 
 
 def gathered_state(executor: LocalExecutor) -> list[np.ndarray]:
     """The leaves of the optimizer's state, whole."""
-    pipeline = executor.workers[0].pipeline
+    pipelines = executor.workers[0].pipelines
     held = [
         (update.state, worker.state().optimizer)
-        for update, worker in zip(pipeline.updates, executor.workers, strict=True)
+        for update, worker in zip(pipelines.updates, executor.workers, strict=True)
     ]
-    return gather(held, pipeline.state_shapes)
+    return gather(held, pipelines.state_shapes)
 
 
 def one_device_gradients(model: Model, batch: Batch) -> tuple[float, float, list[np.ndarray]]:

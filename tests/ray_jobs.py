@@ -105,6 +105,18 @@ def make_plan(
     )
 
 
+def make_plan_of_two_pipelines() -> Plan:
+    """Two pipelines of unlike depth and width, each with its own microbatches."""
+    one, two = make_plan(), make_plan(hosts=2)
+    whole = StagePlan((0, 2), SubMesh("first", 0, (1, 2)), (1, 2))
+    stages = (replace(whole, layers=(0, 1), submesh=SubMesh("first", 2, (1, 2))), one.stages[1])
+    pipelines = (
+        PipelinePlan((whole,), 2, SIZE, one_f_one_b(1, 2)),
+        PipelinePlan(stages, SIZE, 1, one_f_one_b(2, SIZE)),
+    )
+    return replace(two, pipelines=pipelines)
+
+
 def make_trainer(runtime: str, plan: Plan | None = None, **changes: Any) -> Trainer:
     """A trainer of the job; what is given replaces arguments of `Trainer`."""
     arguments: dict[str, Any] = {

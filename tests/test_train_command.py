@@ -297,5 +297,5 @@ def test_host_devices_are_asked_for_before_jax_starts(monkeypatch: pytest.Monkey
     monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=2 --xla_other=1")
     cluster = Cluster.from_file(Path(__file__).parent.parent / "configs/clusters/quickstart.yaml")
     use_devices(cluster, RuntimeSettings())
-    assert os.environ["XLA_FLAGS"] == "--xla_force_host_platform_device_count=6 --xla_other=1"
+    assert os.environ["XLA_FLAGS"] == "--xla_force_host_platform_device_count=12 --xla_other=1"
     assert host_device_flags(os.environ["XLA_FLAGS"], 4) == os.environ["XLA_FLAGS"]

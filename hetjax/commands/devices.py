@@ -89,9 +89,10 @@ def use_devices(cluster: Cluster, runtime: RuntimeSettings) -> None:
 
     is_host = all(subcluster.kind.platform == "cpu" for subcluster in cluster.subclusters)
     if is_host and runtime.name == "local":
-        os.environ["XLA_FLAGS"] = host_device_flags(
-            os.environ.get("XLA_FLAGS", ""), cluster.num_devices
-        )
+        # XLA has a thread for each of them. Stages whose collectives meet in one process need more
+        # threads than they have devices, or they wait for one another.
+        count = 2 * cluster.num_devices
+        os.environ["XLA_FLAGS"] = host_device_flags(os.environ.get("XLA_FLAGS", ""), count)
     chosen = jax.config.values.get("jax_platforms")
     if (is_host or runtime.name == "ray") and not chosen:
         jax.config.update("jax_platforms", "cpu")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -13,7 +15,7 @@ from hetjax.configuration import Configuration
 from hetjax.configuration.make import Ingredients
 from hetjax.errors import InputError
 from hetjax.mesh import Cluster
-from hetjax.planner import Plan, PlanningProblem, make_problem, predict, solve
+from hetjax.planner import PipelinePlan, Plan, PlanningProblem, make_problem, predict, solve
 from hetjax.report import format_bytes
 
 
@@ -53,39 +55,37 @@ def prepare(ingredients: Ingredients, source: Cluster | Path) -> Prepared:
     else:
         given = _load(source, ingredients.configuration)
         use_devices(given.cluster, ingredients.configuration.runtime)
-        plan = predict(given, _problem(ingredients, given.cluster, given))
+        problems = [_problem(ingredients, given.cluster, each) for each in given.pipelines]
+        plan = predict(given, *problems)
         _check_memory(plan)
     return Prepared(ingredients, plan, time.perf_counter() - began)
 
 
 def _load(path: Path, configuration: Configuration) -> Plan:
     plan = Plan.load(path)
-    if len(plan.pipelines) != 1:
-        raise InputError(
-            f"{path}: the plan has {len(plan.pipelines)} pipelines; the runtime executes plans of "
-            f"one"
-        )
     if plan.batch_size != configuration.train.batch_size:
+        counts = (
+            f"{p.num_microbatches} microbatches of {p.microbatch_size}" for p in plan.pipelines
+        )
         raise InputError(
-            f"{path}: the plan computes {plan.batch_size} examples a step "
-            f"({plan.pipeline.num_microbatches} microbatches of {plan.pipeline.microbatch_size}), "
+            f"{path}: the plan computes {plan.batch_size} examples a step ({', '.join(counts)}), "
             f"and train.batch_size is {configuration.train.batch_size}; make them equal"
         )
     return plan
 
 
 def _problem(
-    ingredients: Ingredients, cluster: Cluster, given: Plan | None = None
+    ingredients: Ingredients, cluster: Cluster, given: PipelinePlan | None = None
 ) -> PlanningProblem:
-    """What is to be planned; for a plan that is given, its own microbatches and stages count."""
+    """What is to be planned; a pipeline that is given has its own microbatches and stages."""
     train, planner = ingredients.configuration.train, ingredients.configuration.planner
     return make_problem(
         ingredients.model.loss,
         jax.eval_shape(ingredients.parameters),
-        ingredients.batch,
+        _batch(ingredients, given),
         cluster=cluster,
         optimizer=ingredients.optimizer,
-        num_microbatches=given.pipeline.num_microbatches if given else train.microbatches,
+        num_microbatches=given.num_microbatches if given else train.microbatches,
         num_layers=planner.num_layers,
         schedule=planner.schedule,
         allow_recompute=planner.allow_recompute,
@@ -94,12 +94,23 @@ def _problem(
     )
 
 
+def _batch(ingredients: Ingredients, given: PipelinePlan | None) -> Mapping[str, Any]:
+    """Shapes of a step's batch, or of a pipeline's share of it."""
+    if given is None:
+        return ingredients.batch
+    share = given.num_microbatches * given.microbatch_size
+    return {
+        name: jax.ShapeDtypeStruct((share, *leaf.shape[1:]), leaf.dtype)
+        for name, leaf in ingredients.batch.items()
+    }
+
+
 def _check_memory(plan: Plan) -> None:
     assert plan.prediction is not None
     for s, stage in enumerate(plan.prediction.stages):
         if stage.memory_bytes > stage.memory_limit_bytes:
             raise InputError(
-                f"the plan does not fit: stage {s} on {plan.pipeline.stages[s].submesh} needs "
+                f"the plan does not fit: stage {s} on {plan.stages[s].submesh} needs "
                 f"{format_bytes(stage.memory_bytes)} a device (of these "
                 f"{format_bytes(stage.state_bytes)} of parameters, gradients and optimizer "
                 f"state), a device has {format_bytes(stage.memory_limit_bytes)}"

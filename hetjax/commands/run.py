@@ -74,6 +74,8 @@ def run(prepared: Prepared, console: Console, workdir: Path | None, *, resume: b
                 _resume(trainer, prepared, workdir, say)
             save_configuration(workdir, prepared.ingredients.configuration)
             prepared.plan.save(workdir / PLAN_FILE)
+        if prepared.ingredients.configuration.train.tune and len(prepared.plan.pipelines) > 1:
+            say("train.tune has no effect: a plan of several pipelines keeps its schedules")
         with StopRequest(_say_at_once) as stop:
             steps = _train(trainer, prepared, console, workdir, stop)
         _say_end(trainer, stop, workdir, say)

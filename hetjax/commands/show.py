@@ -41,13 +41,16 @@ def show_plan(console: Console, prepared: Prepared) -> None:
         prepared: what was planned.
     """
     plan, model = prepared.plan, prepared.ingredients.model
-    train, pipeline = prepared.ingredients.configuration.train, prepared.plan.pipeline
+    train = prepared.ingredients.configuration.train
+    batches = (
+        f"{each.num_microbatches} microbatches of {each.microbatch_size}, schedule "
+        f"{each.schedule.name}"
+        for each in plan.pipelines
+    )
     lines = (
         f"{model.name}: {format_rate(model.num_parameters(), ' parameters')}, "
         f"{train.steps} steps of {train.batch_size} x {model.sequence} tokens",
-        f"{pipeline.num_microbatches} microbatches of {pipeline.microbatch_size}, schedule "
-        f"{pipeline.schedule.name}, planned in {format_seconds(prepared.planning_seconds)} by "
-        f"{plan.planner}",
+        f"{'; '.join(batches)}, plan: {plan.planner} ({format_seconds(prepared.planning_seconds)})",
     )
     console.print(lines[0], highlight=False)
     console.print()
@@ -67,7 +70,8 @@ def plan_figures(prepared: Prepared) -> dict[str, Any]:
     Returns:
         Numbers in SI units, by name; ``"stages"`` holds one object a stage.
     """
-    plan, pipeline, prediction = prepared.plan, prepared.plan.pipeline, _prediction(prepared.plan)
+    plan, prediction = prepared.plan, _prediction(prepared.plan)
+    first_pipeline = plan.pipelines[0]
     model = prepared.ingredients.model
     return {
         "model": model.name,
@@ -78,10 +82,11 @@ def plan_figures(prepared: Prepared) -> dict[str, Any]:
         "planner": plan.planner,
         "planning_seconds": prepared.planning_seconds,
         "batch_size": plan.batch_size,
-        "num_microbatches": pipeline.num_microbatches,
-        "microbatch_size": pipeline.microbatch_size,
-        "schedule": pipeline.schedule.name,
-        "warm_up_counts": list(pipeline.schedule.warm_up_counts),
+        "pipelines": len(plan.pipelines),
+        "num_microbatches": first_pipeline.num_microbatches,
+        "microbatch_size": first_pipeline.microbatch_size,
+        "schedule": first_pipeline.schedule.name,
+        "warm_up_counts": list(first_pipeline.schedule.warm_up_counts),
         "step_time": prediction.step_time,
         "tokens_per_second": prepared.ingredients.tokens_per_step / prediction.step_time,
         "lower_bound": prediction.lower_bound,
@@ -96,9 +101,11 @@ def plan_figures(prepared: Prepared) -> dict[str, Any]:
                 "mesh_shape": list(stage.mesh_shape),
                 "sharding": stage.sharding,
                 "recompute": stage.recompute,
+                "pipeline": p,
                 "warm_up_count": pipeline.schedule.warm_up_counts[s],
-                **vars(prediction.stages[s]),
+                **vars(prediction.stages[first + s]),
             }
+            for p, (first, pipeline) in enumerate(plan.numbered_pipelines())
             for s, stage in enumerate(pipeline.stages)
         ],
     }
@@ -145,7 +152,7 @@ def link_rows(plan: Plan, uses: Sequence[LinkUse]) -> list[LinkRow]:
     Returns:
         One row for each direction.
     """
-    stages = plan.pipeline.stages
+    stages = plan.stages
     return [
         LinkRow(
             name=f"stage {use.source} to {use.target}",
@@ -172,10 +179,14 @@ def live_microbatches(plan: Plan, reports: Sequence[StepReport]) -> str:
     Returns:
         One line of text.
     """
-    schedule = plan.pipeline.schedule
+    bounds = (
+        pipeline.schedule.live_bound(s)
+        for pipeline in plan.pipelines
+        for s in range(len(pipeline.stages))
+    )
     held = (
-        f"stage {s}: {report.live_microbatches} (bound {schedule.live_bound(s)})"
-        for s, report in enumerate(reports)
+        f"stage {s}: {report.live_microbatches} (bound {bound})"
+        for s, (report, bound) in enumerate(zip(reports, bounds, strict=True))
     )
     return "live microbatches: " + ", ".join(held)
 

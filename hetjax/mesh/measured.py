@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import itertools
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -214,12 +214,41 @@ def _float32_rate(device_kind: DeviceKind) -> float:
     return device_kind.flops("float32")
 
 
+_NOTHING = 1e-9
+"""Of a core's time: less is none."""
+
+
 def _shared_cores(host: HostCpu, hosts: Mapping[str, HostCpu]) -> float:
-    """How many cores' time a host's cores give, where nodes on the same machine share them."""
-    users = Counter(
-        core for other in hosts.values() if other.machine == host.machine for core in other.cores
-    )
-    return sum(1 / users[core] for core in host.cores)
+    """How many cores' time a host has, where nodes on the same machine share its cores.
+
+    All of a machine's hosts get more alike until each has its quota, or its cores are used up: what
+    one does not want is left to the others.
+    """
+    place = next(node for node, other in hosts.items() if other == host)
+    sharing = {node: other for node, other in hosts.items() if other.machine == host.machine}
+    given = dict.fromkeys(sharing, 0.0)
+    free = {core: 1.0 for other in sharing.values() for core in other.cores}
+    while True:
+        open_cores = {
+            node: [core for core in other.cores if free[core] > _NOTHING]
+            for node, other in sharing.items()
+            if other.quota - given[node] > _NOTHING
+        }
+        growing = {node: cores for node, cores in open_cores.items() if cores}
+        if not growing:
+            return given[place]
+        demand: defaultdict[int, float] = defaultdict(float)
+        for cores in growing.values():
+            for core in cores:
+                demand[core] += 1 / len(cores)
+        step = min(
+            *(free[core] / demand[core] for core in demand),
+            *(sharing[node].quota - given[node] for node in growing),
+        )
+        for node in growing:
+            given[node] += step
+        for core in demand:
+            free[core] -= step * demand[core]
 
 
 def _speed(host: HostCpu, hosts: Mapping[str, HostCpu]) -> float:

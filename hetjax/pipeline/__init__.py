@@ -1,6 +1,6 @@
 """From a plain JAX loss to stages, their programs, schedules, and the timeline model."""
 
-from hetjax.pipeline.build import PipelineProgram, build_pipeline
+from hetjax.pipeline.build import PipelineCut, PipelinePrograms, build_pipelines
 from hetjax.pipeline.lower_bound import harp_latency, lower_bound
 from hetjax.pipeline.named_schedules import make_schedule
 from hetjax.pipeline.overlap import overlap
@@ -34,7 +34,8 @@ __all__ = [
     "WARM_UP_SCHEDULES",
     "Event",
     "ParameterPart",
-    "PipelineProgram",
+    "PipelineCut",
+    "PipelinePrograms",
     "Program",
     "Schedule",
     "Sensitivity",
@@ -42,7 +43,7 @@ __all__ = [
     "StepTimes",
     "Task",
     "Timeline",
-    "build_pipeline",
+    "build_pipelines",
     "cut",
     "eager_1f1b",
     "fixed_schedules",

@@ -1,8 +1,11 @@
-"""From a traced loss, an optimizer and stage boundaries to everything that a pipeline computes."""
+"""From a traced loss, an optimizer and stage boundaries to everything that pipelines compute."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import bisect
+import functools
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,12 +22,30 @@ from hetjax.pipeline.update import StageUpdate, divide_update
 Shapes = tuple[jax.ShapeDtypeStruct, ...]
 
 
-@dataclass(frozen=True, eq=False)
-class PipelineProgram:
-    """All that a pipeline computes, before any device is known.
+@dataclass(frozen=True)
+class PipelineCut:
+    """How one pipeline cuts the program.
 
     Args:
-        program: the traced loss function.
+        boundaries: positions where stages begin, and the program's end.
+        recompute: for each stage, whether it recomputes its forward pass.
+        accumulate: whether a step has several microbatches.
+    """
+
+    boundaries: tuple[int, ...]
+    recompute: tuple[bool, ...]
+    accumulate: bool = True
+
+
+@dataclass(frozen=True, eq=False)
+class PipelinePrograms:
+    """All that the pipelines of a plan compute, before any device is known.
+
+    The stages of all pipelines are counted through: those of the second follow those of the first.
+
+    Args:
+        program: the traced loss function, at the microbatch's size of the first pipeline.
+        first_stages: for each pipeline its first stage, and the number of all stages.
         stages: what each stage holds and passes on.
         programs: each stage's forward and backward functions.
         updates: each stage's share of the optimizer's update.
@@ -37,6 +58,7 @@ class PipelineProgram:
     """
 
     program: Program
+    first_stages: tuple[int, ...]
     stages: tuple[Stage, ...]
     programs: tuple[StagePrograms, ...]
     updates: tuple[StageUpdate, ...]
@@ -49,8 +71,35 @@ class PipelineProgram:
 
     @property
     def num_stages(self) -> int:
-        """How many stages the pipeline has."""
+        """How many stages all pipelines have."""
         return len(self.stages)
+
+    @property
+    def num_pipelines(self) -> int:
+        """How many pipelines there are."""
+        return len(self.first_stages) - 1
+
+    def pipeline_of(self, stage: int) -> int:
+        """The pipeline that a stage is in."""
+        return bisect.bisect_right(self.first_stages, stage) - 1
+
+    @property
+    def first_pipeline(self) -> tuple[Stage, ...]:
+        """The stages of the first pipeline, which hold all of the model."""
+        return self.stages[: self.first_stages[1]]
+
+    def is_first(self, stage: int) -> bool:
+        """Whether a stage is the first of its pipeline."""
+        return stage in self.first_stages
+
+    def is_last(self, stage: int) -> bool:
+        """Whether a stage is the last of its pipeline, which computes the loss."""
+        return stage + 1 in self.first_stages
+
+    @property
+    def loss_stages(self) -> tuple[int, ...]:
+        """The last stage of each pipeline; the first of them adds up the loss of all."""
+        return tuple(end - 1 for end in self.first_stages[1:])
 
     def part_shape(self, part: ParameterPart) -> jax.ShapeDtypeStruct:
         """Shape and dtype of a part of a parameter leaf."""
@@ -62,61 +111,131 @@ class PipelineProgram:
         whole = self.state_shapes[part.leaf]
         return jax.ShapeDtypeStruct(part.shape(whole.shape), whole.dtype)
 
-    def holders(self, leaf: int) -> tuple[int, ...]:
-        """The stages that hold a parameter leaf whole."""
-        return tuple(
-            stage.index
-            for stage in self.stages
-            if any(part.leaf == leaf and part.stop is None for part in stage.parameters)
-        )
+    @functools.cached_property
+    def shared(self) -> Mapping[ParameterPart, tuple[int, ...]]:
+        """The rows of parameter leaves that several stages hold, and these stages in order.
 
-    @property
-    def tied(self) -> tuple[int, ...]:
-        """The parameter leaves that several stages hold whole, whose gradients are summed."""
-        leaves = range(len(self.parameter_shapes))
-        return tuple(leaf for leaf in leaves if len(self.holders(leaf)) > 1)
+        A leaf is cut wherever one of the stages' parts begins or ends. Stages hold the same rows
+        where pipelines have them each, or where a parameter is used in several stages.
+        """
+        return shared_parts([stage.parameters for stage in self.stages])
 
 
-def build_pipeline(
-    program: Program,
-    parameters: PyTree,
-    optimizer: optax.GradientTransformation,
-    *,
-    boundaries: Sequence[int],
-    recompute: Sequence[bool],
-    accumulate: bool = True,
-) -> PipelineProgram:
-    """Cut, differentiate and divide: all programs of a pipeline.
+def shared_parts(
+    held: Sequence[Sequence[ParameterPart]],
+) -> dict[ParameterPart, tuple[int, ...]]:
+    """The finest parts of leaves that several stages hold.
 
     Args:
-        program: the loss function, traced at the microbatch's size.
-        parameters: pytree of arrays or shapes.
-        optimizer: an Optax transformation.
-        boundaries: positions where stages begin, and the program's end.
-        recompute: for each stage, whether it recomputes its forward pass.
-        accumulate: whether a step has several microbatches.
+        held: for each stage, the parts that it holds.
 
     Returns:
-        The pipeline's programs.
+        These parts, and for each the stages that hold it.
+
+    Example:
+        >>> rows = ParameterPart(0, 0, 6), ParameterPart(0, 0, 4), ParameterPart(0, 4, 6)
+        >>> found = shared_parts([[part] for part in rows])
+        >>> [(part.start, part.stop, stages) for part, stages in found.items()]
+        [(0, 4, (0, 1)), (4, 6, (0, 2))]
+    """
+    of_leaf: dict[int, list[tuple[int, ParameterPart]]] = {}
+    for stage, parts in enumerate(held):
+        for part in parts:
+            of_leaf.setdefault(part.leaf, []).append((stage, part))
+    found = {}
+    for leaf, holding in sorted(of_leaf.items()):
+        for piece in _finest(leaf, [part for _, part in holding]):
+            stages = tuple(stage for stage, part in holding if part.contains(piece))
+            if len(stages) > 1:
+                found[piece] = stages
+    return found
+
+
+def _finest(leaf: int, parts: Sequence[ParameterPart]) -> list[ParameterPart]:
+    """A leaf cut where one of some parts begins or ends; whole where all are whole."""
+    if all(part.stop is None for part in parts):
+        return [ParameterPart(leaf)]
+    ends = sorted({end for part in parts for end in (part.start, part.stop) if end is not None})
+    return [ParameterPart(leaf, start, stop) for start, stop in itertools.pairwise(ends)]
+
+
+def build_pipelines(
+    programs: Sequence[Program],
+    parameters: PyTree,
+    optimizer: optax.GradientTransformation,
+    cuts: Sequence[PipelineCut],
+) -> PipelinePrograms:
+    """Cut, differentiate and divide: all programs of some pipelines.
+
+    Args:
+        programs: the loss function, traced at the size of each pipeline's microbatches.
+        parameters: pytree of arrays or shapes.
+        optimizer: an Optax transformation.
+        cuts: how each pipeline cuts it.
+
+    Returns:
+        The pipelines' programs.
 
     Raises:
         InputError: the optimizer cannot be divided so.
     """
-    stages = cut(program, boundaries)
+    pipelines = cut_pipelines(programs, parameters, optimizer, cuts)
+    differentiated: list[StagePrograms] = []
+    firsts = itertools.pairwise(pipelines.first_stages)
+    for program, each, (first, end) in zip(programs, cuts, firsts, strict=True):
+        stages = [
+            replace(stage, index=place) for place, stage in enumerate(pipelines.stages[first:end])
+        ]
+        shapes = [program.avals[value] for value in program.parameters]
+        differentiated += _differentiate(program, stages, shapes, each)
+    return _with_messages(replace(pipelines, programs=tuple(differentiated)))
+
+
+def cut_pipelines(
+    programs: Sequence[Program],
+    parameters: PyTree,
+    optimizer: optax.GradientTransformation,
+    cuts: Sequence[PipelineCut],
+) -> PipelinePrograms:
+    """Cut and divide alone: what every stage holds, without its programs.
+
+    Args:
+        programs: the loss function, traced at the size of each pipeline's microbatches.
+        parameters: pytree of arrays or shapes.
+        optimizer: an Optax transformation.
+        cuts: how each pipeline cuts it.
+
+    Returns:
+        The pipelines, with neither programs nor messages.
+
+    Raises:
+        InputError: the optimizer cannot be divided so.
+    """
     leaves, tree = jax.tree.flatten(abstract(parameters))
-    shapes = [program.avals[value] for value in program.parameters]
-    programs = _differentiate(program, stages, shapes, recompute, accumulate)
-    parts = [stage.parameters for stage in stages]
+    stages: list[Stage] = []
+    first_stages = [0]
+    for program, each in zip(programs, cuts, strict=True):
+        found = cut(program, each.boundaries)
+        stages += [replace(stage, index=first_stages[-1] + stage.index) for stage in found]
+        first_stages.append(len(stages))
 
     def unflatten(values: Sequence[Any]) -> PyTree:
         return jax.tree.unflatten(tree, values)
 
-    updates = divide_update(optimizer, leaves, parts, program.parameter_names, unflatten)
+    updates = divide_update(
+        optimizer,
+        leaves,
+        [stage.parameters for stage in stages],
+        programs[0].parameter_names,
+        unflatten,
+        num_owners=first_stages[1],
+    )
     state = jax.eval_shape(optimizer.init, unflatten(leaves))
-    pipeline = PipelineProgram(
-        program=program,
-        stages=stages,
-        programs=programs,
+    return PipelinePrograms(
+        program=programs[0],
+        first_stages=tuple(first_stages),
+        stages=tuple(stages),
+        programs=(),
         updates=updates,
         parameter_tree=tree,
         parameter_shapes=tuple(leaves),
@@ -125,15 +244,13 @@ def build_pipeline(
         messages=(),
         init_state=optimizer.init,
     )
-    return _with_messages(pipeline)
 
 
 def _differentiate(
     program: Program,
     stages: Sequence[Stage],
     shapes: Sequence[jax.ShapeDtypeStruct],
-    recompute: Sequence[bool],
-    accumulate: bool,
+    each: PipelineCut,
 ) -> tuple[StagePrograms, ...]:
     parts = [
         [jax.ShapeDtypeStruct(p.shape(shapes[p.leaf].shape), shapes[p.leaf].dtype) for p in held]
@@ -155,36 +272,36 @@ def _differentiate(
                 received[i],
                 is_last=i == len(stages) - 1,
                 cotangents_in=cotangents,
-                recompute=recompute[i],
-                accumulate=accumulate,
+                recompute=each.recompute[i],
+                accumulate=each.accumulate,
             )
         )
         cotangents = programs[-1].cotangents_out
     return tuple(reversed(programs))
 
 
-def _with_messages(pipeline: PipelineProgram) -> PipelineProgram:
+def _with_messages(pipelines: PipelinePrograms) -> PipelinePrograms:
     shapes: list[tuple[Shapes, ...]] = []
-    for phase in range(len(pipeline.updates[0].phases)):
+    for phase in range(len(pipelines.updates[0].phases)):
         results = [
             jax.eval_shape(
-                pipeline.updates[stage].phases[phase],
-                *update_inputs(pipeline, stage, phase, shapes),
+                pipelines.updates[stage].phases[phase],
+                *update_inputs(pipelines, stage, phase, shapes),
             )
-            for stage in range(pipeline.num_stages)
+            for stage in range(pipelines.num_stages)
         ]
-        if phase < len(pipeline.updates[0].phases) - 1:
+        if phase < len(pipelines.updates[0].phases) - 1:
             shapes.append(tuple(tuple(result) for result in results))
-    return replace(pipeline, messages=tuple(shapes))
+    return replace(pipelines, messages=tuple(shapes))
 
 
 def update_inputs(
-    pipeline: PipelineProgram, stage: int, phase: int, messages: Sequence[Sequence[Shapes]]
+    pipelines: PipelinePrograms, stage: int, phase: int, messages: Sequence[Sequence[Shapes]]
 ) -> tuple[Any, ...]:
     """Shapes of what a phase of the update takes.
 
     Args:
-        pipeline: the pipeline.
+        pipelines: the pipelines' programs.
         stage: which stage.
         phase: which phase.
         messages: the shapes of the messages of the phases before, by phase and stage.
@@ -192,12 +309,12 @@ def update_inputs(
     Returns:
         Shapes of (parameters, gradients, state, loss, messages).
     """
-    update = pipeline.updates[stage]
-    parameters = [pipeline.part_shape(part) for part in pipeline.stages[stage].parameters]
+    update = pipelines.updates[stage]
+    parameters = [pipelines.part_shape(part) for part in pipelines.stages[stage].parameters]
     gradients = [jax.ShapeDtypeStruct(p.shape, accumulator_dtype(p.dtype)) for p in parameters]
-    state = [pipeline.state_shape(part) for part in update.state]
+    state = [pipelines.state_shape(part) for part in update.state]
     scalar = jax.ShapeDtypeStruct((), jnp.float32)
-    loss = (scalar, scalar) if stage == pipeline.num_stages - 1 else ()
+    loss = (scalar, scalar) if stage == pipelines.loss_stages[0] else ()
     received = [
         list(messages[earlier][sender])
         for earlier in range(phase)

@@ -52,7 +52,7 @@ def cluster_layers(program: Program, num_layers: int) -> tuple[int, ...]:
         ...     return jnp.mean(x**2)
         >>> program = trace(loss, [jnp.ones((8, 8))] * 4, jnp.ones((4, 8)))
         >>> cluster_layers(program, 2)
-        (0, 4, 11)
+        (0, 4, 12)
     """
     if num_layers < 1:
         raise InputError(f"num_layers is {num_layers}; it must be 1 or more")

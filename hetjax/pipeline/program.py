@@ -164,7 +164,7 @@ def trace(loss_function: Callable[..., Any], parameters: PyTree, batch: PyTree) 
             jax.tree.unflatten(parameter_tree, parameter_values),
             jax.tree.unflatten(batch_tree, batch_values),
         )
-        total, count = _total_and_count(result)
+        total, count = _total_and_count(result, batch_leaves[0].shape[0])
         return total, jnp.asarray(count, jnp.float32)
 
     closed = jax.make_jaxpr(flat_loss)(parameter_leaves, batch_leaves)
@@ -182,10 +182,10 @@ def trace(loss_function: Callable[..., Any], parameters: PyTree, batch: PyTree) 
     )
 
 
-def _total_and_count(result: Any) -> tuple[Any, Any]:
-    """What a loss function returned, as a pair; a scalar alone counts one."""
+def _total_and_count(result: Any, num_examples: int) -> tuple[Any, Any]:
+    """What a loss function returned, as a pair; a scalar alone is the mean over the examples."""
     is_pair = isinstance(result, tuple) and len(result) == 2
-    total, count = result if is_pair else (result, np.float32(1.0))
+    total, count = result if is_pair else (result, np.float32(num_examples))
     numbers = (jax.Array, np.ndarray, np.generic, float, int)
     scalars = all(isinstance(x, numbers) and jnp.shape(x) == () for x in (total, count))
     if not scalars or not jnp.issubdtype(jnp.result_type(total), jnp.floating):
@@ -196,7 +196,11 @@ def _total_and_count(result: Any) -> tuple[Any, Any]:
             f"the loss function must return a floating scalar, or a pair of scalars "
             f"(total, count); it returned {found}"
         )
-    return total, count
+    if is_pair:
+        return total, count
+    # Microbatches of unlike sizes weigh as many as they have examples; narrow floats cannot count.
+    wide = jnp.promote_types(jnp.result_type(total), jnp.float32)
+    return jnp.asarray(total, wide) * jnp.asarray(num_examples, wide), count
 
 
 def _check_leaves(parameters: PyTree, batch: PyTree) -> None:

@@ -38,6 +38,12 @@ class ParameterPart:
     start: int = 0
     stop: int | None = None
 
+    def contains(self, other: ParameterPart) -> bool:
+        """Whether all of another part of the leaf is in this one."""
+        if self.stop is None or other.stop is None:
+            return self.stop is None
+        return self.start <= other.start and other.stop <= self.stop
+
     def shape(self, whole: Sequence[int]) -> tuple[int, ...]:
         """The part's shape, given the leaf's."""
         return tuple(whole) if self.stop is None else (self.stop - self.start, *whole[1:])

@@ -139,6 +139,24 @@ class Timeline:
             )
         )
 
+    def from_stage(self, first: int) -> Timeline:
+        """The same with stages counted from another number than 0.
+
+        Args:
+            first: the number of the first stage.
+
+        Returns:
+            The timeline.
+        """
+
+        def moved(track: str) -> str:
+            stages = [first + stage for stage in link_stages(track)] if is_link(track) else []
+            if stages:
+                return link_track(stages[0], stages[1])
+            return stage_track(first + int(track.removeprefix("stage ")))
+
+        return Timeline(tuple(replace(event, track=moved(event.track)) for event in self.events))
+
     def to_chrome_trace(self) -> dict[str, Any]:
         """This timeline as a Chrome trace, which Perfetto and chrome://tracing open.
 

@@ -33,16 +33,19 @@ class StageUpdate:
 
     Args:
         state: the parts of optimizer-state leaves that the stage holds.
+        like: for each of them, the parameter leaf that it belongs to, of the same shape, and is
+            divided as; None where there is none.
         phases: one function a phase. Each takes ``(parameters, gradients, state, loss, messages)``:
             gradients summed over all tokens; ``loss`` the summed loss and the count in the last
-            stage, empty elsewhere; ``messages`` one vector for each entry of ``receives`` of the
-            earlier phases. All but the last return the stage's vector of messages; the last
-            returns ``(parameters, state, (loss, gradient norm))``.
+            stage of the first pipeline, empty elsewhere; ``messages`` one vector for each entry of
+            ``receives`` of the earlier phases. All but the last return the stage's vector of
+            messages; the last returns ``(parameters, state, (loss, gradient norm))``.
         sends: for each phase but the last, whether the stage has messages then.
         receives: for each phase but the last, the other stages that have.
     """
 
     state: tuple[ParameterPart, ...]
+    like: tuple[int | None, ...]
     phases: tuple[Callable[..., Any], ...]
     sends: tuple[bool, ...]
     receives: tuple[tuple[int, ...], ...]
@@ -54,6 +57,7 @@ def divide_update(
     parts: Sequence[Sequence[ParameterPart]],
     names: Sequence[str],
     unflatten: Callable[[Sequence[Any]], Any],
+    num_owners: int | None = None,
 ) -> tuple[StageUpdate, ...]:
     """Divide an optimizer's update among stages.
 
@@ -64,6 +68,8 @@ def divide_update(
             is updated by each of them, with the same numbers.
         names: the leaves' paths, for errors.
         unflatten: from the leaves to the parameters' pytree.
+        num_owners: the first stages that hold all of the model, the first pipeline's: they tell the
+            others what is reduced over parameters, and the last of them knows the loss. None: all.
 
     Returns:
         Each stage's share.
@@ -73,7 +79,7 @@ def divide_update(
             other than through scalars.
     """
     flat = _trace(optimizer, parameters, unflatten)
-    analysis = UpdateAnalysis(flat, parameters, parts, names)
+    analysis = UpdateAnalysis(flat, parameters, parts, names, num_owners or len(parts))
     every = [message for found in analysis.messages.values() for message in found]
     groups: dict[tuple[int, int], list[Message]] = {}
     for message in sorted(every):
@@ -142,7 +148,8 @@ def _stage_update(
         _phase(analysis, stage, phase, state, receives, groups) for phase in range(num_phases)
     )
     sends = tuple((phase, stage) in groups for phase in range(num_phases - 1))
-    return StageUpdate(state, phases, sends, receives)
+    like = tuple(analysis.parameter_like(part.leaf) for part in state)
+    return StageUpdate(state, like, phases, sends, receives)
 
 
 def _phase(

@@ -59,6 +59,7 @@ class UpdateAnalysis:
         parameters: shapes of the parameter leaves.
         parts: for each stage, the parameter parts that it holds.
         names: the leaves' paths, for errors.
+        num_owners: how many stages, the first ones, hold all of the model between them.
 
     Raises:
         InputError: arrays of different stages work on each other.
@@ -70,9 +71,10 @@ class UpdateAnalysis:
         parameters: Sequence[jax.ShapeDtypeStruct],
         parts: Sequence[Sequence[ParameterPart]],
         names: Sequence[str],
+        num_owners: int,
     ):
         self.flat, self.parts, self.names = flat, parts, names
-        self.num_stages = len(parts)
+        self.num_stages, self.num_owners = len(parts), num_owners
         self.shapes = list(parameters)
         values, outputs = list(flat.inputs), list(flat.outputs)
         count = len(self.shapes)
@@ -178,7 +180,7 @@ class UpdateAnalysis:
         levels: dict[int, int] = {}
         messages: dict[int, list[Message]] = {}
         if self.num_stages > 1:
-            last = self.num_stages - 1
+            last = self.num_owners - 1
             for value in self.loss:
                 levels[value] = 1
                 messages[value] = [Message(0, last, value)]
@@ -198,7 +200,8 @@ class UpdateAnalysis:
                 home = {self.component(v) for v in step.values() if self._placement(v)}
                 if reach[output] <= home and not placement.is_cut:
                     continue
-                owners = sorted(placement.holders) if placement.is_cut else [min(placement.holders)]
+                owners = [stage for stage in sorted(placement.holders) if stage < self.num_owners]
+                owners = owners if placement.is_cut else owners[:1]
                 messages[output] = [Message(level, owner, output) for owner in owners]
                 levels[output] = level + 1
         return messages
@@ -232,6 +235,18 @@ class UpdateAnalysis:
         if part.stop is not None and (not rows or rows[0] != placement.rows):
             raise InputError(self.refusal(stage, placement, "optimizer state"))
         return ParameterPart(leaf, part.start, part.stop)
+
+    def parameter_like(self, leaf: int) -> int | None:
+        """The parameter that a leaf of the optimizer's state belongs to, element by element."""
+        value = self.state[leaf]
+        if value not in self.local:
+            return None
+        shape = self.flat.avals[value].shape
+        for parameter, other in enumerate(self.parameters):
+            alike = self._is_array(other) and self.shapes[parameter].shape == shape
+            if alike and self.component(other) == self.component(value):
+                return parameter
+        return None
 
     def refusal(self, stage: int, placement: Placement, what: str) -> str:
         """The message for an optimizer that mixes rows that lie on different stages."""

@@ -91,6 +91,8 @@ class RowEvaluator:
         if placement is None or not placement.is_cut:
             return step.evaluate(*operands)
         part = placement.holders[self.stage]
+        if part.stop is None:
+            return step.evaluate(*operands)
         aligned = [
             array
             if operand_value(operand) in self.analysis.local

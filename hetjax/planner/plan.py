@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -106,26 +106,41 @@ class Prediction:
     Args:
         step_time: seconds a step.
         lower_bound: seconds that no schedule of these stages can go below.
-        stages: each stage of the first pipeline.
+        stages: each stage, those of one pipeline after those of the other.
+        sharing_seconds: of the step, exchanging gradients and parameters that stages of several
+            pipelines hold.
     """
 
     step_time: float
     lower_bound: float
     stages: tuple[StagePrediction, ...]
+    sharing_seconds: float = 0.0
 
     @property
     def times(self) -> StepTimes:
-        """The times of the step's tasks and transfers."""
-        return StepTimes(
-            forward=[stage.forward_seconds for stage in self.stages],
-            backward=[stage.backward_seconds for stage in self.stages],
-            sends=[stage.communication_seconds for stage in self.stages[:-1]],
-            returns=[stage.return_seconds for stage in self.stages[1:]],
-            update=[stage.update_seconds for stage in self.stages],
-            input_gradient=[stage.input_gradient_seconds for stage in self.stages],
-            weight_gradient=[stage.weight_gradient_seconds for stage in self.stages],
-            recompute=[stage.recompute_seconds for stage in self.stages],
-        )
+        """The times of the step's tasks and transfers, of a plan of one pipeline."""
+        return times_of(self.stages)
+
+
+def times_of(stages: Sequence[StagePrediction]) -> StepTimes:
+    """The times of one pipeline's tasks and transfers.
+
+    Args:
+        stages: what is predicted of its stages.
+
+    Returns:
+        The times.
+    """
+    return StepTimes(
+        forward=[stage.forward_seconds for stage in stages],
+        backward=[stage.backward_seconds for stage in stages],
+        sends=[stage.communication_seconds for stage in stages[:-1]],
+        returns=[stage.return_seconds for stage in stages[1:]],
+        update=[stage.update_seconds for stage in stages],
+        input_gradient=[stage.input_gradient_seconds for stage in stages],
+        weight_gradient=[stage.weight_gradient_seconds for stage in stages],
+        recompute=[stage.recompute_seconds for stage in stages],
+    )
 
 
 @dataclass(frozen=True)
@@ -155,14 +170,34 @@ class Plan:
 
     @property
     def pipeline(self) -> PipelinePlan:
-        """The one pipeline of a plan that has one."""
-        assert len(self.pipelines) == 1, "the plan has several pipelines"
+        """The one pipeline of a plan that has one.
+
+        Raises:
+            InputError: the plan has several.
+        """
+        if len(self.pipelines) != 1:
+            raise InputError(
+                f"the plan has {len(self.pipelines)} pipelines, each with a schedule of its own; "
+                f"this works on plans of one"
+            )
         return self.pipelines[0]
+
+    @property
+    def stages(self) -> tuple[StagePlan, ...]:
+        """The stages of all pipelines, one pipeline after the other."""
+        return tuple(stage for pipeline in self.pipelines for stage in pipeline.stages)
 
     @property
     def batch_size(self) -> int:
         """Examples in one step, over all pipelines."""
         return sum(p.num_microbatches * p.microbatch_size for p in self.pipelines)
+
+    def numbered_pipelines(self) -> Iterator[tuple[int, PipelinePlan]]:
+        """The pipelines, each with the number of its first stage."""
+        first = 0
+        for pipeline in self.pipelines:
+            yield first, pipeline
+            first += len(pipeline.stages)
 
     def boundaries(self, pipeline: PipelinePlan) -> tuple[int, ...]:
         """The positions where a pipeline's stages begin, and the program's end."""

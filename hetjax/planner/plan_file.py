@@ -81,6 +81,7 @@ class _StagePrediction(_Record):
 class _Prediction(_Record):
     step_time: float
     lower_bound: float
+    sharing_seconds: float = 0.0
     stages: list[_StagePrediction]
 
 
@@ -175,6 +176,7 @@ def plan_from_json(value: Any) -> Plan:
             prediction.step_time,
             prediction.lower_bound,
             tuple(StagePrediction(**stage.model_dump()) for stage in prediction.stages),
+            prediction.sharing_seconds,
         ),
     )
     validate(plan)
@@ -223,6 +225,7 @@ def _prediction_to_json(prediction: Prediction | None) -> dict[str, Any] | None:
     return {
         "step_time": prediction.step_time,
         "lower_bound": prediction.lower_bound,
+        "sharing_seconds": prediction.sharing_seconds,
         "stages": [vars(stage) for stage in prediction.stages],
     }
 

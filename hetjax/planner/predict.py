@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+import jax
+
 from hetjax.errors import InputError
+from hetjax.pipeline.build import shared_parts
 from hetjax.pipeline.lower_bound import lower_bound
 from hetjax.pipeline.memory import MicrobatchBytes, live_limit, peak_bytes
 from hetjax.pipeline.named_schedules import make_schedule
+from hetjax.pipeline.program import Program, num_bytes
 from hetjax.pipeline.schedule import Schedule
 from hetjax.pipeline.simulate import simulate_schedule
+from hetjax.pipeline.stages import cut
 from hetjax.pipeline.timeline import Timeline, stage_track
 from hetjax.pipeline.times import StepTimes
 from hetjax.planner.cost_model import (
@@ -22,20 +27,29 @@ from hetjax.planner.cost_model import (
     one_run,
     transfer_seconds,
 )
-from hetjax.planner.plan import Plan, Prediction, StagePlan, StagePrediction, validate_for
+from hetjax.planner.plan import (
+    PipelinePlan,
+    Plan,
+    Prediction,
+    StagePlan,
+    StagePrediction,
+    times_of,
+    validate_for,
+)
 from hetjax.planner.problem import PlanningProblem
 from hetjax.planner.work import Work, measure
 
 
-def predict(plan: Plan, problem: PlanningProblem) -> Plan:
+def predict(plan: Plan, problem: PlanningProblem, *others: PlanningProblem) -> Plan:
     """Predict a plan's step time, and each stage's seconds and bytes.
 
     The program is cut and differentiated at the plan's own stages; the cost model gives each
     stage's times and the discrete-event model of the schedule the whole step's.
 
     Args:
-        plan: a plan of one pipeline, made by whichever planner or by hand.
+        plan: a plan, made by whichever planner or by hand.
         problem: the problem that it solves.
+        others: the same problem for microbatches of other sizes, where pipelines have them.
 
     Returns:
         The plan with its prediction.
@@ -44,21 +58,85 @@ def predict(plan: Plan, problem: PlanningProblem) -> Plan:
         InputError: the plan was made for another model, or for microbatches of another size.
     """
     validate_for(plan, problem.program)
-    pipeline = plan.pipeline
-    if pipeline.microbatch_size != problem.microbatch_size:
-        raise InputError(
-            f"the plan has microbatches of {pipeline.microbatch_size} examples; the model was "
-            f"traced for microbatches of {problem.microbatch_size}"
-        )
+    problems = {each.microbatch_size: each for each in (*others, problem)}
+    stages: list[StagePrediction] = []
+    for pipeline in plan.pipelines:
+        if pipeline.microbatch_size not in problems:
+            raise InputError(
+                f"the plan has microbatches of {pipeline.microbatch_size} examples; the model was "
+                f"traced for microbatches of {sorted(problems)}"
+            )
+        stages += _stage_predictions(plan, pipeline, problems[pipeline.microbatch_size])
+    unfinished = Prediction(0.0, 0.0, tuple(stages), sharing_seconds(plan, problem.program))
+    return _with_schedules(replace(plan, prediction=unfinished))
+
+
+def _stage_predictions(
+    plan: Plan, pipeline: PipelinePlan, problem: PlanningProblem
+) -> Iterator[StagePrediction]:
     works = measure(
         problem.program,
         plan.boundaries(pipeline),
         [stage.recompute for stage in pipeline.stages],
         split=True,
     )
-    stages = tuple(_stage_prediction(plan, problem, s, works) for s in range(len(pipeline.stages)))
-    unfinished = Prediction(step_time=0.0, lower_bound=0.0, stages=stages)
-    return reschedule(replace(plan, prediction=unfinished), pipeline.schedule)
+    for s in range(len(pipeline.stages)):
+        yield _stage_prediction(plan, pipeline, problem, s, works)
+
+
+def _with_schedules(plan: Plan) -> Plan:
+    """A plan whose prediction has the times of its stages, with what follows from schedules."""
+    prediction = _prediction(plan)
+    if len(plan.pipelines) == 1:
+        return reschedule(plan, plan.pipeline.schedule)
+    stages: list[StagePrediction] = []
+    ends, bounds = [], []
+    for first, pipeline in plan.numbered_pipelines():
+        held = prediction.stages[first : first + len(pipeline.stages)]
+        found, makespan, bound = _scheduled(held, pipeline.schedule, times_of(held))
+        stages += found
+        ends.append(makespan + prediction.sharing_seconds)
+        bounds.append(bound)
+    return replace(
+        plan,
+        prediction=replace(
+            prediction, step_time=max(ends), lower_bound=max(bounds), stages=tuple(stages)
+        ),
+    )
+
+
+def sharing_seconds(plan: Plan, program: Program) -> float:
+    """How long stages of several pipelines take to exchange gradients, and parameters after that.
+
+    Args:
+        plan: the plan.
+        program: its program.
+
+    Returns:
+        Seconds: of the stage that exchanges longest, over the slowest of its links.
+    """
+    if len(plan.pipelines) == 1:
+        return 0.0
+    held = [
+        stage.parameters
+        for pipeline in plan.pipelines
+        for stage in cut(program, plan.boundaries(pipeline))
+    ]
+    seconds = [0.0] * len(held)
+    for part, stages in shared_parts(held).items():
+        aval = program.avals[program.parameters[part.leaf]]
+        size = num_bytes(jax.ShapeDtypeStruct(part.shape(aval.shape), aval.dtype))
+        for stage in stages:
+            submeshes = [plan.stages[each].submesh for each in stages]
+            links = [
+                plan.cluster.link_between(plan.stages[stage].submesh, other)
+                for other in submeshes
+                if other != plan.stages[stage].submesh
+            ]
+            slowest = min(links, key=lambda link: link.bandwidth)
+            moved = size * (2 * len(links)) / plan.stages[stage].submesh.num_devices
+            seconds[stage] += moved / slowest.bandwidth
+    return max(seconds)
 
 
 def reschedule(plan: Plan, schedule: Schedule, times: StepTimes | None = None) -> Plan:
@@ -77,6 +155,15 @@ def reschedule(plan: Plan, schedule: Schedule, times: StepTimes | None = None) -
     """
     prediction = _prediction(plan)
     times = times or prediction.times
+    stages, makespan, bound = _scheduled(prediction.stages, schedule, times)
+    changed = plan.with_schedule(schedule)
+    return replace(changed, prediction=Prediction(makespan, bound, stages))
+
+
+def _scheduled(
+    held: Sequence[StagePrediction], schedule: Schedule, times: StepTimes
+) -> tuple[tuple[StagePrediction, ...], float, float]:
+    """What is predicted of a pipeline's stages with a schedule, the makespan and its bound."""
     timeline = simulate_schedule(schedule, times)
     stages = tuple(
         replace(
@@ -92,12 +179,11 @@ def reschedule(plan: Plan, schedule: Schedule, times: StepTimes | None = None) -
             memory_bytes=_memory_bytes(stage, schedule, s),
             bubble=timeline.bubble(stage_track(s)),
         )
-        for s, stage in enumerate(prediction.stages)
+        for s, stage in enumerate(held)
     )
     # At the bound itself, sums in another order may differ in their last bit.
     bound = min(lower_bound(schedule.num_microbatches, times), timeline.makespan)
-    changed = plan.with_schedule(schedule)
-    return replace(changed, prediction=Prediction(timeline.makespan, bound, stages))
+    return stages, timeline.makespan, bound
 
 
 def choose_schedule(plan: Plan, name: str, times: StepTimes | None = None) -> Plan:
@@ -163,7 +249,17 @@ def simulate(plan: Plan) -> Timeline:
         >>> simulate(plan).makespan == plan.prediction.step_time  # doctest: +SKIP
         True
     """
-    return simulate_schedule(plan.pipeline.schedule, _prediction(plan).times)
+    prediction = _prediction(plan)
+    events = [
+        event
+        for first, pipeline in plan.numbered_pipelines()
+        for event in simulate_schedule(
+            pipeline.schedule, times_of(prediction.stages[first : first + len(pipeline.stages)])
+        )
+        .from_stage(first)
+        .events
+    ]
+    return Timeline(tuple(events))
 
 
 def _prediction(plan: Plan) -> Prediction:
@@ -189,10 +285,14 @@ def _memory_bytes(stage: StagePrediction, schedule: Schedule, index: int) -> int
 
 
 def _stage_prediction(
-    plan: Plan, problem: PlanningProblem, index: int, works: Sequence[Work]
+    plan: Plan,
+    pipeline: PipelinePlan,
+    problem: PlanningProblem,
+    index: int,
+    works: Sequence[Work],
 ) -> StagePrediction:
     """What the cost model expects of a stage; what depends on the schedule is left at 0."""
-    stages = plan.pipeline.stages
+    stages = pipeline.stages
     stage, work, after = stages[index], works[index], works[index + 1 : index + 2]
     execution = _execution(plan, stage)
     sent = after[0].received_bytes if after else 0

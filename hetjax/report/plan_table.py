@@ -11,14 +11,14 @@ from hetjax.report.tables import StageRow, stage_table
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from hetjax.planner.plan import Plan, StagePlan, StagePrediction
+    from hetjax.planner.plan import PipelinePlan, Plan, StagePlan, StagePrediction
 
 
 def plan_table(plan: Plan) -> Table:
     """A plan: one row a stage, what is predicted of the whole below.
 
     Args:
-        plan: a plan of one pipeline, with a prediction.
+        plan: a plan with a prediction.
 
     Returns:
         A table for rich to print.
@@ -31,8 +31,9 @@ def plan_table(plan: Plan) -> Table:
         raise InputError("the plan has no prediction; make one with hetjax.planner.predict")
     return stage_table(
         [
-            _row(plan, s, stage, prediction.stages[s])
-            for s, stage in enumerate(plan.pipeline.stages)
+            _row(pipeline, s, first, prediction.stages[first + s])
+            for first, pipeline in plan.numbered_pipelines()
+            for s in range(len(pipeline.stages))
         ],
         predicted_step_time=prediction.step_time,
         lower_bound=prediction.lower_bound,
@@ -40,13 +41,14 @@ def plan_table(plan: Plan) -> Table:
     )
 
 
-def _row(plan: Plan, index: int, stage: StagePlan, predicted: StagePrediction) -> StageRow:
+def _row(pipeline: PipelinePlan, index: int, first: int, predicted: StagePrediction) -> StageRow:
+    stage = pipeline.stages[index]
     return StageRow(
-        stage=index,
+        stage=first + index,
         layers=f"{stage.layers[0]}-{stage.layers[1] - 1}",
         submesh=str(stage.submesh),
         sharding=_sharding(stage),
-        warm_up=plan.pipeline.schedule.warm_up_counts[index],
+        warm_up=pipeline.schedule.warm_up_counts[index],
         compute_seconds=predicted.forward_seconds + predicted.backward_seconds,
         communication_seconds=predicted.communication_seconds,
         memory_bytes=predicted.memory_bytes,

@@ -151,7 +151,8 @@ def stage_table(
         )
     table.caption = (
         f"predicted step time {format_seconds(predicted_step_time)}, "
-        f"lower bound {format_seconds(lower_bound)}, bubble {bubble:.0%}"
+        f"{predicted_step_time / lower_bound:.2f} times the lower bound of "
+        f"{format_seconds(lower_bound)}, bubble {bubble:.0%}"
     )
     return table
 

@@ -20,7 +20,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from hetjax.errors import CheckpointError, InputError
-from hetjax.pipeline.build import PipelineProgram, Shapes
+from hetjax.pipeline.build import PipelinePrograms, Shapes
 from hetjax.pipeline.program import path_names
 from hetjax.pipeline.stages import ParameterPart
 from hetjax.runtime.checkpoint_files import (
@@ -57,19 +57,19 @@ class _Leaves:
         )
 
 
-def _leaves_of(pipeline: PipelineProgram) -> tuple[_Leaves, _Leaves]:
-    state = jax.tree.unflatten(pipeline.state_tree, pipeline.state_shapes)
+def _leaves_of(pipelines: PipelinePrograms) -> tuple[_Leaves, _Leaves]:
+    state = jax.tree.unflatten(pipelines.state_tree, pipelines.state_shapes)
     parameters = _Leaves(
         "parameters",
-        pipeline.program.parameter_names,
-        pipeline.parameter_shapes,
-        tuple(stage.parameters for stage in pipeline.stages),
+        pipelines.program.parameter_names,
+        pipelines.parameter_shapes,
+        tuple(stage.parameters for stage in pipelines.stages),
     )
     optimizer = _Leaves(
         "optimizer",
         path_names(state),
-        pipeline.state_shapes,
-        tuple(update.state for update in pipeline.updates),
+        pipelines.state_shapes,
+        tuple(update.state for update in pipelines.updates),
     )
     for leaves in (parameters, optimizer):
         repeated = [name for name, count in Counter(leaves.names).items() if count > 1]
@@ -81,18 +81,18 @@ def _leaves_of(pipeline: PipelineProgram) -> tuple[_Leaves, _Leaves]:
     return parameters, optimizer
 
 
-def check_leaves(folder: Path, pipeline: PipelineProgram) -> None:
+def check_leaves(folder: Path, pipelines: PipelinePrograms) -> None:
     """Check that a checkpoint holds the state of a model and its optimizer, leaf by leaf.
 
     Args:
         folder: the checkpoint.
-        pipeline: the pipeline's programs, under whatever plan.
+        pipelines: the pipelines' programs, under whatever plan.
 
     Raises:
         CheckpointError: naming a leaf that is missing, or not expected, or of another shape or
             dtype, with both sides.
     """
-    _check_leaves(folder, read_manifest(folder), _leaves_of(pipeline))
+    _check_leaves(folder, read_manifest(folder), _leaves_of(pipelines))
 
 
 def _check_leaves(folder: Path, manifest: Manifest, kinds: Sequence[_Leaves]) -> None:
@@ -127,14 +127,14 @@ class StageSaver:
     Where a stage spans several processes, each has a saver, and all of them make the same calls.
 
     Args:
-        placement: shardings of all buffers, with the pipeline's programs.
+        placement: shardings of all buffers, with the programs.
         stage: which stage.
     """
 
     def __init__(self, placement: Placement, stage: int):
-        self.pipeline, self.stage = placement.pipeline, stage
+        self.pipelines, self.stage = placement.pipelines, stage
         self.item = f"stage_{stage}"
-        self._kinds = _leaves_of(placement.pipeline)
+        self._kinds = _leaves_of(placement.pipelines)
         self._background = ThreadPoolExecutor(1, thread_name_prefix=f"save {self.item}")
         self._pending: Future[StageRecord | None] | None = None
         self._checkpointer: Any = None
@@ -224,6 +224,8 @@ class StageSaver:
             self._pending = None
 
     def _to_write(self, state: StageState) -> Iterator[tuple[SavedPart, jax.Array]]:
+        if self.pipelines.pipeline_of(self.stage) > 0:
+            return
         for leaves, arrays in zip(self._kinds, (state.parameters, state.optimizer), strict=True):
             written = {part for held in leaves.held[: self.stage] for part in held}
             for part, array in zip(leaves.held[self.stage], arrays, strict=True):
@@ -249,7 +251,7 @@ class StageSaver:
         if jax.process_index() != 0:
             return None
         files = record_files(folder, self.item) if wrote else ()
-        return StageRecord(self.pipeline.program.fingerprint, parts, files)
+        return StageRecord(self.pipelines.program.fingerprint, parts, files)
 
 
 class _Load:

@@ -15,8 +15,9 @@ from hetjax.pipeline.backward import Reads, accumulator_dtype
 from hetjax.pipeline.build import Shapes, update_inputs
 from hetjax.pipeline.fences import fenced
 from hetjax.pipeline.schedule import Schedule
-from hetjax.runtime.instructions import WEIGHT_GRADIENT, stage_programs, tied_leaves
+from hetjax.runtime.instructions import WEIGHT_GRADIENT, stage_programs
 from hetjax.runtime.placement import Placement, named
+from hetjax.runtime.sharing_programs import SharingPrograms
 
 Compiled = Any
 """A compiled program: called with its arguments, it also tells the shardings of its results."""
@@ -53,15 +54,16 @@ def compile_stage(placement: Placement, stage: int, mesh: Mesh) -> CompiledStage
         The compiled stage.
     """
     compiler = _Compiler(placement, stage, mesh)
-    programs = dict(compiler.tasks(placement.plan.schedule))
-    if tied_leaves(placement.pipeline, stage):
-        programs["sum_tied"] = compiler.sum_tied()
-    update = placement.pipeline.updates[stage]
+    programs = dict(compiler.tasks(placement.pipeline_plan(stage).schedule))
+    programs |= SharingPrograms(placement, stage, mesh, compile_program).programs()
+    if stage in placement.pipelines.loss_stages[1:]:
+        programs["sum_losses"] = compiler.sum_losses()
+    update = placement.pipelines.updates[stage]
     for phase in range(len(update.phases)):
         final = phase == len(update.phases) - 1
         if final or update.sends[phase]:
             programs[f"update_{phase}"] = compiler.update(phase, final)
-    leaves = placement.pipeline.stages[stage].batch
+    leaves = placement.pipelines.stages[stage].batch
     batch = dict(zip(leaves, compiler.batch, strict=True))
     return CompiledStage(mesh, programs, compiler.parameters, compiler.state, batch)
 
@@ -78,7 +80,8 @@ def with_schedule(compiled: CompiledStage, placement: Placement, stage: int) -> 
         The stage, with what was missing compiled.
     """
     compiler = _Compiler(placement, stage, compiled.mesh)
-    missing = compiler.tasks(placement.plan.schedule, known=compiled.programs)
+    schedule = placement.pipeline_plan(stage).schedule
+    missing = compiler.tasks(schedule, known=compiled.programs)
     return replace(compiled, programs={**compiled.programs, **dict(missing)})
 
 
@@ -90,16 +93,16 @@ def compile_evaluation(placement: Placement, stage: int, mesh: Mesh) -> Compiled
 class _Compiler:
     def __init__(self, placement: Placement, stage: int, mesh: Mesh):
         self.placement, self.stage, self.mesh = placement, stage, mesh
-        self.pipeline = placement.pipeline
-        self.is_last = stage == self.pipeline.num_stages - 1
-        self.shapes = self.pipeline.programs[stage]
+        self.pipelines = placement.pipelines
+        self.shapes = self.pipelines.programs[stage]
         self.parameters = named(mesh, placement.parameters(stage))
         self.state = named(mesh, placement.state(stage))
         self.batch = self._examples(self.shapes.batch)
         self.received = self._examples(self.shapes.received)
         self.sent = self._examples(self.shapes.sent)
         self.whole = NamedSharding(mesh, PartitionSpec())
-        self.accumulates = placement.plan.num_microbatches > 1
+        self.num_microbatches = placement.pipeline_plan(stage).num_microbatches
+        self.accumulates = self.num_microbatches > 1
 
     def _examples(self, shapes: Shapes) -> list[NamedSharding]:
         return named(self.mesh, self.placement.examples(self.stage, shapes))
@@ -121,7 +124,7 @@ class _Compiler:
         known = known or {}
         recomputes = self.shapes.recompute is not None
         residuals = deferred = None
-        for name in stage_programs(schedule, self.stage, recomputes):
+        for name in stage_programs(schedule, self.placement.place(self.stage), recomputes):
             program = known.get(name) or self._task(name, residuals, deferred)
             if program is None:
                 continue
@@ -227,13 +230,13 @@ class _Compiler:
     ) -> Compiled:
         """Compile a task's program; for CPUs, with fences."""
         if self.mesh.devices.flat[0].platform != "cpu":
-            return _compile(function, shapes, in_shardings, out_shardings, donate)
+            return compile_program(function, shapes, in_shardings, out_shardings, donate)
 
         def run(predicates: Sequence[Any], *arguments: Any) -> Any:
             with fenced(predicates[0]):
                 return function(*arguments)
 
-        program = _compile(
+        program = compile_program(
             run,
             ([jax.ShapeDtypeStruct((), bool)], *shapes),
             ([self.whole], *in_shardings),
@@ -245,47 +248,42 @@ class _Compiler:
 
     def evaluation(self) -> Compiled:
         shapes = self.shapes
-        return _compile(
-            self.pipeline.stages[self.stage].function,
+        return compile_program(
+            self.pipelines.stages[self.stage].function,
             (shapes.parameters, shapes.batch, shapes.received),
             (self.parameters, self.batch, self.received),
             self.sent,
         )
 
-    def sum_tied(self) -> Compiled:
-        places = [
-            i
-            for i, part in enumerate(self.pipeline.stages[self.stage].parameters)
-            if part.leaf in tied_leaves(self.pipeline, self.stage)
-        ]
-        holders = [
-            len(self.pipeline.holders(self.pipeline.stages[self.stage].parameters[i].leaf))
-            for i in places
-        ]
-        shapes = [[self.gradient_shapes[i]] * n for i, n in zip(places, holders, strict=True)]
-        shardings = [[self.parameters[i]] * n for i, n in zip(places, holders, strict=True)]
+    def _loss_shapes(self) -> list[jax.ShapeDtypeStruct]:
+        """Of what the update is told of the loss."""
+        first, *others = self.pipelines.loss_stages
+        if self.stage != first:
+            return []
+        return [*self._own_loss_shapes(), *[_SCALAR] * (2 * len(others))]
 
-        def add(*groups: Sequence[jax.Array]) -> list[jax.Array]:
-            return [sum(group[1:], group[0]) for group in groups]
+    def _own_loss_shapes(self) -> list[jax.ShapeDtypeStruct]:
+        total = jax.ShapeDtypeStruct((), self.shapes.sent[0].dtype)
+        return [*[total] * self.num_microbatches, *[_SCALAR] * self.num_microbatches]
 
-        return _compile(add, shapes, shardings, [self.parameters[i] for i in places])
+    def sum_losses(self) -> Compiled:
+        shapes = self._own_loss_shapes()
+        return compile_program(
+            lambda losses: _summed_loss(losses, self.num_microbatches),
+            (shapes,),
+            ([self.whole] * len(shapes),),
+            (self.whole, self.whole),
+        )
 
     def update(self, phase: int, final: bool) -> Compiled:
-        update = self.pipeline.updates[self.stage]
-        shapes = update_inputs(self.pipeline, self.stage, phase, self.pipeline.messages)
+        update = self.pipelines.updates[self.stage]
+        shapes = update_inputs(self.pipelines, self.stage, phase, self.pipelines.messages)
         parameters, gradients, state, _, received = shapes
-        count = self.placement.plan.num_microbatches
-        scalar = jax.ShapeDtypeStruct((), jnp.float32)
-        total_dtype = self.shapes.sent[0].dtype if self.is_last else scalar.dtype
-        losses = [jax.ShapeDtypeStruct((), total_dtype)] * count + [scalar] * count
-        losses = losses if self.is_last else []
+        losses = self._loss_shapes()
         sizes = [len(message) for message in received]
 
         def run(parameters: Any, gradients: Any, state: Any, losses: Any, flat: Any) -> Any:
-            loss = ()
-            if losses:
-                totals = [total.astype(jnp.float32) for total in losses[:count]]
-                loss = (sum(totals[1:], totals[0]), sum(losses[count + 1 :], losses[count]))
+            loss = _summed_loss(losses, self.num_microbatches) if losses else ()
             messages, rest = [], list(flat)
             for size in sizes:
                 messages.append(rest[:size])
@@ -300,7 +298,7 @@ class _Compiler:
         if final:
             outputs = (self.parameters, self.state, (self.whole, self.whole))
             outputs = (*outputs, self.parameters) if self.accumulates else outputs
-        return _compile(
+        return compile_program(
             run,
             (parameters, gradients, state, losses, flat),
             (
@@ -315,13 +313,26 @@ class _Compiler:
         )
 
 
-def _compile(
+_SCALAR = jax.ShapeDtypeStruct((), jnp.float32)
+
+
+def _summed_loss(losses: Sequence[jax.Array], num_microbatches: int) -> tuple[Any, Any]:
+    """The summed loss and the count, of those of microbatches and then of other pipelines."""
+    own, others = losses[: 2 * num_microbatches], losses[2 * num_microbatches :]
+    totals = [total.astype(jnp.float32) for total in own[:num_microbatches]]
+    totals += others[: len(others) // 2]
+    counts = [*own[num_microbatches:], *others[len(others) // 2 :]]
+    return sum(totals[1:], totals[0]), sum(counts[1:], counts[0])
+
+
+def compile_program(
     function: Callable[..., Any],
     shapes: Sequence[Any],
     in_shardings: Sequence[Any],
     out_shardings: Any,
     donate: tuple[int, ...] = (),
 ) -> Any:
+    """Compile a function of sequences of arrays, whose shapes and shardings are known."""
     arguments = [list(shape) for shape in shapes]
     jitted = jax.jit(
         function,

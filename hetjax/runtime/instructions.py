@@ -8,33 +8,25 @@ its last use. The list is data: it knows nothing of devices, and every executor 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
 
 from hetjax.pipeline.backward import Reads
-from hetjax.pipeline.build import PipelineProgram
+from hetjax.pipeline.build import PipelinePrograms
 from hetjax.pipeline.schedule import Schedule, Task
-
-
-class Buffer(NamedTuple):
-    """The name of an array that a worker holds.
-
-    Args:
-        kind: what it is: ``parameter``, ``state``, ``gradient``, ``batch``, ``value``,
-            ``residual``, ``deferred``, ``cotangent``, ``total``, ``count``, ``message``, ``metric``
-            or ``one``.
-        place: which of that kind.
-        microbatch: of which microbatch; -1 where of none.
-        link: across which cut, counted by the stage before it, or of which sender; -1 for none.
-    """
-
-    kind: str
-    place: int = 0
-    microbatch: int = -1
-    link: int = -1
-
-
-Buffers = tuple[Buffer, ...]
+from hetjax.runtime import sharing
+from hetjax.runtime.buffers import (
+    Buffer,
+    Buffers,
+    Expect,
+    Free,
+    Instruction,
+    Load,
+    Receive,
+    Route,
+    Run,
+    Send,
+    Tag,
+    numbered,
+)
 
 ACTIVATIONS = frozenset({"batch", "value", "residual", "deferred"})
 """The kinds that a microbatch keeps from its forward pass to the end of its backward pass."""
@@ -43,103 +35,30 @@ WEIGHT_GRADIENT = "weight_gradient"
 """The program that may run in the place of a wait."""
 
 
-class Route(NamedTuple):
-    """A kind of transfer between two stages."""
-
-    kind: str
-    source: int
-    target: int
-
-
-class Tag(NamedTuple):
-    """One transfer of a step; both ends name it alike."""
-
-    route: Route
-    microbatch: int = -1
-
-
-@dataclass(frozen=True)
-class Load:
-    """Read a microbatch's examples."""
-
-    microbatch: int
-    buffers: Buffers
-
-
-@dataclass(frozen=True)
-class Expect:
-    """Ask for a transfer ahead of its use, so that it can come while the worker computes."""
-
-    tag: Tag
-
-
-@dataclass(frozen=True)
-class Receive:
-    """Wait for a transfer and name its arrays."""
-
-    tag: Tag
-    buffers: Buffers
-
-
-@dataclass(frozen=True)
-class Send:
-    """Hand arrays to a transfer; they stay alive until the other end has them."""
-
-    tag: Tag
-    buffers: Buffers
-
-
-@dataclass(frozen=True)
-class Run:
-    """Run a compiled program.
-
-    Args:
-        program: its name.
-        inputs: the buffers of each of its arguments, which are sequences of arrays.
-        outputs: what to call its results, flattened.
-        microbatch: of which microbatch; -1 for the update.
-    """
-
-    program: str
-    inputs: tuple[Buffers, ...]
-    outputs: Buffers
-    microbatch: int = -1
-
-
-@dataclass(frozen=True)
-class Free:
-    """Forget buffers."""
-
-    buffers: Buffers
-
-
-Instruction = Load | Expect | Receive | Send | Run | Free
-
-
 def training_instructions(
-    pipeline: PipelineProgram, schedule: Schedule, stage: int
+    pipelines: PipelinePrograms, schedule: Schedule, stage: int
 ) -> tuple[Instruction, ...]:
     """The instructions of one stage for one training step.
 
     Args:
-        pipeline: the pipeline's programs.
-        schedule: the order of tasks.
-        stage: which stage.
+        pipelines: the pipelines' programs.
+        schedule: the order of tasks of the stage's pipeline.
+        stage: which stage, counted over all pipelines.
 
     Returns:
         Its instructions, every buffer freed after its last use.
     """
-    writer = _Writer(pipeline, schedule, stage)
+    writer = _Writer(pipelines, schedule, stage)
     body = [*writer.tasks(), *writer.update()]
     kept = frozenset({"parameter", "state", "one", "metric"})
     return tuple(_with_frees(_with_expectations(body, writer.windows()), kept))
 
 
 def evaluation_instructions(
-    pipeline: PipelineProgram, num_microbatches: int, stage: int
+    pipelines: PipelinePrograms, num_microbatches: int, stage: int
 ) -> tuple[Instruction, ...]:
     """The instructions of one stage for the loss alone, over the microbatches of one batch."""
-    writer = _Writer(pipeline, None, stage)
+    writer = _Writer(pipelines, None, stage)
     body: list[Instruction] = []
     for microbatch in range(num_microbatches):
         body += writer.inputs(microbatch)
@@ -151,18 +70,18 @@ def evaluation_instructions(
     return tuple(_with_frees(_with_expectations(body, windows), kept))
 
 
-def stage_programs(schedule: Schedule, stage: int, recomputes: bool) -> tuple[str, ...]:
+def stage_programs(schedule: Schedule, place: int, recomputes: bool) -> tuple[str, ...]:
     """The names of the programs that a stage's tasks run.
 
     Args:
         schedule: the order of tasks.
-        stage: which stage.
+        place: which stage of the pipeline.
         recomputes: whether it makes its residuals again before a backward pass.
 
     Returns:
         Names in the order of first use.
     """
-    tasks = schedule.order[stage]
+    tasks = schedule.order[place]
     split = {task.microbatch for task in tasks if task.kind == "W"}
     names = ["forward"]
     if recomputes:
@@ -175,15 +94,16 @@ def stage_programs(schedule: Schedule, stage: int, recomputes: bool) -> tuple[st
 
 
 class _Writer:
-    def __init__(self, pipeline: PipelineProgram, schedule: Schedule | None, stage: int):
-        self.pipeline, self.schedule, self.stage = pipeline, schedule, stage
-        self.is_last = stage == pipeline.num_stages - 1
-        self.programs = pipeline.programs[stage]
+    def __init__(self, pipelines: PipelinePrograms, schedule: Schedule | None, stage: int):
+        self.pipelines, self.schedule, self.stage = pipelines, schedule, stage
+        self.is_first, self.is_last = pipelines.is_first(stage), pipelines.is_last(stage)
+        self.place = stage - pipelines.first_stages[pipelines.pipeline_of(stage)]
+        self.programs = pipelines.programs[stage]
         self.recomputes = self.programs.recompute is not None
-        self.spec = pipeline.stages[stage]
-        self.parameters = _numbered("parameter", len(self.spec.parameters))
-        self.gradients = _numbered("gradient", len(self.spec.parameters))
-        self.state = _numbered("state", len(pipeline.updates[stage].state))
+        self.spec = pipelines.stages[stage]
+        self.parameters = numbered("parameter", len(self.spec.parameters))
+        self.gradients = numbered("gradient", len(self.spec.parameters))
+        self.state = numbered("state", len(pipelines.updates[stage].state))
 
     def batch(self, microbatch: int) -> Buffers:
         return tuple(Buffer("batch", leaf, microbatch) for leaf in self.spec.batch)
@@ -202,10 +122,10 @@ class _Writer:
         return self.sent(microbatch)
 
     def residuals(self, microbatch: int) -> Buffers:
-        return _numbered("residual", len(self.programs.residuals), microbatch)
+        return numbered("residual", len(self.programs.residuals), microbatch)
 
     def deferred(self, microbatch: int) -> Buffers:
-        return _numbered("deferred", len(self.programs.split.deferred), microbatch)
+        return numbered("deferred", len(self.programs.split.deferred), microbatch)
 
     def cotangents_in(self, microbatch: int) -> Buffers:
         if self.is_last:
@@ -232,20 +152,20 @@ class _Writer:
         """How many transfers of a route may be under way: what the other end may run ahead."""
         assert self.schedule is not None
         windows = {}
-        if self.stage:
+        if not self.is_first:
             windows[Route("value", self.stage - 1, self.stage)] = max(
-                1, self.schedule.live_bound(self.stage - 1)
+                1, self.schedule.live_bound(self.place - 1)
             )
         if not self.is_last:
             windows[Route("cotangent", self.stage + 1, self.stage)] = max(
-                1, self.schedule.live_bound(self.stage)
+                1, self.schedule.live_bound(self.place)
             )
         return windows
 
     def inputs(self, microbatch: int) -> Iterator[Instruction]:
         if self.spec.batch:
             yield Load(microbatch, self.batch(microbatch))
-        if self.stage and self.spec.receives:
+        if not self.is_first and self.spec.receives:
             tag = Tag(Route("value", self.stage - 1, self.stage), microbatch)
             yield Receive(tag, self.received(microbatch))
 
@@ -256,8 +176,8 @@ class _Writer:
 
     def tasks(self) -> Iterator[Instruction]:
         assert self.schedule is not None
-        order = set(self.schedule.order[self.stage])
-        for task in self.schedule.order[self.stage]:
+        order = set(self.schedule.order[self.place])
+        for task in self.schedule.order[self.place]:
             microbatch = task.microbatch
             match task.kind:
                 case "F":
@@ -321,9 +241,10 @@ class _Writer:
         return self.gradients if self.schedule.num_microbatches > 1 else ()
 
     def update(self) -> Iterator[Instruction]:
-        yield from self._sum_tied()
-        update = self.pipeline.updates[self.stage]
-        others = [s for s in range(self.pipeline.num_stages) if s != self.stage]
+        yield from sharing.sum_gradients(self.pipelines, self.stage)
+        yield from self._tell_loss()
+        update = self.pipelines.updates[self.stage]
+        others = [s for s in range(self.pipelines.num_stages) if s != self.stage]
         known: list[Buffer] = []
         for phase in range(len(update.phases)):
             arguments = (
@@ -334,7 +255,7 @@ class _Writer:
                 tuple(known),
             )
             if phase == len(update.phases) - 1:
-                metrics = _numbered("metric", 2)
+                metrics = numbered("metric", 2)
                 outputs = (*self.parameters, *self.state, *metrics, *self._accumulators())
                 yield Run(f"update_{phase}", arguments, outputs)
                 break
@@ -347,79 +268,36 @@ class _Writer:
                 buffers = self._message(phase, sender)
                 yield Receive(Tag(Route("message", sender, self.stage), phase), buffers)
                 known += buffers
-        yield from self._share_tied()
+        yield from sharing.share_parameters(self.pipelines, self.stage)
 
     def _message(self, phase: int, sender: int) -> Buffers:
-        count = len(self.pipeline.messages[phase][sender])
+        count = len(self.pipelines.messages[phase][sender])
         return tuple(Buffer("message", i, phase, sender) for i in range(count))
 
-    def _losses(self) -> Buffers:
-        if not self.is_last:
-            return ()
+    def _tell_loss(self) -> Iterator[Instruction]:
+        """Give the loss of a later pipeline to the one that adds up the loss of all."""
+        first, *others = self.pipelines.loss_stages
+        if self.stage in others:
+            mine = (Buffer("loss", 0, -1, self.stage), Buffer("loss", 1, -1, self.stage))
+            yield Run("sum_losses", (self._own_losses(),), mine)
+            yield Send(Tag(Route("loss", self.stage, first)), mine)
+        if self.stage == first:
+            for other in others:
+                theirs = (Buffer("loss", 0, -1, other), Buffer("loss", 1, -1, other))
+                yield Receive(Tag(Route("loss", other, first)), theirs)
+
+    def _own_losses(self) -> Buffers:
         assert self.schedule is not None
         microbatches = range(self.schedule.num_microbatches)
         return tuple(Buffer(kind, 0, m) for kind in ("total", "count") for m in microbatches)
 
-    def _sum_tied(self) -> Iterator[Instruction]:
-        """Exchange the gradients of leaves that several stages hold; sum them in stage order."""
-        leaves = tied_leaves(self.pipeline, self.stage)
-        if not leaves:
-            return
-        places = {part.leaf: i for i, part in enumerate(self.spec.parameters)}
-        for other in range(self.pipeline.num_stages):
-            shared = shared_leaves(self.pipeline, self.stage, other)
-            if other != self.stage and shared:
-                mine = tuple(self.gradients[places[leaf]] for leaf in shared)
-                yield Send(Tag(Route("gradient", self.stage, other)), mine)
-        for other in range(self.pipeline.num_stages):
-            shared = shared_leaves(self.pipeline, self.stage, other)
-            if other != self.stage and shared:
-                theirs = tuple(Buffer("gradient", leaf, -1, other) for leaf in shared)
-                yield Receive(Tag(Route("gradient", other, self.stage)), theirs)
-        arguments = tuple(
-            tuple(
-                self.gradients[places[leaf]] if s == self.stage else Buffer("gradient", leaf, -1, s)
-                for s in self.pipeline.holders(leaf)
-            )
-            for leaf in leaves
-        )
-        yield Run("sum_tied", arguments, tuple(self.gradients[places[leaf]] for leaf in leaves))
-
-    def _share_tied(self) -> Iterator[Instruction]:
-        """Take over the first holder's tied parameters.
-
-        Every holder has made the same update, but unlike devices and programs round differently,
-        and copies must not drift apart.
-        """
-        places = {part.leaf: i for i, part in enumerate(self.spec.parameters)}
-        for other in range(self.pipeline.num_stages):
-            for source, target in ((self.stage, other), (other, self.stage)):
-                leaves = owned_leaves(self.pipeline, source, target)
-                if other == self.stage or not leaves:
-                    continue
-                buffers = tuple(self.parameters[places[leaf]] for leaf in leaves)
-                tag = Tag(Route("parameter", source, target))
-                yield (Send if source == self.stage else Receive)(tag, buffers)
-
-
-def tied_leaves(pipeline: PipelineProgram, stage: int) -> tuple[int, ...]:
-    """The tied leaves that a stage holds."""
-    return tuple(leaf for leaf in pipeline.tied if stage in pipeline.holders(leaf))
-
-
-def shared_leaves(pipeline: PipelineProgram, a: int, b: int) -> tuple[int, ...]:
-    """The tied leaves that two stages both hold."""
-    return tuple(leaf for leaf in tied_leaves(pipeline, a) if b in pipeline.holders(leaf))
-
-
-def owned_leaves(pipeline: PipelineProgram, source: int, target: int) -> tuple[int, ...]:
-    """The tied leaves that two stages hold and of which no stage before the first one does."""
-    shared = shared_leaves(pipeline, source, target)
-    return tuple(leaf for leaf in shared if pipeline.holders(leaf)[0] == source)
-
-
-def _numbered(kind: str, count: int, microbatch: int = -1) -> Buffers:
-    return tuple(Buffer(kind, i, microbatch) for i in range(count))
+    def _losses(self) -> Buffers:
+        """What the update is told of the loss: in the one stage that adds it up, all of it."""
+        first, *others = self.pipelines.loss_stages
+        if self.stage != first:
+            return ()
+        theirs = (Buffer("loss", i, -1, other) for i in range(2) for other in others)
+        return (*self._own_losses(), *theirs)
 
 
 def _makes(instruction: Instruction) -> Buffers:
@@ -455,7 +333,7 @@ def _reads(instruction: Instruction) -> Buffers:
 def _with_frees(body: Iterator[Instruction], kept: frozenset[str]) -> Iterator[Instruction]:
     """Free every buffer after the instruction that uses it last.
 
-    What is left at the end are buffers of the kept kinds, and what the last run made for the next
+    What is left at the end are buffers of the kept kinds, and what the update made for the next
     step: gradient sums set back to zero.
     """
     instructions = list(body)
@@ -464,7 +342,8 @@ def _with_frees(body: Iterator[Instruction], kept: frozenset[str]) -> Iterator[I
         for buffer in (*_makes(instruction), *_reads(instruction)):
             last[buffer] = place
     runs = [instruction for instruction in instructions if isinstance(instruction, Run)]
-    final = frozenset(buffer for buffer in runs[-1].outputs if buffer.kind == "gradient")
+    updates = [run for run in runs if run.program.startswith("update")] or runs
+    final = frozenset(buffer for buffer in updates[-1].outputs if buffer.kind == "gradient")
     ends: dict[int, list[Buffer]] = {}
     for buffer, place in last.items():
         if buffer.kind not in kept and buffer not in final:

@@ -10,20 +10,17 @@ import jax
 import optax
 from jaxtyping import PyTree
 
-from hetjax.errors import InputError
-from hetjax.pipeline.build import PipelineProgram, build_pipeline
+from hetjax.pipeline.build import (
+    PipelineCut,
+    PipelinePrograms,
+    build_pipelines,
+    cut_pipelines,
+)
 from hetjax.pipeline.program import Program, abstract, trace
 from hetjax.planner.plan import PipelinePlan, Plan, validate, validate_for
+from hetjax.runtime.buffers import Expect, Instruction, Receive, Send, Tag
 from hetjax.runtime.feed import BatchSource
-from hetjax.runtime.instructions import (
-    Expect,
-    Instruction,
-    Receive,
-    Send,
-    Tag,
-    evaluation_instructions,
-    training_instructions,
-)
+from hetjax.runtime.instructions import evaluation_instructions, training_instructions
 from hetjax.runtime.placement import Placement
 
 
@@ -49,11 +46,6 @@ class Job:
     source: BatchSource | None = None
     deadline: float = 300.0
 
-    @property
-    def pipeline_plan(self) -> PipelinePlan:
-        """The plan's pipeline."""
-        return self.plan.pipeline
-
     def parameter_shapes(self) -> PyTree:
         """Shapes of the parameters."""
         if callable(self.parameters):
@@ -67,53 +59,70 @@ def microbatch(batch: PyTree, size: int) -> PyTree:
 
 
 def build(job: Job) -> Placement:
-    """Trace, cut and differentiate a job's pipeline.
+    """Trace, cut and differentiate a job's pipelines.
 
     Args:
         job: the job.
 
     Returns:
-        The pipeline's programs with the shardings of their buffers.
+        The pipelines' programs with the shardings of their buffers.
 
     Raises:
         InputError: the plan does not fit the model, the batch or the optimizer.
     """
+    return _placed(job, build_pipelines)
+
+
+def lay_out(job: Job) -> Placement:
+    """Trace and cut a job's pipelines: where its training state lies, without programs.
+
+    Args:
+        job: the job.
+
+    Returns:
+        What every stage holds, and how it is divided.
+
+    Raises:
+        InputError: the plan does not fit the model, the batch or the optimizer.
+    """
+    return _placed(job, cut_pipelines)
+
+
+def _placed(job: Job, make: Callable[..., PipelinePrograms]) -> Placement:
     plan = job.plan
     validate(plan)
-    if len(plan.pipelines) != 1:
-        raise InputError(
-            f"the plan has {len(plan.pipelines)} pipelines; the runtime executes plans of one"
-        )
-    pipeline = job.pipeline_plan
-    program = trace_job(job)
+    programs = [trace_job(job, pipeline) for pipeline in plan.pipelines]
     batch_size = jax.tree.leaves(job.batch)[0].shape[0]
-    validate_for(plan, program, batch_size)
-    programs = build_pipeline(
-        program,
-        job.parameter_shapes(),
-        job.optimizer,
-        boundaries=plan.boundaries(pipeline),
-        recompute=[stage.recompute for stage in pipeline.stages],
-        accumulate=pipeline.num_microbatches > 1,
-    )
-    placement = Placement(programs, pipeline)
-    for stage in range(len(pipeline.stages)):
+    for program in programs:
+        validate_for(plan, program, batch_size)
+    cuts = [
+        PipelineCut(
+            plan.boundaries(pipeline),
+            tuple(stage.recompute for stage in pipeline.stages),
+            pipeline.num_microbatches > 1,
+        )
+        for pipeline in plan.pipelines
+    ]
+    pipelines = make(programs, job.parameter_shapes(), job.optimizer, cuts)
+    placement = Placement(pipelines, plan)
+    for stage in range(pipelines.num_stages):
         placement.parameters(stage)
     return placement
 
 
-def trace_job(job: Job) -> Program:
-    """Trace a job's loss at the size of its plan's microbatches."""
-    shapes = microbatch(job.batch, job.pipeline_plan.microbatch_size)
+def trace_job(job: Job, pipeline: PipelinePlan) -> Program:
+    """Trace a job's loss at the size of a pipeline's microbatches."""
+    shapes = microbatch(job.batch, pipeline.microbatch_size)
     return trace(job.loss_function, job.parameter_shapes(), shapes)
 
 
-def transfers(pipeline: PipelineProgram, plan: PipelinePlan) -> list[Tag]:
+def transfers(placement: Placement) -> list[Tag]:
     """Every transfer that a training or an evaluation step has, on any stage."""
     lists: list[Sequence[Instruction]] = []
-    for stage in range(pipeline.num_stages):
-        lists.append(training_instructions(pipeline, plan.schedule, stage))
-        lists.append(evaluation_instructions(pipeline, plan.num_microbatches, stage))
+    for stage in range(placement.pipelines.num_stages):
+        plan = placement.pipeline_plan(stage)
+        lists.append(training_instructions(placement.pipelines, plan.schedule, stage))
+        lists.append(evaluation_instructions(placement.pipelines, plan.num_microbatches, stage))
     return sorted(
         {
             instruction.tag

@@ -14,22 +14,25 @@ from jaxtyping import PyTree
 from hetjax.mesh.hetero import HeteroMesh
 from hetjax.pipeline.schedule import Schedule
 from hetjax.pipeline.stages import ParameterPart
+from hetjax.runtime.buffers import Tag
 from hetjax.runtime.checkpoint import StageSaver
 from hetjax.runtime.checkpoint_files import StageRecord
 from hetjax.runtime.feed import BatchReader, feed_of
-from hetjax.runtime.instructions import Tag
 from hetjax.runtime.job import Job
 from hetjax.runtime.placement import Placement, named
-from hetjax.runtime.step_report import StepReport
+from hetjax.runtime.step_report import StepReport, summed
+from hetjax.runtime.switching import move_in_process, moved_arrays
 from hetjax.runtime.transport import InProcessTransport
 from hetjax.runtime.worker import Feed, StageWorker
+from hetjax.sharding.network import Network
 from hetjax.sharding.rules import MESH_AXES
+from hetjax.sharding.switching import SwitchPlan, plan_switch
 
 Result = TypeVar("Result")
 
 
 class LocalExecutor:
-    """Runs every stage of a pipeline in this process.
+    """Runs every stage of a plan in this process.
 
     Args:
         job: the job.
@@ -45,7 +48,8 @@ class LocalExecutor:
         self._job, self._placement = job, placement
         stages = placement.plan.stages
         submeshes = tuple(stage.submesh for stage in stages)
-        union = HeteroMesh.bind(job.plan.cluster, submeshes, devices or jax.devices())
+        self._devices = list(devices or jax.devices())
+        union = HeteroMesh.bind(job.plan.cluster, submeshes, self._devices)
         meshes = [union.mesh(i, MESH_AXES, stage.mesh_shape) for i, stage in enumerate(stages)]
 
         def shardings(tag: Tag) -> list[jax.sharding.NamedSharding]:
@@ -64,6 +68,33 @@ class LocalExecutor:
         self._reader = (
             None if job.source is None else BatchReader(job.source, job.plan.batch_size, job.batch)
         )
+
+    def take_over(self, other: LocalExecutor) -> SwitchPlan:
+        """Take over the training state of another executor, which then has none.
+
+        Args:
+            other: an executor of another plan on the same devices.
+
+        Returns:
+            What was moved.
+        """
+        plan = plan_switch(
+            moved_arrays(other._placement, self._placement), Network.of(self._job.plan.cluster)
+        )
+        states = move_in_process(
+            plan,
+            other._placement,
+            [worker.state() for worker in other.workers],
+            self._placement,
+            [worker.compiled for worker in self.workers],
+            self._devices,
+        )
+        for worker, state in zip(self.workers, states, strict=True):
+            worker.restore(state)
+        # Only now: where something has failed, the other one trains on.
+        for worker in other.workers:
+            worker.buffers.clear()
+        return plan
 
     def start(self) -> None:
         """Make the initial state on every stage."""
@@ -106,9 +137,7 @@ class LocalExecutor:
         assert self._reader is not None
         self._call += 1
         call, feed = self._call, self._reader.held_out(index)
-        result = self._all(lambda worker: worker.evaluate(call, feed))[-1]
-        assert result is not None
-        return result
+        return summed(self._all(lambda worker: worker.evaluate(call, feed)))
 
     def save(self, folder: str) -> None:
         """Start saving the state into a folder; what is trained meanwhile is not in it."""
@@ -125,11 +154,13 @@ class LocalExecutor:
             worker.restore(saver.load(Path(folder), worker.compiled))
 
     def parameters(self) -> list[tuple[ParameterPart, np.ndarray]]:
-        """Every parameter part, as a NumPy array."""
+        """Every parameter part that the first pipeline holds, as a NumPy array."""
         return [
             (part, np.asarray(array))
-            for worker, stage in zip(self.workers, self._placement.pipeline.stages, strict=True)
-            for part, array in zip(stage.parameters, worker.state().parameters, strict=True)
+            for stage in self._placement.pipelines.first_pipeline
+            for part, array in zip(
+                stage.parameters, self.workers[stage.index].state().parameters, strict=True
+            )
         ]
 
     def close(self) -> None:

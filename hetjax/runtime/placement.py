@@ -6,15 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import jax
+import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from hetjax.errors import InputError
 from hetjax.pipeline.backward import accumulator_dtype
-from hetjax.pipeline.build import PipelineProgram, Shapes
+from hetjax.pipeline.build import PipelinePrograms, Shapes
 from hetjax.pipeline.schedule import Schedule
 from hetjax.pipeline.stages import ParameterPart
-from hetjax.planner.plan import PipelinePlan
-from hetjax.runtime.instructions import Route, owned_leaves, shared_leaves
+from hetjax.planner.plan import PipelinePlan, Plan, StagePlan
+from hetjax.runtime.buffers import Route
+from hetjax.runtime.sharing import owned_for, shared_with
 from hetjax.sharding.rules import divides, example_spec, parameter_spec
 
 
@@ -25,67 +27,96 @@ class Placement:
     Both ends of a transfer derive each other's shardings from it: nothing has to be agreed on.
 
     Args:
-        pipeline: the pipeline's programs.
-        plan: the pipeline's plan.
+        pipelines: the pipelines' programs.
+        plan: the plan.
     """
 
-    pipeline: PipelineProgram
-    plan: PipelinePlan
+    pipelines: PipelinePrograms
+    plan: Plan
 
     def with_schedule(self, schedule: Schedule) -> Placement:
-        """The same with another order of tasks."""
-        return replace(self, plan=replace(self.plan, schedule=schedule))
+        """The same with another order of tasks, of the one pipeline of the plan."""
+        return replace(self, plan=self.plan.with_schedule(schedule))
+
+    def pipeline_plan(self, stage: int) -> PipelinePlan:
+        """The plan of the pipeline that a stage is in."""
+        return self.plan.pipelines[self.pipelines.pipeline_of(stage)]
+
+    def place(self, stage: int) -> int:
+        """Which stage of its pipeline a stage is."""
+        return stage - self.pipelines.first_stages[self.pipelines.pipeline_of(stage)]
+
+    def stage_plan(self, stage: int) -> StagePlan:
+        """The plan of a stage."""
+        return self.plan.stages[stage]
+
+    def first_example(self, stage: int) -> int:
+        """Where in a step's batch the examples of a stage's pipeline begin."""
+        before = self.plan.pipelines[: self.pipelines.pipeline_of(stage)]
+        return sum(each.num_microbatches * each.microbatch_size for each in before)
 
     def parameters(self, stage: int) -> tuple[PartitionSpec, ...]:
         """Of the parameter parts of a stage, and of their gradients."""
-        return tuple(self._parameter(stage, p) for p in self.pipeline.stages[stage].parameters)
+        return tuple(self.part(stage, p) for p in self.pipelines.stages[stage].parameters)
 
-    def _parameter(self, stage: int, part: ParameterPart) -> PartitionSpec:
-        plan = self.plan.stages[stage]
-        name = self.pipeline.program.parameter_names[part.leaf]
-        shape = self.pipeline.part_shape(part).shape
-        if name in plan.parameters:
-            spec = PartitionSpec(*plan.parameters[name])
-            if not divides(spec, shape, plan.mesh_shape):
-                raise InputError(
-                    f"plan: stages[{stage}].parameters[{name!r}] is {list(spec)}, which does not "
-                    f"divide its shape {shape} evenly on the mesh {list(plan.mesh_shape)}"
-                )
+    def part(self, stage: int, part: ParameterPart) -> PartitionSpec:
+        """Of what a stage holds of a parameter, or of some of its rows."""
+        plan = self.stage_plan(stage)
+        name = self.pipelines.program.parameter_names[part.leaf]
+        shape = self.pipelines.part_shape(part).shape
+        if name not in plan.parameters:
+            return parameter_spec(plan.sharding, shape, plan.mesh_shape)
+        spec = PartitionSpec(*plan.parameters[name])
+        if divides(spec, shape, plan.mesh_shape):
             return spec
-        return parameter_spec(plan.sharding, shape, plan.mesh_shape)
+        if part not in self.pipelines.stages[stage].parameters:
+            return PartitionSpec(None, *plan.parameters[name][1:])
+        raise InputError(
+            f"plan: stages[{stage}].parameters[{name!r}] is {list(spec)}, which does not "
+            f"divide its shape {shape} evenly on the mesh {list(plan.mesh_shape)}"
+        )
 
     def state(self, stage: int) -> tuple[PartitionSpec, ...]:
         """Of the parts of the optimizer's state of a stage."""
-        plan = self.plan.stages[stage]
-        shapes = [self.pipeline.state_shape(p).shape for p in self.pipeline.updates[stage].state]
-        return tuple(parameter_spec(plan.sharding, shape, plan.mesh_shape) for shape in shapes)
+        update = self.pipelines.updates[stage]
+        pairs = zip(update.state, update.like, strict=True)
+        return tuple(self._state(stage, part, like) for part, like in pairs)
+
+    def _state(self, stage: int, part: ParameterPart, like: int | None) -> PartitionSpec:
+        """As the parameter that it belongs to: the update then moves nothing."""
+        if like is not None:
+            return self.part(stage, ParameterPart(like, part.start, part.stop))
+        plan, shape = self.stage_plan(stage), self.pipelines.state_shape(part).shape
+        return parameter_spec(plan.sharding, shape, plan.mesh_shape)
 
     def examples(self, stage: int, shapes: Sequence[jax.ShapeDtypeStruct]) -> list[PartitionSpec]:
         """Of arrays of one microbatch on a stage."""
-        mesh_shape = self.plan.stages[stage].mesh_shape
-        size = self.plan.microbatch_size
+        mesh_shape = self.stage_plan(stage).mesh_shape
+        size = self.pipeline_plan(stage).microbatch_size
         return [example_spec(shape.shape, size, mesh_shape) for shape in shapes]
 
     def route_shapes(self, route: Route, microbatch: int) -> Shapes:
         """Shapes of the arrays of one transfer."""
         kind, source, target = route
         if kind == "value":
-            return self.pipeline.programs[target].received
+            return self.pipelines.programs[target].received
         if kind == "cotangent":
-            programs = self.pipeline.programs[target]
+            programs = self.pipelines.programs[target]
             return tuple(programs.sent[i] for i in programs.cotangents_in)
         if kind in ("gradient", "parameter"):
-            shapes = [self.pipeline.part_shape(ParameterPart(leaf)) for leaf in self._leaves(route)]
+            shapes = [self.pipelines.part_shape(part) for part in self._parts(route)]
             if kind == "parameter":
                 return tuple(shapes)
             return tuple(jax.ShapeDtypeStruct(s.shape, accumulator_dtype(s.dtype)) for s in shapes)
+        if kind == "loss":
+            return (jax.ShapeDtypeStruct((), np.float32),) * 2
         assert kind == "message", kind
-        return self.pipeline.messages[microbatch][source]
+        return self.pipelines.messages[microbatch][source]
 
-    def _leaves(self, route: Route) -> tuple[int, ...]:
-        """The tied leaves whose gradients or values a transfer moves."""
-        chosen = shared_leaves if route.kind == "gradient" else owned_leaves
-        return chosen(self.pipeline, route.source, route.target)
+    def _parts(self, route: Route) -> tuple[ParameterPart, ...]:
+        """The rows of parameters whose gradients or values a transfer moves."""
+        chosen = shared_with if route.kind == "gradient" else owned_for
+        return chosen(self.pipelines, route.source, route.target)
 
     def route_specs(self, route: Route, microbatch: int, stage: int) -> list[PartitionSpec]:
         """Shardings of the arrays of one transfer at one of its ends."""
@@ -93,7 +124,7 @@ class Placement:
         if route.kind in ("value", "cotangent"):
             return self.examples(stage, shapes)
         if route.kind in ("gradient", "parameter"):
-            return [self._parameter(stage, ParameterPart(leaf)) for leaf in self._leaves(route)]
+            return [self.part(stage, part) for part in self._parts(route)]
         return [PartitionSpec()] * len(shapes)
 
 

@@ -27,7 +27,7 @@ from hetjax.runtime.ray_cluster import (
     worker_resources,
 )
 from hetjax.runtime.ray_worker import HostWorker, computation_settings
-from hetjax.runtime.step_report import StepReport, stage_report
+from hetjax.runtime.step_report import StepReport, stage_report, summed
 from hetjax.runtime.transfer_server import Peer, worker_name
 
 __all__ = ["RayExecutor", "RayOptions", "connect_to_ray"]
@@ -50,7 +50,7 @@ _ACTOR: dict[str, Any] = {"concurrency_groups": {_WATCH: 1, _SAVE: 1}}
 
 
 class RayExecutor:
-    """Runs every stage of a pipeline in processes of their own, on a Ray cluster.
+    """Runs every stage of a plan in processes of their own, on a Ray cluster.
 
     A call that fails ends all workers; from then on every call raises the same error. Calls may
     come from several threads.
@@ -66,7 +66,7 @@ class RayExecutor:
     """
 
     def __init__(self, job: Job, placement: Placement, options: RayOptions):
-        stages = job.pipeline_plan.stages
+        stages = job.plan.stages
         if options.cores and len(options.cores) != len(stages):
             raise InputError(
                 f"cores is {options.cores}; it has a core for each of the {len(stages)} stages, or "
@@ -210,7 +210,7 @@ class RayExecutor:
         self._call += 1
         call = self._call
         results = self._all(lambda actor: actor.evaluate.remote(call, index))
-        return results[len(self._hosts) - 1, 0]
+        return summed([result for (_, host), result in results.items() if host == 0])
 
     def save(self, folder: str) -> None:
         """Start saving the state into a folder."""
@@ -228,11 +228,13 @@ class RayExecutor:
         self._all(lambda actor: actor.load.remote(folder))
 
     def parameters(self) -> list[tuple[ParameterPart, Any]]:
-        """Every parameter part, as a NumPy array."""
-        held = self._all(lambda actor: actor.parameters.remote())
+        """Every parameter part that the first pipeline holds, as a NumPy array."""
+        stages = self._placement.pipelines.first_pipeline
+        peers = [peer for peer in self._actors if peer[0] < len(stages)]
+        held = self._all_of(peers, lambda actor: actor.parameters.remote())
         return [
             (part, array)
-            for stage in self._placement.pipeline.stages
+            for stage in stages
             for part, array in zip(stage.parameters, held[stage.index, 0], strict=True)
         ]
 

@@ -128,7 +128,7 @@ class HostWorker:
             self.peer,
             mesh,
             devices_per_process,
-            transfers(placement.pipeline, placement.plan),
+            transfers(placement),
             ray.util.get_node_ip_address(),
             job.deadline,
         )
@@ -203,7 +203,7 @@ class HostWorker:
 
 def _stage_mesh(plan: Plan, stage: int) -> jax.sharding.Mesh:
     """The mesh of a stage, of the devices that its processes see."""
-    wanted = plan.pipeline.stages[stage]
+    wanted = plan.stages[stage]
     platform = plan.cluster.subcluster(wanted.submesh.subcluster).kind.platform
     devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
     count = wanted.submesh.num_devices

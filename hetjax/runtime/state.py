@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
 from hetjax.pipeline.backward import accumulator_dtype
-from hetjax.pipeline.build import PipelineProgram
+from hetjax.pipeline.build import PipelinePrograms
 from hetjax.pipeline.stages import ParameterPart
 from hetjax.runtime.compilation import CompiledStage
 from hetjax.runtime.placement import Placement
@@ -41,7 +42,7 @@ def initial_state(
     """Make a stage's initial state on its own devices.
 
     Args:
-        placement: shardings of all buffers, with the pipeline's programs.
+        placement: shardings of all buffers, with the programs.
         stage: which stage.
         compiled: its shardings.
         parameters: pytree of arrays, or a function without arguments that makes it; of a
@@ -50,11 +51,11 @@ def initial_state(
     Returns:
         The state.
     """
-    pipeline = placement.pipeline
-    parts = pipeline.stages[stage].parameters
+    pipelines = placement.pipelines
+    parts = pipelines.stages[stage].parameters
     held = initial_parameters(parts, compiled.parameters, parameters)
     init = jax.jit(
-        lambda arrays: state_parts(pipeline, stage, arrays), out_shardings=list(compiled.state)
+        lambda arrays: state_parts(pipelines, stage, arrays), out_shardings=list(compiled.state)
     )
     return StageState(held, init(held))
 
@@ -79,31 +80,40 @@ def initial_parameters(
     ]
 
 
-def state_parts(pipeline: PipelineProgram, stage: int, held: Sequence[jax.Array]) -> list[Any]:
+def state_parts(pipelines: PipelinePrograms, stage: int, held: Sequence[jax.Array]) -> list[Any]:
     """The initial optimizer state of a stage's parameters, as a traceable function of them.
 
     The optimizer sees the whole tree; rows and leaves that lie elsewhere are zeros, on which no
     part of this stage's state depends.
     """
-    leaves: list[Any] = [jnp.zeros(shape.shape, shape.dtype) for shape in pipeline.parameter_shapes]
-    for part, array in zip(pipeline.stages[stage].parameters, held, strict=True):
+    leaves: list[Any] = [
+        jnp.zeros(shape.shape, shape.dtype) for shape in pipelines.parameter_shapes
+    ]
+    for part, array in zip(pipelines.stages[stage].parameters, held, strict=True):
         rows = leaves[part.leaf]
         leaves[part.leaf] = (
             array if part.stop is None else rows.at[part.start : part.stop].set(array)
         )
-    state = pipeline.init_state(jax.tree.unflatten(pipeline.parameter_tree, leaves))
+    state = pipelines.init_state(jax.tree.unflatten(pipelines.parameter_tree, leaves))
     state_leaves = jax.tree.leaves(state)
-    return [part.take(state_leaves[part.leaf]) for part in pipeline.updates[stage].state]
+    return [part.take(state_leaves[part.leaf]) for part in pipelines.updates[stage].state]
 
 
 def zero_gradients(state: StageState, compiled: CompiledStage) -> list[jax.Array]:
     """Gradient sums of nothing yet."""
-    shapes = [(p.shape, accumulator_dtype(p.dtype)) for p in state.parameters]
-    make = jax.jit(
+    shapes = tuple((p.shape, accumulator_dtype(p.dtype)) for p in state.parameters)
+    return _zeros(shapes, tuple(compiled.parameters))()
+
+
+@functools.cache
+def _zeros(
+    shapes: tuple[tuple[tuple[int, ...], Any], ...], shardings: tuple[NamedSharding, ...]
+) -> Callable[[], list[jax.Array]]:
+    """What makes zeros; kept, so that a state may come back to a plan without compilation."""
+    return jax.jit(
         lambda: [jnp.zeros(shape, dtype) for shape, dtype in shapes],
-        out_shardings=list(compiled.parameters),
+        out_shardings=list(shardings),
     )
-    return make()
 
 
 def loss_seed(compiled: CompiledStage, dtype: Any) -> jax.Array:

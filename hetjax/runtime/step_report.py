@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from hetjax.pipeline.timeline import Event, Timeline, link_track
-from hetjax.runtime.instructions import Tag
+from hetjax.runtime.buffers import Tag
 from hetjax.runtime.transport import Arrival
 
 _ACTIVATIONS = {"value": "F", "cotangent": "B"}
@@ -18,8 +18,8 @@ class StepReport:
     """What a worker saw in one step.
 
     Args:
-        loss: the mean loss; None except in the last stage.
-        gradient_norm: the global norm of the mean gradient; None except in the last stage.
+        loss: the mean loss; None except in the last stage of the first pipeline.
+        gradient_norm: the global norm of the mean gradient; None except there.
         seconds: the step's duration.
         live_microbatches: of how many microbatches it held activations at once, at most.
         live_bytes: the size of these, on all devices of the stage.
@@ -44,6 +44,17 @@ class StepReport:
     def wait_seconds(self) -> float:
         """Seconds in which it waited for transfers."""
         return sum(self.waits.values())
+
+
+def summed(losses: Sequence[tuple[float, float] | None]) -> tuple[float, float]:
+    """The summed loss and the count of a batch, of what each stage knows of them.
+
+    Example:
+        >>> summed([None, (6.0, 3.0), (2.0, 1.0)])
+        (8.0, 4.0)
+    """
+    known = [loss for loss in losses if loss is not None]
+    return sum(total for total, _ in known), sum(count for _, count in known)
 
 
 @dataclass(frozen=True)
@@ -90,7 +101,7 @@ def stage_report(reports: Sequence[StepReport]) -> StepReport:
         there when the last one has its part; their bytes are those of all hosts.
 
     Example:
-        >>> from hetjax.runtime.instructions import Route
+        >>> from hetjax.runtime.buffers import Route
         >>> tag = Tag(Route("value", 0, 1), microbatch=3)
         >>> hosts = [StepReport(arrivals={tag: Arrival(at, 64)}) for at in (5.0, 7.0)]
         >>> stage_report(hosts).arrivals[tag]

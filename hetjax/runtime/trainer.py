@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,6 +22,7 @@ from hetjax.pipeline.stages import ParameterPart
 from hetjax.pipeline.timeline import Timeline
 from hetjax.pipeline.times import StepTimes
 from hetjax.planner.plan import Plan, validate
+from hetjax.planner.plan_file import plan_to_json
 from hetjax.runtime.checkpoint import check_leaves
 from hetjax.runtime.checkpoint_files import CheckpointFolder, StageRecord
 from hetjax.runtime.feed import BatchSource
@@ -30,6 +32,7 @@ from hetjax.runtime.measuring import measuring
 from hetjax.runtime.placement import Placement
 from hetjax.runtime.ray import RayExecutor, RayOptions
 from hetjax.runtime.step_report import LinkUse, StepReport, link_events, link_uses
+from hetjax.sharding.switching import SwitchPlan
 
 RUNTIMES = ("local", "ray")
 
@@ -167,6 +170,8 @@ class Trainer:
         self._saving: Future[None] | None = None
         self._commits = ThreadPoolExecutor(1, thread_name_prefix="commit")
         self._started = False
+        self._devices = devices
+        self._switched: dict[str, tuple[Job, Placement, LocalExecutor]] = {}
         self._executor: Executor = (
             LocalExecutor(self._job, self._placement, devices)
             if runtime == "local"
@@ -203,7 +208,7 @@ class Trainer:
         self.steps_done += 1
         if timed:
             self._timed = self.reports
-        last = self.reports[-1]
+        last = self.reports[self._placement.pipelines.loss_stages[0]]
         assert last.loss is not None
         assert last.gradient_norm is not None
         return StepMetrics(self.steps_done, last.loss, last.gradient_norm, seconds)
@@ -220,6 +225,11 @@ class Trainer:
         Raises:
             InputError: the schedule does not fit the plan.
         """
+        if len(self.plan.pipelines) > 1:
+            raise InputError(
+                f"the plan has {len(self.plan.pipelines)} pipelines, each with a schedule of its "
+                f"own; a trainer takes another schedule where there is one"
+            )
         plan = self.plan.with_schedule(schedule)
         validate(plan)
         self._executor.use_schedule(schedule)
@@ -267,6 +277,53 @@ class Trainer:
         self.use_schedule(plan.pipeline.schedule)
         self.plan = plan
 
+    def switch(self, plan: Plan) -> SwitchPlan:
+        """Train on by another plan: the training state moves to its stages, in memory.
+
+        Parameters and optimizer state keep every bit, step counters too. Programs are kept: coming
+        back to a plan compiles nothing. Where the plan cannot be followed, the trainer is as it
+        was.
+
+        Args:
+            plan: for the same model, batch and cluster; any stages, shardings, pipelines.
+
+        Returns:
+            What was moved.
+
+        Raises:
+            InputError: the plan is for another cluster, or does not fit the model or the batch; or
+                the trainer runs on Ray, where a plan is changed by saving and resuming.
+
+        Source: Hetu v2, section 6.
+        """
+        if not isinstance(self._executor, LocalExecutor):
+            raise InputError(
+                "switch: the local runtime moves a training state in memory; on Ray, save, and "
+                "resume in a trainer with the other plan"
+            )
+        if plan.cluster != self.plan.cluster:
+            raise InputError(
+                f"switch: the plan is for cluster {plan.cluster.name!r}, the trainer's devices are "
+                f"those of {self.plan.cluster.name!r}; make plans for one cluster, in which a plan "
+                f"need not use every device"
+            )
+        self._start()
+        self._finish_saving()
+        source, destination = _without_prediction(self.plan), _without_prediction(plan)
+        if source == destination:
+            self.plan = plan
+            return SwitchPlan((), ())
+        if destination not in self._switched:
+            job = replace(self._job, plan=plan)
+            placement = build(job)
+            executor = LocalExecutor(job, placement, self._devices)
+            self._switched[destination] = job, placement, executor
+        moved = self._switched[destination][2].take_over(self._executor)
+        self._switched[source] = self._job, self._placement, self._executor
+        self._job, self._placement, self._executor = self._switched.pop(destination)
+        self.plan, self.reports, self._timed = plan, [], []
+        return moved
+
     def _start(self) -> None:
         if not self._started:
             self._executor.start()
@@ -312,7 +369,7 @@ class Trainer:
 
     def _commit(self, checkpoints: CheckpointFolder, step: int) -> None:
         """Wait for the stages' files and give the checkpoint its name, in a thread of its own."""
-        metadata = {"stages": len(self.plan.pipeline.stages)}
+        metadata = {"stages": len(self.plan.stages)}
         checkpoints.commit(step, self._executor.wait_saved(), metadata)
 
     def _finish_saving(self) -> None:
@@ -332,11 +389,11 @@ class Trainer:
         """
         if self._checkpoints is None:
             raise InputError("the trainer has no workdir to resume from")
-        pipeline = self._placement.pipeline
-        found = self._checkpoints.newest_whole(pipeline.program.fingerprint)
+        pipelines = self._placement.pipelines
+        found = self._checkpoints.newest_whole(pipelines.program.fingerprint)
         if found is None:
             return None
-        check_leaves(found.path, pipeline)
+        check_leaves(found.path, pipelines)
         with self._checkpoints.reading(found.step):
             self._executor.load(str(found.path))
         self._started = True
@@ -346,14 +403,14 @@ class Trainer:
     def parameters(self) -> PyTree[np.ndarray]:
         """The parameters as NumPy arrays, gathered from all stages."""
         self._start()
-        pipeline = self._placement.pipeline
-        leaves = [np.zeros(shape.shape, shape.dtype) for shape in pipeline.parameter_shapes]
+        pipelines = self._placement.pipelines
+        leaves = [np.zeros(shape.shape, shape.dtype) for shape in pipelines.parameter_shapes]
         for part, array in self._executor.parameters():
             if part.stop is None:
                 leaves[part.leaf] = array
             else:
                 leaves[part.leaf][part.start : part.stop] = array
-        return jax.tree.unflatten(pipeline.parameter_tree, leaves)
+        return jax.tree.unflatten(pipelines.parameter_tree, leaves)
 
     def timeline(self) -> Timeline:
         """When every operation of the last timed step ran, on every stage and link.
@@ -385,3 +442,10 @@ class Trainer:
         finally:
             self._commits.shutdown()
             self._executor.close()
+            for _, _, executor in self._switched.values():
+                executor.close()
+
+
+def _without_prediction(plan: Plan) -> str:
+    """What tells plans apart that compute in other ways."""
+    return json.dumps(plan_to_json(replace(plan, prediction=None, planner="")))

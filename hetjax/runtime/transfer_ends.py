@@ -16,11 +16,12 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
+from hetjax.runtime.buffers import Tag
 from hetjax.runtime.compilation import Compiled
-from hetjax.runtime.instructions import Tag
 from hetjax.runtime.placement import Placement
+from hetjax.sharding.bounds import Bounds, within
 from hetjax.sharding.crossing import Crossing, Gathering, Piece, crossing
-from hetjax.sharding.layout import Bounds, Shard, shards, within
+from hetjax.sharding.layout import Shard, shards
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,7 +20,7 @@ from jax.experimental import transfer
 from jax.sharding import Mesh
 
 from hetjax.errors import WorkerLostError
-from hetjax.runtime.instructions import Route, Tag
+from hetjax.runtime.buffers import Route, Tag
 from hetjax.runtime.placement import Placement
 from hetjax.runtime.transfer_ends import ReceivingEnd, SendingEnd, crossing_arrays
 from hetjax.runtime.transport import Arrival

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 import jax
 
 from hetjax.errors import WorkerLostError
-from hetjax.runtime.instructions import Tag
+from hetjax.runtime.buffers import Tag
 
 
 class Arrival(NamedTuple):

@@ -14,6 +14,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from hetjax.pipeline.schedule import Schedule
 from hetjax.pipeline.timeline import Event, stage_track
+from hetjax.runtime.buffers import Buffer, Expect, Free, Instruction, Load, Receive, Run, Send, Tag
 from hetjax.runtime.compilation import (
     CompiledStage,
     compile_evaluation,
@@ -23,15 +24,6 @@ from hetjax.runtime.compilation import (
 from hetjax.runtime.instructions import (
     ACTIVATIONS,
     WEIGHT_GRADIENT,
-    Buffer,
-    Expect,
-    Free,
-    Instruction,
-    Load,
-    Receive,
-    Run,
-    Send,
-    Tag,
     evaluation_instructions,
     training_instructions,
 )
@@ -56,7 +48,7 @@ class StageWorker:
     """Holds the state of one stage and runs its instructions.
 
     Args:
-        placement: shardings of all buffers, with the pipeline's programs and plan.
+        placement: shardings of all buffers, with the programs and the plan.
         stage: which stage.
         mesh: its devices.
         transport: what moves arrays to and from the other stages.
@@ -64,12 +56,13 @@ class StageWorker:
 
     def __init__(self, placement: Placement, stage: int, mesh: Mesh, transport: Transport):
         self.placement, self.stage, self.mesh, self.transport = placement, stage, mesh, transport
-        self.pipeline = placement.pipeline
-        self.programs = placement.pipeline.programs[stage]
-        self.is_last = stage == placement.pipeline.num_stages - 1
+        self.pipelines = placement.pipelines
+        self.programs = placement.pipelines.programs[stage]
+        self.is_last = placement.pipelines.is_last(stage)
         self.spans_hosts = len({device.process_index for device in mesh.devices.flat}) > 1
         self.compiled: CompiledStage = compile_stage(placement, stage, mesh)
-        self.training = training_instructions(self.pipeline, placement.plan.schedule, stage)
+        schedule = placement.pipeline_plan(stage).schedule
+        self.training = training_instructions(self.pipelines, schedule, stage)
         self.evaluation: tuple[Instruction, ...] = ()
         self.buffers: dict[Buffer, Any] = {}
 
@@ -90,7 +83,7 @@ class StageWorker:
         self.buffers = {}
         self._bind("parameter", state.parameters)
         self._bind("state", state.optimizer)
-        if self.placement.plan.num_microbatches > 1:
+        if self.placement.pipeline_plan(self.stage).num_microbatches > 1:
             self._bind("gradient", zero_gradients(state, self.compiled))
         if self.is_last:
             self._bind("one", [loss_seed(self.compiled, self.programs.sent[0].dtype)])
@@ -104,7 +97,7 @@ class StageWorker:
         """
         self.placement = self.placement.with_schedule(schedule)
         self.compiled = with_schedule(self.compiled, self.placement, self.stage)
-        self.training = training_instructions(self.pipeline, schedule, self.stage)
+        self.training = training_instructions(self.pipelines, schedule, self.stage)
 
     def state(self) -> StageState:
         """The parameter and optimizer-state parts that the stage holds now."""
@@ -145,8 +138,8 @@ class StageWorker:
         if not self.evaluation:
             program = compile_evaluation(self.placement, self.stage, self.mesh)
             self.compiled = _with_program(self.compiled, "evaluate", program)
-            count = self.placement.plan.num_microbatches
-            self.evaluation = evaluation_instructions(self.pipeline, count, self.stage)
+            count = self.placement.pipeline_plan(self.stage).num_microbatches
+            self.evaluation = evaluation_instructions(self.pipelines, count, self.stage)
         run = _StepRun(self, step, feed, timed=False)
         run.execute(self.evaluation)
         totals = [self.buffers.pop(name) for name in sorted(self.buffers) if name.kind == "total"]
@@ -217,7 +210,7 @@ class _StepRun:
         if values:
             # A step ends when its new parameters are there, on every stage.
             jax.block_until_ready([*values, *self.worker.state().parameters])
-            if self.worker.is_last:
+            if self.worker.stage == self.worker.pipelines.loss_stages[0]:
                 self.report.loss, self.report.gradient_norm = (float(value) for value in values)
 
     def _run(self, instruction: Run) -> None:
@@ -235,10 +228,11 @@ class _StepRun:
             self.report.events.append(Event(track, name, kind, mark, start, time.time()))
 
     def _load(self, instruction: Load) -> None:
-        size = self.worker.placement.plan.microbatch_size
+        placement, stage = self.worker.placement, self.worker.stage
+        size = placement.pipeline_plan(stage).microbatch_size
         shardings = self.worker.compiled.batch
         first, end = _local_rows(list(shardings.values()), size)
-        base = instruction.microbatch * size
+        base = placement.first_example(stage) + instruction.microbatch * size
         leaves = self.feed(base + first, base + end)
         arrays = [
             _global_array(leaves[b.place], shape, shardings[b.place], first)

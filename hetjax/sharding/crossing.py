@@ -12,7 +12,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from hetjax.sharding.layout import Bounds, Shard, overlap
+from hetjax.sharding.bounds import Bounds, overlap
+from hetjax.sharding.layout import Shard
 
 
 @dataclass(frozen=True)

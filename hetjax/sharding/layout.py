@@ -12,10 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from jax.sharding import PartitionSpec
 
+from hetjax.sharding.bounds import Bounds
 from hetjax.sharding.rules import MESH_AXES
-
-Bounds = tuple[tuple[int, int], ...]
-"""For each dimension the first index and the one after the last."""
 
 
 @dataclass(frozen=True)
@@ -67,34 +65,3 @@ def shards(
             bounds.append((index * width, (index + 1) * width))
         found.append(Shard(device // devices_per_process, device, tuple(bounds)))
     return tuple(found)
-
-
-def overlap(a: Bounds, b: Bounds) -> Bounds | None:
-    """The part that two parts of an array have in common.
-
-    Args:
-        a: one part.
-        b: the other.
-
-    Returns:
-        What both have; None where that is nothing.
-
-    Example:
-        >>> overlap(((0, 4),), ((2, 8),))
-        ((2, 4),)
-    """
-    common = tuple((max(x[0], y[0]), min(x[1], y[1])) for x, y in zip(a, b, strict=True))
-    return common if all(start < stop for start, stop in common) else None
-
-
-def within(part: Bounds, whole: Bounds) -> tuple[slice, ...]:
-    """The index of a part in an array that holds another part around it.
-
-    Example:
-        >>> within(((4, 6),), ((2, 8),))
-        (slice(2, 4, None),)
-    """
-    return tuple(
-        slice(start - origin, stop - origin)
-        for (start, stop), (origin, _) in zip(part, whole, strict=True)
-    )

@@ -5,6 +5,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import pytest
 
 from hetjax.errors import InputError
@@ -112,6 +113,17 @@ def test_nodes_on_one_machine_share_its_cores_and_memory():
     assert [s.kind.memory_bytes for s in cluster.subclusters] == [4 * 10**9] * 2
     pinned = [host(machine="m", cores=(0,)), host(machine="m", cores=(1,), quota=0.25)]
     assert rates(cluster_of([node(1), node(2)], pinned)) == [1e11, 2.5e10]
+
+
+def test_what_one_host_does_not_want_of_a_core_is_left_to_the_other():
+    """As in the lab of three hosts, where two of unlike speed share a core."""
+    hosts = [
+        host(machine="m", cores=(0,)),
+        host(machine="m", cores=(1,), quota=0.6),
+        host(machine="m", cores=(1,), quota=0.3),
+    ]
+    cluster = cluster_of([node(1), node(2), node(3)], hosts)
+    np.testing.assert_allclose(rates(cluster), [1e11, 6e10, 3e10])
 
 
 def test_nodes_of_one_address_have_names_of_their_own():

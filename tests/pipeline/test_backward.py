@@ -12,10 +12,11 @@ import pytest
 from backward_passes import recomputed, split_backward, take, whole_backward
 from cases import Case, cases, examples, trace_model
 from hypothesis import given
+from one_pipeline import one_pipeline
 from small_models import Model, make_batch
 
 from hetjax.pipeline.backward import accumulator_dtype
-from hetjax.pipeline.build import PipelineProgram, build_pipeline
+from hetjax.pipeline.build import PipelinePrograms
 from hetjax.pipeline.program import Program, num_bytes, trace
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -28,8 +29,8 @@ def build(
     *,
     recompute: bool = False,
     accumulate: bool = True,
-) -> PipelineProgram:
-    return build_pipeline(
+) -> PipelinePrograms:
+    return one_pipeline(
         trace_model(model, size),
         jax.eval_shape(model.init),
         optax.identity(),
@@ -43,7 +44,7 @@ def evenly(program: Program, num_stages: int) -> tuple[int, ...]:
     return tuple(i * program.num_positions // num_stages for i in range(num_stages + 1))
 
 
-def run(pipeline: PipelineProgram, parameters: Any, batch: Any, *, split: bool) -> tuple[Any, Any]:
+def run(pipeline: PipelinePrograms, parameters: Any, batch: Any, *, split: bool) -> tuple[Any, Any]:
     """Loss and gradients of one microbatch through all stages' programs, without a device mesh."""
     leaves, batch_leaves = jax.tree.leaves(parameters), jax.tree.leaves(batch)
     gradients = [jnp.zeros(leaf.shape, accumulator_dtype(leaf.dtype)) for leaf in leaves]
@@ -96,7 +97,7 @@ def test_the_programs_of_all_stages_give_the_gradients(case: Case):
     def both(parameters: Any, batch: Any) -> Any:
         def total(parameters: Any) -> jax.Array:
             result = case.model.loss(parameters, batch)
-            return result[0] if case.model.counted else result
+            return result[0] if case.model.counted else size * result
 
         expected = jax.value_and_grad(total)(parameters)
         return expected, [run(pipeline, parameters, batch, split=s) for s in (False, True)]
@@ -148,7 +149,7 @@ def test_no_product_is_computed_twice_unless_it_is_asked_for(recompute: bool, pr
     weights = [jnp.ones((4, 4)) for _ in range(4)]
     program = trace(loss, weights, jnp.ones((3, 4)))
     assert [step.name for step in program.steps[:4]] == ["dot_general", "tanh"] * 2
-    pipeline = build_pipeline(
+    pipeline = one_pipeline(
         program,
         weights,
         optax.identity(),
@@ -170,7 +171,7 @@ def test_what_no_gradient_flows_to_has_no_cotangent():
 
     program = trace(loss, jnp.ones((4, 4)), jnp.ones((3, 4)))
     assert [step.name for step in program.steps[:3]] == ["dot_general", "cos", "stop_gradient"]
-    pipeline = build_pipeline(
+    pipeline = one_pipeline(
         program,
         jnp.ones((4, 4)),
         optax.identity(),

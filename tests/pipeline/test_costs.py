@@ -74,5 +74,5 @@ def test_a_program_costs_what_its_jaxpr_costs():
     def loss(w: jax.Array, x: jax.Array) -> jax.Array:
         return jnp.mean(jnp.tanh(x @ w) @ w)
 
-    program = trace(loss, jnp.ones((5, 5)), jnp.ones((3, 5)))
+    program = trace(lambda w, x: (loss(w, x), 1.0), jnp.ones((5, 5)), jnp.ones((3, 5)))
     assert steps_cost(program.steps) == cost(loss, (5, 5), (3, 5))

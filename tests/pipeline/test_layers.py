@@ -118,5 +118,5 @@ def test_no_layers():
 
 
 def test_a_program_without_arithmetic_is_one_layer():
-    program = trace(lambda w, x: w.reshape(()), jnp.ones(1), jnp.ones((4, 8)))
+    program = trace(lambda w, x: (w.reshape(()), 1.0), jnp.ones(1), jnp.ones((4, 8)))
     assert cluster_layers(program, 4) == (0, 1)

@@ -65,18 +65,19 @@ def test_a_loop_of_known_length_can_be_cut_too():
 
 
 def test_steps_without_use_are_dropped():
-    def loss(w: jax.Array, x: jax.Array) -> jax.Array:
+    def loss(w: jax.Array, x: jax.Array) -> tuple[jax.Array, float]:
         _ = jnp.sin(x @ w)
-        return jnp.sum(w)
+        return jnp.sum(w), 1.0
 
     program = trace(loss, jnp.ones((2, 2)), jnp.ones((4, 2)))
     assert [step.name for step in program.steps] == ["reduce_sum"]
 
 
-def test_a_scalar_loss_counts_one():
+def test_a_scalar_loss_is_the_mean_of_its_examples():
     program = trace(lambda w, x: jnp.mean(x @ w), jnp.ones((2, 2)), jnp.ones((4, 2)))
     assert isinstance(program.count, Constant)
-    assert float(program.count.value) == 1.0
+    assert float(program.count.value) == 4.0
+    assert [step.name for step in program.steps][-1] == "mul"
 
 
 def test_the_fingerprint_tells_models_but_not_batch_sizes_apart():

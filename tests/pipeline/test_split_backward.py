@@ -10,11 +10,12 @@ import numpy as np
 import optax
 import pytest
 from backward_passes import recomputed, split_backward, whole_backward
+from one_pipeline import one_pipeline
 from small_models import Model, make_batch
 
 from hetjax.models import GPTConfig, LanguageModel, LlamaConfig, language_model
 from hetjax.pipeline.backward import StagePrograms, accumulator_dtype
-from hetjax.pipeline.build import PipelineProgram, build_pipeline
+from hetjax.pipeline.build import PipelinePrograms
 from hetjax.pipeline.program import trace
 
 SIZES: dict[str, Any] = {"vocabulary": 32, "blocks": 4, "width": 32, "heads": 4, "sequence": 16}
@@ -28,10 +29,10 @@ MODELS = {
 
 def cut_evenly(
     loss: Callable[..., Any], parameters: Any, batch: Any, stages: int, recompute: bool
-) -> PipelineProgram:
+) -> PipelinePrograms:
     program = trace(loss, parameters, batch)
     boundaries = [i * program.num_positions // stages for i in range(stages + 1)]
-    return build_pipeline(
+    return one_pipeline(
         program,
         parameters,
         optax.identity(),

@@ -131,7 +131,7 @@ def test_bad_input(options, message):
 def test_a_model_of_too_few_layers():
     with pytest.raises(InputError, match="the model has 1 layers, and a stage needs one"):
         make_problem(
-            lambda w, x: jnp.sum(w),
+            lambda w, x: (jnp.sum(w), 1.0),
             jnp.ones(16),
             jnp.ones((4, 16)),
             cluster=CLUSTER,

@@ -51,7 +51,7 @@ def test_stage_table():
     text = rendered(table)
     for part in ("fast[0:4] 1x4", "8-11", "data 2", "21.3 ms", "11 ms", "12 GB of", "40 GB"):
         assert part in text
-    assert "predicted step time 345 ms, lower bound 301 ms, bubble 12%" in text
+    assert "predicted step time 345 ms, 1.15 times the lower bound of 301 ms, bubble 12%" in text
 
 
 def test_link_table():

@@ -10,13 +10,13 @@ import numpy as np
 import optax
 import pytest
 from jax.sharding import Mesh
+from one_pipeline import one_pipeline
 
 from hetjax.errors import CheckpointError
 from hetjax.mesh.cluster import Cluster, Subcluster, SubMesh
 from hetjax.mesh.hetero import HeteroMesh
 from hetjax.mesh.kinds import kind
 from hetjax.mesh.links import Link
-from hetjax.pipeline.build import build_pipeline
 from hetjax.pipeline.program import trace
 from hetjax.pipeline.warm_up import one_f_one_b
 from hetjax.planner.plan import PipelinePlan, Plan, StagePlan
@@ -112,7 +112,7 @@ def make_placement(
         StagePlan((i, i + 1), submesh, mesh_shape, sharding)
         for i, (submesh, mesh_shape, sharding) in enumerate(places)
     )
-    pipeline = build_pipeline(
+    pipelines = one_pipeline(
         program,
         parameters or make_parameters(),
         optimizer,
@@ -120,7 +120,8 @@ def make_placement(
         recompute=[False] * len(stages),
     )
     schedule = one_f_one_b(len(stages), MICROBATCHES)
-    return Placement(pipeline, PipelinePlan(stages, MICROBATCHES, SIZE, schedule))
+    pipeline = PipelinePlan(stages, MICROBATCHES, SIZE, schedule)
+    return Placement(pipelines, Plan(program.fingerprint, boundaries, cluster, (pipeline,)))
 
 
 def stages_of(placement):
@@ -136,19 +137,19 @@ def stages_of(placement):
 def random_leaves(placement):
     """Leaves of any bits at all: not-a-numbers and denormals too."""
     rng = np.random.default_rng(1)
-    pipeline = placement.pipeline
+    pipelines = placement.pipelines
     return [
         [
             np.frombuffer(rng.bytes(max(s.size, 1) * s.dtype.itemsize), s.dtype).reshape(s.shape)
             for s in shapes
         ]
-        for shapes in (pipeline.parameter_shapes, pipeline.state_shapes)
+        for shapes in (pipelines.parameter_shapes, pipelines.state_shapes)
     ]
 
 
 def take(placement, stage, leaves):
-    pipeline = placement.pipeline
-    held = (pipeline.stages[stage].parameters, pipeline.updates[stage].state)
+    pipelines = placement.pipelines
+    held = (pipelines.stages[stage].parameters, pipelines.updates[stage].state)
     return [
         [part.take(whole[part.leaf]) for part in parts]
         for parts, whole in zip(held, leaves, strict=True)
@@ -224,16 +225,16 @@ def saved(placements, tmp_path_factory):
 def test_the_plans_cut_the_scan_and_tie_the_embedding(placements):
     names = PROGRAM.parameter_names
     for name in ("TWO", "THREE"):
-        pipeline = placements[name].pipeline
-        cut = {names[p.leaf] for stage in pipeline.stages for p in stage.parameters if p.stop}
+        pipelines = placements[name].pipelines
+        cut = {names[p.leaf] for stage in pipelines.stages for p in stage.parameters if p.stop}
         assert cut == {"blocks/in", "blocks/out", "blocks/bias"}
-        assert [names[leaf] for leaf in pipeline.tied] == ["embedding"]
+        assert [names[part.leaf] for part in pipelines.shared] == ["embedding"]
 
 
 @pytest.mark.parametrize("source", ["ONE", "TWO", "THREE"])
 @pytest.mark.parametrize("target", ["ONE", "TWO", "THREE"])
 def test_every_bit_survives_a_change_of_plan(placements, saved, source, target):
-    check_leaves(saved[source], placements[target].pipeline)
+    check_leaves(saved[source], placements[target].pipelines)
     assert_holds(placements[target], saved[source])
 
 
@@ -252,7 +253,7 @@ def test_a_tied_leaf_and_a_shared_count_are_saved_once(saved):
 def test_losses_after_resuming_are_those_of_the_uninterrupted_run(placements, tmp_path):
     placement = placements["TWO"]
     folder = CheckpointFolder(tmp_path)
-    plan = Plan(PROGRAM.fingerprint, TWO[0], cluster, (placement.plan,))
+    plan = placement.plan
     job = Job(loss, make_parameters(), make_batch(0), ADAM, plan)
     executor = LocalExecutor(job, placement)
     executor.start()
@@ -347,7 +348,7 @@ def test_a_stage_without_state_writes_no_item(tmp_path):
     )
     layout = ((0, 1, program.num_positions), TWO[1])
     placement = make_placement(layout, optax.sgd(0.1), program, parameters)
-    assert not placement.pipeline.stages[1].parameters
+    assert not placement.pipelines.stages[1].parameters
     path = save(CheckpointFolder(tmp_path), 1, placement, random_states(placement))
     assert [entry.name for entry in path.iterdir() if entry.is_dir()] == ["stage_0"]
     for stage, compiled in stages_of(placement):
@@ -358,14 +359,14 @@ def test_a_stage_without_state_writes_no_item(tmp_path):
 def test_leaves_of_another_model_or_optimizer(saved, placements):
     path = saved["ONE"]
     with pytest.raises(CheckpointError, match=r"holds optimizer leaf '1/0/count', which"):
-        check_leaves(path, make_placement(ONE, optax.sgd(0.1)).pipeline)
+        check_leaves(path, make_placement(ONE, optax.sgd(0.1)).pipelines)
     with pytest.raises(CheckpointError, match=r"has no optimizer leaf '0/0/count'"):
-        check_leaves(path, make_placement(ONE, optax.chain(optax.adam(0.1))).pipeline)
+        check_leaves(path, make_placement(ONE, optax.chain(optax.adam(0.1))).pipelines)
     single = optax.chain(optax.clip(1.0), optax.adamw(optax.constant_schedule(0.1)))
     other = make_placement(ONE, single)
     message = r"leaf '1/0/mu/blocks/bias' is \[5, 8\] bfloat16, \[5, 8\] float32 expected"
     with pytest.raises(CheckpointError, match=message):
-        check_leaves(path, other.pipeline)
+        check_leaves(path, other.pipelines)
     ((stage, compiled),) = stages_of(other)
     with pytest.raises(CheckpointError, match=message):
         StageSaver(other, stage).load(path, compiled)
@@ -399,7 +400,10 @@ def test_two_processes_that_share_a_stage(placements, saved, tmp_path):
     code = "import sys; sys.path.insert(0, sys.argv[1]); import test_checkpoint as t; "
     code += "t.load_and_save(int(sys.argv[2]), *sys.argv[3:])"
     arguments = (port, saved["THREE"], target)
-    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    environment = os.environ | {
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", code, *map(str, (Path(__file__).parent, i, *arguments))],

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetjax.pipeline.timeline import Event
+from hetjax.runtime.buffers import Route, Tag
 from hetjax.runtime.clocks import (
     ROUND_TRIPS,
     ClockReading,
@@ -14,7 +15,6 @@ from hetjax.runtime.clocks import (
     measure_offset,
     read_clock,
 )
-from hetjax.runtime.instructions import Route, Tag
 from hetjax.runtime.step_report import StepReport, link_events
 from hetjax.runtime.transport import Arrival
 

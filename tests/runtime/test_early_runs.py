@@ -1,6 +1,6 @@
 """Weight gradients in the place of waits: never out of the order of the sums."""
 
-from hetjax.runtime.instructions import Buffer, Free, Instruction, Receive, Route, Run, Tag
+from hetjax.runtime.buffers import Buffer, Free, Instruction, Receive, Route, Run, Tag
 from hetjax.runtime.worker import EarlyRuns
 
 DEFERRED = [Buffer("deferred", 0, m) for m in range(3)]

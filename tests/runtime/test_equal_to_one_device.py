@@ -38,9 +38,20 @@ def largest_error(found: np.ndarray, expected: np.ndarray) -> float:
     return float(error / scale) if scale else float(error)
 
 
-@examples(usual=30)
+@examples(usual=20)
 @given(case=cases())
 def test_loss_and_gradients_equal_those_of_one_device(case: Case):
+    check_gradients(case)
+
+
+@examples(usual=12)
+@given(case=cases(max_pipelines=3))
+def test_several_unlike_pipelines_equal_one_device(case: Case):
+    """Of unlike depth and width, each with its own number and size of microbatches."""
+    check_gradients(case)
+
+
+def check_gradients(case: Case) -> None:
     batch = make_batch(case.plan.batch_size)
     loss, norm, gradients = one_device_gradients(case.model, batch)
     with running(job_of(case, keep_gradients())) as executor:
@@ -71,6 +82,16 @@ def cancellation(case: Case, batch: Batch, name: str, gradient: np.ndarray) -> f
 @examples(usual=3, full=30)
 @given(case=cases().filter(lambda case: case.model.exact))
 def test_ten_steps_equal_those_of_one_device(case: Case):
+    check_steps(case)
+
+
+@examples(usual=2, full=30)
+@given(case=cases(max_pipelines=3).filter(lambda case: case.model.exact))
+def test_ten_steps_of_several_pipelines_equal_those_of_one_device(case: Case):
+    check_steps(case)
+
+
+def check_steps(case: Case) -> None:
     optimizer = optax.chain(optax.clip_by_global_norm(0.5), optax.adamw(1e-3))
     batches = [make_batch(case.plan.batch_size, seed) for seed in range(10)]
     with jax.numpy_dtype_promotion("standard"):

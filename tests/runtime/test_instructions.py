@@ -10,10 +10,9 @@ from cases import Case, cases, examples
 from execution import job_of
 from hypothesis import given
 
-from hetjax.pipeline.build import PipelineProgram
+from hetjax.pipeline.build import PipelinePrograms
 from hetjax.pipeline.schedule import Schedule, Task
-from hetjax.runtime.instructions import (
-    ACTIVATIONS,
+from hetjax.runtime.buffers import (
     Buffer,
     Buffers,
     Expect,
@@ -24,6 +23,9 @@ from hetjax.runtime.instructions import (
     Run,
     Send,
     Tag,
+)
+from hetjax.runtime.instructions import (
+    ACTIVATIONS,
     evaluation_instructions,
     stage_programs,
     training_instructions,
@@ -107,14 +109,14 @@ def simulate(workers: Sequence[SimulatedWorker]) -> None:
     assert not sent, "some transfers are never received"
 
 
-def initial_buffers(pipeline: PipelineProgram, schedule: Schedule, stage: int) -> set[Buffer]:
+def initial_buffers(pipelines: PipelinePrograms, schedule: Schedule, stage: int) -> set[Buffer]:
     counts = {
-        "parameter": len(pipeline.stages[stage].parameters),
-        "state": len(pipeline.updates[stage].state),
+        "parameter": len(pipelines.stages[stage].parameters),
+        "state": len(pipelines.updates[stage].state),
     }
     if schedule.num_microbatches > 1:
         counts["gradient"] = counts["parameter"]
-    if stage == pipeline.num_stages - 1:
+    if pipelines.is_last(stage):
         counts["one"] = 1
     return {Buffer(kind, index) for kind, count in counts.items() for index in range(count)}
 
@@ -150,42 +152,42 @@ def check_routes(stage: int, instructions: Sequence[Instruction]) -> None:
 
 
 @examples(usual=40)
-@given(case=cases())
+@given(case=cases(max_pipelines=3))
 def test_training_lists(case: Case):
-    schedule = case.plan.pipeline.schedule
-    pipeline = build(job_of(case, OPTIMIZER)).pipeline
-    workers = []
-    for stage in range(pipeline.num_stages):
-        instructions = training_instructions(pipeline, schedule, stage)
+    placement = build(job_of(case, OPTIMIZER))
+    pipelines, workers = placement.pipelines, []
+    for stage in range(pipelines.num_stages):
+        schedule = placement.pipeline_plan(stage).schedule
+        instructions = training_instructions(pipelines, schedule, stage)
         check_list(instructions)
         check_routes(stage, instructions)
-        workers.append(SimulatedWorker(instructions, initial_buffers(pipeline, schedule, stage)))
+        workers.append(SimulatedWorker(instructions, initial_buffers(pipelines, schedule, stage)))
     before = [set(worker.held) for worker in workers]
     simulate(workers)
     metrics = {Buffer("metric", 0), Buffer("metric", 1)}
     for stage, worker in enumerate(workers):
         assert worker.held == before[stage] | metrics
-        assert worker.live <= schedule.live_bound(stage)
+        schedule = placement.pipeline_plan(stage).schedule
+        assert worker.live <= schedule.live_bound(placement.place(stage))
 
 
 @examples(usual=20)
-@given(case=cases())
+@given(case=cases(max_pipelines=3))
 def test_evaluation_lists(case: Case):
-    schedule = case.plan.pipeline.schedule
-    pipeline = build(job_of(case, OPTIMIZER)).pipeline
-    workers = []
-    for stage in range(pipeline.num_stages):
-        instructions = evaluation_instructions(pipeline, schedule.num_microbatches, stage)
+    placement = build(job_of(case, OPTIMIZER))
+    pipelines, workers = placement.pipelines, []
+    for stage in range(pipelines.num_stages):
+        schedule = placement.pipeline_plan(stage).schedule
+        instructions = evaluation_instructions(pipelines, schedule.num_microbatches, stage)
         check_list(instructions)
         check_routes(stage, instructions)
-        workers.append(SimulatedWorker(instructions, initial_buffers(pipeline, schedule, stage)))
+        workers.append(SimulatedWorker(instructions, initial_buffers(pipelines, schedule, stage)))
     before = [set(worker.held) for worker in workers]
     simulate(workers)
-    kinds = ("total", "count")
-    losses = {Buffer(kind, 0, m) for kind in kinds for m in range(schedule.num_microbatches)}
     for stage, worker in enumerate(workers):
-        is_last = stage == pipeline.num_stages - 1
-        assert worker.held == before[stage] | (losses if is_last else set())
+        count = placement.pipeline_plan(stage).num_microbatches
+        losses = {Buffer(kind, 0, m) for kind in ("total", "count") for m in range(count)}
+        assert worker.held == before[stage] | (losses if pipelines.is_last(stage) else set())
         assert worker.live <= 1
 
 

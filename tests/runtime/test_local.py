@@ -1,7 +1,6 @@
 """The local executor: memory, compilation, failures, evaluation."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 import optax
 import pytest
 from cases import CLUSTER, Case, trace_model
+from compilations import counted_compilations
 from execution import gathered_parameters, job_of, one_device_steps, running, train
 from small_models import Batch, Model, make_batch
 
@@ -61,27 +61,6 @@ def test_as_many_microbatches_live_as_the_schedule_says(name: str):
     live = [report.live_microbatches for report in reports]
     assert live == [schedule.live_bound(stage) for stage in range(3)]
     assert all(report.live_bytes > 0 for report in reports)
-
-
-class Compilations:
-    """Counts what JAX traces and compiles."""
-
-    def __init__(self) -> None:
-        self.seen: list[str] = []
-
-    def __call__(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
-        if event.startswith("/jax/core/compile"):
-            self.seen.append(event)
-
-
-@contextmanager
-def counted_compilations() -> Iterator[Compilations]:
-    counter = Compilations()
-    jax.monitoring.register_event_duration_secs_listener(counter)
-    try:
-        yield counter
-    finally:
-        jax.monitoring.unregister_event_duration_listener(counter)
 
 
 class Source:

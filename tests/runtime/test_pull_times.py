@@ -9,7 +9,7 @@ from execution import job_of
 from small_models import Model
 
 from hetjax.mesh import SubMesh
-from hetjax.pipeline.build import PipelineProgram
+from hetjax.pipeline.build import PipelinePrograms
 from hetjax.pipeline.named_schedules import make_schedule
 from hetjax.pipeline.schedule import SCHEDULES, Schedule
 from hetjax.pipeline.schedule_search import search_schedule
@@ -17,7 +17,8 @@ from hetjax.pipeline.simulate import simulate_schedule
 from hetjax.pipeline.timeline import Event, stage_track
 from hetjax.pipeline.times import StepTimes
 from hetjax.planner.plan import PipelinePlan, Plan, StagePlan
-from hetjax.runtime.instructions import Expect, Receive, Run, Tag, training_instructions
+from hetjax.runtime.buffers import Expect, Receive, Run, Tag
+from hetjax.runtime.instructions import training_instructions
 from hetjax.runtime.job import build
 
 STAGES, MICROBATCHES = 4, 12
@@ -26,7 +27,7 @@ PROGRAMS = {"forward": "F", "backward": "B", "input_gradient": "B", "weight_grad
 
 
 @pytest.fixture(scope="module")
-def pipeline() -> PipelineProgram:
+def pipeline() -> PipelinePrograms:
     model = Model(("dense", "dense"))
     program = trace_model(model, 1)
     layers = tuple(i * program.num_positions // STAGES for i in range(STAGES + 1))
@@ -37,7 +38,7 @@ def pipeline() -> PipelineProgram:
     schedule = make_schedule("gpipe", STAGES, MICROBATCHES, draw_times(Random(0)))
     plan = PipelinePlan(stages, MICROBATCHES, 1, schedule)
     case = Case(model, program, Plan(program.fingerprint, layers, CLUSTER, (plan,)))
-    return build(job_of(case, optax.sgd(0.1))).pipeline
+    return build(job_of(case, optax.sgd(0.1))).pipelines
 
 
 def draw_times(rng: Random) -> StepTimes:
@@ -49,7 +50,7 @@ def draw_times(rng: Random) -> StepTimes:
 
 
 def asked(
-    pipeline: PipelineProgram, schedule: Schedule, stage: int, events: dict[tuple[str, str], Event]
+    pipeline: PipelinePrograms, schedule: Schedule, stage: int, events: dict[tuple[str, str], Event]
 ) -> dict[Tag, float]:
     """When a stage asks for each transfer of a microbatch.
 
@@ -75,7 +76,7 @@ def asked(
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_every_pull_is_asked_for_before_its_data_is_there(
-    pipeline: PipelineProgram, name: str, seed: int
+    pipeline: PipelinePrograms, name: str, seed: int
 ):
     times = draw_times(Random(seed))
     if name == "search":

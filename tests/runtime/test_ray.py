@@ -13,7 +13,15 @@ import numpy as np
 import pytest
 import ray
 from execution import gathered_state
-from ray_jobs import BATCH, Tokens, loss, make_cluster, make_plan, make_trainer
+from ray_jobs import (
+    BATCH,
+    Tokens,
+    loss,
+    make_cluster,
+    make_plan,
+    make_plan_of_two_pipelines,
+    make_trainer,
+)
 
 from hetjax import InputError, RayOptions, Trainer
 from hetjax.mesh import KINDS
@@ -115,10 +123,33 @@ def test_a_submesh_of_two_hosts_is_one_world(tmp_path: Path):
         assert_equal(trainer.parameters(), saved)
 
 
+def test_pipelines_of_unlike_depth_and_width(tmp_path: Path):
+    plan = make_plan_of_two_pipelines()
+    with make_trainer("local") as trainer:
+        expected = [trainer.train_step().loss for _ in range(6)]
+        held_out = trainer.evaluate()
+    with make_trainer("local", plan) as trainer:
+        losses = [trainer.train_step().loss for _ in range(6)]
+        final = trainer.parameters()
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
+    with make_trainer("ray", plan, workdir=tmp_path) as trainer:
+        assert len(set(processes(trainer))) == 3
+        found = [trainer.train_step(timed=step == 5).loss for step in range(6)]
+        assert trainer.evaluate() == pytest.approx(held_out, rel=1e-5)
+        assert trainer.timeline().stage_tracks == ("stage 0", "stage 1", "stage 2")
+        trainer.save(wait=True)
+        saved = trainer.parameters()
+    np.testing.assert_allclose(found, losses, rtol=1e-6)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), saved, final)
+    with make_trainer("local", workdir=tmp_path) as trainer:
+        assert trainer.resume() is not None
+        assert_equal(trainer.parameters(), saved)
+
+
 def payloads(trainer: Trainer) -> dict[tuple[int, int], int]:
     """For each direction between stages the bytes of all arrays that a training step moves."""
     placement, sizes = trainer._placement, Counter[tuple[int, int]]()
-    for tag in transfers(placement.pipeline, placement.plan):
+    for tag in transfers(placement):
         shapes = placement.route_shapes(tag.route, tag.microbatch)
         sizes[tag.route.source, tag.route.target] += sum(
             shape.size * shape.dtype.itemsize for shape in shapes

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hetjax.runtime.instructions import Route, Tag
+from hetjax.runtime.buffers import Route, Tag
 from hetjax.runtime.step_report import LinkUse, StepReport, link_events, link_uses, stage_report
 from hetjax.runtime.transport import Arrival
 

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from ray_jobs import BATCH, OPTIMIZER, Tokens, loss, make_cluster, make_plan, parameters
 
 from hetjax.errors import WorkerLostError
-from hetjax.runtime.instructions import Route, Tag
+from hetjax.runtime.buffers import Route, Tag
 from hetjax.runtime.job import Job, build, transfers
 from hetjax.runtime.placement import Placement, named
 from hetjax.runtime.transfer_server import TransferServerTransport
@@ -31,7 +31,7 @@ def placement() -> Placement:
 @pytest.fixture
 def ends(placement: Placement) -> Iterator[dict[int, TransferServerTransport]]:
     """The transports of both stages, in one process, with a deadline of a second."""
-    tags = transfers(placement.pipeline, placement.plan)
+    tags = transfers(placement)
     transports = {
         stage: TransferServerTransport(
             placement, (stage, 0), mesh_of(stage), [2, 1], tags, HOST, deadline=1.0
@@ -65,7 +65,7 @@ def sent_arrays(placement: Placement, tag: Tag) -> list[jax.Array]:
 def test_every_transfer_of_a_step_arrives_as_its_receiver_wants_it(
     placement: Placement, ends: dict[int, TransferServerTransport]
 ):
-    tags = transfers(placement.pipeline, placement.plan)
+    tags = transfers(placement)
     assert {tag.route.kind for tag in tags} >= {"value", "cotangent", "gradient", "message"}
     for step in range(2):
         for tag in tags:
@@ -90,7 +90,7 @@ def test_every_transfer_of_a_step_arrives_as_its_receiver_wants_it(
 def test_a_transfer_that_does_not_come_names_the_worker(
     placement: Placement, ends: dict[int, TransferServerTransport]
 ):
-    tag = next(t for t in transfers(placement.pipeline, placement.plan) if t.route.target == 1)
+    tag = next(t for t in transfers(placement) if t.route.target == 1)
     ends[1].expect(0, tag)
     with pytest.raises(WorkerLostError, match=r"stage 0, host 0 .* did not come within 1 s"):
         ends[1].receive(0, tag)
@@ -98,14 +98,14 @@ def test_a_transfer_that_does_not_come_names_the_worker(
 
 
 def test_a_server_that_does_not_answer_names_the_worker(placement: Placement):
-    tags = transfers(placement.pipeline, placement.plan)
+    tags = transfers(placement)
     transport = TransferServerTransport(placement, (1, 0), mesh_of(1), [2, 1], tags, HOST, 1.0)
     with pytest.raises(WorkerLostError, match=r"stage 0, host 0 is lost: no connection to .*:1: "):
         transport.connect({(0, 0): f"{HOST}:1"})
 
 
 def test_a_server_that_accepts_and_then_says_nothing_names_the_worker(placement: Placement):
-    tags = transfers(placement.pipeline, placement.plan)
+    tags = transfers(placement)
     transport = TransferServerTransport(placement, (1, 0), mesh_of(1), [2, 1], tags, HOST, 1.0)
     with socket.create_server((HOST, 0)) as silent:
         transport.connect({(0, 0): f"{HOST}:{silent.getsockname()[1]}"})
@@ -132,7 +132,7 @@ class NeverGathers:
 def test_a_gathering_that_does_not_end_names_the_other_hosts(
     placement: Placement, ends: dict[int, TransferServerTransport], monkeypatch: Any
 ):
-    tag = next(t for t in transfers(placement.pipeline, placement.plan) if t.route.target == 1)
+    tag = next(t for t in transfers(placement) if t.route.target == 1)
     ends[1].expect(7, tag)
     (pull,) = ends[1]._pulls.pop((7, tag))
     receiving = NeverGathers(pull.arrays)
@@ -158,7 +158,7 @@ def test_both_ends_forget_what_has_been_received(
     tag = Tag(Route("value", 0, 1), 0)
     monkeypatch.setattr(Placement, "route_shapes", lambda *_: (big,))
     monkeypatch.setattr(Placement, "route_specs", lambda *_: [jax.sharding.PartitionSpec()])
-    tags = transfers(placement.pipeline, placement.plan)
+    tags = transfers(placement)
     source, target = (
         TransferServerTransport(placement, (stage, 0), mesh_of(stage), [2, 1], tags, HOST, 60.0)
         for stage in DEVICES

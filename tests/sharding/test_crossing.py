@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
 from layouts import Layout, array_shapes, layouts
 
+from hetjax.sharding.bounds import Bounds, within
 from hetjax.sharding.crossing import Crossing, crossing
-from hetjax.sharding.layout import Bounds, Shard, shards, within
+from hetjax.sharding.layout import Shard, shards
 
 DATA = PartitionSpec("data")
 WHOLE = PartitionSpec()

@@ -1,0 +1,125 @@
+"""Carrying out communication steps on arrays of one process: NumPy's or JAX's.
+
+On NumPy arrays this is the dense simulator that every transport must reproduce; with JAX arrays,
+each on its own device, the same steps move real shards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hetjax.sharding.bounds import Bounds, contains, extent, within
+from hetjax.sharding.steps import CommunicationStep, Resolution
+
+Piece = tuple[Bounds, Any]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What holds the arrays.
+
+    Args:
+        move: from an array and a device's number to the array on that device.
+        join: from the bounds of a part, pieces of it on one device, and the device's number to the
+            part there.
+    """
+
+    move: Callable[[Any, int], Any]
+    join: Callable[[Bounds, Sequence[Piece], int], Any]
+
+
+def numpy_machine() -> Machine:
+    """All arrays in the memory of this process."""
+
+    def join(bounds: Bounds, pieces: Sequence[Piece], device: int) -> np.ndarray:
+        array = np.empty(extent(bounds), pieces[0][1].dtype)
+        filled = np.zeros(array.shape, bool)
+        for part, value in pieces:
+            array[within(part, bounds)] = value
+            filled[within(part, bounds)] = True
+        assert filled.all(), f"device {device} lacks a part of {bounds}"
+        return array
+
+    return Machine(lambda array, device: array, join)
+
+
+def jax_machine(devices: Mapping[int, Any]) -> Machine:
+    """Each array on a device of JAX.
+
+    Args:
+        devices: the device behind each number.
+    """
+
+    def join(bounds: Bounds, pieces: Sequence[Piece], device: int) -> jax.Array:
+        if len(pieces) == 1 and pieces[0][0] == bounds:
+            return pieces[0][1]
+        array = jnp.zeros(extent(bounds), pieces[0][1].dtype, device=devices[device])
+        for part, value in pieces:
+            array = array.at[within(part, bounds)].set(value)
+        return array
+
+    return Machine(lambda array, device: jax.device_put(array, devices[device]), join)
+
+
+def run_resolution(
+    resolution: Resolution, arrays: Mapping[int, Any], machine: Machine | None = None
+) -> dict[int, Any]:
+    """Carry out a resolution.
+
+    Args:
+        resolution: the steps.
+        arrays: the shard of every device.
+        machine: what holds them; None for `numpy_machine`.
+
+    Returns:
+        The shard of every device afterwards.
+
+    Example:
+        >>> from jax.sharding import PartitionSpec as P
+        >>> from hetjax.sharding import HSharding, Subgroup, resolve
+        >>> two = Subgroup((0, 1), (("x", 2),), P("x"))
+        >>> steps = resolve(HSharding((two,)), HSharding((two.with_spec(P()),)), (2,))
+        >>> run_resolution(steps, {0: np.array([5]), 1: np.array([7])})
+        {0: array([5, 7]), 1: array([5, 7])}
+    """
+    machine = machine or numpy_machine()
+    held = {shard.device: (shard.bounds, arrays[shard.device]) for shard in resolution.source}
+    for steps in resolution.rounds:
+        made = [_run_step(step, held, machine) for step in steps]
+        held = {device: shard for shards in made for device, shard in shards.items()}
+    return {device: array for device, (_, array) in held.items()}
+
+
+def _run_step(
+    step: CommunicationStep, held: Mapping[int, Piece], machine: Machine
+) -> dict[int, Piece]:
+    arrived: dict[int, list[Piece]] = {}
+    for place, phase in enumerate(step.phases):
+        readable = {d: [shard] for d, shard in held.items()} if place == 0 else dict(arrived)
+        for part in phase:
+            values = [_cut(readable[sender], part.bounds) for sender in part.senders]
+            for receiver in part.receivers:
+                value, *others = (machine.move(each, receiver) for each in values)
+                for other in others:
+                    value = value + other
+                # A new list: what is read in this phase is what the one before has brought.
+                before = arrived.get(receiver, [])
+                arrived[receiver] = [*before, (part.bounds, value)]
+    return {
+        shard.device: (
+            shard.bounds,
+            machine.join(shard.bounds, arrived.get(shard.device, []), shard.device),
+        )
+        for shard in step.after
+    }
+
+
+def _cut(pieces: Sequence[Piece], bounds: Bounds) -> Any:
+    around, array = next(piece for piece in pieces if contains(piece[0], bounds))
+    return array if around == bounds else array[within(bounds, around)]

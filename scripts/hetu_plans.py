@@ -1,0 +1,184 @@
+"""Writes the strategies that Hetu v2 publishes as plan files, for a Llama of any width.
+
+python scripts/hetu_plans.py --config configs/papers/hetu/llama32b.gin --out configs/papers/hetu
+
+Source: Hetu v2, appendix A.2 and A.3: tables 7 and 8.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import jax
+
+from hetjax.configuration import read_configuration
+from hetjax.configuration.make import make_ingredients
+from hetjax.errors import InputError
+from hetjax.mesh import Cluster, SubMesh
+from hetjax.pipeline.program import Program, trace
+from hetjax.pipeline.warm_up import one_f_one_b
+from hetjax.planner import PipelinePlan, Plan, StagePlan
+from hetjax.planner.plan import Spec, validate
+from hetjax.planner.plan_file import plan_to_json
+
+CLUSTERS = Path(__file__).parent.parent / "configs"
+
+STRATEGIES: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "c1": (
+        "papers/hetu/h20.yaml",
+        (
+            "16x2 R0-3:L0-14 R4-7:L15-29 R8-11:L30-44 R12-15:L45-59",
+            "16x2 R16-19:L0-14 R20-23:L15-29 R24-27:L30-44 R28-31:L45-59",
+        ),
+    ),
+    "c2": (
+        "papers/hetu/h20.yaml",
+        (
+            "33x1 R0-3:L0-14 R4-7:L15-29 R8-11:L30-44 R12-15:L45-59",
+            "31x1 R16-19:L0-15 R20-23:L16-31 R24-27:L32-47 R28-29:L48-55 R30-30:L56-59",
+        ),
+    ),
+    "c3": (
+        "papers/hetu/h20.yaml",
+        (
+            "32x1 R0-3:L0-19 R4-7:L20-39 R8-11:L40-59",
+            "32x1 R12-15:L0-19 R16-19:L20-39 R20-23:L40-59",
+        ),
+    ),
+    "c4": (
+        "clusters/hetu.yaml",
+        (
+            "32x1 R16-19:L0-4 R20-23:L5-10 R24-27:L11-16 R28-31:L17-22 R0-3:L23-40 R4-7:L41-59",
+            "32x1 R32-35:L0-4 R36-39:L5-10 R40-43:L11-16 R44-47:L17-22 R8-11:L23-40 R12-15:L41-59",
+        ),
+    ),
+    "c5": (
+        "clusters/hetu.yaml",
+        (
+            "32x1 R16-19:L0-5 R20-23:L6-11 R24-27:L12-17 R0-3:L18-38 R4-7:L39-59",
+            "32x1 R28-31:L0-5 R32-35:L6-11 R36-39:L12-17 R8-11:L18-38 R12-15:L39-59",
+        ),
+    ),
+    "c6": (
+        "clusters/hetu.yaml",
+        (
+            "33x1 R16-19:L0-5 R20-23:L6-11 R24-27:L12-17 R0-3:L18-38 R4-7:L39-59",
+            "31x1 R28-31:L0-5 R32-35:L6-11 R36-39:L12-17 R8-11:L18-39 R12-13:L40-52 R14-14:L53-59",
+        ),
+    ),
+    "c7": (
+        "clusters/hetu.yaml",
+        (
+            "32x1 R16-19:L0-8 R20-23:L9-18 R24-27:L19-28 R0-3:L29-59",
+            "32x1 R28-31:L0-8 R32-35:L9-18 R36-39:L19-28 R4-7:L29-59",
+        ),
+    ),
+}
+"""For each configuration its cluster, and a line for each pipeline: the number and the size of its
+microbatches, then the ranks and the layers of each stage."""
+
+SPECS: Mapping[str, Spec] = {
+    "query": (None, "tensor", None),
+    "key": (None, "tensor", None),
+    "value": (None, "tensor", None),
+    "output": ("tensor", None, None),
+    "gate": (None, "tensor"),
+    "up": (None, "tensor"),
+    "down": ("tensor", None),
+    "token_embedding": ("tensor", None),
+    "head": ("tensor", None),
+}
+"""How tensor parallelism divides a Llama's parameters: heads, columns, rows, the vocabulary."""
+
+_STAGE = re.compile(r"R(\d+)-(\d+):L(\d+)-(\d+)")
+
+
+def make_plan(name: str, program: Program) -> Plan:
+    """One of the strategies as a plan.
+
+    Args:
+        name: a key of `STRATEGIES`.
+        program: a Llama of as many blocks, stacked and scanned over.
+
+    Returns:
+        The plan.
+    """
+    file, lines = STRATEGIES[name]
+    cluster = Cluster.from_file(CLUSTERS / file)
+    layers = _layers(program)
+    pipelines = tuple(_pipeline(line, cluster, program) for line in lines)
+    plan = Plan(program.fingerprint, layers, cluster, pipelines, f"Hetu v2, {name.upper()}")
+    validate(plan)
+    return plan
+
+
+def _layers(program: Program) -> tuple[int, ...]:
+    """Where blocks begin: the first has the embedding too, the last all that follows."""
+    position, scans = 0, []
+    for step in program.steps:
+        if step.iterations > 1:
+            scans.append((position, step.iterations))
+        position += step.iterations
+    if len(scans) != 1:
+        raise InputError(f"the program has {len(scans)} scans; set model.scan_blocks = True")
+    (start, blocks) = scans[0]
+    return (0, *range(start + 1, start + blocks), position)
+
+
+def _pipeline(line: str, cluster: Cluster, program: Program) -> PipelinePlan:
+    batches, *stages = line.split()
+    count, size = map(int, batches.split("x"))
+    made = tuple(_stage(stage, cluster, program) for stage in stages)
+    return PipelinePlan(made, count, size, one_f_one_b(len(made), count))
+
+
+def _stage(text: str, cluster: Cluster, program: Program) -> StagePlan:
+    found = _STAGE.fullmatch(text)
+    assert found is not None, text
+    first, last, first_layer, last_layer = map(int, found.groups())
+    width, place = last - first + 1, 0
+    while first >= cluster.subclusters[place].num_devices:
+        first -= cluster.subclusters[place].num_devices
+        place += 1
+    return StagePlan(
+        (first_layer, last_layer + 1),
+        SubMesh(cluster.subclusters[place].name, first, (1, width)),
+        (1, width),
+        parameters=_specs(program) if width > 1 else {},
+    )
+
+
+def _specs(program: Program) -> dict[str, Spec]:
+    """The specification of every parameter, by its path."""
+    found: dict[str, Spec] = {}
+    for name, value in zip(program.parameter_names, program.parameters, strict=True):
+        keys = [key for key in SPECS if key in name.split("/")]
+        spec = SPECS[keys[0]] if keys else ()
+        # Stacked blocks have a dimension more.
+        stacked = len(program.avals[value].shape) - len(spec)
+        found[name] = (*[None] * stacked, *spec)
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--config", required=True, type=Path, help="gin file of the model")
+    parser.add_argument("--out", required=True, type=Path, help="folder for the plans")
+    options = parser.parse_args(arguments)
+    ingredients = make_ingredients(read_configuration(options.config, []))
+    shapes = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape[1:]), leaf.dtype), ingredients.batch
+    )
+    program = trace(ingredients.model.loss, jax.eval_shape(ingredients.parameters), shapes)
+    options.out.mkdir(parents=True, exist_ok=True)
+    for name in STRATEGIES:
+        text = json.dumps(plan_to_json(make_plan(name, program)), indent=1)
+        (options.out / f"{name}.json").write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()

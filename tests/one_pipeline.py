@@ -1,0 +1,25 @@
+"""The programs of one pipeline, for tests that need no plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import optax
+from jaxtyping import PyTree
+
+from hetjax.pipeline.build import PipelineCut, PipelinePrograms, build_pipelines
+from hetjax.pipeline.program import Program
+
+
+def one_pipeline(
+    program: Program,
+    parameters: PyTree,
+    optimizer: optax.GradientTransformation,
+    *,
+    boundaries: Sequence[int],
+    recompute: Sequence[bool],
+    accumulate: bool = True,
+) -> PipelinePrograms:
+    """Everything that one pipeline computes."""
+    cut = PipelineCut(tuple(boundaries), tuple(recompute), accumulate)
+    return build_pipelines([program], parameters, optimizer, [cut])

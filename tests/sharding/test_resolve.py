@@ -1,0 +1,159 @@
+"""Resolution: whatever two annotations are, the steps between them give exactly the second."""
+
+from collections import Counter
+
+import jax
+import numpy as np
+import pytest
+from cases import examples
+from hypothesis import given
+from jax.sharding import PartitionSpec as P
+from random_annotations import pairs, summands
+
+from hetjax.errors import InputError
+from hetjax.mesh import KINDS, Cluster, Link, Subcluster
+from hetjax.sharding import PARTIAL, HArray, HSharding, Network, Subgroup, resolve
+from hetjax.sharding.run_steps import run_resolution
+from hetjax.sharding.steps import KINDS as KINDS_OF_STEPS
+
+
+def holds(annotation, shape, value):
+    """What every device holds of a value that lies as an annotation without partial sums says."""
+    return {
+        shard.device: value[tuple(slice(a, b) for a, b in shard.bounds)]
+        for shard in annotation.shards(shape)
+    }
+
+
+@given(pairs())
+def test_steps_give_exactly_the_destination(case):
+    shape, source, destination = case
+    value, arrays = summands(source, shape, np.random.default_rng(0))
+    found = resolve(source, destination, shape)
+    result = run_resolution(found, arrays)
+    expected = holds(destination, shape, value)
+    assert result.keys() == expected.keys()
+    for device in expected:
+        np.testing.assert_array_equal(result[device], expected[device])
+    assert all(kind in KINDS_OF_STEPS for kinds in found.kinds for kind in kinds)
+
+
+@examples(usual=10, full=100)
+@given(pairs(max_devices=8))
+def test_steps_move_real_shards(case):
+    shape, source, destination = case
+    value, arrays = summands(source, shape, np.random.default_rng(0))
+    devices = dict(enumerate(jax.devices()))
+    shards = {
+        number: jax.device_put(array.astype(np.int32), devices[number])
+        for number, array in arrays.items()
+    }
+    found = HArray(source, shape, shards, devices)
+    np.testing.assert_array_equal(found.numpy(), value)
+    moved = found.reshard(destination)
+    np.testing.assert_array_equal(moved.numpy(), value)
+    for device, expected in holds(destination, shape, value).items():
+        assert moved[device].devices() == {devices[device]}
+        np.testing.assert_array_equal(moved[device], expected)
+
+
+def test_an_array_is_laid_out_and_comes_back():
+    annotation = HSharding((TWO.with_spec(SUMMANDS), ONE), PARTIAL)
+    value = np.arange(16).reshape(4, 4)
+    array = HArray.of(value, annotation)
+    assert array.dtype == np.int32
+    np.testing.assert_array_equal(array.numpy(), value)
+    np.testing.assert_array_equal(array[2], 0 * value)
+    with pytest.raises(InputError, match="device 99 is not there; there are 8"):
+        HArray.of(value, HSharding((Subgroup((99,), (), P()),)))
+    with pytest.raises(InputError, match="device 2 has nothing"):
+        HArray(annotation, (4, 4), {0: array[0], 1: array[1]}, {})
+
+
+TWO = Subgroup((0, 1), (("t", 2),), P(None, "t"))
+ONE = Subgroup((2,), (), P())
+OTHER = Subgroup((3, 4), (("t", 2),), P(None, "t"))
+SUMMANDS = P(None, None, unreduced=frozenset({"t"}))
+
+
+@pytest.mark.parametrize(
+    ("source", "destination", "kinds"),
+    [
+        (HSharding((TWO,)), HSharding((TWO,)), (("identity",),)),
+        (HSharding((TWO,)), HSharding((TWO.with_spec(P()),)), (("all_gather",),)),
+        (HSharding((TWO.with_spec(P()),)), HSharding((TWO,)), (("slice",),)),
+        (HSharding((TWO,)), HSharding((TWO.with_spec(P("t")),)), (("all_to_all",),)),
+        (
+            HSharding((TWO.with_spec(SUMMANDS),)),
+            HSharding((TWO.with_spec(P()),)),
+            (("all_reduce",),),
+        ),
+        (HSharding((TWO.with_spec(SUMMANDS),)), HSharding((TWO,)), (("reduce_scatter",),)),
+        (HSharding((TWO,)), HSharding((OTHER,)), (("send_receive",),)),
+        (HSharding((TWO,)), HSharding((ONE,)), (("batched_send_receive",),)),
+        (HSharding((TWO, ONE), PARTIAL), HSharding((TWO, ONE)), (("split_all_reduce",),)),
+        (HSharding((TWO, ONE), PARTIAL), HSharding((TWO, ONE), 0), (("split_reduce_scatter",),)),
+        (HSharding((TWO, ONE), 0), HSharding((TWO, ONE)), (("split_all_gather",),)),
+        (
+            HSharding((TWO, ONE)),
+            HSharding((TWO.with_spec(P()), ONE)),
+            (("all_gather", "identity"),),
+        ),
+        (
+            HSharding((TWO.with_spec(SUMMANDS), ONE), PARTIAL),
+            HSharding((TWO.with_spec(P()), ONE), PARTIAL),
+            (("all_reduce", "identity"),),
+        ),
+    ],
+)
+def test_each_form_is_found(source, destination, kinds):
+    assert resolve(source, destination, (8, 8)).kinds == kinds
+
+
+def test_the_bottom_tier_goes_first_where_both_change():
+    """Hetu v2, figure 7: reduce-scatter and identity in the submeshes, then split-all-reduce."""
+    inside, between = Link(100e9, 1e-6), Link(1e9, 1e-4)
+    sub = [Subcluster(name, KINDS["T4"], 1, 2, inside, inside) for name in ("a", "b")]
+    network = Network.of(Cluster("two", tuple(sub), (("a", "b", between),)))
+    far = Subgroup((2, 3), (("t", 2),), P(None, "t"))
+    source = HSharding((TWO.with_spec(SUMMANDS), far), PARTIAL)
+    found = resolve(source, HSharding((TWO, far)), (512, 512), network=network)
+    assert found.kinds == (("reduce_scatter", "identity"), ("split_all_reduce",))
+
+
+def test_unequal_tensor_parallelism_sums_the_slices_that_belong_together():
+    four = Subgroup((0, 1, 2, 3), (("t", 4),), P("t"))
+    two = Subgroup((4, 5), (("t", 2),), P("t"))
+    one = Subgroup((6,), (), P())
+    for spec in (P("t"), P(None, "t")):
+        groups = (four.with_spec(spec), two.with_spec(spec), one)
+        source, shape = HSharding(groups, PARTIAL), (8, 8)
+        value, arrays = summands(source, shape, np.random.default_rng(0))
+        found = resolve(source, HSharding(groups), shape)
+        assert found.kinds == (("split_all_reduce",),)
+        expected = holds(HSharding(groups), shape, value)
+        for device, array in run_resolution(found, arrays).items():
+            np.testing.assert_array_equal(array, expected[device])
+
+
+def test_partial_sums_are_made_by_computation_alone():
+    with pytest.raises(InputError, match="has 2 partial sums where the source has none"):
+        resolve(HSharding((TWO, ONE)), HSharding((TWO, ONE), PARTIAL), (8, 8))
+    three = Subgroup((7, 8, 9), (("t", 3),), SUMMANDS)
+    with pytest.raises(InputError, match="has 2 partial sums where the source has 3"):
+        resolve(HSharding((three,)), HSharding((TWO.with_spec(SUMMANDS),)), (8, 8))
+
+
+def test_every_byte_crosses_a_slow_link_once():
+    """H2, section 5: each device of a node pulls a piece, and they gather them among themselves."""
+    inside, between = Link(100e9, 1e-6), Link(1e8, 1e-4)
+    sub = [Subcluster(name, KINDS["T4"], 1, 4, inside, inside) for name in ("a", "b")]
+    network = Network.of(Cluster("two", tuple(sub), (("a", "b", between),)))
+    near, far = Subgroup((0,), (), P()), Subgroup((4, 5, 6, 7), (("t", 4),), P())
+    found = resolve(HSharding((near,)), HSharding((far,)), (64, 64), network=network)
+    sent = Counter()
+    for steps in found.rounds:
+        for step in steps:
+            sent.update(step.elements_sent())
+    assert sum(count for (a, _), count in sent.items() if a == 0) == 64 * 64
+    assert sum(sent.values()) == 4 * 64 * 64
