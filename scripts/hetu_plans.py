@@ -19,7 +19,7 @@ from hetjax.configuration import read_configuration
 from hetjax.configuration.make import make_ingredients
 from hetjax.errors import InputError
 from hetjax.mesh import Cluster, SubMesh
-from hetjax.pipeline.program import Program, trace
+from hetjax.pipeline.program import Program, trace, with_examples
 from hetjax.pipeline.warm_up import one_f_one_b
 from hetjax.planner import PipelinePlan, Plan, StagePlan
 from hetjax.planner.plan import Spec, validate
@@ -170,9 +170,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", required=True, type=Path, help="folder for the plans")
     options = parser.parse_args(arguments)
     ingredients = make_ingredients(read_configuration(options.config, []))
-    shapes = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape[1:]), leaf.dtype), ingredients.batch
-    )
+    shapes = with_examples(ingredients.batch, 1)
     program = trace(ingredients.model.loss, jax.eval_shape(ingredients.parameters), shapes)
     options.out.mkdir(parents=True, exist_ok=True)
     for name in STRATEGIES:

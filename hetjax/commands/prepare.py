@@ -15,6 +15,7 @@ from hetjax.configuration import Configuration
 from hetjax.configuration.make import Ingredients
 from hetjax.errors import InputError
 from hetjax.mesh import Cluster
+from hetjax.pipeline.program import with_examples
 from hetjax.planner import PipelinePlan, Plan, PlanningProblem, make_problem, predict, solve
 from hetjax.report import format_bytes
 
@@ -55,8 +56,9 @@ def prepare(ingredients: Ingredients, source: Cluster | Path) -> Prepared:
     else:
         given = _load(source, ingredients.configuration)
         use_devices(given.cluster, ingredients.configuration.runtime)
-        problems = [_problem(ingredients, given.cluster, each) for each in given.pipelines]
-        plan = predict(given, *problems)
+        # One trace does for all pipelines whose microbatches have one size.
+        unlike = {each.microbatch_size: each for each in given.pipelines}.values()
+        plan = predict(given, *(_problem(ingredients, given.cluster, each) for each in unlike))
         _check_memory(plan)
     return Prepared(ingredients, plan, time.perf_counter() - began)
 
@@ -98,11 +100,7 @@ def _batch(ingredients: Ingredients, given: PipelinePlan | None) -> Mapping[str,
     """Shapes of a step's batch, or of a pipeline's share of it."""
     if given is None:
         return ingredients.batch
-    share = given.num_microbatches * given.microbatch_size
-    return {
-        name: jax.ShapeDtypeStruct((share, *leaf.shape[1:]), leaf.dtype)
-        for name, leaf in ingredients.batch.items()
-    }
+    return with_examples(ingredients.batch, given.num_microbatches * given.microbatch_size)
 
 
 def _check_memory(plan: Plan) -> None:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence, Set
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import jax
 
 from hetjax.configuration.make import Ingredients
 from hetjax.errors import InputError
+from hetjax.pipeline.program import with_examples
 from hetjax.planner import Plan
 from hetjax.report import format_bytes, format_seconds
 from hetjax.runtime.job import Job, lay_out
 from hetjax.runtime.placement import Placement
 from hetjax.runtime.switching import moved_arrays
 from hetjax.sharding.network import Network
-from hetjax.sharding.switching import POLICIES, MovedArray, plan_switch, with_bytes
+from hetjax.sharding.switching import POLICIES, MovedArray, plan_switch
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -61,7 +63,7 @@ def switch_figures(
     arrays: Sequence[MovedArray] = moved_arrays(*layouts)
     if bytes_per_parameter is not None:
         parameters = [each for each in arrays if each.name.startswith("parameters/")]
-        arrays = [with_bytes(each, bytes_per_parameter) for each in parameters]
+        arrays = [replace(each, itemsize=bytes_per_parameter) for each in parameters]
     volumes: dict[str, Any] = {}
     seconds: dict[str, float] = {}
     for policy in POLICIES:
@@ -94,10 +96,7 @@ def _check_lost(lost: Set[int], destination: Plan) -> None:
 
 
 def _placement(ingredients: Ingredients, plan: Plan) -> Placement:
-    shapes = {
-        name: jax.ShapeDtypeStruct((plan.batch_size, *leaf.shape[1:]), leaf.dtype)
-        for name, leaf in ingredients.batch.items()
-    }
+    shapes = with_examples(ingredients.batch, plan.batch_size)
     parameters = jax.eval_shape(ingredients.parameters)
     job = Job(ingredients.model.loss, parameters, shapes, ingredients.optimizer, plan)
     return lay_out(job)

@@ -120,6 +120,12 @@ class PipelinePrograms:
         """
         return shared_parts([stage.parameters for stage in self.stages])
 
+    @functools.cached_property
+    def shared_of_leaf(self) -> Mapping[int, tuple[ParameterPart, ...]]:
+        """The parts of `shared` by their leaf."""
+        by_leaf = itertools.groupby(self.shared, key=lambda part: part.leaf)
+        return {leaf: tuple(parts) for leaf, parts in by_leaf}
+
 
 def shared_parts(
     held: Sequence[Sequence[ParameterPart]],
@@ -183,11 +189,8 @@ def build_pipelines(
     differentiated: list[StagePrograms] = []
     firsts = itertools.pairwise(pipelines.first_stages)
     for program, each, (first, end) in zip(programs, cuts, firsts, strict=True):
-        stages = [
-            replace(stage, index=place) for place, stage in enumerate(pipelines.stages[first:end])
-        ]
         shapes = [program.avals[value] for value in program.parameters]
-        differentiated += _differentiate(program, stages, shapes, each)
+        differentiated += _differentiate(program, pipelines.stages[first:end], shapes, each)
     return _with_messages(replace(pipelines, programs=tuple(differentiated)))
 
 
@@ -262,8 +265,7 @@ def _differentiate(
         received.append(jax.eval_shape(stage.function, held, leaves, received[-1]))
     programs: list[StagePrograms] = []
     cotangents: tuple[int, ...] = ()
-    for stage in reversed(stages):
-        i = stage.index
+    for i, stage in reversed(list(enumerate(stages))):
         programs.append(
             differentiate(
                 stage,

@@ -130,6 +130,25 @@ def abstract(tree: PyTree) -> PyTree[jax.ShapeDtypeStruct]:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), tree)
 
 
+def with_examples(batch: PyTree, num_examples: int) -> PyTree:
+    """Shapes of a batch of another number of examples.
+
+    Args:
+        batch: pytree of arrays or shapes, whose first dimension is that of examples.
+        num_examples: how many there shall be.
+
+    Returns:
+        The shapes, as a pytree of the same structure.
+
+    Example:
+        >>> with_examples({"x": jax.ShapeDtypeStruct((8, 3), "float32")}, 2)["x"].shape
+        (2, 3)
+    """
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct((num_examples, *leaf.shape[1:]), leaf.dtype), batch
+    )
+
+
 def trace(loss_function: Callable[..., Any], parameters: PyTree, batch: PyTree) -> Program:
     """Trace a loss function to a program.
 

@@ -150,9 +150,9 @@ class Timeline:
         """
 
         def moved(track: str) -> str:
-            stages = [first + stage for stage in link_stages(track)] if is_link(track) else []
-            if stages:
-                return link_track(stages[0], stages[1])
+            if is_link(track):
+                source, target = link_stages(track)
+                return link_track(first + source, first + target)
             return stage_track(first + int(track.removeprefix("stage ")))
 
         return Timeline(tuple(replace(event, track=moved(event.track)) for event in self.events))

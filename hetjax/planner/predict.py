@@ -87,8 +87,6 @@ def _stage_predictions(
 def _with_schedules(plan: Plan) -> Plan:
     """A plan whose prediction has the times of its stages, with what follows from schedules."""
     prediction = _prediction(plan)
-    if len(plan.pipelines) == 1:
-        return reschedule(plan, plan.pipeline.schedule)
     stages: list[StagePrediction] = []
     ends, bounds = [], []
     for first, pipeline in plan.numbered_pipelines():

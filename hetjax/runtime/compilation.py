@@ -58,6 +58,8 @@ def compile_stage(placement: Placement, stage: int, mesh: Mesh) -> CompiledStage
     programs |= SharingPrograms(placement, stage, mesh, compile_program).programs()
     if stage in placement.pipelines.loss_stages[1:]:
         programs["sum_losses"] = compiler.sum_losses()
+    if compiler.accumulates:
+        programs["zero_gradients"] = compiler.zero_gradients()
     update = placement.pipelines.updates[stage]
     for phase in range(len(update.phases)):
         final = phase == len(update.phases) - 1
@@ -254,6 +256,12 @@ class _Compiler:
             (self.parameters, self.batch, self.received),
             self.sent,
         )
+
+    def zero_gradients(self) -> Compiled:
+        def zeros() -> list[jax.Array]:
+            return [jnp.zeros(shape.shape, shape.dtype) for shape in self.gradient_shapes]
+
+        return compile_program(zeros, (), (), self.parameters)
 
     def _loss_shapes(self) -> list[jax.ShapeDtypeStruct]:
         """Of what the update is told of the loss."""

@@ -16,8 +16,8 @@ from hetjax.pipeline.build import (
     build_pipelines,
     cut_pipelines,
 )
-from hetjax.pipeline.program import Program, abstract, trace
-from hetjax.planner.plan import PipelinePlan, Plan, validate, validate_for
+from hetjax.pipeline.program import Program, abstract, trace, with_examples
+from hetjax.planner.plan import Plan, validate, validate_for
 from hetjax.runtime.buffers import Expect, Instruction, Receive, Send, Tag
 from hetjax.runtime.feed import BatchSource
 from hetjax.runtime.instructions import evaluation_instructions, training_instructions
@@ -53,11 +53,6 @@ class Job:
         return abstract(self.parameters)
 
 
-def microbatch(batch: PyTree, size: int) -> PyTree:
-    """Shapes of a microbatch, from those of a batch."""
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype), batch)
-
-
 def build(job: Job) -> Placement:
     """Trace, cut and differentiate a job's pipelines.
 
@@ -91,9 +86,10 @@ def lay_out(job: Job) -> Placement:
 def _placed(job: Job, make: Callable[..., PipelinePrograms]) -> Placement:
     plan = job.plan
     validate(plan)
-    programs = [trace_job(job, pipeline) for pipeline in plan.pipelines]
+    sizes = [pipeline.microbatch_size for pipeline in plan.pipelines]
+    traced = {size: trace_job(job, size) for size in dict.fromkeys(sizes)}
     batch_size = jax.tree.leaves(job.batch)[0].shape[0]
-    for program in programs:
+    for program in traced.values():
         validate_for(plan, program, batch_size)
     cuts = [
         PipelineCut(
@@ -103,16 +99,16 @@ def _placed(job: Job, make: Callable[..., PipelinePrograms]) -> Placement:
         )
         for pipeline in plan.pipelines
     ]
-    pipelines = make(programs, job.parameter_shapes(), job.optimizer, cuts)
+    pipelines = make([traced[size] for size in sizes], job.parameter_shapes(), job.optimizer, cuts)
     placement = Placement(pipelines, plan)
     for stage in range(pipelines.num_stages):
         placement.parameters(stage)
     return placement
 
 
-def trace_job(job: Job, pipeline: PipelinePlan) -> Program:
-    """Trace a job's loss at the size of a pipeline's microbatches."""
-    shapes = microbatch(job.batch, pipeline.microbatch_size)
+def trace_job(job: Job, microbatch_size: int) -> Program:
+    """Trace a job's loss at a size of microbatches."""
+    shapes = with_examples(job.batch, microbatch_size)
     return trace(job.loss_function, job.parameter_shapes(), shapes)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
@@ -52,6 +53,7 @@ class LocalExecutor:
         union = HeteroMesh.bind(job.plan.cluster, submeshes, self._devices)
         meshes = [union.mesh(i, MESH_AXES, stage.mesh_shape) for i, stage in enumerate(stages)]
 
+        @functools.cache
         def shardings(tag: Tag) -> list[jax.sharding.NamedSharding]:
             target = tag.route.target
             return named(meshes[target], placement.route_specs(tag.route, tag.microbatch, target))

@@ -8,7 +8,7 @@ the others its own, cut where any holder's rows begin or end, and adds up all in
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from hetjax.pipeline.build import PipelinePrograms
 from hetjax.pipeline.stages import ParameterPart
@@ -32,7 +32,7 @@ def shared_parameters(pipelines: PipelinePrograms, stage: int) -> dict[int, Part
     """The places of a stage's parameters that others hold too, and the finest parts of each."""
     found: dict[int, Parts] = {}
     for place, held in enumerate(pipelines.stages[stage].parameters):
-        parts = [part for part in pipelines.shared if part.leaf == held.leaf]
+        parts = pipelines.shared_of_leaf.get(held.leaf, ())
         inside = tuple(part for part in parts if held.contains(part))
         if inside:
             found[place] = inside
@@ -139,17 +139,20 @@ def share_parameters(pipelines: PipelinePrograms, stage: int) -> Iterator[Instru
 
 def given_parameters(pipelines: PipelinePrograms, stage: int) -> tuple[int, ...]:
     """The places of parameters of which others take over some finest parts, but not as one."""
-    return tuple(
-        place
-        for place, parts in cut_parameters(pipelines, stage).items()
-        if any(pipelines.shared[part][0] == stage for part in parts)
-    )
+    return _cut_where(pipelines, stage, lambda owner: owner == stage)
 
 
 def joined_parameters(pipelines: PipelinePrograms, stage: int) -> tuple[int, ...]:
     """The places of parameters of which the stage takes over some finest parts, but not as one."""
+    return _cut_where(pipelines, stage, lambda owner: owner != stage)
+
+
+def _cut_where(
+    pipelines: PipelinePrograms, stage: int, wanted: Callable[[int], bool]
+) -> tuple[int, ...]:
+    """The places of cut parameters of which some finest part has such a first holder."""
     return tuple(
         place
         for place, parts in cut_parameters(pipelines, stage).items()
-        if any(pipelines.shared[part][0] != stage for part in parts)
+        if any(wanted(pipelines.shared[part][0]) for part in parts)
     )

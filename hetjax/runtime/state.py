@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +12,6 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
-from hetjax.pipeline.backward import accumulator_dtype
 from hetjax.pipeline.build import PipelinePrograms
 from hetjax.pipeline.stages import ParameterPart
 from hetjax.runtime.compilation import CompiledStage
@@ -97,23 +95,6 @@ def state_parts(pipelines: PipelinePrograms, stage: int, held: Sequence[jax.Arra
     state = pipelines.init_state(jax.tree.unflatten(pipelines.parameter_tree, leaves))
     state_leaves = jax.tree.leaves(state)
     return [part.take(state_leaves[part.leaf]) for part in pipelines.updates[stage].state]
-
-
-def zero_gradients(state: StageState, compiled: CompiledStage) -> list[jax.Array]:
-    """Gradient sums of nothing yet."""
-    shapes = tuple((p.shape, accumulator_dtype(p.dtype)) for p in state.parameters)
-    return _zeros(shapes, tuple(compiled.parameters))()
-
-
-@functools.cache
-def _zeros(
-    shapes: tuple[tuple[tuple[int, ...], Any], ...], shardings: tuple[NamedSharding, ...]
-) -> Callable[[], list[jax.Array]]:
-    """What makes zeros; kept, so that a state may come back to a plan without compilation."""
-    return jax.jit(
-        lambda: [jnp.zeros(shape, dtype) for shape, dtype in shapes],
-        out_shardings=list(shardings),
-    )
 
 
 def loss_seed(compiled: CompiledStage, dtype: Any) -> jax.Array:

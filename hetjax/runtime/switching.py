@@ -12,9 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.sharding import NamedSharding, PartitionSpec
 
 from hetjax.pipeline.program import path_names
 from hetjax.pipeline.stages import ParameterPart
@@ -22,8 +20,9 @@ from hetjax.runtime.compilation import CompiledStage
 from hetjax.runtime.placement import Placement
 from hetjax.runtime.state import StageState
 from hetjax.sharding.annotation import Shard, Subgroup
-from hetjax.sharding.bounds import Bounds, contains, extent, within
+from hetjax.sharding.bounds import Bounds
 from hetjax.sharding.rules import MESH_AXES
+from hetjax.sharding.run_steps import Piece, cut_piece, join_pieces
 from hetjax.sharding.switching import MovedArray, SwitchPlan
 
 Held = tuple[ParameterPart, PartitionSpec]
@@ -119,6 +118,7 @@ def moved_arrays(source: Placement, destination: Placement) -> tuple[MovedArray,
         The leaves.
     """
     pairs = zip(leaves_of(source), leaves_of(destination), strict=True)
+    alike = _alike_stages(source)
     return tuple(
         MovedArray(
             before.name,
@@ -126,26 +126,29 @@ def moved_arrays(source: Placement, destination: Placement) -> tuple[MovedArray,
             before.shape.dtype.itemsize,
             tuple(shard for _, shard in shards_of(before, source)),
             tuple(shard for _, shard in shards_of(after, destination)),
-            _preference(before, source),
+            _preference(before, source, alike),
         )
         for before, after in pairs
     )
 
 
-def _preference(leaf: Leaf, placement: Placement) -> dict[int, int] | None:
-    """Whose copy counts: of parameters all are alike, of optimizer state the first stage's.
-
-    Stages that hold the same state update it each for itself, and round as their own programs do;
-    stages that compute alike have alike copies.
-    """
+def _preference(leaf: Leaf, placement: Placement, alike: Sequence[int]) -> dict[int, int] | None:
+    """Whose copy counts: of parameters all are alike, of optimizer state the first stage's."""
     if leaf.name.startswith("parameters/"):
         return None
+    return {shard.device: alike[stage] for stage, shard in shards_of(leaf, placement)}
+
+
+def _alike_stages(placement: Placement) -> list[int]:
+    """For each stage the first one that computes alike, so that both have alike copies.
+
+    Stages that hold the same state update it each for itself, and round as their own programs do.
+    """
     firsts: dict[Any, int] = {}
-    numbers = [
+    return [
         firsts.setdefault(_computation(placement, stage), stage)
         for stage in range(placement.pipelines.num_stages)
     ]
-    return {shard.device: numbers[stage] for stage, shard in shards_of(leaf, placement)}
 
 
 def _computation(placement: Placement, stage: int) -> tuple[Any, ...]:
@@ -156,7 +159,6 @@ def _computation(placement: Placement, stage: int) -> tuple[Any, ...]:
     return kind.name, plan.mesh_shape, parts, placement.parameters(stage), placement.state(stage)
 
 
-Piece = tuple[Bounds, jax.Array]
 Pieces = dict[tuple[int, int], list[Piece]]
 """For each leaf and device, parts of it on the device."""
 
@@ -187,7 +189,7 @@ def move_in_process(
     for place, messages in enumerate(plan.phases):
         readable = held if place == 0 else dict(arrived)
         for (sender, receiver), slices in messages.items():
-            cut = [_cut(readable[array, sender], bounds) for array, bounds in slices]
+            cut = [cut_piece(readable[array, sender], bounds) for array, bounds in slices]
             for (array, bounds), piece in zip(
                 slices, jax.device_put(cut, devices[receiver]), strict=True
             ):
@@ -232,7 +234,7 @@ def _assembled(
     for i, leaf in enumerate(leaves_of(placement)):
         for stage, shard in shards_of(leaf, placement):
             pieces = arrived.get((i, shard.device), [])
-            array = _joined(pieces, shard.bounds, leaf.shape.dtype, devices[shard.device])
+            array = join_pieces(shard.bounds, leaf.shape.dtype, pieces, devices[shard.device])
             made[stage].setdefault(i, []).append(array)
     first = len(placement.pipelines.parameter_shapes)
     states = []
@@ -255,33 +257,3 @@ def _whole(
     shape: jax.ShapeDtypeStruct, sharding: NamedSharding, shards: Sequence[jax.Array]
 ) -> jax.Array:
     return jax.make_array_from_single_device_arrays(shape.shape, sharding, list(shards))
-
-
-def _cut(pieces: Sequence[Piece], bounds: Bounds) -> Any:
-    """A part of an array, of pieces of which one has it all."""
-    around, array = next(piece for piece in pieces if contains(piece[0], bounds))
-    return array if around == bounds else _readable(array)[within(bounds, around)]
-
-
-def _joined(pieces: Sequence[Piece], bounds: Bounds, dtype: Any, device: Any) -> jax.Array:
-    """An array on a device, of the pieces of it that are there."""
-    if not pieces:
-        return jnp.zeros(extent(bounds), dtype, device=SingleDeviceSharding(device))
-    if len(pieces) == 1 and pieces[0][0] == bounds:
-        return pieces[0][1]
-    if isinstance(_readable(pieces[0][1]), np.ndarray):
-        array = np.empty(extent(bounds), dtype)
-        for around, piece in pieces:
-            array[within(around, bounds)] = piece
-        return jax.device_put(array, device)
-    whole = jnp.zeros(extent(bounds), dtype, device=SingleDeviceSharding(device))
-    for around, piece in pieces:
-        whole = whole.at[within(around, bounds)].set(piece)
-    return whole
-
-
-def _readable(array: jax.Array) -> Any:
-    """A view that NumPy cuts without compilation, where the host can read the device's memory."""
-    on_host = next(iter(array.devices())).platform == "cpu"
-    is_plain = not jnp.issubdtype(array.dtype, jax.dtypes.extended)
-    return np.asarray(array) if on_host and is_plain else array

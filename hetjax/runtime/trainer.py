@@ -223,13 +223,8 @@ class Trainer:
             schedule: of as many stages and microbatches as the plan's.
 
         Raises:
-            InputError: the schedule does not fit the plan.
+            InputError: the schedule does not fit the plan, or the plan has several pipelines.
         """
-        if len(self.plan.pipelines) > 1:
-            raise InputError(
-                f"the plan has {len(self.plan.pipelines)} pipelines, each with a schedule of its "
-                f"own; a trainer takes another schedule where there is one"
-            )
         plan = self.plan.with_schedule(schedule)
         validate(plan)
         self._executor.use_schedule(schedule)

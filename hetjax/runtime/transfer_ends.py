@@ -19,6 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 from hetjax.runtime.buffers import Tag
 from hetjax.runtime.compilation import Compiled
 from hetjax.runtime.placement import Placement
+from hetjax.sharding.annotation import axes_of
 from hetjax.sharding.bounds import Bounds, within
 from hetjax.sharding.crossing import Crossing, Gathering, Piece, crossing
 from hetjax.sharding.layout import Shard, shards
@@ -316,7 +317,7 @@ def _landing(array: CrossingArray, mesh: Mesh) -> tuple[jax.ShapeDtypeStruct, Pa
     part = array.target[0].bounds[axis]
     shape: list[int] = list(array.shape.shape or (1,))
     shape[axis] = shape[axis] // (part[1] - part[0]) * count
-    entries = [_axes(entry) for entry in array.spec]
+    entries = [axes_of(entry) for entry in array.spec]
     entries += [()] * (len(shape) - len(entries))
     entries[axis] += _undivided(array.spec, mesh)
     return jax.ShapeDtypeStruct(tuple(shape), array.shape.dtype), PartitionSpec(*entries)
@@ -369,10 +370,5 @@ def _gathered(gathering: Gathering, axes: tuple[str, ...], mine: jax.Array) -> j
 
 def _undivided(spec: PartitionSpec, mesh: Mesh) -> tuple[str, ...]:
     """The axes of a mesh along which an array is held alike."""
-    used = {axis for entry in spec for axis in _axes(entry)}
+    used = {axis for entry in spec for axis in axes_of(entry)}
     return tuple(axis for axis in mesh.axis_names if axis not in used)
-
-
-def _axes(entry: Any) -> tuple[str, ...]:
-    """The mesh axes of one entry of a specification."""
-    return () if entry is None else entry if isinstance(entry, tuple) else (entry,)

@@ -28,7 +28,7 @@ from hetjax.runtime.instructions import (
     training_instructions,
 )
 from hetjax.runtime.placement import Placement
-from hetjax.runtime.state import StageState, initial_state, loss_seed, zero_gradients
+from hetjax.runtime.state import StageState, initial_state, loss_seed
 from hetjax.runtime.step_report import StepReport
 from hetjax.runtime.transport import Transport
 
@@ -83,8 +83,8 @@ class StageWorker:
         self.buffers = {}
         self._bind("parameter", state.parameters)
         self._bind("state", state.optimizer)
-        if self.placement.pipeline_plan(self.stage).num_microbatches > 1:
-            self._bind("gradient", zero_gradients(state, self.compiled))
+        if "zero_gradients" in self.compiled.programs:
+            self._bind("gradient", self.compiled.programs["zero_gradients"]())
         if self.is_last:
             self._bind("one", [loss_seed(self.compiled, self.programs.sent[0].dtype)])
 

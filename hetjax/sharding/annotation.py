@@ -96,7 +96,7 @@ class Subgroup:
     def _check_spec(self, names: Sequence[str]) -> None:
         if self.spec.reduced:
             raise InputError(f"spec: {self.spec} is not allowed: reduced axes are for gradients")
-        used = [axis for entry in self.spec.partitions for axis in _axes_of(entry)]
+        used = [axis for entry in self.spec.partitions for axis in axes_of(entry)]
         used += sorted(self.spec.unreduced)
         for axis in used:
             if axis not in names:
@@ -129,7 +129,7 @@ class Subgroup:
         """Into how many parts each dimension of an array is divided."""
         sizes = dict(self.axes)
         entries = [*self.spec.partitions, *[None] * (num_dimensions - len(self.spec.partitions))]
-        return tuple(math.prod(sizes[axis] for axis in _axes_of(entry)) for entry in entries)
+        return tuple(math.prod(sizes[axis] for axis in axes_of(entry)) for entry in entries)
 
     @property
     def num_summands(self) -> int:
@@ -147,7 +147,7 @@ class Subgroup:
             at = dict(zip(sizes, place, strict=True))
             bounds = []
             for (start, stop), entry in zip(region, entries, strict=True):
-                axes = _axes_of(entry)
+                axes = axes_of(entry)
                 index = _index(axes, at, sizes)
                 width = (stop - start) // math.prod(sizes[axis] for axis in axes)
                 bounds.append((start + index * width, start + (index + 1) * width))
@@ -377,7 +377,7 @@ def _check_divides(group: Subgroup, region: Bounds) -> None:
             )
 
 
-def _axes_of(entry: Any) -> tuple[str, ...]:
+def axes_of(entry: Any) -> tuple[str, ...]:
     """The mesh axes of one entry of a `PartitionSpec`."""
     if entry is None:
         return ()

@@ -218,7 +218,7 @@ class _Planner:
             return True
         num_bytes, count = volume(bounds) * self.itemsize, len(wanted)
         slowest = max(
-            (self.network.link(a[0], b[0]) for a in owners for b in [wanted] if a[0] != b[0]),
+            (self.network.link(a, wanted[0]) for a, *_ in owners if a != wanted[0]),
             key=lambda link: link.seconds(num_bytes),
             default=self.network.link(wanted[0], wanted[1]),
         )

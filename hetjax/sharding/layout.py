@@ -6,12 +6,13 @@ sharding as plain numbers that both derive from the plan.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 from jax.sharding import PartitionSpec
 
+from hetjax.sharding.annotation import Subgroup
 from hetjax.sharding.bounds import Bounds
 from hetjax.sharding.rules import MESH_AXES
 
@@ -49,19 +50,10 @@ def shards(
         >>> [s.bounds for s in shards((8, 4), PartitionSpec("data"), (2, 1), 2)]
         [((0, 4), (0, 4)), ((4, 8), (0, 4))]
     """
-    sizes = dict(zip(MESH_AXES, mesh_shape, strict=True))
-    entries = [*spec, *[None] * (len(shape) - len(spec))]
-    found = []
-    for device in range(int(np.prod(mesh_shape))):
-        place = dict(zip(MESH_AXES, np.unravel_index(device, mesh_shape), strict=True))
-        bounds = []
-        for size, entry in zip(shape, entries, strict=True):
-            axes = () if entry is None else entry if isinstance(entry, tuple) else (entry,)
-            pieces, index = 1, 0
-            for axis in axes:
-                index = index * sizes[axis] + int(place[axis])
-                pieces *= sizes[axis]
-            width = size // pieces
-            bounds.append((index * width, (index + 1) * width))
-        found.append(Shard(device // devices_per_process, device, tuple(bounds)))
-    return tuple(found)
+    axes = tuple(zip(MESH_AXES, mesh_shape, strict=True))
+    whole = tuple((0, size) for size in shape)
+    places = tuple(range(math.prod(mesh_shape)))
+    return tuple(
+        Shard(held.device // devices_per_process, held.device, held.bounds)
+        for held in Subgroup(places, axes, spec).shards(whole)
+    )

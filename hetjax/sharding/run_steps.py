@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import SingleDeviceSharding
 
 from hetjax.sharding.bounds import Bounds, contains, extent, within
 from hetjax.sharding.steps import CommunicationStep, Resolution
@@ -26,19 +27,19 @@ class Machine:
 
     Args:
         move: from an array and a device's number to the array on that device.
-        join: from the bounds of a part, pieces of it on one device, and the device's number to the
-            part there.
+        join: from the bounds of a part, its type, pieces of it on one device, and the device's
+            number to the part there.
     """
 
     move: Callable[[Any, int], Any]
-    join: Callable[[Bounds, Sequence[Piece], int], Any]
+    join: Callable[[Bounds, Any, Sequence[Piece], int], Any]
 
 
 def numpy_machine() -> Machine:
     """All arrays in the memory of this process."""
 
-    def join(bounds: Bounds, pieces: Sequence[Piece], device: int) -> np.ndarray:
-        array = np.empty(extent(bounds), pieces[0][1].dtype)
+    def join(bounds: Bounds, dtype: Any, pieces: Sequence[Piece], device: int) -> np.ndarray:
+        array = np.empty(extent(bounds), dtype)
         filled = np.zeros(array.shape, bool)
         for part, value in pieces:
             array[within(part, bounds)] = value
@@ -56,15 +57,50 @@ def jax_machine(devices: Mapping[int, Any]) -> Machine:
         devices: the device behind each number.
     """
 
-    def join(bounds: Bounds, pieces: Sequence[Piece], device: int) -> jax.Array:
-        if len(pieces) == 1 and pieces[0][0] == bounds:
-            return pieces[0][1]
-        array = jnp.zeros(extent(bounds), pieces[0][1].dtype, device=devices[device])
-        for part, value in pieces:
-            array = array.at[within(part, bounds)].set(value)
-        return array
+    def join(bounds: Bounds, dtype: Any, pieces: Sequence[Piece], device: int) -> jax.Array:
+        return join_pieces(bounds, dtype, pieces, devices[device])
 
     return Machine(lambda array, device: jax.device_put(array, devices[device]), join)
+
+
+def join_pieces(bounds: Bounds, dtype: Any, pieces: Sequence[Piece], device: Any) -> jax.Array:
+    """A part of an array on a device of JAX, of pieces of it that are there.
+
+    Args:
+        bounds: the part.
+        dtype: its type.
+        pieces: JAX arrays on the device; they make up the part, or it is empty.
+        device: the device.
+
+    Returns:
+        The part.
+    """
+    if len(pieces) == 1 and pieces[0][0] == bounds:
+        return pieces[0][1]
+    if all(isinstance(_readable(piece), np.ndarray) for _, piece in pieces):
+        array = np.empty(extent(bounds), dtype)
+        for around, piece in pieces:
+            array[within(around, bounds)] = piece
+        return jax.device_put(array, device)
+    whole = jnp.zeros(extent(bounds), dtype, device=SingleDeviceSharding(device))
+    for around, piece in pieces:
+        whole = whole.at[within(around, bounds)].set(piece)
+    return whole
+
+
+def cut_piece(pieces: Sequence[Piece], bounds: Bounds) -> Any:
+    """A part of an array, of pieces of which one has it all."""
+    around, array = next(piece for piece in pieces if contains(piece[0], bounds))
+    return array if around == bounds else _readable(array)[within(bounds, around)]
+
+
+def _readable(array: Any) -> Any:
+    """A view that NumPy cuts without compilation, where the host can read the device's memory."""
+    if not isinstance(array, jax.Array):
+        return array
+    on_host = next(iter(array.devices())).platform == "cpu"
+    is_plain = not jnp.issubdtype(array.dtype, jax.dtypes.extended)
+    return np.asarray(array) if on_host and is_plain else array
 
 
 def run_resolution(
@@ -99,11 +135,12 @@ def run_resolution(
 def _run_step(
     step: CommunicationStep, held: Mapping[int, Piece], machine: Machine
 ) -> dict[int, Piece]:
+    dtype = next(iter(held.values()))[1].dtype
     arrived: dict[int, list[Piece]] = {}
     for place, phase in enumerate(step.phases):
         readable = {d: [shard] for d, shard in held.items()} if place == 0 else dict(arrived)
         for part in phase:
-            values = [_cut(readable[sender], part.bounds) for sender in part.senders]
+            values = [cut_piece(readable[sender], part.bounds) for sender in part.senders]
             for receiver in part.receivers:
                 value, *others = (machine.move(each, receiver) for each in values)
                 for other in others:
@@ -114,12 +151,7 @@ def _run_step(
     return {
         shard.device: (
             shard.bounds,
-            machine.join(shard.bounds, arrived.get(shard.device, []), shard.device),
+            machine.join(shard.bounds, dtype, arrived.get(shard.device, []), shard.device),
         )
         for shard in step.after
     }
-
-
-def _cut(pieces: Sequence[Piece], bounds: Bounds) -> Any:
-    around, array = next(piece for piece in pieces if contains(piece[0], bounds))
-    return array if around == bounds else array[within(bounds, around)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from hetjax.errors import InputError, unknown_name
@@ -168,11 +168,6 @@ def plan_switch(
                     phases[place].setdefault(pair, []).append(Slice(i, part.bounds))
     messages = ({pair: tuple(slices) for pair, slices in sorted(p.items())} for p in phases)
     return SwitchPlan(tuple(arrays), tuple(messages))
-
-
-def with_bytes(array: MovedArray, itemsize: int) -> MovedArray:
-    """An array whose elements count another number of bytes."""
-    return replace(array, itemsize=itemsize)
 
 
 def _size(array: MovedArray) -> int:
