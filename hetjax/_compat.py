@@ -5,11 +5,14 @@ A new JAX release that moves one of these is mended here and nowhere else.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from jax.core import Tracer
 from jax.core import eval_jaxpr as eval_open_jaxpr
 from jax.extend import core
+from jax.interpreters import ad, mlir
 
 Jaxpr = core.Jaxpr
 ClosedJaxpr = core.ClosedJaxpr
@@ -29,6 +32,14 @@ def called_jaxpr(equation: JaxprEqn) -> ClosedJaxpr | None:
         return None
     inner = equation.params[parameter]
     return inner if isinstance(inner, ClosedJaxpr) else ClosedJaxpr(inner, [])
+
+
+def inlined_jaxpr(equation: JaxprEqn) -> ClosedJaxpr | None:
+    """What an equation computes by calling a jaxpr once, whatever derivative rule goes with it."""
+    if equation.primitive.name in ("custom_jvp_call", "custom_vjp_call"):
+        inner = equation.params["call_jaxpr"]
+        return inner if isinstance(inner, ClosedJaxpr) else ClosedJaxpr(inner, [])
+    return called_jaxpr(equation) or checkpointed_jaxpr(equation)
 
 
 def checkpointed_jaxpr(equation: JaxprEqn) -> ClosedJaxpr | None:
@@ -52,6 +63,55 @@ def bind(equation: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
     with equation.ctx.manager:
         results = equation.primitive.bind(*operands, **parameters)
     return list(results) if equation.primitive.multiple_results else [results]
+
+
+def bind_with(equation: JaxprEqn, params: Mapping[str, Any], operands: Sequence[Any]) -> list[Any]:
+    """Evaluate one equation with other parameters, in the mesh of the present trace.
+
+    Args:
+        equation: the jaxpr equation; it holds no jaxpr.
+        params: what replaces its parameters.
+        operands: one value for each of its inputs.
+
+    Returns:
+        One value for each of its outputs.
+    """
+    parameters = equation.primitive.get_bind_params(dict(params))
+    results = equation.primitive.bind(*operands, **parameters)
+    return list(results) if equation.primitive.multiple_results else [results]
+
+
+def linear_identity(name: str, transpose: Callable[..., Any]) -> core.Primitive:
+    """A primitive that computes the identity.
+
+    Args:
+        name: its name.
+        transpose: from a cotangent, and the primitive's parameters, to the operand's cotangent.
+
+    Returns:
+        The primitive, which can be differentiated and compiled.
+    """
+    primitive = core.Primitive(name)
+    primitive.def_impl(lambda x, **_: x)
+    primitive.def_abstract_eval(lambda x, **_: x)
+    mlir.register_lowering(primitive, lambda context, x, **_: [x])
+    ad.deflinear2(primitive, lambda cotangent, _, **params: [transpose(cotangent, **params)])
+    return primitive
+
+
+def is_traced(x: Any) -> bool:
+    """Whether a value stands for one that a trace will compute."""
+    return isinstance(x, Tracer)
+
+
+def source_line(equation: JaxprEqn) -> str:
+    """The file and the line of the user's program that an equation comes from."""
+    traceback = equation.source_info.traceback
+    for frame in traceback.frames if traceback is not None else ():
+        parts = Path(frame.file_name).parts
+        if not {"jax", "jaxlib", "flax", "optax"} & set(parts):
+            return f"{frame.file_name}:{frame.line_num}"
+    return "an unknown line"
 
 
 def eval_jaxpr(closed: ClosedJaxpr, *operands: Any) -> list[Any]:

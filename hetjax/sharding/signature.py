@@ -1,0 +1,61 @@
+"""Signatures: how the dimensions of an equation's operands and results belong together.
+
+Two dimensions that are divided alike have the same label. From that follows how a division of an
+operand passes to the results, at either tier: a label that is in a result divides it; one that is
+added up makes the result a sum of parts; any other one must not be divided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from hetjax import _compat
+
+
+class Label(NamedTuple):
+    """What a dimension belongs to.
+
+    Args:
+        name: the label; the same in all dimensions that are divided together.
+        scale: how many elements of the dimension there are for one of the label.
+    """
+
+    name: int
+    scale: int = 1
+
+
+Labels = tuple[Label | None, ...]
+"""The labels of an array's dimensions; None where a dimension cannot be divided."""
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What a primitive does with the dimensions of its operands.
+
+    Args:
+        operands: labels of each operand's dimensions.
+        results: labels of each result's dimensions.
+        summed: labels over which results are sums: of parts of them they are partial sums.
+        linear: sets of operands in which the results are linear together: where these are partial
+            sums, so are the results.
+        base: operands to which such a sum is added; they count once.
+        resized: parameters that say sizes: from the label's name and its size to what replaces
+            them.
+    """
+
+    operands: tuple[Labels, ...]
+    results: tuple[Labels, ...]
+    summed: frozenset[int] = frozenset()
+    linear: tuple[frozenset[int], ...] = ()
+    base: frozenset[int] = frozenset()
+    resized: Callable[[int, int], Mapping[str, Any]] = field(default=lambda name, size: {})
+
+
+Rule = Callable[[_compat.JaxprEqn], Signature]
+
+
+def shapes_of(variables: Sequence[Any]) -> list[tuple[int, ...]]:
+    """The shapes of variables of a jaxpr."""
+    return [tuple(variable.aval.shape) for variable in variables]
