@@ -13,20 +13,26 @@ if TYPE_CHECKING:
     from hetjax.errors import CheckpointError, InputError, WorkerLostError
     from hetjax.mesh import Cluster
     from hetjax.planner import Plan, plan, simulate
-    from hetjax.report import draw_timeline
+    from hetjax.report import draw_timeline, visualize
     from hetjax.runtime import RayOptions, Trainer
+    from hetjax.sharding import HArray, HSharding, Subgroup, reshard
 
 _HOMES = {
     "CheckpointError": "hetjax.errors",
     "Cluster": "hetjax.mesh",
+    "HArray": "hetjax.sharding",
+    "HSharding": "hetjax.sharding",
     "InputError": "hetjax.errors",
     "Plan": "hetjax.planner",
     "RayOptions": "hetjax.runtime",
+    "Subgroup": "hetjax.sharding",
     "Trainer": "hetjax.runtime",
     "WorkerLostError": "hetjax.errors",
     "draw_timeline": "hetjax.report",
     "plan": "hetjax.planner",
+    "reshard": "hetjax.sharding",
     "simulate": "hetjax.planner",
+    "visualize": "hetjax.report",
 }
 
 __version__ = "0.1.0"
@@ -34,14 +40,19 @@ __version__ = "0.1.0"
 __all__ = [
     "CheckpointError",
     "Cluster",
+    "HArray",
+    "HSharding",
     "InputError",
     "Plan",
     "RayOptions",
+    "Subgroup",
     "Trainer",
     "WorkerLostError",
     "draw_timeline",
     "plan",
+    "reshard",
     "simulate",
+    "visualize",
 ]
 
 

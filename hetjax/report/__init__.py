@@ -1,5 +1,6 @@
 """What a run shows of itself: tables, progress, metrics, and timelines in several forms."""
 
+from hetjax.report.annotation_picture import visualize
 from hetjax.report.metrics import MetricsWriter, read_metrics
 from hetjax.report.plan_table import plan_table
 from hetjax.report.progress import TrainingProgress
@@ -33,6 +34,7 @@ __all__ = [
     "prediction_table",
     "read_metrics",
     "stage_table",
+    "visualize",
     "write_chrome_trace",
     "write_timeline_page",
 ]

@@ -1,12 +1,18 @@
-"""How a stage's arrays are divided in its submesh, and what a transfer between two must move."""
+"""HSPMD annotations: how arrays lie on unions of unlike meshes, and what follows from that."""
 
+from hetjax.sharding.annotated_program import AnnotatedProgram, Compute, Move
 from hetjax.sharding.annotation import DUPLICATE, PARTIAL, HSharding, Subgroup
 from hetjax.sharding.bounds import overlap
 from hetjax.sharding.crossing import Crossing, Gathering, Piece, crossing
+from hetjax.sharding.deduction import deduce
 from hetjax.sharding.layout import Shard, shards
 from hetjax.sharding.network import Network
+from hetjax.sharding.reshard import reshard
 from hetjax.sharding.resolve import resolve
 from hetjax.sharding.rules import DATA, MESH_AXES, RULES, TENSOR, example_spec, parameter_spec
+from hetjax.sharding.run_program import ProgramRunner
+from hetjax.sharding.signatures import rules_table
+from hetjax.sharding.specialize import Segment, SpecializedProgram, specialize
 from hetjax.sharding.union_array import HArray
 
 __all__ = [
@@ -16,18 +22,28 @@ __all__ = [
     "PARTIAL",
     "RULES",
     "TENSOR",
+    "AnnotatedProgram",
+    "Compute",
     "Crossing",
     "Gathering",
     "HArray",
     "HSharding",
+    "Move",
     "Network",
     "Piece",
+    "ProgramRunner",
+    "Segment",
     "Shard",
+    "SpecializedProgram",
     "Subgroup",
     "crossing",
+    "deduce",
     "example_spec",
     "overlap",
     "parameter_spec",
+    "reshard",
     "resolve",
+    "rules_table",
     "shards",
+    "specialize",
 ]

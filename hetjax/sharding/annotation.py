@@ -77,6 +77,7 @@ class Subgroup:
     def __post_init__(self) -> None:
         object.__setattr__(self, "devices", tuple(int(device) for device in self.devices))
         object.__setattr__(self, "axes", tuple((name, int(size)) for name, size in self.axes))
+        object.__setattr__(self, "spec", _shortest(self.spec))
         if not self.devices:
             raise InputError("devices: none is given: a subgroup has one or more")
         if len(set(self.devices)) < len(self.devices) or min(self.devices) < 0:
@@ -375,6 +376,14 @@ def _check_divides(group: Subgroup, region: Bounds) -> None:
                 f"spec: {_spec(group.spec)} divides dimension {dimension} into {parts} parts, and "
                 f"devices {_ranges(group.devices)} have {width} of it: {parts} does not divide that"
             )
+
+
+def _shortest(spec: PartitionSpec) -> PartitionSpec:
+    """The same specification without dimensions at its end that it does not divide."""
+    entries = list(spec.partitions)
+    while entries and not axes_of(entries[-1]):
+        entries.pop()
+    return PartitionSpec(*entries, unreduced=spec.unreduced, reduced=spec.reduced)
 
 
 def axes_of(entry: Any) -> tuple[str, ...]:

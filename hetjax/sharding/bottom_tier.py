@@ -8,6 +8,7 @@ labels of the equation's signature make it, and JAX's compiler does the rest.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -112,10 +113,12 @@ def _result_specs(
         entries: list[tuple[str, ...]] = []
         problem = "it is a partial sum" if spec.unreduced else ""
         for dimension, (label, axes) in enumerate(_divisions(labels, spec)):
-            if axes and not _fits(label, axes, chosen, taken):
+            units = jax.typeof(operand).shape[dimension] // (label.scale if label else 1)
+            if axes and not (_fits(label, axes, chosen, taken) and _divides(axes, units)):
                 problem = f"its dimension {dimension} is divided over {list(axes)}"
+                others = {axis for entry in entries for axis in entry}
                 axes = chosen.get(label.name, ()) if label is not None else ()
-                axes = axes if not set(axes) & {a for e in entries for a in e} else ()
+                axes = axes if others.isdisjoint(axes) and _divides(axes, units) else ()
             elif axes and label is not None:
                 chosen[label.name] = axes
                 taken.update(dict.fromkeys(axes, label.name))
@@ -138,6 +141,12 @@ def _fits(
     if label is None or chosen.get(label.name, axes) != axes:
         return False
     return all(taken.get(axis, label.name) == label.name for axis in axes)
+
+
+def _divides(axes: tuple[str, ...], units: int) -> bool:
+    """Whether axes of the present mesh divide a number of units evenly."""
+    sizes = jax.sharding.get_abstract_mesh().shape
+    return units % math.prod(sizes[axis] for axis in axes) == 0
 
 
 def _spec(

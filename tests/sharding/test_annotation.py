@@ -63,9 +63,7 @@ def test_it_reads_well():
         "\n  devices [2]: P(), 2 of it)"
     )
     partial = TWO.with_spec(P(None, unreduced=frozenset({"x"})))
-    assert str(HSharding((partial,))) == (
-        "HSharding(devices [0-1] as x=2: P(None, unreduced={'x'}))"
-    )
+    assert str(HSharding((partial,))) == ("HSharding(devices [0-1] as x=2: P(unreduced={'x'}))")
 
 
 def test_symbols_wait_for_the_input():

@@ -1,11 +1,13 @@
 """Deduction and specialization: whatever the annotations, the programs compute what one would."""
 
 import itertools
+from dataclasses import replace
 from random import Random
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from cases import examples, random_model
 from hypothesis import given
@@ -13,11 +15,14 @@ from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
 from small_models import Model, make_batch
 
-from hetjax.sharding import DUPLICATE, HArray, HSharding, Subgroup
+from hetjax.errors import InputError
+from hetjax.sharding import DUPLICATE, PARTIAL, HArray, HSharding, Subgroup
+from hetjax.sharding.annotated_program import Compute
 from hetjax.sharding.annotation import HDim
 from hetjax.sharding.deduction import deduce
+from hetjax.sharding.reshard import reshard
 from hetjax.sharding.run_program import ProgramRunner
-from hetjax.sharding.specialize import specialize
+from hetjax.sharding.specialize import Segment, specialize
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -98,3 +103,231 @@ def test_specialized_programs_equal_the_whole_one(number: int):
         scale = max(float(np.max(np.abs(whole.astype(np.float32)))), 1e-3)
         error = np.max(np.abs(array.astype(np.float32) - np.asarray(whole, np.float32)))
         assert error <= tolerance * scale, (model, error / scale)
+
+
+FOUR = Subgroup((0, 1, 2, 3), (("tensor", 4),), P())
+TWO = Subgroup((4, 5), (("tensor", 2),), P())
+ONE = Subgroup((6,), (), P())
+COLUMNS = HSharding((FOUR.with_spec(P(None, "tensor")), TWO.with_spec(P(None, "tensor")), ONE))
+ROWS = HSharding((FOUR.with_spec(P("tensor")), TWO.with_spec(P("tensor")), ONE))
+EXAMPLES = HSharding((FOUR, TWO, ONE), hdim=0, sizes=(7, 3, 2))
+
+
+def run(function, inputs, annotations, **options):
+    """What a function gives, computed on submeshes; and its specialized program."""
+    program = specialize(deduce(jax.make_jaxpr(function)(*inputs), annotations, **options))
+    laid_out = [
+        value if annotation is None else HArray.of(value, annotation)
+        for value, annotation in zip(inputs, annotations, strict=True)
+    ]
+    return ProgramRunner(program)(*laid_out), program
+
+
+def check(found, expected, tolerance=1e-5):
+    for result, whole in zip(found, jax.tree.leaves(expected), strict=True):
+        array = result.numpy() if isinstance(result, HArray) else np.asarray(result)
+        scale = np.max(np.abs(np.asarray(whole, np.float64)))
+        np.testing.assert_allclose(array, whole, atol=tolerance * float(scale))
+
+
+def drawn(*shapes: tuple[int, ...]) -> list[jax.Array]:
+    rng = np.random.default_rng(0)
+    return [jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes]
+
+
+def test_gradients_under_unequal_tensor_parallelism():
+    """Tensor parallelism of 4 beside 2 beside 1: each weight's gradient is the dense one."""
+
+    def loss(weights, x):
+        hidden = jnp.tanh(x @ weights[0])
+        return jnp.sum(jnp.square(hidden @ weights[1]))
+
+    def program(first, second, x):
+        return jax.value_and_grad(loss)([first, second], x)
+
+    inputs = drawn((8, 16), (16, 8), (12, 8))
+    found, specialized = run(program, inputs, [COLUMNS, ROWS, EXAMPLES], mend=True)
+    check(found, program(*inputs))
+    value, first, second = (each.annotation for each in found)
+    assert value.hdim == first.hdim == second.hdim == PARTIAL
+    # Each gradient lies inside its submeshes as its weight does: nothing was gathered.
+    assert [group.spec for group in first.subgroups] == [g.spec for g in COLUMNS.subgroups]
+    assert not list(specialized.program.moves)
+
+
+def test_a_partial_sum_in_the_wrong_place_is_refused_with_what_mends_it():
+    def program(weight, x):
+        return jnp.tanh(x @ weight)
+
+    weight = HSharding((FOUR.with_spec(P("tensor", None)),))
+    x = HSharding((FOUR.with_spec(P(None, "tensor")),))
+    inputs = drawn((8, 4), (6, 8))
+    with pytest.raises(InputError) as refused:
+        deduce(jax.make_jaxpr(program)(*inputs), [weight, x])
+    message = str(refused.value)
+    assert message.startswith(f"tanh at {__file__}:")
+    assert "cannot take operand 0 as it lies: it is a partial sum" in message
+    assert "P(unreduced={'tensor'})" in message
+    assert message.endswith("HSharding(devices [0-3] as tensor=4: P())")
+
+    def mended(weight, x):
+        return jnp.tanh(reshard(x @ weight, HSharding((FOUR.with_spec(P()),))))
+
+    found, _ = run(mended, inputs, [weight, x])
+    check(found, program(*inputs))
+
+
+def two_stages(first, second, x, labels=None):
+    hidden = jnp.tanh(x @ first)
+    return jnp.sum(jnp.square(reshard(hidden, [LATER, TOGETHER]) @ second))
+
+
+EARLY = HSharding((Subgroup((0, 1), (("data", 2),), P("data")), Subgroup((2,), (), P())), 0, (4, 2))
+LATER = HSharding((Subgroup((3,), (), P()), Subgroup((4, 5), (("data", 2),), P("data"))), 0, (2, 4))
+TOGETHER = HSharding((Subgroup((6, 7), (("data", 2),), P("data")),))
+
+
+def whole_on(annotation: HSharding) -> HSharding:
+    return HSharding(tuple(group.with_spec(P()) for group in annotation.subgroups))
+
+
+@pytest.mark.parametrize(("strategy", "later"), [(0, LATER), (1, TOGETHER)])
+def test_a_value_moves_on_and_its_gradient_comes_back(strategy: int, later: HSharding):
+    program = jax.grad(two_stages, argnums=(0, 1))
+    inputs = drawn((4, 8), (8, 4), (6, 4))
+    annotations = [whole_on(EARLY), whole_on(later), EARLY]
+    found, specialized = run(program, inputs, annotations, strategy=strategy)
+    check(found, program(*inputs))
+    assert found[0].annotation.devices == EARLY.devices
+    assert found[1].annotation.devices == later.devices
+    forward, backward = specialized.program.moves
+    assert forward.destination == later
+    assert backward.source is not None
+    assert (backward.source.devices, backward.destination) == (later.devices, EARLY)
+    # A submesh of one stage computes nothing of the other.
+    primitives = {
+        submesh.devices: [
+            node.equation.primitive.name
+            for step in specialized.of(submesh)
+            if isinstance(step, Segment)
+            for node, _ in step.nodes
+            if isinstance(node, Compute)
+        ]
+        for submesh in (EARLY.subgroups[0], later.subgroups[0])
+    }
+    assert "tanh" in primitives[EARLY.subgroups[0].devices]
+    assert "tanh" not in primitives[later.subgroups[0].devices]
+
+
+def test_a_strategy_that_is_not_there_is_refused():
+    inputs = drawn((4, 8), (8, 4), (6, 4))
+    closed = jax.make_jaxpr(two_stages)(*inputs)
+    with pytest.raises(InputError, match=r"strategy: 2 is not allowed: .* of 2 strategies"):
+        deduce(closed, [whole_on(EARLY), whole_on(LATER), EARLY], strategy=2)
+    with pytest.raises(InputError, match="annotations: 1 are given, and the program has 3 inputs"):
+        deduce(closed, [EARLY])
+    with pytest.raises(InputError, match=r"annotations\[2\]: sizes: .* dimension 0 of shape"):
+        deduce(closed, [whole_on(EARLY), whole_on(LATER), replace(EARLY, sizes=(9, 9))])
+
+
+def test_sizes_may_be_symbols_until_the_input_comes():
+    symbolic = replace(EARLY, sizes=("2*batch", "batch"))
+    (x,) = drawn((6, 4))
+    closed = jax.make_jaxpr(jnp.tanh)(x)
+    found = deduce(closed, [symbolic], symbols={"batch": 2})
+    assert found.annotations[found.outputs[0]] == EARLY
+    with pytest.raises(InputError, match="batch"):
+        deduce(closed, [symbolic])
+
+
+def test_a_coarse_union_is_written_over_a_finer_one():
+    coarse = HSharding((Subgroup((0, 1, 2), (("data", 3),), P("data")),))
+    parts = tuple(Subgroup((device,), (), P()) for device in range(3))
+    fine = HSharding(parts, 0, (2, 2, 2))
+    found, specialized = run(jnp.add, drawn((6, 2), (6, 2)), [coarse, fine])
+    assert found[0].annotation == fine
+    check(found, jnp.add(*drawn((6, 2), (6, 2))))
+    assert len(list(specialized.program.moves)) == 1
+
+
+def mixture(parameters, x):
+    """A mixture of experts: each token goes to its two best of four."""
+    weights, chosen = jax.lax.top_k(jax.nn.softmax(x @ parameters[0]), 2)
+    places = jax.nn.one_hot(chosen, 4)
+    expert_inputs = jnp.einsum("nke,nd->end", places, x)
+    hidden = jax.nn.gelu(jnp.einsum("end,edf->enf", expert_inputs, parameters[1]))
+    out = jnp.einsum("nke,enf,nk->nf", places, hidden, weights)
+    load = jnp.cumsum(places.sum((0, 1)))
+    return jnp.mean(jnp.square(out)) + 0.01 * jnp.max(load)
+
+
+def convolutions(parameters, x):
+    """A small CNN, with pooling of both kinds."""
+    numbers = ("NHWC", "HWIO", "NHWC")
+    y = jax.lax.conv_general_dilated(x, parameters[0], (1, 1), "SAME", dimension_numbers=numbers)
+    y = jax.nn.relu((y - y.mean((1, 2), keepdims=True)) * jax.lax.rsqrt(y.var() + 1.0))
+    window = ((1, 2, 2, 1), (1, 2, 2, 1), "VALID")
+    best = jax.lax.reduce_window(y, -jnp.inf, jax.lax.max, *window)
+    mean = jax.lax.reduce_window(y, 0.0, jax.lax.add, *window)
+    return jnp.sum((best + mean).reshape(x.shape[0], -1) @ parameters[1])
+
+
+def training_step(parameters, moments, x):
+    optimizer = optax.chain(optax.clip_by_global_norm(0.1), optax.adamw(1e-2))
+    tree = jax.tree.structure(optimizer.init(parameters))
+    state = jax.tree.unflatten(tree, moments)
+    gradients = jax.grad(mixture)(parameters, x)
+    updates, state = optimizer.update(gradients, state, parameters)
+    return optax.apply_updates(parameters, updates), jax.tree.leaves(state)
+
+
+@examples(usual=4, full=100)
+@given(st.integers(0, 2**32 - 1))
+def test_a_mixture_of_experts_a_network_of_convolutions_and_a_training_step(number: int):
+    rng = Random(number)
+    union = random_union(rng)
+    cases = (
+        (jax.value_and_grad(mixture), (drawn((8, 4), (4, 8, 8)), drawn((12, 8))[0])),
+        (jax.value_and_grad(convolutions), (drawn((3, 3, 4, 8), (32, 3)), drawn((6, 4, 4, 4))[0])),
+        (
+            training_step,
+            (
+                drawn((8, 4), (4, 8, 8)),
+                [jnp.zeros((), jnp.int32), *[jnp.zeros(s) for s in ((8, 4), (4, 8, 8)) * 2]],
+                drawn((12, 8))[0],
+            ),
+        ),
+    )
+    for function, arguments in cases:
+        leaves, tree = jax.tree.flatten(arguments)
+
+        def program(*values, function=function, tree=tree):
+            return function(*jax.tree.unflatten(tree, values))
+
+        annotations = [random_annotation(rng, union, leaf.shape) for leaf in leaves]
+        with jax.numpy_dtype_promotion("standard"):
+            found, _ = run(program, leaves, annotations, mend=True)
+            check(found, jax.jit(program)(*leaves), tolerance=1e-4)
+
+
+def test_reshard_lays_arrays_out_and_moves_them():
+    value = np.arange(6.0)
+    halves = HSharding((Subgroup((0,), (), P()), Subgroup((1,), (), P())), 0, (4, 2))
+    array = reshard(value, halves)
+    np.testing.assert_array_equal(array[1], [4, 5])
+    np.testing.assert_array_equal(reshard(array, whole_on(halves))[1], value)
+    with pytest.raises(InputError, match="2 are given; outside of a trace there is one"):
+        reshard(value, [halves, halves])
+    with pytest.raises(InputError, match="none is given"):
+        reshard(value, [])
+    with pytest.raises(InputError, match="sizes: "):
+        reshard(value[:4], halves)
+
+
+def test_an_input_must_lie_as_its_annotation_says():
+    program = specialize(deduce(jax.make_jaxpr(jnp.tanh)(np.ones(6)), [EARLY]))
+    runner = ProgramRunner(program)
+    with pytest.raises(InputError, match=r"inputs\[0\]: it must be a HArray that lies as"):
+        runner(np.ones(6))
+    with pytest.raises(InputError, match=r"devices .* are not there; there are 1"):
+        ProgramRunner(program, jax.devices()[:1])

@@ -25,6 +25,7 @@ def holds(annotation, shape, value):
     }
 
 
+@examples(usual=200, full=2000)
 @given(pairs())
 def test_steps_give_exactly_the_destination(case):
     shape, source, destination = case
