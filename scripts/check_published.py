@@ -6,8 +6,10 @@ parameters before and after each switch bit by bit; the exit code is 1 where the
 
 python scripts/check_published.py c1 c2 c3
 python scripts/check_published.py c4 c5 c6 c7
+python scripts/check_published.py t5_32b_16 t5_32b_24 t5_32b_32
+python scripts/check_published.py t5_70b_16 t5_70b_24 t5_70b_32
 
-Source: Hetu v2, appendix A.3, tables 7 and 8.
+Source: Hetu v2, appendix A.2 and A.3, tables 5, 7 and 8.
 """
 
 from __future__ import annotations
@@ -18,7 +20,6 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -34,11 +35,11 @@ from hetjax.configuration.make import Ingredients, make_ingredients
 from hetjax.mesh import Cluster
 from hetjax.pipeline.program import trace
 
-CONFIGURATION = Path(__file__).parent.parent / "configs" / "papers" / "hetu" / "llama32b.gin"
+CONFIGURATIONS = CLUSTERS / "papers" / "hetu"
 TINY = (
     "model.width = 16",
-    "model.heads = 4",
-    "model.key_value_heads = 4",
+    "model.heads = 8",
+    "model.key_value_heads = 8",
     "model.ffn_width = 16",
     "model.vocabulary = 32",
     "model.sequence = 8",
@@ -74,18 +75,20 @@ def check(names: Sequence[str], steps: int) -> list[dict[str, Any]]:
     """Train a few steps by each strategy, and switch between them.
 
     Args:
-        names: keys of `STRATEGIES`, of one cluster.
+        names: keys of `STRATEGIES`, of one model and one cluster.
         steps: steps by each.
 
     Returns:
         A row for each strategy.
     """
-    file, _ = STRATEGIES[names[0]]
+    strategy = STRATEGIES[names[0]]
     # Before JAX makes its devices. XLA has a thread for each, and stages whose collectives meet in
     # one process need more threads than devices, or they wait for one another.
-    count = 2 * Cluster.from_file(CLUSTERS / file).num_devices
+    count = 2 * Cluster.from_file(CLUSTERS / strategy.cluster).num_devices
     os.environ["XLA_FLAGS"] = host_device_flags(os.environ.get("XLA_FLAGS", ""), count)
-    ingredients = make_ingredients(read_configuration(CONFIGURATION, TINY))
+    ingredients = make_ingredients(
+        read_configuration(CONFIGURATIONS / f"{strategy.model}.gin", TINY)
+    )
     parameters = ingredients.parameters()
     shapes = {"tokens": jax.ShapeDtypeStruct((1, 9), np.int32)}
     program = trace(ingredients.model.loss, parameters, shapes)

@@ -1,8 +1,9 @@
 """Writes the strategies that Hetu v2 publishes as plan files, for a Llama of any width.
 
 python scripts/hetu_plans.py --config configs/papers/hetu/llama32b.gin --out configs/papers/hetu
+python scripts/hetu_plans.py --config configs/papers/hetu/llama70b.gin --out configs/papers/hetu
 
-Source: Hetu v2, appendix A.2 and A.3: tables 7 and 8.
+Source: Hetu v2, appendix A.2 and A.3: tables 5, 7 and 8.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 
@@ -27,59 +29,125 @@ from hetjax.planner.plan_file import plan_to_json
 
 CLUSTERS = Path(__file__).parent.parent / "configs"
 
-STRATEGIES: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "c1": (
+
+class Strategy(NamedTuple):
+    """A published strategy.
+
+    Args:
+        model: the configuration beside the plans that it is for.
+        cluster: the file of its cluster.
+        pipelines: a line for each pipeline: the number and the size of its microbatches, then the
+            ranks and the layers of each stage.
+    """
+
+    model: str
+    cluster: str
+    pipelines: tuple[str, ...]
+
+
+STRATEGIES: Mapping[str, Strategy] = {
+    "c1": Strategy(
+        "llama32b",
         "papers/hetu/h20.yaml",
         (
             "16x2 R0-3:L0-14 R4-7:L15-29 R8-11:L30-44 R12-15:L45-59",
             "16x2 R16-19:L0-14 R20-23:L15-29 R24-27:L30-44 R28-31:L45-59",
         ),
     ),
-    "c2": (
+    "c2": Strategy(
+        "llama32b",
         "papers/hetu/h20.yaml",
         (
             "33x1 R0-3:L0-14 R4-7:L15-29 R8-11:L30-44 R12-15:L45-59",
             "31x1 R16-19:L0-15 R20-23:L16-31 R24-27:L32-47 R28-29:L48-55 R30-30:L56-59",
         ),
     ),
-    "c3": (
+    "c3": Strategy(
+        "llama32b",
         "papers/hetu/h20.yaml",
         (
             "32x1 R0-3:L0-19 R4-7:L20-39 R8-11:L40-59",
             "32x1 R12-15:L0-19 R16-19:L20-39 R20-23:L40-59",
         ),
     ),
-    "c4": (
+    "c4": Strategy(
+        "llama32b",
         "clusters/hetu.yaml",
         (
             "32x1 R16-19:L0-4 R20-23:L5-10 R24-27:L11-16 R28-31:L17-22 R0-3:L23-40 R4-7:L41-59",
             "32x1 R32-35:L0-4 R36-39:L5-10 R40-43:L11-16 R44-47:L17-22 R8-11:L23-40 R12-15:L41-59",
         ),
     ),
-    "c5": (
+    "c5": Strategy(
+        "llama32b",
         "clusters/hetu.yaml",
         (
             "32x1 R16-19:L0-5 R20-23:L6-11 R24-27:L12-17 R0-3:L18-38 R4-7:L39-59",
             "32x1 R28-31:L0-5 R32-35:L6-11 R36-39:L12-17 R8-11:L18-38 R12-15:L39-59",
         ),
     ),
-    "c6": (
+    "c6": Strategy(
+        "llama32b",
         "clusters/hetu.yaml",
         (
             "33x1 R16-19:L0-5 R20-23:L6-11 R24-27:L12-17 R0-3:L18-38 R4-7:L39-59",
             "31x1 R28-31:L0-5 R32-35:L6-11 R36-39:L12-17 R8-11:L18-39 R12-13:L40-52 R14-14:L53-59",
         ),
     ),
-    "c7": (
+    "c7": Strategy(
+        "llama32b",
         "clusters/hetu.yaml",
         (
             "32x1 R16-19:L0-8 R20-23:L9-18 R24-27:L19-28 R0-3:L29-59",
             "32x1 R28-31:L0-8 R32-35:L9-18 R36-39:L19-28 R4-7:L29-59",
         ),
     ),
+    "t5_32b_16": Strategy(
+        "llama32b",
+        "clusters/hetu.yaml",
+        (
+            "32x1 R16-19:L0-6 R20-23:L7-13 R0-3:L14-36 R4-7:L37-59",
+            "32x1 R24-27:L0-6 R28-31:L7-13 R8-11:L14-36 R12-15:L37-59",
+        ),
+    ),
+    "t5_32b_24": Strategy(
+        "llama32b",
+        "clusters/hetu.yaml",
+        (
+            "32x1 R16-19:L0-5 R20-23:L6-11 R24-27:L12-17 R0-3:L18-38 R4-7:L39-59",
+            "32x1 R28-31:L0-5 R32-35:L6-11 R36-39:L12-17 R8-11:L18-38 R12-15:L39-59",
+        ),
+    ),
+    "t5_32b_32": Strategy(
+        "llama32b",
+        "clusters/hetu.yaml",
+        (
+            "16x1 R16-19:L0-10 R20-23:L11-21 R0-3:L22-59",
+            "16x1 R24-27:L0-10 R28-31:L11-21 R4-7:L22-59",
+            "16x1 R32-35:L0-10 R36-39:L11-21 R8-11:L22-59",
+            "16x1 R40-43:L0-10 R44-47:L11-21 R12-15:L22-59",
+        ),
+    ),
+    "t5_70b_16": Strategy(
+        "llama70b",
+        "clusters/hetu.yaml",
+        ("64x1 R16-23:L0-10 R24-31:L11-21 R0-7:L22-50 R8-15:L51-79",),
+    ),
+    "t5_70b_24": Strategy(
+        "llama70b",
+        "clusters/hetu.yaml",
+        ("64x1 R16-23:L0-9 R24-31:L10-19 R32-39:L20-29 R0-7:L30-54 R8-15:L55-79",),
+    ),
+    "t5_70b_32": Strategy(
+        "llama70b",
+        "clusters/hetu.yaml",
+        (
+            "32x1 R16-23:L0-16 R24-31:L17-33 R0-7:L34-79",
+            "32x1 R32-39:L0-16 R40-47:L17-33 R8-15:L34-79",
+        ),
+    ),
 }
-"""For each configuration its cluster, and a line for each pipeline: the number and the size of its
-microbatches, then the ranks and the layers of each stage."""
+"""By table: c1 to c7 are tables 7 and 8, t5 is table 5, with the number of its H20."""
 
 SPECS: Mapping[str, Spec] = {
     "query": (None, "tensor", None),
@@ -107,10 +175,10 @@ def make_plan(name: str, program: Program) -> Plan:
     Returns:
         The plan.
     """
-    file, lines = STRATEGIES[name]
-    cluster = Cluster.from_file(CLUSTERS / file)
+    strategy = STRATEGIES[name]
+    cluster = Cluster.from_file(CLUSTERS / strategy.cluster)
     layers = _layers(program)
-    pipelines = tuple(_pipeline(line, cluster, program) for line in lines)
+    pipelines = tuple(_pipeline(line, cluster, program) for line in strategy.pipelines)
     plan = Plan(program.fingerprint, layers, cluster, pipelines, f"Hetu v2, {name.upper()}")
     validate(plan)
     return plan
@@ -173,7 +241,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     shapes = with_examples(ingredients.batch, 1)
     program = trace(ingredients.model.loss, jax.eval_shape(ingredients.parameters), shapes)
     options.out.mkdir(parents=True, exist_ok=True)
-    for name in STRATEGIES:
+    for name in (name for name, each in STRATEGIES.items() if each.model == options.config.stem):
         text = json.dumps(plan_to_json(make_plan(name, program)), indent=1)
         (options.out / f"{name}.json").write_text(text + "\n")
 

@@ -7,6 +7,7 @@ from hetjax.sharding.crossing import Crossing, Gathering, Piece, crossing
 from hetjax.sharding.deduction import deduce
 from hetjax.sharding.layout import Shard, shards
 from hetjax.sharding.network import Network
+from hetjax.sharding.pipelines import find_pipelines
 from hetjax.sharding.reshard import reshard
 from hetjax.sharding.resolve import resolve
 from hetjax.sharding.rules import DATA, MESH_AXES, RULES, TENSOR, example_spec, parameter_spec
@@ -39,6 +40,7 @@ __all__ = [
     "crossing",
     "deduce",
     "example_spec",
+    "find_pipelines",
     "overlap",
     "parameter_spec",
     "reshard",

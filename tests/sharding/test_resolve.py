@@ -1,5 +1,6 @@
 """Resolution: whatever two annotations are, the steps between them give exactly the second."""
 
+import itertools
 from collections import Counter
 
 import jax
@@ -7,13 +8,14 @@ import numpy as np
 import pytest
 from cases import examples
 from hypothesis import given
+from jax.experimental import transfer
 from jax.sharding import PartitionSpec as P
 from random_annotations import pairs, summands
 
 from hetjax.errors import InputError
 from hetjax.mesh import KINDS, Cluster, Link, Subcluster
 from hetjax.sharding import PARTIAL, HArray, HSharding, Network, Subgroup, resolve
-from hetjax.sharding.run_steps import run_resolution
+from hetjax.sharding.run_steps import Machine, jax_machine, run_resolution
 from hetjax.sharding.steps import KINDS as KINDS_OF_STEPS
 
 
@@ -39,9 +41,45 @@ def test_steps_give_exactly_the_destination(case):
     assert all(kind in KINDS_OF_STEPS for kinds in found.kinds for kind in kinds)
 
 
+@pytest.fixture(scope="module")
+def machines():
+    """Both ways from device to device: a copy in the process, and a pull through a socket."""
+    devices = dict(enumerate(jax.devices()))
+    local = jax_machine(devices)
+    host = "127.0.0.1:0"
+    server = transfer.start_transfer_server(jax.devices()[0].client, host, [host])
+    connection = server.connect(server.address())
+    numbers = itertools.count()
+
+    def pull(array, device):
+        number, sharding = next(numbers), jax.sharding.SingleDeviceSharding(devices[device])
+        server.await_pull(number, [jax.device_put(array)])
+        shape = jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)
+        return connection.pull(number, [shape])[0]
+
+    return {"in process": local, "transfer server": Machine(pull, local.join)}
+
+
+@pytest.mark.parametrize("transport", ["in process", "transfer server"])
 @examples(usual=10, full=100)
+@given(case=pairs(max_devices=8))
+def test_steps_move_real_shards(machines, transport, case):
+    shape, source, destination = case
+    value, arrays = summands(source, shape, np.random.default_rng(0))
+    devices = jax.devices()
+    shards = {
+        number: jax.device_put(array.astype(np.int32), devices[number])
+        for number, array in arrays.items()
+    }
+    moved = run_resolution(resolve(source, destination, shape), shards, machines[transport])
+    for device, expected in holds(destination, shape, value).items():
+        assert moved[device].devices() == {devices[device]}
+        np.testing.assert_array_equal(moved[device], expected)
+
+
+@examples(usual=10)
 @given(pairs(max_devices=8))
-def test_steps_move_real_shards(case):
+def test_an_array_is_resharded(case):
     shape, source, destination = case
     value, arrays = summands(source, shape, np.random.default_rng(0))
     devices = dict(enumerate(jax.devices()))
@@ -51,11 +89,7 @@ def test_steps_move_real_shards(case):
     }
     found = HArray(source, shape, shards, devices)
     np.testing.assert_array_equal(found.numpy(), value)
-    moved = found.reshard(destination)
-    np.testing.assert_array_equal(moved.numpy(), value)
-    for device, expected in holds(destination, shape, value).items():
-        assert moved[device].devices() == {devices[device]}
-        np.testing.assert_array_equal(moved[device], expected)
+    np.testing.assert_array_equal(found.reshard(destination).numpy(), value)
 
 
 def test_an_array_is_laid_out_and_comes_back():
