@@ -26,9 +26,13 @@ from hetjax.runtime.ray_cluster import (
     worker_options,
     worker_resources,
 )
+from hetjax.runtime.ray_switching import Parcels, owners_of, parcels_of
 from hetjax.runtime.ray_worker import HostWorker, computation_settings
 from hetjax.runtime.step_report import StepReport, stage_report, summed
+from hetjax.runtime.switching import moved_arrays
 from hetjax.runtime.transfer_server import Peer, worker_name
+from hetjax.sharding.network import Network
+from hetjax.sharding.switching import SwitchPlan, plan_switch
 
 __all__ = ["RayExecutor", "RayOptions", "connect_to_ray"]
 
@@ -73,7 +77,7 @@ class RayExecutor:
                 f"is empty"
             )
         self.processes: dict[Peer, int] = {}
-        self._job, self._placement = job, placement
+        self._job, self._placement, self._options = job, placement, options
         self._hosts = [_hosts(stage) for stage in stages]
         self._actors: dict[Peer, Any] = {}
         self._pings: dict[Peer, tuple[Any, float]] = {}
@@ -155,6 +159,56 @@ class RayExecutor:
                 calls[stage, host] = actor.join_world.remote(
                     f"{address}:{port}", self._hosts[stage], START_SECONDS
                 )
+        self._wait(calls)
+
+    def switch_to(self, job: Job, placement: Placement) -> tuple[RayExecutor, SwitchPlan]:
+        """Hand the training state over to workers of another plan, and end those of this one.
+
+        Args:
+            job: the same job with the other plan.
+            placement: its programs and shardings.
+
+        Returns:
+            The executor of the other plan, and what was moved.
+
+        Raises:
+            WorkerLostError: a worker died meanwhile; the state is lost with it.
+        """
+        network = Network.of(job.plan.cluster)
+        plan = plan_switch(moved_arrays(self._placement, placement), network)
+        owners = owners_of(self._job.plan), owners_of(job.plan)
+        self._all(lambda actor: actor.begin_switch.remote(gives=True))
+        given = [self._give(parcels_of(messages, *owners)) for messages in plan.phases[:1]]
+        self._end(RuntimeError("the workers have been ended, since the plan was switched"))
+        executor = RayExecutor(job, placement, self._options)
+        executor._connected, self._connected = self._connected, False
+        executor._all(lambda actor: actor.begin_switch.remote(gives=False))
+        for place, messages in enumerate(plan.phases):
+            parcels = parcels_of(messages, owners[min(place, 1)], owners[1])
+            executor._take(parcels, given.pop() if place == 0 else executor._give(parcels))
+        executor._all(lambda actor: actor.end_switch.remote())
+        return executor, plan
+
+    def _give(self, parcels: Parcels) -> dict[tuple[Peer, Peer], Any]:
+        """References to what workers give, which is made when this returns."""
+        done, found = {}, {}
+        for giver in {pair[0] for pair in parcels}:
+            pairs = [pair for pair in parcels if pair[0] == giver]
+            method = self._actors[giver].give.options(num_returns=len(pairs) + 1)
+            done[giver], *references = method.remote([parcels[pair] for pair in pairs])
+            found.update(zip(pairs, references, strict=True))
+        self._wait(done)
+        return found
+
+    def _take(self, parcels: Parcels, references: Mapping[tuple[Peer, Peer], Any]) -> None:
+        """Let workers take what was given."""
+        calls = {}
+        for taker in {pair[1] for pair in parcels}:
+            pairs = [pair for pair in parcels if pair[1] == taker]
+            wanted = [parcels[pair] for pair in pairs]
+            calls[taker] = self._actors[taker].take.remote(
+                wanted, *(references[pair] for pair in pairs)
+            )
         self._wait(calls)
 
     def start(self) -> None:

@@ -20,6 +20,7 @@ from hetjax.runtime.checkpoint_files import StageRecord
 from hetjax.runtime.clocks import ClockReading, read_clock
 from hetjax.runtime.feed import BatchReader, feed_of
 from hetjax.runtime.job import Job, build, transfers
+from hetjax.runtime.ray_switching import Parcel, StateExchange, devices_of_process
 from hetjax.runtime.step_report import StepReport
 from hetjax.runtime.transfer_server import Peer, TransferServerTransport, worker_name
 from hetjax.runtime.worker import Feed, StageWorker
@@ -192,6 +193,29 @@ class HostWorker:
     def load(self, folder: str) -> None:
         """Take over the state of a checkpoint."""
         self.worker.restore(self.saver.load(Path(folder), self.worker.compiled))
+
+    def begin_switch(self, *, gives: bool) -> None:
+        """Take part in a switch, with the state to give or with nothing yet."""
+        devices = devices_of_process(self.job.plan, self.peer[0], self.worker.mesh)
+        placement, stage = self.worker.placement, self.peer[0]
+        self.exchange = (
+            StateExchange.of_state(placement, stage, devices, self.worker.state())
+            if gives
+            else StateExchange(placement, stage, devices, {})
+        )
+
+    def give(self, parcels: Sequence[Sequence[Parcel]]) -> list[Any]:
+        """Give other workers what they want: one result to know that it is done, one for each."""
+        return [None, *self.exchange.give(parcels)]
+
+    def take(self, parcels: Sequence[Sequence[Parcel]], *arrays: Sequence[np.ndarray]) -> None:
+        """Take what other workers have given."""
+        self.exchange.take(parcels, arrays)
+
+    def end_switch(self) -> None:
+        """Train on with the state that has come."""
+        self.worker.restore(self.exchange.state(self.worker.compiled))
+        del self.exchange
 
     def parameters(self) -> list[np.ndarray] | None:
         """The stage's parameter parts as NumPy arrays, of its first host; all its hosts call it."""

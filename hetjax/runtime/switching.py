@@ -7,7 +7,7 @@ alone, and then carried out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ from hetjax.sharding.annotation import Shard, Subgroup
 from hetjax.sharding.bounds import Bounds
 from hetjax.sharding.rules import MESH_AXES
 from hetjax.sharding.run_steps import Piece, cut_piece, join_pieces
-from hetjax.sharding.switching import MovedArray, SwitchPlan
+from hetjax.sharding.switching import MovedArray, Slice, SwitchPlan
 
 Held = tuple[ParameterPart, PartitionSpec]
 
@@ -91,15 +91,20 @@ def shards_of(leaf: Leaf, placement: Placement) -> Iterator[tuple[int, Shard]]:
     Yields:
         A stage, and a shard on one of its devices, with the cluster's numbers.
     """
-    for stage, held in enumerate(leaf.parts):
-        if held is None:
-            continue
+    for stage in range(len(leaf.parts)):
+        for shard in _shards_in(leaf, placement, stage):
+            yield stage, shard
+
+
+def _shards_in(leaf: Leaf, placement: Placement, stage: int) -> Iterator[Shard]:
+    """What the devices of one stage hold of a leaf."""
+    held = leaf.parts[stage]
+    if held is not None:
         part, spec = held
         plan = placement.stage_plan(stage)
         axes = tuple(zip(MESH_AXES, plan.mesh_shape, strict=True))
         devices = placement.plan.cluster.device_ids(plan.submesh)
-        for shard in Subgroup(devices, axes, spec).shards(_region(part, leaf.shape.shape)):
-            yield stage, shard
+        yield from Subgroup(devices, axes, spec).shards(_region(part, leaf.shape.shape))
 
 
 def _region(part: ParameterPart, shape: Sequence[int]) -> Bounds:
@@ -160,7 +165,10 @@ def _computation(placement: Placement, stage: int) -> tuple[Any, ...]:
 
 
 Pieces = dict[tuple[int, int], list[Piece]]
-"""For each leaf and device, parts of it on the device."""
+"""For each leaf and device of the cluster, parts of it that are there."""
+
+Devices = Mapping[int, Any]
+"""The devices of this process by their numbers in the cluster."""
 
 
 def move_in_process(
@@ -184,73 +192,111 @@ def move_in_process(
     Returns:
         The state of each stage of the destination.
     """
-    held = _held(source, states, devices)
+    numbered = dict(enumerate(devices))
+    held: Pieces = {}
+    for stage, state in enumerate(states):
+        held |= held_pieces(source, stage, state, numbered)
     arrived: Pieces = {}
     for place, messages in enumerate(plan.phases):
         readable = held if place == 0 else dict(arrived)
         for (sender, receiver), slices in messages.items():
-            cut = [cut_piece(readable[array, sender], bounds) for array, bounds in slices]
-            for (array, bounds), piece in zip(
-                slices, jax.device_put(cut, devices[receiver]), strict=True
-            ):
-                # A new list: what is read in this phase is what the one before has brought.
-                before = arrived.get((array, receiver), [])
-                arrived[array, receiver] = [*before, (bounds, piece)]
-    return _assembled(destination, compiled, arrived, devices)
-
-
-def _held(placement: Placement, states: Sequence[StageState], devices: Sequence[Any]) -> Pieces:
-    """What devices hold, from the stages' arrays."""
-    arrays = [_by_leaf(placement, stage, state) for stage, state in enumerate(states)]
-    on_devices = [
-        {leaf: {s.device: s.data for s in array.addressable_shards} for leaf, array in each.items()}
-        for each in arrays
+            arrays = jax.device_put(cut_slices(readable, sender, slices), devices[receiver])
+            add_slices(arrived, receiver, slices, arrays)
+    return [
+        assembled_state(destination, stage, each, arrived, numbered)
+        for stage, each in enumerate(compiled)
     ]
+
+
+def cut_slices(held: Pieces, device: int, slices: Sequence[Slice]) -> list[Any]:
+    """What a device gives of what it holds."""
+    return [cut_piece(held[array, device], bounds) for array, bounds in slices]
+
+
+def add_slices(
+    arrived: Pieces, device: int, slices: Sequence[Slice], arrays: Sequence[Any]
+) -> None:
+    """Note what a device has got; lists that were there stay as they are."""
+    for (array, bounds), piece in zip(slices, arrays, strict=True):
+        # A new list: what is read in this phase is what the one before has brought.
+        arrived[array, device] = [*arrived.get((array, device), []), (bounds, piece)]
+
+
+def held_pieces(placement: Placement, stage: int, state: StageState, devices: Devices) -> Pieces:
+    """What devices of this process hold of a stage's state.
+
+    Args:
+        placement: the plan's programs and shardings.
+        stage: which stage.
+        state: its state.
+        devices: the devices of this process.
+
+    Returns:
+        One piece for each leaf and device.
+    """
+    pipelines = placement.pipelines
+    first = len(pipelines.parameter_shapes)
+    parts = zip(pipelines.stages[stage].parameters, state.parameters, strict=True)
+    arrays = {part.leaf: array for part, array in parts}
+    optimizer = zip(pipelines.updates[stage].state, state.optimizer, strict=True)
+    arrays |= {first + part.leaf: array for part, array in optimizer}
+    on_devices = {
+        leaf: {shard.device: shard.data for shard in array.addressable_shards}
+        for leaf, array in arrays.items()
+    }
     return {
-        (i, shard.device): [(shard.bounds, on_devices[stage][i][devices[shard.device]])]
-        for i, leaf in enumerate(leaves_of(placement))
-        for stage, shard in shards_of(leaf, placement)
+        (i, shard.device): [(shard.bounds, on_devices[i][devices[shard.device]])]
+        for i, shard in _shards_of_stage(placement, stage)
+        if shard.device in devices
     }
 
 
-def _by_leaf(placement: Placement, stage: int, state: StageState) -> dict[int, jax.Array]:
-    """A stage's arrays by the number of their leaf, as `leaves_of` counts them."""
-    pipelines = placement.pipelines
-    parameters = pipelines.stages[stage].parameters
-    first = len(pipelines.parameter_shapes)
-    found = {part.leaf: a for part, a in zip(parameters, state.parameters, strict=True)}
-    optimizer = zip(pipelines.updates[stage].state, state.optimizer, strict=True)
-    return found | {first + part.leaf: array for part, array in optimizer}
-
-
-def _assembled(
-    placement: Placement,
-    compiled: Sequence[CompiledStage],
-    arrived: Pieces,
-    devices: Sequence[Any],
-) -> list[StageState]:
-    """The stages' arrays, from the parts that have arrived on their devices."""
-    made: list[dict[int, list[jax.Array]]] = [{} for _ in compiled]
+def _shards_of_stage(placement: Placement, stage: int) -> Iterator[tuple[int, Shard]]:
+    """What a stage's devices hold, each with the number of its leaf."""
     for i, leaf in enumerate(leaves_of(placement)):
-        for stage, shard in shards_of(leaf, placement):
+        for shard in _shards_in(leaf, placement, stage):
+            yield i, shard
+
+
+def assembled_state(
+    placement: Placement,
+    stage: int,
+    compiled: CompiledStage,
+    arrived: Pieces,
+    devices: Devices,
+) -> StageState:
+    """A stage's state, of the parts that have arrived on devices of this process.
+
+    Args:
+        placement: the plan's programs and shardings.
+        stage: which stage.
+        compiled: its shardings.
+        arrived: the parts, as JAX or NumPy arrays.
+        devices: the devices of this process.
+
+    Returns:
+        The state.
+    """
+    pipelines = placement.pipelines
+    shapes = (*pipelines.parameter_shapes, *pipelines.state_shapes)
+    made: dict[int, list[jax.Array]] = {}
+    for i, shard in _shards_of_stage(placement, stage):
+        if shard.device in devices:
             pieces = arrived.get((i, shard.device), [])
-            array = join_pieces(shard.bounds, leaf.shape.dtype, pieces, devices[shard.device])
-            made[stage].setdefault(i, []).append(array)
-    first = len(placement.pipelines.parameter_shapes)
-    states = []
-    for stage, (arrays, shardings) in enumerate(zip(made, compiled, strict=True)):
-        parts = placement.pipelines.stages[stage].parameters
-        state_parts = placement.pipelines.updates[stage].state
-        parameters = [
-            _whole(placement.pipelines.part_shape(part), sharding, arrays[part.leaf])
-            for part, sharding in zip(parts, shardings.parameters, strict=True)
-        ]
-        optimizer = [
-            _whole(placement.pipelines.state_shape(part), sharding, arrays[first + part.leaf])
-            for part, sharding in zip(state_parts, shardings.state, strict=True)
-        ]
-        states.append(StageState(parameters, optimizer))
-    return states
+            array = join_pieces(shard.bounds, shapes[i].dtype, pieces, devices[shard.device])
+            made.setdefault(i, []).append(array)
+    first = len(pipelines.parameter_shapes)
+    parameters = [
+        _whole(pipelines.part_shape(part), sharding, made[part.leaf])
+        for part, sharding in zip(
+            pipelines.stages[stage].parameters, compiled.parameters, strict=True
+        )
+    ]
+    optimizer = [
+        _whole(pipelines.state_shape(part), sharding, made[first + part.leaf])
+        for part, sharding in zip(pipelines.updates[stage].state, compiled.state, strict=True)
+    ]
+    return StageState(parameters, optimizer)
 
 
 def _whole(

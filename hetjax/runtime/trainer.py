@@ -275,9 +275,10 @@ class Trainer:
     def switch(self, plan: Plan) -> SwitchPlan:
         """Train on by another plan: the training state moves to its stages, in memory.
 
-        Parameters and optimizer state keep every bit, step counters too. Programs are kept: coming
-        back to a plan compiles nothing. Where the plan cannot be followed, the trainer is as it
-        was.
+        Parameters and optimizer state keep every bit, step counters too. In one process programs
+        are kept, and coming back to a plan compiles nothing; on Ray the workers of one plan end
+        before those of the other have their devices, and the state waits in Ray's memory. Where the
+        plan does not fit, the trainer is as it was.
 
         Args:
             plan: for the same model, batch and cluster; any stages, shardings, pipelines.
@@ -286,16 +287,11 @@ class Trainer:
             What was moved.
 
         Raises:
-            InputError: the plan is for another cluster, or does not fit the model or the batch; or
-                the trainer runs on Ray, where a plan is changed by saving and resuming.
+            InputError: the plan is for another cluster, or does not fit the model or the batch.
+            WorkerLostError: a worker died while the state moved; go on from the last checkpoint.
 
         Source: Hetu v2, section 6.
         """
-        if not isinstance(self._executor, LocalExecutor):
-            raise InputError(
-                "switch: the local runtime moves a training state in memory; on Ray, save, and "
-                "resume in a trainer with the other plan"
-            )
         if plan.cluster != self.plan.cluster:
             raise InputError(
                 f"switch: the plan is for cluster {plan.cluster.name!r}, the trainer's devices are "
@@ -308,6 +304,9 @@ class Trainer:
         if source == destination:
             self.plan = plan
             return SwitchPlan((), ())
+        if isinstance(self._executor, RayExecutor):
+            return self._switch_workers(self._executor, plan)
+        assert isinstance(self._executor, LocalExecutor), self._executor
         if destination not in self._switched:
             job = replace(self._job, plan=plan)
             placement = build(job)
@@ -316,6 +315,15 @@ class Trainer:
         moved = self._switched[destination][2].take_over(self._executor)
         self._switched[source] = self._job, self._placement, self._executor
         self._job, self._placement, self._executor = self._switched.pop(destination)
+        self.plan, self.reports, self._timed = plan, [], []
+        return moved
+
+    def _switch_workers(self, executor: RayExecutor, plan: Plan) -> SwitchPlan:
+        """Switch to workers of another plan, in processes of their own."""
+        job = replace(self._job, plan=plan)
+        placement = build(job)
+        self._executor, moved = executor.switch_to(job, placement)
+        self._job, self._placement = job, placement
         self.plan, self.reports, self._timed = plan, [], []
         return moved
 

@@ -69,14 +69,14 @@ def join_pieces(bounds: Bounds, dtype: Any, pieces: Sequence[Piece], device: Any
     Args:
         bounds: the part.
         dtype: its type.
-        pieces: JAX arrays on the device; they make up the part, or it is empty.
+        pieces: JAX arrays on the device, or NumPy's; they make up the part, or it is empty.
         device: the device.
 
     Returns:
         The part.
     """
     if len(pieces) == 1 and pieces[0][0] == bounds:
-        return pieces[0][1]
+        return jax.device_put(pieces[0][1], device)
     if all(isinstance(_readable(piece), np.ndarray) for _, piece in pieces):
         array = np.empty(extent(bounds), dtype)
         for around, piece in pieces:

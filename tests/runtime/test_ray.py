@@ -146,6 +146,34 @@ def test_pipelines_of_unlike_depth_and_width(tmp_path: Path):
         assert_equal(trainer.parameters(), saved)
 
 
+def test_a_switch_moves_the_state_to_other_workers(tmp_path: Path):
+    """From a stage on two hosts to two pipelines, and back; on one process the same losses."""
+    first, second = make_plan(hosts=2), make_plan_of_two_pipelines()
+    assert first.cluster == second.cluster
+    with make_trainer("local", first) as trainer:
+        losses = [trainer.train_step().loss for _ in range(6)]
+        final = trainer.parameters()
+    with make_trainer("ray", first, workdir=tmp_path) as trainer:
+        found = [trainer.train_step().loss for _ in range(2)]
+        before, old = trainer.parameters(), set(processes(trainer))
+        moved = trainer.switch(second)
+        assert moved.bytes_sent()
+        assert old.isdisjoint(processes(trainer))
+        assert_equal(trainer.parameters(), before)
+        found += [trainer.train_step().loss for _ in range(2)]
+        before = trainer.parameters()
+        trainer.switch(first)
+        assert_equal(trainer.parameters(), before)
+        found += [trainer.train_step().loss for _ in range(2)]
+        saved = trainer.parameters()
+        trainer.save(wait=True)
+    np.testing.assert_allclose(found, losses, rtol=1e-5)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), saved, final)
+    with make_trainer("local", workdir=tmp_path) as trainer:
+        assert trainer.resume() is not None
+        assert_equal(trainer.parameters(), saved)
+
+
 def payloads(trainer: Trainer) -> dict[tuple[int, int], int]:
     """For each direction between stages the bytes of all arrays that a training step moves."""
     placement, sizes = trainer._placement, Counter[tuple[int, int]]()
