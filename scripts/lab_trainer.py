@@ -27,7 +27,7 @@ from hetjax.pipeline.timeline import Timeline, link_track, stage_track
 from hetjax.planner import choose_schedule, make_problem, reschedule, solve
 from hetjax.planner.work import measure
 from hetjax.runtime import RayOptions, measure_cluster
-from hetjax.runtime.ray import connect_to_ray
+from hetjax.runtime.ray import RayExecutor, connect_to_ray
 
 CLUSTERS = SCRIPTS.parent / "configs" / "lab" / "clusters"
 ANSWER_SECONDS = 1200.0
@@ -179,10 +179,16 @@ class PipelineTrainer:
         cluster: the cluster.
         num_stages: how many stages the plan has.
         even: plan as if all hosts were like the first.
+        workdir: where checkpoints go; None for no checkpoints.
     """
 
     def __init__(
-        self, size: Size, cluster: hetjax.Cluster, num_stages: int = 2, even: bool = False
+        self,
+        size: Size,
+        cluster: hetjax.Cluster,
+        num_stages: int = 2,
+        even: bool = False,
+        workdir: str | None = None,
     ):
         model = model_of(size)
         self.batch = {"tokens": size.tokens()}
@@ -202,9 +208,9 @@ class PipelineTrainer:
         plan = replace(solve(problem), cluster=cluster)
         self.plan = plan
         self.works = measure(problem.program, plan.boundaries(plan.pipeline))
-        self.trainer = hetjax.Trainer(
-            plan, model.loss, parameters, optimizer(), self.batch, runtime="ray"
-        )
+        self.arguments = (model.loss, parameters, optimizer(), self.batch)
+        self.options: dict[str, Any] = {"runtime": "ray", "workdir": workdir}
+        self.trainer = hetjax.Trainer(plan, *self.arguments, **self.options)
 
     def stages(self) -> list[dict[str, Any]]:
         """Each stage's host, its work in FLOPs of a microbatch, and its host's FLOP/s."""
@@ -281,6 +287,47 @@ class PipelineTrainer:
         self.do_timed_step(plan)
         timeline = self.timed[plan][-1]
         return [timeline.busy(stage_track(stage)) for stage in range(len(self.works))]
+
+    def do_switch(self, share: float) -> dict[str, Any]:
+        """Switch to a plan whose first stage has a share of the layers.
+
+        Returns:
+            The seconds of the parts of the switch, and of all; the bytes that the busiest host
+            sends another one.
+        """
+        began = time.perf_counter()
+        moved = self.trainer.switch(self._cut_at(share))
+        seconds = time.perf_counter() - began
+        executor = self.trainer._executor
+        assert isinstance(executor, RayExecutor)
+        sent = moved.bytes_sent().values()
+        return {**executor.switch_seconds, "all": seconds, "bytes": max(sent, default=0)}
+
+    def do_save_and_restore(self, share: float) -> dict[str, float]:
+        """Save, end the trainer, and restore in one of another plan.
+
+        Returns:
+            The seconds of saving and restoring, and of all.
+        """
+        began = time.perf_counter()
+        self.trainer.save(wait=True)
+        saved = time.perf_counter()
+        self.trainer.close()
+        self.trainer = hetjax.Trainer(self._cut_at(share), *self.arguments, **self.options)
+        started = time.perf_counter()
+        self.trainer.resume()
+        ended = time.perf_counter()
+        return {"save": saved - began, "restore": ended - started, "all": ended - began}
+
+    def _cut_at(self, share: float) -> hetjax.Plan:
+        """The plan with its two stages cut after a share of the layers."""
+        plan = self.trainer.plan
+        last = len(plan.layers) - 1
+        cut = min(max(1, round(share * last)), last - 1)
+        pipeline = plan.pipeline
+        first, second = pipeline.stages
+        stages = (replace(first, layers=(0, cut)), replace(second, layers=(cut, last)))
+        return replace(plan, pipelines=(replace(pipeline, stages=stages),), prediction=None)
 
     def do_until_lost(self) -> dict[str, Any]:
         """Train until a worker is lost; which, and when that was raised and the trainer ended.

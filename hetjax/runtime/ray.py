@@ -64,6 +64,10 @@ class RayExecutor:
         placement: its programs and shardings.
         options: how to use Ray.
 
+    Attributes:
+        processes: the process of each worker.
+        switch_seconds: after a switch, how long giving, starting and taking took.
+
     Raises:
         InputError: the cluster cannot be reached, or lacks the devices.
         WorkerLostError: a worker died while it was set up.
@@ -77,6 +81,7 @@ class RayExecutor:
                 f"is empty"
             )
         self.processes: dict[Peer, int] = {}
+        self.switch_seconds: dict[str, float] = {}
         self._job, self._placement, self._options = job, placement, options
         self._hosts = [_hosts(stage) for stage in stages]
         self._actors: dict[Peer, Any] = {}
@@ -177,16 +182,24 @@ class RayExecutor:
         network = Network.of(job.plan.cluster)
         plan = plan_switch(moved_arrays(self._placement, placement), network)
         owners = owners_of(self._job.plan), owners_of(job.plan)
+        began = time.perf_counter()
         self._all(lambda actor: actor.begin_switch.remote(gives=True))
         given = [self._give(parcels_of(messages, *owners)) for messages in plan.phases[:1]]
+        given_at = time.perf_counter()
         self._end(RuntimeError("the workers have been ended, since the plan was switched"))
         executor = RayExecutor(job, placement, self._options)
+        started_at = time.perf_counter()
         executor._connected, self._connected = self._connected, False
         executor._all(lambda actor: actor.begin_switch.remote(gives=False))
         for place, messages in enumerate(plan.phases):
             parcels = parcels_of(messages, owners[min(place, 1)], owners[1])
             executor._take(parcels, given.pop() if place == 0 else executor._give(parcels))
         executor._all(lambda actor: actor.end_switch.remote())
+        executor.switch_seconds = {
+            "give": given_at - began,
+            "start": started_at - given_at,
+            "take": time.perf_counter() - started_at,
+        }
         return executor, plan
 
     def _give(self, parcels: Parcels) -> dict[tuple[Peer, Peer], Any]:

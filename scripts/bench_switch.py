@@ -1,0 +1,111 @@
+"""How fast a training state comes to another plan: by switching, beside a checkpoint.
+
+Two hosts of the lab train a GPT in two stages. Most of the layers are in the first stage, then in
+the second, then in the first again. Each time the state moves twice, in turns: by a switch over
+Ray, and by saving with Orbax and restoring into a trainer of the other plan. The same at several
+rates of the link; it needs root. The time of a switch is that of giving and taking, that of a
+checkpoint that of saving and restoring; workers that end and start are in neither, and are shown.
+
+python scripts/bench_switch.py --json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+from benchmarking import Size, add_size, positive, size_of
+from lab import read_specification
+from lab_trainer import trainers
+
+SIZE = Size(blocks=4, width=384, sequence=64, microbatches=2)
+RATES = (None, 25e6)
+"""Of the link, in bytes/s; None: no limit."""
+SHARES = (0.75, 0.25)
+
+
+def measure(size: Size, rounds: int, rates: Sequence[float | None]) -> list[dict[str, Any]]:
+    """Move the state there and back, in turns by both ways.
+
+    Args:
+        size: sizes of model and batch.
+        rounds: how often, at each rate.
+        rates: of the link.
+
+    Returns:
+        A row for each rate.
+    """
+    rows = []
+    with (
+        tempfile.TemporaryDirectory() as workdir,
+        trainers(read_specification("two_hosts"), size) as (hosts, ours),
+    ):
+        hosts.set_rate(None)
+        ours("measure_cluster")
+        ours("make", "gpt", workdir=workdir)
+        ours("steps", "gpt", count=2)
+        for rate in rates:
+            hosts.set_rate(rate)
+            switches, checkpoints = [], []
+            for _ in range(rounds):
+                switches.append(ours("switch", "gpt", share=SHARES[0]))
+                ours("steps", "gpt", count=1)
+                checkpoints.append(ours("save_and_restore", "gpt", share=SHARES[1]))
+                ours("steps", "gpt", count=1)
+                switches.append(ours("switch", "gpt", share=SHARES[0]))
+                ours("steps", "gpt", count=1)
+                switches.append(ours("switch", "gpt", share=SHARES[1]))
+                ours("steps", "gpt", count=1)
+            rows.append(_row(rate, switches, checkpoints))
+    return rows
+
+
+def _row(
+    rate: float | None,
+    switches: Sequence[dict[str, float]],
+    checkpoints: Sequence[dict[str, float]],
+) -> dict[str, Any]:
+    moving = median(each["give"] + each["take"] for each in switches)
+    storing = median(each["save"] + each["restore"] for each in checkpoints)
+    size = median(each["bytes"] for each in switches)
+    return {
+        "link_bytes_per_second": rate,
+        "bytes": size,
+        "switch_seconds": moving,
+        "give_seconds": median(each["give"] for each in switches),
+        "take_seconds": median(each["take"] for each in switches),
+        "with_workers_seconds": median(each["all"] for each in switches),
+        "link_use": None if rate is None else size / rate / moving,
+        "checkpoint_seconds": storing,
+        "checkpoint_with_workers_seconds": median(each["all"] for each in checkpoints),
+        "checkpoint_over_switch": storing / moving,
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    add_size(parser, SIZE)
+    parser.add_argument("--rounds", type=positive, default=3, help="at each rate (default: 3)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    options = parser.parse_args(arguments)
+    rows = measure(size_of(options), options.rounds, RATES)
+    if options.json:
+        print(json.dumps({"rounds": options.rounds, "rows": rows}, indent=2))
+        return
+    for row in rows:
+        rate = row["link_bytes_per_second"]
+        limit = "no limit" if rate is None else f"{rate / 1e6:.0f} MB/s"
+        use = "" if row["link_use"] is None else f", {row['link_use']:.0%} of the link"
+        print(
+            f"{limit}: {row['bytes'] / 1e6:.1f} MB in {row['switch_seconds']:.2f} s{use}; "
+            f"by a checkpoint {row['checkpoint_seconds']:.2f} s "
+            f"({row['checkpoint_over_switch']:.1f} times)"
+        )
+
+
+if __name__ == "__main__":
+    main()
