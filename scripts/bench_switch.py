@@ -18,50 +18,58 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from benchmarking import Size, add_size, positive, size_of
-from lab import read_specification
+from bench_lab import one_device_losses
+from benchmarking import Size, add_size, check_losses, positive, size_of
+from lab import Specification, read_specification
 from lab_trainer import trainers
 
 SIZE = Size(blocks=4, width=384, sequence=64, microbatches=2)
 RATES = (None, 25e6)
 """Of the link, in bytes/s; None: no limit."""
-SHARES = (0.75, 0.25)
+WAYS = (
+    ("switch", 0.75),
+    ("save_and_restore", 0.25),
+    ("switch", 0.75),
+    ("switch", 0.25),
+)
+"""How the state moves, one after the other, and the share of the layers that the first stage has
+then."""
 
 
-def measure(size: Size, rounds: int, rates: Sequence[float | None]) -> list[dict[str, Any]]:
-    """Move the state there and back, in turns by both ways.
+def measure(
+    lab: Specification, size: Size, rounds: int, rates: Sequence[float | None]
+) -> dict[str, Any]:
+    """Move the state there and back, in turns by both ways, and train in between.
 
     Args:
+        lab: two hosts.
         size: sizes of model and batch.
         rounds: how often, at each rate.
         rates: of the link.
 
     Returns:
-        A row for each rate.
+        A row for each rate, and how far the losses are from those of one device.
     """
     rows = []
     with (
         tempfile.TemporaryDirectory() as workdir,
-        trainers(read_specification("two_hosts"), size) as (hosts, ours),
+        trainers(lab, size) as (hosts, ours),
     ):
         hosts.set_rate(None)
         ours("measure_cluster")
         ours("make", "gpt", workdir=workdir)
-        ours("steps", "gpt", count=2)
+        losses = ours("steps", "gpt", count=2)
         for rate in rates:
             hosts.set_rate(rate)
-            switches, checkpoints = [], []
+            moved: dict[str, list[Any]] = {"switch": [], "save_and_restore": []}
             for _ in range(rounds):
-                switches.append(ours("switch", "gpt", share=SHARES[0]))
-                ours("steps", "gpt", count=1)
-                checkpoints.append(ours("save_and_restore", "gpt", share=SHARES[1]))
-                ours("steps", "gpt", count=1)
-                switches.append(ours("switch", "gpt", share=SHARES[0]))
-                ours("steps", "gpt", count=1)
-                switches.append(ours("switch", "gpt", share=SHARES[1]))
-                ours("steps", "gpt", count=1)
-            rows.append(_row(rate, switches, checkpoints))
-    return rows
+                for way, share in WAYS:
+                    moved[way].append(ours(way, "gpt", share=share))
+                    losses += ours("steps", "gpt", count=1)
+            rows.append(_row(rate, moved["switch"], moved["save_and_restore"]))
+    expected = one_device_losses(size, len(losses))
+    difference = check_losses({"one device": expected, "switched": losses}, tolerance=1e-5)
+    return {"rounds": rounds, "largest_loss_difference": difference, "rows": rows}
 
 
 def _row(
@@ -92,11 +100,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=positive, default=3, help="at each rate (default: 3)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
-    rows = measure(size_of(options), options.rounds, RATES)
+    found = measure(read_specification("two_hosts"), size_of(options), options.rounds, RATES)
     if options.json:
-        print(json.dumps({"rounds": options.rounds, "rows": rows}, indent=2))
+        print(json.dumps(found, indent=2))
         return
-    for row in rows:
+    for row in found["rows"]:
         rate = row["link_bytes_per_second"]
         limit = "no limit" if rate is None else f"{rate / 1e6:.0f} MB/s"
         use = "" if row["link_use"] is None else f", {row['link_use']:.0%} of the link"

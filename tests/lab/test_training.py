@@ -7,6 +7,7 @@ from pathlib import Path
 import jax
 import pytest
 from bench_lab import SMALL, lab_losses, one_device_losses
+from bench_switch import RATES, measure
 from chromium import open_page
 from lab_faults import Fault, run_into
 from lab_trainer import CLUSTERS, Hosts, LabTrainers, trainers
@@ -73,3 +74,13 @@ def test_a_run_from_the_command_line_leaves_a_page_of_its_timeline(tmp_path: Pat
     page = open_page(tmp_path / "browser", workdir / "timeline.html")
     rows = [section["data-rows"] for section in page["sections"]]
     assert rows == ["4", "4"], "predicted and measured: two stages, and two directions of the link"
+
+
+def test_a_state_switches_between_hosts_and_through_a_checkpoint():
+    """Back and forth, by every way, over a slow link: the losses of one device."""
+    with jax.numpy_dtype_promotion("standard"):
+        found = measure(named_lab("two_hosts"), SMALL, 1, RATES[1:])
+    assert found["largest_loss_difference"] <= 1e-5
+    (row,) = found["rows"]
+    assert row["bytes"] > 0
+    assert row["link_use"] > 0
