@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -16,8 +17,10 @@ from hetjax.pipeline.build import Shapes, update_inputs
 from hetjax.pipeline.fences import fenced
 from hetjax.pipeline.schedule import Schedule
 from hetjax.runtime.instructions import WEIGHT_GRADIENT, stage_programs
+from hetjax.runtime.late_sums import compile_deduced, partial_along
 from hetjax.runtime.placement import Placement, named
 from hetjax.runtime.sharing_programs import SharingPrograms
+from hetjax.sharding.rules import DATA
 
 Compiled = Any
 """A compiled program: called with its arguments, it also tells the shardings of its results."""
@@ -60,6 +63,8 @@ def compile_stage(placement: Placement, stage: int, mesh: Mesh) -> CompiledStage
         programs["sum_losses"] = compiler.sum_losses()
     if compiler.accumulates:
         programs["zero_gradients"] = compiler.zero_gradients()
+    if compiler.late:
+        programs["reduce_gradients"] = compiler.reduce_gradients()
     update = placement.pipelines.updates[stage]
     for phase in range(len(update.phases)):
         final = phase == len(update.phases) - 1
@@ -105,6 +110,11 @@ class _Compiler:
         self.whole = NamedSharding(mesh, PartitionSpec())
         self.num_microbatches = placement.pipeline_plan(stage).num_microbatches
         self.accumulates = self.num_microbatches > 1
+        self.late = placement.summed_late(stage)
+        self.sums = [
+            partial_along(sharding, DATA) if place in self.late else sharding
+            for place, sharding in enumerate(self.parameters)
+        ]
 
     def _examples(self, shapes: Shapes) -> list[NamedSharding]:
         return named(self.mesh, self.placement.examples(self.stage, shapes))
@@ -182,7 +192,7 @@ class _Compiler:
     def _accumulators(self, places: Iterable[int]) -> tuple[list[Any], list[Any]]:
         """Shapes and shardings of the sums of some parameter parts' gradients."""
         places = list(places) if self.accumulates else []
-        return [self.gradient_shapes[i] for i in places], [self.parameters[i] for i in places]
+        return [self.gradient_shapes[i] for i in places], [self.sums[i] for i in places]
 
     def backward(self, residuals: Any) -> Compiled:
         shapes, shardings = self._read(self.shapes.backward_reads, residuals)
@@ -191,7 +201,7 @@ class _Compiler:
             self.shapes.backward,
             (*shapes, sums),
             (*shardings, where),
-            (self._returned(), self.parameters),
+            (self._returned(), self.sums),
             donate=(5,),
         )
 
@@ -199,7 +209,7 @@ class _Compiler:
         split = self.shapes.split
         shapes, shardings = self._read(split.input_gradient_reads, residuals)
         sums, where = self._accumulators(split.light)
-        light = [self.parameters[i] for i in split.light]
+        light = [self.sums[i] for i in split.light]
         return self._task_program(
             split.input_gradient,
             (*shapes, sums),
@@ -218,7 +228,7 @@ class _Compiler:
             split.weight_gradient,
             (*shapes, split.deferred, sums),
             (*shardings, list(deferred), where),
-            [self.parameters[i] for i in split.heavy],
+            [self.sums[i] for i in split.heavy],
             donate=(6,),
         )
 
@@ -231,14 +241,17 @@ class _Compiler:
         donate: tuple[int, ...] = (),
     ) -> Compiled:
         """Compile a task's program; for CPUs, with fences."""
+        compile_task = compile_program
+        if donate and self.late:
+            compile_task = partial(compile_deduced, mesh=self.mesh)
         if self.mesh.devices.flat[0].platform != "cpu":
-            return compile_program(function, shapes, in_shardings, out_shardings, donate)
+            return compile_task(function, shapes, in_shardings, out_shardings, donate)
 
         def run(predicates: Sequence[Any], *arguments: Any) -> Any:
             with fenced(predicates[0]):
                 return function(*arguments)
 
-        program = compile_program(
+        program = compile_task(
             run,
             ([jax.ShapeDtypeStruct((), bool)], *shapes),
             ([self.whole], *in_shardings),
@@ -261,7 +274,15 @@ class _Compiler:
         def zeros() -> list[jax.Array]:
             return [jnp.zeros(shape.shape, shape.dtype) for shape in self.gradient_shapes]
 
-        return compile_program(zeros, (), (), self.parameters)
+        if not self.late:
+            return compile_program(zeros, (), (), self.parameters)
+        return compile_deduced(zeros, (), (), self.sums, (), self.mesh)
+
+    def reduce_gradients(self) -> Compiled:
+        """The gradients that were summed late, whole; the others as they are."""
+        return compile_deduced(
+            list, (self.gradient_shapes,), (self.sums,), self.parameters, (0,), self.mesh
+        )
 
     def _loss_shapes(self) -> list[jax.ShapeDtypeStruct]:
         """Of what the update is told of the loss."""
@@ -288,6 +309,8 @@ class _Compiler:
         shapes = update_inputs(self.pipelines, self.stage, phase, self.pipelines.messages)
         parameters, gradients, state, _, received = shapes
         losses = self._loss_shapes()
+        # Sums that are reduced late are set back by a program of their own.
+        sets_back = self.accumulates and not self.late
         sizes = [len(message) for message in received]
 
         def run(parameters: Any, gradients: Any, state: Any, losses: Any, flat: Any) -> Any:
@@ -297,7 +320,7 @@ class _Compiler:
                 messages.append(rest[:size])
                 del rest[:size]
             result = update.phases[phase](parameters, gradients, state, loss, messages)
-            if final and self.accumulates:
+            if final and sets_back:
                 return *result, [jnp.zeros_like(gradient) for gradient in gradients]
             return result
 
@@ -305,7 +328,7 @@ class _Compiler:
         outputs: Any = self.whole
         if final:
             outputs = (self.parameters, self.state, (self.whole, self.whole))
-            outputs = (*outputs, self.parameters) if self.accumulates else outputs
+            outputs = (*outputs, self.parameters) if sets_back else outputs
         return compile_program(
             run,
             (parameters, gradients, state, losses, flat),
@@ -317,7 +340,7 @@ class _Compiler:
                 [self.whole] * len(flat),
             ),
             outputs,
-            donate=((0, 1, 2) if self.accumulates else (0, 2)) if final else (),
+            donate=((0, 1, 2) if sets_back else (0, 2)) if final else (),
         )
 
 

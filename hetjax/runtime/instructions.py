@@ -36,7 +36,7 @@ WEIGHT_GRADIENT = "weight_gradient"
 
 
 def training_instructions(
-    pipelines: PipelinePrograms, schedule: Schedule, stage: int
+    pipelines: PipelinePrograms, schedule: Schedule, stage: int, *, sums_late: bool = False
 ) -> tuple[Instruction, ...]:
     """The instructions of one stage for one training step.
 
@@ -44,11 +44,12 @@ def training_instructions(
         pipelines: the pipelines' programs.
         schedule: the order of tasks of the stage's pipeline.
         stage: which stage, counted over all pipelines.
+        sums_late: whether gradients are partial sums until the last microbatch.
 
     Returns:
         Its instructions, every buffer freed after its last use.
     """
-    writer = _Writer(pipelines, schedule, stage)
+    writer = _Writer(pipelines, schedule, stage, sums_late=sums_late)
     body = [*writer.tasks(), *writer.update()]
     kept = frozenset({"parameter", "state", "one", "metric"})
     return tuple(_with_frees(_with_expectations(body, writer.windows()), kept))
@@ -94,8 +95,16 @@ def stage_programs(schedule: Schedule, place: int, recomputes: bool) -> tuple[st
 
 
 class _Writer:
-    def __init__(self, pipelines: PipelinePrograms, schedule: Schedule | None, stage: int):
+    def __init__(
+        self,
+        pipelines: PipelinePrograms,
+        schedule: Schedule | None,
+        stage: int,
+        *,
+        sums_late: bool = False,
+    ):
         self.pipelines, self.schedule, self.stage = pipelines, schedule, stage
+        self.sums_late = sums_late
         self.is_first, self.is_last = pipelines.is_first(stage), pipelines.is_last(stage)
         self.place = stage - pipelines.first_stages[pipelines.pipeline_of(stage)]
         self.programs = pipelines.programs[stage]
@@ -241,6 +250,8 @@ class _Writer:
         return self.gradients if self.schedule.num_microbatches > 1 else ()
 
     def update(self) -> Iterator[Instruction]:
+        if self.sums_late:
+            yield Run("reduce_gradients", (self.gradients,), self.gradients)
         yield from sharing.sum_gradients(self.pipelines, self.stage)
         yield from self._tell_loss()
         update = self.pipelines.updates[self.stage]
@@ -256,8 +267,12 @@ class _Writer:
             )
             if phase == len(update.phases) - 1:
                 metrics = numbered("metric", 2)
-                outputs = (*self.parameters, *self.state, *metrics, *self._accumulators())
-                yield Run(f"update_{phase}", arguments, outputs)
+                outputs = (*self.parameters, *self.state, *metrics)
+                if self.sums_late:
+                    yield Run(f"update_{phase}", arguments, outputs)
+                    yield Run("zero_gradients", (), self.gradients)
+                else:
+                    yield Run(f"update_{phase}", arguments, (*outputs, *self._accumulators()))
                 break
             mine = self._message(phase, self.stage)
             if update.sends[phase]:
@@ -342,7 +357,8 @@ def _with_frees(body: Iterator[Instruction], kept: frozenset[str]) -> Iterator[I
         for buffer in (*_makes(instruction), *_reads(instruction)):
             last[buffer] = place
     runs = [instruction for instruction in instructions if isinstance(instruction, Run)]
-    updates = [run for run in runs if run.program.startswith("update")] or runs
+    names = ("update", "zero_gradients")
+    updates = [run for run in runs if run.program.startswith(names)] or runs
     final = frozenset(buffer for buffer in updates[-1].outputs if buffer.kind == "gradient")
     ends: dict[int, list[Buffer]] = {}
     for buffer, place in last.items():

@@ -17,7 +17,8 @@ from hetjax.pipeline.stages import ParameterPart
 from hetjax.planner.plan import PipelinePlan, Plan, StagePlan
 from hetjax.runtime.buffers import Route
 from hetjax.runtime.sharing import owned_for, shared_with
-from hetjax.sharding.rules import divides, example_spec, parameter_spec
+from hetjax.sharding.annotation import axes_of
+from hetjax.sharding.rules import DATA, divides, example_spec, parameter_spec
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,6 +75,21 @@ class Placement:
         raise InputError(
             f"plan: stages[{stage}].parameters[{name!r}] is {list(spec)}, which does not "
             f"divide its shape {shape} evenly on the mesh {list(plan.mesh_shape)}"
+        )
+
+    def summed_late(self, stage: int) -> frozenset[int]:
+        """The places of a stage's parameters whose gradients are reduced once a step.
+
+        Those are the ones that each of several devices along the data axis has whole: of these,
+        sums over the examples of all microbatches can stay partial until the last one.
+        """
+        pipeline, (data, _) = self.pipeline_plan(stage), self.stage_plan(stage).mesh_shape
+        if data == 1 or pipeline.num_microbatches == 1:
+            return frozenset()
+        return frozenset(
+            place
+            for place, spec in enumerate(self.parameters(stage))
+            if not any(DATA in axes_of(entry) for entry in spec)
         )
 
     def state(self, stage: int) -> tuple[PartitionSpec, ...]:

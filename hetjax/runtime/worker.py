@@ -62,9 +62,13 @@ class StageWorker:
         self.spans_hosts = len({device.process_index for device in mesh.devices.flat}) > 1
         self.compiled: CompiledStage = compile_stage(placement, stage, mesh)
         schedule = placement.pipeline_plan(stage).schedule
-        self.training = training_instructions(self.pipelines, schedule, stage)
+        self.training = self._training(schedule)
         self.evaluation: tuple[Instruction, ...] = ()
         self.buffers: dict[Buffer, Any] = {}
+
+    def _training(self, schedule: Schedule) -> tuple[Instruction, ...]:
+        late = bool(self.placement.summed_late(self.stage))
+        return training_instructions(self.pipelines, schedule, self.stage, sums_late=late)
 
     def start(self, parameters: Any) -> None:
         """Make the initial state.
@@ -97,7 +101,7 @@ class StageWorker:
         """
         self.placement = self.placement.with_schedule(schedule)
         self.compiled = with_schedule(self.compiled, self.placement, self.stage)
-        self.training = training_instructions(self.pipelines, schedule, self.stage)
+        self.training = self._training(schedule)
 
     def state(self) -> StageState:
         """The parameter and optimizer-state parts that the stage holds now."""

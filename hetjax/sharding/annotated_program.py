@@ -46,6 +46,7 @@ class Compute:
         signature: how its dimensions belong together.
         taken: operands of which each submesh takes a part first.
         resized: for each submesh, parameters for the sizes that it has.
+        sums_stay: see `hetjax.sharding.bottom_tier.apply`.
         bodies: for a scan, a conditional or a loop, its jaxprs as annotated programs.
     """
 
@@ -56,6 +57,7 @@ class Compute:
     signature: Signature
     taken: Mapping[int, Taken] = field(default_factory=dict)
     resized: tuple[Mapping[str, Any], ...] = ()
+    sums_stay: bool = False
     bodies: tuple[AnnotatedProgram, ...] = ()
 
 

@@ -49,6 +49,7 @@ def deduce(
     strategy: int = 0,
     symbols: Mapping[str, int] | None = None,
     mend: bool = False,
+    sums_stay: bool = False,
 ) -> AnnotatedProgram:
     """Deduce how every value of a program lies.
 
@@ -58,6 +59,8 @@ def deduce(
         symbols: numbers for the symbols that annotations have; see `HSharding.bind`.
         strategy: which of the annotations that a `hetjax.reshard` carries is meant.
         mend: whether to put in the reshards that are missing, in place of an error.
+        sums_stay: whether inside submeshes all sums over divided dimensions stay partial until
+            something needs them whole, as those of contractions do; else only contractions' do.
 
     Returns:
         The annotated program.
@@ -94,17 +97,23 @@ def deduce(
                 _known(bound[-1]).shards(shape)
         except InputError as error:
             raise InputError(f"annotations[{place}]: {error}") from None
-    return _Deducer(strategy, symbols or {}, mend=mend).program(program, bound)
+    return _Deducer(strategy, symbols or {}, mend=mend, sums_stay=sums_stay).program(program, bound)
 
 
 class _Deducer:
     """Walks over one jaxpr; each jaxpr inside an equation has a deducer of its own."""
 
     def __init__(
-        self, strategy: int, symbols: Mapping[str, int], *, mend: bool, is_body: bool = False
+        self,
+        strategy: int,
+        symbols: Mapping[str, int],
+        *,
+        mend: bool,
+        sums_stay: bool,
+        is_body: bool = False,
     ):
         self.strategy, self.symbols = strategy, symbols
-        self.mend, self.is_body = mend, is_body
+        self.mend, self.sums_stay, self.is_body = mend, sums_stay, is_body
         self.shapes: list[Any] = []
         self.annotations: list[HSharding | None] = []
         self.constants: dict[int, Any] = {}
@@ -276,7 +285,7 @@ class _Deducer:
             if annotation is not None and union_of(annotation) != union:
                 raise OperandError(place, "it lies on other submeshes than the others")
         signature = signature_of(equation) or indivisible(equation)
-        node = Compute(equation, tuple(values), (), union, signature)
+        node = Compute(equation, tuple(values), (), union, signature, sums_stay=self.sums_stay)
         if holds_jaxprs(equation):
             held = [self.annotations[value] for value in values]
             node, tops = deduce_control(node, held, self.body)
@@ -325,7 +334,13 @@ class _Deducer:
     def body(
         self, program: _compat.ClosedJaxpr, annotations: Sequence[HSharding | None]
     ) -> AnnotatedProgram:
-        inner = _Deducer(self.strategy, self.symbols, mend=self.mend, is_body=True)
+        inner = _Deducer(
+            self.strategy,
+            self.symbols,
+            mend=self.mend,
+            sums_stay=self.sums_stay,
+            is_body=True,
+        )
         return inner.program(program, annotations)
 
 

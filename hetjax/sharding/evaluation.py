@@ -7,12 +7,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import PartitionSpec
 
 from hetjax import _compat
 from hetjax.sharding.annotated_program import AnnotatedProgram, Compute, Move, Taken
 from hetjax.sharding.annotation import axes_of
-from hetjax.sharding.bottom_tier import OperandError, apply, spec_of
+from hetjax.sharding.bottom_tier import OperandError, apply, resharded, spec_of
+from hetjax.sharding.summands import as_parts, as_sum
 from hetjax.sharding.top_tier import WHOLE, take, top_tier_of
 
 
@@ -75,7 +76,7 @@ def evaluate_equation(node: Compute, place: int, operands: Sequence[Any]) -> lis
     params = dict(node.equation.params)
     if node.resized:
         params |= node.resized[place]
-    return apply(node.equation, params, node.signature, operands)
+    return apply(node.equation, params, node.signature, operands, sums_stay=node.sums_stay)
 
 
 def _moved_inside(node: Move, place: int, array: Any) -> Any:
@@ -86,23 +87,6 @@ def _moved_inside(node: Move, place: int, array: Any) -> Any:
         if top != WHOLE:
             array = _taken(array, take(top), place)
     return resharded(array, destination.subgroups[place].spec)
-
-
-def resharded(array: Any, spec: PartitionSpec) -> Any:
-    """An array with another sharding inside its submesh."""
-    if _same_spec(spec_of(array), spec):
-        return array
-    return jax.sharding.reshard(array, NamedSharding(jax.sharding.get_abstract_mesh(), spec))
-
-
-def _same_spec(a: PartitionSpec, b: PartitionSpec) -> bool:
-    def entries(spec: PartitionSpec) -> list[tuple[str, ...]]:
-        found = [axes_of(entry) for entry in spec.partitions]
-        while found and not found[-1]:
-            found.pop()
-        return found
-
-    return entries(a) == entries(b) and a.unreduced == b.unreduced
 
 
 def _taken(array: Any, taken: Taken, place: int) -> Any:
@@ -124,9 +108,13 @@ def _like(arrays: Sequence[Any], others: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(resharded(array, spec_of(other)) for array, other in pairs)
 
 
-def _summed(array: Any) -> Any:
-    """An array without partial sums, which JAX cannot stack."""
-    return resharded(array, PartitionSpec(*spec_of(array).partitions))
+def _check_carry(carry: Sequence[Any], first: int) -> None:
+    """Check that no partial sum goes round: XLA would add it up again in each iteration."""
+    for place, array in enumerate(carry, first):
+        spec = spec_of(array)
+        if spec.unreduced:
+            reason = "an iteration hands it to the next one, and it is a partial sum"
+            raise OperandError(place, reason, PartitionSpec(*spec.partitions))
 
 
 def _scan(node: Compute, place: int, operands: Sequence[Any]) -> list[Any]:
@@ -136,31 +124,38 @@ def _scan(node: Compute, place: int, operands: Sequence[Any]) -> list[Any]:
     rows = operands[num_consts + num_carry :]
     for i, array in enumerate(rows):
         spec = spec_of(array)
-        if spec.unreduced or (spec.partitions and spec.partitions[0] is not None):
+        if spec.partitions and spec.partitions[0] is not None:
             raise OperandError(
                 num_consts + num_carry + i,
-                "the scan takes it row by row, and its rows are divided or partial sums",
-                PartitionSpec(None, *spec.partitions[1:]),
+                "the scan goes over its dimension 0, which is divided",
+                PartitionSpec(None, *spec.partitions[1:], unreduced=spec.unreduced),
             )
+    _check_carry(carry, num_consts)
+    sums = [spec_of(array).unreduced for array in rows]
+    made: list[frozenset[str]] = []
 
     def step(carry: tuple[Any, ...], row: tuple[Any, ...]) -> tuple[Any, Any]:
+        row = tuple(as_sum(array, axes) for array, axes in zip(row, sums, strict=True))
         outputs = evaluate_program(body, place, [*consts, *carry, *row])
-        return _like(outputs[:num_carry], carry), tuple(map(_summed, outputs[num_carry:]))
+        made[:] = [spec_of(array).unreduced for array in outputs[num_carry:]]
+        return _like(outputs[:num_carry], carry), tuple(map(as_parts, outputs[num_carry:]))
 
     end, stacked = jax.lax.scan(
         step,
         tuple(map(_typed, carry)),
-        tuple(rows),
+        tuple(as_parts(array, rows=1) for array in rows),
         length=params["length"],
         reverse=params["reverse"],
         unroll=params["unroll"],
     )
-    return [*end, *stacked]
+    pairs = zip(stacked, made, strict=True)
+    return [*end, *(as_sum(array, axes, rows=1) for array, axes in pairs)]
 
 
 def _while(node: Compute, place: int, operands: Sequence[Any]) -> list[Any]:
     params, (condition, body) = node.equation.params, node.bodies
     first, second = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
+    _check_carry(operands[second:], second)
 
     def goes_on(carry: tuple[Any, ...]) -> Any:
         return evaluate_program(condition, place, [*operands[:first], *carry])[0]
@@ -173,12 +168,24 @@ def _while(node: Compute, place: int, operands: Sequence[Any]) -> list[Any]:
 
 def _cond(node: Compute, place: int, operands: Sequence[Any]) -> list[Any]:
     index, *rest = operands
-    first = jax.eval_shape(lambda *a: evaluate_program(node.bodies[0], place, a), *rest)
+    found = [
+        jax.eval_shape(lambda *arrays, body=body: evaluate_program(body, place, arrays), *rest)
+        for body in node.bodies
+    ]
+    # A value that one branch leaves divided or as a partial sum may be so: of a whole one, which
+    # another branch may leave, each device takes its part.
+    targets = [max(each, key=_num_axes) for each in zip(*found, strict=True)]
 
     def branch(body: AnnotatedProgram) -> Any:
-        return lambda *arrays: _like(evaluate_program(body, place, arrays), first)
+        return lambda *arrays: _like(evaluate_program(body, place, arrays), targets)
 
     return list(jax.lax.switch(index, [branch(body) for body in node.bodies], *rest))
+
+
+def _num_axes(array: Any) -> int:
+    """Over how many axes an array is divided or a partial sum."""
+    spec = spec_of(array)
+    return len(spec.unreduced) + sum(len(axes_of(entry)) for entry in spec.partitions)
 
 
 def _typed(array: Any) -> Any:
