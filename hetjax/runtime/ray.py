@@ -14,7 +14,7 @@ from jaxtyping import PyTree
 from hetjax.errors import InputError, WorkerLostError
 from hetjax.pipeline.schedule import Schedule
 from hetjax.pipeline.stages import ParameterPart
-from hetjax.planner.plan import StagePlan
+from hetjax.planner.plan import Plan, StagePlan
 from hetjax.runtime.clocks import ClockReading, by_our_clock, measure_offset
 from hetjax.runtime.feed import feed_of
 from hetjax.runtime.job import Job
@@ -75,11 +75,7 @@ class RayExecutor:
 
     def __init__(self, job: Job, placement: Placement, options: RayOptions):
         stages = job.plan.stages
-        if options.cores and len(options.cores) != len(stages):
-            raise InputError(
-                f"cores is {options.cores}; it has a core for each of the {len(stages)} stages, or "
-                f"is empty"
-            )
+        _check_cores(job.plan, options)
         self.processes: dict[Peer, int] = {}
         self.switch_seconds: dict[str, float] = {}
         self._job, self._placement, self._options = job, placement, options
@@ -112,14 +108,9 @@ class RayExecutor:
     def _create(self, stages: Sequence[StagePlan], per_process: Sequence[int]) -> None:
         import ray
 
+        _check_resources(self._job.plan)
         subclusters = [self._job.plan.cluster.subcluster(s.submesh.subcluster) for s in stages]
         peers = [(stage, host) for stage, hosts in enumerate(self._hosts) for host in range(hosts)]
-        check_resources(
-            [
-                (subclusters[s].name, worker_resources(subclusters[s], per_process[s]))
-                for s, _ in peers
-            ]
-        )
         actor_class = ray.remote(**_ACTOR)(HostWorker)
         for stage, host in peers:
             wanted = worker_options(subclusters[stage], per_process[stage])
@@ -177,8 +168,12 @@ class RayExecutor:
             The executor of the other plan, and what was moved.
 
         Raises:
+            InputError: the plan cannot be followed here, and this executor is as it was; or its new
+                workers have found so, and the state is lost.
             WorkerLostError: a worker died meanwhile; the state is lost with it.
         """
+        _check_cores(job.plan, self._options)
+        _check_resources(job.plan)
         network = Network.of(job.plan.cluster)
         plan = plan_switch(moved_arrays(self._placement, placement), network)
         owners = owners_of(self._job.plan), owners_of(job.plan)
@@ -187,14 +182,21 @@ class RayExecutor:
         given = [self._give(parcels_of(messages, *owners)) for messages in plan.phases[:1]]
         given_at = time.perf_counter()
         self._end(RuntimeError("the workers have been ended, since the plan was switched"))
-        executor = RayExecutor(job, placement, self._options)
-        started_at = time.perf_counter()
+        executor = None
+        try:
+            executor = RayExecutor(job, placement, self._options)
+            started_at = time.perf_counter()
+            executor._all(lambda actor: actor.begin_switch.remote(gives=False))
+            for place, messages in enumerate(plan.phases):
+                parcels = parcels_of(messages, owners[min(place, 1)], owners[1])
+                executor._take(parcels, given.pop() if place == 0 else executor._give(parcels))
+            executor._all(lambda actor: actor.end_switch.remote())
+        except BaseException as error:
+            if executor is not None:
+                executor.close()
+            self._ended = error if isinstance(error, Exception) else self._ended
+            raise
         executor._connected, self._connected = self._connected, False
-        executor._all(lambda actor: actor.begin_switch.remote(gives=False))
-        for place, messages in enumerate(plan.phases):
-            parcels = parcels_of(messages, owners[min(place, 1)], owners[1])
-            executor._take(parcels, given.pop() if place == 0 else executor._give(parcels))
-        executor._all(lambda actor: actor.end_switch.remote())
         executor.switch_seconds = {
             "give": given_at - began,
             "start": started_at - given_at,
@@ -414,6 +416,26 @@ class RayExecutor:
         if not isinstance(cause, InputError | WorkerLostError):
             cause.add_note(f"It was raised in a worker:\n{error}")
         return cause
+
+
+def _check_cores(plan: Plan, options: RayOptions) -> None:
+    """Check that there is a core for each stage, where cores are given."""
+    count = len(plan.stages)
+    if options.cores and len(options.cores) != count:
+        raise InputError(
+            f"cores is {options.cores}; it has a core for each of the {count} stages, or is empty"
+        )
+
+
+def _check_resources(plan: Plan) -> None:
+    """Check that the connected Ray cluster has what the workers of a plan ask of it."""
+    wanted = []
+    for stage in plan.stages:
+        subcluster = plan.cluster.subcluster(stage.submesh.subcluster)
+        devices = stage.submesh.num_devices // _hosts(stage)
+        worker = (subcluster.name, worker_resources(subcluster, devices))
+        wanted += [worker] * _hosts(stage)
+    check_resources(wanted)
 
 
 def _put_job(job: Job) -> Any:

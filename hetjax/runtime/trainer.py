@@ -278,7 +278,7 @@ class Trainer:
         Parameters and optimizer state keep every bit, step counters too. In one process programs
         are kept, and coming back to a plan compiles nothing; on Ray the workers of one plan end
         before those of the other have their devices, and the state waits in Ray's memory. Where the
-        plan does not fit, the trainer is as it was.
+        plan does not fit the model, the batch or the cluster, the trainer is as it was.
 
         Args:
             plan: for the same model, batch and cluster; any stages, shardings, pipelines.

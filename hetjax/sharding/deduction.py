@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NoReturn
 
 import jax
@@ -37,6 +38,7 @@ from hetjax.sharding.top_tier import (
     TopTier,
     indivisible,
     pass_through,
+    sized,
     top_tier_of,
     whole_on,
 )
@@ -92,7 +94,7 @@ def deduce(
     pairs = zip(annotations, shapes_of(variables), strict=True)
     for place, (annotation, shape) in enumerate(pairs):
         try:
-            bound.append(annotation and annotation.bind(symbols or {}))
+            bound.append(annotation and sized(annotation.bind(symbols or {}), shape))
             if annotation is not None:
                 _known(bound[-1]).shards(shape)
         except InputError as error:
@@ -110,15 +112,15 @@ class _Deducer:
         *,
         mend: bool,
         sums_stay: bool,
-        is_body: bool = False,
+        body_of: Union | None = None,
     ):
         self.strategy, self.symbols = strategy, symbols
-        self.mend, self.sums_stay, self.is_body = mend, sums_stay, is_body
+        self.mend, self.sums_stay, self.body_of = mend, sums_stay, body_of
         self.shapes: list[Any] = []
         self.annotations: list[HSharding | None] = []
         self.constants: dict[int, Any] = {}
         self.nodes: list[Compute | Move] = []
-        self.origins: dict[int, HSharding | None] = {}
+        self.origins: dict[int, list[HSharding | None]] = {}
 
     def program(
         self, program: _compat.ClosedJaxpr, annotations: Sequence[HSharding | None]
@@ -165,6 +167,8 @@ class _Deducer:
             inner = _compat.inlined_jaxpr(equation)
             if inner is not None:
                 results = self.walk(inner, operands)
+            elif equation.primitive.name == "optimization_barrier":
+                results = operands
             elif equation.primitive is RESHARD:
                 results = [self.reshard(operands[0], equation.params["resharding"])]
             else:
@@ -175,10 +179,13 @@ class _Deducer:
     def reshard(self, value: int, resharding: Resharding) -> int:
         source = self.annotations[value]
         if resharding.is_reverse:
-            destination = self.origins.get(resharding.number)
+            # A function that is traced once and called often has the same number in each call.
+            origins = self.origins.get(resharding.number)
+            destination = origins.pop() if origins else None
         else:
-            self.origins[resharding.number] = source
+            self.origins.setdefault(resharding.number, []).append(source)
             destination = resharding.annotation(self.strategy).bind(self.symbols)
+            destination = sized(destination, self.shapes[value].shape)
         if destination is None:
             return value
         if resharding.is_reverse and destination.is_partial:
@@ -192,7 +199,9 @@ class _Deducer:
         assert destination != self.annotations[value], "a move changes how a value lies"
         destination.shards(shape.shape)
         node = Move(value, self.value(shape, destination), self.annotations[value], destination)
-        if self.is_body and not node.is_inside:
+        if self.body_of is not None and (
+            not node.is_inside or union_of(destination) != self.body_of
+        ):
             raise OperandError(ELSEWHERE, "inside, a value must come to other submeshes")
         self.nodes.append(node)
         return node.output
@@ -206,7 +215,7 @@ class _Deducer:
                 return self.computed(equation, values)
             except OperandError as problem:
                 if problem.operand == ELSEWHERE:
-                    if self.is_body:
+                    if self.body_of is not None:
                         raise
                     problem = self.outside(values, problem)
                 mended = self.mended(values, problem)
@@ -232,9 +241,14 @@ class _Deducer:
         for value, annotation in zip(values, annotations, strict=True):
             if annotation is not None and union_of(annotation) != finest:
                 finer = refined(annotation, finest, self.shapes[value].shape)
-                value = value if finer is None else self.move(value, finer)
-            found.append(value)
-        return found
+                if finer is None:
+                    return list(values)
+                annotation = finer
+            found.append(annotation)
+        return [
+            value if annotation == self.annotations[value] else self.move(value, annotation)
+            for value, annotation in zip(values, found, strict=True)
+        ]
 
     def union(self, values: Sequence[int]) -> Union:
         """The submeshes that the largest operand lies on; none if all are known everywhere."""
@@ -257,6 +271,14 @@ class _Deducer:
             else group
             for group in annotation.subgroups
         )
+        mended = replace(annotation, subgroups=groups)
+        try:
+            mended.shards(self.shapes[value].shape)
+        except InputError:
+            groups = tuple(
+                group.with_spec(problem.spec) if group is at_fault else group
+                for group in annotation.subgroups
+            )
         return replace(annotation, subgroups=groups)
 
     def refuse(
@@ -288,7 +310,7 @@ class _Deducer:
         node = Compute(equation, tuple(values), (), union, signature, sums_stay=self.sums_stay)
         if holds_jaxprs(equation):
             held = [self.annotations[value] for value in values]
-            node, tops = deduce_control(node, held, self.body)
+            node, tops = deduce_control(node, held, partial(self.body, union))
         elif union:
             node, tops = pass_through(node, [self.top(value) for value in values])
         else:
@@ -332,14 +354,17 @@ class _Deducer:
         return _typed(region, shape.dtype, mesh, annotation.subgroups[place].spec)
 
     def body(
-        self, program: _compat.ClosedJaxpr, annotations: Sequence[HSharding | None]
+        self,
+        union: Union,
+        program: _compat.ClosedJaxpr,
+        annotations: Sequence[HSharding | None],
     ) -> AnnotatedProgram:
         inner = _Deducer(
             self.strategy,
             self.symbols,
             mend=self.mend,
             sums_stay=self.sums_stay,
-            is_body=True,
+            body_of=union,
         )
         return inner.program(program, annotations)
 

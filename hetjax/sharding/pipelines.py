@@ -24,7 +24,8 @@ def find_pipelines(annotations: Sequence[HSharding], shape: Sequence[int]) -> tu
         For each pipeline the devices of its stages, in order.
 
     Raises:
-        InputError: a submesh hands on to several others, or gets from several: that is no pipeline.
+        InputError: a submesh hands on to several others or to none, or gets from several: that is
+            no pipeline.
 
     Source: Hetu v2, section 5.4.
 
@@ -35,11 +36,18 @@ def find_pipelines(annotations: Sequence[HSharding], shape: Sequence[int]) -> tu
         >>> find_pipelines([HSharding((first,)), HSharding((first,)), HSharding((last,))], (4,))
         (((0,), (3,)),)
     """
+    if not annotations:
+        raise InputError("annotations: none is given; a pipeline has one or more stages")
     pipelines = [[group.devices] for group in annotations[0].subgroups]
     for step, (source, destination) in enumerate(itertools.pairwise(annotations)):
         followers = dict(_handed_on(source, destination, shape, step))
         for pipeline in pipelines:
-            after = followers[pipeline[-1]]
+            after = followers.get(pipeline[-1])
+            if after is None:
+                raise InputError(
+                    f"annotations[{step}] and [{step + 1}]: devices {list(pipeline[-1])} hand on "
+                    f"to no submesh, and a pipeline goes on to its end"
+                )
             if after != pipeline[-1]:
                 pipeline.append(after)
     return tuple(map(tuple, pipelines))

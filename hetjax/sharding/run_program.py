@@ -18,6 +18,7 @@ from hetjax.sharding.network import Network
 from hetjax.sharding.resolve import resolve
 from hetjax.sharding.run_steps import jax_machine, run_resolution
 from hetjax.sharding.specialize import Segment, SpecializedProgram, known_everywhere
+from hetjax.sharding.top_tier import sized
 from hetjax.sharding.union_array import HArray
 
 
@@ -82,12 +83,21 @@ class ProgramRunner:
         """
         held: dict[tuple[int, Subgroup], jax.Array] = {}
         known: dict[int, Any] = {}
+        if len(inputs) != len(self._program.inputs):
+            raise InputError(
+                f"inputs: {len(inputs)} are given, and the program has {len(self._program.inputs)}"
+            )
         for place, (value, array) in enumerate(zip(self._program.inputs, inputs, strict=True)):
-            annotation = self._program.annotations[value]
+            annotation, shape = self._program.annotations[value], self._program.shapes[value]
+            if tuple(array.shape) != shape.shape or array.dtype != shape.dtype:
+                raise InputError(
+                    f"inputs[{place}]: it is {array.dtype}{list(array.shape)}, and the program "
+                    f"takes {shape.dtype}{list(shape.shape)}"
+                )
             if annotation is None:
                 known[value] = array
                 continue
-            if not isinstance(array, HArray) or array.annotation != annotation:
+            if not isinstance(array, HArray) or sized(array.annotation, shape.shape) != annotation:
                 raise InputError(f"inputs[{place}]: it must be a HArray that lies as {annotation}")
             self._put(held, value, annotation, {d: array[d] for d in annotation.devices})
         for step in self._specialized.steps:
@@ -95,7 +105,9 @@ class ProgramRunner:
                 self._move(step, held)
                 continue
             arguments = [
-                known[value] if value in known else held[value, step.submesh]
+                jax.device_put(known[value], self._shape(value, step.submesh).sharding)
+                if value in known
+                else held[value, step.submesh]
                 for value in step.inputs
             ]
             results = self._compiled[step](arguments)

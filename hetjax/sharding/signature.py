@@ -59,3 +59,8 @@ Rule = Callable[[_compat.JaxprEqn], Signature]
 def shapes_of(variables: Sequence[Any]) -> list[tuple[int, ...]]:
     """The shapes of variables of a jaxpr."""
     return [tuple(variable.aval.shape) for variable in variables]
+
+
+def dtypes_of(variables: Sequence[Any]) -> list[Any]:
+    """The types of the elements of variables of a jaxpr."""
+    return [variable.aval.dtype for variable in variables]

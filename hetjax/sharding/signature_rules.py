@@ -7,8 +7,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
 from hetjax import _compat
-from hetjax.sharding.signature import Label, Labels, Rule, Signature, shapes_of
+from hetjax.sharding.signature import Label, Labels, Rule, Signature, dtypes_of, shapes_of
 
 
 def _unlabelled(shape: Sequence[int]) -> list[Label | None]:
@@ -33,19 +36,25 @@ def elementwise_rule(*linear: frozenset[int]) -> Rule:
     return rule
 
 
+def conversion_rule(equation: _compat.JaxprEqn) -> Signature:
+    """Linear where nothing is cut off: among floating types, and to integers no wider."""
+    before, after = dtypes_of([*equation.invars, *equation.outvars])
+    floating = all(jnp.issubdtype(dtype, jnp.inexact) for dtype in (before, after))
+    integers = all(jnp.issubdtype(dtype, jnp.integer) for dtype in (before, after))
+    linear = floating or (integers and after.itemsize <= before.itemsize)
+    return elementwise_rule(*[frozenset({0})] * linear)(equation)
+
+
+def division_rule(equation: _compat.JaxprEqn) -> Signature:
+    """Linear in what is divided, unless the quotient is an integer."""
+    linear = jnp.issubdtype(dtypes_of(equation.outvars)[0], jnp.inexact)
+    return elementwise_rule(*[frozenset({0})] * linear)(equation)
+
+
 def select_rule(equation: _compat.JaxprEqn) -> Signature:
     """Elementwise; the cases are linear together, the predicate is not."""
     cases = frozenset(range(1, len(equation.invars)))
     return elementwise_rule(cases)(equation)
-
-
-def optimization_barrier_rule(equation: _compat.JaxprEqn) -> Signature:
-    """Each result is the operand of its place, with dimensions of its own."""
-    shapes, ends = shapes_of(equation.invars), [0]
-    for shape in shapes:
-        ends.append(ends[-1] + len(shape))
-    labels = tuple(_numbered(len(shape), first) for shape, first in zip(shapes, ends, strict=False))
-    return Signature(labels, labels)
 
 
 def broadcast_in_dim_rule(equation: _compat.JaxprEqn) -> Signature:
@@ -285,7 +294,12 @@ def gather_rule(equation: _compat.JaxprEqn) -> Signature:
     def resized(name: int, size: int) -> Mapping[str, Any]:
         return {"slice_sizes": _with(sizes, dimensions[name], size)} if name in dimensions else {}
 
-    return Signature((operand, where), (result,), linear=(frozenset({0}),), resized=resized)
+    fills = equation.params["mode"] == jax.lax.GatherScatterMode.FILL_OR_DROP
+    fill = equation.params["fill_value"]
+    # Unless told otherwise, floating numbers are filled with NaN, of which a sum is NaN.
+    is_nan = fill is None and jnp.issubdtype(dtypes_of(equation.outvars)[0], jnp.inexact)
+    linear = (frozenset({0}),) if not fills or is_nan or fill == 0 else ()
+    return Signature((operand, where), (result,), linear=linear, resized=resized)
 
 
 def scatter_add_rule(equation: _compat.JaxprEqn) -> Signature:
@@ -345,10 +359,15 @@ def _indexed(
 def window_rule(equation: _compat.JaxprEqn) -> Signature:
     """Dimensions that a window does not slide over are independent."""
     params = equation.params
+    sizes = params["window_dimensions"]
     trivial = [
-        size == 1 and stride == 1 and tuple(padding) == (0, 0)
-        for size, stride, padding in zip(
-            params["window_dimensions"], params["window_strides"], params["padding"], strict=True
+        (size, stride, dilation, *padding) == (1, 1, 1, 0, 0)
+        for size, stride, dilation, padding in zip(
+            sizes,
+            params["window_strides"],
+            params.get("base_dilation", (1,) * len(sizes)),
+            params["padding"],
+            strict=True,
         )
     ]
     labels = tuple(Label(i) if free else None for i, free in enumerate(trivial))

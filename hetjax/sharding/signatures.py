@@ -49,7 +49,7 @@ class Family(NamedTuple):
 
 _FIRST, _SECOND = frozenset({0}), frozenset({1})
 _UNARY = (
-    "abs acos acosh asin asinh atan atanh bitcast_convert_type cbrt ceil clz cos cosh digamma erf "
+    "abs acos acosh asin asinh atan atanh cbrt ceil clz cos cosh digamma erf "
     "erf_inv erfc exp exp2 expm1 floor integer_pow is_finite lgamma log log1p logistic not "
     "population_count reduce_precision round rsqrt sign sin sinh sqrt square tan tanh"
 )
@@ -63,11 +63,18 @@ _OTHERS = "all dimensions but the one that it goes along"
 FAMILIES: tuple[Family, ...] = (
     Family(tuple(f"{_UNARY} {_BINARY}".split()), rules.elementwise_rule(), _ELEMENTWISE),
     Family(
-        ("convert_element_type", "copy", "imag", "neg", "real", "stop_gradient"),
+        ("copy", "imag", "neg", "real", "stop_gradient"),
         rules.elementwise_rule(_FIRST),
         "every dimension",
         "the operand",
     ),
+    Family(
+        ("convert_element_type",),
+        rules.conversion_rule,
+        "every dimension",
+        "the operand, among floating types, and from integers to integers no wider",
+    ),
+    Family(("bitcast_convert_type",), rules.keys_rule, "every dimension that keeps its size"),
     Family(
         ("add", "add_any", "sub"),
         rules.elementwise_rule(_FIRST | _SECOND),
@@ -75,9 +82,8 @@ FAMILIES: tuple[Family, ...] = (
         "both operands together; a whole one counts once",
     ),
     Family(("mul",), rules.elementwise_rule(_FIRST, _SECOND), _ELEMENTWISE, "either operand"),
-    Family(("div",), rules.elementwise_rule(_FIRST), _ELEMENTWISE, "the first operand"),
+    Family(("div",), rules.division_rule, _ELEMENTWISE, "the first operand, but of integers"),
     Family(("select_n",), rules.select_rule, "every dimension", "the cases together"),
-    Family(("optimization_barrier",), rules.optimization_barrier_rule, "every dimension"),
     Family(
         ("broadcast_in_dim",),
         rules.broadcast_in_dim_rule,
@@ -145,7 +151,7 @@ FAMILIES: tuple[Family, ...] = (
         ("gather",),
         rules.gather_rule,
         "dimensions of the indices, and of the operand those that are taken whole",
-        "the operand",
+        "the operand, unless what is out of bounds is filled with a value",
     ),
     Family(
         ("scatter-add",),

@@ -105,12 +105,6 @@ def computed_on(node: Node) -> Union:
 
 def _live(program: AnnotatedProgram, steps: Sequence[Segment | Move]) -> list[Segment | Move]:
     """The steps without what nobody needs, each segment with what goes in and out."""
-    everywhere = {
-        value: node
-        for node in program.nodes
-        if isinstance(node, Compute) and not node.union
-        for value in node.outputs
-    }
     # By value the submeshes that need it later on; None: all that have it.
     needed: dict[int, set[Subgroup | None]] = {value: {None} for value in program.outputs}
     found: list[Segment | Move] = []
@@ -120,7 +114,7 @@ def _live(program: AnnotatedProgram, steps: Sequence[Segment | Move]) -> list[Se
                 needed.setdefault(step.input, set()).add(None)
                 found.append(step)
             continue
-        segment = _trimmed(step, needed, everywhere, program)
+        segment = _trimmed(step, needed, program)
         if segment.outputs:
             found.append(segment)
             for value in segment.inputs:
@@ -131,7 +125,6 @@ def _live(program: AnnotatedProgram, steps: Sequence[Segment | Move]) -> list[Se
 def _trimmed(
     segment: Segment,
     needed: Mapping[int, set[Subgroup | None]],
-    everywhere: Mapping[int, Compute],
     program: AnnotatedProgram,
 ) -> Segment:
     """A segment without what nobody needs, and with the values that it can compute itself."""
@@ -145,9 +138,7 @@ def _trimmed(
             continue
         wanted.update(inputs_of(node))
         nodes.append((node, place))
-    known: list[tuple[Node, int]] = [
-        (node, 0) for node in known_everywhere(wanted, program) if node is not None
-    ]
+    known: list[tuple[Node, int]] = [(node, 0) for node in known_everywhere(wanted, program)]
     inside = {value for node, _ in (*nodes, *known) for value in outputs_of(node)}
     wanted.update(value for node, _ in known for value in inputs_of(node))
     inputs = sorted(wanted - inside - set(program.constants))

@@ -42,6 +42,12 @@ def top_tier_of(annotation: HSharding | None, shape: Sequence[int]) -> TopTier:
     return TopTier(annotation.hdim, tuple(extent(each)[annotation.hdim] for each in regions))
 
 
+def sized(annotation: HSharding, shape: Sequence[int]) -> HSharding:
+    """An annotation with sizes in numbers, so that those that say the same are equal."""
+    top = top_tier_of(annotation, shape)
+    return replace(annotation, sizes=top.widths) if len(annotation.subgroups) > 1 else annotation
+
+
 def pass_through(node: Compute, tops: Sequence[TopTier]) -> tuple[Compute, list[TopTier]]:
     """How an equation's results are shared, given how its operands are.
 
@@ -191,10 +197,9 @@ def _fitting(group: Subgroup, spec: PartitionSpec, shape: Sequence[int]) -> Part
     entries = []
     for entry, size in zip(spec.partitions, shape, strict=False):
         axes = axes_of(entry)
-        divides = all(axis in sizes for axis in axes) and size % math.prod(
-            sizes[axis] for axis in axes if axis in sizes
-        )
-        entries.append(entry if axes and divides == 0 else None)
+        known = all(axis in sizes for axis in axes)
+        fits = known and size % math.prod(sizes[axis] for axis in axes) == 0
+        entries.append(entry if fits else None)
     return PartitionSpec(*entries)
 
 

@@ -29,3 +29,7 @@ def test_a_submesh_that_hands_on_to_several_is_no_stage():
         find_pipelines(split, (4,))
     with pytest.raises(InputError, match=r"devices \[0\] get from several submeshes"):
         find_pipelines(split[::-1], (4,))
+    with pytest.raises(InputError, match=r"devices \[1\] hand on to no submesh"):
+        find_pipelines([HSharding((two, three)), HSharding((three,))], (4,))
+    with pytest.raises(InputError, match="annotations: none is given"):
+        find_pipelines([], (4,))

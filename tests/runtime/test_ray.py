@@ -162,6 +162,8 @@ def test_a_switch_moves_the_state_to_other_workers(tmp_path: Path):
         assert_equal(trainer.parameters(), before)
         found += [trainer.train_step().loss for _ in range(2)]
         before = trainer.parameters()
+        with pytest.raises(InputError, match="the plan is for cluster"):
+            trainer.switch(make_plan())
         trainer.switch(first)
         assert_equal(trainer.parameters(), before)
         found += [trainer.train_step().loss for _ in range(2)]

@@ -325,9 +325,96 @@ def test_reshard_lays_arrays_out_and_moves_them():
 
 
 def test_an_input_must_lie_as_its_annotation_says():
-    program = specialize(deduce(jax.make_jaxpr(jnp.tanh)(np.ones(6)), [EARLY]))
+    program = specialize(deduce(jax.make_jaxpr(jnp.tanh)(np.ones(6, np.float32)), [EARLY]))
     runner = ProgramRunner(program)
     with pytest.raises(InputError, match=r"inputs\[0\]: it must be a HArray that lies as"):
-        runner(np.ones(6))
+        runner(np.ones(6, np.float32))
     with pytest.raises(InputError, match=r"devices .* are not there; there are 1"):
         ProgramRunner(program, jax.devices()[:1])
+
+
+HALVES = HSharding((Subgroup((0,), (), P()), Subgroup((1,), (), P())), 0, (2, 2))
+INSIDE = HSharding((Subgroup((0, 1), (("x", 2),), P("x")),))
+NUMBERS = jnp.asarray([0.5, -2.0, 0.75, 3.5], jnp.float32)
+
+
+def sum_of(x):
+    return jnp.sum(x, 0)
+
+
+@pytest.mark.parametrize("annotation", [HALVES, INSIDE], ids=["among submeshes", "inside one"])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: sum_of(x).astype(jnp.int32),
+        lambda x: sum_of(x) / 3.0,
+        lambda x: 3.0 / sum_of(x),
+        lambda x: jax.lax.div(sum_of(x.astype(jnp.int32)), 2),
+        lambda x: sum_of(x).astype(bool),
+        lambda x: jax.lax.reduce_precision(sum_of(x), 8, 2),
+        lambda x: jnp.pad(sum_of(jnp.stack([x, x], 1)), 1, constant_values=1.0),
+        lambda x: (
+            sum_of(jnp.stack([x, x], 1)).at[jnp.asarray([0, 7])].get(mode="fill", fill_value=5.0)
+        ),
+        lambda x: jnp.take(sum_of(jnp.stack([x, x], 1).astype(jnp.int32)), jnp.asarray([1, 9])),
+        lambda x: jnp.clip(sum_of(x), -1.0, 1.0),
+        lambda x: jnp.where(sum_of(x) > 0, sum_of(x), x[0]),
+        lambda x: jnp.stack([sum_of(x), 2.0 * sum_of(x) - x[1], -sum_of(x)]),
+        lambda x: sum_of(x) * sum_of(x),
+        lambda x: jax.lax.scan(lambda c, _: (c + c, jnp.abs(c)), sum_of(x), None, length=2),
+        lambda x: jax.lax.fori_loop(0, 3, lambda _, c: jnp.maximum(c + c, 1.0), sum_of(x)),
+        lambda x: jax.lax.scan(lambda c, row: (c + sum_of(row), c), 0.0, jnp.stack([x, -x])),
+        lambda x: jax.lax.cond(x[0] > 0, lambda y: sum_of(y), lambda y: jnp.max(y), x),
+        lambda x: jax.lax.optimization_barrier((x, sum_of(x))),
+        lambda x: jax.lax.cumsum(x, reverse=True),
+        lambda x: jax.lax.bitcast_convert_type(x, jnp.uint8),
+        lambda x: jax.lax.reduce_window(
+            jnp.stack([x, x], 1), 0.0, jax.lax.add, (1, 1), (1, 1), "VALID", base_dilation=(2, 1)
+        ),
+    ],
+)
+def test_sums_of_parts_go_through_linear_functions_alone(function, annotation):
+    """Numbers whose sum is another one than what a nonlinear function makes of the parts."""
+    with jax.numpy_dtype_promotion("standard"):
+        found, _ = run(function, [NUMBERS], [annotation], mend=True)
+        expected = jax.jit(function)(NUMBERS)
+    check(found, expected, tolerance=1e-6)
+
+
+def test_a_function_that_is_called_often_brings_each_gradient_back():
+    early, late, other = (HSharding((Subgroup((device,), (), P()),)) for device in (0, 1, 2))
+    moved = jax.jit(lambda x: reshard(x, other))
+    program = jax.grad(lambda a, b: jnp.sum(moved(a) * moved(b)), argnums=(0, 1))
+    inputs = drawn((4,), (4,))
+    found, _ = run(program, inputs, [early, late])
+    check(found, program(*inputs))
+    assert [each.annotation for each in found] == [early, late]
+
+
+def test_submeshes_of_unlike_axes_meet():
+    one = HSharding((Subgroup((2, 3), (("b", 2),), P()),))
+    other = HSharding((Subgroup((0, 1), (("a", 2),), P("a")),))
+    inputs = drawn((4,), (4,))
+    found, _ = run(jnp.add, inputs, [one, other], mend=True)
+    check(found, jnp.add(*inputs))
+
+
+def test_a_reshard_inside_a_body_stays_on_its_submeshes():
+    (x,) = drawn((2, 4))
+
+    def program(x):
+        return jax.lax.scan(lambda c, row: (c, reshard(row, HALVES) * 2.0), 0.0, x)[1]
+
+    with pytest.raises(InputError, match="a value must come to other submeshes"):
+        deduce(jax.make_jaxpr(program)(x), [None])
+
+
+def test_inputs_are_checked():
+    runner = ProgramRunner(specialize(deduce(jax.make_jaxpr(jnp.tanh)(NUMBERS), [HALVES])))
+    with pytest.raises(InputError, match="inputs: 0 are given, and the program has 1"):
+        runner()
+    with pytest.raises(InputError, match=r"inputs\[0\]: it is float32\[3\], and the program takes"):
+        runner(HArray.of(NUMBERS[:3], replace(HALVES, sizes=(2, 1))))
+    even = replace(HALVES, sizes=())
+    (found,) = runner(HArray.of(NUMBERS, even))
+    check([found], jnp.tanh(NUMBERS))

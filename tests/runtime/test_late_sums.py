@@ -1,0 +1,75 @@
+"""Gradients over a submesh's own data axis are reduced once a step, not once a microbatch."""
+
+from __future__ import annotations
+
+import re
+
+import jax
+import numpy as np
+import pytest
+from cases import CLUSTER, Case, trace_model
+from execution import gathered_state, job_of, keep_gradients, one_device_gradients, running, train
+from small_models import Model, make_batch
+
+from hetjax.mesh import SubMesh
+from hetjax.pipeline.named_schedules import make_schedule
+from hetjax.pipeline.times import StepTimes
+from hetjax.planner.plan import PipelinePlan, Plan, StagePlan
+from hetjax.runtime.local import LocalExecutor
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+MODEL = Model(("dense", "attention"), tied=True, counted=True, half_parameters=False)
+
+
+def case_of(sharding: str, schedule: str, mesh_shape: tuple[int, int]) -> Case:
+    """Two stages on four devices each, four microbatches of four examples."""
+    program = trace_model(MODEL, 4)
+    middle = program.num_positions // 2
+    stages = tuple(
+        StagePlan((i, i + 1), SubMesh(name, 0, (1, 4)), mesh_shape, sharding)
+        for i, name in enumerate(("first", "second"))
+    )
+    order = make_schedule(schedule, 2, 4, StepTimes([1.0] * 2, [2.0] * 2, [0.1], [0.1], (), [1.0] * 2, [1.0] * 2))
+    layers = (0, middle, program.num_positions)
+    plan = Plan(program.fingerprint, layers, CLUSTER, (PipelinePlan(stages, 4, 4, order),))
+    return Case(MODEL, program, plan)
+
+
+def reductions(executor: LocalExecutor, stage: int) -> dict[str, int]:
+    """How many gradients each compiled program of a stage reduces."""
+    found = {}
+    for name, program in executor.workers[stage].compiled.programs.items():
+        text = getattr(program, "_program", program).as_text()
+        results = re.findall(r"= (\(?.*?\)?) (?:all-reduce|reduce-scatter)(?:-start)?\(", text)
+        # Scalars are the loss and the count.
+        found[name] = sum(len(re.findall(r"\w+\[\d[\d,]*\]", result)) for result in results)
+    return found
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "h_1f1b_split"])
+def test_gradients_are_reduced_once_a_step(schedule: str):
+    case, batch = case_of("data", schedule, (4, 1)), make_batch(16)
+    loss, norm, expected = one_device_gradients(MODEL, batch)
+    with running(job_of(case, keep_gradients())) as executor:
+        for stage in range(2):
+            counts = reductions(executor, stage)
+            held = len(executor.workers[stage].pipelines.stages[stage].parameters)
+            assert counts.pop("reduce_gradients") == held
+            assert set(counts.values()) == {0}, counts
+        for _ in range(2):
+            [reported] = train(executor, [batch])
+            np.testing.assert_allclose(reported, (loss, norm), rtol=1e-5)
+        for ours, theirs in zip(gathered_state(executor), expected, strict=True):
+            np.testing.assert_allclose(ours, theirs, atol=1e-5 * np.max(np.abs(theirs)))
+
+
+def test_what_devices_share_is_reduced_as_it_is_made():
+    """Whole sums of parameters that are divided over the data axis would need more memory."""
+    with running(job_of(case_of("fully_sharded", "1f1b", (4, 1)), keep_gradients())) as executor:
+        late = executor.workers[0].placement.summed_late(0)
+        specs = executor.workers[0].placement.parameters(0)
+        assert late == {i for i, spec in enumerate(specs) if spec == jax.sharding.PartitionSpec()}
+    with running(job_of(case_of("data", "1f1b", (1, 4)), keep_gradients())) as executor:
+        assert not executor.workers[0].placement.summed_late(0)
+        assert "reduce_gradients" not in executor.workers[0].compiled.programs
