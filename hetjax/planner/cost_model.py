@@ -158,7 +158,7 @@ class Estimate:
 
     Args:
         forward_seconds: the forward pass of one microbatch.
-        backward_seconds: its backward pass, recomputation and gradient reduction included.
+        backward_seconds: its backward pass, recomputation included.
         update_seconds: the optimizer's update.
         state_bytes: parameters, gradients and optimizer state.
         activation_bytes: what one microbatch keeps for its backward pass.
@@ -189,9 +189,9 @@ def estimate(problem: PlanningProblem, runs: Runs, execution: Execution) -> Esti
 
     Computation is a roofline, kernel by kernel: matrix products take their FLOPs over the peak that
     they reach, all else the bytes that fusion leaves over the memory's bandwidth; both are divided
-    among the submesh's devices. To them come the collectives, as rings: a reduction of gradients
-    over the data axis (under ``fully_sharded`` parameters are gathered twice and gradients
-    scattered instead), once a microbatch as the compiler places it; and gathers of what matrix
+    among the submesh's devices. To them come the collectives, as rings: over the data axis a
+    reduction of gradients, once a step, with the update (under ``fully_sharded`` parameters are
+    gathered twice and gradients scattered instead, each microbatch); and gathers of what matrix
     products write over the tensor axis, once forward and twice backward.
 
     Args:
@@ -210,14 +210,16 @@ def estimate(problem: PlanningProblem, runs: Runs, execution: Execution) -> Esti
     gathered, state = _parameter_bytes(problem, runs, execution)
     parameter_pass, product_pass = _ring_passes(execution, gathered, runs.product_bytes)
     forward = forward + parameter_pass * fully_sharded + product_pass
-    backward = backward + 2 * parameter_pass + (3 if execution.recompute else 2) * product_pass
+    backward = backward + (3 if execution.recompute else 2) * product_pass
+    backward = backward + 2 * parameter_pass * fully_sharded
+    update = TASK_SECONDS + 2 * state / execution.kind.memory_bandwidth
 
     kept = runs.input_bytes if execution.recompute else runs.residual_bytes
     repeated = runs.residual_bytes if execution.recompute else 0.0
     return Estimate(
         forward_seconds=forward,
         backward_seconds=backward,
-        update_seconds=TASK_SECONDS + 2 * state / execution.kind.memory_bandwidth,
+        update_seconds=update + 2 * parameter_pass * (not fully_sharded),
         state_bytes=state,
         activation_bytes=kept / data,
         working_bytes=(runs.boundary_bytes + repeated) / data + gathered * fully_sharded,
@@ -246,8 +248,8 @@ class Halves:
 def estimate_halves(problem: PlanningProblem, work: Work, execution: Execution) -> Halves:
     """Estimate a backward pass in parts, by the rules of `estimate`.
 
-    The gathers of matrix products over the tensor axis are divided evenly; the reduction of the
-    gradients is the second half's.
+    The gathers of matrix products over the tensor axis are divided evenly; what ``fully_sharded``
+    gathers and scatters is the second half's.
 
     Args:
         problem: the planning problem.
@@ -273,7 +275,7 @@ def estimate_halves(problem: PlanningProblem, work: Work, execution: Execution) 
         input_gradient_seconds=seconds(work.split.input_gradient) + product_pass,
         weight_gradient_seconds=seconds(work.split.weight_gradient)
         + product_pass
-        + 2 * parameter_pass,
+        + 2 * parameter_pass * (execution.sharding == "fully_sharded"),
         recomputed_bytes=int(kept),
         deferred_bytes=int(work.split.deferred_bytes / data),
     )

@@ -30,7 +30,9 @@ def case_of(sharding: str, schedule: str, mesh_shape: tuple[int, int]) -> Case:
         StagePlan((i, i + 1), SubMesh(name, 0, (1, 4)), mesh_shape, sharding)
         for i, name in enumerate(("first", "second"))
     )
-    order = make_schedule(schedule, 2, 4, StepTimes([1.0] * 2, [2.0] * 2, [0.1], [0.1], (), [1.0] * 2, [1.0] * 2))
+    order = make_schedule(
+        schedule, 2, 4, StepTimes([1.0] * 2, [2.0] * 2, [0.1], [0.1], (), [1.0] * 2, [1.0] * 2)
+    )
     layers = (0, middle, program.num_positions)
     plan = Plan(program.fingerprint, layers, CLUSTER, (PipelinePlan(stages, 4, 4, order),))
     return Case(MODEL, program, plan)
