@@ -209,7 +209,7 @@ class _Deducer:
     def equation(self, equation: _compat.JaxprEqn, operands: Sequence[int]) -> list[int]:
         """Deduce one equation; where that is asked for, with reshards of its operands."""
         values = list(operands)
-        while True:
+        for _ in range(_MOST_RESHARDS):
             try:
                 values = self.aligned(values)
                 return self.computed(equation, values)
@@ -222,6 +222,10 @@ class _Deducer:
                 if not self.mend:
                     self.refuse(equation, values, problem, mended)
                 values[problem.operand] = self.move(values[problem.operand], mended)
+        raise InputError(
+            f"{equation.primitive.name} at {_compat.source_line(equation)}: reshards of its "
+            f"operands do not come to an end; bring them to one union with hetjax.reshard"
+        )
 
     def outside(self, values: Sequence[int], problem: OperandError) -> OperandError:
         """A problem inside a body, as one of the first operand that submeshes do not have whole."""
@@ -264,22 +268,13 @@ class _Deducer:
         annotation = _known(self.annotations[value])
         if problem.spec is None:
             return whole_on(annotation, union, self.shapes[value].shape)
-        at_fault = annotation.subgroups[problem.place]
-        groups = tuple(
-            group.with_spec(problem.spec)
-            if group is at_fault or (group.axes, group.spec) == (at_fault.axes, at_fault.spec)
-            else group
-            for group in annotation.subgroups
-        )
-        mended = replace(annotation, subgroups=groups)
-        try:
-            mended.shards(self.shapes[value].shape)
-        except InputError:
-            groups = tuple(
-                group.with_spec(problem.spec) if group is at_fault else group
-                for group in annotation.subgroups
-            )
-        return replace(annotation, subgroups=groups)
+        groups = list(annotation.subgroups)
+        at_fault = groups[problem.place]
+        if at_fault.spec.unreduced and not problem.spec.unreduced:
+            # What cannot be a partial sum on one submesh cannot be one on any.
+            groups = [group.with_spec(PartitionSpec(*group.spec.partitions)) for group in groups]
+        groups[problem.place] = at_fault.with_spec(problem.spec)
+        return replace(annotation, subgroups=tuple(groups))
 
     def refuse(
         self,
@@ -335,12 +330,21 @@ class _Deducer:
         """The results' shardings inside one submesh."""
         mesh = abstract_mesh(node.union[place])
         operands = [self.local(value, place, mesh) for value in node.inputs]
-        try:
-            with jax.sharding.use_abstract_mesh(mesh):
-                results = jax.eval_shape(lambda a: evaluate_equation(node, place, a), operands)
-        except OperandError as problem:
+        problems: list[OperandError] = []
+
+        def results_of(operands: Sequence[Any]) -> list[Any]:
+            # JAX takes long to shorten the traceback of what is raised through its functions.
+            try:
+                return evaluate_equation(node, place, operands)
+            except OperandError as problem:
+                problems.append(problem)
+                return []
+
+        with jax.sharding.use_abstract_mesh(mesh):
+            results = jax.eval_shape(results_of, operands)
+        for problem in problems:
             problem.place = place
-            raise
+            raise problem
         # What is computed of constants alone has no sharding in its type.
         shardings = (result.sharding for result in results)
         return [PartitionSpec() if each is None else each.spec for each in shardings]
@@ -367,6 +371,10 @@ class _Deducer:
             body_of=union,
         )
         return inner.program(program, annotations)
+
+
+_MOST_RESHARDS = 200
+"""Of the operands of one equation: each takes a few for each of its submeshes."""
 
 
 def _known(annotation: HSharding | None) -> HSharding:
