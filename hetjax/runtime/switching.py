@@ -91,20 +91,21 @@ def shards_of(leaf: Leaf, placement: Placement) -> Iterator[tuple[int, Shard]]:
     Yields:
         A stage, and a shard on one of its devices, with the cluster's numbers.
     """
-    for stage in range(len(leaf.parts)):
-        for shard in _shards_in(leaf, placement, stage):
-            yield stage, shard
+    for stage, held in enumerate(leaf.parts):
+        if held is not None:
+            for shard in _shards_in(held, leaf.shape.shape, placement, stage):
+                yield stage, shard
 
 
-def _shards_in(leaf: Leaf, placement: Placement, stage: int) -> Iterator[Shard]:
-    """What the devices of one stage hold of a leaf."""
-    held = leaf.parts[stage]
-    if held is not None:
-        part, spec = held
-        plan = placement.stage_plan(stage)
-        axes = tuple(zip(MESH_AXES, plan.mesh_shape, strict=True))
-        devices = placement.plan.cluster.device_ids(plan.submesh)
-        yield from Subgroup(devices, axes, spec).shards(_region(part, leaf.shape.shape))
+def _shards_in(
+    held: Held, shape: Sequence[int], placement: Placement, stage: int
+) -> Iterator[Shard]:
+    """What the devices of a stage hold, where the stage holds a part of a leaf."""
+    part, spec = held
+    plan = placement.stage_plan(stage)
+    axes = tuple(zip(MESH_AXES, plan.mesh_shape, strict=True))
+    devices = placement.plan.cluster.device_ids(plan.submesh)
+    yield from Subgroup(devices, axes, spec).shards(_region(part, shape))
 
 
 def _region(part: ParameterPart, shape: Sequence[int]) -> Bounds:
@@ -252,10 +253,18 @@ def held_pieces(placement: Placement, stage: int, state: StageState, devices: De
 
 
 def _shards_of_stage(placement: Placement, stage: int) -> Iterator[tuple[int, Shard]]:
-    """What a stage's devices hold, each with the number of its leaf."""
-    for i, leaf in enumerate(leaves_of(placement)):
-        for shard in _shards_in(leaf, placement, stage):
-            yield i, shard
+    """What a stage's devices hold, each with the number of its leaf, as `leaves_of` counts them."""
+    pipelines = placement.pipelines
+    first = len(pipelines.parameter_shapes)
+    parameters, state = pipelines.stages[stage].parameters, pipelines.updates[stage].state
+    for part, spec in zip(parameters, placement.parameters(stage), strict=True):
+        shape = pipelines.parameter_shapes[part.leaf].shape
+        for shard in _shards_in((part, spec), shape, placement, stage):
+            yield part.leaf, shard
+    for part, spec in zip(state, placement.state(stage), strict=True):
+        shape = pipelines.state_shapes[part.leaf].shape
+        for shard in _shards_in((part, spec), shape, placement, stage):
+            yield first + part.leaf, shard
 
 
 def assembled_state(

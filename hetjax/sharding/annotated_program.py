@@ -10,10 +10,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from jax.sharding import PartitionSpec
+import jax
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from hetjax import _compat
 from hetjax.sharding.annotation import HSharding, Subgroup
+from hetjax.sharding.bounds import extent
 from hetjax.sharding.signature import Signature
 
 Union = tuple[Subgroup, ...]
@@ -115,4 +117,25 @@ class AnnotatedProgram:
 
 def union_of(annotation: HSharding) -> Union:
     """The submeshes of an annotation."""
-    return tuple(group.with_spec(PartitionSpec()) for group in annotation.subgroups)
+    return tuple(group.bare for group in annotation.subgroups)
+
+
+def shape_on(
+    mesh: Mesh | AbstractMesh, place: int, shape: Any, annotation: HSharding | None
+) -> jax.ShapeDtypeStruct:
+    """What one submesh has of a value, as JAX types it there.
+
+    Args:
+        mesh: the submesh's mesh, of explicit axes.
+        place: which submesh of the annotation.
+        shape: shape and dtype of the value, whole.
+        annotation: how it lies; None where it is known everywhere.
+
+    Returns:
+        Shape, dtype and sharding.
+    """
+    spec, region = PartitionSpec(), tuple(shape.shape)
+    if annotation is not None:
+        spec = annotation.subgroups[place].spec
+        region = extent(annotation.regions(shape.shape)[place])
+    return jax.ShapeDtypeStruct(region, shape.dtype, sharding=NamedSharding(mesh, spec))

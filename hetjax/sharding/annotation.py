@@ -126,10 +126,21 @@ class Subgroup:
         """This subgroup with another sharding inside it."""
         return replace(self, spec=spec)
 
+    @property
+    def bare(self) -> Subgroup:
+        """The submesh alone, without a sharding inside it."""
+        return self.with_spec(PartitionSpec())
+
+    @property
+    def named_axes(self) -> tuple[tuple[str, ...], tuple[int, ...]]:
+        """Names and sizes of the axes of its mesh, which has one also where none is named."""
+        axes = self.axes or (("device", 1),)
+        return tuple(name for name, _ in axes), tuple(size for _, size in axes)
+
     def divisions(self, num_dimensions: int) -> tuple[int, ...]:
         """Into how many parts each dimension of an array is divided."""
         sizes = dict(self.axes)
-        entries = [*self.spec.partitions, *[None] * (num_dimensions - len(self.spec.partitions))]
+        entries = entries_of(self.spec, num_dimensions)
         return tuple(math.prod(sizes[axis] for axis in axes_of(entry)) for entry in entries)
 
     @property
@@ -141,7 +152,7 @@ class Subgroup:
     def shards(self, region: Bounds) -> Iterator[Shard]:
         """What each of its devices holds, where the subgroup holds a region of an array."""
         sizes = dict(self.axes)
-        entries = [*self.spec.partitions, *[None] * (len(region) - len(self.spec.partitions))]
+        entries = entries_of(self.spec, len(region))
         summing = [name for name, size in self.axes if name in self.spec.unreduced and size > 1]
         places = itertools.product(*(range(size) for _, size in self.axes))
         for device, place in zip(self.devices, places, strict=True):
@@ -376,6 +387,19 @@ def _check_divides(group: Subgroup, region: Bounds) -> None:
                 f"spec: {_spec(group.spec)} divides dimension {dimension} into {parts} parts, and "
                 f"devices {_ranges(group.devices)} have {width} of it: {parts} does not divide that"
             )
+
+
+def entries_of(spec: PartitionSpec, rank: int) -> list[Any]:
+    """The entry of each dimension of an array; a specification may leave out the last ones."""
+    return [*spec.partitions, *[None] * (rank - len(spec.partitions))]
+
+
+def spec_from(
+    axes: Sequence[tuple[str, ...]], unreduced: frozenset[str] = frozenset()
+) -> PartitionSpec:
+    """The specification that divides each dimension over some axes."""
+    entries = (None if not each else each[0] if len(each) == 1 else each for each in axes)
+    return PartitionSpec(*entries, unreduced=unreduced)
 
 
 def _shortest(spec: PartitionSpec) -> PartitionSpec:

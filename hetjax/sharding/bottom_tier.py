@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from hetjax import _compat
-from hetjax.sharding.annotation import axes_of
+from hetjax.sharding.annotation import axes_of, entries_of, spec_from
 from hetjax.sharding.signature import Label, Labels, Signature
 
 
@@ -53,7 +53,7 @@ def resharded(array: Any, spec: PartitionSpec) -> Any:
     """An array with another sharding inside its submesh."""
     if _same_spec(spec_of(array), spec):
         return array
-    return jax.sharding.reshard(array, NamedSharding(jax.sharding.get_abstract_mesh(), spec))
+    return jax.sharding.reshard(array, _on_mesh(spec))
 
 
 def _same_spec(a: PartitionSpec, b: PartitionSpec) -> bool:
@@ -221,7 +221,7 @@ def _contracted_axes(signature: Signature, operands: Sequence[Any]) -> frozenset
 
 
 def _divisions(labels: Labels, spec: PartitionSpec) -> list[tuple[Label | None, tuple[str, ...]]]:
-    entries = [*spec.partitions, *[None] * (len(labels) - len(spec.partitions))]
+    entries = entries_of(spec, len(labels))
     return [(label, axes_of(entry)) for label, entry in zip(labels, entries, strict=True)]
 
 
@@ -251,7 +251,7 @@ def _label_axes(
                 taken.update(dict.fromkeys(axes, label.name))
             entries.append(axes)
         if problem:
-            raise OperandError(place, problem, _spec(entries))
+            raise OperandError(place, problem, spec_from(entries))
     return chosen
 
 
@@ -260,7 +260,7 @@ def _by_labels(
 ) -> PartitionSpec:
     """The sharding of an array whose labels are divided over axes."""
     entries = [chosen.get(label.name, ()) if label is not None else () for label in labels]
-    return _spec(entries, unreduced)
+    return spec_from(entries, unreduced)
 
 
 def _fits(
@@ -279,10 +279,3 @@ def _divides(axes: tuple[str, ...], units: int) -> bool:
     """Whether axes of the present mesh divide a number of units evenly."""
     sizes = jax.sharding.get_abstract_mesh().shape
     return units % math.prod(sizes[axis] for axis in axes) == 0
-
-
-def _spec(
-    entries: Sequence[tuple[str, ...]], unreduced: frozenset[str] = frozenset()
-) -> PartitionSpec:
-    partitions = [None if not e else e[0] if len(e) == 1 else e for e in entries]
-    return PartitionSpec(*partitions, unreduced=unreduced)

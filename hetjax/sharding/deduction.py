@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 import jax
-from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from hetjax import _compat
 from hetjax.errors import InputError
@@ -22,11 +22,11 @@ from hetjax.sharding.annotated_program import (
     Compute,
     Move,
     Union,
+    shape_on,
     union_of,
 )
 from hetjax.sharding.annotation import HSharding, Subgroup
 from hetjax.sharding.bottom_tier import ELSEWHERE, OperandError
-from hetjax.sharding.bounds import extent
 from hetjax.sharding.control_flow import deduce_control
 from hetjax.sharding.evaluation import evaluate_equation, holds_jaxprs
 from hetjax.sharding.refinement import refined
@@ -328,8 +328,11 @@ class _Deducer:
 
     def specs(self, node: Compute, place: int) -> list[PartitionSpec]:
         """The results' shardings inside one submesh."""
-        mesh = abstract_mesh(node.union[place])
-        operands = [self.local(value, place, mesh) for value in node.inputs]
+        mesh = _abstract_mesh(node.union[place])
+        operands = [
+            shape_on(mesh, place, self.shapes[value], self.annotations[value])
+            for value in node.inputs
+        ]
         problems: list[OperandError] = []
 
         def results_of(operands: Sequence[Any]) -> list[Any]:
@@ -348,14 +351,6 @@ class _Deducer:
         # What is computed of constants alone has no sharding in its type.
         shardings = (result.sharding for result in results)
         return [PartitionSpec() if each is None else each.spec for each in shardings]
-
-    def local(self, value: int, place: int, mesh: AbstractMesh) -> jax.ShapeDtypeStruct:
-        """What one submesh has of a value."""
-        shape, annotation = self.shapes[value], self.annotations[value]
-        if annotation is None:
-            return _typed(shape.shape, shape.dtype, mesh, PartitionSpec())
-        region = extent(annotation.regions(shape.shape)[place])
-        return _typed(region, shape.dtype, mesh, annotation.subgroups[place].spec)
 
     def body(
         self,
@@ -382,13 +377,7 @@ def _known(annotation: HSharding | None) -> HSharding:
     return annotation
 
 
-def abstract_mesh(group: Subgroup) -> AbstractMesh:
+def _abstract_mesh(group: Subgroup) -> AbstractMesh:
     """The mesh of a submesh, without its devices, with axes that types tell of."""
-    names, sizes = zip(*(group.axes or (("device", 1),)), strict=True)
+    names, sizes = group.named_axes
     return AbstractMesh(sizes, names, axis_types=(AxisType.Explicit,) * len(names))
-
-
-def _typed(
-    shape: Sequence[int], dtype: Any, mesh: AbstractMesh, spec: PartitionSpec
-) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(tuple(shape), dtype, sharding=NamedSharding(mesh, spec))

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec
 
 from hetjax import _compat
 from hetjax.sharding.annotated_program import AnnotatedProgram, Compute, Move, Taken
-from hetjax.sharding.annotation import axes_of
+from hetjax.sharding.annotation import axes_of, entries_of
 from hetjax.sharding.bottom_tier import OperandError, apply, resharded, spec_of
 from hetjax.sharding.summands import as_parts, as_sum
 from hetjax.sharding.top_tier import WHOLE, take, top_tier_of
@@ -94,7 +94,7 @@ def _taken(array: Any, taken: Taken, place: int) -> Any:
     if taken.dimension is None:
         return array if place == 0 else jnp.zeros_like(array)
     spec = spec_of(array)
-    entries = [*spec.partitions, *[None] * (array.ndim - len(spec.partitions))]
+    entries = entries_of(spec, array.ndim)
     if entries[taken.dimension] is not None:
         entries[taken.dimension] = None
         array = resharded(array, PartitionSpec(*entries, unreduced=spec.unreduced))

@@ -8,7 +8,15 @@ from typing import Any
 from jax.sharding import PartitionSpec
 
 from hetjax.sharding.annotated_program import Union
-from hetjax.sharding.annotation import DUPLICATE, PARTIAL, HDim, HSharding, Subgroup, axes_of
+from hetjax.sharding.annotation import (
+    DUPLICATE,
+    PARTIAL,
+    HDim,
+    HSharding,
+    Subgroup,
+    axes_of,
+    spec_from,
+)
 from hetjax.sharding.bounds import extent
 
 
@@ -74,17 +82,11 @@ def refined(annotation: HSharding, union: Union, shape: Sequence[int]) -> HShard
 def _without(spec: PartitionSpec, name: str) -> tuple[HDim, PartitionSpec] | None:
     """What an axis divides, and the specification without it; None where it is not outermost."""
     entries = [axes_of(entry) for entry in spec.partitions]
-    left = PartitionSpec(
-        *(_entry(tuple(axis for axis in entry if axis != name)) for entry in entries),
-        unreduced=spec.unreduced - {name},
-    )
+    others = [tuple(axis for axis in entry if axis != name) for entry in entries]
+    left = spec_from(others, spec.unreduced - {name})
     if name in spec.unreduced:
         return PARTIAL, left
     for dimension, entry in enumerate(entries):
         if name in entry:
             return (dimension, left) if entry[0] == name else None
     return DUPLICATE, left
-
-
-def _entry(axes: tuple[str, ...]) -> Any:
-    return None if not axes else axes[0] if len(axes) == 1 else axes

@@ -7,12 +7,11 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.sharding import AxisType, Mesh, SingleDeviceSharding
 
 from hetjax.errors import InputError
-from hetjax.sharding.annotated_program import AnnotatedProgram, Move
+from hetjax.sharding.annotated_program import AnnotatedProgram, Move, shape_on, union_of
 from hetjax.sharding.annotation import HSharding, Subgroup
-from hetjax.sharding.bounds import extent
 from hetjax.sharding.evaluation import evaluate_node
 from hetjax.sharding.network import Network
 from hetjax.sharding.resolve import resolve
@@ -117,7 +116,7 @@ class ProgramRunner:
 
     def _mesh(self, submesh: Subgroup) -> Mesh:
         if submesh not in self._meshes:
-            names, sizes = zip(*(submesh.axes or (("device", 1),)), strict=True)
+            names, sizes = submesh.named_axes
             missing = [number for number in submesh.devices if number not in self._devices]
             if missing:
                 raise InputError(f"devices {missing} are not there; there are {len(self._devices)}")
@@ -128,15 +127,9 @@ class ProgramRunner:
 
     def _shape(self, value: int, submesh: Subgroup) -> jax.ShapeDtypeStruct:
         """What a submesh has of a value."""
-        mesh, shape = self._mesh(submesh), self._program.shapes[value]
         annotation = self._program.annotations[value]
-        if annotation is None:
-            sharding = NamedSharding(mesh, PartitionSpec())
-            return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding)
-        place = [group.with_spec(PartitionSpec()) for group in annotation.subgroups].index(submesh)
-        region = extent(annotation.regions(shape.shape)[place])
-        sharding = NamedSharding(mesh, annotation.subgroups[place].spec)
-        return jax.ShapeDtypeStruct(region, shape.dtype, sharding=sharding)
+        place = 0 if annotation is None else union_of(annotation).index(submesh)
+        return shape_on(self._mesh(submesh), place, self._program.shapes[value], annotation)
 
     def _compile(self, segment: Segment) -> Any:
         def run(arrays: Sequence[jax.Array]) -> list[jax.Array]:
@@ -159,7 +152,7 @@ class ProgramRunner:
     ) -> None:
         """Take the shards of all devices as arrays of their submeshes."""
         for group in annotation.subgroups:
-            submesh = group.with_spec(PartitionSpec())
+            submesh = group.bare
             shape = self._shape(value, submesh)
             held[value, submesh] = jax.make_array_from_single_device_arrays(
                 shape.shape, shape.sharding, [shards[device] for device in group.devices]
@@ -173,7 +166,7 @@ class ProgramRunner:
         assert annotation is not None
         found = {}
         for group in annotation.subgroups:
-            array = held[value, group.with_spec(PartitionSpec())]
+            array = held[value, group.bare]
             by_device = {shard.device: shard.data for shard in array.addressable_shards}
             for number in group.devices:
                 # A shard's own type says that it is a summand, and then nothing can be added to it.

@@ -18,6 +18,10 @@ def _unlabelled(shape: Sequence[int]) -> list[Label | None]:
     return [None] * len(shape)
 
 
+def _with(values: Sequence[int], place: int, value: int) -> tuple[int, ...]:
+    return (*values[:place], value, *values[place + 1 :])
+
+
 def _numbered(rank: int, first: int = 0) -> Labels:
     return tuple(Label(first + dimension) for dimension in range(rank))
 
@@ -73,7 +77,7 @@ def broadcast_in_dim_rule(equation: _compat.JaxprEqn) -> Signature:
     )
 
     def resized(name: int, size: int) -> Mapping[str, Any]:
-        return {"shape": (*shape[:name], size, *shape[name + 1 :])}
+        return {"shape": _with(shape, name, size)}
 
     return Signature((operand,), (result,), linear=(frozenset({0}),), resized=resized)
 
@@ -93,7 +97,7 @@ def reshape_rule(equation: _compat.JaxprEqn) -> Signature:
 
     def resized(name: int, size: int) -> Mapping[str, Any]:
         place, scale = factors[name]
-        return {"new_sizes": (*after[:place], size * scale, *after[place + 1 :])}
+        return {"new_sizes": _with(after, place, size * scale)}
 
     return Signature((tuple(operand),), (tuple(result),), linear=(frozenset({0}),), resized=resized)
 
@@ -246,10 +250,6 @@ def slice_rule(equation: _compat.JaxprEqn) -> Signature:
         return {"limit_indices": _with(params["limit_indices"], name, size)}
 
     return Signature((labels,), (labels,), linear=(frozenset({0}),), resized=resized)
-
-
-def _with(values: Sequence[int], place: int, value: int) -> tuple[int, ...]:
-    return (*values[:place], value, *values[place + 1 :])
 
 
 def dynamic_slice_rule(equation: _compat.JaxprEqn) -> Signature:

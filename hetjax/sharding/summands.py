@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
+from hetjax.sharding.annotation import entries_of
 from hetjax.sharding.bottom_tier import spec_of
 
 
@@ -25,7 +26,7 @@ def as_parts(array: Any, rows: int = 0) -> Any:
     spec = spec_of(array)
     if not spec.unreduced:
         return array
-    entries = _entries(spec, array.ndim)
+    entries = entries_of(spec, array.ndim)
     parts = PartitionSpec(*entries[:rows], tuple(sorted(spec.unreduced)), *entries[rows:])
     return _mapped(lambda part: jnp.expand_dims(part, rows), array, spec, parts)
 
@@ -43,13 +44,9 @@ def as_sum(array: Any, axes: frozenset[str], rows: int = 0) -> Any:
     """
     if not axes:
         return array
-    entries = _entries(spec_of(array), array.ndim)
+    entries = entries_of(spec_of(array), array.ndim)
     whole = PartitionSpec(*entries[:rows], *entries[rows + 1 :], unreduced=axes)
     return _mapped(lambda part: jnp.sum(part, axis=rows), array, spec_of(array), whole)
-
-
-def _entries(spec: PartitionSpec, rank: int) -> list[Any]:
-    return [*spec.partitions, *[None] * (rank - len(spec.partitions))]
 
 
 def _mapped(

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from jax.sharding import PartitionSpec
 
 from hetjax import _compat
-from hetjax.sharding.annotated_program import Compute, Taken, Union
+from hetjax.sharding.annotated_program import Compute, Taken, Union, union_of
 from hetjax.sharding.annotation import DUPLICATE, PARTIAL, HDim, HSharding, Subgroup, axes_of
 from hetjax.sharding.bottom_tier import OperandError
 from hetjax.sharding.bounds import extent
@@ -181,7 +181,7 @@ def whole_on(annotation: HSharding, union: Union, shape: Sequence[int]) -> HShar
             group.with_spec(_fitting(group, spec, extent(region)))
             for group, spec, region in zip(union, specs, regions, strict=True)
         )
-        if union != tuple(group.with_spec(PartitionSpec()) for group in annotation.subgroups):
+        if union != union_of(annotation):
             return HSharding(groups, annotation.hdim, annotation.sizes)
     specs = specs if alike else specs * len(union)
     groups = tuple(
