@@ -38,11 +38,13 @@ class Strategy(NamedTuple):
         cluster: the file of its cluster.
         pipelines: a line for each pipeline: the number and the size of its microbatches, then the
             ranks and the layers of each stage.
+        shard_optimizer_state: whether pipelines divide the optimizer's state, ZeRO-1.
     """
 
     model: str
     cluster: str
     pipelines: tuple[str, ...]
+    shard_optimizer_state: bool = False
 
 
 STRATEGIES: Mapping[str, Strategy] = {
@@ -109,6 +111,7 @@ STRATEGIES: Mapping[str, Strategy] = {
             "32x1 R16-19:L0-6 R20-23:L7-13 R0-3:L14-36 R4-7:L37-59",
             "32x1 R24-27:L0-6 R28-31:L7-13 R8-11:L14-36 R12-15:L37-59",
         ),
+        shard_optimizer_state=True,
     ),
     "t5_32b_24": Strategy(
         "llama32b",
@@ -117,6 +120,7 @@ STRATEGIES: Mapping[str, Strategy] = {
             "32x1 R16-19:L0-5 R20-23:L6-11 R24-27:L12-17 R0-3:L18-38 R4-7:L39-59",
             "32x1 R28-31:L0-5 R32-35:L6-11 R36-39:L12-17 R8-11:L18-38 R12-15:L39-59",
         ),
+        shard_optimizer_state=True,
     ),
     "t5_32b_32": Strategy(
         "llama32b",
@@ -127,6 +131,7 @@ STRATEGIES: Mapping[str, Strategy] = {
             "16x1 R32-35:L0-10 R36-39:L11-21 R8-11:L22-59",
             "16x1 R40-43:L0-10 R44-47:L11-21 R12-15:L22-59",
         ),
+        shard_optimizer_state=True,
     ),
     "t5_70b_16": Strategy(
         "llama70b",
@@ -145,6 +150,7 @@ STRATEGIES: Mapping[str, Strategy] = {
             "32x1 R16-23:L0-16 R24-31:L17-33 R0-7:L34-79",
             "32x1 R32-39:L0-16 R40-47:L17-33 R8-15:L34-79",
         ),
+        shard_optimizer_state=True,
     ),
 }
 """By table: c1 to c7 are tables 7 and 8, t5 is table 5, with the number of its H20."""
@@ -179,7 +185,14 @@ def make_plan(name: str, program: Program) -> Plan:
     cluster = Cluster.from_file(CLUSTERS / strategy.cluster)
     layers = _layers(program)
     pipelines = tuple(_pipeline(line, cluster, program) for line in strategy.pipelines)
-    plan = Plan(program.fingerprint, layers, cluster, pipelines, f"Hetu v2, {name.upper()}")
+    plan = Plan(
+        program.fingerprint,
+        layers,
+        cluster,
+        pipelines,
+        strategy.shard_optimizer_state,
+        f"Hetu v2, {name.upper()}",
+    )
     validate(plan)
     return plan
 

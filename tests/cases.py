@@ -62,7 +62,8 @@ class Case:
 
     def __repr__(self) -> str:
         pipelines = ", ".join(map(_shown, self.plan.pipelines))
-        return f"Case({self.model}, layers {self.plan.layers}, {pipelines})"
+        divided = ", optimizer state divided" * self.plan.shard_optimizer_state
+        return f"Case({self.model}, layers {self.plan.layers}, {pipelines}{divided})"
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         printer.text(repr(self))
@@ -98,7 +99,10 @@ def random_case(
     layers, held = random_cuts(rng, model, count, max_stages)
     pipelines = tuple(random_pipeline(rng, stages, max_microbatches) for stages in held)
     program = trace_model(model, pipelines[0].microbatch_size)
-    return Case(model, program, Plan(program.fingerprint, layers, CLUSTER, pipelines))
+    plan = Plan(program.fingerprint, layers, CLUSTER, pipelines)
+    if count > 1:
+        plan = replace(plan, shard_optimizer_state=rng.random() < 0.5)
+    return Case(model, program, plan)
 
 
 def random_plan(rng: Random, model: Model, batches: Sequence[tuple[int, int]]) -> Plan:
@@ -108,7 +112,8 @@ def random_plan(rng: Random, model: Model, batches: Sequence[tuple[int, int]]) -
         PipelinePlan(tuple(stages), count, size, random_schedule(rng, stages, count))
         for stages, (count, size) in zip(held, batches, strict=True)
     )
-    return Plan(trace_model(model, 1).fingerprint, layers, CLUSTER, pipelines)
+    plan = Plan(trace_model(model, 1).fingerprint, layers, CLUSTER, pipelines)
+    return replace(plan, shard_optimizer_state=len(batches) > 1 and rng.random() < 0.5)
 
 
 def random_cuts(

@@ -15,6 +15,13 @@ import optax
 from jaxtyping import PyTree
 
 from hetjax.pipeline.backward import StagePrograms, accumulator_dtype, differentiate
+from hetjax.pipeline.holders import (
+    Shared,
+    shared_parts,
+    updated_parts,
+    with_divided_updates,
+    with_same_updates,
+)
 from hetjax.pipeline.program import Program, abstract
 from hetjax.pipeline.stages import ParameterPart, Stage, cut
 from hetjax.pipeline.update import StageUpdate, divide_update
@@ -48,6 +55,7 @@ class PipelinePrograms:
         first_stages: for each pipeline its first stage, and the number of all stages.
         stages: what each stage holds and passes on.
         programs: each stage's forward and backward functions.
+        shared: who holds and who updates the parameters that several stages hold.
         updates: each stage's share of the optimizer's update.
         parameter_tree: structure of the parameters.
         parameter_shapes: shape of every parameter leaf, whole.
@@ -61,6 +69,7 @@ class PipelinePrograms:
     first_stages: tuple[int, ...]
     stages: tuple[Stage, ...]
     programs: tuple[StagePrograms, ...]
+    shared: Shared
     updates: tuple[StageUpdate, ...]
     parameter_tree: Any
     parameter_shapes: Shapes
@@ -112,57 +121,10 @@ class PipelinePrograms:
         return jax.ShapeDtypeStruct(part.shape(whole.shape), whole.dtype)
 
     @functools.cached_property
-    def shared(self) -> Mapping[ParameterPart, tuple[int, ...]]:
-        """The rows of parameter leaves that several stages hold, and these stages in order.
-
-        A leaf is cut wherever one of the stages' parts begins or ends. Stages hold the same rows
-        where pipelines have them each, or where a parameter is used in several stages.
-        """
-        return shared_parts([stage.parameters for stage in self.stages])
-
-    @functools.cached_property
     def shared_of_leaf(self) -> Mapping[int, tuple[ParameterPart, ...]]:
         """The parts of `shared` by their leaf."""
         by_leaf = itertools.groupby(self.shared, key=lambda part: part.leaf)
         return {leaf: tuple(parts) for leaf, parts in by_leaf}
-
-
-def shared_parts(
-    held: Sequence[Sequence[ParameterPart]],
-) -> dict[ParameterPart, tuple[int, ...]]:
-    """The finest parts of leaves that several stages hold.
-
-    Args:
-        held: for each stage, the parts that it holds.
-
-    Returns:
-        These parts, and for each the stages that hold it.
-
-    Example:
-        >>> rows = ParameterPart(0, 0, 6), ParameterPart(0, 0, 4), ParameterPart(0, 4, 6)
-        >>> found = shared_parts([[part] for part in rows])
-        >>> [(part.start, part.stop, stages) for part, stages in found.items()]
-        [(0, 4, (0, 1)), (4, 6, (0, 2))]
-    """
-    of_leaf: dict[int, list[tuple[int, ParameterPart]]] = {}
-    for stage, parts in enumerate(held):
-        for part in parts:
-            of_leaf.setdefault(part.leaf, []).append((stage, part))
-    found = {}
-    for leaf, holding in sorted(of_leaf.items()):
-        for piece in _finest(leaf, [part for _, part in holding]):
-            stages = tuple(stage for stage, part in holding if part.contains(piece))
-            if len(stages) > 1:
-                found[piece] = stages
-    return found
-
-
-def _finest(leaf: int, parts: Sequence[ParameterPart]) -> list[ParameterPart]:
-    """A leaf cut where one of some parts begins or ends; whole where all are whole."""
-    if all(part.stop is None for part in parts):
-        return [ParameterPart(leaf)]
-    ends = sorted({end for part in parts for end in (part.start, part.stop) if end is not None})
-    return [ParameterPart(leaf, start, stop) for start, stop in itertools.pairwise(ends)]
 
 
 def build_pipelines(
@@ -170,6 +132,8 @@ def build_pipelines(
     parameters: PyTree,
     optimizer: optax.GradientTransformation,
     cuts: Sequence[PipelineCut],
+    *,
+    divide_state: bool = False,
 ) -> PipelinePrograms:
     """Cut, differentiate and divide: all programs of some pipelines.
 
@@ -178,6 +142,8 @@ def build_pipelines(
         parameters: pytree of arrays or shapes.
         optimizer: an Optax transformation.
         cuts: how each pipeline cuts it.
+        divide_state: whether stages that hold the same parameters divide the optimizer's state
+            among them.
 
     Returns:
         The pipelines' programs.
@@ -185,7 +151,7 @@ def build_pipelines(
     Raises:
         InputError: the optimizer cannot be divided so.
     """
-    pipelines = cut_pipelines(programs, parameters, optimizer, cuts)
+    pipelines = cut_pipelines(programs, parameters, optimizer, cuts, divide_state=divide_state)
     differentiated: list[StagePrograms] = []
     firsts = itertools.pairwise(pipelines.first_stages)
     for program, each, (first, end) in zip(programs, cuts, firsts, strict=True):
@@ -199,6 +165,8 @@ def cut_pipelines(
     parameters: PyTree,
     optimizer: optax.GradientTransformation,
     cuts: Sequence[PipelineCut],
+    *,
+    divide_state: bool = False,
 ) -> PipelinePrograms:
     """Cut and divide alone: what every stage holds, without its programs.
 
@@ -207,6 +175,8 @@ def cut_pipelines(
         parameters: pytree of arrays or shapes.
         optimizer: an Optax transformation.
         cuts: how each pipeline cuts it.
+        divide_state: whether stages that hold the same parameters divide the optimizer's state
+            among them.
 
     Returns:
         The pipelines, with neither programs nor messages.
@@ -225,13 +195,17 @@ def cut_pipelines(
     def unflatten(values: Sequence[Any]) -> PyTree:
         return jax.tree.unflatten(tree, values)
 
+    held = [stage.parameters for stage in stages]
+    shapes = [tuple(leaf.shape) for leaf in leaves]
+    parts = shared_parts(held, shapes)
+    shared = with_divided_updates(parts, shapes) if divide_state else with_same_updates(parts)
     updates = divide_update(
         optimizer,
         leaves,
-        [stage.parameters for stage in stages],
+        [updated_parts(parts, shared, stage) for stage, parts in enumerate(held)],
         programs[0].parameter_names,
         unflatten,
-        num_owners=first_stages[1],
+        first_pipeline=first_stages[1],
     )
     state = jax.eval_shape(optimizer.init, unflatten(leaves))
     return PipelinePrograms(
@@ -239,6 +213,7 @@ def cut_pipelines(
         first_stages=tuple(first_stages),
         stages=tuple(stages),
         programs=(),
+        shared=shared,
         updates=updates,
         parameter_tree=tree,
         parameter_shapes=tuple(leaves),
@@ -312,7 +287,7 @@ def update_inputs(
         Shapes of (parameters, gradients, state, loss, messages).
     """
     update = pipelines.updates[stage]
-    parameters = [pipelines.part_shape(part) for part in pipelines.stages[stage].parameters]
+    parameters = [pipelines.part_shape(part) for part in update.parts]
     gradients = [jax.ShapeDtypeStruct(p.shape, accumulator_dtype(p.dtype)) for p in parameters]
     state = [pipelines.state_shape(part) for part in update.state]
     scalar = jax.ShapeDtypeStruct((), jnp.float32)

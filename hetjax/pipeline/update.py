@@ -32,6 +32,7 @@ class StageUpdate:
     """One stage's share of the update.
 
     Args:
+        parts: the parameter parts that the stage updates.
         state: the parts of optimizer-state leaves that the stage holds.
         like: for each of them, the parameter leaf that it belongs to, of the same shape, and is
             divided as; None where there is none.
@@ -44,6 +45,7 @@ class StageUpdate:
         receives: for each phase but the last, the other stages that have.
     """
 
+    parts: tuple[ParameterPart, ...]
     state: tuple[ParameterPart, ...]
     like: tuple[int | None, ...]
     phases: tuple[Callable[..., Any], ...]
@@ -57,19 +59,20 @@ def divide_update(
     parts: Sequence[Sequence[ParameterPart]],
     names: Sequence[str],
     unflatten: Callable[[Sequence[Any]], Any],
-    num_owners: int | None = None,
+    first_pipeline: int | None = None,
 ) -> tuple[StageUpdate, ...]:
     """Divide an optimizer's update among stages.
 
     Args:
         optimizer: any Optax transformation, used as ``update(gradients, state, parameters)``.
         parameters: shapes of all parameter leaves.
-        parts: for each stage, the parameter parts it holds; a leaf held whole by several stages
-            is updated by each of them, with the same numbers.
+        parts: for each stage, the parameter parts it updates; what several stages update is
+            updated by each of them, with the same numbers.
         names: the leaves' paths, for errors.
         unflatten: from the leaves to the parameters' pytree.
-        num_owners: the first stages that hold all of the model, the first pipeline's: they tell the
-            others what is reduced over parameters, and the last of them knows the loss. None: all.
+        first_pipeline: how many of the stages, the first ones, are those of the first pipeline:
+            the last of them knows the loss, and rows that each pipeline updates are reduced over
+            by this one. None: all.
 
     Returns:
         Each stage's share.
@@ -79,7 +82,7 @@ def divide_update(
             other than through scalars.
     """
     flat = _trace(optimizer, parameters, unflatten)
-    analysis = UpdateAnalysis(flat, parameters, parts, names, num_owners or len(parts))
+    analysis = UpdateAnalysis(flat, parameters, parts, names, first_pipeline or len(parts))
     every = [message for found in analysis.messages.values() for message in found]
     groups: dict[tuple[int, int], list[Message]] = {}
     for message in sorted(every):
@@ -149,7 +152,7 @@ def _stage_update(
     )
     sends = tuple((phase, stage) in groups for phase in range(num_phases - 1))
     like = tuple(analysis.parameter_like(part.leaf) for part in state)
-    return StageUpdate(state, like, phases, sends, receives)
+    return StageUpdate(tuple(analysis.parts[stage]), state, like, phases, sends, receives)
 
 
 def _phase(

@@ -49,6 +49,11 @@ class Placement:
         """Whether several stages share its rows."""
         return any(part.stop is not None for part in self.holders.values())
 
+    def rows_of(self, stage: int) -> range:
+        """The rows that a stage has."""
+        part = self.holders[stage]
+        return range(part.start, self.rows if part.stop is None else part.stop)
+
 
 class UpdateAnalysis:
     """What is known of a traced update before it is divided.
@@ -57,9 +62,9 @@ class UpdateAnalysis:
         flat: the update as one device computes it, from parameters, summed gradients, optimizer
             state, summed loss and count to new parameters, new state, loss and gradient norm.
         parameters: shapes of the parameter leaves.
-        parts: for each stage, the parameter parts that it holds.
+        parts: for each stage, the parameter parts that it updates.
         names: the leaves' paths, for errors.
-        num_owners: how many stages, the first ones, hold all of the model between them.
+        first_pipeline: how many stages, the first ones, are those of the first pipeline.
 
     Raises:
         InputError: arrays of different stages work on each other.
@@ -71,10 +76,10 @@ class UpdateAnalysis:
         parameters: Sequence[jax.ShapeDtypeStruct],
         parts: Sequence[Sequence[ParameterPart]],
         names: Sequence[str],
-        num_owners: int,
+        first_pipeline: int,
     ):
         self.flat, self.parts, self.names = flat, parts, names
-        self.num_stages, self.num_owners = len(parts), num_owners
+        self.num_stages, self.first_pipeline = len(parts), first_pipeline
         self.shapes = list(parameters)
         values, outputs = list(flat.inputs), list(flat.outputs)
         count = len(self.shapes)
@@ -180,7 +185,7 @@ class UpdateAnalysis:
         levels: dict[int, int] = {}
         messages: dict[int, list[Message]] = {}
         if self.num_stages > 1:
-            last = self.num_owners - 1
+            last = self.first_pipeline - 1
             for value in self.loss:
                 levels[value] = 1
                 messages[value] = [Message(0, last, value)]
@@ -200,11 +205,25 @@ class UpdateAnalysis:
                 home = {self.component(v) for v in step.values() if self._placement(v)}
                 if reach[output] <= home and not placement.is_cut:
                     continue
-                owners = [stage for stage in sorted(placement.holders) if stage < self.num_owners]
-                owners = owners if placement.is_cut else owners[:1]
+                owners = self._owners(placement)
                 messages[output] = [Message(level, owner, output) for owner in owners]
                 levels[output] = level + 1
         return messages
+
+    def _owners(self, placement: Placement) -> list[int]:
+        """The stages that together have each row of a placement once."""
+        stages = sorted(placement.holders)
+        wholes = [stage for stage in stages if placement.rows_of(stage) == range(placement.rows)]
+        if wholes:
+            return wholes[:1]
+        owners: list[int] = []
+        known: set[int] = set()
+        for stage in stages:
+            rows = placement.rows_of(stage)
+            if known.isdisjoint(rows):
+                owners.append(stage)
+                known.update(rows)
+        return owners
 
     def _reach(self) -> dict[int, set[int]]:
         """The components that each value has a part in; -1 stands for what all stages compute."""
@@ -254,5 +273,5 @@ class UpdateAnalysis:
         return (
             f"the optimizer's {what} mixes the rows of parameter {self.names[leaf]!r}, "
             f"which the plan cuts between stages {sorted(placement.holders)}; cut outside that "
-            f"scan, or unroll it"
+            f"scan, or unroll it; where the plan has shard_optimizer_state, make it false"
         )

@@ -19,7 +19,7 @@ from hetjax.mesh.cluster import Cluster, SubMesh
 from hetjax.mesh.kinds import DeviceKind
 from hetjax.mesh.links import Link
 from hetjax.pipeline.costs import Cost
-from hetjax.pipeline.program import num_bytes
+from hetjax.pipeline.program import Program, num_bytes
 from hetjax.pipeline.stages import ParameterPart
 from hetjax.pipeline.update import accumulator_dtype
 from hetjax.planner.plan import Spec
@@ -337,18 +337,26 @@ def _parameter_bytes(
     whole, held = np.zeros(len(runs.parts)), np.zeros(len(runs.parts))
     for place, part in enumerate(runs.parts):
         shape = part_shape(program, part)
-        override = execution.parameters.get(program.parameter_names[part.leaf])
-        spec = (
-            parameter_spec(execution.sharding, shape.shape, mesh_shape)
-            if override is None
-            else PartitionSpec(*override)
-        )
+        spec = parameter_spec_of(program, part, execution)
         size = num_bytes(shape)
         elements = size / shape.dtype.itemsize
         extra = accumulator_dtype(shape.dtype).itemsize + problem.optimizer_bytes
         whole[place] = size / division(spec, (1, mesh_shape[1]))
         held[place] = (size + elements * extra) / division(spec, mesh_shape)
     return np.tensordot(whole, runs.holds, axes=1), np.tensordot(held, runs.holds, axes=1)
+
+
+def parameter_spec_of(program: Program, part: ParameterPart, execution: Execution) -> PartitionSpec:
+    """How a stage divides a parameter part that it holds."""
+    override = execution.parameters.get(program.parameter_names[part.leaf])
+    if override is not None:
+        return PartitionSpec(*override)
+    return parameter_spec(execution.sharding, part_shape(program, part).shape, execution.mesh_shape)
+
+
+def parameter_division(program: Program, part: ParameterPart, execution: Execution) -> int:
+    """In how many parts a stage's devices divide a parameter part."""
+    return division(parameter_spec_of(program, part, execution), execution.mesh_shape)
 
 
 def _sums(values: Sequence[float] | FloatArray) -> FloatArray:

@@ -92,6 +92,7 @@ class _Plan(_Record):
     layers: list[int]
     cluster: dict[str, Any]
     pipelines: list[_Pipeline]
+    shard_optimizer_state: bool = False
     prediction: _Prediction | None = None
 
 
@@ -142,6 +143,7 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
         "model": plan.model,
         "layers": list(plan.layers),
         "pipelines": [_pipeline_to_json(pipeline) for pipeline in plan.pipelines],
+        "shard_optimizer_state": plan.shard_optimizer_state,
         "prediction": _prediction_to_json(plan.prediction),
         "cluster": plan.cluster.to_json_dict(),
     }
@@ -169,6 +171,7 @@ def plan_from_json(value: Any) -> Plan:
         layers=tuple(record.layers),
         cluster=Cluster.from_json_dict(record.cluster, source="plan: cluster"),
         pipelines=tuple(_pipeline(pipeline, p) for p, pipeline in enumerate(record.pipelines)),
+        shard_optimizer_state=record.shard_optimizer_state,
         planner=record.planner,
         prediction=None
         if prediction is None

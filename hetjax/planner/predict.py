@@ -6,17 +6,12 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-import jax
-
 from hetjax.errors import InputError
-from hetjax.pipeline.build import shared_parts
 from hetjax.pipeline.lower_bound import lower_bound
 from hetjax.pipeline.memory import MicrobatchBytes, live_limit, peak_bytes
 from hetjax.pipeline.named_schedules import make_schedule
-from hetjax.pipeline.program import Program, num_bytes
 from hetjax.pipeline.schedule import Schedule
 from hetjax.pipeline.simulate import simulate_schedule
-from hetjax.pipeline.stages import cut
 from hetjax.pipeline.timeline import Timeline, stage_track
 from hetjax.pipeline.times import StepTimes
 from hetjax.planner.cost_model import (
@@ -37,6 +32,7 @@ from hetjax.planner.plan import (
     validate_for,
 )
 from hetjax.planner.problem import PlanningProblem
+from hetjax.planner.sharing_cost import SharedParameters, sharing_seconds
 from hetjax.planner.work import Work, measure
 
 
@@ -59,15 +55,18 @@ def predict(plan: Plan, problem: PlanningProblem, *others: PlanningProblem) -> P
     """
     validate_for(plan, problem.program)
     problems = {each.microbatch_size: each for each in (*others, problem)}
+    shared = SharedParameters.of(plan, problem.program)
     stages: list[StagePrediction] = []
-    for pipeline in plan.pipelines:
+    for first, pipeline in plan.numbered_pipelines():
         if pipeline.microbatch_size not in problems:
             raise InputError(
                 f"the plan has microbatches of {pipeline.microbatch_size} examples; the model was "
                 f"traced for microbatches of {sorted(problems)}"
             )
-        stages += _stage_predictions(plan, pipeline, problems[pipeline.microbatch_size])
-    unfinished = Prediction(0.0, 0.0, tuple(stages), sharing_seconds(plan, problem.program))
+        of_size = problems[pipeline.microbatch_size]
+        for s, stage in enumerate(_stage_predictions(plan, pipeline, of_size)):
+            stages.append(_without_shared_state(plan, problem, shared, first + s, stage))
+    unfinished = Prediction(0.0, 0.0, tuple(stages), sharing_seconds(plan, shared))
     return _with_schedules(replace(plan, prediction=unfinished))
 
 
@@ -82,6 +81,23 @@ def _stage_predictions(
     )
     for s in range(len(pipeline.stages)):
         yield _stage_prediction(plan, pipeline, problem, s, works)
+
+
+def _without_shared_state(
+    plan: Plan,
+    problem: PlanningProblem,
+    shared: SharedParameters,
+    stage: int,
+    predicted: StagePrediction,
+) -> StagePrediction:
+    """A stage without the optimizer state that others hold for it."""
+    execution = _execution(plan, plan.stages[stage])
+    saved = shared.saved_bytes(stage, problem.optimizer_bytes, execution)
+    return replace(
+        predicted,
+        state_bytes=predicted.state_bytes - int(saved),
+        update_seconds=predicted.update_seconds - 2 * saved / execution.kind.memory_bandwidth,
+    )
 
 
 def _with_schedules(plan: Plan) -> Plan:
@@ -101,40 +117,6 @@ def _with_schedules(plan: Plan) -> Plan:
             prediction, step_time=max(ends), lower_bound=max(bounds), stages=tuple(stages)
         ),
     )
-
-
-def sharing_seconds(plan: Plan, program: Program) -> float:
-    """How long stages of several pipelines take to exchange gradients, and parameters after that.
-
-    Args:
-        plan: the plan.
-        program: its program.
-
-    Returns:
-        Seconds: of the stage that exchanges longest, over the slowest of its links.
-    """
-    if len(plan.pipelines) == 1:
-        return 0.0
-    held = [
-        stage.parameters
-        for pipeline in plan.pipelines
-        for stage in cut(program, plan.boundaries(pipeline))
-    ]
-    seconds = [0.0] * len(held)
-    for part, stages in shared_parts(held).items():
-        aval = program.avals[program.parameters[part.leaf]]
-        size = num_bytes(jax.ShapeDtypeStruct(part.shape(aval.shape), aval.dtype))
-        for stage in stages:
-            submeshes = [plan.stages[each].submesh for each in stages]
-            links = [
-                plan.cluster.link_between(plan.stages[stage].submesh, other)
-                for other in submeshes
-                if other != plan.stages[stage].submesh
-            ]
-            slowest = min(links, key=lambda link: link.bandwidth)
-            moved = size * (2 * len(links)) / plan.stages[stage].submesh.num_devices
-            seconds[stage] += moved / slowest.bandwidth
-    return max(seconds)
 
 
 def reschedule(plan: Plan, schedule: Schedule, times: StepTimes | None = None) -> Plan:

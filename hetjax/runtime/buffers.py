@@ -12,8 +12,9 @@ class Buffer(NamedTuple):
     Args:
         kind: what it is: ``parameter``, ``state``, ``gradient``, ``batch``, ``value``,
             ``residual``, ``deferred``, ``cotangent``, ``total``, ``count``, ``loss``, ``message``,
-            ``metric``, ``one``, or ``shared_gradient`` and ``shared_parameter``, of which `place`
-            is the leaf, `microbatch` the first row and `link` the stage that has it.
+            ``metric``, ``one``, ``updated_gradient`` and ``updated_parameter`` (rows of what is
+            held), or ``shared_gradient`` and ``shared_parameter``, of which `place` is the leaf,
+            `microbatch` the first row and `link` the stage that has it.
         place: which of that kind.
         microbatch: of which microbatch; -1 where of none.
         link: across which cut, counted by the stage before it, or of which sender; -1 for none.

@@ -309,8 +309,10 @@ class _Compiler:
         shapes = update_inputs(self.pipelines, self.stage, phase, self.pipelines.messages)
         parameters, gradients, state, _, received = shapes
         losses = self._loss_shapes()
-        # Sums that are reduced late are set back by a program of their own.
-        sets_back = self.accumulates and not self.late
+        # Sums that are reduced late, or of other rows, are set back by a program of their own.
+        divides = update.parts != self.pipelines.stages[self.stage].parameters
+        sets_back = self.accumulates and not self.late and not divides
+        updated = named(self.mesh, self.placement.updated(self.stage))
         sizes = [len(message) for message in received]
 
         def run(parameters: Any, gradients: Any, state: Any, losses: Any, flat: Any) -> Any:
@@ -327,14 +329,14 @@ class _Compiler:
         flat = [shape for message in received for shape in message]
         outputs: Any = self.whole
         if final:
-            outputs = (self.parameters, self.state, (self.whole, self.whole))
-            outputs = (*outputs, self.parameters) if sets_back else outputs
+            outputs = (updated, self.state, (self.whole, self.whole))
+            outputs = (*outputs, updated) if sets_back else outputs
         return compile_program(
             run,
             (parameters, gradients, state, losses, flat),
             (
-                self.parameters,
-                self.parameters,
+                updated,
+                updated,
                 self.state,
                 [self.whole] * len(losses),
                 [self.whole] * len(flat),

@@ -252,27 +252,26 @@ class _Writer:
     def update(self) -> Iterator[Instruction]:
         if self.sums_late:
             yield Run("reduce_gradients", (self.gradients,), self.gradients)
-        yield from sharing.sum_gradients(self.pipelines, self.stage)
+        shared = sharing.StageSharing(self.pipelines, self.stage)
+        yield from sharing.sum_gradients(shared)
         yield from self._tell_loss()
+        yield from sharing.take_parameters(shared)
+        parameters = shared.updated_buffers("parameter")
+        gradients = shared.updated_buffers("gradient")
         update = self.pipelines.updates[self.stage]
         others = [s for s in range(self.pipelines.num_stages) if s != self.stage]
         known: list[Buffer] = []
         for phase in range(len(update.phases)):
-            arguments = (
-                self.parameters,
-                self.gradients,
-                self.state,
-                self._losses(),
-                tuple(known),
-            )
+            arguments = (parameters, gradients, self.state, self._losses(), tuple(known))
             if phase == len(update.phases) - 1:
                 metrics = numbered("metric", 2)
-                outputs = (*self.parameters, *self.state, *metrics)
-                if self.sums_late:
+                outputs = (*parameters, *self.state, *metrics)
+                sums = self._accumulators()
+                if sums and (self.sums_late or shared.divides):
                     yield Run(f"update_{phase}", arguments, outputs)
-                    yield Run("zero_gradients", (), self.gradients)
+                    yield Run("zero_gradients", (), sums)
                 else:
-                    yield Run(f"update_{phase}", arguments, (*outputs, *self._accumulators()))
+                    yield Run(f"update_{phase}", arguments, (*outputs, *sums))
                 break
             mine = self._message(phase, self.stage)
             if update.sends[phase]:
@@ -283,7 +282,7 @@ class _Writer:
                 buffers = self._message(phase, sender)
                 yield Receive(Tag(Route("message", sender, self.stage), phase), buffers)
                 known += buffers
-        yield from sharing.share_parameters(self.pipelines, self.stage)
+        yield from sharing.share_parameters(shared)
 
     def _message(self, phase: int, sender: int) -> Buffers:
         count = len(self.pipelines.messages[phase][sender])

@@ -99,7 +99,13 @@ def _placed(job: Job, make: Callable[..., PipelinePrograms]) -> Placement:
         )
         for pipeline in plan.pipelines
     ]
-    pipelines = make([traced[size] for size in sizes], job.parameter_shapes(), job.optimizer, cuts)
+    pipelines = make(
+        [traced[size] for size in sizes],
+        job.parameter_shapes(),
+        job.optimizer,
+        cuts,
+        divide_state=plan.shard_optimizer_state,
+    )
     placement = Placement(pipelines, plan)
     for stage in range(pipelines.num_stages):
         placement.parameters(stage)

@@ -16,7 +16,7 @@ from hetjax.pipeline.schedule import Schedule
 from hetjax.pipeline.stages import ParameterPart
 from hetjax.planner.plan import PipelinePlan, Plan, StagePlan
 from hetjax.runtime.buffers import Route
-from hetjax.runtime.sharing import owned_for, shared_with
+from hetjax.runtime.sharing import gradients_given, values_given
 from hetjax.sharding.annotation import axes_of
 from hetjax.sharding.rules import DATA, divides, example_spec, parameter_spec
 
@@ -59,6 +59,10 @@ class Placement:
     def parameters(self, stage: int) -> tuple[PartitionSpec, ...]:
         """Of the parameter parts of a stage, and of their gradients."""
         return tuple(self.part(stage, p) for p in self.pipelines.stages[stage].parameters)
+
+    def updated(self, stage: int) -> tuple[PartitionSpec, ...]:
+        """Of the parameter parts that a stage updates."""
+        return tuple(self.part(stage, part) for part in self.pipelines.updates[stage].parts)
 
     def part(self, stage: int, part: ParameterPart) -> PartitionSpec:
         """Of what a stage holds of a parameter, or of some of its rows."""
@@ -131,7 +135,7 @@ class Placement:
 
     def _parts(self, route: Route) -> tuple[ParameterPart, ...]:
         """The rows of parameters whose gradients or values a transfer moves."""
-        chosen = shared_with if route.kind == "gradient" else owned_for
+        chosen = gradients_given if route.kind == "gradient" else values_given
         return chosen(self.pipelines, route.source, route.target)
 
     def route_specs(self, route: Route, microbatch: int, stage: int) -> list[PartitionSpec]:

@@ -178,7 +178,6 @@ class RayExecutor:
         plan = plan_switch(moved_arrays(self._placement, placement), network)
         owners = owners_of(self._job.plan), owners_of(job.plan)
         began = time.perf_counter()
-        self._all(lambda actor: actor.begin_switch.remote(gives=True))
         given = [self._give(parcels_of(messages, *owners)) for messages in plan.phases[:1]]
         given_at = time.perf_counter()
         self._end(RuntimeError("the workers have been ended, since the plan was switched"))
@@ -186,11 +185,10 @@ class RayExecutor:
         try:
             executor = RayExecutor(job, placement, self._options)
             started_at = time.perf_counter()
-            executor._all(lambda actor: actor.begin_switch.remote(gives=False))
             for place, messages in enumerate(plan.phases):
                 parcels = parcels_of(messages, owners[min(place, 1)], owners[1])
-                executor._take(parcels, given.pop() if place == 0 else executor._give(parcels))
-            executor._all(lambda actor: actor.end_switch.remote())
+                references = given.pop() if place == 0 else executor._give(parcels)
+                executor._take(parcels, references, last=place == len(plan.phases) - 1)
         except BaseException as error:
             if executor is not None:
                 executor.close()
@@ -215,14 +213,16 @@ class RayExecutor:
         self._wait(done)
         return found
 
-    def _take(self, parcels: Parcels, references: Mapping[tuple[Peer, Peer], Any]) -> None:
-        """Let workers take what was given."""
+    def _take(
+        self, parcels: Parcels, references: Mapping[tuple[Peer, Peer], Any], *, last: bool
+    ) -> None:
+        """Let workers take what was given; after the last time they train on with it."""
         calls = {}
-        for taker in {pair[1] for pair in parcels}:
+        for taker in self._actors if last else {pair[1] for pair in parcels}:
             pairs = [pair for pair in parcels if pair[1] == taker]
             wanted = [parcels[pair] for pair in pairs]
             calls[taker] = self._actors[taker].take.remote(
-                wanted, *(references[pair] for pair in pairs)
+                wanted, last, *(references[pair] for pair in pairs)
             )
         self._wait(calls)
 

@@ -20,8 +20,10 @@ from hetjax.runtime.checkpoint_files import StageRecord
 from hetjax.runtime.clocks import ClockReading, read_clock
 from hetjax.runtime.feed import BatchReader, feed_of
 from hetjax.runtime.job import Job, build, transfers
+from hetjax.runtime.placement import Placement
 from hetjax.runtime.ray_switching import Parcel, StateExchange, devices_of_process
 from hetjax.runtime.step_report import StepReport
+from hetjax.runtime.switching import Devices
 from hetjax.runtime.transfer_server import Peer, TransferServerTransport, worker_name
 from hetjax.runtime.worker import Feed, StageWorker
 from hetjax.sharding.rules import MESH_AXES
@@ -58,6 +60,7 @@ class HostWorker:
 
     def __init__(self, peer: Peer):
         self.peer = peer
+        self.exchange: StateExchange | None = None
 
     def ping(self) -> int:
         """Answer, as long as the process runs, with its number."""
@@ -194,28 +197,31 @@ class HostWorker:
         """Take over the state of a checkpoint."""
         self.worker.restore(self.saver.load(Path(folder), self.worker.compiled))
 
-    def begin_switch(self, *, gives: bool) -> None:
-        """Take part in a switch, with the state to give or with nothing yet."""
-        devices = devices_of_process(self.job.plan, self.peer[0], self.worker.mesh)
-        placement, stage = self.worker.placement, self.peer[0]
-        self.exchange = (
-            StateExchange.of_state(placement, stage, devices, self.worker.state())
-            if gives
-            else StateExchange(placement, stage, devices, {})
-        )
-
     def give(self, parcels: Sequence[Sequence[Parcel]]) -> list[Any]:
-        """Give other workers what they want: one result to know that it is done, one for each."""
+        """Give other workers what they want: one result to know that it is done, one for each.
+
+        The first time it is of the state, then of what has been taken.
+        """
+        if self.exchange is None:
+            state = self.worker.state()
+            self.exchange = StateExchange.of_state(*self._switched(), state)
         return [None, *self.exchange.give(parcels)]
 
-    def take(self, parcels: Sequence[Sequence[Parcel]], *arrays: Sequence[np.ndarray]) -> None:
-        """Take what other workers have given."""
+    def take(
+        self, parcels: Sequence[Sequence[Parcel]], last: bool, *arrays: Sequence[np.ndarray]
+    ) -> None:
+        """Take what other workers have given; train on with it when it is the last."""
+        if self.exchange is None:
+            self.exchange = StateExchange(*self._switched(), {})
         self.exchange.take(parcels, arrays)
+        if last:
+            self.worker.restore(self.exchange.state(self.worker.compiled))
+            self.exchange = None
 
-    def end_switch(self) -> None:
-        """Train on with the state that has come."""
-        self.worker.restore(self.exchange.state(self.worker.compiled))
-        del self.exchange
+    def _switched(self) -> tuple[Placement, int, Devices]:
+        stage = self.peer[0]
+        devices = devices_of_process(self.job.plan, stage, self.worker.mesh)
+        return self.worker.placement, stage, devices
 
     def parameters(self) -> list[np.ndarray] | None:
         """The stage's parameter parts as NumPy arrays, of its first host; all its hosts call it."""

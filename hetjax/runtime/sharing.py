@@ -2,157 +2,222 @@
 
 Stages of several pipelines hold the same parameters, each with the gradients of its own
 microbatches; and a parameter that is used in several stages of one pipeline gets a gradient in
-each. Both are summands of one sum, whatever rows and shardings the stages have: every holder gives
-the others its own, cut where any holder's rows begin or end, and adds up all in the same order.
+each. Both are summands of one sum, whatever rows and shardings the stages have. Every holder gives
+its own to those who update the rows, cut where any holder's rows begin or end; these add up all in
+the same order, and the first of them gives the others the new values. Where all update what they
+hold this is an all-reduce, where the rows are divided among them a reduce-scatter and an
+all-gather.
+
+Source: Hetu v2, section 4.2 (split-all-reduce, split-reduce-scatter, split-all-gather).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from hetjax.pipeline.build import PipelinePrograms
 from hetjax.pipeline.stages import ParameterPart
-from hetjax.runtime.buffers import Buffer, Instruction, Receive, Route, Run, Send, Tag
+from hetjax.runtime.buffers import Buffer, Buffers, Instruction, Receive, Route, Run, Send, Tag
 
 Parts = tuple[ParameterPart, ...]
 
 
-def shared_with(pipelines: PipelinePrograms, a: int, b: int) -> Parts:
-    """The finest parts that two stages both hold."""
-    return tuple(part for part, stages in pipelines.shared.items() if a in stages and b in stages)
+def gradients_given(pipelines: PipelinePrograms, source: int, target: int) -> Parts:
+    """The finest parts that two stages hold and the second one updates."""
+    return tuple(
+        part
+        for part, holders in pipelines.shared.items()
+        if source in holders.stages and target in holders.updaters
+    )
 
 
-def owned_for(pipelines: PipelinePrograms, source: int, target: int) -> Parts:
-    """The finest parts that two stages hold and of which no stage before the first one does."""
-    shared = shared_with(pipelines, source, target)
-    return tuple(part for part in shared if pipelines.shared[part][0] == source)
+def values_given(pipelines: PipelinePrograms, source: int, target: int) -> Parts:
+    """The finest parts that two stages hold and whose values the first one decides."""
+    return tuple(
+        part
+        for part, holders in pipelines.shared.items()
+        if source == holders.updaters[0] and target in holders.stages
+    )
 
 
-def shared_parameters(pipelines: PipelinePrograms, stage: int) -> dict[int, Parts]:
-    """The places of a stage's parameters that others hold too, and the finest parts of each."""
+def pieces_of(pipelines: PipelinePrograms, parts: Sequence[ParameterPart]) -> dict[int, Parts]:
+    """The places of those parts that others hold too, and the finest parts of each."""
     found: dict[int, Parts] = {}
-    for place, held in enumerate(pipelines.stages[stage].parameters):
-        parts = pipelines.shared_of_leaf.get(held.leaf, ())
-        inside = tuple(part for part in parts if held.contains(part))
+    for place, whole in enumerate(parts):
+        pieces = pipelines.shared_of_leaf.get(whole.leaf, ())
+        inside = tuple(piece for piece in pieces if whole.contains(piece))
         if inside:
             found[place] = inside
     return found
 
 
-def cut_parameters(pipelines: PipelinePrograms, stage: int) -> dict[int, Parts]:
-    """Of these, the ones that are not one finest part themselves."""
-    held = pipelines.stages[stage].parameters
-    shared = shared_parameters(pipelines, stage)
-    return {place: parts for place, parts in shared.items() if parts != (held[place],)}
-
-
-class _Sharing:
-    """The instructions for one kind of buffers: ``gradient`` or ``parameter``."""
-
-    def __init__(self, pipelines: PipelinePrograms, stage: int, kind: str):
-        self.pipelines, self.stage, self.kind = pipelines, stage, kind
-        self.shared = shared_parameters(pipelines, stage)
-        self.cut = cut_parameters(pipelines, stage)
-        held = pipelines.stages[stage].parameters
-        self.places = {held[place]: place for place in self.shared}
-        others = [other for other in range(pipelines.num_stages) if other != stage]
-        self.partners = [other for other in others if shared_with(pipelines, stage, other)]
-
-    def mine(self, part: ParameterPart) -> Buffer:
-        """Where the stage has a finest part of its own."""
-        if part in self.places:
-            return Buffer(self.kind, self.places[part])
-        return self.of(part, self.stage)
-
-    def of(self, part: ParameterPart, stage: int) -> Buffer:
-        """Where the stage has a finest part of its own, cut out, or another stage's."""
-        return Buffer(f"shared_{self.kind}", part.leaf, part.start, stage)
-
-    def cut_out(self, places: Sequence[int]) -> Iterator[Instruction]:
-        """Cut parameters at some places into their finest parts."""
-        if places:
-            wholes = tuple(Buffer(self.kind, place) for place in places)
-            parts = tuple(self.mine(part) for place in places for part in self.cut[place])
-            yield Run(f"cut_{self.kind}", (wholes,), parts)
-
-
-def sum_gradients(pipelines: PipelinePrograms, stage: int) -> Iterator[Instruction]:
-    """Exchange the gradients of shared parts and sum them, in the order of the stages.
+class StageSharing:
+    """What a stage shares with others, and what has to be cut and joined for it.
 
     Args:
         pipelines: the pipelines' programs.
         stage: which stage.
 
+    Attributes:
+        held: the parameter parts that it holds.
+        updated: those that it updates.
+        pieces: the places of held parts that others hold too, and the finest parts of each.
+        updated_pieces: the same of the updated ones.
+        cut_gradients: the places of held parts whose gradients are cut into finest parts.
+        taken: the places of updated parts that are rows of a held one.
+        cut_values: the places of updated parts of which others take over some finest parts, but
+            not as one.
+        joined: the places of held parts whose values are put together of finest parts.
+    """
+
+    def __init__(self, pipelines: PipelinePrograms, stage: int):
+        self.pipelines, self.stage = pipelines, stage
+        self.held = pipelines.stages[stage].parameters
+        self.updated = pipelines.updates[stage].parts
+        self.pieces = pieces_of(pipelines, self.held)
+        self.updated_pieces = pieces_of(pipelines, self.updated)
+        cut = [place for place, parts in self.pieces.items() if parts != (self.held[place],)]
+        self.cut_gradients = tuple(cut)
+        self.taken = tuple(
+            place for place, part in enumerate(self.updated) if part not in self.held
+        )
+        self.cut_values = tuple(
+            place
+            for place, parts in self.updated_pieces.items()
+            if parts != (self.updated[place],) and any(map(self.decides, parts))
+        )
+        self.joined = tuple(
+            place for place in cut if not all(map(self.decides, self.pieces[place]))
+        )
+
+    @property
+    def divides(self) -> bool:
+        """Whether it updates other parts than it holds."""
+        return self.updated != self.held
+
+    def decides(self, piece: ParameterPart) -> bool:
+        """Whether the stage gives the others the values of a finest part."""
+        return self.pipelines.shared[piece].updaters[0] == self.stage
+
+    def updated_buffers(self, kind: str) -> Buffers:
+        """Where the update has its parameters or gradients; what is held whole is there itself."""
+        places = {part: place for place, part in enumerate(self.held)}
+        return tuple(
+            Buffer(kind, places[part]) if part in places else Buffer(f"updated_{kind}", place)
+            for place, part in enumerate(self.updated)
+        )
+
+    def buffer_of(self, kind: str, piece: ParameterPart, holder: int) -> Buffer:
+        """Where the stage has a holder's gradient or value of a finest part."""
+        if holder == self.stage:
+            if piece in self.held:
+                return Buffer(kind, self.held.index(piece))
+            if kind == "parameter" and piece in self.updated:
+                return self.updated_buffers(kind)[self.updated.index(piece)]
+        return Buffer(f"shared_{kind}", piece.leaf, piece.start, holder)
+
+    def others(self) -> Iterator[int]:
+        """All other stages."""
+        return (other for other in range(self.pipelines.num_stages) if other != self.stage)
+
+
+def sum_gradients(sharing: StageSharing) -> Iterator[Instruction]:
+    """Give others the gradients of what they update, and sum those of what this stage updates.
+
+    Args:
+        sharing: what a stage shares.
+
     Yields:
         The stage's instructions; none where it shares nothing.
     """
-    sharing = _Sharing(pipelines, stage, "gradient")
-    if not sharing.shared:
-        return
-    yield from sharing.cut_out(tuple(sharing.cut))
-    for other in sharing.partners:
-        mine = tuple(sharing.mine(part) for part in shared_with(pipelines, stage, other))
-        yield Send(Tag(Route("gradient", stage, other)), mine)
-    for other in sharing.partners:
-        theirs = tuple(sharing.of(part, other) for part in shared_with(pipelines, stage, other))
-        yield Receive(Tag(Route("gradient", other, stage)), theirs)
+    stage, kind = sharing.stage, "gradient"
+
+    def mine(piece: ParameterPart) -> Buffer:
+        return sharing.buffer_of(kind, piece, stage)
+
+    if sharing.cut_gradients:
+        wholes = tuple(Buffer(kind, place) for place in sharing.cut_gradients)
+        pieces = (piece for place in sharing.cut_gradients for piece in sharing.pieces[place])
+        yield Run("cut_gradient", (wholes,), tuple(map(mine, pieces)))
+    for other in sharing.others():
+        given = gradients_given(sharing.pipelines, stage, other)
+        if given:
+            yield Send(Tag(Route(kind, stage, other)), tuple(map(mine, given)))
+    for other in sharing.others():
+        taken = gradients_given(sharing.pipelines, other, stage)
+        if taken:
+            theirs = tuple(sharing.buffer_of(kind, piece, other) for piece in taken)
+            yield Receive(Tag(Route(kind, other, stage)), theirs)
     summands = tuple(
         tuple(
-            sharing.mine(part) if holder == stage else sharing.of(part, holder)
-            for holder in pipelines.shared[part]
+            sharing.buffer_of(kind, piece, holder)
+            for holder in sharing.pipelines.shared[piece].stages
         )
-        for parts in sharing.shared.values()
-        for part in parts
+        for pieces in sharing.updated_pieces.values()
+        for piece in pieces
     )
-    yield Run("sum_gradient", summands, tuple(Buffer("gradient", p) for p in sharing.shared))
+    if summands:
+        updated = sharing.updated_buffers(kind)
+        yield Run("sum_gradient", summands, tuple(updated[p] for p in sharing.updated_pieces))
 
 
-def share_parameters(pipelines: PipelinePrograms, stage: int) -> Iterator[Instruction]:
-    """Take over the first holder's parameters.
+def take_parameters(sharing: StageSharing) -> Iterator[Instruction]:
+    """Cut the rows that the stage updates out of the parameters that it holds.
 
-    Every holder has made the same update, but unlike devices and programs round differently, and
+    Args:
+        sharing: what a stage shares.
+
+    Yields:
+        The stage's instructions; none where it updates all that it holds.
+    """
+    if sharing.taken:
+        held = tuple(Buffer("parameter", place) for place in held_around(sharing))
+        updated = sharing.updated_buffers("parameter")
+        yield Run("take_parameter", (held,), tuple(updated[place] for place in sharing.taken))
+
+
+def held_around(sharing: StageSharing) -> tuple[int, ...]:
+    """The places of the held parts that the taken ones are rows of, in their order."""
+    return tuple(
+        next(
+            place
+            for place, part in enumerate(sharing.held)
+            if part.leaf == sharing.updated[taken].leaf
+        )
+        for taken in sharing.taken
+    )
+
+
+def share_parameters(sharing: StageSharing) -> Iterator[Instruction]:
+    """Take over the values that other stages decide, and give those that this one does.
+
+    Where several stages make the same update, unlike devices and programs round differently, and
     copies must not drift apart.
 
     Args:
-        pipelines: the pipelines' programs.
-        stage: which stage.
+        sharing: what a stage shares.
 
     Yields:
         The stage's instructions; none where it shares nothing.
     """
-    sharing = _Sharing(pipelines, stage, "parameter")
-    yield from sharing.cut_out(given_parameters(pipelines, stage))
-    for other in sharing.partners:
-        owned = owned_for(pipelines, stage, other)
-        if owned:
-            mine = tuple(sharing.mine(part) for part in owned)
-            yield Send(Tag(Route("parameter", stage, other)), mine)
-    for other in sharing.partners:
-        taken = owned_for(pipelines, other, stage)
+    stage, kind = sharing.stage, "parameter"
+
+    def mine(piece: ParameterPart) -> Buffer:
+        return sharing.buffer_of(kind, piece, stage)
+
+    if sharing.cut_values:
+        updated = sharing.updated_buffers(kind)
+        pieces = (piece for p in sharing.cut_values for piece in sharing.updated_pieces[p])
+        wholes = tuple(updated[place] for place in sharing.cut_values)
+        yield Run("cut_parameter", (wholes,), tuple(map(mine, pieces)))
+    for other in sharing.others():
+        given = values_given(sharing.pipelines, stage, other)
+        if given:
+            yield Send(Tag(Route(kind, stage, other)), tuple(map(mine, given)))
+    for other in sharing.others():
+        taken = values_given(sharing.pipelines, other, stage)
         if taken:
-            yield Receive(Tag(Route("parameter", other, stage)), tuple(map(sharing.mine, taken)))
-    joined = joined_parameters(pipelines, stage)
-    if joined:
-        parts = tuple((sharing.mine(part),) for place in joined for part in sharing.cut[place])
-        yield Run("join_parameter", parts, tuple(Buffer("parameter", p) for p in joined))
-
-
-def given_parameters(pipelines: PipelinePrograms, stage: int) -> tuple[int, ...]:
-    """The places of parameters of which others take over some finest parts, but not as one."""
-    return _cut_where(pipelines, stage, lambda owner: owner == stage)
-
-
-def joined_parameters(pipelines: PipelinePrograms, stage: int) -> tuple[int, ...]:
-    """The places of parameters of which the stage takes over some finest parts, but not as one."""
-    return _cut_where(pipelines, stage, lambda owner: owner != stage)
-
-
-def _cut_where(
-    pipelines: PipelinePrograms, stage: int, wanted: Callable[[int], bool]
-) -> tuple[int, ...]:
-    """The places of cut parameters of which some finest part has such a first holder."""
-    return tuple(
-        place
-        for place, parts in cut_parameters(pipelines, stage).items()
-        if any(wanted(pipelines.shared[part][0]) for part in parts)
-    )
+            yield Receive(Tag(Route(kind, other, stage)), tuple(map(mine, taken)))
+    if sharing.joined:
+        parts = tuple((mine(piece),) for p in sharing.joined for piece in sharing.pieces[p])
+        yield Run("join_parameter", parts, tuple(Buffer(kind, p) for p in sharing.joined))

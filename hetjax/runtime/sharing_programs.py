@@ -12,12 +12,7 @@ from jax.sharding import Mesh
 from hetjax.pipeline.backward import accumulator_dtype
 from hetjax.pipeline.stages import ParameterPart
 from hetjax.runtime.placement import Placement, named
-from hetjax.runtime.sharing import (
-    cut_parameters,
-    given_parameters,
-    joined_parameters,
-    shared_parameters,
-)
+from hetjax.runtime.sharing import StageSharing, held_around
 
 Compile = Callable[..., Any]
 
@@ -37,20 +32,30 @@ class SharingPrograms:
         self.placement, self.stage, self.mesh = placement, stage, mesh
         self.compile = compile_program
         self.pipelines = placement.pipelines
-        self.held = self.pipelines.stages[stage].parameters
-        self.parts = shared_parameters(self.pipelines, stage)
+        self.sharing = StageSharing(placement.pipelines, stage)
 
     def programs(self) -> dict[str, Any]:
         """The compiled programs, by name."""
-        found = {}
-        if self.parts:
+        found, sharing = {}, self.sharing
+        if sharing.updated_pieces:
             found["sum_gradient"] = self._sum()
-        if cut := tuple(cut_parameters(self.pipelines, self.stage)):
-            found["cut_gradient"] = self._cut(cut, gradients=True)
-        if given := given_parameters(self.pipelines, self.stage):
-            found["cut_parameter"] = self._cut(given, gradients=False)
-        if joined := joined_parameters(self.pipelines, self.stage):
-            found["join_parameter"] = self._join(joined)
+        if sharing.cut_gradients:
+            pairs = [
+                (sharing.held[place], sharing.pieces[place]) for place in sharing.cut_gradients
+            ]
+            found["cut_gradient"] = self._cut(pairs, gradients=True)
+        if sharing.taken:
+            places = zip(held_around(sharing), sharing.taken, strict=True)
+            pairs = [(sharing.held[held], (sharing.updated[place],)) for held, place in places]
+            found["take_parameter"] = self._cut(pairs, gradients=False)
+        if sharing.cut_values:
+            pairs = [
+                (sharing.updated[place], sharing.updated_pieces[place])
+                for place in sharing.cut_values
+            ]
+            found["cut_parameter"] = self._cut(pairs, gradients=False)
+        if sharing.joined:
+            found["join_parameter"] = self._join()
         return found
 
     def _shape(self, part: ParameterPart, *, gradients: bool) -> jax.ShapeDtypeStruct:
@@ -61,29 +66,33 @@ class SharingPrograms:
     def _shardings(self, parts: Sequence[ParameterPart]) -> list[jax.sharding.NamedSharding]:
         return named(self.mesh, [self.placement.part(self.stage, part) for part in parts])
 
-    def _cut(self, places: Sequence[int], *, gradients: bool) -> Any:
-        wholes = [self.held[place] for place in places]
-        pieces = [part for place in places for part in self.parts[place]]
+    def _cut(
+        self, pairs: Sequence[tuple[ParameterPart, Sequence[ParameterPart]]], *, gradients: bool
+    ) -> Any:
+        """Of each part its pieces."""
+        wholes = [whole for whole, _ in pairs]
 
         def cut(arrays: Sequence[jax.Array]) -> list[jax.Array]:
             return [
                 array[_rows(piece, whole)]
-                for place, whole, array in zip(places, wholes, arrays, strict=True)
-                for piece in self.parts[place]
+                for (whole, pieces), array in zip(pairs, arrays, strict=True)
+                for piece in pieces
             ]
 
         shapes = [self._shape(whole, gradients=gradients) for whole in wholes]
-        return self.compile(cut, (shapes,), (self._shardings(wholes),), self._shardings(pieces))
+        outputs = self._shardings([piece for _, pieces in pairs for piece in pieces])
+        return self.compile(cut, (shapes,), (self._shardings(wholes),), outputs)
 
     def _sum(self) -> Any:
-        pieces = [part for parts in self.parts.values() for part in parts]
-        counts = [len(self.pipelines.shared[part]) for part in pieces]
+        pieces_of = self.sharing.updated_pieces
+        pieces = [piece for pieces in pieces_of.values() for piece in pieces]
+        counts = [len(self.pipelines.shared[piece].stages) for piece in pieces]
 
         def add(*groups: Sequence[jax.Array]) -> list[jax.Array]:
             sums = iter([sum(group[1:], group[0]) for group in groups])
-            return [_joined([next(sums) for _ in parts]) for parts in self.parts.values()]
+            return [_joined([next(sums) for _ in pieces]) for pieces in pieces_of.values()]
 
-        shapes = [self._shape(part, gradients=True) for part in pieces]
+        shapes = [self._shape(piece, gradients=True) for piece in pieces]
         return self.compile(
             add,
             [[shape] * count for shape, count in zip(shapes, counts, strict=True)],
@@ -91,22 +100,23 @@ class SharingPrograms:
                 [sharding] * count
                 for sharding, count in zip(self._shardings(pieces), counts, strict=True)
             ],
-            self._shardings([self.held[place] for place in self.parts]),
+            self._shardings([self.sharing.updated[place] for place in pieces_of]),
         )
 
-    def _join(self, places: Sequence[int]) -> Any:
-        pieces = [part for place in places for part in self.parts[place]]
+    def _join(self) -> Any:
+        places, pieces_of = self.sharing.joined, self.sharing.pieces
+        pieces = [piece for place in places for piece in pieces_of[place]]
 
         def join(*groups: Sequence[jax.Array]) -> list[jax.Array]:
             arrays = iter([array for (array,) in groups])
-            return [_joined([next(arrays) for _ in self.parts[place]]) for place in places]
+            return [_joined([next(arrays) for _ in pieces_of[place]]) for place in places]
 
-        shapes = [[self._shape(part, gradients=False)] for part in pieces]
+        shapes = [[self._shape(piece, gradients=False)] for piece in pieces]
         return self.compile(
             join,
             shapes,
             [[sharding] for sharding in self._shardings(pieces)],
-            self._shardings([self.held[place] for place in places]),
+            self._shardings([self.sharing.held[place] for place in places]),
         )
 
 

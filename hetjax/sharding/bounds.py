@@ -71,6 +71,16 @@ def within(part: Bounds, around: Bounds) -> tuple[slice, ...]:
     )
 
 
+def even_ends(size: int, count: int) -> list[int]:
+    """Where runs begin that cut a dimension as evenly as it goes, and its end.
+
+    Example:
+        >>> even_ends(8, 3)
+        [0, 2, 5, 8]
+    """
+    return [size * place // count for place in range(count + 1)]
+
+
 def finest_slices(parts: Iterable[Bounds], shape: Sequence[int]) -> Iterator[Bounds]:
     """Cut an array wherever one of some parts begins or ends.
 

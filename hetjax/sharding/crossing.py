@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from hetjax.sharding.bounds import Bounds, overlap
+from hetjax.sharding.bounds import Bounds, even_ends, overlap
 from hetjax.sharding.layout import Shard
 
 
@@ -109,8 +109,8 @@ def _gathering(target: Sequence[Shard]) -> Gathering | None:
     # Slices along the first dimension lie in one piece in memory.
     even = [axis for axis, size in enumerate(sizes) if size % devices == 0]
     axis = even[0] if even else sizes.index(max(sizes))
-    ends = [sizes[axis] * place // devices for place in range(devices + 1)]
-    return Gathering(axis, tuple(stop - start for start, stop in itertools.pairwise(ends)))
+    ends = itertools.pairwise(even_ends(sizes[axis], devices))
+    return Gathering(axis, tuple(stop - start for start, stop in ends))
 
 
 def _sliced(target: Sequence[Shard], gathering: Gathering) -> Iterator[Shard]:

@@ -7,12 +7,13 @@ piece by piece, on one device a piece.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hetjax.errors import InputError
 from hetjax.sharding.annotation import Shard, Summand
-from hetjax.sharding.bounds import Bounds, contains, extent, finest_slices, volume
+from hetjax.sharding.bounds import Bounds, contains, even_ends, extent, finest_slices, volume
 from hetjax.sharding.network import Network
 from hetjax.sharding.senders import Senders
 from hetjax.sharding.steps import Combination, Phase
@@ -249,10 +250,9 @@ def cut(bounds: Bounds, count: int) -> tuple[Bounds, ...]:
     axis = sizes.index(max(sizes))
     count = min(count, sizes[axis])
     start = bounds[axis][0]
-    ends = [start + sizes[axis] * place // count for place in range(count + 1)]
     return tuple(
-        (*bounds[:axis], (ends[place], ends[place + 1]), *bounds[axis + 1 :])
-        for place in range(count)
+        (*bounds[:axis], (start + first, start + end), *bounds[axis + 1 :])
+        for first, end in itertools.pairwise(even_ends(sizes[axis], count))
     )
 
 

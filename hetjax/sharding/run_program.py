@@ -34,6 +34,7 @@ class ProgramRunner:
 
     Example:
         >>> import jax.numpy as jnp
+        >>> from jax.sharding import PartitionSpec
         >>> from hetjax.sharding import deduce, specialize
         >>> one, two = Subgroup((0,), (), PartitionSpec()), Subgroup((1,), (), PartitionSpec())
         >>> rows = HSharding((one, two), hdim=0, sizes=(2, 1))

@@ -1,0 +1,175 @@
+"""The optimizer's state divided among pipelines: each row once, less to send, the same numbers."""
+
+from dataclasses import replace
+
+import jax
+import numpy as np
+import optax
+import pytest
+from cases import CLUSTER
+from execution import train
+
+from hetjax import InputError
+from hetjax.mesh import SubMesh
+from hetjax.pipeline import trace
+from hetjax.pipeline.warm_up import one_f_one_b
+from hetjax.planner.plan import PipelinePlan, Plan, StagePlan
+from hetjax.runtime.buffers import Route, Send
+from hetjax.runtime.instructions import training_instructions
+from hetjax.runtime.job import Job, build
+from hetjax.runtime.local import LocalExecutor
+from hetjax.runtime.placement import Placement
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+WIDTH, BLOCKS = 8, 4
+OPTIMIZER = optax.chain(optax.clip_by_global_norm(0.5), optax.adamw(1e-2))
+
+
+def make_parameters():
+    keys = jax.random.split(jax.random.key(0), 3)
+    return {
+        "first": jax.random.normal(keys[0], (WIDTH, WIDTH)) / 4,
+        "scale": np.float32(1.5),
+        "stack": jax.random.normal(keys[2], (BLOCKS, WIDTH, WIDTH)) / 4,
+    }
+
+
+def block(values, weights):
+    return jax.numpy.tanh(values @ weights), None
+
+
+def loss(parameters, batch):
+    """A penalty uses all of the stack at once, the blocks use it row by row."""
+    values = batch["x"] @ parameters["first"] * parameters["scale"]
+    penalty = jax.numpy.sum(parameters["stack"] ** 2)
+    values, _ = jax.lax.scan(
+        lambda x, w: (jax.numpy.tanh(x @ w), None), values, parameters["stack"]
+    )
+    return jax.numpy.mean((values - 1.0) ** 2) + 1e-3 * penalty
+
+
+def make_batch(seed: int, size: int = 8):
+    return {"x": np.random.default_rng(seed).normal(size=(size, WIDTH)).astype(np.float32)}
+
+
+PROGRAM = trace(loss, jax.eval_shape(make_parameters), make_batch(0, 4))
+END = PROGRAM.num_positions
+
+
+def plan_of(*pipelines: tuple[int, ...], divided: bool = True) -> Plan:
+    """Pipelines of two devices a stage, cut at some positions."""
+    layers = tuple(sorted({0, END, *(cut for cuts in pipelines for cut in cuts)}))
+    made, used = [], {"first": 0, "second": 0}
+    for cuts in pipelines:
+        stages = []
+        for start, stop in zip((0, *cuts), (*cuts, END), strict=True):
+            name = "first" if used["first"] < 4 else "second"
+            where = SubMesh(name, used[name], (1, 2))
+            used[name] += 2
+            span = (layers.index(start), layers.index(stop))
+            stages.append(StagePlan(span, where, (2, 1) if len(made) else (1, 2)))
+        made.append(PipelinePlan(tuple(stages), 1, 4, one_f_one_b(len(stages), 1)))
+    return Plan(PROGRAM.fingerprint, layers, CLUSTER, tuple(made), divided)
+
+
+def inside_the_scan() -> int:
+    """A position between two blocks."""
+    before = 0
+    for step in PROGRAM.steps:
+        if step.iterations == BLOCKS:
+            return before + 1
+        before += step.iterations
+    raise AssertionError("the program has no scan")
+
+
+PLANS = {
+    "one stage each": plan_of((), ()),
+    "cut alike": plan_of((inside_the_scan(),), (inside_the_scan(),)),
+    "cut at unlike places": plan_of((inside_the_scan(),), (inside_the_scan() + 2,)),
+    "of unlike depth": plan_of((inside_the_scan(),), ()),
+}
+
+
+def job_of(plan: Plan, optimizer: optax.GradientTransformation = OPTIMIZER) -> Job:
+    batch = jax.eval_shape(lambda: make_batch(0, plan.batch_size))
+    return Job(loss, make_parameters(), batch, optimizer, plan, deadline=60.0)
+
+
+def losses(plan: Plan) -> list[float]:
+    job = job_of(plan)
+    executor = LocalExecutor(job, build(job))
+    try:
+        executor.start()
+        return [each for each, _ in train(executor, [make_batch(s) for s in range(4)])]
+    finally:
+        executor.close()
+
+
+def one_device_losses() -> list[float]:
+    parameters, found = make_parameters(), []
+    # Optax mixes dtypes in its own arithmetic.
+    with jax.numpy_dtype_promotion("standard"):
+        state = OPTIMIZER.init(parameters)
+        for seed in range(4):
+            value, gradients = jax.value_and_grad(loss)(parameters, make_batch(seed))
+            updates, state = OPTIMIZER.update(gradients, state, parameters)
+            parameters = optax.apply_updates(parameters, updates)
+            found.append(float(value))
+    return found
+
+
+@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("divided", [False, True])
+def test_losses_equal_those_of_one_device(name: str, divided: bool):
+    plan = replace(PLANS[name], shard_optimizer_state=divided)
+    np.testing.assert_allclose(losses(plan), one_device_losses(), rtol=1e-5)
+
+
+def state_elements(placement: Placement) -> int:
+    """Elements of the optimizer's state over all stages, but for its counters."""
+    pipelines = placement.pipelines
+    return sum(
+        int(np.prod(pipelines.state_shape(part).shape))
+        for update in pipelines.updates
+        for part, like in zip(update.state, update.like, strict=True)
+        if like is not None
+    )
+
+
+def test_each_row_of_the_state_exists_once():
+    plan = PLANS["one stage each"]
+    whole = 2 * sum(
+        int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(make_parameters()) if leaf.shape
+    )
+    assert state_elements(build(job_of(plan))) == whole
+    duplicate = replace(plan, shard_optimizer_state=False)
+    assert state_elements(build(job_of(duplicate))) == 2 * whole
+
+
+def gradient_elements(placement: Placement) -> int:
+    """Elements of gradients that stages send to each other in a step."""
+    sent = [
+        instruction.tag
+        for stage in range(placement.pipelines.num_stages)
+        for instruction in training_instructions(
+            placement.pipelines, placement.pipeline_plan(stage).schedule, stage
+        )
+        if isinstance(instruction, Send) and instruction.tag.route.kind == "gradient"
+    ]
+    assert all(isinstance(tag.route, Route) for tag in sent)
+    return sum(
+        int(np.prod(shape.shape)) for tag in sent for shape in placement.route_shapes(tag.route, -1)
+    )
+
+
+def test_gradients_are_scattered():
+    plan = PLANS["one stage each"]
+    duplicate = replace(plan, shard_optimizer_state=False)
+    divided, whole = (gradient_elements(build(job_of(each))) for each in (plan, duplicate))
+    assert whole == 2 * divided
+
+
+def test_an_optimizer_that_mixes_rows_is_refused():
+    with pytest.raises(InputError, match="make it false"):
+        build(job_of(PLANS["one stage each"], optax.adafactor(1e-2, min_dim_size_to_factor=2)))
