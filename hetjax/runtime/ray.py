@@ -26,7 +26,7 @@ from hetjax.runtime.ray_cluster import (
     worker_options,
     worker_resources,
 )
-from hetjax.runtime.ray_switching import Parcels, owners_of, parcels_of
+from hetjax.runtime.ray_switching import Fetches, Parcels, owners_of, parcels_of
 from hetjax.runtime.ray_worker import HostWorker, computation_settings
 from hetjax.runtime.step_report import StepReport, stage_report, summed
 from hetjax.runtime.switching import moved_arrays
@@ -63,17 +63,26 @@ class RayExecutor:
         job: the job.
         placement: its programs and shardings.
         options: how to use Ray.
+        fetched: objects in Ray's memory that workers will want, brought to their hosts while they
+            compile.
 
     Attributes:
         processes: the process of each worker.
-        switch_seconds: after a switch, how long giving, starting and taking took.
+        switch_seconds: after a switch, how long giving, starting and taking took; and moving, which
+            goes on while workers start.
 
     Raises:
         InputError: the cluster cannot be reached, or lacks the devices.
         WorkerLostError: a worker died while it was set up.
     """
 
-    def __init__(self, job: Job, placement: Placement, options: RayOptions):
+    def __init__(
+        self,
+        job: Job,
+        placement: Placement,
+        options: RayOptions,
+        fetched: Mapping[Peer, Sequence[Any]] | None = None,
+    ):
         stages = job.plan.stages
         _check_cores(job.plan, options)
         self.processes: dict[Peer, int] = {}
@@ -85,14 +94,20 @@ class RayExecutor:
         self._lock = threading.RLock()
         self._ended: Exception | None = None
         self._call = 0
+        self._fetches: Fetches | None = None
         self._connected = connect_to_ray(options)
         try:
-            self._set_up(stages, options)
+            self._set_up(stages, options, fetched or {})
         except BaseException:
             self.close()
             raise
 
-    def _set_up(self, stages: Sequence[StagePlan], options: RayOptions) -> None:
+    def _set_up(
+        self,
+        stages: Sequence[StagePlan],
+        options: RayOptions,
+        fetched: Mapping[Peer, Sequence[Any]],
+    ) -> None:
         per_process = [
             stage.submesh.num_devices // hosts
             for stage, hosts in zip(stages, self._hosts, strict=True)
@@ -102,6 +117,9 @@ class RayExecutor:
         self._wait_created()
         self._prepare(options.cores)
         self._join_worlds()
+        if fetched:
+            nodes = self._all_of(list(fetched), lambda actor: actor.node.remote())
+            self._fetches = Fetches.begin([(nodes[peer], each) for peer, each in fetched.items()])
         addresses = self._all(lambda actor: actor.build.remote(reference, per_process))
         self._all(lambda actor: actor.connect.remote(addresses))
 
@@ -178,27 +196,34 @@ class RayExecutor:
         plan = plan_switch(moved_arrays(self._placement, placement), network)
         owners = owners_of(self._job.plan), owners_of(job.plan)
         began = time.perf_counter()
-        given = [self._give(parcels_of(messages, *owners)) for messages in plan.phases[:1]]
+        first = parcels_of(plan.phases[0] if plan.phases else {}, *owners)
+        given = self._give(first)
         given_at = time.perf_counter()
         self._end(RuntimeError("the workers have been ended, since the plan was switched"))
         executor = None
         try:
-            executor = RayExecutor(job, placement, self._options)
+            wanted: dict[Peer, list[Any]] = {}
+            for (_, taker), reference in given.items():
+                wanted.setdefault(taker, []).append(reference)
+            executor = RayExecutor(job, placement, self._options, wanted)
             started_at = time.perf_counter()
             for place, messages in enumerate(plan.phases):
-                parcels = parcels_of(messages, owners[min(place, 1)], owners[1])
-                references = given.pop() if place == 0 else executor._give(parcels)
+                parcels = first if place == 0 else parcels_of(messages, owners[1], owners[1])
+                references = executor._give(parcels) if place else given
                 executor._take(parcels, references, last=place == len(plan.phases) - 1)
+            given.clear()
         except BaseException as error:
             if executor is not None:
                 executor.close()
             self._ended = error if isinstance(error, Exception) else self._ended
             raise
+        taken = time.perf_counter() - started_at
         executor._connected, self._connected = self._connected, False
         executor.switch_seconds = {
             "give": given_at - began,
             "start": started_at - given_at,
-            "take": time.perf_counter() - started_at,
+            "take": taken,
+            "move": 0.0 if executor._fetches is None else executor._fetches.seconds(),
         }
         return executor, plan
 

@@ -8,6 +8,8 @@ the host that wants it. The driver handles references alone.
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -29,6 +31,9 @@ from hetjax.runtime.switching import (
 )
 from hetjax.runtime.transfer_server import Peer
 from hetjax.sharding.switching import Messages, Slice
+
+FETCH_SECONDS = 1.0
+"""How long to wait for word of objects that have been used already."""
 
 
 class Parcel(NamedTuple):
@@ -86,6 +91,53 @@ def devices_of_process(plan: Plan, stage: int, mesh: jax.sharding.Mesh) -> Devic
     pairs = zip(numbers, mesh.devices.flat, strict=True)
     here = jax.process_index()
     return {number: device for number, device in pairs if device.process_index == here}
+
+
+@dataclass(frozen=True)
+class Fetches:
+    """Objects in Ray's memory on their way to the hosts that will want them.
+
+    Args:
+        began: when they were asked for.
+        arrivals: for each worker, when all of its objects are on its host, by its clock.
+    """
+
+    began: float
+    arrivals: tuple[Any, ...]
+
+    @classmethod
+    def begin(cls, wanted: Sequence[tuple[str, Sequence[Any]]]) -> Fetches:
+        """Ask for objects, each time with the Ray node that wants them."""
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        # A task does not begin before its arguments are on its host.
+        arrived = ray.remote(num_cpus=0, max_retries=0)(_moment)
+        calls = [
+            arrived.options(
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)
+            ).remote(*references)
+            for node, references in wanted
+        ]
+        return cls(time.time(), tuple(calls))
+
+    def seconds(self) -> float:
+        """How long the slowest took, of those that have come."""
+        import ray
+        from ray.exceptions import RayError
+
+        calls = list(self.arrivals)
+        there, _ = ray.wait(calls, num_returns=len(calls), timeout=FETCH_SECONDS)
+        longest = 0.0
+        for call in there:
+            # A fetch is only for speed: what it did not bring is brought when it is taken.
+            with contextlib.suppress(RayError):
+                longest = max(longest, ray.get(call) - self.began)
+        return longest
+
+
+def _moment(*_: Any) -> float:
+    return time.time()
 
 
 @dataclass(eq=False)

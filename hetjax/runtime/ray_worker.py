@@ -98,6 +98,12 @@ class HostWorker:
             probe.bind((address, 0))
             return address, probe.getsockname()[1]
 
+    def node(self) -> str:
+        """The Ray node that this host is."""
+        import ray
+
+        return ray.get_runtime_context().get_node_id()
+
     def join_world(self, coordinator: str, num_processes: int, timeout: float) -> None:
         """Join the other hosts of the submesh in one `jax.distributed` world."""
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
