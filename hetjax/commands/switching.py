@@ -16,7 +16,7 @@ from hetjax.planner import Plan
 from hetjax.report import format_bytes, format_seconds
 from hetjax.runtime.job import Job, lay_out
 from hetjax.runtime.placement import Placement
-from hetjax.runtime.switching import moved_arrays
+from hetjax.runtime.switching import check_lost, moved_arrays
 from hetjax.sharding.network import Network
 from hetjax.sharding.switching import POLICIES, MovedArray, plan_switch
 
@@ -57,7 +57,7 @@ def switch_figures(
             f"{destination.cluster.name!r}; make them for one, in which a plan need not use every "
             f"device"
         )
-    _check_lost(lost, destination)
+    check_lost(lost, destination)
     network = Network.of(source.cluster)
     layouts = [_placement(ingredients, plan) for plan in (source, destination)]
     arrays: Sequence[MovedArray] = moved_arrays(*layouts)
@@ -77,22 +77,6 @@ def switch_figures(
         "busiest": {policy: _busiest(rows) for policy, rows in volumes.items()},
         "volumes": volumes,
     }
-
-
-def _check_lost(lost: Set[int], destination: Plan) -> None:
-    used = {
-        device
-        for stage in destination.stages
-        for device in destination.cluster.device_ids(stage.submesh)
-    }
-    unknown = sorted(lost - set(range(destination.cluster.num_devices)))
-    if unknown:
-        raise InputError(
-            f"--lost: {unknown} are no devices of the cluster, which has 0 to "
-            f"{destination.cluster.num_devices - 1}"
-        )
-    if lost & used:
-        raise InputError(f"--lost: the plan to switch to uses devices {sorted(lost & used)}")
 
 
 def _placement(ingredients: Ingredients, plan: Plan) -> Placement:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, TypeVar
@@ -71,18 +71,21 @@ class LocalExecutor:
             None if job.source is None else BatchReader(job.source, job.plan.batch_size, job.batch)
         )
 
-    def take_over(self, other: LocalExecutor) -> SwitchPlan:
+    def take_over(self, other: LocalExecutor, lost: Set[int] = frozenset()) -> SwitchPlan:
         """Take over the training state of another executor, which then has none.
 
         Args:
             other: an executor of another plan on the same devices.
+            lost: devices of the cluster that are gone, and give nothing.
 
         Returns:
             What was moved.
+
+        Raises:
+            InputError: only lost devices hold a part of the state.
         """
-        plan = plan_switch(
-            moved_arrays(other._placement, self._placement), Network.of(self._job.plan.cluster)
-        )
+        arrays = moved_arrays(other._placement, self._placement)
+        plan = plan_switch(arrays, Network.of(self._job.plan.cluster), lost=lost)
         states = move_in_process(
             plan,
             other._placement,

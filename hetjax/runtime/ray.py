@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 import jax
@@ -175,25 +175,29 @@ class RayExecutor:
                 )
         self._wait(calls)
 
-    def switch_to(self, job: Job, placement: Placement) -> tuple[RayExecutor, SwitchPlan]:
+    def switch_to(
+        self, job: Job, placement: Placement, lost: Set[int] = frozenset()
+    ) -> tuple[RayExecutor, SwitchPlan]:
         """Hand the training state over to workers of another plan, and end those of this one.
 
         Args:
             job: the same job with the other plan.
             placement: its programs and shardings.
+            lost: devices of the cluster that are gone, and give nothing.
 
         Returns:
             The executor of the other plan, and what was moved.
 
         Raises:
-            InputError: the plan cannot be followed here, and this executor is as it was; or its new
-                workers have found so, and the state is lost.
+            InputError: the plan cannot be followed here, or only lost devices hold a part of the
+                state, and this executor is as it was; or the new workers have found so, and the
+                state is lost.
             WorkerLostError: a worker died meanwhile; the state is lost with it.
         """
         _check_cores(job.plan, self._options)
         _check_resources(job.plan)
         network = Network.of(job.plan.cluster)
-        plan = plan_switch(moved_arrays(self._placement, placement), network)
+        plan = plan_switch(moved_arrays(self._placement, placement), network, lost=lost)
         owners = owners_of(self._job.plan), owners_of(job.plan)
         began = time.perf_counter()
         first = parcels_of(plan.phases[0] if plan.phases else {}, *owners)

@@ -7,15 +7,17 @@ alone, and then carried out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
+from hetjax.errors import InputError
 from hetjax.pipeline.program import path_names
 from hetjax.pipeline.stages import ParameterPart
+from hetjax.planner.plan import Plan
 from hetjax.runtime.compilation import CompiledStage
 from hetjax.runtime.placement import Placement
 from hetjax.runtime.state import StageState
@@ -41,6 +43,31 @@ class Leaf:
     name: str
     shape: jax.ShapeDtypeStruct
     parts: tuple[Held | None, ...]
+
+
+def check_lost(lost: Set[int], destination: Plan) -> None:
+    """Check that lost devices are devices of the cluster, and that the plan does without them.
+
+    Args:
+        lost: the devices.
+        destination: the plan that is switched to.
+
+    Raises:
+        InputError: naming those that are not.
+    """
+    used = {
+        device
+        for stage in destination.stages
+        for device in destination.cluster.device_ids(stage.submesh)
+    }
+    unknown = sorted(lost - set(range(destination.cluster.num_devices)))
+    if unknown:
+        raise InputError(
+            f"lost: {unknown} are no devices of the cluster, which has 0 to "
+            f"{destination.cluster.num_devices - 1}"
+        )
+    if lost & used:
+        raise InputError(f"lost: the plan to switch to uses devices {sorted(lost & used)}")
 
 
 def leaves_of(placement: Placement) -> tuple[Leaf, ...]:

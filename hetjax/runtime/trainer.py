@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,6 +32,7 @@ from hetjax.runtime.measuring import measuring
 from hetjax.runtime.placement import Placement
 from hetjax.runtime.ray import RayExecutor, RayOptions
 from hetjax.runtime.step_report import LinkUse, StepReport, link_events, link_uses
+from hetjax.runtime.switching import check_lost
 from hetjax.sharding.switching import SwitchPlan
 
 RUNTIMES = ("local", "ray")
@@ -272,7 +273,7 @@ class Trainer:
         self.use_schedule(plan.pipeline.schedule)
         self.plan = plan
 
-    def switch(self, plan: Plan) -> SwitchPlan:
+    def switch(self, plan: Plan, *, lost: Set[int] = frozenset()) -> SwitchPlan:
         """Train on by another plan: the training state moves to its stages, in memory.
 
         Parameters and optimizer state keep every bit, step counters too. In one process programs
@@ -282,12 +283,15 @@ class Trainer:
 
         Args:
             plan: for the same model, batch and cluster; any stages, shardings, pipelines.
+            lost: devices of the cluster that are not to be asked any more: the others give what
+                they have too.
 
         Returns:
             What was moved.
 
         Raises:
-            InputError: the plan is for another cluster, or does not fit the model or the batch.
+            InputError: the plan is for another cluster, or does not fit the model or the batch;
+                it uses a lost device, or only lost devices hold a part of the state.
             WorkerLostError: a worker died while the state moved; go on from the last checkpoint.
 
         Source: Hetu v2, section 6.
@@ -298,6 +302,7 @@ class Trainer:
                 f"those of {self.plan.cluster.name!r}; make plans for one cluster, in which a plan "
                 f"need not use every device"
             )
+        check_lost(lost, plan)
         self._start()
         self._finish_saving()
         source, destination = _without_prediction(self.plan), _without_prediction(plan)
@@ -305,24 +310,24 @@ class Trainer:
             self.plan = plan
             return SwitchPlan((), ())
         if isinstance(self._executor, RayExecutor):
-            return self._switch_workers(self._executor, plan)
+            return self._switch_workers(self._executor, plan, lost)
         assert isinstance(self._executor, LocalExecutor), self._executor
         if destination not in self._switched:
             job = replace(self._job, plan=plan)
             placement = build(job)
             executor = LocalExecutor(job, placement, self._devices)
             self._switched[destination] = job, placement, executor
-        moved = self._switched[destination][2].take_over(self._executor)
+        moved = self._switched[destination][2].take_over(self._executor, lost)
         self._switched[source] = self._job, self._placement, self._executor
         self._job, self._placement, self._executor = self._switched.pop(destination)
         self.plan, self.reports, self._timed = plan, [], []
         return moved
 
-    def _switch_workers(self, executor: RayExecutor, plan: Plan) -> SwitchPlan:
+    def _switch_workers(self, executor: RayExecutor, plan: Plan, lost: Set[int]) -> SwitchPlan:
         """Switch to workers of another plan, in processes of their own."""
         job = replace(self._job, plan=plan)
         placement = build(job)
-        self._executor, moved = executor.switch_to(job, placement)
+        self._executor, moved = executor.switch_to(job, placement, lost)
         self._job, self._placement = job, placement
         self.plan, self.reports, self._timed = plan, [], []
         return moved

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import optax
 import pytest
-from cases import CLUSTER, examples, random_model, random_plan
+from cases import CLUSTER, examples, random_model, random_plan, trace_model
 from compilations import counted_compilations
 from execution import gather, one_device_steps
 from hypothesis import given
@@ -18,7 +18,9 @@ from hypothesis import strategies as st
 from small_models import Model, make_batch
 
 from hetjax import InputError, Trainer
-from hetjax.planner.plan import Plan
+from hetjax.mesh import SubMesh
+from hetjax.pipeline.warm_up import one_f_one_b
+from hetjax.planner.plan import PipelinePlan, Plan, StagePlan
 from hetjax.runtime.local import LocalExecutor
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -144,3 +146,48 @@ def test_checkpoints_and_switches_go_together(tmp_path: Path):
         assert trainer.resume() is not None
         assert trainer.steps_done == 2
         assert_same(state_of(trainer), saved)
+
+
+def two_pipelines(model: Model) -> Plan:
+    """Two pipelines of one stage each, of four devices."""
+    program = trace_model(model, 1)
+    pipelines = tuple(
+        PipelinePlan(
+            (StagePlan((0, 1), SubMesh(name, 0, (1, 4)), (4, 1)),), 3, 4, one_f_one_b(1, 3)
+        )
+        for name in ("first", "second")
+    )
+    return Plan(program.fingerprint, (0, program.num_positions), CLUSTER, pipelines)
+
+
+def test_lost_devices_give_nothing():
+    model, batch = Model(("dense",)), make_batch(24)
+    plan = two_pipelines(model)
+    alone = replace(plan, pipelines=(replace(plan.pipelines[1], num_microbatches=6),))
+    alone = alone.with_schedule(one_f_one_b(1, 6))
+    lost = frozenset({0, 1, 2, 3})
+    with Trainer(plan, model.loss, model.init(), OPTIMIZER, batch) as trainer:
+        trainer.train_step(batch)
+        before = state_of(trainer)
+        with pytest.raises(InputError, match=r"lost: the plan to switch to uses devices \[4\]"):
+            trainer.switch(alone, lost={4})
+        with pytest.raises(InputError, match=r"lost: \[9\] are no devices of the cluster"):
+            trainer.switch(alone, lost={9})
+        moved = trainer.switch(alone, lost=lost)
+        assert {sender for phase in moved.phases for sender, _ in phase}.isdisjoint(lost)
+        found = state_of(trainer)
+        for ours, theirs in zip(found, before, strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+        trainer.train_step(batch)
+
+
+def test_what_only_lost_devices_hold_cannot_be_switched():
+    model, batch = Model(("dense",)), make_batch(24)
+    plan = replace(two_pipelines(model), shard_optimizer_state=True)
+    alone = replace(plan, pipelines=(replace(plan.pipelines[1], num_microbatches=6),))
+    alone = alone.with_schedule(one_f_one_b(1, 6))
+    with Trainer(plan, model.loss, model.init(), OPTIMIZER, batch) as trainer:
+        trainer.train_step(batch)
+        with pytest.raises(InputError, match=r"optimizer/.*: source: no device holds"):
+            trainer.switch(alone, lost={0, 1, 2, 3})
+        trainer.train_step(batch)
