@@ -8,7 +8,7 @@ from typing import NamedTuple
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
 
-from hetjax.sharding.layout import Shard, shards
+from hetjax.sharding import HSharding, Subgroup
 from hetjax.sharding.rules import MESH_AXES
 
 _ENTRIES: tuple[tuple[str, ...], ...] = (
@@ -35,8 +35,18 @@ class Layout(NamedTuple):
     def num_processes(self) -> int:
         return math.prod(self.mesh_shape) // self.devices_per_process
 
-    def shards(self) -> tuple[Shard, ...]:
-        return shards(*self)
+    def annotation(self, first: int = 0) -> HSharding:
+        """The same on devices that are numbered from another first one."""
+        devices = tuple(range(first, first + math.prod(self.mesh_shape)))
+        axes = tuple(zip(MESH_AXES, self.mesh_shape, strict=True))
+        return HSharding((Subgroup(devices, axes, self.spec),))
+
+    def processes(self, first: int = 0) -> dict[int, int]:
+        """The process of each device."""
+        return {
+            first + place: place // self.devices_per_process
+            for place in range(math.prod(self.mesh_shape))
+        }
 
 
 @st.composite

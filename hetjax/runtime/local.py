@@ -20,7 +20,7 @@ from hetjax.runtime.checkpoint import StageSaver
 from hetjax.runtime.checkpoint_files import StageRecord
 from hetjax.runtime.feed import BatchReader, feed_of
 from hetjax.runtime.job import Job
-from hetjax.runtime.placement import Placement, named
+from hetjax.runtime.placement import Placement
 from hetjax.runtime.step_report import StepReport, summed
 from hetjax.runtime.switching import move_in_process, moved_arrays
 from hetjax.runtime.transport import InProcessTransport
@@ -56,7 +56,8 @@ class LocalExecutor:
         @functools.cache
         def shardings(tag: Tag) -> list[jax.sharding.NamedSharding]:
             target = tag.route.target
-            return named(meshes[target], placement.route_specs(tag.route, tag.microbatch, target))
+            wanted = placement.route_annotations(tag.route, tag.microbatch, target)
+            return [annotation.on(meshes[target]) for annotation in wanted]
 
         self.transport = InProcessTransport(shardings, job.deadline)
         self._threads = ThreadPoolExecutor(len(stages), thread_name_prefix="stage")

@@ -17,8 +17,8 @@ from hetjax.pipeline.stages import ParameterPart
 from hetjax.planner.plan import PipelinePlan, Plan, StagePlan
 from hetjax.runtime.buffers import Route
 from hetjax.runtime.sharing import gradients_given, values_given
-from hetjax.sharding.annotation import axes_of
-from hetjax.sharding.rules import DATA, divides, example_spec, parameter_spec
+from hetjax.sharding.annotation import HSharding, Subgroup, axes_of
+from hetjax.sharding.rules import DATA, MESH_AXES, divides, example_spec, parameter_spec
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +50,13 @@ class Placement:
     def stage_plan(self, stage: int) -> StagePlan:
         """The plan of a stage."""
         return self.plan.stages[stage]
+
+    def annotation(self, stage: int, spec: PartitionSpec) -> HSharding:
+        """Of an array that a stage holds, divided by a specification, in the cluster's numbers."""
+        plan = self.stage_plan(stage)
+        axes = tuple(zip(MESH_AXES, plan.mesh_shape, strict=True))
+        devices = self.plan.cluster.device_ids(plan.submesh)
+        return HSharding((Subgroup(tuple(devices), axes, spec),))
 
     def first_example(self, stage: int) -> int:
         """Where in a step's batch the examples of a stage's pipeline begin."""
@@ -138,14 +145,16 @@ class Placement:
         chosen = gradients_given if route.kind == "gradient" else values_given
         return chosen(self.pipelines, route.source, route.target)
 
-    def route_specs(self, route: Route, microbatch: int, stage: int) -> list[PartitionSpec]:
-        """Shardings of the arrays of one transfer at one of its ends."""
+    def route_annotations(self, route: Route, microbatch: int, stage: int) -> list[HSharding]:
+        """How the arrays of one transfer lie at one of its ends."""
         shapes = self.route_shapes(route, microbatch)
         if route.kind in ("value", "cotangent"):
-            return self.examples(stage, shapes)
-        if route.kind in ("gradient", "parameter"):
-            return [self.part(stage, part) for part in self._parts(route)]
-        return [PartitionSpec()] * len(shapes)
+            specs = self.examples(stage, shapes)
+        elif route.kind in ("gradient", "parameter"):
+            specs = [self.part(stage, part) for part in self._parts(route)]
+        else:
+            specs = [PartitionSpec()] * len(shapes)
+        return [self.annotation(stage, spec) for spec in specs]
 
 
 def named(mesh: jax.sharding.Mesh, specs: Sequence[PartitionSpec]) -> list[NamedSharding]:

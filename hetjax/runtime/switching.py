@@ -21,9 +21,8 @@ from hetjax.planner.plan import Plan
 from hetjax.runtime.compilation import CompiledStage
 from hetjax.runtime.placement import Placement
 from hetjax.runtime.state import StageState
-from hetjax.sharding.annotation import Shard, Subgroup
+from hetjax.sharding.annotation import Shard
 from hetjax.sharding.bounds import Bounds
-from hetjax.sharding.rules import MESH_AXES
 from hetjax.sharding.run_steps import Piece, cut_piece, join_pieces
 from hetjax.sharding.switching import MovedArray, Slice, SwitchPlan
 
@@ -129,10 +128,8 @@ def _shards_in(
 ) -> Iterator[Shard]:
     """What the devices of a stage hold, where the stage holds a part of a leaf."""
     part, spec = held
-    plan = placement.stage_plan(stage)
-    axes = tuple(zip(MESH_AXES, plan.mesh_shape, strict=True))
-    devices = placement.plan.cluster.device_ids(plan.submesh)
-    yield from Subgroup(devices, axes, spec).shards(_region(part, shape))
+    (subgroup,) = placement.annotation(stage, spec).subgroups
+    yield from subgroup.shards(_region(part, shape))
 
 
 def _region(part: ParameterPart, shape: Sequence[int]) -> Bounds:

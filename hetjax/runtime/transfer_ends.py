@@ -19,10 +19,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 from hetjax.runtime.buffers import Tag
 from hetjax.runtime.compilation import Compiled
 from hetjax.runtime.placement import Placement
-from hetjax.sharding.annotation import axes_of
+from hetjax.sharding.annotation import HSharding, axes_of
 from hetjax.sharding.bounds import Bounds, within
 from hetjax.sharding.crossing import Crossing, Gathering, Piece, crossing
-from hetjax.sharding.layout import Shard, shards
+from hetjax.sharding.network import Network
+from hetjax.sharding.senders import BestLink
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,17 +34,51 @@ class CrossingArray:
 
     Args:
         shape: its shape and dtype.
-        spec: how the receiving stage divides it.
-        source: the shards of the sending stage.
-        target: the shards of the receiving one.
-        crossing: how the one become the other.
+        source: how it lies on the sending stage.
+        target: how it shall lie on the receiving one.
+        processes: for each device of both, which of its stage's processes has it.
+        crossing: how the one becomes the other.
     """
 
     shape: jax.ShapeDtypeStruct
-    spec: PartitionSpec
-    source: tuple[Shard, ...]
-    target: tuple[Shard, ...]
+    source: HSharding
+    target: HSharding
+    processes: Mapping[int, int]
     crossing: Crossing
+
+    @classmethod
+    def between(
+        cls,
+        shape: jax.ShapeDtypeStruct,
+        source: HSharding,
+        target: HSharding,
+        processes: Mapping[int, int],
+        senders: BestLink,
+    ) -> CrossingArray:
+        """An array that crosses from one stage to another.
+
+        Args:
+            shape: its shape and dtype.
+            source: how it lies.
+            target: how it shall lie.
+            processes: for each device of both, which of its stage's processes has it.
+            senders: who sends what several devices have.
+
+        Returns:
+            The array with its crossing.
+        """
+        found = crossing(source, target, shape.shape or (1,), processes, senders)
+        return cls(shape, source, target, processes, found)
+
+    @property
+    def spec(self) -> PartitionSpec:
+        """How the receiving stage divides it."""
+        return self.target.subgroups[0].spec
+
+    def held(self, device: int) -> Bounds:
+        """The part that a device of the sending stage has."""
+        shards = self.source.shards(self.shape.shape or (1,))
+        return next(shard.bounds for shard in shards if shard.device == device)
 
     def widths(self, bounds: Bounds) -> tuple[int, ...]:
         """The shape of a part of it."""
@@ -56,7 +91,7 @@ def crossing_arrays(
     """The arrays of a transfer; both of its ends derive the same.
 
     Args:
-        placement: shardings of all buffers of all stages.
+        placement: annotations of all buffers of all stages.
         tag: the transfer.
         devices_per_process: for each stage, how many of its devices each process has.
 
@@ -65,20 +100,18 @@ def crossing_arrays(
     """
     ends = (tag.route.source, tag.route.target)
     shapes = placement.route_shapes(tag.route, tag.microbatch)
-    specs = [placement.route_specs(tag.route, tag.microbatch, stage) for stage in ends]
-    found = []
-    for shape, *both in zip(shapes, *specs, strict=True):
-        source, target = (
-            shards(
-                shape.shape or (1,),
-                spec,
-                placement.plan.stages[stage].mesh_shape,
-                devices_per_process[stage],
-            )
-            for stage, spec in zip(ends, both, strict=True)
-        )
-        found.append(CrossingArray(shape, both[1], source, target, crossing(source, target)))
-    return tuple(found)
+    both = [placement.route_annotations(tag.route, tag.microbatch, stage) for stage in ends]
+    cluster = placement.plan.cluster
+    processes = {
+        device: place // devices_per_process[stage]
+        for stage in ends
+        for place, device in enumerate(cluster.device_ids(placement.stage_plan(stage).submesh))
+    }
+    senders = BestLink(Network.of(cluster))
+    return tuple(
+        CrossingArray.between(shape, source, target, processes, senders)
+        for shape, source, target in zip(shapes, *both, strict=True)
+    )
 
 
 class SendingEnd:
@@ -91,18 +124,21 @@ class SendingEnd:
     """
 
     def __init__(self, arrays: Sequence[CrossingArray], mesh: Mesh, process: int):
-        self._places = {device: place for place, device in enumerate(mesh.devices.flat)}
+        self._numbers: dict[Any, int] = {}
         self._offers: dict[int, list[tuple[int, Piece]]] = {}
         cut: dict[int, list[tuple[int, Piece]]] = {}
         for i, array in enumerate(arrays):
+            self._numbers |= dict(zip(mesh.devices.flat, array.source.devices, strict=True))
             for piece in array.crossing.pieces:
-                if piece.sender != process:
+                if array.processes[piece.origin] != process:
                     continue
-                self._offers.setdefault(piece.receiver, []).append((i, piece))
-                if piece.bounds != array.source[piece.origin].bounds:
+                receiver = array.processes[piece.landing]
+                self._offers.setdefault(receiver, []).append((i, piece))
+                if piece.bounds != array.held(piece.origin):
                     cut.setdefault(piece.origin, []).append((i, piece))
+        devices = {number: device for device, number in self._numbers.items()}
         self._cuts = {
-            origin: (wanted, _cutter(arrays, wanted, mesh.devices.flat[origin]))
+            origin: (wanted, _cutter(arrays, wanted, devices[origin]))
             for origin, wanted in cut.items()
         }
 
@@ -116,7 +152,7 @@ class SendingEnd:
             A receiving process, and the pieces for it, each on one device.
         """
         held = [
-            {self._places[shard.device]: shard.data for shard in array.addressable_shards}
+            {self._numbers[shard.device]: shard.data for shard in array.addressable_shards}
             for array in arrays
         ]
         cut: dict[tuple[int, Piece], jax.Array] = {}
@@ -151,14 +187,15 @@ class ReceivingEnd:
         self._pieces: dict[int, list[tuple[int, Piece]]] = {}
         for i, array in enumerate(arrays):
             for piece in array.crossing.pieces:
-                if piece.receiver == process:
-                    self._pieces.setdefault(piece.sender, []).append((i, piece))
+                if array.processes[piece.landing] == process:
+                    sender = array.processes[piece.origin]
+                    self._pieces.setdefault(sender, []).append((i, piece))
         self.requests = {
             sender: [
                 jax.ShapeDtypeStruct(
                     arrays[i].widths(piece.bounds),
                     arrays[i].shape.dtype,
-                    sharding=SingleDeviceSharding(mesh.devices.flat[piece.landing]),
+                    sharding=SingleDeviceSharding(_devices(arrays[i], mesh)[piece.landing]),
                 )
                 for i, piece in pieces
             ]
@@ -230,10 +267,11 @@ class _Landing:
         for piece in array.crossing.pieces:
             landing.setdefault(piece.landing, []).append(piece)
         made: dict[Bounds, int] = {}
+        devices = _devices(array, mesh)
         for shard in array.crossing.landed:
-            if shard.process != process:
+            if array.processes[shard.device] != process:
                 continue
-            device, pieces = mesh.devices.flat[shard.device], tuple(landing.get(shard.device, ()))
+            device, pieces = devices[shard.device], tuple(landing.get(shard.device, ()))
             if shard.bounds in made and not pieces:
                 self._parts.append(_Part(device, (), like=made[shard.bounds]))
                 continue
@@ -261,11 +299,16 @@ class _Landing:
         return made
 
 
+def _devices(array: CrossingArray, mesh: Mesh) -> dict[int, Any]:
+    """The devices of the receiving stage by their numbers."""
+    return dict(zip(array.target.devices, mesh.devices.flat, strict=True))
+
+
 def _cutter(
     arrays: Sequence[CrossingArray], wanted: Sequence[tuple[int, Piece]], device: Any
 ) -> Compiled:
     """Compile what cuts pieces out of a device's shards; takes the shard of each piece."""
-    wholes = [arrays[i].source[piece.origin].bounds for i, piece in wanted]
+    wholes = [arrays[i].held(piece.origin) for i, piece in wanted]
     places = [within(piece.bounds, w) for (_, piece), w in zip(wanted, wholes, strict=True)]
 
     def cut(*shards: jax.Array) -> list[jax.Array]:
@@ -314,7 +357,7 @@ def _landing(array: CrossingArray, mesh: Mesh) -> tuple[jax.ShapeDtypeStruct, Pa
     if gathering is None:
         return array.shape, array.spec
     axis, count = gathering.axis, len(gathering.widths) * max(gathering.widths)
-    part = array.target[0].bounds[axis]
+    part = array.target.shards(array.shape.shape or (1,))[0].bounds[axis]
     shape: list[int] = list(array.shape.shape or (1,))
     shape[axis] = shape[axis] // (part[1] - part[0]) * count
     entries = [axes_of(entry) for entry in array.spec]

@@ -1,11 +1,10 @@
 """HSPMD annotations: how arrays lie on unions of unlike meshes, and what follows from that."""
 
 from hetjax.sharding.annotated_program import AnnotatedProgram, Compute, Move
-from hetjax.sharding.annotation import DUPLICATE, PARTIAL, HSharding, Subgroup
+from hetjax.sharding.annotation import DUPLICATE, PARTIAL, HSharding, Shard, Subgroup
 from hetjax.sharding.bounds import overlap
 from hetjax.sharding.crossing import Crossing, Gathering, Piece, crossing
 from hetjax.sharding.deduction import deduce
-from hetjax.sharding.layout import Shard, shards
 from hetjax.sharding.network import Network
 from hetjax.sharding.pipelines import find_pipelines
 from hetjax.sharding.reshard import reshard
@@ -46,6 +45,5 @@ __all__ = [
     "reshard",
     "resolve",
     "rules_table",
-    "shards",
     "specialize",
 ]

@@ -13,14 +13,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from hetjax.errors import InputError
 from hetjax.sharding.bounds import Bounds
 from hetjax.sharding.symbols import Size, SymbolicSize, parse_size
 
 if TYPE_CHECKING:
-    import jax
+    pass
 
 DUPLICATE: Literal["duplicate"] = "duplicate"
 PARTIAL: Literal["partial"] = "partial"
@@ -108,7 +108,7 @@ class Subgroup:
             raise InputError(f"spec: {self.spec} uses an axis twice")
 
     @classmethod
-    def of(cls, sharding: jax.sharding.NamedSharding) -> Subgroup:
+    def of(cls, sharding: NamedSharding) -> Subgroup:
         """The subgroup of a JAX sharding, with its devices' own numbers.
 
         Args:
@@ -236,9 +236,21 @@ class HSharding:
                 raise InputError(f"sizes: {size} is not allowed: each is 1 or more")
 
     @classmethod
-    def of(cls, sharding: jax.sharding.NamedSharding) -> HSharding:
+    def of(cls, sharding: NamedSharding) -> HSharding:
         """A JAX sharding as the annotation of one submesh."""
         return cls((Subgroup.of(sharding),))
+
+    def on(self, mesh: Mesh) -> NamedSharding:
+        """The annotation of one submesh as a JAX sharding.
+
+        Args:
+            mesh: the submesh's devices.
+
+        Returns:
+            The sharding.
+        """
+        assert len(self.subgroups) == 1, "no JAX sharding spans several submeshes"
+        return NamedSharding(mesh, self.subgroups[0].spec)
 
     @property
     def devices(self) -> tuple[int, ...]:

@@ -2,18 +2,20 @@
 
 The link between two stages is slow, the links inside a stage are fast: so every byte crosses once.
 Where several processes want the same part, each pulls a slice of it, and the stage gathers the
-slices by itself. Both ends derive the same crossing from their layouts.
+slices by itself. Both ends derive the same crossing from the annotations of both stages.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from hetjax.sharding.bounds import Bounds, even_ends, overlap
-from hetjax.sharding.layout import Shard
+from hetjax.sharding.annotation import HSharding, Shard
+from hetjax.sharding.bounds import Bounds, even_ends
+from hetjax.sharding.exchange import exchange
+from hetjax.sharding.senders import BestLink
 
 
 @dataclass(frozen=True)
@@ -21,16 +23,12 @@ class Piece:
     """A part of an array that one process pulls from another.
 
     Args:
-        sender: the process that has it, counted inside its stage.
-        origin: the device that it is taken from, by its place in the sending stage's mesh.
-        receiver: the process that pulls it.
-        landing: the device that it lands on, by its place in the receiving stage's mesh.
+        origin: the device that it is taken from.
+        landing: the device that it lands on.
         bounds: the part.
     """
 
-    sender: int
     origin: int
-    receiver: int
     landing: int
     bounds: Bounds
 
@@ -65,47 +63,84 @@ class Crossing:
     gathering: Gathering | None
 
 
-def crossing(source: Sequence[Shard], target: Sequence[Shard]) -> Crossing:
+def crossing(
+    source: HSharding,
+    target: HSharding,
+    shape: Sequence[int],
+    processes: Mapping[int, int],
+    senders: BestLink,
+) -> Crossing:
     """Plan how an array crosses from one stage to another, every byte of it once.
 
     A part that one process wants is pulled by it, once for all its devices. Where processes want
     the same part, it is cut into even slices along one dimension, one for each device that wants
-    it. What several devices have is taken from each of them in turn.
+    it: a batched send-receive to a finer sharding of the receiving submesh, and an all-gather
+    inside it.
 
     Args:
-        source: the sending stage's shards, as `hetjax.sharding.layout.shards` gives them.
-        target: the receiving stage's shards, of the same array.
+        source: how the array lies on the sending stage.
+        target: how it shall lie on the receiving one, which has other devices.
+        shape: its shape, of one dimension or more.
+        processes: for each device of the receiving stage, which of the stage's processes has it.
+        senders: who sends what several devices have; one object for several arrays balances over
+            all of them.
 
     Returns:
         The crossing.
 
-    Source: H2, section 5 (topology-aware send/recv and all-gather).
+    Source: H2, section 5 (topology-aware send/recv and all-gather); Hetu v2, section 4.3.
 
     Example:
         >>> from jax.sharding import PartitionSpec as P
-        >>> from hetjax.sharding.layout import shards
-        >>> one_device = shards((8,), P(), (1, 1), 1)
-        >>> two_hosts = shards((8,), P(), (2, 1), 1)
-        >>> found = crossing(one_device, two_hosts)
-        >>> [(piece.receiver, piece.bounds) for piece in found.pieces]
-        [(0, ((0, 4),)), (1, ((4, 8),))]
+        >>> from hetjax.sharding import Network, Subgroup
+        >>> from hetjax.sharding.senders import BestLink
+        >>> one_device = HSharding((Subgroup((0,), (), P()),))
+        >>> two_hosts = HSharding((Subgroup((1, 2), (("data", 2),), P()),))
+        >>> senders = BestLink(Network.alike())
+        >>> found = crossing(one_device, two_hosts, (8,), {1: 0, 2: 1}, senders)
+        >>> [(piece.landing, piece.bounds) for piece in found.pieces]
+        [(1, ((0, 4),)), (2, ((4, 8),))]
         >>> found.gathering
         Gathering(axis=0, widths=(4, 4))
     """
-    gathering = _gathering(target)
-    landed = tuple(target) if gathering is None else tuple(_sliced(target, gathering))
-    return Crossing(tuple(_pieces(source, landed)), landed, gathering)
+    wanted = target.shards(shape)
+    gathering = _gathering(wanted, processes)
+    landed = wanted if gathering is None else tuple(_sliced(wanted, gathering))
+    phases = exchange(
+        shape,
+        source.shards(shape),
+        _once_a_process(landed, processes),
+        network=senders.network,
+        senders=senders,
+        itemsize=1,
+        relay=False,
+    )
+    pieces = tuple(
+        Piece(part.senders[0], receiver, part.bounds)
+        for phase in phases
+        for part in phase
+        for receiver in part.receivers
+    )
+    return Crossing(pieces, landed, gathering)
 
 
-def _gathering(target: Sequence[Shard]) -> Gathering | None:
+def _once_a_process(landed: Sequence[Shard], processes: Mapping[int, int]) -> list[Shard]:
+    """Of the devices of a process that shall have the same part, the first one."""
+    firsts: dict[tuple[int, Bounds], Shard] = {}
+    for shard in landed:
+        firsts.setdefault((processes[shard.device], shard.bounds), shard)
+    return list(firsts.values())
+
+
+def _gathering(target: Sequence[Shard], processes: Mapping[int, int]) -> Gathering | None:
     """How the parts of a stage are sliced; None where no two processes want the same one."""
-    processes: dict[Bounds, set[int]] = {}
+    wanting: dict[Bounds, set[int]] = {}
     for shard in target:
-        processes.setdefault(shard.bounds, set()).add(shard.process)
+        wanting.setdefault(shard.bounds, set()).add(processes[shard.device])
     sizes = [stop - start for start, stop in target[0].bounds]
-    if 0 in sizes or all(len(wanting) == 1 for wanting in processes.values()):
+    if 0 in sizes or all(len(found) == 1 for found in wanting.values()):
         return None
-    devices = len(target) // len(processes)
+    devices = len(target) // len(wanting)
     # Slices along the first dimension lie in one piece in memory.
     even = [axis for axis, size in enumerate(sizes) if size % devices == 0]
     axis = even[0] if even else sizes.index(max(sizes))
@@ -124,21 +159,3 @@ def _sliced(target: Sequence[Shard], gathering: Gathering) -> Iterator[Shard]:
         first = bounds[gathering.axis][0]
         bounds[gathering.axis] = (first + ends[turn], first + ends[turn + 1])
         yield replace(shard, bounds=tuple(bounds))
-
-
-def _pieces(source: Sequence[Shard], landed: Sequence[Shard]) -> Iterator[Piece]:
-    """What is pulled, in the order of the devices that it lands on."""
-    holders: dict[Bounds, list[Shard]] = {}
-    for shard in source:
-        holders.setdefault(shard.bounds, []).append(shard)
-    turns = {bounds: itertools.cycle(shards) for bounds, shards in holders.items()}
-    pulled: set[tuple[int, Bounds]] = set()
-    for shard in landed:
-        if (shard.process, shard.bounds) in pulled:
-            continue
-        pulled.add((shard.process, shard.bounds))
-        for bounds, turn in turns.items():
-            common = overlap(bounds, shard.bounds)
-            if common is not None:
-                holder = next(turn)
-                yield Piece(holder.process, holder.device, shard.process, shard.device, common)

@@ -14,7 +14,7 @@ from ray_jobs import BATCH, OPTIMIZER, Tokens, loss, make_cluster, make_plan, pa
 from hetjax.errors import WorkerLostError
 from hetjax.runtime.buffers import Route, Tag
 from hetjax.runtime.job import Job, build, transfers
-from hetjax.runtime.placement import Placement, named
+from hetjax.runtime.placement import Placement
 from hetjax.runtime.transfer_server import TransferServerTransport
 from hetjax.sharding.rules import MESH_AXES
 
@@ -52,7 +52,8 @@ def mesh_of(stage: int) -> Mesh:
 
 def sent_arrays(placement: Placement, tag: Tag) -> list[jax.Array]:
     source = tag.route.source
-    shardings = named(mesh_of(source), placement.route_specs(tag.route, tag.microbatch, source))
+    held = placement.route_annotations(tag.route, tag.microbatch, source)
+    shardings = [annotation.on(mesh_of(source)) for annotation in held]
     rng = np.random.default_rng(abs(hash(tag)) % 2**32)
     return [
         jax.device_put(rng.normal(size=shape.shape).astype(shape.dtype), sharding)
@@ -75,14 +76,13 @@ def test_every_transfer_of_a_step_arrives_as_its_receiver_wants_it(
             ends[tag.route.source].send(step, tag, sent[tag])
         for tag in reversed(tags):
             target = tag.route.target
-            specs = placement.route_specs(tag.route, tag.microbatch, target)
+            wanted = placement.route_annotations(tag.route, tag.microbatch, target)
+            shardings = [annotation.on(mesh_of(target)) for annotation in wanted]
             received = ends[target].receive(step, tag)
             arrival = ends[target].arrival(step, tag)
             assert arrival.at > 0
             assert arrival.num_bytes == sum(array.nbytes for array in sent[tag])
-            for ours, theirs, sharding in zip(
-                received, sent[tag], named(mesh_of(target), specs), strict=True
-            ):
+            for ours, theirs, sharding in zip(received, sent[tag], shardings, strict=True):
                 np.testing.assert_array_equal(np.asarray(ours), np.asarray(theirs))
                 assert ours.sharding == sharding
 
@@ -157,7 +157,12 @@ def test_both_ends_forget_what_has_been_received(
     big = jax.ShapeDtypeStruct((1 << 20,), np.dtype(np.float32))
     tag = Tag(Route("value", 0, 1), 0)
     monkeypatch.setattr(Placement, "route_shapes", lambda *_: (big,))
-    monkeypatch.setattr(Placement, "route_specs", lambda *_: [jax.sharding.PartitionSpec()])
+    whole = jax.sharding.PartitionSpec()
+    monkeypatch.setattr(
+        Placement,
+        "route_annotations",
+        lambda self, route, _, stage: [self.annotation(stage, whole)],
+    )
     tags = transfers(placement)
     source, target = (
         TransferServerTransport(placement, (stage, 0), mesh_of(stage), [2, 1], tags, HOST, 60.0)
