@@ -56,13 +56,29 @@ def cluster_layers(program: Program, num_layers: int) -> tuple[int, ...]:
     """
     if num_layers < 1:
         raise InputError(f"num_layers is {num_layers}; it must be 1 or more")
-    done = np.concatenate([[0.0], np.cumsum(position_flops(program))])
+    cuts = even_cuts(position_flops(program), crossing_bytes(program), num_layers)
+    return (0, *cuts, program.num_positions)
+
+
+def even_cuts(
+    flops: NDArray[np.float64], crossing: NDArray[np.float64], num_layers: int
+) -> tuple[int, ...]:
+    """Where to cut a run of positions into layers of similar FLOPs, as `cluster_layers` does.
+
+    Args:
+        flops: of every position.
+        crossing: bytes that would cross a cut at every position, and at the end.
+        num_layers: how many layers there are at most.
+
+    Returns:
+        The positions of the cuts, counted from the run's first.
+    """
+    done = np.concatenate([[0.0], np.cumsum(flops)])
     if done[-1] == 0:
-        return (0, program.num_positions)
-    crossing = crossing_bytes(program)
+        return ()
     places = _places(done, crossing, num_layers)
     cuts = _best_cuts(done[places] / done[-1] * num_layers, crossing[places], num_layers)
-    return (0, *(int(places[cut]) for cut in cuts), program.num_positions)
+    return tuple(int(places[cut]) for cut in cuts)
 
 
 def position_flops(program: Program) -> NDArray[np.float64]:
