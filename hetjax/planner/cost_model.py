@@ -8,9 +8,10 @@ the sum of what its layers take, but for what happens once in it.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import jax
 import numpy as np
 from jax.sharding import PartitionSpec
 from numpy.typing import NDArray
@@ -56,7 +57,9 @@ class Runs:
         input_bytes: bytes of inputs, all that is kept with recomputation.
         boundary_bytes: bytes received and sent.
         parts: parameter parts that occur in any run.
-        holds: for each part, whether each run holds it: ``[len(parts), ...]``.
+        shapes: their shapes.
+        used: for each part, the layers that use it, as 1 among 0: ``[len(parts), L]``; None where
+            there is one run, which holds all parts.
     """
 
     forward_flops: FloatArray
@@ -68,7 +71,25 @@ class Runs:
     input_bytes: FloatArray
     boundary_bytes: FloatArray
     parts: tuple[ParameterPart, ...]
-    holds: FloatArray
+    shapes: tuple[jax.ShapeDtypeStruct, ...]
+    used: FloatArray | None = None
+
+    def held(self, sizes: FloatArray) -> FloatArray:
+        """What each run holds of its parts together.
+
+        Args:
+            sizes: of each part.
+
+        Returns:
+            The sum over the parts that a layer of the run uses.
+        """
+        if self.used is None:
+            return np.asarray(sizes.sum())
+        alone = self.used.sum(axis=1) == 1
+        total = _sums(sizes[alone] @ self.used[alone])
+        for size, layers in zip(sizes[~alone], self.used[~alone], strict=True):
+            total = total + size * (_sums(layers) > 0)
+        return total
 
     def repeating_forward(self) -> Runs:
         """The same runs with a backward pass that computes the forward pass again."""
@@ -79,10 +100,11 @@ class Runs:
         )
 
 
-def all_runs(works: Sequence[Work]) -> Runs:
+def all_runs(program: Program, works: Sequence[Work]) -> Runs:
     """Every contiguous run of layers.
 
     Args:
+        program: the traced loss function.
         works: the work of each of L layers.
 
     Returns:
@@ -93,7 +115,10 @@ def all_runs(works: Sequence[Work]) -> Runs:
     # A run keeps the inputs of its first layer; the batch leaves that later ones read are small.
     first_inputs = np.array([*(work.input_bytes for work in works), 0.0])
     parts = tuple(dict.fromkeys(part for work in works for part in work.parts))
-    used = np.array([[part in work.parts for work in works] for part in parts], float)
+    places = {part: place for place, part in enumerate(parts)}
+    used = np.zeros((len(parts), len(works)))
+    for layer, work in enumerate(works):
+        used[[places[part] for part in work.parts], layer] = 1.0
     return Runs(
         forward_flops=_sums([work.forward.matmul_flops for work in works]),
         forward_traffic=_sums([work.forward.bytes for work in works]),
@@ -104,16 +129,16 @@ def all_runs(works: Sequence[Work]) -> Runs:
         input_bytes=np.broadcast_to(first_inputs[:, None], (len(works) + 1,) * 2),
         boundary_bytes=received[:, None] + received[None, :],
         parts=parts,
-        holds=np.array([_sums(row) > 0 for row in used], float).reshape(
-            len(parts), len(works) + 1, len(works) + 1
-        ),
+        shapes=tuple(part_shape(program, part) for part in parts),
+        used=used,
     )
 
 
-def one_run(work: Work, sent_bytes: int) -> Runs:
+def one_run(program: Program, work: Work, sent_bytes: int) -> Runs:
     """One run alone, in arrays without dimensions.
 
     Args:
+        program: the traced loss function.
         work: its work.
         sent_bytes: bytes that it sends to the run after.
     """
@@ -127,7 +152,7 @@ def one_run(work: Work, sent_bytes: int) -> Runs:
         input_bytes=np.array(float(work.input_bytes)),
         boundary_bytes=np.array(float(work.received_bytes + sent_bytes)),
         parts=work.parts,
-        holds=np.ones(len(work.parts)),
+        shapes=tuple(part_shape(program, part) for part in work.parts),
     )
 
 
@@ -261,7 +286,7 @@ def estimate_halves(problem: PlanningProblem, work: Work, execution: Execution) 
     """
     assert work.split is not None, "the work of the halves was not measured"
     data, _ = execution.mesh_shape
-    gathered, _ = _parameter_bytes(problem, one_run(work, 0), execution)
+    gathered, _ = _parameter_bytes(problem, one_run(problem.program, work, 0), execution)
     passes = _ring_passes(execution, gathered, np.array(work.product_bytes))
     parameter_pass, product_pass = map(float, passes)
 
@@ -335,28 +360,36 @@ def _parameter_bytes(
     """Bytes on one device of whole parameters, and of parameters, gradients and state as held."""
     program, mesh_shape = problem.program, execution.mesh_shape
     whole, held = np.zeros(len(runs.parts)), np.zeros(len(runs.parts))
-    for place, part in enumerate(runs.parts):
-        shape = part_shape(program, part)
-        spec = parameter_spec_of(program, part, execution)
-        size = num_bytes(shape)
-        elements = size / shape.dtype.itemsize
-        extra = accumulator_dtype(shape.dtype).itemsize + problem.optimizer_bytes
-        whole[place] = size / division(spec, (1, mesh_shape[1]))
-        held[place] = (size + elements * extra) / division(spec, mesh_shape)
-    return np.tensordot(whole, runs.holds, axes=1), np.tensordot(held, runs.holds, axes=1)
-
-
-def parameter_spec_of(program: Program, part: ParameterPart, execution: Execution) -> PartitionSpec:
-    """How a stage divides a parameter part that it holds."""
-    override = execution.parameters.get(program.parameter_names[part.leaf])
-    if override is not None:
-        return PartitionSpec(*override)
-    return parameter_spec(execution.sharding, part_shape(program, part).shape, execution.mesh_shape)
+    # The blocks of a model have parameters of few shapes.
+    known: dict[Hashable, tuple[float, float]] = {}
+    for place, (part, shape) in enumerate(zip(runs.parts, runs.shapes, strict=True)):
+        override = execution.parameters.get(program.parameter_names[part.leaf])
+        key = (shape.shape, shape.dtype, override)
+        if key not in known:
+            spec = _spec_of(shape.shape, override, execution)
+            size = num_bytes(shape)
+            extra = accumulator_dtype(shape.dtype).itemsize + problem.optimizer_bytes
+            each = size + size / shape.dtype.itemsize * extra
+            known[key] = (
+                size / division(spec, (1, mesh_shape[1])),
+                each / division(spec, mesh_shape),
+            )
+        whole[place], held[place] = known[key]
+    return runs.held(whole), runs.held(held)
 
 
 def parameter_division(program: Program, part: ParameterPart, execution: Execution) -> int:
     """In how many parts a stage's devices divide a parameter part."""
-    return division(parameter_spec_of(program, part, execution), execution.mesh_shape)
+    override = execution.parameters.get(program.parameter_names[part.leaf])
+    spec = _spec_of(part_shape(program, part).shape, override, execution)
+    return division(spec, execution.mesh_shape)
+
+
+def _spec_of(shape: tuple[int, ...], override: Spec | None, execution: Execution) -> PartitionSpec:
+    """How a stage divides a parameter part of a shape."""
+    if override is not None:
+        return PartitionSpec(*override)
+    return parameter_spec(execution.sharding, shape, execution.mesh_shape)
 
 
 def _sums(values: Sequence[float] | FloatArray) -> FloatArray:

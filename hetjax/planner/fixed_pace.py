@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from hetjax.pipeline.warm_up import h_1f1b_counts
 from hetjax.planner.stage_table import FloatArray, IntArray, StageTable, Transfers
@@ -69,6 +70,61 @@ class Move:
     extra: IntArray
 
 
+@dataclass(frozen=True, eq=False)
+class _Band:
+    """Stages on one shape of submesh that are no slower than a pace.
+
+    A stage of many layers is slow, so that few last layers are left for each first one.
+
+    Args:
+        seconds: ``[counts, L + 1, width]``: the entry ``[n, i, k]`` is for layers i to i + k.
+    """
+
+    seconds: FloatArray
+
+    @classmethod
+    def of(cls, times: FloatArray, pace: float) -> _Band:
+        """The band of ``[counts, L + 1, L + 1]`` seconds of layers i to j - 1."""
+        fits = (times <= pace).any(axis=0)
+        first, end = np.nonzero(fits)
+        width = int((end - first).max(initial=1))
+        counts, rows, _ = times.shape
+        padded = np.full((counts, rows, rows + width), np.inf)
+        padded[:, :, :rows] = np.where(times <= pace, times, np.inf)
+        columns = np.arange(rows)[:, None] + np.arange(1, width + 1)
+        return cls(np.take_along_axis(padded, columns[None], axis=2))
+
+    def put_before(self, rest: FloatArray) -> FloatArray:
+        """The least of a stage and the rest behind it, by the stage's first layer.
+
+        Args:
+            rest: ``[stages, counts, L + 1]``: the entry ``[s, n, j]`` is for layers j to the end.
+
+        Returns:
+            Values of the same shape, by the first layer of the stage in front.
+        """
+        width = self.seconds.shape[-1]
+        padding = np.full((*rest.shape[:-1], width), np.inf)
+        behind = sliding_window_view(np.concatenate([rest[..., 1:], padding], axis=-1), width, -1)
+        return (self.seconds + behind).min(axis=-1)
+
+    def from_layer(self, first: int, row: int, rest: FloatArray) -> FloatArray:
+        """The stage from one layer and the rest behind it, by the rest's first layer.
+
+        Args:
+            first: the stage's first layer.
+            row: of the warm-up counts.
+            rest: ``[L + 1]``.
+
+        Returns:
+            Values ``[L + 1]``.
+        """
+        values = np.full(len(rest), np.inf)
+        band = self.seconds[row, first][: len(rest) - first - 1]
+        values[first + 1 : first + 1 + len(band)] = band + rest[first + 1 : first + 1 + len(band)]
+        return values
+
+
 class FixedPace:
     """The dynamic program of one pace.
 
@@ -89,9 +145,7 @@ class FixedPace:
         self.table = table
         self.num_counts = len(fastest[0][0])
         self.num_stage_rows = table.max_stages or table.min_stages
-        self.seconds = [
-            [np.where(times <= pace, times, np.inf) for times in slices] for slices in fastest
-        ]
+        self.stages = [[_Band.of(times, pace) for times in slices] for slices in fastest]
         self.within = [self._move(transfers, pace) for transfers in table.within]
         self.between = [[self._move(transfers, pace) for transfers in row] for row in table.between]
         self.best: dict[Head, FloatArray] = {}
@@ -132,7 +186,7 @@ class FixedPace:
                 for consumed in range(1, nodes * per_node + 1):
                     head = (used, subcluster, consumed)
                     values = [
-                        (self.seconds[subcluster][each] + rest[:, :, None, :]).min(axis=-1)
+                        self.stages[subcluster][each].put_before(rest)
                         for each, rest in self._extensions(head)
                     ]
                     if values:
@@ -219,7 +273,8 @@ class FixedPace:
             _, end, chosen = min(
                 (float(values[end]), end, place)
                 for place, rest in self._extensions(head)
-                for values in [self.seconds[subcluster][place][row, first] + rest[stage_row, row]]
+                for band in [self.stages[subcluster][place]]
+                for values in [band.from_layer(first, row, rest[stage_row, row])]
                 for end in [int(values.argmin())]
             )
             found.append(((first, end), head, chosen))

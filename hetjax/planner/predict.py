@@ -276,7 +276,7 @@ def _stage_prediction(
     stage, work, after = stages[index], works[index], works[index + 1 : index + 2]
     execution = _execution(plan, stage)
     sent = after[0].received_bytes if after else 0
-    whole = estimate(problem, one_run(work, sent), execution)
+    whole = estimate(problem, one_run(problem.program, work, sent), execution)
     halves = estimate_halves(problem, work, execution)
     links = [plan.cluster.link_between(a.submesh, b.submesh) for a, b in itertools.pairwise(stages)]
     return StagePrediction(

@@ -19,6 +19,9 @@ import numpy as np
 from hetjax.planner.fixed_pace import TOLERANCE, FixedPace, Place, extra_forwards
 from hetjax.planner.stage_table import FloatArray, Slice, StageTable, Transfers
 
+# Warm-up counts of deep pipelines are seldom larger; each costs time.
+_FEW_COUNTS = 24
+
 # Sums of the same times in another order differ by less, relatively.
 _ROUNDING = 1e-12
 
@@ -193,13 +196,16 @@ class _Solver:
     def __init__(self, table: StageTable):
         self.table = table
         self.fastest: dict[tuple[int, ...], list[list[FloatArray]]] = {}
-        self.counts = tuple(range(1, _most_counts(table) + 1))
+        most = _most_counts(table)
+        self.counts = [tuple(range(1, each + 1)) for each in (1, _FEW_COUNTS, most) if each <= most]
 
     def solve(self, pace: float, worth: float) -> tuple[float, Candidate | None]:
         """The least total at one pace.
 
         Most models fit whatever the warm-up counts, so they are first left out of account; only
-        where the pipeline found so does not fit, and could still be worth it, they are tracked.
+        where the pipeline found so does not fit, and could still be worth it, they are tracked, few
+        of them at first. The last one that is tracked stands for all above it, so what fits is
+        exact.
 
         Args:
             pace: seconds from one microbatch to the next.
@@ -210,7 +216,7 @@ class _Solver:
         """
         table = self.table
         gpipe = table.schedule == "gpipe"
-        for counts in [(table.num_microbatches,)] if gpipe else [(1,), self.counts]:
+        for counts in [(table.num_microbatches,)] if gpipe else self.counts:
             total, places = FixedPace(table, self._fastest(counts), pace).solution()
             if places is None:
                 return np.inf, None

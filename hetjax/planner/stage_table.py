@@ -172,7 +172,7 @@ def submesh_shapes(nodes: int, devices_per_node: int) -> tuple[tuple[int, int], 
 
 
 def _all_slices(problem: PlanningProblem, memory_factor: float) -> tuple[tuple[Slice, ...], ...]:
-    runs = all_runs(problem.works)
+    runs = all_runs(problem.program, problem.works)
     by_recompute = {False: runs, True: runs.repeating_forward()}
     return tuple(
         tuple(

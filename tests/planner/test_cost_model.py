@@ -52,13 +52,13 @@ ONE_DEVICE = Execution(KIND, LINK, (1, 1))
 
 
 def whole_model(execution: Execution) -> Estimate:
-    runs = all_runs(PROBLEM.works)
+    runs = all_runs(PROBLEM.program, PROBLEM.works)
     every = estimate(PROBLEM, runs, execution)
     return Estimate(**{name: value[0, -1] for name, value in vars(every).items()})
 
 
 def test_a_run_computes_what_its_layers_compute():
-    every = estimate(PROBLEM, all_runs(PROBLEM.works), ONE_DEVICE)
+    every = estimate(PROBLEM, all_runs(PROBLEM.program, PROBLEM.works), ONE_DEVICE)
     task = cost_model.TASK_SECONDS
     for field in ("forward_seconds", "backward_seconds"):
         seconds = getattr(every, field)
@@ -67,15 +67,15 @@ def test_a_run_computes_what_its_layers_compute():
 
 
 def test_one_run_alone_is_the_entry_of_all_runs():
-    every = estimate(PROBLEM, all_runs(PROBLEM.works), ONE_DEVICE)
+    every = estimate(PROBLEM, all_runs(PROBLEM.program, PROBLEM.works), ONE_DEVICE)
     sent = PROBLEM.works[3].received_bytes
-    alone = estimate(PROBLEM, one_run(PROBLEM.works[2], sent), ONE_DEVICE)
+    alone = estimate(PROBLEM, one_run(PROBLEM.program, PROBLEM.works[2], sent), ONE_DEVICE)
     for name, value in vars(alone).items():
         assert value == pytest.approx(getattr(every, name)[2, 3]), name
 
 
 def test_a_shared_parameter_is_held_once_a_stage():
-    state = estimate(PROBLEM, all_runs(PROBLEM.works), ONE_DEVICE).state_bytes
+    state = estimate(PROBLEM, all_runs(PROBLEM.program, PROBLEM.works), ONE_DEVICE).state_bytes
     # Parameter, gradient and Adam's two moments, each of 4 bytes.
     layer = 16 * 64 * 64
     assert state[0, 1] == state[5, 6] == layer
@@ -115,9 +115,9 @@ def test_a_specification_in_the_plan_overrides_the_rule():
 
 
 def test_recomputation_keeps_inputs_only():
-    runs = all_runs(PROBLEM.works).repeating_forward()
+    runs = all_runs(PROBLEM.program, PROBLEM.works).repeating_forward()
     again = estimate(PROBLEM, runs, replace(ONE_DEVICE, recompute=True))
-    kept = estimate(PROBLEM, all_runs(PROBLEM.works), ONE_DEVICE)
+    kept = estimate(PROBLEM, all_runs(PROBLEM.program, PROBLEM.works), ONE_DEVICE)
     assert again.activation_bytes[1, 6] == PROBLEM.works[1].received_bytes
     assert again.backward_seconds[1, 6] == pytest.approx(
         kept.backward_seconds[1, 6] + kept.forward_seconds[1, 6] - cost_model.TASK_SECONDS
