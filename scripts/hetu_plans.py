@@ -190,8 +190,8 @@ def make_plan(name: str, program: Program) -> Plan:
         layers,
         cluster,
         pipelines,
-        strategy.shard_optimizer_state,
         f"Hetu v2, {name.upper()}",
+        shard_optimizer_state=strategy.shard_optimizer_state,
     )
     validate(plan)
     return plan

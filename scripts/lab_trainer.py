@@ -301,7 +301,12 @@ class PipelineTrainer:
         executor = self.trainer._executor
         assert isinstance(executor, RayExecutor)
         sent = moved.bytes_sent().values()
-        return {**executor.switch_seconds, "all": seconds, "bytes": max(sent, default=0)}
+        return {
+            **executor.switch_seconds,
+            "move": executor.moving_seconds(),
+            "all": seconds,
+            "bytes": max(sent, default=0),
+        }
 
     def do_save_and_restore(self, share: float) -> dict[str, float]:
         """Save, end the trainer, and restore in one of another plan.

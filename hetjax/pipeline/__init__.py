@@ -2,6 +2,7 @@
 
 from hetjax.pipeline.build import PipelineCut, PipelinePrograms, build_pipelines
 from hetjax.pipeline.lower_bound import harp_latency, lower_bound
+from hetjax.pipeline.modules import find_modules
 from hetjax.pipeline.named_schedules import make_schedule
 from hetjax.pipeline.overlap import overlap
 from hetjax.pipeline.program import Program, trace
@@ -16,6 +17,7 @@ from hetjax.pipeline.schedule_search import fixed_schedules, search_schedule, wa
 from hetjax.pipeline.sensitivity import Sensitivity, sensitivity
 from hetjax.pipeline.simulate import simulate_schedule
 from hetjax.pipeline.stages import ParameterPart, Stage, cut
+from hetjax.pipeline.structural_layers import StructuralLayers, structural_layers
 from hetjax.pipeline.timeline import Event, Timeline
 from hetjax.pipeline.times import StepTimes
 from hetjax.pipeline.warm_up import (
@@ -41,11 +43,13 @@ __all__ = [
     "Sensitivity",
     "Stage",
     "StepTimes",
+    "StructuralLayers",
     "Task",
     "Timeline",
     "build_pipelines",
     "cut",
     "eager_1f1b",
+    "find_modules",
     "fixed_schedules",
     "from_warm_up_counts",
     "gpipe",
@@ -60,6 +64,7 @@ __all__ = [
     "search_schedule",
     "sensitivity",
     "simulate_schedule",
+    "structural_layers",
     "trace",
     "warm_up_rule",
     "zb_h1",

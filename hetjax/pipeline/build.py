@@ -15,13 +15,7 @@ import optax
 from jaxtyping import PyTree
 
 from hetjax.pipeline.backward import StagePrograms, accumulator_dtype, differentiate
-from hetjax.pipeline.holders import (
-    Shared,
-    shared_parts,
-    updated_parts,
-    with_divided_updates,
-    with_same_updates,
-)
+from hetjax.pipeline.holders import Shared, updated_parts, with_updates
 from hetjax.pipeline.program import Program, abstract
 from hetjax.pipeline.stages import ParameterPart, Stage, cut
 from hetjax.pipeline.update import StageUpdate, divide_update
@@ -196,9 +190,7 @@ def cut_pipelines(
         return jax.tree.unflatten(tree, values)
 
     held = [stage.parameters for stage in stages]
-    shapes = [tuple(leaf.shape) for leaf in leaves]
-    parts = shared_parts(held, shapes)
-    shared = with_divided_updates(parts, shapes) if divide_state else with_same_updates(parts)
+    shared = with_updates(held, [tuple(leaf.shape) for leaf in leaves], divided=divide_state)
     updates = divide_update(
         optimizer,
         leaves,

@@ -85,6 +85,54 @@ def _finest(
     return [ParameterPart(leaf, start, stop) for start, stop in itertools.pairwise(sorted(ends))]
 
 
+def covering_stages(parts: Mapping[int, ParameterPart], rows: int) -> tuple[int, ...]:
+    """Stages that together have each row of a leaf once.
+
+    Args:
+        parts: by stage, what it holds of the leaf; together all of it.
+        rows: how many rows the leaf has.
+
+    Returns:
+        One that has the leaf whole, or the first ones that have no row in common.
+
+    Example:
+        >>> halves = {0: ParameterPart(0, 0, 2), 1: ParameterPart(0, 2, 4)}
+        >>> covering_stages({**halves, 2: ParameterPart(0, 0, 3), 3: ParameterPart(0, 3, 4)}, 4)
+        (0, 1)
+    """
+    held = {
+        stage: range(part.start, rows if part.stop is None else part.stop)
+        for stage, part in sorted(parts.items())
+    }
+    for stage, mine in held.items():
+        if mine == range(rows):
+            return (stage,)
+    found: list[int] = []
+    known: set[int] = set()
+    for stage, mine in held.items():
+        if known.isdisjoint(mine):
+            found.append(stage)
+            known.update(mine)
+    return tuple(found)
+
+
+def with_updates(
+    held: Sequence[Sequence[ParameterPart]], shapes: Sequence[tuple[int, ...]], *, divided: bool
+) -> dict[ParameterPart, Holders]:
+    """Who holds and who updates what several stages hold.
+
+    Args:
+        held: for each stage, the parts that it holds.
+        shapes: of every leaf.
+        divided: whether each row is updated by one of its holders, instead of by all.
+
+    Returns:
+        The finest parts, leaf by leaf and row by row.
+    """
+    parts = shared_parts(held, shapes)
+    return with_divided_updates(parts, shapes) if divided else with_same_updates(parts)
+
+
 def with_same_updates(shared: Mapping[ParameterPart, Stages]) -> dict[ParameterPart, Holders]:
     """Every holder updates all that it holds.
 
@@ -100,11 +148,11 @@ def with_same_updates(shared: Mapping[ParameterPart, Stages]) -> dict[ParameterP
 def with_divided_updates(
     shared: Mapping[ParameterPart, Stages], shapes: Sequence[tuple[int, ...]]
 ) -> dict[ParameterPart, Holders]:
-    """Every row is updated by one of its holders, each of which has an even share.
+    """Every row is updated by one of its holders.
 
-    What a stage updates of a leaf is one run of rows. Rows that pipelines cut at unlike places (of
-    a leaf stacked over a ``scan``) are given away piece by piece; where that leaves a stage with
-    two runs, all holders update that leaf.
+    Each has an even share of the rows. What a stage updates of a leaf is one run of rows: so where
+    pipelines cut a leaf (one stacked over a ``scan``) at unlike places, each piece between two cuts
+    goes to one holder whole; where that leaves a stage with two runs, all update that leaf.
 
     Args:
         shared: what `shared_parts` returned.

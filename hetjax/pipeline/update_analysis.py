@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import jax
 
 from hetjax.errors import InputError
+from hetjax.pipeline.holders import covering_stages
 from hetjax.pipeline.program import FlatJaxpr, Step, operand_value
 from hetjax.pipeline.stages import ParameterPart
 
@@ -48,11 +49,6 @@ class Placement:
     def is_cut(self) -> bool:
         """Whether several stages share its rows."""
         return any(part.stop is not None for part in self.holders.values())
-
-    def rows_of(self, stage: int) -> range:
-        """The rows that a stage has."""
-        part = self.holders[stage]
-        return range(part.start, self.rows if part.stop is None else part.stop)
 
 
 class UpdateAnalysis:
@@ -155,7 +151,7 @@ class UpdateAnalysis:
                 raise InputError(
                     "the optimizer mixes the elements of parameters that lie on different stages: "
                     + ", ".join(repr(self.names[leaf]) for leaf in members)
-                    + "; it can be used with a plan of one stage"
+                    + "; it can be used with a plan of one stage, without shard_optimizer_state"
                 )
             shape = self.shapes[members[0]].shape
             placements[component] = Placement(holders[0], shape[0] if shape else 0)
@@ -205,25 +201,10 @@ class UpdateAnalysis:
                 home = {self.component(v) for v in step.values() if self._placement(v)}
                 if reach[output] <= home and not placement.is_cut:
                     continue
-                owners = self._owners(placement)
+                owners = covering_stages(placement.holders, placement.rows)
                 messages[output] = [Message(level, owner, output) for owner in owners]
                 levels[output] = level + 1
         return messages
-
-    def _owners(self, placement: Placement) -> list[int]:
-        """The stages that together have each row of a placement once."""
-        stages = sorted(placement.holders)
-        wholes = [stage for stage in stages if placement.rows_of(stage) == range(placement.rows)]
-        if wholes:
-            return wholes[:1]
-        owners: list[int] = []
-        known: set[int] = set()
-        for stage in stages:
-            rows = placement.rows_of(stage)
-            if known.isdisjoint(rows):
-                owners.append(stage)
-                known.update(rows)
-        return owners
 
     def _reach(self) -> dict[int, set[int]]:
         """The components that each value has a part in; -1 stands for what all stages compute."""
@@ -272,6 +253,6 @@ class UpdateAnalysis:
         leaf = placement.holders[stage].leaf
         return (
             f"the optimizer's {what} mixes the rows of parameter {self.names[leaf]!r}, "
-            f"which the plan cuts between stages {sorted(placement.holders)}; cut outside that "
-            f"scan, or unroll it; where the plan has shard_optimizer_state, make it false"
+            f"which the plan cuts between stages {sorted(placement.holders)}; where the plan has "
+            f"shard_optimizer_state, make it false; else cut outside that scan, or unroll it"
         )

@@ -152,11 +152,11 @@ class Plan:
         layers: positions in the program where layers begin, and the program's end.
         cluster: the cluster.
         pipelines: the pipelines.
+        planner: what made it.
+        prediction: what the cost model expects of it, where one was asked.
         shard_optimizer_state: whether stages that hold the same parameters divide the optimizer's
             state among them (ZeRO-1 across pipelines); else each of them has all that belongs to
             what it holds, and a pipeline that is lost takes nothing with it.
-        planner: what made it.
-        prediction: what the cost model expects of it, where one was asked.
 
     Example:
         >>> plan = Plan.load("plan.json")  # doctest: +SKIP
@@ -168,9 +168,9 @@ class Plan:
     layers: tuple[int, ...]
     cluster: Cluster
     pipelines: tuple[PipelinePlan, ...]
-    shard_optimizer_state: bool = False
     planner: str = "by hand"
     prediction: Prediction | None = None
+    shard_optimizer_state: bool = False
 
     @property
     def pipeline(self) -> PipelinePlan:

@@ -7,13 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hetjax.mesh.links import Link
-from hetjax.pipeline.holders import (
-    Shared,
-    shared_parts,
-    updated_parts,
-    with_divided_updates,
-    with_same_updates,
-)
+from hetjax.pipeline.holders import Shared, updated_parts, with_updates
 from hetjax.pipeline.program import Program, num_bytes
 from hetjax.pipeline.stages import ParameterPart, cut
 from hetjax.planner.cost_model import Execution, parameter_division
@@ -44,10 +38,7 @@ class SharedParameters:
             for stage in cut(program, plan.boundaries(pipeline))
         ]
         shapes = [tuple(program.avals[value].shape) for value in program.parameters]
-        parts = shared_parts(held, shapes)
-        if not plan.shard_optimizer_state:
-            return cls(program, held, with_same_updates(parts))
-        return cls(program, held, with_divided_updates(parts, shapes))
+        return cls(program, held, with_updates(held, shapes, divided=plan.shard_optimizer_state))
 
     def elements(self, part: ParameterPart) -> int:
         """How many elements a part has."""
@@ -89,8 +80,6 @@ def sharing_seconds(plan: Plan, shared: SharedParameters) -> float:
         Seconds: of the stage that exchanges longest, over the slowest of its links. Both directions
         of a link move at once.
     """
-    if len(plan.pipelines) == 1:
-        return 0.0
     traffic: dict[tuple[int, str, str], float] = {}
     partners: dict[int, set[int]] = {}
 
@@ -107,7 +96,8 @@ def sharing_seconds(plan: Plan, shared: SharedParameters) -> float:
                     move("gradient", stage, updater, size)
             if stage != owner:
                 move("value", owner, stage, size)
-    return max(_stage_seconds(plan, stage, others, traffic) for stage, others in partners.items())
+    seconds = (_stage_seconds(plan, stage, others, traffic) for stage, others in partners.items())
+    return max(seconds, default=0.0)
 
 
 def _stage_seconds(

@@ -1,7 +1,7 @@
 """Saving and loading a stage's share of the training state, under names that no plan changes.
 
-Every stage writes what it holds as an Orbax item of its own, in the background; a leaf that several
-stages hold is written by the first of them. A stage that loads looks up in the manifest which items
+Every stage writes what it holds as an Orbax item of its own, in the background; rows that several
+stages hold are written by one of them. A stage that loads looks up in the manifest which items
 hold the rows that it needs, so the plan that saved and the plan that loads may differ in all.
 """
 
@@ -21,6 +21,7 @@ from jax.sharding import NamedSharding
 
 from hetjax.errors import CheckpointError, InputError
 from hetjax.pipeline.build import PipelinePrograms, Shapes
+from hetjax.pipeline.holders import covering_stages
 from hetjax.pipeline.program import path_names
 from hetjax.pipeline.stages import ParameterPart
 from hetjax.runtime.checkpoint_files import (
@@ -29,6 +30,7 @@ from hetjax.runtime.checkpoint_files import (
     StageRecord,
     read_manifest,
     record_files,
+    row_span,
 )
 from hetjax.runtime.compilation import CompiledStage
 from hetjax.runtime.placement import Placement
@@ -43,6 +45,16 @@ class _Leaves:
     names: tuple[str, ...]
     shapes: Shapes
     held: tuple[tuple[ParameterPart, ...], ...]
+
+    def writers(self, leaf: int) -> tuple[int, ...]:
+        """The stages that write a leaf: together they hold each row of it once."""
+        parts = {
+            stage: part
+            for stage, held in enumerate(self.held)
+            for part in held
+            if part.leaf == leaf
+        }
+        return covering_stages(parts, row_span(0, None, self.shapes[leaf].shape)[1])
 
     def part(self, part: ParameterPart, item: str) -> SavedPart:
         shape = self.shapes[part.leaf]
@@ -224,12 +236,9 @@ class StageSaver:
             self._pending = None
 
     def _to_write(self, state: StageState) -> Iterator[tuple[SavedPart, jax.Array]]:
-        if self.pipelines.pipeline_of(self.stage) > 0:
-            return
         for leaves, arrays in zip(self._kinds, (state.parameters, state.optimizer), strict=True):
-            written = {part for held in leaves.held[: self.stage] for part in held}
             for part, array in zip(leaves.held[self.stage], arrays, strict=True):
-                if part not in written:
+                if self.stage in leaves.writers(part.leaf):
                     yield leaves.part(part, self.item), array
 
     def _loads(
@@ -271,6 +280,12 @@ class _Load:
             for source in saved[part.leaf]
             if not source.is_empty and source.rows[0] < stop and start < source.rows[1]
         ]
+        found = sum(min(stop, s.rows[1]) - max(start, s.rows[0]) for s in self.sources)
+        if not part.is_empty and found != stop - start:
+            raise CheckpointError(
+                f"the checkpoint has {found} of the rows {start} to {stop - 1} of {part.leaf[0]} "
+                f"leaf {part.leaf[1]!r}; it is damaged"
+            )
         self.is_key = jnp.issubdtype(dtype, jax.dtypes.prng_key)
         # Saved just as it is wanted: every process reads only what its own devices hold.
         self.is_direct = not self.is_key and [s.rows for s in self.sources] == [part.rows]

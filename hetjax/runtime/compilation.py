@@ -19,6 +19,7 @@ from hetjax.pipeline.schedule import Schedule
 from hetjax.runtime.instructions import WEIGHT_GRADIENT, stage_programs
 from hetjax.runtime.late_sums import compile_deduced, partial_along
 from hetjax.runtime.placement import Placement, named
+from hetjax.runtime.sharing import StageSharing
 from hetjax.runtime.sharing_programs import SharingPrograms
 from hetjax.sharding.rules import DATA
 
@@ -310,7 +311,7 @@ class _Compiler:
         parameters, gradients, state, _, received = shapes
         losses = self._loss_shapes()
         # Sums that are reduced late, or of other rows, are set back by a program of their own.
-        divides = update.parts != self.pipelines.stages[self.stage].parameters
+        divides = StageSharing(self.pipelines, self.stage).divides
         sets_back = self.accumulates and not self.late and not divides
         updated = named(self.mesh, self.placement.updated(self.stage))
         sizes = [len(message) for message in received]

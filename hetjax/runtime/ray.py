@@ -68,8 +68,7 @@ class RayExecutor:
 
     Attributes:
         processes: the process of each worker.
-        switch_seconds: after a switch, how long giving, starting and taking took; and moving, which
-            goes on while workers start.
+        switch_seconds: after a switch, how long giving, starting and taking took.
 
     Raises:
         InputError: the cluster cannot be reached, or lacks the devices.
@@ -183,7 +182,8 @@ class RayExecutor:
         Args:
             job: the same job with the other plan.
             placement: its programs and shardings.
-            lost: devices of the cluster that are gone, and give nothing.
+            lost: devices that give nothing. Their workers must still answer: one that has died ends
+                all others.
 
         Returns:
             The executor of the other plan, and what was moved.
@@ -194,6 +194,9 @@ class RayExecutor:
                 state is lost.
             WorkerLostError: a worker died meanwhile; the state is lost with it.
         """
+        with self._lock:
+            if self._ended is not None:
+                raise self._ended
         _check_cores(job.plan, self._options)
         _check_resources(job.plan)
         network = Network.of(job.plan.cluster)
@@ -201,43 +204,60 @@ class RayExecutor:
         owners = owners_of(self._job.plan), owners_of(job.plan)
         began = time.perf_counter()
         first = parcels_of(plan.phases[0] if plan.phases else {}, *owners)
-        given = self._give(first)
+        given = self._give(first, of_state=True)
         given_at = time.perf_counter()
         self._end(RuntimeError("the workers have been ended, since the plan was switched"))
         executor = None
+        wanted: dict[Peer, list[Any]] = {}
+        for (_, taker), reference in given.items():
+            wanted.setdefault(taker, []).append(reference)
         try:
-            wanted: dict[Peer, list[Any]] = {}
-            for (_, taker), reference in given.items():
-                wanted.setdefault(taker, []).append(reference)
             executor = RayExecutor(job, placement, self._options, wanted)
             started_at = time.perf_counter()
             for place, messages in enumerate(plan.phases):
                 parcels = first if place == 0 else parcels_of(messages, owners[1], owners[1])
-                references = executor._give(parcels) if place else given
-                executor._take(parcels, references, last=place == len(plan.phases) - 1)
-            given.clear()
+                objects = executor._give(parcels, of_state=False) if place else given
+                executor._take(parcels, objects, last=place == len(plan.phases) - 1)
         except BaseException as error:
             if executor is not None:
                 executor.close()
             self._ended = error if isinstance(error, Exception) else self._ended
             raise
+        finally:
+            # The error keeps its frames, and references in them would keep the state in memory.
+            for references in (given, *wanted.values()):
+                references.clear()
         taken = time.perf_counter() - started_at
         executor._connected, self._connected = self._connected, False
         executor.switch_seconds = {
             "give": given_at - began,
             "start": started_at - given_at,
             "take": taken,
-            "move": 0.0 if executor._fetches is None else executor._fetches.seconds(),
         }
         return executor, plan
 
-    def _give(self, parcels: Parcels) -> dict[tuple[Peer, Peer], Any]:
+    def moving_seconds(self) -> float:
+        """How long the state took, after a switch, to come to the new workers' hosts.
+
+        It moves while they compile. By the hosts' clocks, against the driver's; 0 for what has not
+        come.
+        """
+        return 0.0 if self._fetches is None else self._fetches.seconds()
+
+    def _actor(self, peer: Peer) -> Any:
+        with self._lock:
+            if self._ended is not None:
+                raise self._ended
+            return self._actors[peer]
+
+    def _give(self, parcels: Parcels, *, of_state: bool) -> dict[tuple[Peer, Peer], Any]:
         """References to what workers give, which is made when this returns."""
         done, found = {}, {}
         for giver in {pair[0] for pair in parcels}:
             pairs = [pair for pair in parcels if pair[0] == giver]
-            method = self._actors[giver].give.options(num_returns=len(pairs) + 1)
-            done[giver], *references = method.remote([parcels[pair] for pair in pairs])
+            method = self._actor(giver).give.options(num_returns=len(pairs) + 1)
+            wanted = [parcels[pair] for pair in pairs]
+            done[giver], *references = method.remote(wanted, of_state)
             found.update(zip(pairs, references, strict=True))
         self._wait(done)
         return found
@@ -247,10 +267,11 @@ class RayExecutor:
     ) -> None:
         """Let workers take what was given; after the last time they train on with it."""
         calls = {}
-        for taker in self._actors if last else {pair[1] for pair in parcels}:
+        everyone = [(s, host) for s, hosts in enumerate(self._hosts) for host in range(hosts)]
+        for taker in everyone if last else {pair[1] for pair in parcels}:
             pairs = [pair for pair in parcels if pair[1] == taker]
             wanted = [parcels[pair] for pair in pairs]
-            calls[taker] = self._actors[taker].take.remote(
+            calls[taker] = self._actor(taker).take.remote(
                 wanted, last, *(references[pair] for pair in pairs)
             )
         self._wait(calls)

@@ -111,8 +111,9 @@ class Fetches:
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        # A task does not begin before its arguments are on its host.
-        arrived = ray.remote(num_cpus=0, max_retries=0)(_moment)
+        # A task does not begin before its arguments are on its host. Pickled by value, this one
+        # imports nothing there.
+        arrived = ray.remote(num_cpus=0, max_retries=0)(lambda *_: time.time())
         calls = [
             arrived.options(
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)
@@ -134,10 +135,6 @@ class Fetches:
             with contextlib.suppress(RayError):
                 longest = max(longest, ray.get(call) - self.began)
         return longest
-
-
-def _moment(*_: Any) -> float:
-    return time.time()
 
 
 @dataclass(eq=False)

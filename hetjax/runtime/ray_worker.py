@@ -203,15 +203,19 @@ class HostWorker:
         """Take over the state of a checkpoint."""
         self.worker.restore(self.saver.load(Path(folder), self.worker.compiled))
 
-    def give(self, parcels: Sequence[Sequence[Parcel]]) -> list[Any]:
+    def give(self, parcels: Sequence[Sequence[Parcel]], of_state: bool) -> list[Any]:
         """Give other workers what they want: one result to know that it is done, one for each.
 
-        The first time it is of the state, then of what has been taken.
+        Args:
+            parcels: what each of them wants.
+            of_state: whether it is of the state, or else of what has been taken.
         """
-        if self.exchange is None:
-            state = self.worker.state()
-            self.exchange = StateExchange.of_state(*self._switched(), state)
-        return [None, *self.exchange.give(parcels)]
+        if of_state:
+            exchange = StateExchange.of_state(*self._switched(), self.worker.state())
+        else:
+            assert self.exchange is not None, "nothing has been taken"
+            exchange = self.exchange
+        return [None, *exchange.give(parcels)]
 
     def take(
         self, parcels: Sequence[Sequence[Parcel]], last: bool, *arrays: Sequence[np.ndarray]

@@ -67,7 +67,9 @@ class CrossingArray:
         Returns:
             The array with its crossing.
         """
-        found = crossing(source, target, shape.shape or (1,), processes, senders)
+        found = crossing(
+            source, target, shape.shape or (1,), processes, senders, shape.dtype.itemsize
+        )
         return cls(shape, source, target, processes, found)
 
     @property

@@ -11,16 +11,13 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from hetjax.errors import InputError
 from hetjax.sharding.bounds import Bounds
 from hetjax.sharding.symbols import Size, SymbolicSize, parse_size
-
-if TYPE_CHECKING:
-    pass
 
 DUPLICATE: Literal["duplicate"] = "duplicate"
 PARTIAL: Literal["partial"] = "partial"

@@ -69,6 +69,7 @@ def crossing(
     shape: Sequence[int],
     processes: Mapping[int, int],
     senders: BestLink,
+    itemsize: int = 4,
 ) -> Crossing:
     """Plan how an array crosses from one stage to another, every byte of it once.
 
@@ -84,6 +85,7 @@ def crossing(
         processes: for each device of the receiving stage, which of the stage's processes has it.
         senders: who sends what several devices have; one object for several arrays balances over
             all of them.
+        itemsize: bytes of an element.
 
     Returns:
         The crossing.
@@ -112,7 +114,7 @@ def crossing(
         _once_a_process(landed, processes),
         network=senders.network,
         senders=senders,
-        itemsize=1,
+        itemsize=itemsize,
         relay=False,
     )
     pieces = tuple(

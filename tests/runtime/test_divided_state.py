@@ -1,6 +1,7 @@
 """The optimizer's state divided among pipelines: each row once, less to send, the same numbers."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from cases import CLUSTER
 from execution import train
 
-from hetjax import InputError
+from hetjax import InputError, Trainer
 from hetjax.mesh import SubMesh
 from hetjax.pipeline import trace
 from hetjax.pipeline.warm_up import one_f_one_b
@@ -70,7 +71,7 @@ def plan_of(*pipelines: tuple[int, ...], divided: bool = True) -> Plan:
             span = (layers.index(start), layers.index(stop))
             stages.append(StagePlan(span, where, (2, 1) if len(made) else (1, 2)))
         made.append(PipelinePlan(tuple(stages), 1, 4, one_f_one_b(len(stages), 1)))
-    return Plan(PROGRAM.fingerprint, layers, CLUSTER, tuple(made), divided)
+    return Plan(PROGRAM.fingerprint, layers, CLUSTER, tuple(made), shard_optimizer_state=divided)
 
 
 def inside_the_scan() -> int:
@@ -168,6 +169,50 @@ def test_gradients_are_scattered():
     duplicate = replace(plan, shard_optimizer_state=False)
     divided, whole = (gradient_elements(build(job_of(each))) for each in (plan, duplicate))
     assert whole == 2 * divided
+
+
+def trainer_of(plan: Plan, workdir: Path) -> Trainer:
+    batch = make_batch(0, plan.batch_size)
+    return Trainer(plan, loss, make_parameters(), OPTIMIZER, batch, workdir=workdir)
+
+
+def state_of(trainer: Trainer) -> list[np.ndarray]:
+    """The leaves of the optimizer's state, whole."""
+    executor, pipelines = trainer._executor, trainer._placement.pipelines
+    assert isinstance(executor, LocalExecutor)
+    leaves = [np.zeros(each.shape, each.dtype) for each in pipelines.state_shapes]
+    for update, worker in zip(pipelines.updates, executor.workers, strict=True):
+        for part, array in zip(update.state, worker.state().optimizer, strict=True):
+            rows = ... if part.stop is None else slice(part.start, part.stop)
+            leaves[part.leaf][rows] = np.asarray(array)
+    return leaves
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (("one stage each", True), ("one stage each", True)),
+        (("one stage each", True), ("cut at unlike places", False)),
+        (("cut at unlike places", True), ("of unlike depth", True)),
+        (("cut alike", False), ("cut at unlike places", True)),
+        (("of unlike depth", False), ("cut alike", False)),
+    ],
+)
+def test_checkpoints_know_no_division(
+    before: tuple[str, bool], after: tuple[str, bool], tmp_path: Path
+):
+    plans = [
+        replace(PLANS[name], shard_optimizer_state=divided) for name, divided in (before, after)
+    ]
+    with trainer_of(plans[0], tmp_path) as trainer:
+        trainer.train_step(make_batch(0))
+        trainer.save(wait=True)
+        saved = state_of(trainer)
+    with trainer_of(plans[1], tmp_path) as trainer:
+        assert trainer.resume() is not None
+        for ours, theirs in zip(state_of(trainer), saved, strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-12)
+        trainer.train_step(make_batch(1))
 
 
 def test_an_optimizer_that_mixes_rows_is_refused():
