@@ -5,6 +5,7 @@ import shutil
 import threading
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -147,8 +148,12 @@ def test_pipelines_of_unlike_depth_and_width(tmp_path: Path):
 
 
 def test_a_switch_moves_the_state_to_other_workers(tmp_path: Path):
-    """From a stage on two hosts to two pipelines, and back; on one process the same losses."""
-    first, second = make_plan(hosts=2), make_plan_of_two_pipelines()
+    """From a stage on two hosts to two pipelines that divide the optimizer's state, and back.
+
+    On one process the losses are the same.
+    """
+    first = make_plan(hosts=2)
+    second = replace(make_plan_of_two_pipelines(), shard_optimizer_state=True)
     assert first.cluster == second.cluster
     with make_trainer("local", first) as trainer:
         losses = [trainer.train_step().loss for _ in range(6)]

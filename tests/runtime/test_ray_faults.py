@@ -15,7 +15,14 @@ from typing import Any
 
 import jax
 import pytest
-from ray_jobs import BATCH, Tokens, loss, make_plan, make_trainer
+from ray_jobs import (
+    BATCH,
+    Tokens,
+    loss,
+    make_plan,
+    make_plan_of_two_pipelines,
+    make_trainer,
+)
 
 from hetjax import Trainer, WorkerLostError
 from hetjax.runtime.ray import PING_SECONDS, SILENCE_SECONDS, RayExecutor
@@ -81,6 +88,17 @@ def test_a_worker_that_dies_between_steps_is_named(tmp_path: Path):
         with pytest.raises(WorkerLostError, match=r"stage 1, host 0 is lost: its process has died"):
             trainer.save(wait=True)
     assert not list((tmp_path / "checkpoints").glob("0*"))
+
+
+def test_a_switch_of_lost_workers_names_the_first():
+    with make_trainer("ray", make_plan(hosts=2)) as trainer:
+        trainer.train_step()
+        os.kill(process_of(trainer, (1, 0)), signal.SIGKILL)
+        with pytest.raises(WorkerLostError, match=r"stage 1, host 0 is lost") as caught:
+            trainer.switch(make_plan_of_two_pipelines())
+        with pytest.raises(WorkerLostError) as again:
+            trainer.switch(make_plan_of_two_pipelines())
+        assert again.value is caught.value
 
 
 @pytest.mark.parametrize("what", [signal.SIGKILL, signal.SIGSTOP])
