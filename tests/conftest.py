@@ -1,5 +1,6 @@
 """Tests run on eight host CPU devices, with strict promotion and warnings as errors."""
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -29,6 +30,19 @@ settings.register_profile(
 )
 settings.register_profile("full", settings.get_profile("ci"), max_examples=200, derandomize=False)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_objects() -> Iterator[None]:
+    """Every module begins with what it needs.
+
+    Programs and compiled code of modules before would slow down all that follow: Python looks
+    through all objects again and again for what is garbage.
+    """
+    yield
+    jax.clear_caches()
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="module")
