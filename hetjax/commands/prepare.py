@@ -16,6 +16,7 @@ from hetjax.configuration.make import Ingredients
 from hetjax.errors import InputError
 from hetjax.mesh import Cluster
 from hetjax.pipeline.program import with_examples
+from hetjax.pipeline.structural_layers import LayeredSection
 from hetjax.planner import PipelinePlan, Plan, PlanningProblem, make_problem, predict, solve
 from hetjax.report import format_bytes
 
@@ -28,11 +29,14 @@ class Prepared:
         ingredients: its model, data and optimizer.
         plan: its plan, with a prediction.
         planning_seconds: how long it took to plan, or to fit the plan that was given.
+        sections: the structure that the plan's layers follow; empty where they follow cost alone,
+            or the plan was given.
     """
 
     ingredients: Ingredients
     plan: Plan
     planning_seconds: float
+    sections: tuple[LayeredSection, ...] = ()
 
 
 def prepare(ingredients: Ingredients, source: Cluster | Path) -> Prepared:
@@ -49,10 +53,11 @@ def prepare(ingredients: Ingredients, source: Cluster | Path) -> Prepared:
         InputError: the model fits nowhere, or the plan does not fit the model.
     """
     began = time.perf_counter()
+    sections: tuple[LayeredSection, ...] = ()
     if isinstance(source, Cluster):
         use_devices(source, ingredients.configuration.runtime)
         problem = _problem(ingredients, source)
-        plan = solve(problem)
+        plan, sections = solve(problem), problem.sections
     else:
         given = _load(source, ingredients.configuration)
         use_devices(given.cluster, ingredients.configuration.runtime)
@@ -60,7 +65,7 @@ def prepare(ingredients: Ingredients, source: Cluster | Path) -> Prepared:
         unlike = {each.microbatch_size: each for each in given.pipelines}.values()
         plan = predict(given, *(_problem(ingredients, given.cluster, each) for each in unlike))
         _check_memory(plan)
-    return Prepared(ingredients, plan, time.perf_counter() - began)
+    return Prepared(ingredients, plan, time.perf_counter() - began, sections)
 
 
 def _load(path: Path, configuration: Configuration) -> Plan:

@@ -16,6 +16,8 @@ from hetjax.report import (
     cluster_table,
     format_rate,
     format_seconds,
+    layer_rows,
+    layer_table,
     plan_table,
 )
 from hetjax.runtime import LinkUse, StepReport
@@ -56,6 +58,9 @@ def show_plan(console: Console, prepared: Prepared) -> None:
     console.print()
     console.print(cluster_table(plan.cluster))
     console.print()
+    if prepared.sections:
+        console.print(layer_table(layer_rows(prepared.sections), len(plan.layers) - 1))
+        console.print()
     console.print(plan_table(plan))
     console.print(lines[1], highlight=False)
     console.print()

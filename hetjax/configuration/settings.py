@@ -206,8 +206,9 @@ class PlannerSettings(Section):
         description="'gpipe', '1f1b', 'eager_1f1b', 'h_1f1b', 'h_1f1b_split', 'zb_h1', 'zb_h2' "
         "or 'search'",
     )
-    num_layers: Count = Field(
-        default=32, description="layers at most; more make finer plans, and planning slower"
+    num_layers: Count | None = Field(
+        default=None,
+        description="layers of similar cost at most; None for layers by the model's structure",
     )
     allow_recompute: bool = Field(
         default=True, description="whether stages may recompute to save memory"

@@ -62,7 +62,7 @@ def plan(
     cluster: Cluster,
     optimizer: optax.GradientTransformation,
     num_microbatches: int,
-    num_layers: int = 32,
+    num_layers: int | None = None,
     schedule: str = "h_1f1b",
     allow_recompute: bool = True,
     min_stages: int = 1,
@@ -79,8 +79,8 @@ def plan(
         cluster: the devices and their links.
         optimizer: the Optax transformation, whose state takes memory.
         num_microbatches: into how many microbatches the batch is divided.
-        num_layers: into how many layers the model is divided at most; more make finer plans, and
-            planning slower.
+        num_layers: into how many layers of similar cost the model is divided at most; None for
+            layers that follow its structure.
         schedule: one of `hetjax.pipeline.SCHEDULES`.
         allow_recompute: whether stages may recompute to save memory.
         min_stages: how many stages the plan has at least.

@@ -16,6 +16,7 @@ from hetjax.mesh.cluster import Cluster
 from hetjax.pipeline.layers import cluster_layers
 from hetjax.pipeline.program import Program, abstract, num_bytes, trace
 from hetjax.pipeline.schedule import SCHEDULES
+from hetjax.pipeline.structural_layers import LayeredSection, StructuralLayers, structural_layers
 from hetjax.planner.plan import Plan
 from hetjax.planner.work import Work, measure, product_dtype
 
@@ -37,6 +38,7 @@ class PlanningProblem:
         allow_recompute: whether stages may recompute to save memory.
         min_stages: how many stages a plan has at least.
         max_stages: how many it has at most; None for any number.
+        sections: the structure that the layers follow; empty where they follow cost alone.
     """
 
     program: Program
@@ -51,6 +53,7 @@ class PlanningProblem:
     allow_recompute: bool = True
     min_stages: int = 1
     max_stages: int | None = None
+    sections: tuple[LayeredSection, ...] = ()
 
     @property
     def num_layers(self) -> int:
@@ -101,7 +104,7 @@ def make_problem(
     cluster: Cluster,
     optimizer: optax.GradientTransformation,
     num_microbatches: int,
-    num_layers: int = 32,
+    num_layers: int | None = None,
     schedule: str = "h_1f1b",
     allow_recompute: bool = True,
     min_stages: int = 1,
@@ -116,7 +119,8 @@ def make_problem(
         cluster: the devices.
         optimizer: the Optax transformation, whose state takes memory.
         num_microbatches: into how many microbatches the batch is divided.
-        num_layers: how many layers there are at most.
+        num_layers: how many layers of similar cost there are at most; None for layers that follow
+            the model's structure (`hetjax.pipeline.structural_layers`).
         schedule: the name of the schedule, one of `hetjax.pipeline.SCHEDULES`.
         allow_recompute: whether stages may recompute to save memory.
         min_stages: how many stages a plan has at least.
@@ -132,21 +136,21 @@ def make_problem(
     if schedule not in SCHEDULES:
         raise InputError(unknown_name("schedule", schedule, SCHEDULES))
     for name, value in (("num_microbatches", num_microbatches), ("num_layers", num_layers)):
-        if value < 1:
+        if value is not None and value < 1:
             raise InputError(f"{name} is {value}; it must be 1 or more")
     _check_stage_counts(min_stages, max_stages, cluster, num_layers)
     shapes, microbatch_size = _microbatch(abstract(batch), num_microbatches)
     program = trace(loss_function, parameters, shapes)
-    layers = cluster_layers(program, num_layers)
-    if len(layers) - 1 < min_stages:
+    layered = _layers(program, num_layers)
+    if layered.num_layers < min_stages:
         raise InputError(
-            f"min_stages is {min_stages}; the model has {len(layers) - 1} layers, and a stage "
+            f"min_stages is {min_stages}; the model has {layered.num_layers} layers, and a stage "
             f"needs one"
         )
     return PlanningProblem(
         program=program,
-        layers=layers,
-        works=measure(program, layers),
+        layers=layered.positions,
+        works=measure(program, layered.positions),
         cluster=cluster,
         num_microbatches=num_microbatches,
         microbatch_size=microbatch_size,
@@ -156,6 +160,7 @@ def make_problem(
         allow_recompute=allow_recompute,
         min_stages=min_stages,
         max_stages=max_stages,
+        sections=layered.sections,
     )
 
 
@@ -181,6 +186,12 @@ def optimizer_bytes(optimizer: optax.GradientTransformation, parameters: PyTree)
     return held / max(elements, 1)
 
 
+def _layers(program: Program, num_layers: int | None) -> StructuralLayers:
+    if num_layers is None:
+        return structural_layers(program)
+    return StructuralLayers(cluster_layers(program, num_layers), ())
+
+
 def _microbatch(batch: PyTree, num_microbatches: int) -> tuple[PyTree, int]:
     """The shapes of a microbatch, and how many examples it has."""
     leaves = jax.tree.leaves(batch)
@@ -204,14 +215,14 @@ def _microbatch(batch: PyTree, num_microbatches: int) -> tuple[PyTree, int]:
 
 
 def _check_stage_counts(
-    min_stages: int, max_stages: int | None, cluster: Cluster, num_layers: int
+    min_stages: int, max_stages: int | None, cluster: Cluster, num_layers: int | None
 ) -> None:
-    most = min(cluster.num_devices, num_layers)
+    most = min(cluster.num_devices, num_layers or cluster.num_devices)
     if not 1 <= min_stages <= most:
+        layer = "" if num_layers is None else f" and a layer (num_layers is {num_layers})"
         raise InputError(
             f"min_stages is {min_stages}; it must be from 1 to {most}, since a stage needs a "
-            f"device (the cluster has {cluster.num_devices}) and a layer (num_layers is "
-            f"{num_layers})"
+            f"device (the cluster has {cluster.num_devices}){layer}"
         )
     if max_stages is not None and max_stages < min_stages:
         raise InputError(

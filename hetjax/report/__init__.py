@@ -1,6 +1,7 @@
 """What a run shows of itself: tables, progress, metrics, and timelines in several forms."""
 
 from hetjax.report.annotation_picture import visualize
+from hetjax.report.layer_table import LayerRow, layer_rows, layer_table
 from hetjax.report.metrics import MetricsWriter, read_metrics
 from hetjax.report.plan_table import plan_table
 from hetjax.report.progress import TrainingProgress
@@ -19,6 +20,7 @@ from hetjax.report.timeline_picture import draw_timeline
 from hetjax.report.trace_file import write_chrome_trace
 
 __all__ = [
+    "LayerRow",
     "LinkRow",
     "MetricsWriter",
     "PredictionRow",
@@ -29,6 +31,8 @@ __all__ = [
     "format_bytes",
     "format_rate",
     "format_seconds",
+    "layer_rows",
+    "layer_table",
     "link_table",
     "plan_table",
     "prediction_table",

@@ -94,7 +94,7 @@ def cluster_table(cluster: Cluster, dtype: str = "float32") -> Table:
     """
     from rich.text import Text
 
-    table = _table(f"Cluster {cluster.name}", left=("subcluster", "kind"))
+    table = empty_table(f"Cluster {cluster.name}", left=("subcluster", "kind"))
     for heading in ("nodes x\ndevices", dtype, "memory", "in a\nnode", "between\nnodes"):
         table.add_column(heading, justify="right")
     for subcluster in cluster.subclusters:
@@ -135,7 +135,7 @@ def stage_table(
     """
     from rich.text import Text
 
-    table = _table(title, left=("stage", "layers", "submesh", "sharding"))
+    table = empty_table(title, left=("stage", "layers", "submesh", "sharding"))
     for heading in ("warm-up\nN_i", "compute\nt_i", "to next\nc_i", "memory per\ndevice"):
         table.add_column(heading, justify="right")
     for row in rows:
@@ -169,7 +169,7 @@ def prediction_table(rows: Sequence[PredictionRow], title: str = "Predicted and 
     """
     from rich.text import Text
 
-    table = _table(title, left=("",))
+    table = empty_table(title, left=("",))
     for heading in ("predicted", "measured", "measured / predicted"):
         table.add_column(heading, justify="right")
     for row in rows:
@@ -196,7 +196,7 @@ def link_table(rows: Sequence[LinkRow], title: str = "Links, in a step") -> Tabl
     """
     from rich.text import Text
 
-    table = _table(title, left=("",))
+    table = empty_table(title, left=("",))
     for heading in ("bytes", "transfers", "rate", "in use", "waited for"):
         table.add_column(heading, justify="right")
     for row in rows:
@@ -211,10 +211,17 @@ def link_table(rows: Sequence[LinkRow], title: str = "Links, in a step") -> Tabl
     return table
 
 
-def _table(title: str, left: Sequence[str]) -> Table:
-    """An empty table with left-aligned columns to start with.
+def empty_table(title: str, left: Sequence[str]) -> Table:
+    """An empty table in the style that all have.
 
     Names that people give reach rich as `Text`: a string could hold what it takes for markup.
+
+    Args:
+        title: what stands above the table.
+        left: headings of the left-aligned columns to start with.
+
+    Returns:
+        A table for rich to print.
     """
     from rich import box
     from rich.table import Table
