@@ -17,6 +17,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from hetjax.pipeline.costs import Cost, steps_cost
 from hetjax.pipeline.fences import evaluate
@@ -347,6 +348,6 @@ def _accumulated(gradients: list[Any], accumulators: Any, accumulate: bool) -> l
     return [a + g.astype(a.dtype) for a, g in zip(accumulators, gradients, strict=True)]
 
 
-def accumulator_dtype(dtype: Any) -> Any:
+def accumulator_dtype(dtype: Any) -> np.dtype:
     """The dtype in which gradients of a parameter are summed: at least float32."""
-    return jnp.float32 if jnp.finfo(dtype).bits < 32 else dtype
+    return np.dtype(jnp.float32 if jnp.finfo(dtype).bits < 32 else dtype)

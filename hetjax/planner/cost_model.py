@@ -26,7 +26,7 @@ from hetjax.pipeline.update import accumulator_dtype
 from hetjax.planner.plan import Spec
 from hetjax.planner.problem import PlanningProblem
 from hetjax.planner.work import Work, part_shape
-from hetjax.sharding.rules import division, parameter_spec
+from hetjax.sharding.rules import REDUCTION_GROUPS, division, parameter_spec, state_spec
 
 FloatArray = NDArray[np.float64]
 
@@ -90,6 +90,26 @@ class Runs:
         for size, layers in zip(sizes[~alone], self.used[~alone], strict=True):
             total = total + size * (_sums(layers) > 0)
         return total
+
+    def of(self, layers: tuple[int, int]) -> Runs:
+        """One of the runs, in arrays without dimensions.
+
+        Args:
+            layers: its first layer, and the one after its last.
+
+        Returns:
+            The run, with the parts that it holds.
+        """
+        first, end = layers
+        assert self.used is not None, "this is one run already"
+        places = np.flatnonzero(self.used[:, first:end].any(axis=1))
+        sizes = {
+            name: value[layers]
+            for name, value in vars(self).items()
+            if name not in ("parts", "shapes", "used")
+        }
+        parts = tuple(self.parts[place] for place in places)
+        return Runs(**sizes, parts=parts, shapes=tuple(self.shapes[place] for place in places))
 
     def repeating_forward(self) -> Runs:
         """The same runs with a backward pass that computes the forward pass again."""
@@ -215,9 +235,10 @@ def estimate(problem: PlanningProblem, runs: Runs, execution: Execution) -> Esti
     Computation is a roofline, kernel by kernel: matrix products take their FLOPs over the peak that
     they reach, all else the bytes that fusion leaves over the memory's bandwidth; both are divided
     among the submesh's devices. To them come the collectives, as rings: over the data axis a
-    reduction of gradients, once a step, with the update (under ``fully_sharded`` parameters are
-    gathered twice and gradients scattered instead, each microbatch); and gathers of what matrix
-    products write over the tensor axis, once forward and twice backward.
+    reduction of gradients, once a step, with the update (under ``state_sharded`` a scatter of them
+    and a gather of new parameters; under ``fully_sharded`` parameters are gathered twice and
+    gradients scattered, each microbatch); and gathers of what matrix products write over the tensor
+    axis, once forward and twice backward.
 
     Args:
         problem: the planning problem.
@@ -232,12 +253,12 @@ def estimate(problem: PlanningProblem, runs: Runs, execution: Execution) -> Esti
     backward = _roofline(problem, execution, runs.backward_flops, runs.backward_traffic)
 
     fully_sharded = execution.sharding == "fully_sharded"
-    gathered, state = _parameter_bytes(problem, runs, execution)
+    gathered, state, updated = _parameter_bytes(problem, runs, execution)
     parameter_pass, product_pass = _ring_passes(execution, gathered, runs.product_bytes)
     forward = forward + parameter_pass * fully_sharded + product_pass
     backward = backward + (3 if execution.recompute else 2) * product_pass
     backward = backward + 2 * parameter_pass * fully_sharded
-    update = TASK_SECONDS + 2 * state / execution.kind.memory_bandwidth
+    update = TASK_SECONDS + 2 * updated / execution.kind.memory_bandwidth
 
     kept = runs.input_bytes if execution.recompute else runs.residual_bytes
     repeated = runs.residual_bytes if execution.recompute else 0.0
@@ -286,7 +307,7 @@ def estimate_halves(problem: PlanningProblem, work: Work, execution: Execution) 
     """
     assert work.split is not None, "the work of the halves was not measured"
     data, _ = execution.mesh_shape
-    gathered, _ = _parameter_bytes(problem, one_run(problem.program, work, 0), execution)
+    gathered, _, _ = _parameter_bytes(problem, one_run(problem.program, work, 0), execution)
     passes = _ring_passes(execution, gathered, np.array(work.product_bytes))
     parameter_pass, product_pass = map(float, passes)
 
@@ -356,33 +377,45 @@ def _ring_passes(
 
 def _parameter_bytes(
     problem: PlanningProblem, runs: Runs, execution: Execution
-) -> tuple[FloatArray, FloatArray]:
-    """Bytes on one device of whole parameters, and of parameters, gradients and state as held."""
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Bytes on one device.
+
+    Of whole parameters; of parameters, gradients and optimizer state as held; of the same as far as
+    the device updates them.
+    """
     program, mesh_shape = problem.program, execution.mesh_shape
-    whole, held = np.zeros(len(runs.parts)), np.zeros(len(runs.parts))
+    whole, held, updated = (np.zeros(len(runs.parts)) for _ in range(3))
     # The blocks of a model have parameters of few shapes.
-    known: dict[Hashable, tuple[float, float]] = {}
+    known: dict[Hashable, tuple[float, float, float]] = {}
     for place, (part, shape) in enumerate(zip(runs.parts, runs.shapes, strict=True)):
         override = execution.parameters.get(program.parameter_names[part.leaf])
         key = (shape.shape, shape.dtype, override)
         if key not in known:
             spec = _spec_of(shape.shape, override, execution)
             size = num_bytes(shape)
-            extra = accumulator_dtype(shape.dtype).itemsize + problem.optimizer_bytes
-            each = size + size / shape.dtype.itemsize * extra
+            elements = size / shape.dtype.itemsize
+            summed = elements * accumulator_dtype(shape.dtype).itemsize
+            state = elements * problem.optimizer_bytes
+            of_state = state_spec(execution.sharding, spec, shape.shape, mesh_shape)
+            parts, state_parts = division(spec, mesh_shape), division(of_state, mesh_shape)
+            # Whole sums of gradients and the divided ones of a group are there at once.
+            scattered = summed / state_parts / REDUCTION_GROUPS if state_parts != parts else 0.0
             known[key] = (
                 size / division(spec, (1, mesh_shape[1])),
-                each / division(spec, mesh_shape),
+                (size + summed) / parts + state / state_parts + scattered,
+                (size + summed + state) / state_parts,
             )
-        whole[place], held[place] = known[key]
-    return runs.held(whole), runs.held(held)
+        whole[place], held[place], updated[place] = known[key]
+    return runs.held(whole), runs.held(held), runs.held(updated)
 
 
-def parameter_division(program: Program, part: ParameterPart, execution: Execution) -> int:
-    """In how many parts a stage's devices divide a parameter part."""
+def state_division(program: Program, part: ParameterPart, execution: Execution) -> int:
+    """In how many parts a stage's devices divide the optimizer's state of a parameter part."""
     override = execution.parameters.get(program.parameter_names[part.leaf])
-    spec = _spec_of(part_shape(program, part).shape, override, execution)
-    return division(spec, execution.mesh_shape)
+    shape = part_shape(program, part).shape
+    spec = _spec_of(shape, override, execution)
+    of_state = state_spec(execution.sharding, spec, shape, execution.mesh_shape)
+    return division(of_state, execution.mesh_shape)
 
 
 def _spec_of(shape: tuple[int, ...], override: Spec | None, execution: Execution) -> PartitionSpec:

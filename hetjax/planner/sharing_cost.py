@@ -10,7 +10,7 @@ from hetjax.mesh.links import Link
 from hetjax.pipeline.holders import Shared, updated_parts, with_updates
 from hetjax.pipeline.program import Program, num_bytes
 from hetjax.pipeline.stages import ParameterPart, cut
-from hetjax.planner.cost_model import Execution, parameter_division
+from hetjax.planner.cost_model import Execution, state_division
 from hetjax.planner.plan import Plan
 from hetjax.planner.work import part_shape
 
@@ -65,7 +65,7 @@ class SharedParameters:
         for part in parts:
             kept = self.elements(updated[part.leaf]) if part.leaf in updated else 0
             elements = self.elements(part) - kept
-            saved += elements * optimizer_bytes / parameter_division(self.program, part, execution)
+            saved += elements * optimizer_bytes / state_division(self.program, part, execution)
         return saved
 
 

@@ -65,7 +65,11 @@ def compile_stage(placement: Placement, stage: int, mesh: Mesh) -> CompiledStage
     if compiler.accumulates:
         programs["zero_gradients"] = compiler.zero_gradients()
     if compiler.late:
-        programs["reduce_gradients"] = compiler.reduce_gradients()
+        groups = placement.reductions(stage)
+        programs |= {
+            f"reduce_gradients_{group}": compiler.reduce_gradients(places)
+            for group, places in enumerate(groups)
+        }
     update = placement.pipelines.updates[stage]
     for phase in range(len(update.phases)):
         final = phase == len(update.phases) - 1
@@ -104,6 +108,7 @@ class _Compiler:
         self.pipelines = placement.pipelines
         self.shapes = self.pipelines.programs[stage]
         self.parameters = named(mesh, placement.parameters(stage))
+        self.gradients = named(mesh, placement.gradients(stage))
         self.state = named(mesh, placement.state(stage))
         self.batch = self._examples(self.shapes.batch)
         self.received = self._examples(self.shapes.received)
@@ -113,8 +118,10 @@ class _Compiler:
         self.accumulates = self.num_microbatches > 1
         self.late = placement.summed_late(stage)
         self.sums = [
-            partial_along(sharding, DATA) if place in self.late else sharding
-            for place, sharding in enumerate(self.parameters)
+            partial_along(held, DATA) if place in self.late else summed
+            for place, (held, summed) in enumerate(
+                zip(self.parameters, self.gradients, strict=True)
+            )
         ]
 
     def _examples(self, shapes: Shapes) -> list[NamedSharding]:
@@ -276,14 +283,17 @@ class _Compiler:
             return [jnp.zeros(shape.shape, shape.dtype) for shape in self.gradient_shapes]
 
         if not self.late:
-            return compile_program(zeros, (), (), self.parameters)
+            return compile_program(zeros, (), (), self.gradients)
         return compile_deduced(zeros, (), (), self.sums, (), self.mesh)
 
-    def reduce_gradients(self) -> Compiled:
-        """The gradients that were summed late, whole; the others as they are."""
-        return compile_deduced(
-            list, (self.gradient_shapes,), (self.sums,), self.parameters, (0,), self.mesh
-        )
+    def reduce_gradients(self, places: Sequence[int]) -> Compiled:
+        """Those of these gradients that were summed late, reduced; the others as they are."""
+        shapes = [self.gradient_shapes[place] for place in places]
+        sums = [self.sums[place] for place in places]
+        reduced = [self.gradients[place] for place in places]
+        # What comes out divided has no use for the memory of what was whole.
+        donate = (0,) if reduced == [self.parameters[place] for place in places] else ()
+        return compile_deduced(list, (shapes,), (sums,), reduced, donate, self.mesh)
 
     def _loss_shapes(self) -> list[jax.ShapeDtypeStruct]:
         """Of what the update is told of the loss."""
@@ -314,6 +324,7 @@ class _Compiler:
         divides = StageSharing(self.pipelines, self.stage).divides
         sets_back = self.accumulates and not self.late and not divides
         updated = named(self.mesh, self.placement.updated(self.stage))
+        summed = named(self.mesh, self.placement.updated_gradients(self.stage))
         sizes = [len(message) for message in received]
 
         def run(parameters: Any, gradients: Any, state: Any, losses: Any, flat: Any) -> Any:
@@ -331,13 +342,13 @@ class _Compiler:
         outputs: Any = self.whole
         if final:
             outputs = (updated, self.state, (self.whole, self.whole))
-            outputs = (*outputs, updated) if sets_back else outputs
+            outputs = (*outputs, summed) if sets_back else outputs
         return compile_program(
             run,
             (parameters, gradients, state, losses, flat),
             (
                 updated,
-                updated,
+                summed,
                 self.state,
                 [self.whole] * len(losses),
                 [self.whole] * len(flat),

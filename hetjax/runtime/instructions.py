@@ -36,7 +36,11 @@ WEIGHT_GRADIENT = "weight_gradient"
 
 
 def training_instructions(
-    pipelines: PipelinePrograms, schedule: Schedule, stage: int, *, sums_late: bool = False
+    pipelines: PipelinePrograms,
+    schedule: Schedule,
+    stage: int,
+    *,
+    reductions: Sequence[Sequence[int]] = (),
 ) -> tuple[Instruction, ...]:
     """The instructions of one stage for one training step.
 
@@ -44,12 +48,13 @@ def training_instructions(
         pipelines: the pipelines' programs.
         schedule: the order of tasks of the stage's pipeline.
         stage: which stage, counted over all pipelines.
-        sums_late: whether gradients are partial sums until the last microbatch.
+        reductions: groups of places of parameters whose gradients are reduced together, after the
+            last microbatch; none where every program reduces what it adds.
 
     Returns:
         Its instructions, every buffer freed after its last use.
     """
-    writer = _Writer(pipelines, schedule, stage, sums_late=sums_late)
+    writer = _Writer(pipelines, schedule, stage, reductions=reductions)
     body = [*writer.tasks(), *writer.update()]
     kept = frozenset({"parameter", "state", "one", "metric"})
     return tuple(_with_frees(_with_expectations(body, writer.windows()), kept))
@@ -101,10 +106,10 @@ class _Writer:
         schedule: Schedule | None,
         stage: int,
         *,
-        sums_late: bool = False,
+        reductions: Sequence[Sequence[int]] = (),
     ):
         self.pipelines, self.schedule, self.stage = pipelines, schedule, stage
-        self.sums_late = sums_late
+        self.reductions = reductions
         self.is_first, self.is_last = pipelines.is_first(stage), pipelines.is_last(stage)
         self.place = stage - pipelines.first_stages[pipelines.pipeline_of(stage)]
         self.programs = pipelines.programs[stage]
@@ -250,8 +255,9 @@ class _Writer:
         return self.gradients if self.schedule.num_microbatches > 1 else ()
 
     def update(self) -> Iterator[Instruction]:
-        if self.sums_late:
-            yield Run("reduce_gradients", (self.gradients,), self.gradients)
+        for group, places in enumerate(self.reductions):
+            gradients = tuple(self.gradients[place] for place in places)
+            yield Run(f"reduce_gradients_{group}", (gradients,), gradients)
         shared = sharing.StageSharing(self.pipelines, self.stage)
         yield from sharing.sum_gradients(shared)
         yield from self._tell_loss()
@@ -267,7 +273,7 @@ class _Writer:
                 metrics = numbered("metric", 2)
                 outputs = (*parameters, *self.state, *metrics)
                 sums = self._accumulators()
-                if sums and (self.sums_late or shared.divides):
+                if sums and (self.reductions or shared.divides):
                     yield Run(f"update_{phase}", arguments, outputs)
                     yield Run("zero_gradients", (), sums)
                 else:
@@ -345,21 +351,24 @@ def _reads(instruction: Instruction) -> Buffers:
 
 
 def _with_frees(body: Iterator[Instruction], kept: frozenset[str]) -> Iterator[Instruction]:
-    """Free every buffer after the instruction that uses it last.
+    """Free every buffer after the instruction that uses it last, or last before it is made anew.
 
     What is left at the end are buffers of the kept kinds, and what the update made for the next
     step: gradient sums set back to zero.
     """
     instructions = list(body)
     last: dict[Buffer, int] = {}
+    ends: dict[int, list[Buffer]] = {}
     for place, instruction in enumerate(instructions):
-        for buffer in (*_makes(instruction), *_reads(instruction)):
-            last[buffer] = place
+        reads = _reads(instruction)
+        for buffer in _makes(instruction):
+            if buffer in last and buffer not in reads and buffer.kind not in kept:
+                ends.setdefault(last[buffer], []).append(buffer)
+        last |= dict.fromkeys((*_makes(instruction), *reads), place)
     runs = [instruction for instruction in instructions if isinstance(instruction, Run)]
     names = ("update", "zero_gradients")
     updates = [run for run in runs if run.program.startswith(names)] or runs
     final = frozenset(buffer for buffer in updates[-1].outputs if buffer.kind == "gradient")
-    ends: dict[int, list[Buffer]] = {}
     for buffer, place in last.items():
         if buffer.kind not in kept and buffer not in final:
             ends.setdefault(place, []).append(buffer)

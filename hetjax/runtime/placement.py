@@ -12,13 +12,22 @@ from jax.sharding import NamedSharding, PartitionSpec
 from hetjax.errors import InputError
 from hetjax.pipeline.backward import accumulator_dtype
 from hetjax.pipeline.build import PipelinePrograms, Shapes
+from hetjax.pipeline.program import num_bytes
 from hetjax.pipeline.schedule import Schedule
 from hetjax.pipeline.stages import ParameterPart
 from hetjax.planner.plan import PipelinePlan, Plan, StagePlan
 from hetjax.runtime.buffers import Route
 from hetjax.runtime.sharing import gradients_given, values_given
 from hetjax.sharding.annotation import HSharding, Subgroup, axes_of
-from hetjax.sharding.rules import DATA, MESH_AXES, divides, example_spec, parameter_spec
+from hetjax.sharding.rules import (
+    DATA,
+    MESH_AXES,
+    REDUCTION_GROUPS,
+    divides,
+    example_spec,
+    parameter_spec,
+    state_spec,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,12 +73,20 @@ class Placement:
         return sum(each.num_microbatches * each.microbatch_size for each in before)
 
     def parameters(self, stage: int) -> tuple[PartitionSpec, ...]:
-        """Of the parameter parts of a stage, and of their gradients."""
+        """Of the parameter parts of a stage."""
         return tuple(self.part(stage, p) for p in self.pipelines.stages[stage].parameters)
+
+    def gradients(self, stage: int) -> tuple[PartitionSpec, ...]:
+        """Of their gradients, summed over all microbatches of the pipeline."""
+        return tuple(self._gradient(stage, p) for p in self.pipelines.stages[stage].parameters)
 
     def updated(self, stage: int) -> tuple[PartitionSpec, ...]:
         """Of the parameter parts that a stage updates."""
         return tuple(self.part(stage, part) for part in self.pipelines.updates[stage].parts)
+
+    def updated_gradients(self, stage: int) -> tuple[PartitionSpec, ...]:
+        """Of their gradients, summed over all microbatches."""
+        return tuple(self._gradient(stage, p) for p in self.pipelines.updates[stage].parts)
 
     def part(self, stage: int, part: ParameterPart) -> PartitionSpec:
         """Of what a stage holds of a parameter, or of some of its rows."""
@@ -88,6 +105,14 @@ class Placement:
             f"divide its shape {shape} evenly on the mesh {list(plan.mesh_shape)}"
         )
 
+    def _gradient(self, stage: int, part: ParameterPart) -> PartitionSpec:
+        """As the optimizer's state, unless other stages have summands, too."""
+        spec = self.part(stage, part)
+        if part.leaf in self.pipelines.shared_of_leaf:
+            return spec
+        plan, shape = self.stage_plan(stage), self.pipelines.part_shape(part).shape
+        return state_spec(plan.sharding, spec, shape, plan.mesh_shape)
+
     def summed_late(self, stage: int) -> frozenset[int]:
         """The places of a stage's parameters whose gradients are reduced once a step.
 
@@ -103,6 +128,21 @@ class Placement:
             if not any(DATA in axes_of(entry) for entry in spec)
         )
 
+    def reductions(self, stage: int) -> tuple[tuple[int, ...], ...]:
+        """The places of a stage's parameters in groups whose gradients are reduced one by one.
+
+        Where sums that are whole are scattered, both are there for a moment: groups keep that
+        small. Elsewhere there is one group, or none where nothing is summed late.
+        """
+        if not self.summed_late(stage):
+            return ()
+        parts = self.pipelines.stages[stage].parameters
+        sizes = [num_bytes(self.pipelines.part_shape(part)) for part in parts]
+        whole = self.gradients(stage) == self.parameters(stage)
+        ends = np.cumsum(sizes) - sizes
+        group = np.zeros(len(sizes)) if whole else ends * REDUCTION_GROUPS // max(1, sum(sizes))
+        return tuple(tuple(np.flatnonzero(group == each).tolist()) for each in np.unique(group))
+
     def state(self, stage: int) -> tuple[PartitionSpec, ...]:
         """Of the parts of the optimizer's state of a stage."""
         update = self.pipelines.updates[stage]
@@ -110,11 +150,13 @@ class Placement:
         return tuple(self._state(stage, part, like) for part, like in pairs)
 
     def _state(self, stage: int, part: ParameterPart, like: int | None) -> PartitionSpec:
-        """As the parameter that it belongs to: the update then moves nothing."""
-        if like is not None:
-            return self.part(stage, ParameterPart(like, part.start, part.stop))
+        """As the parameter that it belongs to, or finer."""
         plan, shape = self.stage_plan(stage), self.pipelines.state_shape(part).shape
-        return parameter_spec(plan.sharding, shape, plan.mesh_shape)
+        if like is not None:
+            spec = self.part(stage, ParameterPart(like, part.start, part.stop))
+        else:
+            spec = parameter_spec(plan.sharding, shape, plan.mesh_shape)
+        return state_spec(plan.sharding, spec, shape, plan.mesh_shape)
 
     def examples(self, stage: int, shapes: Sequence[jax.ShapeDtypeStruct]) -> list[PartitionSpec]:
         """Of arrays of one microbatch on a stage."""

@@ -67,8 +67,8 @@ class StageWorker:
         self.buffers: dict[Buffer, Any] = {}
 
     def _training(self, schedule: Schedule) -> tuple[Instruction, ...]:
-        late = bool(self.placement.summed_late(self.stage))
-        return training_instructions(self.pipelines, schedule, self.stage, sums_late=late)
+        reductions = self.placement.reductions(self.stage)
+        return training_instructions(self.pipelines, schedule, self.stage, reductions=reductions)
 
     def start(self, parameters: Any) -> None:
         """Make the initial state.

@@ -9,7 +9,15 @@ from hetjax.sharding.network import Network
 from hetjax.sharding.pipelines import find_pipelines
 from hetjax.sharding.reshard import reshard
 from hetjax.sharding.resolve import resolve
-from hetjax.sharding.rules import DATA, MESH_AXES, RULES, TENSOR, example_spec, parameter_spec
+from hetjax.sharding.rules import (
+    DATA,
+    MESH_AXES,
+    RULES,
+    TENSOR,
+    example_spec,
+    parameter_spec,
+    state_spec,
+)
 from hetjax.sharding.run_program import ProgramRunner
 from hetjax.sharding.signatures import rules_table
 from hetjax.sharding.specialize import Segment, SpecializedProgram, specialize
@@ -46,4 +54,5 @@ __all__ = [
     "resolve",
     "rules_table",
     "specialize",
+    "state_spec",
 ]

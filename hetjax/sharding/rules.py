@@ -18,13 +18,19 @@ MESH_AXES = (DATA, TENSOR)
 
 RULES = {
     "data": "parameters whole on every device of the data axis",
-    "fully_sharded": "parameters, gradients and optimizer state divided over the data axis too",
+    "state_sharded": "optimizer state and its update divided over the data axis (ZeRO-1)",
+    "fully_sharded": "parameters and their gradients divided over it, too (ZeRO-3)",
 }
 """The names of the rules, and what each does with parameters along the data axis."""
 
 
+REDUCTION_GROUPS = 8
+"""Under ``state_sharded``, in how many groups of about equal bytes gradients are scattered: the
+whole sums and the divided ones of one group at a time are in memory together."""
+
+
 def parameter_spec(rule: str, shape: Sequence[int], mesh_shape: tuple[int, int]) -> PartitionSpec:
-    """How a parameter, its gradient and its optimizer state are divided.
+    """How a parameter and its gradient are divided.
 
     The last dimension that divides evenly goes to the ``tensor`` axis; under ``fully_sharded`` the
     largest other one goes to the ``data`` axis. What divides nowhere stays whole.
@@ -47,10 +53,42 @@ def parameter_spec(rule: str, shape: Sequence[int], mesh_shape: tuple[int, int])
         places = [i for i, size in enumerate(shape) if size % tensor == 0]
         if places:
             axes[places[-1]] = TENSOR
-    if rule == "fully_sharded" and data > 1:
-        places = [i for i, n in enumerate(shape) if n and n % data == 0 and axes[i] is None]
-        if places:
-            axes[max(places, key=lambda i: shape[i])] = DATA
+    spec = PartitionSpec(*axes)
+    return _over_data(spec, shape, data) if rule == "fully_sharded" else spec
+
+
+def state_spec(
+    rule: str, spec: PartitionSpec, shape: Sequence[int], mesh_shape: tuple[int, int]
+) -> PartitionSpec:
+    """How the optimizer's state of a parameter is divided, and its gradient when it is summed.
+
+    Args:
+        rule: a name in `RULES`.
+        spec: how the parameter is divided.
+        shape: its shape.
+        mesh_shape: sizes of the data and the tensor axis.
+
+    Returns:
+        As the parameter; under ``state_sharded`` also over the ``data`` axis, along the largest
+        dimension that it divides.
+
+    Source: ZeRO (Rajbhandari et al., 2020), section 5.1.
+
+    Example:
+        >>> state_spec("state_sharded", PartitionSpec(None, "tensor"), (512, 128), (4, 2))
+        P('data', 'tensor')
+    """
+    return _over_data(spec, shape, mesh_shape[0]) if rule == "state_sharded" else spec
+
+
+def _over_data(spec: PartitionSpec, shape: Sequence[int], data: int) -> PartitionSpec:
+    """The specification with the largest dimension that divides evenly on the data axis."""
+    axes = [*spec, *[None] * (len(shape) - len(spec))]
+    used = any(axis == DATA for entry in spec for axis in _axes(entry))
+    places = [i for i, n in enumerate(shape) if n and n % data == 0 and axes[i] is None]
+    if data == 1 or used or not places:
+        return spec
+    axes[max(places, key=lambda i: shape[i])] = DATA
     return PartitionSpec(*axes)
 
 
@@ -91,5 +129,9 @@ def divides(spec: PartitionSpec, shape: Sequence[int], mesh_shape: tuple[int, in
 def division(spec: PartitionSpec, mesh_shape: tuple[int, int]) -> int:
     """Into how many pieces a specification divides an array."""
     sizes: dict[object, int] = dict(zip(MESH_AXES, mesh_shape, strict=True))
-    axes = [axis for entry in spec for axis in (entry if isinstance(entry, tuple) else (entry,))]
-    return math.prod(sizes.get(axis, 1) for axis in axes)
+    return math.prod(sizes.get(axis, 1) for entry in spec for axis in _axes(entry))
+
+
+def _axes(entry: object) -> tuple[object, ...]:
+    """The axes of a specification's entry."""
+    return entry if isinstance(entry, tuple) else (entry,)

@@ -102,6 +102,16 @@ def test_full_sharding_divides_the_state_and_gathers_parameters():
     assert sharded.working_bytes == plain.working_bytes + 5 * 4 * 64 * 64
 
 
+def test_sharded_state_is_divided_and_costs_no_more_to_update():
+    plain = whole_model(replace(ONE_DEVICE, mesh_shape=(4, 1)))
+    sharded = whole_model(replace(ONE_DEVICE, mesh_shape=(4, 1), sharding="state_sharded"))
+    elements = 5 * 64 * 64
+    assert sharded.state_bytes == elements * (4 + 4 + 8 / 4 + 4 / 4 / 8)
+    assert sharded.forward_seconds == plain.forward_seconds
+    assert sharded.backward_seconds == plain.backward_seconds
+    assert sharded.update_seconds < plain.update_seconds
+
+
 def test_a_tensor_axis_divides_the_state_and_not_the_activations():
     one, four = whole_model(ONE_DEVICE), whole_model(replace(ONE_DEVICE, mesh_shape=(1, 4)))
     assert four.state_bytes == one.state_bytes / 4

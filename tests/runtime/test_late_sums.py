@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from cases import CLUSTER, Case, trace_model
 from execution import gathered_state, job_of, keep_gradients, one_device_gradients, running, train
+from jax.sharding import PartitionSpec as P
 from small_models import Model, make_batch
 
 from hetjax.mesh import SubMesh
@@ -50,15 +51,26 @@ def reductions(executor: LocalExecutor, stage: int) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "h_1f1b_split"])
-def test_gradients_are_reduced_once_a_step(schedule: str):
-    case, batch = case_of("data", schedule, (4, 1)), make_batch(16)
+@pytest.mark.parametrize("sharding", ["data", "state_sharded"])
+def test_gradients_are_reduced_once_a_step(sharding: str, schedule: str):
+    case, batch = case_of(sharding, schedule, (4, 1)), make_batch(16)
     loss, norm, expected = one_device_gradients(MODEL, batch)
     with running(job_of(case, keep_gradients())) as executor:
         for stage in range(2):
             counts = reductions(executor, stage)
             held = len(executor.workers[stage].pipelines.stages[stage].parameters)
-            assert counts.pop("reduce_gradients") == held
+            groups = [name for name in counts if name.startswith("reduce_gradients")]
+            assert sum(counts.pop(name) for name in groups) == held
+            assert (len(groups) == 1) == (sharding == "data")
             assert set(counts.values()) == {0}, counts
+            if sharding == "state_sharded":
+                state = executor.workers[stage].compiled.state
+                assert {s.spec for s in state if s.spec} <= {
+                    P("data"),
+                    P("data", None),
+                    P(None, "data"),
+                }
+                assert any(s.spec for s in state)
         for _ in range(2):
             [reported] = train(executor, [batch])
             np.testing.assert_allclose(reported, (loss, norm), rtol=1e-5)
@@ -74,4 +86,4 @@ def test_what_devices_share_is_reduced_as_it_is_made():
         assert late == {i for i, spec in enumerate(specs) if spec == jax.sharding.PartitionSpec()}
     with running(job_of(case_of("data", "1f1b", (1, 4)), keep_gradients())) as executor:
         assert not executor.workers[0].placement.summed_late(0)
-        assert "reduce_gradients" not in executor.workers[0].compiled.programs
+        assert "reduce_gradients_0" not in executor.workers[0].compiled.programs

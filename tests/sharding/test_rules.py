@@ -13,6 +13,7 @@ from hetjax.sharding.rules import (
     division,
     example_spec,
     parameter_spec,
+    state_spec,
 )
 
 rules = st.sampled_from(sorted(RULES))
@@ -38,6 +39,32 @@ def test_parameters_are_divided_evenly(
     assert all(sizes[axis] > 1 for axis in axes)
 
 
+@given(shape=shapes, mesh_shape=mesh_shapes, places=st.sets(st.integers(0, 3)), named=rules)
+def test_state_is_divided_evenly_and_at_least_as_fine(
+    shape: tuple[int, ...], mesh_shape: tuple[int, int], places: set[int], named: str
+):
+    """Whatever divides the parameter: a rule, or a specification of the plan's own."""
+    by_rule = parameter_spec(named, shape, mesh_shape)
+    entries: list[str | None] = [None] * len(shape)
+    chosen = sorted(place for place in places if place < len(shape))[:2]
+    for place, axis in zip(chosen, (TENSOR, DATA), strict=False):
+        entries[place] = axis
+    for spec in (by_rule, PartitionSpec(*entries)):
+        assert state_spec("data", spec, shape, mesh_shape) == spec
+        found = state_spec("state_sharded", spec, shape, mesh_shape)
+        axes = axes_of(found)
+        assert len(axes) == len(set(axes))
+        for size, before, after in zip(shape, spec, found, strict=True):
+            assert after == before or (before is None and after == DATA)
+            assert after == before or (size and size % mesh_shape[0] == 0)
+        even = any(
+            size and size % mesh_shape[0] == 0 and entry is None
+            for size, entry in zip(shape, spec, strict=True)
+        )
+        if mesh_shape[0] > 1 and even:
+            assert DATA in axes
+
+
 @given(shape=shapes, mesh_shape=mesh_shapes)
 def test_only_the_sharded_rule_divides_parameters_over_the_data_axis(
     shape: tuple[int, ...], mesh_shape: tuple[int, int]
@@ -60,6 +87,7 @@ def test_only_the_sharded_rule_divides_parameters_over_the_data_axis(
         ("fully_sharded", (6, 10), (4, 1), (None, None)),
         ("fully_sharded", (128,), (4, 2), (DATA,)),
         ("fully_sharded", (), (4, 2), ()),
+        ("state_sharded", (64, 64), (4, 2), (None, TENSOR)),
     ],
 )
 def test_parameters(
