@@ -15,7 +15,7 @@ from hetjax.pipeline.schedule import (
 )
 from hetjax.pipeline.schedule_search import fixed_schedules, search_schedule, warm_up_rule
 from hetjax.pipeline.sensitivity import Sensitivity, sensitivity
-from hetjax.pipeline.simulate import simulate_schedule
+from hetjax.pipeline.simulate import simulate_schedule, warm_up_makespan
 from hetjax.pipeline.stages import ParameterPart, Stage, cut
 from hetjax.pipeline.structural_layers import StructuralLayers, structural_layers
 from hetjax.pipeline.timeline import Event, Timeline
@@ -66,6 +66,7 @@ __all__ = [
     "simulate_schedule",
     "structural_layers",
     "trace",
+    "warm_up_makespan",
     "warm_up_rule",
     "zb_h1",
     "zb_h2",

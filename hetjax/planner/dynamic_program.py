@@ -3,20 +3,45 @@
 from __future__ import annotations
 
 import itertools
+import time
 from dataclasses import dataclass
+
+import numpy as np
 
 from hetjax.errors import InputError
 from hetjax.mesh.cluster import SubMesh
 from hetjax.pipeline.schedule import Schedule
-from hetjax.pipeline.simulate import simulate_schedule
+from hetjax.pipeline.simulate import warm_up_makespan
 from hetjax.pipeline.times import StepTimes
 from hetjax.pipeline.warm_up import from_warm_up_counts
+from hetjax.planner.cost_model import Estimate, Runs, all_runs, estimate
 from hetjax.planner.fixed_pace import Place
 from hetjax.planner.plan import PipelinePlan, Plan, StagePlan, validate
 from hetjax.planner.problem import PlanningProblem
 from hetjax.planner.search import Candidate, search, transfers_between
 from hetjax.planner.stage_table import Slice, StageTable, make_stage_table
 from hetjax.report.quantities import format_bytes
+
+
+@dataclass(frozen=True)
+class Found:
+    """A plan, and what it took to find it.
+
+    Args:
+        plan: the plan, without a prediction.
+        step_time: seconds of a step, by the timeline of the search's own costs.
+        candidates: how many stages the search chose among: runs of layers, each on a submesh with
+            one way to run it, that fit into memory.
+        profile_seconds: what it took to learn the candidates' costs: to count the layers' work and
+            to fill the table.
+        search_seconds: what the search took.
+    """
+
+    plan: Plan
+    step_time: float
+    candidates: int
+    profile_seconds: float
+    search_seconds: float
 
 
 @dataclass(frozen=True)
@@ -46,21 +71,56 @@ class DynamicProgram:
         Raises:
             InputError: the model fits nowhere; the message says what it needs and what would help.
         """
-        table = make_stage_table(problem)
+        found = self.find(problem)
+        if found is None:
+            raise InputError(does_not_fit(problem))
+        return found.plan
+
+    def find(self, problem: PlanningProblem) -> Found | None:
+        """The fastest plan that fits, and what it took to find it.
+
+        Args:
+            problem: what to plan.
+
+        Returns:
+            The plan and the figures of the search; None where the model fits nowhere.
+        """
+        began = time.perf_counter()
+        runs = all_runs(problem.program, problem.works)
+        table = make_stage_table(problem, runs)
+        profiled = time.perf_counter()
         candidates = search(table)[: self.finalists]
         if not candidates:
-            raise InputError(_does_not_fit(problem))
+            return None
+
+        def makespan(candidate: Candidate) -> float:
+            times = _step_times(problem, runs, table, candidate)
+            return warm_up_makespan(candidate.warm_up_counts, table.num_microbatches, times)
 
         def preference(candidate: Candidate) -> tuple[float, float, int, int]:
             slices = [_slice(table, place) for place in candidate.places]
-            timeline = simulate_schedule(_schedule(table, candidate), _step_times(table, candidate))
             devices = sum(each.num_devices for each in slices)
             # To the nanosecond: a difference below it should not cost devices.
-            return round(timeline.makespan, 9), round(candidate.latency, 9), devices, len(slices)
+            return round(makespan(candidate), 9), round(candidate.latency, 9), devices, len(slices)
 
-        plan = _make_plan(problem, table, min(candidates, key=preference))
+        best = min(candidates, key=preference)
+        plan = _make_plan(problem, table, best)
         validate(plan)
-        return plan
+        return Found(
+            plan=plan,
+            step_time=makespan(best),
+            candidates=_num_candidates(table),
+            profile_seconds=problem.profile_seconds + profiled - began,
+            search_seconds=time.perf_counter() - profiled,
+        )
+
+
+def _num_candidates(table: StageTable) -> int:
+    return sum(
+        int((np.isfinite(cut.seconds) & (cut.live_limits > 0)).sum())
+        for slices in table.slices
+        for cut in slices
+    )
 
 
 def _make_plan(problem: PlanningProblem, table: StageTable, candidate: Candidate) -> Plan:
@@ -101,36 +161,56 @@ def _slice(table: StageTable, place: Place) -> Slice:
     return table.slices[place.subcluster][place.slice]
 
 
-def _step_times(table: StageTable, candidate: Candidate) -> StepTimes:
-    """The times of a candidate's tasks, as its table was made of them."""
-    estimates = [
-        (_slice(table, place).estimates[option], place.layers)
-        for place, option in zip(candidate.places, candidate.options, strict=True)
-    ]
+def _estimates(
+    problem: PlanningProblem, runs: Runs, table: StageTable, candidate: Candidate
+) -> list[Estimate]:
+    """What a candidate's stages take, as its table was made of it."""
+    estimates = []
+    for place, chosen in zip(candidate.places, candidate.options, strict=True):
+        run, option = runs.of(place.layers), _slice(table, place).options[chosen]
+        run = run.repeating_forward() if option.recompute else run
+        estimates.append(estimate(problem, run, option))
+    return estimates
+
+
+def _step_times(
+    problem: PlanningProblem, runs: Runs, table: StageTable, candidate: Candidate
+) -> StepTimes:
+    """The times of a candidate's tasks."""
+    estimates = _estimates(problem, runs, table, candidate)
     crossings = [
         (transfers_between(table, a, b), b.layers[0])
         for a, b in itertools.pairwise(candidate.places)
     ]
     return StepTimes(
-        forward=[float(each.forward_seconds[layers]) for each, layers in estimates],
-        backward=[float(each.backward_seconds[layers]) for each, layers in estimates],
+        forward=[float(each.forward_seconds) for each in estimates],
+        backward=[float(each.backward_seconds) for each in estimates],
         sends=[float(transfers.forward[layer]) for transfers, layer in crossings],
         returns=[float(transfers.backward[layer]) for transfers, layer in crossings],
-        update=[float(each.update_seconds[layers]) for each, layers in estimates],
+        update=[float(each.update_seconds) for each in estimates],
     )
 
 
-def _does_not_fit(problem: PlanningProblem) -> str:
-    """Why no plan fits: the plan that needs the least extra memory, with its figures."""
-    factor, table, candidate = _least_memory(problem)
+def does_not_fit(problem: PlanningProblem) -> str:
+    """Why no plan fits: the plan that needs the least extra memory, with its figures.
+
+    Args:
+        problem: a problem without a plan.
+
+    Returns:
+        What an error says. It takes several searches to find.
+    """
+    runs = all_runs(problem.program, problem.works)
+    factor, table, candidate = _least_memory(problem, runs)
+    estimates = _estimates(problem, runs, table, candidate)
     lines = []
-    for s, (place, option) in enumerate(zip(candidate.places, candidate.options, strict=True)):
+    for s, (place, each) in enumerate(zip(candidate.places, estimates, strict=True)):
         subcluster = problem.cluster.subclusters[place.subcluster]
         cut, (first, end) = _slice(table, place), place.layers
-        each, live = cut.estimates[option], candidate.warm_up_counts[s]
-        need = format_bytes(each.memory_bytes(live)[first, end])
-        state = format_bytes(each.state_bytes[first, end])
-        activation = format_bytes(each.activation_bytes[first, end])
+        live = candidate.warm_up_counts[s]
+        need = format_bytes(int(each.memory_bytes(live)))
+        state = format_bytes(int(each.state_bytes))
+        activation = format_bytes(int(each.activation_bytes))
         lines.append(
             f"stage {s} (layers {first}-{end - 1} on {cut.shape[0]}x{cut.shape[1]} "
             f"{subcluster.name}) needs {need} a device ({state} of parameters, gradients and "
@@ -145,11 +225,11 @@ def _does_not_fit(problem: PlanningProblem) -> str:
     )
 
 
-def _least_memory(problem: PlanningProblem) -> tuple[float, StageTable, Candidate]:
+def _least_memory(problem: PlanningProblem, runs: Runs) -> tuple[float, StageTable, Candidate]:
     """By about how much the memory would have to grow, and a plan that then fits."""
 
     def attempt(factor: float) -> tuple[float, StageTable, Candidate] | None:
-        table = make_stage_table(problem, memory_factor=factor)
+        table = make_stage_table(problem, runs, memory_factor=factor)
         found = search(table)
         return (factor, table, found[0]) if found else None
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import jax
@@ -18,7 +19,7 @@ from hetjax.pipeline.program import Program, abstract, num_bytes, trace
 from hetjax.pipeline.schedule import SCHEDULES
 from hetjax.pipeline.structural_layers import LayeredSection, StructuralLayers, structural_layers
 from hetjax.planner.plan import Plan
-from hetjax.planner.work import Work, measure, product_dtype
+from hetjax.planner.work import Known, Work, measure, product_dtype
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +40,8 @@ class PlanningProblem:
         min_stages: how many stages a plan has at least.
         max_stages: how many it has at most; None for any number.
         sections: the structure that the layers follow; empty where they follow cost alone.
+        known: the work of what was measured of the program, by structure.
+        profile_seconds: how long it took to measure the layers.
     """
 
     program: Program
@@ -54,6 +57,8 @@ class PlanningProblem:
     min_stages: int = 1
     max_stages: int | None = None
     sections: tuple[LayeredSection, ...] = ()
+    known: Known = field(default_factory=dict, repr=False)
+    profile_seconds: float = 0.0
 
     @property
     def num_layers(self) -> int:
@@ -142,6 +147,10 @@ def make_problem(
     shapes, microbatch_size = _microbatch(abstract(batch), num_microbatches)
     program = trace(loss_function, parameters, shapes)
     layered = _layers(program, num_layers)
+    known: Known = {}
+    began = time.perf_counter()
+    works = measure(program, layered.positions, known=known)
+    profile_seconds = time.perf_counter() - began
     if layered.num_layers < min_stages:
         raise InputError(
             f"min_stages is {min_stages}; the model has {layered.num_layers} layers, and a stage "
@@ -150,7 +159,7 @@ def make_problem(
     return PlanningProblem(
         program=program,
         layers=layered.positions,
-        works=measure(program, layered.positions),
+        works=works,
         cluster=cluster,
         num_microbatches=num_microbatches,
         microbatch_size=microbatch_size,
@@ -161,6 +170,8 @@ def make_problem(
         min_stages=min_stages,
         max_stages=max_stages,
         sections=layered.sections,
+        known=known,
+        profile_seconds=profile_seconds,
     )
 
 

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from hetjax.planner.fixed_pace import TOLERANCE, FixedPace, Place, extra_forwards
-from hetjax.planner.stage_table import FloatArray, Slice, StageTable, Transfers
+from hetjax.planner.stage_table import FloatArray, StageTable, Transfers
 
 # Warm-up counts of deep pipelines are seldom larger; each costs time.
-_FEW_COUNTS = 24
+_FEW_COUNTS = 32
 
 # Sums of the same times in another order differ by less, relatively.
 _ROUNDING = 1e-12
@@ -118,29 +118,42 @@ def price(table: StageTable, places: Sequence[Place], pace: float) -> Candidate 
     Returns:
         The candidate; None where a stage or a transfer is slower than the pace, or does not fit.
     """
-    crossed = [
-        (float(t.forward[b.layers[0]]), float(t.backward[b.layers[0]]))
-        for a, b in itertools.pairwise(places)
-        for t in [transfers_between(table, a, b)]
-    ]
+    crossed = _crossed(table, places)
     if any(max(pair) > pace for pair in crossed):
         return None
-    counts = [1]
-    for pair in reversed(crossed):
-        counts.append(counts[-1] + extra_forwards(table.schedule, sum(pair) / 2, pace))
-    if table.schedule == "gpipe":
-        counts = [table.num_microbatches] * len(places)
-    counts = [min(count, table.num_microbatches) for count in reversed(counts)]
+    counts = _warm_up_counts(table, crossed, pace)
     options, total = [], sum(map(sum, crossed))
     for place, count in zip(places, counts, strict=True):
         cut = table.slices[place.subcluster][place.slice]
-        seconds = _within_limits(cut, count)[:, place.layers[0], place.layers[1]]
+        run = (slice(None), *place.layers)
+        seconds = np.where(cut.live_limits[run] >= count, cut.seconds[run], np.inf)
         options.append(int(np.argmin(seconds)))
         total += float(seconds.min())
         if seconds.min() > pace:
             return None
     latency = total + (table.num_microbatches - 1) * pace
     return Candidate(tuple(places), tuple(options), tuple(counts), total, pace, latency)
+
+
+def _crossed(table: StageTable, places: Sequence[Place]) -> list[tuple[float, float]]:
+    """The seconds of both transfers between each two stages."""
+    return [
+        (float(t.forward[b.layers[0]]), float(t.backward[b.layers[0]]))
+        for a, b in itertools.pairwise(places)
+        for t in [transfers_between(table, a, b)]
+    ]
+
+
+def _warm_up_counts(
+    table: StageTable, crossed: Sequence[tuple[float, float]], pace: float
+) -> list[int]:
+    """The warm-up count of each stage."""
+    if table.schedule == "gpipe":
+        return [table.num_microbatches] * (len(crossed) + 1)
+    counts = [1]
+    for pair in reversed(crossed):
+        counts.append(counts[-1] + extra_forwards(table.schedule, sum(pair) / 2, pace))
+    return [min(count, table.num_microbatches) for count in reversed(counts)]
 
 
 def transfers_between(table: StageTable, a: Place, b: Place) -> Transfers:
@@ -185,27 +198,20 @@ def _paces(table: StageTable) -> FloatArray:
     return paces if len(paces) else np.array([1.0])
 
 
-def _within_limits(cut: Slice, count: int) -> FloatArray:
-    """The options' seconds, infinite where ``count`` live microbatches do not fit."""
-    return np.where(cut.live_limits >= count, cut.seconds, np.inf)
-
-
 class _Solver:
     """Solves single paces, with the parts that they share computed once."""
 
     def __init__(self, table: StageTable):
         self.table = table
-        self.fastest: dict[tuple[int, ...], list[list[FloatArray]]] = {}
-        most = _most_counts(table)
-        self.counts = [tuple(range(1, each + 1)) for each in (1, _FEW_COUNTS, most) if each <= most]
+        self.most = _most_counts(table)
 
     def solve(self, pace: float, worth: float) -> tuple[float, Candidate | None]:
         """The least total at one pace.
 
         Most models fit whatever the warm-up counts, so they are first left out of account; only
-        where the pipeline found so does not fit, and could still be worth it, they are tracked, few
-        of them at first. The last one that is tracked stands for all above it, so what fits is
-        exact.
+        where the pipeline found so does not fit, and could still be worth it, they are tracked, as
+        many as it has at first. The last one that is tracked stands for all above it, so what fits
+        is exact.
 
         Args:
             pace: seconds from one microbatch to the next.
@@ -214,10 +220,11 @@ class _Solver:
         Returns:
             A floor under the totals at this pace and below, and the candidate, if one is needed.
         """
-        table = self.table
-        gpipe = table.schedule == "gpipe"
-        for counts in [(table.num_microbatches,)] if gpipe else self.counts:
-            total, places = FixedPace(table, self._fastest(counts), pace).solution()
+        table, tracked = self.table, 1
+        while True:
+            gpipe = table.schedule == "gpipe"
+            counts = (table.num_microbatches,) if gpipe else tuple(range(1, tracked + 1))
+            total, places = FixedPace(table, counts, pace).solution()
             if places is None:
                 return np.inf, None
             candidate = price(table, places, pace)
@@ -225,18 +232,10 @@ class _Solver:
                 return total, candidate
             if total >= worth:
                 return total, None
-        raise AssertionError("the dynamic program and the price of its pipeline differ")
-
-    def _fastest(self, counts: tuple[int, ...]) -> list[list[FloatArray]]:
-        if counts not in self.fastest:
-            self.fastest[counts] = [
-                [
-                    np.stack([_within_limits(cut, count).min(axis=0) for count in counts])
-                    for cut in slices
-                ]
-                for slices in self.table.slices
-            ]
-        return self.fastest[counts]
+            assert not gpipe, "one count has one price"
+            assert tracked < self.most, "all counts were told from each other"
+            reached = _warm_up_counts(table, _crossed(table, places), pace)[0]
+            tracked = min(self.most, max(_FEW_COUNTS, 2 * tracked, reached))
 
 
 def _most_counts(table: StageTable) -> int:

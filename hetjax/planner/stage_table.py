@@ -5,7 +5,6 @@ It is all that the search looks at, so that a measured profile can take the cost
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,18 +14,17 @@ from hetjax.mesh.cluster import Cluster, Subcluster, SubMesh
 from hetjax.mesh.links import Link
 from hetjax.planner.cost_model import (
     USABLE_MEMORY,
-    Estimate,
     Execution,
     Runs,
-    all_runs,
     collective_link,
     estimate,
     transfer_seconds,
 )
 from hetjax.planner.problem import PlanningProblem
+from hetjax.sharding.rules import RULES
 
 FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
+IntArray = NDArray[np.integer]
 
 ALL_ORDERS_UP_TO = 4
 """Up to this many subclusters the search tries every order of them along the pipeline."""
@@ -42,14 +40,12 @@ class Slice:
             ``[o, i, j]`` is for layers i to j - 1 run with option o, infinite where j <= i.
         live_limits: how many live microbatches fit; 0 where the stage does not fit at all.
         options: how each option runs a stage; for whoever reads the result, not for the search.
-        estimates: what each option's seconds and limits were made of; likewise.
     """
 
     shape: tuple[int, int]
     seconds: FloatArray
     live_limits: IntArray
     options: tuple[Execution, ...] = ()
-    estimates: tuple[Estimate, ...] = ()
 
     @property
     def num_devices(self) -> int:
@@ -101,11 +97,14 @@ class StageTable:
     max_stages: int | None = None
 
 
-def make_stage_table(problem: PlanningProblem, memory_factor: float = 1.0) -> StageTable:
+def make_stage_table(
+    problem: PlanningProblem, runs: Runs, memory_factor: float = 1.0
+) -> StageTable:
     """The stage table of a problem, by the analytic cost model.
 
     Args:
         problem: the planning problem.
+        runs: the work of every run of its layers.
         memory_factor: by how much every device's memory is multiplied, to see what a model that
             does not fit would need.
 
@@ -120,7 +119,7 @@ def make_stage_table(problem: PlanningProblem, memory_factor: float = 1.0) -> St
         num_microbatches=problem.num_microbatches,
         schedule=problem.warm_up_schedule,
         nodes=tuple((s.nodes, s.devices_per_node) for s in cluster.subclusters),
-        slices=_all_slices(problem, memory_factor),
+        slices=_all_slices(problem, runs, memory_factor),
         within=tuple(_transfers(problem, s.intra_node) for s in cluster.subclusters),
         between=tuple(tuple(_transfers(problem, cluster.link(a, b)) for b in names) for a in names),
         order=None if any_order else memory_first_order(cluster, problem.dtype),
@@ -171,8 +170,9 @@ def submesh_shapes(nodes: int, devices_per_node: int) -> tuple[tuple[int, int], 
     return (*((1, m) for m in powers), *whole)
 
 
-def _all_slices(problem: PlanningProblem, memory_factor: float) -> tuple[tuple[Slice, ...], ...]:
-    runs = all_runs(problem.program, problem.works)
+def _all_slices(
+    problem: PlanningProblem, runs: Runs, memory_factor: float
+) -> tuple[tuple[Slice, ...], ...]:
     by_recompute = {False: runs, True: runs.repeating_forward()}
     return tuple(
         tuple(
@@ -190,15 +190,32 @@ def _slice(
     shape: tuple[int, int],
     memory_factor: float,
 ) -> Slice:
-    options = execution_options(problem, subcluster, shape)
-    estimates = tuple(estimate(problem, runs[option.recompute], option) for option in options)
+    """The options that are the best for any run of layers.
+
+    A tensor axis is for runs that fit in no other way: the compiler shards by generic rules there,
+    which the cost model cannot judge well enough to weigh them against plain data parallelism.
+    """
     usable = subcluster.kind.memory_bytes * USABLE_MEMORY * memory_factor
-    # To the nanosecond, so that stages that are alike share one cost.
-    seconds = np.array([np.round(e.forward_seconds + e.backward_seconds, 9) for e in estimates])
-    limits = np.array([e.live_limit(usable, problem.num_microbatches) for e in estimates])
-    _forbid_needless_tensor_axes(options, limits)
-    seconds[:, np.tri(problem.num_layers + 1, dtype=bool)] = np.inf
-    return Slice(shape, seconds, limits, options, estimates)
+    no_run = np.tri(problem.num_layers + 1, dtype=bool)
+    fits = np.zeros_like(no_run)
+    kept: list[tuple[FloatArray, IntArray, Execution]] = []
+    options = execution_options(problem, subcluster, shape)
+    for option in sorted(options, key=lambda option: option.mesh_shape[1] > 1):
+        each = estimate(problem, runs[option.recompute], option)
+        limits = each.live_limit(usable, problem.num_microbatches).astype(np.int32)
+        limits[no_run] = 0
+        if option.mesh_shape[1] > 1:
+            limits[fits] = 0
+        else:
+            fits |= limits > 0
+        # To the nanosecond, so that stages that are alike share one cost.
+        seconds = np.round(each.forward_seconds + each.backward_seconds, 9)
+        seconds[limits == 0] = np.inf
+        if not any((s <= seconds).all() and (n >= limits).all() for s, n, _ in kept):
+            kept.append((seconds, limits, option))
+    every = zip(*kept, strict=True)
+    seconds, limits, chosen = (tuple(each) for each in every)
+    return Slice(shape, np.array(seconds), np.array(limits), chosen)
 
 
 def execution_options(
@@ -212,8 +229,8 @@ def execution_options(
         shape: its nodes, and devices in each.
 
     Returns:
-        Every logical mesh whose data axis divides the microbatch, with parameters whole or fully
-        sharded, without and with recomputation.
+        Every logical mesh whose data axis divides the microbatch, by every sharding rule, without
+        and with recomputation.
     """
     link = collective_link(problem.cluster, SubMesh(subcluster.name, 0, shape))
     devices = shape[0] * shape[1]
@@ -222,19 +239,8 @@ def execution_options(
         for data in range(devices, 0, -1)
         if devices % data == 0 and problem.microbatch_size % data == 0
         for recompute in ((False, True) if problem.allow_recompute else (False,))
-        for sharding in (("data", "fully_sharded") if data > 1 else ("data",))
+        for sharding in (RULES if data > 1 else ("data",))
     )
-
-
-def _forbid_needless_tensor_axes(options: Sequence[Execution], limits: IntArray) -> None:
-    """A tensor axis is for stages that fit in no other way.
-
-    The compiler shards by generic rules there, which the cost model cannot judge well enough to
-    weigh them against plain data parallelism.
-    """
-    has_tensor = np.array([option.mesh_shape[1] > 1 for option in options])
-    fits = (limits[~has_tensor] > 0).any(axis=0)
-    limits[has_tensor] = np.where(fits, 0, limits[has_tensor])
 
 
 def _transfers(problem: PlanningProblem, link: Link) -> Transfers:

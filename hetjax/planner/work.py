@@ -63,20 +63,28 @@ class SplitWork:
     deferred_bytes: int
 
 
+Known = dict[Hashable, tuple[Work, tuple[int, ...]]]
+"""The work of runs by their structure, and which of the values they receive have a cotangent."""
+
+
 def measure(
     program: Program,
     boundaries: Sequence[int],
     recompute: Sequence[bool] = (),
     *,
     split: bool = False,
+    known: Known | None = None,
 ) -> tuple[Work, ...]:
     """Count the work of a program's runs of positions, each differentiated by itself.
+
+    Runs of the same structure are differentiated once.
 
     Args:
         program: the traced loss function.
         boundaries: the positions where runs begin, and the end.
         recompute: whether each run recomputes; empty for none.
         split: whether to divide the backward passes and count their halves, too.
+        known: what was measured before of this program; what is measured now is added.
 
     Returns:
         The work of each run. Where it recomputes, its backward pass counts the forward steps that
@@ -86,12 +94,13 @@ def measure(
     again = list(recompute) or [False] * len(runs)
     structures = [_structure(program, run) for run in runs]
     inputs = _inputs(program, runs, structures)
-    measured: dict[Hashable, tuple[Work, tuple[int, ...]]] = {}
+    measured: Known = {} if known is None else known
     works: list[Work] = []
     cotangents: tuple[int, ...] = ()
     for run, structure in zip(reversed(runs), reversed(structures), strict=True):
         is_last = run is runs[-1]
-        key = (structure, cotangents, is_last, again[run.index])
+        given = _shape_keys(inputs[run.index])
+        key = (structure, given, cotangents, is_last, again[run.index], split)
         if key not in measured:
             measured[key] = _measure_run(
                 run,
@@ -203,11 +212,16 @@ def _inputs(
         parameters = [part_shape(program, part) for part in run.parameters]
         batch = [program.avals[program.batch[leaf]] for leaf in run.batch]
         inputs.append((parameters, batch, received))
-        key = (structure, tuple(shape.shape for shape in received))
+        key = (structure, _shape_keys(inputs[-1]))
         if key not in outputs:
             outputs[key] = jax.eval_shape(run.function, parameters, batch, received)
         received = outputs[key]
     return inputs
+
+
+def _shape_keys(inputs: Inputs) -> Hashable:
+    """The shapes of a run's inputs: what only passes through it is in no equation."""
+    return tuple(tuple((each.shape, str(each.dtype)) for each in group) for group in inputs)
 
 
 def _structure(program: Program, run: Stage) -> Hashable:

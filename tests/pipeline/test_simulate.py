@@ -1,6 +1,7 @@
 """The discrete-event model: causality, exclusive resources, and Harp's closed form."""
 
 import itertools
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -12,10 +13,10 @@ from hetjax.errors import InputError
 from hetjax.pipeline.lower_bound import harp_latency, lower_bound
 from hetjax.pipeline.named_schedules import make_schedule
 from hetjax.pipeline.schedule import WARM_UP_SCHEDULES, Schedule, Task
-from hetjax.pipeline.simulate import simulate_schedule, task_seconds
+from hetjax.pipeline.simulate import simulate_schedule, task_seconds, warm_up_makespan
 from hetjax.pipeline.timeline import link_track, live_over_time, stage_track
 from hetjax.pipeline.times import StepTimes
-from hetjax.pipeline.warm_up import gpipe, h_1f1b, one_f_one_b
+from hetjax.pipeline.warm_up import from_warm_up_counts, gpipe, h_1f1b, one_f_one_b
 
 Case = tuple[Schedule, StepTimes]
 
@@ -48,6 +49,16 @@ def test_events_respect_every_dependency(case: Case):
                 assert events[stage_track(stage), f"F{task.microbatch}"].end <= event.start
             if task.kind == "W":
                 assert events[stage_track(stage), f"B{task.microbatch}"].end <= event.start
+
+
+@given(cases())
+def test_the_makespan_alone_is_the_timelines(case: Case):
+    schedule, times = case
+    if schedule.name in WARM_UP_SCHEDULES:
+        counts, times = schedule.warm_up_counts, replace(times, recompute=())
+        found = warm_up_makespan(counts, schedule.num_microbatches, times)
+        whole = from_warm_up_counts(counts, schedule.num_microbatches)
+        assert found == simulate_schedule(whole, times).makespan
 
 
 @given(cases())

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 from hypothesis import given, settings
@@ -19,10 +20,17 @@ from hetjax.errors import InputError
 from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster, SubMesh
 from hetjax.pipeline.schedule import WARM_UP_SCHEDULES
 from hetjax.pipeline.warm_up import h_1f1b, one_f_one_b
-from hetjax.planner.cost_model import USABLE_MEMORY
-from hetjax.planner.stage_table import make_stage_table, memory_first_order, submesh_shapes
+from hetjax.planner.cost_model import USABLE_MEMORY, all_runs, estimate
+from hetjax.planner.stage_table import (
+    execution_options,
+    make_stage_table,
+    memory_first_order,
+    submesh_shapes,
+)
+from hetjax.sharding.rules import RULES
 
 NEAR, FAR = Link(10e9, 1e-5), Link(1e9, 1e-4)
+SHARDED = ("state_sharded", "fully_sharded")
 
 
 def kind(name: str, speed: float, memory_bytes: int) -> DeviceKind:
@@ -115,22 +123,53 @@ def test_the_warm_up_counts_are_those_of_the_schedule():
     [
         (
             10**9,
-            {("data", False), ("data", True), ("fully_sharded", False), ("fully_sharded", True)},
+            {(rule, again) for rule in RULES for again in (False, True)},
         ),
-        (37_700_000, {("data", True), ("fully_sharded", False), ("fully_sharded", True)}),
+        (
+            37_700_000,
+            {("data", True), *((rule, again) for rule in SHARDED for again in (False, True))},
+        ),
         (22_000_000, {("fully_sharded", False), ("fully_sharded", True)}),
         (15_000_000, set()),
     ],
 )
 def test_what_fits_into_less_memory(memory, fitting):
     problem = problem_of(two_kinds(memory, memory))
-    four = next(cut for cut in make_stage_table(problem).slices[0] if cut.shape == (1, 4))
-    # With the warm-up counts of a first stage of many.
-    fits = four.live_limits[:, 0, 8] >= 4
-    options = [option for option, each in zip(four.options, fits, strict=True) if each]
-    plain = {(o.sharding, o.recompute) for o in options if o.mesh_shape == (4, 1)}
+    runs, subcluster = all_runs(problem.program, problem.works), problem.cluster.subclusters[0]
+    whole = runs.of((0, problem.num_layers))
+    plain = set()
+    for option in execution_options(problem, subcluster, (1, 4)):
+        run = whole.repeating_forward() if option.recompute else whole
+        # With the warm-up counts of a first stage of many.
+        limit = estimate(problem, run, option).live_limit(memory * USABLE_MEMORY, 16)
+        if limit >= 4 and option.mesh_shape == (4, 1):
+            plain.add((option.sharding, option.recompute))
     assert plain == fitting
-    assert all(o.mesh_shape == (4, 1) for o in options) == bool(fitting)
+    table = make_stage_table(problem, runs)
+    four = next(cut for cut in table.slices[0] if cut.shape == (1, 4))
+    kept = four.live_limits[:, 0, problem.num_layers] > 0
+    meshes = {o.mesh_shape for o, each in zip(four.options, kept, strict=True) if each}
+    assert (meshes == {(4, 1)}) == bool(fitting)
+
+
+@pytest.mark.parametrize("memory", [10**9, 20 * 10**6, 12 * 10**6])
+def test_no_option_that_is_left_out_would_be_better(memory):
+    problem = problem_of(two_kinds(memory, memory))
+    runs = all_runs(problem.program, problem.works)
+    for subcluster, slices in zip(
+        problem.cluster.subclusters, make_stage_table(problem, runs).slices, strict=True
+    ):
+        for cut in slices:
+            best = np.where(cut.live_limits >= 2, cut.seconds, np.inf).min(axis=0)
+            for option in execution_options(problem, subcluster, cut.shape):
+                if option.mesh_shape[1] > 1:
+                    continue
+                run = runs.repeating_forward() if option.recompute else runs
+                each = estimate(problem, run, option)
+                fits = each.live_limit(memory * USABLE_MEMORY, 16) >= 2
+                seconds = each.forward_seconds + each.backward_seconds
+                upper = np.triu(np.ones_like(fits), 1) & fits
+                assert (best[upper] <= seconds[upper] + 1e-9).all()
 
 
 def test_the_cheapest_way_that_fits_is_taken():

@@ -140,3 +140,41 @@ def test_a_model_of_too_few_layers():
             min_stages=2,
             num_layers=8,
         )
+
+
+def test_what_passes_through_a_run_is_counted_by_its_own_size():
+    """Two runs of the same steps, which skips of unlike sizes pass by."""
+
+    def skipping(weights: list[jax.Array], batch: tuple[jax.Array, jax.Array]) -> jax.Array:
+        x, wide = batch
+        long, short = wide @ weights[0], x @ weights[1]
+        for weight in weights[2:]:
+            x = jnp.tanh(x @ weight)
+        return jnp.mean(x**2) + jnp.mean(long**2) + jnp.mean(short**2)
+
+    def problem_with(width: int) -> PlanningProblem:
+        shape = jax.ShapeDtypeStruct
+        weights = [shape((width, width), jnp.float32), *WEIGHTS[:5]]
+        batch = (shape((32, 16), jnp.float32), shape((32, width), jnp.float32))
+        return make_problem(
+            skipping,
+            weights,
+            batch,
+            cluster=CLUSTER,
+            optimizer=optax.sgd(1e-3),
+            num_microbatches=4,
+            num_layers=6,
+        )
+
+    narrow, broad = problem_with(16), problem_with(64)
+    boundaries = (0, *range(2, narrow.program.num_positions, 2), narrow.program.num_positions)
+    known: Any = {}
+    first = measure(narrow.program, boundaries, known=known)
+    again = measure(broad.program, boundaries, known=known)
+    alone = measure(broad.program, boundaries)
+    for shared, own in zip(again, alone, strict=True):
+        assert shared.received_bytes == own.received_bytes
+        assert shared.input_bytes == own.input_bytes
+    assert any(a.received_bytes != b.received_bytes for a, b in zip(first, again, strict=True)), (
+        "the skips cross no cut"
+    )
