@@ -24,7 +24,7 @@ from hetjax.configuration.settings import (
 )
 from hetjax.errors import InputError
 
-PATHS = ("cluster.file", "data.paths", "data.tokenizer")
+PATHS = ("cluster.file", "data.paths", "data.tokenizer", "planner.published")
 """The settings that name files; relative ones are looked up where they are written."""
 
 _COMMAND_LINE = "--gin"

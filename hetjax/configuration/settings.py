@@ -36,8 +36,9 @@ class TrainSettings(Section):
 
     steps: Count = Field(default=300, description="training steps of the whole run")
     batch_size: Count = Field(default=16, description="examples in one step")
-    microbatches: Count = Field(
-        default=4, description="microbatches into which a step's batch is divided"
+    microbatches: Count | None = Field(
+        default=4,
+        description="microbatches into which a step's batch is divided; None for the fastest",
     )
     seed: int = Field(
         default=0,
@@ -67,7 +68,7 @@ class TrainSettings(Section):
 
     @model_validator(mode="after")
     def _divides(self) -> Self:
-        if self.batch_size % self.microbatches:
+        if self.microbatches is not None and self.batch_size % self.microbatches:
             allowed = [n for n in range(1, self.batch_size + 1) if self.batch_size % n == 0]
             raise InputError(
                 f"train.batch_size is {self.batch_size}, which train.microbatches = "
@@ -117,9 +118,18 @@ class ModelSettings(Section):
         default=None, description="whether the blocks are stacked and scanned over"
     )
     compute_dtype: str | None = Field(
-        default=None, description="'float32' or 'bfloat16'; parameters are float32"
+        default=None, description="'float32', 'bfloat16' or 'float16'; parameters are float32"
     )
     dropout: float | None = Field(default=None, description="share dropped (GPT)")
+    experts: int | None = Field(
+        default=None, description="experts in every second block; 0 for none (GPT)"
+    )
+    expert_capacity: float | None = Field(
+        default=None, description="tokens that an expert takes, over an even share (GPT)"
+    )
+    expert_balance: float | None = Field(
+        default=None, description="weight of the experts' loss of balance (GPT)"
+    )
     key_value_heads: int | None = Field(default=None, description="key and value heads (Llama)")
     ffn_width: int | None = Field(default=None, description="inner width (Llama)")
     rope_base: float | None = Field(default=None, description="rotary base (Llama)")
@@ -215,6 +225,9 @@ class PlannerSettings(Section):
     )
     min_stages: Count = Field(default=1, description="stages at least")
     max_stages: Count | None = Field(default=None, description="stages at most; None for any")
+    published: str | None = Field(
+        default=None, description="plan file whose predicted step time `hetjax.plan` shows beside"
+    )
 
 
 class RuntimeSettings(Section):

@@ -19,12 +19,12 @@ Blocks = nnx.List | nnx.Module
 
 
 def make_blocks(
-    make: Callable[[nnx.Rngs], nnx.Module], count: int, *, stacked: bool, rngs: nnx.Rngs
+    make: Callable[[int, nnx.Rngs], nnx.Module], count: int, *, stacked: bool, rngs: nnx.Rngs
 ) -> Blocks:
     """Make ``count`` blocks, each from a key of its own.
 
     Args:
-        make: makes one block.
+        make: makes the block of an index; where they are stacked, that of 0 stands for all.
         count: how many.
         stacked: whether to stack them for `run_blocks` to scan over.
         rngs: where the keys come from.
@@ -34,8 +34,8 @@ def make_blocks(
     """
     keys = jax.random.split(rngs.params(), count)
     if stacked:
-        return nnx.vmap(lambda key: make(nnx.Rngs(key)))(keys)
-    return nnx.List([make(nnx.Rngs(key)) for key in keys])
+        return nnx.vmap(lambda key: make(0, nnx.Rngs(key)))(keys)
+    return nnx.List([make(index, nnx.Rngs(key)) for index, key in enumerate(keys)])
 
 
 def run_blocks(

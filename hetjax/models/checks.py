@@ -6,7 +6,7 @@ import numbers
 
 from hetjax.errors import InputError
 
-COMPUTE_DTYPES = ("float32", "bfloat16")
+COMPUTE_DTYPES = ("float32", "bfloat16", "float16")
 
 
 def positive_integers(config: object, *fields: str) -> None:
@@ -46,6 +46,19 @@ def compute_dtype(config: object) -> None:
         raise InputError(
             f"{_name(config, 'compute_dtype')} is {value!r}; "
             f"allowed: {', '.join(map(repr, COMPUTE_DTYPES))}"
+        )
+
+
+def unrolled(config: object) -> None:
+    """Require ``scan_blocks`` to be False: a scan runs blocks of one kind.
+
+    Raises:
+        InputError: naming the field, its value and what is allowed.
+    """
+    if getattr(config, "scan_blocks"):  # noqa: B009 - the config is any of several classes.
+        raise InputError(
+            f"{_name(config, 'scan_blocks')} is True, and every second block has experts; "
+            f"allowed: False"
         )
 
 

@@ -1,5 +1,7 @@
 """GPT: learned positions, layer norms before each half of a block, a GELU feed-forward.
 
+With experts every second block's feed-forward is a layer of them.
+
 Source: GPT-2 (Radford et al., 2019, "Language Models are Unsupervised Multitask Learners"),
 section 2.3.
 """
@@ -13,6 +15,7 @@ from flax import nnx
 
 from hetjax.models import checks
 from hetjax.models.blocks import make_blocks, run_blocks
+from hetjax.models.experts import Experts
 from hetjax.models.layers import (
     INIT_STD,
     LayerNorm,
@@ -44,7 +47,12 @@ class GPTConfig:
             of a block, in [0, 1).
         tied_embeddings: whether the token embedding is the output layer too.
         scan_blocks: whether the blocks are stacked and scanned over.
-        compute_dtype: ``"float32"`` or ``"bfloat16"``; parameters are float32 in any case.
+        compute_dtype: ``"float32"``, ``"bfloat16"`` or ``"float16"`` (for devices without bfloat16;
+            the loss is not scaled, but its gradients are those of the sum over tokens, which keeps
+            them off the smallest numbers); parameters are float32 in any case.
+        experts: how many experts the feed-forward of every second block has; 0 for none.
+        expert_capacity: how many tokens an expert takes of each example, over an even share.
+        expert_balance: the weight of the experts' loss of balance.
 
     Raises:
         InputError: naming the field, its value and what is allowed.
@@ -63,9 +71,17 @@ class GPTConfig:
     tied_embeddings: bool = True
     scan_blocks: bool = False
     compute_dtype: str = "float32"
+    experts: int = 0
+    expert_capacity: float = 1.25
+    expert_balance: float = 0.01
 
     def __post_init__(self):
         checks.positive_integers(self, "vocabulary", "blocks", "width", "heads", "sequence")
+        if self.experts:
+            checks.positive_integers(self, "experts")
+            checks.unrolled(self)
+        checks.interval(self, "expert_capacity", 0.0, float("inf"))
+        checks.interval(self, "expert_balance", 0.0, float("inf"))
         checks.divides(self, "heads", "width")
         checks.interval(self, "dropout", 0.0, 1.0)
         checks.compute_dtype(self)
@@ -89,7 +105,7 @@ class GPT(nnx.Module):
         self.token_embedding = embedding(config.vocabulary, config.width, rngs)
         self.position_embedding = embedding(config.sequence, config.width, rngs)
         self.blocks = make_blocks(
-            lambda rngs: GPTBlock(config, rngs=rngs),
+            lambda index, rngs: GPTBlock(config, expert=_has_experts(config, index), rngs=rngs),
             config.blocks,
             stacked=config.scan_blocks,
             rngs=rngs,
@@ -108,17 +124,42 @@ class GPT(nnx.Module):
         Returns:
             [B, T, V] float32.
         """
-        config = self.config
+        return self.with_balance(tokens, keys)[0]
+
+    def with_balance(
+        self, tokens: jax.Array, keys: jax.Array | None = None
+    ) -> tuple[jax.Array, jax.Array | None]:
+        """The logits, and what the experts add to each example's loss.
+
+        Args:
+            tokens: [B, T] int32, T at most the configured sequence.
+            keys: [B, 2] uint32, a threefry key an example, for dropout; ``None`` for none.
+
+        Returns:
+            [B, T, V] float32, and [B] float32, the weighted loss of balance of all layers of
+            experts; ``None`` where there are none.
+        """
+        config, balance = self.config, None
         position = self.position_embedding[: tokens.shape[1]].astype(config.compute_dtype)
         x = look_up(self.token_embedding[...], tokens, config.compute_dtype) + position[None]
         x = dropout(x, keys, _EMBEDDING_SITE, config.dropout)
 
         def call(block: GPTBlock, x: jax.Array, index: int | jax.Array) -> jax.Array:
-            return block(x, keys, _EMBEDDING_SITE + 1 + _SITES_PER_BLOCK * index)
+            nonlocal balance
+            x, added = block(x, keys, _EMBEDDING_SITE + 1 + _SITES_PER_BLOCK * index)
+            if added is not None:
+                weighted = config.expert_balance * added
+                balance = weighted if balance is None else balance + weighted
+            return x
 
         x = self.final_norm(run_blocks(self.blocks, x, call, config.blocks))
         head = self.token_embedding if config.tied_embeddings else self.head
-        return output_logits(x, head[...])
+        return output_logits(x, head[...]), balance
+
+
+def _has_experts(config: GPTConfig, index: int) -> bool:
+    """Whether a block's feed-forward is a layer of experts: every second block's, from 1."""
+    return config.experts > 0 and index % 2 == 1
 
 
 class GPTBlock(nnx.Module):
@@ -126,21 +167,49 @@ class GPTBlock(nnx.Module):
 
     Args:
         config: the model's shape.
+        expert: whether the feed-forward layer is one of experts.
         rngs: where the initial parameters come from.
     """
 
-    def __init__(self, config: GPTConfig, *, rngs: nnx.Rngs):
+    def __init__(self, config: GPTConfig, *, expert: bool = False, rngs: nnx.Rngs):
         self.rate = config.dropout
         self.attention_norm = LayerNorm(config.width, rngs=rngs)
         self.attention = GPTAttention(config, rngs=rngs)
         self.mlp_norm = LayerNorm(config.width, rngs=rngs)
-        self.mlp = GPTMLP(config, rngs=rngs)
+        self.mlp = _make_experts(config, rngs) if expert else GPTMLP(config, rngs=rngs)
 
-    def __call__(self, x: jax.Array, keys: jax.Array | None, site: int | jax.Array) -> jax.Array:
-        """``x`` [B, T, D] to [B, T, D]; ``site`` is the first of the block's dropout sites."""
+    def __call__(
+        self, x: jax.Array, keys: jax.Array | None, site: int | jax.Array
+    ) -> tuple[jax.Array, jax.Array | None]:
+        """Run the block.
+
+        Args:
+            x: [B, T, D].
+            keys: a key an example, for dropout; ``None`` for none.
+            site: the first of the block's dropout sites.
+
+        Returns:
+            [B, T, D], and each example's loss of balance among experts, where there are some.
+        """
         attended = self.attention(self.attention_norm(x), keys, site)
         x = x + dropout(attended, keys, site + 1, self.rate)
-        return x + dropout(self.mlp(self.mlp_norm(x)), keys, site + 2, self.rate)
+        inner, balance = self.mlp_norm(x), None
+        if isinstance(self.mlp, Experts):
+            fed, balance = self.mlp(inner)
+        else:
+            fed = self.mlp(inner)
+        return x + dropout(fed, keys, site + 2, self.rate), balance
+
+
+def _make_experts(config: GPTConfig, rngs: nnx.Rngs) -> Experts:
+    return Experts(
+        config.width,
+        config.experts,
+        config.expert_capacity,
+        config.blocks,
+        config.compute_dtype,
+        rngs=rngs,
+    )
 
 
 class GPTAttention(nnx.Module):

@@ -99,19 +99,22 @@ def _loss(
             f"batch['tokens'] has shape {tokens.shape}; it must be [batch, positions + 1] with at "
             f"most {config.sequence} positions"
         )
-    logits = _logits(config, params, tokens[:, :-1], batch.get("keys"))
+    logits, balance = _logits(config, params, tokens[:, :-1], batch.get("keys"))
     losses = token_losses(logits, tokens[:, 1:])
     weights = batch.get("weights")
     if weights is None:
         weights = jnp.ones_like(losses)
+    if balance is not None:
+        losses = losses + balance[:, None]
     return jnp.sum(losses * weights), jnp.sum(weights)
 
 
 def _logits(
     config: GPTConfig | LlamaConfig, params: PyTree, tokens: jax.Array, keys: jax.Array | None
-) -> jax.Array:
+) -> tuple[jax.Array, jax.Array | None]:
+    """The logits, and what experts add to each example's loss."""
     model = nnx.merge(_graph(config), _integer_keys(params))
-    return model(tokens, keys) if isinstance(model, GPT) else model(tokens)
+    return model.with_balance(tokens, keys) if isinstance(model, GPT) else (model(tokens), None)
 
 
 def _make(config: GPTConfig | LlamaConfig, rngs: nnx.Rngs) -> GPT | Llama:

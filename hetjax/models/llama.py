@@ -43,7 +43,9 @@ class LlamaConfig:
         rope_base: base of the rotary wavelengths, above 1.
         tied_embeddings: whether the token embedding is the output layer too.
         scan_blocks: whether the blocks are stacked and scanned over.
-        compute_dtype: ``"float32"`` or ``"bfloat16"``; parameters are float32 in any case.
+        compute_dtype: ``"float32"``, ``"bfloat16"`` or ``"float16"`` (for devices without bfloat16;
+            the loss is not scaled, but its gradients are those of the sum over tokens, which keeps
+            them off the smallest numbers); parameters are float32 in any case.
 
     Raises:
         InputError: naming the field, its value and what is allowed.
@@ -92,7 +94,7 @@ class Llama(nnx.Module):
         self.config = config
         self.token_embedding = embedding(config.vocabulary, config.width, rngs)
         self.blocks = make_blocks(
-            lambda rngs: LlamaBlock(config, rngs=rngs),
+            lambda _, rngs: LlamaBlock(config, rngs=rngs),
             config.blocks,
             stacked=config.scan_blocks,
             rngs=rngs,

@@ -55,6 +55,9 @@ def _llama(
 RECIPES: Mapping[str, GPTConfig | LlamaConfig] = MappingProxyType(
     {
         "gpt-quickstart": GPTConfig(vocabulary=256, blocks=4, width=192, heads=6, sequence=128),
+        "moe-quickstart": GPTConfig(
+            vocabulary=256, blocks=4, width=128, heads=4, sequence=128, experts=4
+        ),
         "gpt-bench": GPTConfig(
             vocabulary=1024, blocks=8, width=256, heads=4, sequence=128, tied_embeddings=False
         ),
@@ -66,6 +69,7 @@ RECIPES: Mapping[str, GPTConfig | LlamaConfig] = MappingProxyType(
         "gpt-2.6b": _alpa(32, 2560, 32),
         "gpt-6.7b": _alpa(32, 4096, 32),
         "gpt-15b": _alpa(48, 5120, 40),
+        "gpt-26b": _alpa(48, 6656, 52),
         "gpt-39b": _alpa(48, 8192, 64),
         "llama-tiny": LlamaConfig(
             vocabulary=256,
