@@ -43,14 +43,24 @@ def _plan(arguments: argparse.Namespace) -> int:
 
     ingredients = make_ingredients(configuration)
 
-    from hetjax.commands.prepare import prepare
-    from hetjax.commands.show import make_console, plan_figures, show_plan
+    from hetjax.commands import show
+    from hetjax.commands.prepare import parts, predicted, prepare, published_plan
 
+    published = published_plan(ingredients, cluster)
     prepared = prepare(ingredients, cluster)
+    published = published and predicted(ingredients, published)
+    alone = parts(prepared)
     if arguments.json:
-        print(json.dumps(plan_figures(prepared), indent=1))
+        figures = (
+            show.plan_figures(prepared),
+            show.published_figures(published),
+            show.parts_figures(alone),
+        )
+        print(
+            json.dumps({name: value for each in figures for name, value in each.items()}, indent=1)
+        )
     else:
-        show_plan(make_console(), prepared)
+        show.show_plan(show.make_console(), prepared, published, alone)
     if arguments.out:
         prepared.plan.save(arguments.out)
         print(f"the plan is in {arguments.out}", file=sys.stderr)

@@ -38,6 +38,14 @@ def test_json_is_one_object_with_the_figures(
     assert figures["devices"] == 6
     assert figures["layers"] == len(plan.layers) - 1
     assert figures["planning_seconds"] > 0
+    assert figures["candidates"] > 100
+    assert figures["planning_seconds"] > figures["search_seconds"] > 0
+    assert figures["profile_seconds"] > 0
+    assert 0 < figures["load_balance"] <= 1
+    assert 0 < figures["mfu"] < 1
+    assert "published_step_time" not in figures
+    assert [part["subclusters"] for part in figures["parts"]] == [["fast"], ["slow"]]
+    assert all(part["step_time"] > 0 for part in figures["parts"])
     assert 0 <= figures["bubble"] < 1
     assert len(figures["stages"]) == len(plan.pipeline.stages)
     for stage in figures["stages"]:
@@ -45,12 +53,49 @@ def test_json_is_one_object_with_the_figures(
     assert figures["memory_bytes"] == max(stage["memory_bytes"] for stage in figures["stages"])
 
 
+def test_a_published_plan_and_the_best_number_of_microbatches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "published.json"
+    given = ["--config", str(QUICKSTART), "--json"]
+    assert plan_command(monkeypatch, *given, "--out", str(file)) == 0
+    theirs = json.loads(capsys.readouterr().out)
+    published = f"planner.published = {str(file)!r}"
+    free = ("--gin", "train.microbatches = None", "--gin", published)
+    assert plan_command(monkeypatch, *given, *free) == 0
+    ours = json.loads(capsys.readouterr().out)
+    assert ours["published_step_time"] == theirs["step_time"]
+    assert ours["published_fits"] is True
+    assert ours["step_time"] <= theirs["step_time"]
+    assert ours["num_microbatches"] * ours["microbatch_size"] == theirs["batch_size"]
+
+
+def test_a_published_plan_is_checked_before_anything_is_planned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "published.json"
+    given = ["--config", str(QUICKSTART)]
+    published = ("--gin", f"planner.published = {str(file)!r}")
+    assert plan_command(monkeypatch, *given, *published) == 2
+    assert "planner.published" in capsys.readouterr().err
+    assert plan_command(monkeypatch, *given, "--out", str(file)) == 0
+    capsys.readouterr()
+    other = ("--gin", f"cluster.file = {str(QUICKSTART.parent / 'clusters/two_hosts.yaml')!r}")
+    assert plan_command(monkeypatch, *given, *published, *other) == 2
+    assert "a plan for the cluster 'quickstart'" in capsys.readouterr().err
+
+
 def test_the_tables_are_printed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert plan_command(monkeypatch, "--config", str(QUICKSTART)) == 0
     out = capsys.readouterr().out
-    for piece in ("Cluster quickstart", "fast to slow", "warm-up", "predicted step time", "bound"):
+    pieces = (
+        *("Cluster quickstart", "fast to slow", "warm-up", "predicted step time", "bound"),
+        *("Layers by structure", "load balance", "what limits it", "busiest link"),
+        *("Does it pay to mix?", "fast (", "slow ("),
+    )
+    for piece in pieces:
         assert piece in out
 
 

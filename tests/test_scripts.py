@@ -8,6 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from hetjax.configuration import read_configuration
+from hetjax.mesh import Cluster
+from hetjax.planner import Plan
+
 SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
 TINY = "--blocks 2 --width 16 --heads 2 --sequence 8 --vocabulary 32 --rounds 2 --steps 1".split()
 
@@ -87,6 +91,37 @@ def test_schedules():
     text = run("bench_schedules.py", "--cases", "1", "--trials", "1").stdout
     assert "4 equal stages, c = 0.65" in text
     assert "in any case: no" in text
+
+
+def test_planner():
+    result = run("bench_planner.py", "--quick", "--rounds", "1", "--json")
+    assert result.returncode == 0, result.stderr
+    rows = json.loads(result.stdout)["rows"]
+    assert [(row["layers"], row["devices"], row["kinds"]) for row in rows] == [
+        (24, 16, 2),
+        (24, 24, 3),
+    ]
+    assert all(row["search_seconds"] > 0 and row["candidates"] > 1000 for row in rows)
+    assert "L =  24" in result.stderr
+
+
+def test_the_settings_of_the_harp_paper_are_as_the_script_writes_them():
+    harp = importlib.import_module("harp_settings")
+    for name, setting in harp.SETTINGS.items():
+        file = harp.FOLDER / f"fig7{name}"
+        assert file.with_suffix(".yaml").read_text() == harp.cluster_text(name, setting)
+        assert file.with_suffix(".gin").read_text() == harp.configuration_text(name, setting)
+        cluster = Cluster.from_file(file.with_suffix(".yaml"))
+        configuration = read_configuration(file.with_suffix(".gin"))
+        assert (configuration.planner.published is not None) == bool(setting.stages)
+        if setting.stages:
+            plan = Plan.load(f"{file}_published.json")
+            assert plan.cluster == cluster
+            assert len(plan.layers) - 1 == 146
+            published = harp.published_stages(setting)
+            for ours, theirs in zip(plan.stages, published, strict=True):
+                assert (ours.layers, ours.submesh) == (theirs.layers, theirs.submesh)
+                assert ours.mesh_shape == theirs.mesh_shape
 
 
 @pytest.mark.parametrize("script", ["bench_overhead.py", "bench_pipeline.py"])

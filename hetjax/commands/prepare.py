@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,36 @@ from hetjax.configuration.make import Ingredients
 from hetjax.errors import InputError
 from hetjax.mesh import Cluster
 from hetjax.pipeline.program import with_examples
-from hetjax.pipeline.structural_layers import LayeredSection
-from hetjax.planner import PipelinePlan, Plan, PlanningProblem, make_problem, predict, solve
+from hetjax.planner import (
+    DynamicProgram,
+    Found,
+    PartAlone,
+    PipelinePlan,
+    Plan,
+    PlanningProblem,
+    choose_microbatches,
+    complete,
+    does_not_fit,
+    make_problem,
+    parts_alone,
+    predict,
+)
 from hetjax.report import format_bytes
+
+
+@dataclass(frozen=True)
+class Planned:
+    """How a plan was found.
+
+    Args:
+        problem: what was planned.
+        found: the figures of the search.
+        tried: the problem for every number of microbatches that was tried.
+    """
+
+    problem: PlanningProblem
+    found: Found
+    tried: tuple[PlanningProblem, ...]
 
 
 @dataclass(frozen=True)
@@ -29,14 +56,13 @@ class Prepared:
         ingredients: its model, data and optimizer.
         plan: its plan, with a prediction.
         planning_seconds: how long it took to plan, or to fit the plan that was given.
-        sections: the structure that the plan's layers follow; empty where they follow cost alone,
-            or the plan was given.
+        planned: how the plan was found; None where it was given.
     """
 
     ingredients: Ingredients
     plan: Plan
     planning_seconds: float
-    sections: tuple[LayeredSection, ...] = ()
+    planned: Planned | None = None
 
 
 def prepare(ingredients: Ingredients, source: Cluster | Path) -> Prepared:
@@ -53,19 +79,115 @@ def prepare(ingredients: Ingredients, source: Cluster | Path) -> Prepared:
         InputError: the model fits nowhere, or the plan does not fit the model.
     """
     began = time.perf_counter()
-    sections: tuple[LayeredSection, ...] = ()
+    runtime = ingredients.configuration.runtime
     if isinstance(source, Cluster):
-        use_devices(source, ingredients.configuration.runtime)
-        problem = _problem(ingredients, source)
-        plan, sections = solve(problem), problem.sections
-    else:
-        given = _load(source, ingredients.configuration)
-        use_devices(given.cluster, ingredients.configuration.runtime)
-        # One trace does for all pipelines whose microbatches have one size.
-        unlike = {each.microbatch_size: each for each in given.pipelines}.values()
-        plan = predict(given, *(_problem(ingredients, given.cluster, each) for each in unlike))
-        _check_memory(plan)
-    return Prepared(ingredients, plan, time.perf_counter() - began, sections)
+        use_devices(source, runtime)
+        planned = _find(ingredients, source)
+        plan = complete(planned.found.plan, planned.problem)
+        return Prepared(ingredients, plan, time.perf_counter() - began, planned)
+    given = _load(source, ingredients.configuration)
+    use_devices(given.cluster, runtime)
+    plan = predicted(ingredients, given)
+    _check_memory(plan)
+    return Prepared(ingredients, plan, time.perf_counter() - began)
+
+
+def published_plan(ingredients: Ingredients, cluster: Cluster) -> Plan | None:
+    """The plan that the configuration names to compare with; nothing is traced yet.
+
+    Args:
+        ingredients: the model, the data and the optimizer.
+        cluster: the cluster that is planned for.
+
+    Returns:
+        The plan as it is in its file; None where none is named.
+
+    Raises:
+        InputError: it is not there, or for another batch or cluster.
+    """
+    path = ingredients.configuration.planner.published
+    if path is None:
+        return None
+    try:
+        plan = _load(Path(path), ingredients.configuration)
+    except InputError as error:
+        raise InputError(f"planner.published: {error}") from error
+    if plan.cluster != cluster:
+        raise InputError(
+            f"planner.published is {path!r}, a plan for the cluster {plan.cluster.name!r}; it can "
+            f"only be compared on the cluster that is planned for, {cluster.name!r}, and that must "
+            f"be alike in every figure"
+        )
+    return plan
+
+
+def predicted(ingredients: Ingredients, given: Plan) -> Plan:
+    """A plan that was given, with its prediction.
+
+    Args:
+        ingredients: the model, the data and the optimizer.
+        given: the plan.
+
+    Returns:
+        The plan with its prediction, whether it fits or not.
+
+    Raises:
+        InputError: the plan was made for another model.
+    """
+    # One trace does for all pipelines whose microbatches have one size.
+    unlike = {each.microbatch_size: each for each in given.pipelines}.values()
+    problems = (_problem(ingredients, given.cluster, p.num_microbatches, given=p) for p in unlike)
+    return predict(given, *problems)
+
+
+def parts(prepared: Prepared) -> tuple[PartAlone, ...]:
+    """What parts of the cluster would do alone, each with its best number of microbatches.
+
+    Args:
+        prepared: a plan that was found.
+
+    Returns:
+        The fastest first; nothing of a plan that was given.
+    """
+    planned = prepared.planned
+    if planned is None:
+        return ()
+
+    def plan_on(part: Cluster) -> Plan | None:
+        stages = min(planned.problem.min_stages, part.num_devices)
+        found = [
+            (each.step_time, problem, each.plan)
+            for whole in planned.tried
+            for problem in [replace(whole, cluster=part, min_stages=stages)]
+            for each in [DynamicProgram().find(problem)]
+            if each is not None
+        ]
+        if not found:
+            return None
+        _, problem, plan = min(found, key=lambda each: each[0])
+        return complete(plan, problem)
+
+    return parts_alone(prepared.plan.cluster, plan_on)
+
+
+def _find(ingredients: Ingredients, cluster: Cluster) -> Planned:
+    """The plan of the configured number of microbatches, or of the best."""
+    train, planner = ingredients.configuration.train, DynamicProgram()
+    tried: dict[int, PlanningProblem] = {}
+
+    def problem_for(count: int) -> PlanningProblem:
+        if count not in tried:
+            tried[count] = _problem(ingredients, cluster, count)
+        return tried[count]
+
+    if train.microbatches is None:
+        choice = choose_microbatches(problem_for, train.batch_size, planner)
+        return Planned(choice.problem, choice.found, tuple(tried.values()))
+    problem = problem_for(train.microbatches)
+    found = planner.find(problem)
+    if found is None:
+        raise InputError(does_not_fit(problem))
+    return Planned(problem, found, (problem,))
 
 
 def _load(path: Path, configuration: Configuration) -> Plan:
@@ -82,17 +204,21 @@ def _load(path: Path, configuration: Configuration) -> Plan:
 
 
 def _problem(
-    ingredients: Ingredients, cluster: Cluster, given: PipelinePlan | None = None
+    ingredients: Ingredients,
+    cluster: Cluster,
+    num_microbatches: int,
+    *,
+    given: PipelinePlan | None = None,
 ) -> PlanningProblem:
     """What is to be planned; a pipeline that is given has its own microbatches and stages."""
-    train, planner = ingredients.configuration.train, ingredients.configuration.planner
+    planner = ingredients.configuration.planner
     return make_problem(
         ingredients.model.loss,
         jax.eval_shape(ingredients.parameters),
         _batch(ingredients, given),
         cluster=cluster,
         optimizer=ingredients.optimizer,
-        num_microbatches=given.num_microbatches if given else train.microbatches,
+        num_microbatches=num_microbatches,
         num_layers=planner.num_layers,
         schedule=planner.schedule,
         allow_recompute=planner.allow_recompute,

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 from hetjax.commands.prepare import Prepared
 from hetjax.pipeline.timeline import Event, Timeline, link_track, stage_track
-from hetjax.planner import Plan, Prediction
+from hetjax.planner import (
+    PartAlone,
+    Plan,
+    Prediction,
+    flops_utilization,
+    limits,
+    load_balance,
+)
 from hetjax.report import (
     LinkRow,
     PredictionRow,
@@ -18,6 +25,7 @@ from hetjax.report import (
     format_seconds,
     layer_rows,
     layer_table,
+    parts_table,
     plan_table,
 )
 from hetjax.runtime import LinkUse, StepReport
@@ -35,12 +43,19 @@ def make_console() -> Console:
     return Console(width=None if sys.stdout.isatty() else _FILE_WIDTH)
 
 
-def show_plan(console: Console, prepared: Prepared) -> None:
+def show_plan(
+    console: Console,
+    prepared: Prepared,
+    published: Plan | None = None,
+    alone: Sequence[PartAlone] = (),
+) -> None:
     """Print the model, the cluster and the plan.
 
     Args:
         console: where to.
         prepared: what was planned.
+        published: a plan to show beside it.
+        alone: what parts of the cluster would do.
     """
     plan, model = prepared.plan, prepared.ingredients.model
     train = prepared.ingredients.configuration.train
@@ -58,12 +73,57 @@ def show_plan(console: Console, prepared: Prepared) -> None:
     console.print()
     console.print(cluster_table(plan.cluster))
     console.print()
-    if prepared.sections:
-        console.print(layer_table(layer_rows(prepared.sections), len(plan.layers) - 1))
+    if prepared.planned is not None and (sections := prepared.planned.problem.sections):
+        console.print(layer_table(layer_rows(sections), len(plan.layers) - 1))
         console.print()
     console.print(plan_table(plan))
     console.print(lines[1], highlight=False)
+    for line in (*_quality_lines(prepared, published), *_limit_lines(plan)):
+        console.print(line, highlight=False, markup=False)
+    if alone and prepared.planned is not None:
+        console.print()
+        console.print(parts_table(alone, plan.cluster, _prediction(plan).step_time))
     console.print()
+
+
+def _quality_lines(prepared: Prepared, published: Plan | None) -> Iterator[str]:
+    if prepared.planned is not None:
+        problem, found = prepared.planned.problem, prepared.planned.found
+        balance = load_balance(prepared.plan, problem.dtype)
+        utilization = flops_utilization(prepared.plan, problem)
+        yield (
+            f"load balance {balance:.0%}, MFU {utilization:.0%}; {found.candidates:,} candidates, "
+            f"profile {format_seconds(found.profile_seconds)}, search "
+            f"{format_seconds(found.search_seconds)}"
+        )
+    if published is not None:
+        theirs = _prediction(published).step_time
+        ratio = theirs / _prediction(prepared.plan).step_time
+        fits = "" if _fits(published) else ", and more memory than there is"
+        yield (
+            f"published plan ({published.planner}): {format_seconds(theirs)}, {ratio:.2f} times as "
+            f"long{fits}"
+        )
+
+
+def _limit_lines(plan: Plan) -> Iterator[str]:
+    found = limits(plan)
+    stage, fullest = plan.stages[found.stage], plan.stages[found.fullest]
+    yield (
+        f"what limits it: stage {found.stage} on {stage.submesh} computes for "
+        f"{found.stage_busy:.0%} of the step"
+    )
+    if found.link is not None:
+        a, b = found.link
+        ends = f"{plan.stages[a].submesh.subcluster} to {plan.stages[b].submesh.subcluster}"
+        yield (
+            f"the busiest link, stage {a} to {b} ({ends}), is in use for {found.link_busy:.0%} of "
+            f"it"
+        )
+    yield (
+        f"the fullest devices, stage {found.fullest} on {fullest.submesh}, use "
+        f"{found.memory:.0%} of their memory"
+    )
 
 
 def plan_figures(prepared: Prepared) -> dict[str, Any]:
@@ -86,6 +146,7 @@ def plan_figures(prepared: Prepared) -> dict[str, Any]:
         "layers": len(plan.layers) - 1,
         "planner": plan.planner,
         "planning_seconds": prepared.planning_seconds,
+        **_search_figures(prepared),
         "batch_size": plan.batch_size,
         "pipelines": len(plan.pipelines),
         "num_microbatches": first_pipeline.num_microbatches,
@@ -114,6 +175,40 @@ def plan_figures(prepared: Prepared) -> dict[str, Any]:
             for s, stage in enumerate(pipeline.stages)
         ],
     }
+
+
+def _search_figures(prepared: Prepared) -> dict[str, Any]:
+    """How the plan was found and how good it is; nothing of a plan that was given."""
+    if prepared.planned is None:
+        return {}
+    problem, found = prepared.planned.problem, prepared.planned.found
+    return {
+        "profile_seconds": found.profile_seconds,
+        "search_seconds": found.search_seconds,
+        "candidates": found.candidates,
+        "load_balance": load_balance(prepared.plan, problem.dtype),
+        "mfu": flops_utilization(prepared.plan, problem),
+    }
+
+
+def parts_figures(alone: Sequence[PartAlone]) -> dict[str, Any]:
+    """What parts of the cluster would do alone, as plain values."""
+    return {"parts": [vars(part) for part in alone]}
+
+
+def published_figures(published: Plan | None) -> dict[str, Any]:
+    """What is predicted of a published plan; nothing where there is none."""
+    if published is None:
+        return {}
+    return {
+        "published_step_time": _prediction(published).step_time,
+        "published_fits": _fits(published),
+    }
+
+
+def _fits(plan: Plan) -> bool:
+    stages = _prediction(plan).stages
+    return all(stage.memory_bytes <= stage.memory_limit_bytes for stage in stages)
 
 
 def prediction_rows(plan: Plan, timeline: Timeline, step_time: float) -> list[PredictionRow]:

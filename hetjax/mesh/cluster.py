@@ -219,6 +219,22 @@ class Cluster:
                 return subcluster
         raise InputError(unknown_name("subcluster", name, [s.name for s in self.subclusters]))
 
+    def part(self, names: Sequence[str]) -> Cluster:
+        """Some of its subclusters, with the links between them.
+
+        Args:
+            names: the subclusters' names.
+
+        Returns:
+            A cluster of these alone.
+
+        Raises:
+            InputError: no subcluster has a name.
+        """
+        chosen = tuple(self.subcluster(name) for name in names)
+        links = tuple(link for link in self.links if {link[0], link[1]} <= set(names))
+        return Cluster(f"{self.name}: {', '.join(names)}", chosen, links)
+
     def link(self, name_a: str, name_b: str) -> Link:
         """The link between two subclusters, or between the nodes of one.
 

@@ -13,7 +13,9 @@ import optax
 from jaxtyping import PyTree
 
 from hetjax.mesh.cluster import Cluster
-from hetjax.planner.dynamic_program import DynamicProgram
+from hetjax.planner.dynamic_program import DynamicProgram, Found, does_not_fit
+from hetjax.planner.microbatches import Choice, choose_microbatches
+from hetjax.planner.parts import PartAlone, parts_alone
 from hetjax.planner.plan import (
     PipelinePlan,
     Plan,
@@ -31,9 +33,14 @@ from hetjax.planner.predict import (
     simulate,
 )
 from hetjax.planner.problem import Planner, PlanningProblem, make_problem
+from hetjax.planner.quality import Limits, flops_utilization, limits, load_balance, peak_flops
 
 __all__ = [
+    "Choice",
     "DynamicProgram",
+    "Found",
+    "Limits",
+    "PartAlone",
     "PipelinePlan",
     "Plan",
     "Planner",
@@ -41,9 +48,17 @@ __all__ = [
     "Prediction",
     "StagePlan",
     "StagePrediction",
+    "choose_microbatches",
     "choose_schedule",
+    "complete",
+    "does_not_fit",
+    "flops_utilization",
+    "limits",
     "live_limits",
+    "load_balance",
     "make_problem",
+    "parts_alone",
+    "peak_flops",
     "plan",
     "predict",
     "reschedule",
@@ -144,7 +159,20 @@ def solve(problem: PlanningProblem, planner: Planner | None = None) -> Plan:
     Raises:
         InputError: the model fits nowhere.
     """
-    made = predict((planner or DynamicProgram()).plan(problem), problem)
+    return complete((planner or DynamicProgram()).plan(problem), problem)
+
+
+def complete(plan: Plan, problem: PlanningProblem) -> Plan:
+    """Predict a plan, with the schedule that its problem names.
+
+    Args:
+        plan: a plan for the problem, with the warm-up schedule that its stages were chosen for.
+        problem: the problem.
+
+    Returns:
+        The plan with that schedule and its prediction.
+    """
+    made = predict(plan, problem)
     if problem.schedule == problem.warm_up_schedule:
         return made
     return choose_schedule(made, problem.schedule)

@@ -98,6 +98,11 @@ class StagePrediction:
     memory_limit_bytes: int
     bubble: float
 
+    @property
+    def compute_seconds(self) -> float:
+        """All that the stage computes for one microbatch (Harp's t_i)."""
+        return self.forward_seconds + self.recompute_seconds + self.backward_seconds
+
 
 @dataclass(frozen=True)
 class Prediction:

@@ -78,6 +78,7 @@ def _stage_predictions(
         plan.boundaries(pipeline),
         [stage.recompute for stage in pipeline.stages],
         split=True,
+        known=problem.known,
     )
     for s in range(len(pipeline.stages)):
         yield _stage_prediction(plan, pipeline, problem, s, works)

@@ -3,6 +3,7 @@
 from hetjax.report.annotation_picture import visualize
 from hetjax.report.layer_table import LayerRow, layer_rows, layer_table
 from hetjax.report.metrics import MetricsWriter, read_metrics
+from hetjax.report.parts_table import parts_table
 from hetjax.report.plan_table import plan_table
 from hetjax.report.progress import TrainingProgress
 from hetjax.report.quantities import format_bytes, format_rate, format_seconds
@@ -34,6 +35,7 @@ __all__ = [
     "layer_rows",
     "layer_table",
     "link_table",
+    "parts_table",
     "plan_table",
     "prediction_table",
     "read_metrics",

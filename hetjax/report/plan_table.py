@@ -49,7 +49,7 @@ def _row(pipeline: PipelinePlan, index: int, first: int, predicted: StagePredict
         submesh=str(stage.submesh),
         sharding=_sharding(stage),
         warm_up=pipeline.schedule.warm_up_counts[index],
-        compute_seconds=predicted.forward_seconds + predicted.backward_seconds,
+        compute_seconds=predicted.compute_seconds,
         communication_seconds=predicted.communication_seconds,
         memory_bytes=predicted.memory_bytes,
         memory_limit_bytes=predicted.memory_limit_bytes,

@@ -1,0 +1,58 @@
+"""Into how many microbatches a batch is best divided: a choice that the planner makes, too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hetjax.errors import InputError
+from hetjax.planner.dynamic_program import DynamicProgram, Found, does_not_fit
+from hetjax.planner.problem import PlanningProblem
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A number of microbatches, and the plan for it.
+
+    Args:
+        problem: the problem with this number.
+        found: its plan.
+        step_times: seconds of a step for each number that was tried; infinite where nothing fits.
+    """
+
+    problem: PlanningProblem
+    found: Found
+    step_times: dict[int, float]
+
+
+def choose_microbatches(
+    problem_for: Callable[[int], PlanningProblem], batch_size: int, planner: DynamicProgram
+) -> Choice:
+    """Find the number of microbatches with the fastest plan.
+
+    Few large microbatches make bubbles, many small ones cost their start and starve data
+    parallelism, which needs a size that it divides: step times go up and down over the divisors of
+    the batch. So all of them are tried.
+
+    Args:
+        problem_for: the problem for a number of microbatches.
+        batch_size: examples in a step.
+        planner: finds the plan for one problem.
+
+    Returns:
+        The best, and the step times of all.
+
+    Raises:
+        InputError: the model fits with no number; the message is that of the most microbatches.
+    """
+    best: tuple[PlanningProblem, Found] | None = None
+    step_times: dict[int, float] = {}
+    for count in (n for n in range(1, batch_size + 1) if batch_size % n == 0):
+        problem = problem_for(count)
+        found = planner.find(problem)
+        step_times[count] = found.step_time if found else float("inf")
+        if found and (best is None or found.step_time < best[1].step_time):
+            best = problem, found
+    if best is None:
+        raise InputError(does_not_fit(problem_for(batch_size)))
+    return Choice(*best, step_times)

@@ -1,0 +1,43 @@
+"""A whole cluster beside parts of it, as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from hetjax.mesh.cluster import Cluster
+from hetjax.report.quantities import format_seconds
+from hetjax.report.tables import empty_table
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from hetjax.planner.parts import PartAlone
+
+
+def parts_table(alone: Sequence[PartAlone], cluster: Cluster, step_time: float) -> Table:
+    """Whether it pays to mix: the step time of the cluster, and of parts of it alone.
+
+    Args:
+        alone: the parts.
+        cluster: the whole.
+        step_time: seconds of a step on the whole.
+
+    Returns:
+        A table for rich to print.
+    """
+    from rich.text import Text
+
+    table = empty_table("Does it pay to mix?", left=("devices",))
+    for heading in ("step time", "the whole is faster by"):
+        table.add_column(heading, justify="right")
+    table.add_row(f"all {cluster.num_devices}", format_seconds(step_time), "")
+    for part in alone:
+        name = Text(f"{' + '.join(part.subclusters)} ({part.num_devices})")
+        if part.step_time is None:
+            table.add_row(name, "does not fit", "")
+        else:
+            table.add_row(
+                name, format_seconds(part.step_time), f"{part.step_time / step_time:.2f} times"
+            )
+    return table

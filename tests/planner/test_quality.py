@@ -1,0 +1,143 @@
+"""How good a plan is, what limits it, whether it pays to mix, and into what to divide the batch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hetjax import planner
+from hetjax.errors import InputError
+from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster
+from hetjax.planner import DynamicProgram, Plan, PlanningProblem, choose_microbatches, parts_alone
+
+NEAR, FAR = Link(10e9, 1e-5), Link(1e9, 1e-4)
+BATCH = 64
+
+
+def subcluster(name: str, speed: float, devices: int, memory: int = 10**9) -> Subcluster:
+    kind = DeviceKind(f"{name} card", {"float32": speed}, memory, 1e11, source="made up")
+    return Subcluster(name, kind, 1, devices, NEAR, NEAR)
+
+
+def cluster_of(*subclusters: Subcluster) -> Cluster:
+    pairs = [(a.name, b.name) for i, a in enumerate(subclusters) for b in subclusters[i + 1 :]]
+    return Cluster("test", subclusters, tuple((a, b, FAR) for a, b in pairs))
+
+
+def problem_of(
+    cluster: Cluster, num_microbatches: int = 8, *, batch: int = BATCH, width: int = 512
+) -> PlanningProblem:
+    def loss(weights: list[jax.Array], x: jax.Array) -> jax.Array:
+        for weight in weights:
+            x = jnp.tanh(x @ weight)
+        return jnp.mean(x**2)
+
+    return planner.make_problem(
+        loss,
+        [jax.ShapeDtypeStruct((width, width), jnp.float32)] * 8,
+        jax.ShapeDtypeStruct((batch, width), jnp.float32),
+        cluster=cluster,
+        optimizer=optax.adam(1e-3),
+        num_microbatches=num_microbatches,
+    )
+
+
+def planned(problem: PlanningProblem) -> Plan:
+    return planner.solve(problem)
+
+
+def test_one_device_is_balanced_and_as_good_as_its_time():
+    problem = problem_of(cluster_of(subcluster("only", 1e12, 1)))
+    plan = planned(problem)
+    assert plan.prediction is not None
+    assert planner.load_balance(plan, problem.dtype) == pytest.approx(1.0)
+    products = BATCH * 2 * 512 * 512 * (8 + 8 + 7)  # The first layer's input has no gradient.
+    expected = products / (plan.prediction.step_time * 1e12)
+    assert planner.flops_utilization(plan, problem) == pytest.approx(expected)
+
+
+def test_a_device_that_is_left_out_is_idle():
+    one = problem_of(cluster_of(subcluster("only", 1e12, 1)))
+    two = replace(one, cluster=cluster_of(subcluster("only", 1e12, 1), subcluster("b", 1e12, 1)))
+    plan = replace(planned(one), cluster=two.cluster)
+    assert planner.load_balance(plan, "float32") == pytest.approx(0.5)
+
+
+@settings(max_examples=10)
+@given(st.integers(1, 4), st.integers(1, 4), st.floats(2e11, 2e12))
+def test_shares_are_shares(first: int, second: int, speed: float):
+    cluster = cluster_of(subcluster("a", 1e12, first), subcluster("b", speed, second))
+    problem = problem_of(cluster)
+    plan = planned(problem)
+    limits = planner.limits(plan)
+    assert 0 < planner.load_balance(plan, "float32") <= 1
+    assert 0 < planner.flops_utilization(plan, problem) < 1
+    assert 0 < limits.stage_busy <= 1
+    assert 0 <= limits.link_busy <= 1
+    assert 0 < limits.memory <= 1
+    assert (limits.link is None) == (len(plan.stages) == 1)
+
+
+def test_what_limits_a_plan():
+    plan = planned(replace(problem_of(cluster_of(subcluster("a", 1e12, 2))), min_stages=2))
+    assert plan.prediction is not None
+    held = list(plan.prediction.stages)
+    held[1] = replace(held[1], forward_seconds=1.0)
+    held[0] = replace(held[0], communication_seconds=0.5, memory_bytes=held[0].memory_limit_bytes)
+    slow = replace(plan, prediction=replace(plan.prediction, stages=tuple(held), step_time=10.0))
+    limits = planner.limits(slow)
+    assert (limits.stage, limits.link, limits.fullest) == (1, (0, 1), 0)
+    assert limits.link_busy == pytest.approx(8 * 0.5 / 10)
+    assert limits.memory == 1
+
+
+def test_parts_of_a_cluster_alone():
+    whole = problem_of(
+        cluster_of(
+            subcluster("fast", 1e12, 2),
+            subcluster("slow", 5e11, 2),
+            subcluster("small", 1e12, 1, memory=10**6),
+        )
+    )
+
+    def plan_on(part: Cluster) -> Plan | None:
+        problem = replace(whole, cluster=part)
+        found = DynamicProgram().find(problem)
+        return found and planner.complete(found.plan, problem)
+
+    parts = parts_alone(whole.cluster, plan_on)
+    assert [part.step_time for part in parts[:-1]] == sorted(p.step_time for p in parts[:-1])
+    assert parts[-1] == planner.PartAlone(("small",), 1, None)
+    assert len(parts) == 6
+    by_name = {part.subclusters: part for part in parts}
+    assert by_name["fast", "slow"].num_devices == 4
+    alone = planner.solve(replace(whole, cluster=whole.cluster.part(["fast"])))
+    assert alone.prediction is not None
+    assert by_name["fast",].step_time == alone.prediction.step_time
+
+
+@pytest.mark.parametrize("batch", [48, 64])
+def test_the_number_of_microbatches_is_the_best_of_all(batch: int):
+    """A data axis has to divide the size: between good numbers there are bad ones."""
+    cluster = cluster_of(subcluster("fast", 1e12, 2), subcluster("slow", 5e11, 4))
+    problems = {
+        count: problem_of(cluster, count, batch=batch)
+        for count in range(1, batch + 1)
+        if batch % count == 0
+    }
+    choice = choose_microbatches(problems.__getitem__, batch, DynamicProgram())
+    assert set(choice.step_times) == set(problems)
+    assert choice.found.step_time == min(choice.step_times.values())
+    assert choice.step_times[choice.problem.num_microbatches] == choice.found.step_time
+
+
+def test_a_model_that_fits_with_no_number_says_so():
+    cluster = cluster_of(subcluster("small", 1e12, 2, memory=10**6))
+    with pytest.raises(InputError, match="the model does not fit"):
+        choose_microbatches(lambda count: problem_of(cluster, count), BATCH, DynamicProgram())
