@@ -97,7 +97,7 @@ def search(case: Case, rounds: int) -> dict[str, Any]:
     from hetjax.planner import DynamicProgram
 
     problem = problem_of(case)
-    found = [DynamicProgram().find(problem) for _ in range(rounds)]
+    found = [each for _ in range(rounds) if (each := DynamicProgram().find(problem))]
     return {
         "layers": problem.num_layers,
         "devices": problem.cluster.num_devices,

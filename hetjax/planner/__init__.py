@@ -127,8 +127,8 @@ def plan(
         ... )
         >>> for stage in made.pipeline.stages:
         ...     print(stage.layers, stage.submesh)
-        (0, 8) fast[0:2] 1x2
-        (8, 12) slow[0:2] 1x2
+        (0, 4) slow[0:2] 1x2
+        (4, 12) fast[0:2] 1x2
     """
     problem = make_problem(
         loss_function,

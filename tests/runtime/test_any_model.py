@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 import jax
 import numpy as np
 import optax
@@ -13,11 +16,14 @@ from hetjax.models import GPTConfig, LanguageModel, LlamaConfig, language_model
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
-SIZE = {"vocabulary": 13, "blocks": 2, "width": 16, "heads": 4, "sequence": 8}
+GPT = GPTConfig(vocabulary=13, blocks=2, width=16, heads=4, sequence=8)
+LLAMA = LlamaConfig(
+    vocabulary=13, blocks=2, width=16, heads=4, key_value_heads=2, ffn_width=24, sequence=8
+)
 MODELS = {
-    "gpt": language_model(GPTConfig(**SIZE)),
-    "llama": language_model(LlamaConfig(**SIZE, key_value_heads=2, ffn_width=24)),
-    "mixture of experts": language_model(GPTConfig(**SIZE, experts=4)),
+    "gpt": language_model(GPT),
+    "llama": language_model(LLAMA),
+    "mixture of experts": language_model(dataclasses.replace(GPT, experts=4)),
 }
 OPTIMIZER = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-2))
 STEPS, BATCH = 5, 16
@@ -28,7 +34,7 @@ def batches() -> list[dict[str, jax.Array]]:
     return [{"tokens": jax.random.randint(key, (BATCH, 9), 0, 13, "int32")} for key in keys]
 
 
-def one_device_losses(model: LanguageModel, parameters: object) -> list[float]:
+def one_device_losses(model: LanguageModel, parameters: Any) -> list[float]:
     @jax.jit
     def step(parameters, state, batch):
         def loss(parameters):
