@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from dataclasses import replace
 from typing import Any
@@ -21,6 +22,7 @@ from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster, SubMesh
 from hetjax.pipeline.schedule import WARM_UP_SCHEDULES
 from hetjax.pipeline.warm_up import h_1f1b, one_f_one_b
 from hetjax.planner.cost_model import USABLE_MEMORY, all_runs, estimate
+from hetjax.planner.search import search
 from hetjax.planner.stage_table import (
     execution_options,
     make_stage_table,
@@ -281,3 +283,40 @@ def test_many_subclusters_are_passed_by_memory_per_speed():
     plan = planned(problem_of(roomy, min_stages=2))
     names = [stage.submesh.subcluster for stage in plan.pipeline.stages]
     assert names == sorted(names, reverse=True)
+
+
+def least_latency(cluster: Cluster) -> float:
+    problem = problem_of(cluster)
+    found = search(make_stage_table(problem, all_runs(problem.program, problem.works)))
+    return found[0].latency if found else math.inf
+
+
+@settings(max_examples=20)
+@given(
+    seed=st.integers(0, 2**32),
+    what=st.sampled_from(["a node", "a subcluster", "a faster link", "a faster network"]),
+)
+def test_more_never_costs_time(seed, what):
+    """No device has to be used, so that more of them and faster links can only help."""
+    rng = np.random.default_rng(seed)
+    memory = int(rng.choice([8 * 10**6, 2 * 10**7, 10**9]))
+
+    def part(name: str) -> Subcluster:
+        near = Link(float(rng.choice([1e9, 1e10])), 1e-5)
+        nodes, devices = int(rng.integers(1, 3)), int(rng.choice([1, 2, 4]))
+        device = kind(f"{name} card", float(rng.choice([5e11, 1e12])), memory)
+        return Subcluster(name, device, nodes, devices, near, FAR)
+
+    a, b, c = part("a"), part("b"), part("c")
+    before = least_latency(cluster_of(a, b))
+    match what:
+        case "a node":
+            more = cluster_of(replace(a, nodes=a.nodes + 1), b)
+        case "a subcluster":
+            more = cluster_of(a, b, c)
+        case "a faster link":
+            more = Cluster("test", (a, b), (("a", "b", Link(2 * FAR.bandwidth, FAR.latency)),))
+        case _:
+            fast = Link(2 * a.inter_node.bandwidth, a.inter_node.latency)
+            more = cluster_of(replace(a, inter_node=fast), b)
+    assert least_latency(more) <= before * (1 + 1e-9)
