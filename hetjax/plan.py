@@ -51,14 +51,12 @@ def _plan(arguments: argparse.Namespace) -> int:
     published = published and predicted(ingredients, published)
     alone = parts(prepared)
     if arguments.json:
-        figures = (
-            show.plan_figures(prepared),
-            show.published_figures(published),
-            show.parts_figures(alone),
-        )
-        print(
-            json.dumps({name: value for each in figures for name, value in each.items()}, indent=1)
-        )
+        figures = {
+            **show.plan_figures(prepared),
+            **show.published_figures(published),
+            **show.parts_figures(alone),
+        }
+        print(json.dumps(figures, indent=1))
     else:
         show.show_plan(show.make_console(), prepared, published, alone)
     if arguments.out:

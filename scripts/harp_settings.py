@@ -27,8 +27,16 @@ from hetjax.configuration import read_configuration
 from hetjax.configuration.make import make_ingredients
 from hetjax.errors import InputError
 from hetjax.mesh import Cluster, SubMesh
-from hetjax.pipeline.warm_up import h_1f1b, one_f_one_b
-from hetjax.planner import PipelinePlan, Plan, PlanningProblem, StagePlan, make_problem, predict
+from hetjax.pipeline.warm_up import one_f_one_b
+from hetjax.planner import (
+    PipelinePlan,
+    Plan,
+    PlanningProblem,
+    StagePlan,
+    choose_schedule,
+    make_problem,
+    predict,
+)
 from hetjax.sharding.rules import RULES
 
 FOLDER = Path(__file__).parent.parent / "configs" / "papers" / "harp"
@@ -163,11 +171,7 @@ def published_plan(name: str, problem: PlanningProblem) -> Plan | None:
         )
         plan = _predicted(f"Harp, table {TABLES[name]}", stages, problem)
         assert plan.prediction is not None
-        full = [
-            s
-            for s, each in enumerate(plan.prediction.stages)
-            if each.memory_bytes > each.memory_limit_bytes
-        ]
+        full = [s for s, each in enumerate(plan.prediction.stages) if not each.fits]
         if not full:
             return plan
         for s in full:
@@ -187,15 +191,7 @@ def _predicted(name: str, stages: tuple[StagePlan, ...], problem: PlanningProble
         pipelines=(PipelinePlan(stages, *counts, schedule),),
         planner=name,
     )
-    plan = predict(plan, problem)
-    assert plan.prediction is not None
-    times = plan.prediction.times
-    compute = [
-        f + b + r for f, b, r in zip(times.forward, times.backward, times.recompute, strict=True)
-    ]
-    crossing = [(a + b) / 2 for a, b in zip(times.sends, times.returns, strict=True)]
-    schedule = h_1f1b(len(stages), problem.num_microbatches, compute, crossing)
-    return predict(plan.with_schedule(schedule), problem)
+    return choose_schedule(predict(plan, problem), "h_1f1b")
 
 
 def problem_of(name: str, num_microbatches: int) -> PlanningProblem:

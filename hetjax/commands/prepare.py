@@ -237,7 +237,7 @@ def _batch(ingredients: Ingredients, given: PipelinePlan | None) -> Mapping[str,
 def _check_memory(plan: Plan) -> None:
     assert plan.prediction is not None
     for s, stage in enumerate(plan.prediction.stages):
-        if stage.memory_bytes > stage.memory_limit_bytes:
+        if not stage.fits:
             raise InputError(
                 f"the plan does not fit: stage {s} on {plan.stages[s].submesh} needs "
                 f"{format_bytes(stage.memory_bytes)} a device (of these "

@@ -80,7 +80,7 @@ def show_plan(
     console.print(lines[1], highlight=False)
     for line in (*_quality_lines(prepared, published), *_limit_lines(plan)):
         console.print(line, highlight=False, markup=False)
-    if alone and prepared.planned is not None:
+    if alone:
         console.print()
         console.print(parts_table(alone, plan.cluster, _prediction(plan).step_time))
     console.print()
@@ -207,8 +207,7 @@ def published_figures(published: Plan | None) -> dict[str, Any]:
 
 
 def _fits(plan: Plan) -> bool:
-    stages = _prediction(plan).stages
-    return all(stage.memory_bytes <= stage.memory_limit_bytes for stage in stages)
+    return all(stage.fits for stage in _prediction(plan).stages)
 
 
 def prediction_rows(plan: Plan, timeline: Timeline, step_time: float) -> list[PredictionRow]:

@@ -103,6 +103,11 @@ class StagePrediction:
         """All that the stage computes for one microbatch (Harp's t_i)."""
         return self.forward_seconds + self.recompute_seconds + self.backward_seconds
 
+    @property
+    def fits(self) -> bool:
+        """Whether a device has the memory that the stage needs."""
+        return self.memory_bytes <= self.memory_limit_bytes
+
 
 @dataclass(frozen=True)
 class Prediction:

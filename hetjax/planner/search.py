@@ -66,14 +66,15 @@ def search(table: StageTable) -> tuple[Candidate, ...]:
     """
     paces = _paces(table)
     repeats = table.num_microbatches - 1
-    solver = _Solver(table)
+    most_counts = _most_counts(table)
     found: dict[tuple[Place, ...], Candidate] = {}
     best = np.inf
 
     def settle(low: int, index: int) -> tuple[float, int]:
         """Solves one pace; returns a floor under the totals below it, and the index settled."""
         nonlocal best
-        floor, candidate = solver.solve(paces[index], worth=best - repeats * paces[low])
+        worth = best - repeats * paces[low]
+        floor, candidate = _solve(table, most_counts, paces[index], worth)
         if candidate is None:
             return floor, index
         tightest = price(table, candidate.places, _own_pace(table, candidate))
@@ -198,44 +199,39 @@ def _paces(table: StageTable) -> FloatArray:
     return paces if len(paces) else np.array([1.0])
 
 
-class _Solver:
-    """Solves single paces, with the parts that they share computed once."""
+def _solve(
+    table: StageTable, most_counts: int, pace: float, worth: float
+) -> tuple[float, Candidate | None]:
+    """The least total at one pace.
 
-    def __init__(self, table: StageTable):
-        self.table = table
-        self.most = _most_counts(table)
+    Most models fit whatever the warm-up counts, so they are first left out of account; only where
+    the pipeline found so does not fit, and could still be worth it, they are tracked, as many as it
+    has at first. The last one that is tracked stands for all above it, so what fits is exact.
 
-    def solve(self, pace: float, worth: float) -> tuple[float, Candidate | None]:
-        """The least total at one pace.
+    Args:
+        table: what stages and transfers cost.
+        most_counts: the largest warm-up count that has to be told from the ones above it.
+        pace: seconds from one microbatch to the next.
+        worth: no candidate is needed whose total is this or more.
 
-        Most models fit whatever the warm-up counts, so they are first left out of account; only
-        where the pipeline found so does not fit, and could still be worth it, they are tracked, as
-        many as it has at first. The last one that is tracked stands for all above it, so what fits
-        is exact.
-
-        Args:
-            pace: seconds from one microbatch to the next.
-            worth: no candidate is needed whose total is this or more.
-
-        Returns:
-            A floor under the totals at this pace and below, and the candidate, if one is needed.
-        """
-        table, tracked = self.table, 1
-        while True:
-            gpipe = table.schedule == "gpipe"
-            counts = (table.num_microbatches,) if gpipe else tuple(range(1, tracked + 1))
-            total, places = FixedPace(table, counts, pace).solution()
-            if places is None:
-                return np.inf, None
-            candidate = price(table, places, pace)
-            if candidate is not None and candidate.total <= total * (1 + _ROUNDING):
-                return total, candidate
-            if total >= worth:
-                return total, None
-            assert not gpipe, "one count has one price"
-            assert tracked < self.most, "all counts were told from each other"
-            reached = _warm_up_counts(table, _crossed(table, places), pace)[0]
-            tracked = min(self.most, max(_FEW_COUNTS, 2 * tracked, reached))
+    Returns:
+        A floor under the totals at this pace and below, and the candidate, if one is needed.
+    """
+    gpipe, tracked = table.schedule == "gpipe", 1
+    while True:
+        counts = (table.num_microbatches,) if gpipe else tuple(range(1, tracked + 1))
+        total, places = FixedPace(table, counts, pace).solution()
+        if places is None:
+            return np.inf, None
+        candidate = price(table, places, pace)
+        if candidate is not None and candidate.total <= total * (1 + _ROUNDING):
+            return total, candidate
+        if total >= worth:
+            return total, None
+        assert not gpipe, "one count has one price"
+        assert tracked < most_counts, "all counts were told from each other"
+        reached = _warm_up_counts(table, _crossed(table, places), pace)[0]
+        tracked = min(most_counts, max(_FEW_COUNTS, 2 * tracked, reached))
 
 
 def _most_counts(table: StageTable) -> int:

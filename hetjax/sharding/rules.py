@@ -12,6 +12,8 @@ from collections.abc import Sequence
 
 from jax.sharding import PartitionSpec
 
+from hetjax.sharding.annotation import axes_of
+
 DATA, TENSOR = "data", "tensor"
 MESH_AXES = (DATA, TENSOR)
 """The axes of a stage's logical mesh, in the order of a plan's ``mesh_shape``."""
@@ -84,7 +86,7 @@ def state_spec(
 def _over_data(spec: PartitionSpec, shape: Sequence[int], data: int) -> PartitionSpec:
     """The specification with the largest dimension that divides evenly on the data axis."""
     axes = [*spec, *[None] * (len(shape) - len(spec))]
-    used = any(axis == DATA for entry in spec for axis in _axes(entry))
+    used = any(DATA in axes_of(entry) for entry in spec)
     places = [i for i, n in enumerate(shape) if n and n % data == 0 and axes[i] is None]
     if data == 1 or used or not places:
         return spec
@@ -129,9 +131,4 @@ def divides(spec: PartitionSpec, shape: Sequence[int], mesh_shape: tuple[int, in
 def division(spec: PartitionSpec, mesh_shape: tuple[int, int]) -> int:
     """Into how many pieces a specification divides an array."""
     sizes: dict[object, int] = dict(zip(MESH_AXES, mesh_shape, strict=True))
-    return math.prod(sizes.get(axis, 1) for entry in spec for axis in _axes(entry))
-
-
-def _axes(entry: object) -> tuple[object, ...]:
-    """The axes of a specification's entry."""
-    return entry if isinstance(entry, tuple) else (entry,)
+    return math.prod(sizes.get(axis, 1) for entry in spec for axis in axes_of(entry))
