@@ -25,6 +25,7 @@ from hetjax.pipeline.stages import ParameterPart
 from hetjax.pipeline.update import accumulator_dtype
 from hetjax.planner.plan import Spec
 from hetjax.planner.problem import PlanningProblem
+from hetjax.planner.profile import Way, WayTimes
 from hetjax.planner.work import Work, part_shape
 from hetjax.sharding.rules import REDUCTION_GROUPS, division, parameter_spec, state_spec
 
@@ -60,6 +61,8 @@ class Runs:
         shapes: their shapes.
         used: for each part, the layers that use it, as 1 among 0: ``[len(parts), L]``; None where
             there is one run, which holds all parts.
+        layers: where there is one run: its first layer, and the one after its last; None for layers
+            that the planning problem does not have.
     """
 
     forward_flops: FloatArray
@@ -73,6 +76,7 @@ class Runs:
     parts: tuple[ParameterPart, ...]
     shapes: tuple[jax.ShapeDtypeStruct, ...]
     used: FloatArray | None = None
+    layers: tuple[int, int] | None = None
 
     def held(self, sizes: FloatArray) -> FloatArray:
         """What each run holds of its parts together.
@@ -106,10 +110,11 @@ class Runs:
         sizes = {
             name: value[layers]
             for name, value in vars(self).items()
-            if name not in ("parts", "shapes", "used")
+            if name not in ("parts", "shapes", "used", "layers")
         }
         parts = tuple(self.parts[place] for place in places)
-        return Runs(**sizes, parts=parts, shapes=tuple(self.shapes[place] for place in places))
+        shapes = tuple(self.shapes[place] for place in places)
+        return Runs(**sizes, parts=parts, shapes=shapes, layers=layers)
 
     def repeating_forward(self) -> Runs:
         """The same runs with a backward pass that computes the forward pass again."""
@@ -154,13 +159,16 @@ def all_runs(program: Program, works: Sequence[Work]) -> Runs:
     )
 
 
-def one_run(program: Program, work: Work, sent_bytes: int) -> Runs:
+def one_run(
+    program: Program, work: Work, sent_bytes: int, layers: tuple[int, int] | None = None
+) -> Runs:
     """One run alone, in arrays without dimensions.
 
     Args:
         program: the traced loss function.
         work: its work.
         sent_bytes: bytes that it sends to the run after.
+        layers: its layers in the planning problem, where it begins and ends with such.
     """
     return Runs(
         forward_flops=np.array(work.forward.matmul_flops),
@@ -173,6 +181,7 @@ def one_run(program: Program, work: Work, sent_bytes: int) -> Runs:
         boundary_bytes=np.array(float(work.received_bytes + sent_bytes)),
         parts=work.parts,
         shapes=tuple(part_shape(program, part) for part in work.parts),
+        layers=layers,
     )
 
 
@@ -187,6 +196,8 @@ class Execution:
         sharding: the sharding rule.
         recompute: whether forward steps run again in the backward pass.
         parameters: specifications that override the rule, by parameter path.
+        subcluster: the name of the subcluster of the devices.
+        shape: nodes of it, and devices in each.
     """
 
     kind: DeviceKind
@@ -195,6 +206,15 @@ class Execution:
     sharding: str = "data"
     recompute: bool = False
     parameters: Mapping[str, Spec] = field(default_factory=dict)
+    subcluster: str = ""
+    shape: tuple[int, int] = (1, 1)
+
+    @property
+    def way(self) -> Way:
+        """What measurements of its passes are kept under."""
+        # Where only the optimizer's state is divided, passes are as where nothing is.
+        sharding = "data" if self.sharding == "state_sharded" else self.sharding
+        return Way(self.subcluster, self.shape, self.mesh_shape, sharding)
 
 
 @dataclass(frozen=True, eq=False)
@@ -249,27 +269,56 @@ def estimate(problem: PlanningProblem, runs: Runs, execution: Execution) -> Esti
         The estimate.
     """
     data, _ = execution.mesh_shape
-    forward = _roofline(problem, execution, runs.forward_flops, runs.forward_traffic)
-    backward = _roofline(problem, execution, runs.backward_flops, runs.backward_traffic)
-
     fully_sharded = execution.sharding == "fully_sharded"
     gathered, state, updated = _parameter_bytes(problem, runs, execution)
     parameter_pass, product_pass = _ring_passes(execution, gathered, runs.product_bytes)
+    forward, backward = _computation(problem, runs, execution)
     forward = forward + parameter_pass * fully_sharded + product_pass
     backward = backward + (3 if execution.recompute else 2) * product_pass
     backward = backward + 2 * parameter_pass * fully_sharded
-    update = TASK_SECONDS + 2 * updated / execution.kind.memory_bandwidth
+    temporary = 0.0
+    times = measured_times(problem, runs, execution)
+    if times is not None:
+        forward = times.forward.of(runs.layers)
+        again = forward if execution.recompute else 0.0
+        backward = times.backward.of(runs.layers) + again
+        temporary = times.temporary_bytes.of(runs.layers)
 
     kept = runs.input_bytes if execution.recompute else runs.residual_bytes
     repeated = runs.residual_bytes if execution.recompute else 0.0
     return Estimate(
         forward_seconds=forward,
         backward_seconds=backward,
-        update_seconds=update + 2 * parameter_pass * (not fully_sharded),
+        update_seconds=TASK_SECONDS
+        + updated / update_rate(problem, execution)
+        + 2 * parameter_pass * (not fully_sharded),
         state_bytes=state,
         activation_bytes=kept / data,
-        working_bytes=(runs.boundary_bytes + repeated) / data + gathered * fully_sharded,
+        working_bytes=(runs.boundary_bytes + repeated) / data
+        + gathered * fully_sharded
+        + temporary,
     )
+
+
+def measured_times(problem: PlanningProblem, runs: Runs, execution: Execution) -> WayTimes | None:
+    """What was measured of layers that are run so; None where nothing was.
+
+    Args:
+        problem: the planning problem, with its profile.
+        runs: the work.
+        execution: where and how.
+    """
+    known_layers = runs.used is not None or runs.layers is not None
+    if execution.parameters or not known_layers:
+        return None
+    return problem.profile.ways.get(execution.way)
+
+
+def update_rate(problem: PlanningProblem, execution: Execution) -> float:
+    """Bytes/s of parameters, gradients and optimizer state that a device's update gets through."""
+    # Where it was not measured: each is read and written.
+    assumed = execution.kind.memory_bandwidth / 2
+    return problem.profile.updates.get(execution.subcluster, assumed)
 
 
 @dataclass(frozen=True)
@@ -291,15 +340,19 @@ class Halves:
     deferred_bytes: int
 
 
-def estimate_halves(problem: PlanningProblem, work: Work, execution: Execution) -> Halves:
+def estimate_halves(
+    problem: PlanningProblem, work: Work, runs: Runs, execution: Execution
+) -> Halves:
     """Estimate a backward pass in parts, by the rules of `estimate`.
 
     The gathers of matrix products over the tensor axis are divided evenly; what ``fully_sharded``
-    gathers and scatters is the second half's.
+    gathers and scatters is the second half's. Where the whole pass was measured, the halves are as
+    much longer or shorter as it is.
 
     Args:
         problem: the planning problem.
         work: the work, with that of the halves.
+        runs: the same as `one_run` has it.
         execution: where and how.
 
     Returns:
@@ -307,23 +360,39 @@ def estimate_halves(problem: PlanningProblem, work: Work, execution: Execution) 
     """
     assert work.split is not None, "the work of the halves was not measured"
     data, _ = execution.mesh_shape
-    gathered, _, _ = _parameter_bytes(problem, one_run(problem.program, work, 0), execution)
+    gathered, _, _ = _parameter_bytes(problem, runs, execution)
     passes = _ring_passes(execution, gathered, np.array(work.product_bytes))
     parameter_pass, product_pass = map(float, passes)
+
+    slower, slower_backward = problem.profile.calibration.get(execution.subcluster, (1.0, 1.0))
+    scattered = 2 * parameter_pass * (execution.sharding == "fully_sharded")
 
     def seconds(cost: Cost) -> float:
         return float(_roofline(problem, execution, cost.matmul_flops, cost.bytes))
 
-    again = seconds(work.recompute) + product_pass - TASK_SECONDS if execution.recompute else 0.0
+    again = slower * seconds(work.recompute) + product_pass - TASK_SECONDS
+    times = measured_times(problem, runs, execution)
+    if times is not None:
+        again = float(times.forward.of(runs.layers))
+        expected = seconds(_difference(work.backward, work.recompute)) + 2 * product_pass
+        measured = float(times.backward.of(runs.layers))
+        slower_backward = measured / (expected + scattered)
+        product_pass, scattered = slower_backward * product_pass, slower_backward * scattered
+    first = slower_backward * seconds(work.split.input_gradient)
+    second = slower_backward * seconds(work.split.weight_gradient)
     kept = work.residual_bytes / data if execution.recompute else 0.0
     return Halves(
-        recompute_seconds=again,
-        input_gradient_seconds=seconds(work.split.input_gradient) + product_pass,
-        weight_gradient_seconds=seconds(work.split.weight_gradient)
-        + product_pass
-        + 2 * parameter_pass * (execution.sharding == "fully_sharded"),
+        recompute_seconds=again if execution.recompute else 0.0,
+        input_gradient_seconds=first + product_pass,
+        weight_gradient_seconds=second + product_pass + scattered,
         recomputed_bytes=int(kept),
         deferred_bytes=int(work.split.deferred_bytes / data),
+    )
+
+
+def _difference(whole: Cost, part: Cost) -> Cost:
+    return Cost(
+        whole.flops - part.flops, whole.matmul_flops - part.matmul_flops, whole.bytes - part.bytes
     )
 
 
@@ -349,6 +418,16 @@ def transfer_seconds(link: Link, size: float) -> float:
 def collective_link(cluster: Cluster, submesh: SubMesh) -> Link:
     """The link that carries a submesh's own collectives."""
     return cluster.link_between(submesh, submesh)
+
+
+def _computation(
+    problem: PlanningProblem, runs: Runs, execution: Execution
+) -> tuple[FloatArray, FloatArray]:
+    """Seconds of the passes' computation by their work, as measurements nearby correct it."""
+    forward = _roofline(problem, execution, runs.forward_flops, runs.forward_traffic)
+    backward = _roofline(problem, execution, runs.backward_flops, runs.backward_traffic)
+    slower = problem.profile.calibration.get(execution.subcluster, (1.0, 1.0))
+    return forward * slower[0], backward * slower[1]
 
 
 def _roofline(

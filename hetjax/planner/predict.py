@@ -21,6 +21,7 @@ from hetjax.planner.cost_model import (
     estimate_halves,
     one_run,
     transfer_seconds,
+    update_rate,
 )
 from hetjax.planner.plan import (
     PipelinePlan,
@@ -97,7 +98,7 @@ def _without_shared_state(
     return replace(
         predicted,
         state_bytes=predicted.state_bytes - int(saved),
-        update_seconds=predicted.update_seconds - 2 * saved / execution.kind.memory_bandwidth,
+        update_seconds=predicted.update_seconds - saved / update_rate(problem, execution),
     )
 
 
@@ -277,8 +278,9 @@ def _stage_prediction(
     stage, work, after = stages[index], works[index], works[index + 1 : index + 2]
     execution = _execution(plan, stage)
     sent = after[0].received_bytes if after else 0
-    whole = estimate(problem, one_run(problem.program, work, sent), execution)
-    halves = estimate_halves(problem, work, execution)
+    run = one_run(problem.program, work, sent, _layers_in(problem, plan, stage))
+    whole = estimate(problem, run, execution)
+    halves = estimate_halves(problem, work, run, execution)
     links = [plan.cluster.link_between(a.submesh, b.submesh) for a, b in itertools.pairwise(stages)]
     return StagePrediction(
         forward_seconds=float(whole.forward_seconds),
@@ -300,6 +302,13 @@ def _stage_prediction(
     )
 
 
+def _layers_in(problem: PlanningProblem, plan: Plan, stage: StagePlan) -> tuple[int, int] | None:
+    """The problem's layers of a stage of a plan, which may have other ones; None where none fit."""
+    place = {position: layer for layer, position in enumerate(problem.layers)}
+    first, end = (place.get(plan.layers[layer]) for layer in stage.layers)
+    return None if first is None or end is None else (first, end)
+
+
 def _execution(plan: Plan, stage: StagePlan) -> Execution:
     return Execution(
         kind=plan.cluster.subcluster(stage.submesh.subcluster).kind,
@@ -308,4 +317,6 @@ def _execution(plan: Plan, stage: StagePlan) -> Execution:
         sharding=stage.sharding,
         recompute=stage.recompute,
         parameters=stage.parameters,
+        subcluster=stage.submesh.subcluster,
+        shape=stage.submesh.shape,
     )

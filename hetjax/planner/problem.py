@@ -19,6 +19,7 @@ from hetjax.pipeline.program import Program, abstract, num_bytes, trace
 from hetjax.pipeline.schedule import SCHEDULES
 from hetjax.pipeline.structural_layers import LayeredSection, StructuralLayers, structural_layers
 from hetjax.planner.plan import Plan
+from hetjax.planner.profile import Profile
 from hetjax.planner.work import Known, Work, measure, product_dtype
 
 
@@ -42,6 +43,8 @@ class PlanningProblem:
         sections: the structure that the layers follow; empty where they follow cost alone.
         known: the work of what was measured of the program, by structure.
         profile_seconds: how long it took to measure the layers.
+        profile: what was measured of the layers on the cluster's devices; empty for the analytic
+            cost model alone.
     """
 
     program: Program
@@ -59,6 +62,7 @@ class PlanningProblem:
     sections: tuple[LayeredSection, ...] = ()
     known: Known = field(default_factory=dict, repr=False)
     profile_seconds: float = 0.0
+    profile: Profile = field(default_factory=Profile, repr=False)
 
     @property
     def num_layers(self) -> int:

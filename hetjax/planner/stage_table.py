@@ -235,7 +235,15 @@ def execution_options(
     link = collective_link(problem.cluster, SubMesh(subcluster.name, 0, shape))
     devices = shape[0] * shape[1]
     return tuple(
-        Execution(subcluster.kind, link, (data, devices // data), sharding, recompute)
+        Execution(
+            subcluster.kind,
+            link,
+            (data, devices // data),
+            sharding,
+            recompute,
+            subcluster=subcluster.name,
+            shape=shape,
+        )
         for data in range(devices, 0, -1)
         if devices % data == 0 and problem.microbatch_size % data == 0
         for recompute in ((False, True) if problem.allow_recompute else (False,))

@@ -32,6 +32,7 @@ class Work:
         input_bytes: bytes of its inputs, all that is kept where it recomputes.
         received_bytes: bytes it receives from the run before; 0 in the first.
         returned_bytes: bytes of their cotangents, which it gives back.
+        returned: which of the values received have such a cotangent, by place.
         parts: the parameter parts that it holds.
         split: the backward pass in two halves, where it was asked for.
     """
@@ -44,6 +45,7 @@ class Work:
     input_bytes: int
     received_bytes: int
     returned_bytes: int
+    returned: tuple[int, ...]
     parts: tuple[ParameterPart, ...]
     split: SplitWork | None = None
 
@@ -115,6 +117,29 @@ def measure(
     return tuple(reversed(works))
 
 
+def structure_keys(
+    program: Program, boundaries: Sequence[int], works: Sequence[Work]
+) -> tuple[Hashable, ...]:
+    """What tells runs of one work from others.
+
+    Args:
+        program: the traced loss function.
+        boundaries: the positions where runs begin, and the end.
+        works: their works.
+
+    Returns:
+        A key for each run, equal for those that do the same on arrays of the same shapes.
+    """
+    runs = cut(program, boundaries)
+    structures = [_structure(program, run) for run in runs]
+    inputs = _inputs(program, runs, structures)
+    after = [*(work.returned for work in works[1:]), None]
+    return tuple(
+        (structure, _shape_keys(shapes), cotangents)
+        for structure, shapes, cotangents in zip(structures, inputs, after, strict=True)
+    )
+
+
 def _measure_run(
     run: Stage,
     inputs: Inputs,
@@ -138,6 +163,7 @@ def _measure_run(
         input_bytes=sum(num_bytes(shape) for shape in (*batch, *received)),
         received_bytes=sum(num_bytes(shape) for shape in received),
         returned_bytes=sum(num_bytes(received[place]) for place in programs.cotangents_out),
+        returned=programs.cotangents_out,
         parts=run.parameters,
         split=_measure_halves(programs) if split else None,
     )

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from hetjax.pipeline.backward import Reads, accumulator_dtype
 from hetjax.pipeline.build import Shapes, update_inputs
-from hetjax.pipeline.fences import fenced
 from hetjax.pipeline.schedule import Schedule
-from hetjax.runtime.instructions import WEIGHT_GRADIENT, stage_programs
+from hetjax.runtime.instructions import stage_programs
 from hetjax.runtime.late_sums import compile_deduced, partial_along
 from hetjax.runtime.placement import Placement, named
 from hetjax.runtime.sharing import StageSharing
 from hetjax.runtime.sharing_programs import SharingPrograms
+from hetjax.runtime.task_programs import Compiled, TaskCompiler, compile_program
 from hetjax.sharding.rules import DATA
-
-Compiled = Any
-"""A compiled program: called with its arguments, it also tells the shardings of its results."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +52,7 @@ def compile_stage(placement: Placement, stage: int, mesh: Mesh) -> CompiledStage
         The compiled stage.
     """
     compiler = _Compiler(placement, stage, mesh)
-    programs = dict(compiler.tasks(placement.pipeline_plan(stage).schedule))
+    programs = dict(compiler.programs(placement.pipeline_plan(stage).schedule))
     programs |= SharingPrograms(placement, stage, mesh, compile_program).programs()
     if stage in placement.pipelines.loss_stages[1:]:
         programs["sum_losses"] = compiler.sum_losses()
@@ -93,7 +87,7 @@ def with_schedule(compiled: CompiledStage, placement: Placement, stage: int) -> 
     """
     compiler = _Compiler(placement, stage, compiled.mesh)
     schedule = placement.pipeline_plan(stage).schedule
-    missing = compiler.tasks(schedule, known=compiled.programs)
+    missing = compiler.programs(schedule, known=compiled.programs)
     return replace(compiled, programs={**compiled.programs, **dict(missing)})
 
 
@@ -124,150 +118,28 @@ class _Compiler:
             )
         ]
 
-    def _examples(self, shapes: Shapes) -> list[NamedSharding]:
-        return named(self.mesh, self.placement.examples(self.stage, shapes))
+        self.tasks = TaskCompiler(
+            self.shapes,
+            mesh,
+            self.parameters,
+            self.batch,
+            self.received,
+            self.sent,
+            self.sums,
+            self.accumulates,
+            bool(self.late),
+        )
 
-    @property
-    def gradient_shapes(self) -> list[jax.ShapeDtypeStruct]:
-        return [
-            jax.ShapeDtypeStruct(s.shape, accumulator_dtype(s.dtype))
-            for s in self.shapes.parameters
-        ]
-
-    def _returned(self) -> list[NamedSharding]:
-        return [self.received[i] for i in self.shapes.cotangents_out]
-
-    def tasks(
+    def programs(
         self, schedule: Schedule, known: Mapping[str, Compiled] | None = None
     ) -> Iterator[tuple[str, Compiled]]:
         """The programs of a schedule's tasks, but for those that are known."""
-        known = known or {}
         recomputes = self.shapes.recompute is not None
-        residuals = deferred = None
-        for name in stage_programs(schedule, self.placement.place(self.stage), recomputes):
-            program = known.get(name) or self._task(name, residuals, deferred)
-            if program is None:
-                continue
-            if name == ("recompute" if recomputes else "forward"):
-                residuals = program.output_shardings if recomputes else program.output_shardings[1]
-            if name == "input_gradient":
-                deferred = program.output_shardings[1]
-            if name not in known:
-                yield name, program
+        names = stage_programs(schedule, self.placement.place(self.stage), recomputes)
+        return self.tasks.programs(names, known)
 
-    def _task(self, name: str, residuals: Any, deferred: Any) -> Any:
-        match name:
-            case "forward":
-                return self.forward()
-            case "recompute":
-                return self.recompute()
-            case "backward":
-                return self.backward(residuals)
-            case "input_gradient":
-                return self.input_gradient(residuals)
-        assert name == WEIGHT_GRADIENT, name
-        return self.weight_gradient(residuals, deferred)
-
-    def forward(self) -> Compiled:
-        shapes = self.shapes
-        return self._task_program(
-            shapes.forward,
-            (shapes.parameters, shapes.batch, shapes.received),
-            (self.parameters, self.batch, self.received),
-            (self.sent, None),
-        )
-
-    def recompute(self) -> Compiled:
-        assert self.shapes.recompute is not None
-        shapes, shardings = self._read(self.shapes.recompute_reads, ())
-        return self._task_program(self.shapes.recompute, shapes[:3], shardings[:3], None)
-
-    def _read(self, reads: Reads, residuals: Any) -> tuple[list[Any], list[Any]]:
-        """Shapes and shardings of a program's arguments but the last ones."""
-        shapes = self.shapes
-        cotangents = [shapes.cotangents_in[i] for i in reads.cotangents]
-        sorts = (
-            (reads.batch, shapes.batch, self.batch),
-            (reads.received, shapes.received, self.received),
-            (reads.residuals, shapes.residuals, list(residuals)),
-            (cotangents, shapes.sent, self.sent),
-        )
-        return (
-            [shapes.parameters, *([of[i] for i in chosen] for chosen, of, _ in sorts)],
-            [self.parameters, *([where[i] for i in chosen] for chosen, _, where in sorts)],
-        )
-
-    def _accumulators(self, places: Iterable[int]) -> tuple[list[Any], list[Any]]:
-        """Shapes and shardings of the sums of some parameter parts' gradients."""
-        places = list(places) if self.accumulates else []
-        return [self.gradient_shapes[i] for i in places], [self.sums[i] for i in places]
-
-    def backward(self, residuals: Any) -> Compiled:
-        shapes, shardings = self._read(self.shapes.backward_reads, residuals)
-        sums, where = self._accumulators(range(len(self.parameters)))
-        return self._task_program(
-            self.shapes.backward,
-            (*shapes, sums),
-            (*shardings, where),
-            (self._returned(), self.sums),
-            donate=(5,),
-        )
-
-    def input_gradient(self, residuals: Any) -> Compiled:
-        split = self.shapes.split
-        shapes, shardings = self._read(split.input_gradient_reads, residuals)
-        sums, where = self._accumulators(split.light)
-        light = [self.sums[i] for i in split.light]
-        return self._task_program(
-            split.input_gradient,
-            (*shapes, sums),
-            (*shardings, where),
-            (self._returned(), None, light),
-            donate=(5,),
-        )
-
-    def weight_gradient(self, residuals: Any, deferred: Any) -> Compiled | None:
-        split = self.shapes.split
-        if not split.heavy:
-            return None
-        shapes, shardings = self._read(split.weight_gradient_reads, residuals)
-        sums, where = self._accumulators(split.heavy)
-        return self._task_program(
-            split.weight_gradient,
-            (*shapes, split.deferred, sums),
-            (*shardings, list(deferred), where),
-            [self.sums[i] for i in split.heavy],
-            donate=(6,),
-        )
-
-    def _task_program(
-        self,
-        function: Callable[..., Any],
-        shapes: Sequence[Any],
-        in_shardings: Sequence[Any],
-        out_shardings: Any,
-        donate: tuple[int, ...] = (),
-    ) -> Compiled:
-        """Compile a task's program; for CPUs, with fences."""
-        compile_task = compile_program
-        if donate and self.late:
-            compile_task = partial(compile_deduced, mesh=self.mesh)
-        if self.mesh.devices.flat[0].platform != "cpu":
-            return compile_task(function, shapes, in_shardings, out_shardings, donate)
-
-        def run(predicates: Sequence[Any], *arguments: Any) -> Any:
-            with fenced(predicates[0]):
-                return function(*arguments)
-
-        program = compile_task(
-            run,
-            ([jax.ShapeDtypeStruct((), bool)], *shapes),
-            ([self.whole], *in_shardings),
-            out_shardings,
-            tuple(place + 1 for place in donate),
-        )
-        true = jax.make_array_from_callback((), self.whole, lambda _: np.array(True))
-        return _Fenced(program, [true])
+    def _examples(self, shapes: Shapes) -> list[NamedSharding]:
+        return named(self.mesh, self.placement.examples(self.stage, shapes))
 
     def evaluation(self) -> Compiled:
         shapes = self.shapes
@@ -280,7 +152,7 @@ class _Compiler:
 
     def zero_gradients(self) -> Compiled:
         def zeros() -> list[jax.Array]:
-            return [jnp.zeros(shape.shape, shape.dtype) for shape in self.gradient_shapes]
+            return [jnp.zeros(shape.shape, shape.dtype) for shape in self.tasks.gradient_shapes]
 
         if not self.late:
             return compile_program(zeros, (), (), self.gradients)
@@ -288,7 +160,7 @@ class _Compiler:
 
     def reduce_gradients(self, places: Sequence[int]) -> Compiled:
         """Those of these gradients that were summed late, reduced; the others as they are."""
-        shapes = [self.gradient_shapes[place] for place in places]
+        shapes = [self.tasks.gradient_shapes[place] for place in places]
         sums = [self.sums[place] for place in places]
         reduced = [self.gradients[place] for place in places]
         # What comes out divided has no use for the memory of what was whole.
@@ -368,38 +240,3 @@ def _summed_loss(losses: Sequence[jax.Array], num_microbatches: int) -> tuple[An
     totals += others[: len(others) // 2]
     counts = [*own[num_microbatches:], *others[len(others) // 2 :]]
     return sum(totals[1:], totals[0]), sum(counts[1:], counts[0])
-
-
-def compile_program(
-    function: Callable[..., Any],
-    shapes: Sequence[Any],
-    in_shardings: Sequence[Any],
-    out_shardings: Any,
-    donate: tuple[int, ...] = (),
-) -> Any:
-    """Compile a function of sequences of arrays, whose shapes and shardings are known."""
-    arguments = [list(shape) for shape in shapes]
-    jitted = jax.jit(
-        function,
-        in_shardings=tuple(list(s) for s in in_shardings),
-        out_shardings=out_shardings,
-        donate_argnums=donate,
-        keep_unused=True,
-    )
-    return jitted.lower(*arguments).compile()
-
-
-class _Fenced:
-    """A compiled program whose fences are given what keeps them closed; see `pipeline.fences`.
-
-    Args:
-        program: the compiled program, whose first argument they are.
-        predicates: a boolean scalar, true, in a list.
-    """
-
-    def __init__(self, program: Any, predicates: Sequence[jax.Array]):
-        self._program, self._predicates = program, predicates
-        self.output_shardings = program.output_shardings
-
-    def __call__(self, *arguments: Any) -> Any:
-        return self._program(self._predicates, *arguments)

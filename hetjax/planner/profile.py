@@ -1,0 +1,105 @@
+"""The profile: what layers take on the devices of a cluster, as measured, in plain numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True, order=True)
+class Way:
+    """Devices, and how they share a stage.
+
+    Args:
+        subcluster: the subcluster that they are of.
+        shape: nodes, and devices in each.
+        mesh_shape: sizes of the data and the tensor axis.
+        sharding: the sharding rule.
+    """
+
+    subcluster: str
+    shape: tuple[int, int]
+    mesh_shape: tuple[int, int]
+    sharding: str
+
+
+@dataclass(frozen=True, eq=False)
+class Composition:
+    """A figure of runs of layers: a start, and then what each layer adds.
+
+    Args:
+        start: what any run has before its first layer.
+        layers: what each layer adds, ``[L]``.
+
+    Example:
+        >>> float(Composition(1.0, np.array([2.0, 3.0, 4.0])).of((1, 3)))
+        8.0
+    """
+
+    start: float
+    layers: FloatArray
+
+    def of(self, run: tuple[int, int] | None) -> FloatArray:
+        """The figure of runs.
+
+        Args:
+            run: first layer, and the one after the last; None for every run.
+
+        Returns:
+            The figure; of every run ``[L + 1, L + 1]``, the entry ``[i, j]`` for layers i to j - 1.
+        """
+        before = np.concatenate([[0.0], np.cumsum(self.layers)])
+        if run is not None:
+            return np.asarray(self.start + before[run[1]] - before[run[0]])
+        return self.start + before[None, :] - before[:, None]
+
+
+@dataclass(frozen=True, eq=False)
+class WayTimes:
+    """What layers take in one way.
+
+    Args:
+        forward: seconds of the forward pass of one microbatch.
+        backward: seconds of the whole backward pass, without recomputation.
+        temporary_bytes: what the compiled backward program, the larger one, needs beside its
+            arguments and results, on one device.
+        composition_error: by how much runs that were measured whole differ from what they are
+            composed of, as a share, at most; None where none was.
+    """
+
+    forward: Composition
+    backward: Composition
+    temporary_bytes: Composition
+    composition_error: float | None = None
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What was measured of a program's layers.
+
+    Args:
+        ways: times by the devices and how they share a stage.
+        calibration: for subclusters that measurements are of, by what the cost model's seconds of
+            computation are multiplied where there is none: forward and backward passes.
+        updates: for subclusters whose update was measured, bytes/s of parameters, gradients and
+            optimizer state that one device reads and writes.
+        measurements: how many measurements it is made of.
+        seconds: how long those that were made for it took.
+    """
+
+    ways: Mapping[Way, WayTimes] = field(default_factory=dict)
+    calibration: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    updates: Mapping[str, float] = field(default_factory=dict)
+    measurements: int = 0
+    seconds: float = 0.0
+
+    @property
+    def composition_error(self) -> float | None:
+        """The largest error of composition of any way; None where none was measured."""
+        errors = [each.composition_error for each in self.ways.values()]
+        return max((error for error in errors if error is not None), default=None)

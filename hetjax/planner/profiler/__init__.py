@@ -1,0 +1,32 @@
+"""The profiler: which runs of layers to measure, where measurements are kept, what they make up.
+
+Nothing here touches a device; `hetjax.runtime.profiling` measures.
+"""
+
+from hetjax.planner.profiler.candidates import Unit, layer_classes, num_structures, units
+from hetjax.planner.profiler.composition import RunFigure, compose, composition_error
+from hetjax.planner.profiler.database import Key, ProfileDatabase
+from hetjax.planner.profiler.measurement import Measured, Measurement, Request, typical
+from hetjax.planner.profiler.profiler import Survey, Wanted, make_profile, survey
+from hetjax.planner.profiler.structure import structure_digest
+
+__all__ = [
+    "Key",
+    "Measured",
+    "Measurement",
+    "ProfileDatabase",
+    "Request",
+    "RunFigure",
+    "Survey",
+    "Unit",
+    "Wanted",
+    "compose",
+    "composition_error",
+    "layer_classes",
+    "make_profile",
+    "num_structures",
+    "structure_digest",
+    "survey",
+    "typical",
+    "units",
+]

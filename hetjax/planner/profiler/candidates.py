@@ -1,0 +1,129 @@
+"""What a profile measures: few runs of layers, of which all others are composed.
+
+Layers of one structure share what is measured, wherever they stand, and so do runs of them. Of a
+run's time each layer has its part, but for a start that any program has; so short runs tell of long
+ones. Two long runs are measured for nothing else than to see by how much that is wrong.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hetjax.planner.problem import PlanningProblem
+from hetjax.planner.work import structure_keys
+
+_LENGTHS = (1, 2, 4)
+"""How many modules one after another are measured as one run."""
+
+_CHECKED = 3
+"""How many modules the runs have that check the composition."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A run of layers that is measured.
+
+    Args:
+        layers: first layer, and the one after the last.
+        checks: whether it only checks what is composed of the others.
+    """
+
+    layers: tuple[int, int]
+    checks: bool = False
+
+
+def layer_classes(problem: PlanningProblem) -> tuple[int, ...]:
+    """Which layers are alike in structure.
+
+    Args:
+        problem: the planning problem.
+
+    Returns:
+        For each layer a number, the same for those that are alike.
+    """
+    numbers: dict[object, int] = {}
+    keys = structure_keys(problem.program, problem.layers, problem.works)
+    return tuple(numbers.setdefault(key, len(numbers)) for key in keys)
+
+
+def num_structures(classes: Sequence[int]) -> int:
+    """How many runs of layers there are that differ in structure.
+
+    Args:
+        classes: of the layers.
+
+    Returns:
+        The number.
+
+    Example:
+        >>> num_structures([0, 1, 0, 1])  # 0, 1, 01, 10, 010, 101, 0101
+        7
+    """
+    layers = np.asarray(classes)
+    ranks, count = layers, len(np.unique(layers))
+    for length in range(2, len(layers) + 1):
+        pairs = ranks[:-1] * (len(layers) + 1) + layers[length - 1 :]
+        ranks = np.unique(pairs, return_inverse=True)[1]
+        count += len(np.unique(ranks))
+    return count
+
+
+def units(problem: PlanningProblem, classes: Sequence[int]) -> tuple[Unit, ...]:
+    """The runs that a profile measures, no two of one structure.
+
+    Each layer alone, one module and several, the model's beginning and its end with the module
+    next to them; and longer ones that check.
+
+    Args:
+        problem: the planning problem.
+        classes: of the layers, by `layer_classes`.
+
+    Returns:
+        The runs, the shortest first.
+    """
+    total = len(classes)
+    singles = [Unit((layer, layer + 1)) for layer in range(total)]
+    found = [*singles, *_module_runs(problem, total)]
+    alike: dict[tuple[int, ...], Unit] = {}
+    for unit in sorted(found, key=lambda unit: (unit.checks, unit.layers[1] - unit.layers[0])):
+        first, end = unit.layers
+        alike.setdefault(tuple(classes[first:end]), unit)
+    return tuple(alike.values())
+
+
+def _module_runs(problem: PlanningProblem, total: int) -> Iterator[Unit]:
+    repeats = list(_repeats(problem))
+    for first, step, count in repeats:
+        for length in _LENGTHS:
+            if length <= count:
+                yield Unit((first, first + length * step))
+    if not repeats:
+        # Layers by cost alone: runs of powers of two from the beginning and from the end.
+        for length in (2**power for power in range(1, (total - 1).bit_length())):
+            yield Unit((0, length), checks=2 * length >= total)
+            yield Unit((total - length, total), checks=2 * length >= total)
+        return
+    first, step, count = repeats[0]
+    yield Unit((0, first + step))
+    yield Unit((0, first + min(_CHECKED, count) * step), checks=True)
+    first, step, count = repeats[-1]
+    end = first + count * step
+    yield Unit((end - step, total))
+    yield Unit((end - min(_CHECKED, count) * step, total), checks=True)
+
+
+def _repeats(problem: PlanningProblem) -> Iterator[tuple[int, int, int]]:
+    """First layer, layers of one occurrence, and occurrences of each repeated module."""
+    place = {position: layer for layer, position in enumerate(problem.layers)}
+    cut = [section for section in problem.sections if section.starts]
+    for module, group in itertools.groupby(cut, key=lambda section: section.section.module):
+        occurrences = list(group)
+        if module is None:
+            continue
+        # The first layer begins at 0, whatever light section comes before it.
+        first = place.get(occurrences[0].starts[0], 0)
+        yield first, len(occurrences[0].starts), len(occurrences)

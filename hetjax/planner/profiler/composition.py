@@ -1,0 +1,74 @@
+"""Layers' times from those of runs: what each layer adds, after a start that every run has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import nnls
+
+from hetjax.planner.profile import Composition, FloatArray
+
+
+@dataclass(frozen=True)
+class RunFigure:
+    """What was measured of a run of layers.
+
+    Args:
+        layers: first layer, and the one after the last.
+        value: the figure, above 0.
+    """
+
+    layers: tuple[int, int]
+    value: float
+
+
+def compose(classes: Sequence[int], runs: Sequence[RunFigure]) -> Composition:
+    """Fit what layers add to what was measured of runs of them.
+
+    It is the least-squares fit of relative errors, with no layer below 0. A run counts as much as
+    it has layers: stages have several, and a layer alone is compiled without its neighbours.
+
+    Args:
+        classes: of the layers; those of one class take the same.
+        runs: what was measured; every class is in one of them.
+
+    Returns:
+        The composition.
+
+    Example:
+        >>> runs = [RunFigure((0, 1), 3.0), RunFigure((1, 2), 2.0), RunFigure((0, 2), 4.0)]
+        >>> found = compose([0, 1], runs)
+        >>> round(found.start, 3), found.layers.round(3).tolist()
+        (1.0, [2.0, 1.0])
+    """
+    count = max(classes) + 1
+    rows = np.zeros((len(runs), 1 + count))
+    for row, run in zip(rows, runs, strict=True):
+        first, end = run.layers
+        row[0] = 1.0
+        np.add.at(row, 1 + np.asarray(classes[first:end]), 1.0)
+        row *= np.sqrt(end - first) / run.value
+    wanted = np.sqrt([run.layers[1] - run.layers[0] for run in runs])
+    solution, _ = nnls(rows, wanted)
+    return Composition(float(solution[0]), _of_layers(solution[1:], classes))
+
+
+def _of_layers(values: NDArray[np.float64], classes: Sequence[int]) -> FloatArray:
+    return values[np.asarray(classes)]
+
+
+def composition_error(composition: Composition, runs: Sequence[RunFigure]) -> float:
+    """By how much runs that were measured whole differ from what they are composed of.
+
+    Args:
+        composition: what runs are composed of.
+        runs: what was measured.
+
+    Returns:
+        The largest difference as a share of what was measured; 0 where there is none.
+    """
+    shares = (abs(float(composition.of(run.layers)) / run.value - 1.0) for run in runs)
+    return max(shares, default=0.0)

@@ -1,0 +1,191 @@
+"""The profile database: a folder of JSON files, one measurement in each.
+
+A measurement's file is named by what was measured, so that whoever measures the same writes the
+same file, whole or not at all: any number of processes may write at once, and the databases of
+several hosts become one by copying their files together.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import jax
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from hetjax.checked_files import first_problem
+from hetjax.errors import InputError
+from hetjax.files import replacing
+from hetjax.planner.profiler.measurement import Measurement
+
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Key:
+    """What was measured, and with what.
+
+    Args:
+        structure: digest of the run's programs, whatever model they are of.
+        kind: the kind of the devices; of host processors, which are seldom alike, with the name of
+            their subcluster.
+        dtype: the dtype that most of the matrix products' FLOPs run in.
+        shape: nodes, and devices in each.
+        mesh_shape: sizes of the data and the tensor axis.
+        sharding: the sharding rule.
+        jax: the version of JAX that compiled it.
+    """
+
+    structure: str
+    kind: str
+    dtype: str
+    shape: tuple[int, int]
+    mesh_shape: tuple[int, int]
+    sharding: str
+    jax: str = jax.__version__
+
+    @property
+    def path(self) -> Path:
+        """The file of this key, relative to the database."""
+        text = json.dumps(asdict(self), sort_keys=True)
+        folder = re.sub(r"[^\w.-]+", "_", self.kind).strip("._") or "kind"
+        return Path(folder, f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json")
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class _KeyRecord(_Record):
+    structure: str
+    kind: str
+    dtype: str
+    shape: tuple[int, int] = Field(strict=False)
+    mesh_shape: tuple[int, int] = Field(strict=False)
+    sharding: str
+    jax: str
+
+
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Bytes = Annotated[int, Field(ge=0)]
+
+
+class _MeasurementRecord(_Record):
+    forward_seconds: Seconds
+    backward_seconds: Seconds
+    update_bytes_per_second: Amount
+    forward_bytes: Bytes
+    backward_bytes: Bytes
+    repetitions: Annotated[int, Field(ge=1)]
+    spread: Amount
+
+
+class _File(_Record):
+    version: Literal[1]
+    key: _KeyRecord
+    measurement: _MeasurementRecord
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class ProfileDatabase:
+    """A folder of measurements.
+
+    Args:
+        folder: the folder; it is made with the first measurement.
+    """
+
+    folder: Path
+
+    def get(self, key: Key) -> Measurement | None:
+        """What was measured for a key.
+
+        Args:
+            key: what is asked for.
+
+        Returns:
+            The measurement; None where there is none.
+
+        Raises:
+            InputError: its file is not what this database writes.
+        """
+        path = self.folder / key.path
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise InputError(f"{path}: the profile cannot be read: {error.strerror}") from None
+        record = _parse(path, content)
+        if _key(record) != key:
+            raise InputError(
+                f"{path}: key is of another measurement than the file's name; a file of a profile "
+                f"database keeps the name that it was written with"
+            )
+        return Measurement(**record.measurement.model_dump())
+
+    def put(self, key: Key, measurement: Measurement, note: str = "") -> None:
+        """Keep a measurement.
+
+        Args:
+            key: what was measured.
+            measurement: what it took.
+            note: what a person may want to know of it.
+        """
+        content = {
+            "version": VERSION,
+            "key": asdict(key),
+            "measurement": asdict(measurement),
+            "note": note,
+        }
+        with replacing(self.folder / key.path) as temporary:
+            temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+    def merge(self, other: ProfileDatabase) -> int:
+        """Take over what another database has and this one has not.
+
+        Args:
+            other: the other database.
+
+        Returns:
+            How many measurements were taken over.
+
+        Raises:
+            InputError: a file of the other one is not what a database writes.
+        """
+        count = 0
+        for key, measurement, note in other._all():
+            if self.get(key) is None:
+                self.put(key, measurement, note)
+                count += 1
+        return count
+
+    def _all(self) -> Iterator[tuple[Key, Measurement, str]]:
+        for path in sorted(self.folder.glob("*/*.json")):
+            record = _parse(path, path.read_bytes())
+            yield _key(record), Measurement(**record.measurement.model_dump()), record.note
+
+
+def _parse(path: Path, content: bytes) -> _File:
+    try:
+        data: Any = json.loads(content)
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise InputError(
+            f"{path}: this is not a profile: {error}; remove the file to have it measured again"
+        ) from None
+    try:
+        return _File.model_validate(data)
+    except ValidationError as error:
+        raise InputError(
+            f"{path}: {first_problem(error, _File)}; remove the file to have it measured again"
+        ) from None
+
+
+def _key(record: _File) -> Key:
+    return Key(**{each.name: getattr(record.key, each.name) for each in fields(Key)})

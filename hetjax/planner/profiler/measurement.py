@@ -1,0 +1,98 @@
+"""One measurement of a run of layers, and what is asked of those who make it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import optax
+from jaxtyping import PyTree
+
+_OUTLIER = 2.0
+"""Times the median, from which on a repetition is one in which something else ran."""
+
+
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """What is measured of a program: its loss function and how its layers are cut.
+
+    Args:
+        loss_function: the plain JAX loss; see `hetjax.pipeline.trace`.
+        parameters: pytree of the parameters' shapes.
+        batch: pytree of a microbatch's shapes.
+        optimizer: an Optax transformation.
+        layers: the positions where layers begin, and the end.
+        microbatch_size: examples in a microbatch.
+    """
+
+    loss_function: Callable[..., Any]
+    parameters: PyTree
+    batch: PyTree
+    optimizer: optax.GradientTransformation
+    layers: tuple[int, ...]
+    microbatch_size: int
+
+
+@dataclass(frozen=True)
+class Request:
+    """A run of layers to measure on one submesh.
+
+    Args:
+        layers: first layer, and the one after the last.
+        mesh_shape: sizes of the data and the tensor axis.
+        sharding: the sharding rule.
+        cotangents: which of the values that the run sends have a cotangent, by place.
+    """
+
+    layers: tuple[int, int]
+    mesh_shape: tuple[int, int]
+    sharding: str
+    cotangents: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What a run of layers takes.
+
+    Args:
+        forward_seconds: the forward pass of one microbatch.
+        backward_seconds: its whole backward pass.
+        update_bytes_per_second: bytes/s of parameters, gradients and optimizer state that the
+            optimizer's update reads and writes on one device; 0 where the run has no parameters.
+        forward_bytes: what the compiled forward program needs beside arguments and results, on one
+            device.
+        backward_bytes: the same of the backward program.
+        repetitions: how many repetitions the times are medians of.
+        spread: the middle half of them lies in so wide a band, as a share of the median.
+    """
+
+    forward_seconds: float
+    backward_seconds: float
+    update_bytes_per_second: float
+    forward_bytes: int
+    backward_bytes: int
+    repetitions: int
+    spread: float
+
+
+def typical(seconds: Sequence[float]) -> tuple[float, float]:
+    """The median of repetitions without outliers, and their spread.
+
+    Args:
+        seconds: of each repetition.
+
+    Returns:
+        The median, and the width of the band of the middle half as a share of it.
+
+    Example:
+        >>> typical([1.0, 1.0, 1.1, 0.9, 7.0])
+        (1.0, 0.05)
+    """
+    limit = _OUTLIER * median(seconds)
+    kept = sorted(each for each in seconds if each <= limit)
+    middle = median(kept)
+    quarter = len(kept) // 4
+    width = kept[-1 - quarter] - kept[quarter]
+    return middle, round(width / middle, 3) if middle else 0.0

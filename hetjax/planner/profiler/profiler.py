@@ -1,0 +1,247 @@
+"""From a planning problem to what has to be measured for it, and from measurements to a profile."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+import numpy as np
+
+from hetjax.mesh.cluster import Subcluster
+from hetjax.planner.cost_model import Execution, all_runs, estimate
+from hetjax.planner.problem import PlanningProblem
+from hetjax.planner.profile import Composition, Profile, Way, WayTimes
+from hetjax.planner.profiler.candidates import layer_classes, num_structures, units
+from hetjax.planner.profiler.composition import RunFigure, compose, composition_error
+from hetjax.planner.profiler.database import Key, ProfileDatabase
+from hetjax.planner.profiler.measurement import Measurement, Request
+from hetjax.planner.profiler.structure import structure_digest
+from hetjax.planner.stage_table import Slice, make_stage_table
+
+_NOTHING = 1e-9
+"""What a figure of 0 counts as: relative errors are fitted."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A measurement that a profile is made of.
+
+    Args:
+        way: the devices, and how they share the run.
+        key: where the database keeps it.
+        request: what is asked of those who measure.
+        checks: whether it only checks what is composed of the others.
+    """
+
+    way: Way
+    key: Key
+    request: Request
+    checks: bool
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What a profile of a problem takes.
+
+    Args:
+        wanted: the measurements.
+        classes: of the layers, those of one class being alike.
+        candidates: stages that there are: runs of layers on any submesh in any way.
+        pruned: those of them that do not fit into memory.
+        structures: runs of layers that differ in structure.
+    """
+
+    wanted: tuple[Wanted, ...]
+    classes: tuple[int, ...]
+    candidates: int
+    pruned: int
+    structures: int
+
+    def missing(self, database: ProfileDatabase) -> tuple[Wanted, ...]:
+        """What a database does not have."""
+        return tuple(each for each in self.wanted if database.get(each.key) is None)
+
+    def share(self, measured: int) -> float:
+        """The share of the candidates that fit that so many measurements are."""
+        return measured / max(1, self.candidates - self.pruned)
+
+
+def survey(problem: PlanningProblem) -> Survey:
+    """What there is to measure for a problem: what fits, and nothing twice.
+
+    Ways to run a stage are those that are the best for some run of layers by the analytic model, on
+    the devices of one node. Recomputation is composed: it is a forward pass and a backward pass.
+
+    Args:
+        problem: the planning problem.
+
+    Returns:
+        The survey.
+    """
+    analytic = replace(problem, profile=Profile())
+    table = make_stage_table(analytic, all_runs(problem.program, problem.works))
+    classes = layer_classes(problem)
+    wanted: dict[Key, Wanted] = {}
+    digests = {}
+    for unit in units(problem, classes):
+        end = unit.layers[1]
+        after = problem.works[end : end + 1]
+        # The loss has a cotangent, the count that it is divided by has none.
+        cotangents = after[0].returned if after else (0,)
+        digests[unit] = structure_digest(problem.program, problem.layers, unit.layers, cotangents)
+        for subcluster, slices in zip(problem.cluster.subclusters, table.slices, strict=True):
+            for way in _ways(slices, unit.layers):
+                key = _key(problem, subcluster, way, digests[unit])
+                request = Request(unit.layers, way.mesh_shape, way.sharding, cotangents)
+                wanted.setdefault(key, Wanted(way, key, request, unit.checks))
+    runs = problem.num_layers * (problem.num_layers + 1) // 2
+    cuts = [cut for slices in table.slices for cut in slices]
+    candidates = sum(len(cut.options) * runs for cut in cuts)
+    fitting = sum(int(np.isfinite(cut.seconds).sum()) for cut in cuts)
+    return Survey(
+        wanted=tuple(wanted.values()),
+        classes=classes,
+        candidates=candidates,
+        pruned=candidates - fitting,
+        structures=num_structures(classes),
+    )
+
+
+def _ways(slices: Sequence[Slice], run: tuple[int, int]) -> Sequence[Way]:
+    """The ways in which a run of layers fits on a node of a subcluster."""
+    found: dict[Way, None] = {}
+    for cut in slices:
+        if cut.shape[0] > 1:
+            continue
+        for option, limits in zip(cut.options, cut.live_limits, strict=True):
+            if limits[run] > 0:
+                found[option.way] = None
+    return list(found)
+
+
+def _key(problem: PlanningProblem, subcluster: Subcluster, way: Way, structure: str) -> Key:
+    name = subcluster.kind.name
+    return Key(
+        structure=structure,
+        kind=f"{name} of {subcluster.name}" if subcluster.kind.platform == "cpu" else name,
+        dtype=problem.dtype,
+        shape=way.shape,
+        mesh_shape=way.mesh_shape,
+        sharding=way.sharding,
+    )
+
+
+def make_profile(
+    problem: PlanningProblem, surveyed: Survey, database: ProfileDatabase, seconds: float = 0.0
+) -> Profile:
+    """The profile of a problem, of what a database has.
+
+    A way is in it where every class of layers was measured in it. Where none was, the cost model's
+    seconds are corrected by the measurements of the same devices.
+
+    Args:
+        problem: the planning problem.
+        surveyed: what it takes.
+        database: the database.
+        seconds: how long it took to measure.
+
+    Returns:
+        The profile; empty where the database has nothing of it.
+
+    Raises:
+        InputError: a file of the database is corrupt.
+    """
+    found: dict[Way, list[tuple[Wanted, Measurement]]] = {}
+    for each in surveyed.wanted:
+        measurement = database.get(each.key)
+        if measurement is not None:
+            found.setdefault(each.way, []).append((each, measurement))
+    ways = {
+        way: _way_times(surveyed.classes, measured)
+        for way, measured in found.items()
+        if _covers(surveyed.classes, measured)
+    }
+    return Profile(
+        ways=ways,
+        calibration=_calibration(problem, ways),
+        updates=_updates(found),
+        measurements=sum(map(len, found.values())),
+        seconds=seconds,
+    )
+
+
+def _covers(classes: Sequence[int], measured: Sequence[tuple[Wanted, Measurement]]) -> bool:
+    runs = [wanted.request.layers for wanted, _ in measured if not wanted.checks]
+    return {classes[layer] for run in runs for layer in range(*run)} == set(classes)
+
+
+def _way_times(classes: Sequence[int], measured: Sequence[tuple[Wanted, Measurement]]) -> WayTimes:
+    forward, forward_error = _composed(classes, measured, "forward_seconds")
+    backward, backward_error = _composed(classes, measured, "backward_seconds")
+    temporary, _ = _composed(classes, measured, "backward_bytes")
+    checked = any(wanted.checks for wanted, _ in measured)
+    error = max(forward_error, backward_error) if checked else None
+    return WayTimes(forward, backward, temporary, error)
+
+
+def _composed(
+    classes: Sequence[int], measured: Sequence[tuple[Wanted, Measurement]], name: str
+) -> tuple[Composition, float]:
+    """A figure of runs composed, and the error of doing so."""
+    runs: dict[bool, list[RunFigure]] = {False: [], True: []}
+    for wanted, measurement in measured:
+        value = max(float(getattr(measurement, name)), _NOTHING)
+        runs[wanted.checks].append(RunFigure(wanted.request.layers, value))
+    composition = compose(classes, runs[False])
+    return composition, composition_error(composition, runs[True])
+
+
+def _updates(
+    found: dict[Way, list[tuple[Wanted, Measurement]]],
+) -> dict[str, float]:
+    """The rate of the optimizer's update of each subcluster, of its longest measured runs."""
+    rates: dict[str, list[tuple[int, float]]] = {}
+    for way, measured in found.items():
+        for wanted, measurement in measured:
+            first, end = wanted.request.layers
+            if measurement.update_bytes_per_second:
+                pair = (end - first, measurement.update_bytes_per_second)
+                rates.setdefault(way.subcluster, []).append(pair)
+    return {
+        name: median(rate for length, rate in pairs if 2 * length >= max(pairs)[0])
+        for name, pairs in rates.items()
+    }
+
+
+def _calibration(
+    problem: PlanningProblem, ways: dict[Way, WayTimes]
+) -> dict[str, tuple[float, float]]:
+    """By how much measured passes of the whole model are longer than the cost model has them."""
+    analytic = replace(problem, profile=Profile())
+    whole = all_runs(problem.program, problem.works).of((0, problem.num_layers))
+    ratios: dict[str, list[tuple[float, float]]] = {}
+    for way, times in ways.items():
+        expected = estimate(analytic, whole, _execution(problem, way))
+        ratios.setdefault(way.subcluster, []).append(
+            (
+                float(times.forward.of(whole.layers) / expected.forward_seconds),
+                float(times.backward.of(whole.layers) / expected.backward_seconds),
+            )
+        )
+    return {
+        name: (median(f for f, _ in pairs), median(b for _, b in pairs))
+        for name, pairs in ratios.items()
+    }
+
+
+def _execution(problem: PlanningProblem, way: Way) -> Execution:
+    subcluster = problem.cluster.subcluster(way.subcluster)
+    return Execution(
+        kind=subcluster.kind,
+        link=subcluster.intra_node,
+        mesh_shape=way.mesh_shape,
+        sharding=way.sharding,
+        subcluster=way.subcluster,
+        shape=way.shape,
+    )

@@ -1,0 +1,235 @@
+"""Measuring runs of layers on this process's devices: the programs that training would run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh, NamedSharding
+
+from hetjax.pipeline.backward import Reads, StagePrograms, accumulator_dtype, differentiate
+from hetjax.pipeline.program import Program, num_bytes, trace
+from hetjax.pipeline.stages import crossing_values, cut
+from hetjax.planner.profiler.measurement import Measured, Measurement, Request, typical
+from hetjax.planner.work import part_shape
+from hetjax.runtime.late_sums import compile_deduced, partial_along
+from hetjax.runtime.placement import named
+from hetjax.runtime.task_programs import TaskCompiler, compile_program
+from hetjax.sharding.annotation import axes_of
+from hetjax.sharding.rules import DATA, MESH_AXES, example_spec, parameter_spec
+
+_REPETITIONS = (7, 40)
+"""A pass is repeated at least and at most so often."""
+
+_SECONDS = 0.6
+"""Between these, until it has run for so long."""
+
+
+class StageMeasurer:
+    """Measures runs of a program's layers.
+
+    Args:
+        measured: the program.
+        devices: the devices of this process that may be used; all where none are given.
+    """
+
+    def __init__(self, measured: Measured, devices: Sequence[Any] | None = None):
+        self._measured = measured
+        self._devices = list(devices or jax.local_devices())
+        self._program = trace(measured.loss_function, measured.parameters, measured.batch)
+
+    def measure(self, request: Request) -> Measurement:
+        """Compile a run's programs and time them.
+
+        Args:
+            request: which run, and how devices share it.
+
+        Returns:
+            The measurement.
+        """
+        programs = _differentiated(self._program, self._measured.layers, request)
+        count = request.mesh_shape[0] * request.mesh_shape[1]
+        grid = np.array(self._devices[:count]).reshape(request.mesh_shape)
+        tasks = _tasks(programs, request, self._measured.microbatch_size, Mesh(grid, MESH_AXES))
+        compiled = dict(tasks.programs(("forward", "backward")))
+        forward, backward = _time_passes(tasks, compiled["forward"], compiled["backward"])
+        (forward_seconds, one), (backward_seconds, other) = typical(forward), typical(backward)
+        return Measurement(
+            forward_seconds=forward_seconds,
+            backward_seconds=backward_seconds,
+            update_bytes_per_second=_update_rate(tasks, self._measured.optimizer),
+            forward_bytes=_temporary_bytes(compiled["forward"]),
+            backward_bytes=_temporary_bytes(compiled["backward"]),
+            repetitions=len(forward),
+            spread=max(one, other),
+        )
+
+
+def _differentiated(program: Program, layers: Sequence[int], request: Request) -> StagePrograms:
+    """The programs of a run of layers."""
+    first, end = (layers[layer] for layer in request.layers)
+    boundaries = sorted({0, first, end, program.num_positions})
+    stage = cut(program, boundaries)[boundaries.index(first)]
+    parameters = [part_shape(program, part) for part in stage.parameters]
+    batch = [program.avals[program.batch[leaf]] for leaf in stage.batch]
+    received = list(crossing_values(program, first)) if first else []
+    return differentiate(
+        stage,
+        parameters,
+        batch,
+        received,
+        is_last=end == program.num_positions,
+        cotangents_in=request.cotangents,
+    )
+
+
+def _tasks(
+    programs: StagePrograms, request: Request, microbatch_size: int, mesh: Mesh
+) -> TaskCompiler:
+    """The compiler of a run's programs, by the shardings that a stage of a plan would have."""
+    shape = request.mesh_shape
+
+    def examples(shapes: Sequence[jax.ShapeDtypeStruct]) -> list[NamedSharding]:
+        return named(mesh, [example_spec(each.shape, microbatch_size, shape) for each in shapes])
+
+    specs = [parameter_spec(request.sharding, each.shape, shape) for each in programs.parameters]
+    parameters = named(mesh, specs)
+    whole = [not any(DATA in axes_of(entry) for entry in spec) for spec in specs]
+    late = shape[0] > 1 and any(whole)
+    return TaskCompiler(
+        shapes=programs,
+        mesh=mesh,
+        parameters=parameters,
+        batch=examples(programs.batch),
+        received=examples(programs.received),
+        sent=examples(programs.sent),
+        sums=[
+            partial_along(sharding, DATA) if late and stays else sharding
+            for sharding, stays in zip(parameters, whole, strict=True)
+        ],
+        accumulates=True,
+        late=late,
+    )
+
+
+def _time_passes(
+    tasks: TaskCompiler, forward: Any, backward: Any
+) -> tuple[list[float], list[float]]:
+    """Seconds of forward and backward passes, which take turns as in training."""
+    shapes = tasks.shapes
+    fill = _Filler()
+    parameters = fill(shapes.parameters, tasks.parameters)
+    batch = fill(shapes.batch, tasks.batch)
+    received = fill(shapes.received, tasks.received)
+    seeds = fill(shapes.sent, tasks.sent)
+    cotangents = [seeds[place] for place in shapes.cotangents_in]
+    sums = _zero_sums(tasks)
+    reads = shapes.backward_reads
+    times: tuple[list[float], list[float]] = ([], [])
+    began = time.perf_counter()
+    while not _enough(len(times[0]), time.perf_counter() - began):
+        begin = time.perf_counter()
+        _, residuals = jax.block_until_ready(forward(parameters, batch, received))
+        middle = time.perf_counter()
+        arguments = _read(reads, batch, received, residuals, cotangents)
+        _, sums = jax.block_until_ready(backward(parameters, *arguments, sums))
+        times[0].append(middle - begin)
+        times[1].append(time.perf_counter() - middle)
+    # The first repetition pays for memory and caches.
+    return times[0][1:], times[1][1:]
+
+
+def _enough(count: int, seconds: float) -> bool:
+    least, most = _REPETITIONS
+    return count > most or (count > least and seconds >= _SECONDS)
+
+
+def _read(
+    reads: Reads,
+    batch: Sequence[Any],
+    received: Sequence[Any],
+    residuals: Sequence[Any],
+    cotangents: Sequence[Any],
+) -> list[list[Any]]:
+    return [
+        [batch[place] for place in reads.batch],
+        [received[place] for place in reads.received],
+        [residuals[place] for place in reads.residuals],
+        [cotangents[place] for place in reads.cotangents],
+    ]
+
+
+def _update_rate(tasks: TaskCompiler, optimizer: optax.GradientTransformation) -> float:
+    """Bytes/s at which the optimizer updates the run's parameters on one device.
+
+    It counts what a device holds of parameters, gradients and state, each read once.
+    """
+    shapes = tasks.shapes.parameters
+    if not shapes:
+        return 0.0
+    device = tasks.mesh.devices.flat[0]
+    single = jax.sharding.SingleDeviceSharding(device)
+    fill = _Filler()
+    parameters = fill(shapes, [single] * len(shapes))
+    gradients = fill(
+        [jax.ShapeDtypeStruct(each.shape, accumulator_dtype(each.dtype)) for each in shapes],
+        [single] * len(shapes),
+    )
+
+    def update(parameters: Any, state: Any, gradients: Any) -> Any:
+        updates, state = optimizer.update(gradients, state, parameters)
+        return optax.apply_updates(parameters, updates), state
+
+    state = jax.jit(optimizer.init)(parameters)
+    held = jax.tree.leaves((parameters, gradients, state))
+    size = sum(num_bytes(each) for each in held)
+    compiled = jax.jit(update, donate_argnums=(0, 1)).lower(parameters, state, gradients).compile()
+    seconds: list[float] = []
+    began = time.perf_counter()
+    while not _enough(len(seconds), time.perf_counter() - began):
+        begin = time.perf_counter()
+        parameters, state = jax.block_until_ready(compiled(parameters, state, gradients))
+        seconds.append(time.perf_counter() - begin)
+    return size / typical(seconds[1:])[0]
+
+
+def _zero_sums(tasks: TaskCompiler) -> Any:
+    def zeros() -> list[jax.Array]:
+        return [jnp.zeros(each.shape, each.dtype) for each in tasks.gradient_shapes]
+
+    if not tasks.late:
+        return compile_program(zeros, (), (), tasks.sums)()
+    return compile_deduced(zeros, (), (), tasks.sums, (), tasks.mesh)()
+
+
+class _Filler:
+    """Makes arrays of small numbers; integers are 0, since they index."""
+
+    def __init__(self) -> None:
+        self._random = np.random.default_rng(0)
+
+    def __call__(
+        self, shapes: Sequence[jax.ShapeDtypeStruct], shardings: Sequence[Any]
+    ) -> list[jax.Array]:
+        return [
+            jax.device_put(self._array(shape), sharding)
+            for shape, sharding in zip(shapes, shardings, strict=True)
+        ]
+
+    def _array(self, shape: jax.ShapeDtypeStruct) -> np.ndarray:
+        if not jnp.issubdtype(shape.dtype, jnp.floating):
+            return np.zeros(shape.shape, shape.dtype)
+        values = self._random.standard_normal(shape.shape, np.float32)
+        return (0.02 * values).astype(shape.dtype)
+
+
+def _temporary_bytes(program: Any) -> int:
+    """What a compiled program needs beside arguments and results, where the compiler tells."""
+    analysis: Callable[[], Any] | None = getattr(program, "memory_analysis", None)
+    found = analysis() if analysis is not None else None
+    return int(getattr(found, "temp_size_in_bytes", 0) or 0)
