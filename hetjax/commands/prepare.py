@@ -11,6 +11,7 @@ from typing import Any
 import jax
 
 from hetjax.commands.devices import use_devices
+from hetjax.commands.profiling import check_measured, profile_database, with_profile
 from hetjax.configuration import Configuration
 from hetjax.configuration.make import Ingredients
 from hetjax.errors import InputError
@@ -30,6 +31,7 @@ from hetjax.planner import (
     parts_alone,
     predict,
 )
+from hetjax.planner.profiler import ProfileDatabase
 from hetjax.report import format_bytes
 
 
@@ -170,24 +172,82 @@ def parts(prepared: Prepared) -> tuple[PartAlone, ...]:
     return parts_alone(prepared.plan.cluster, plan_on)
 
 
+def problem_to_profile(ingredients: Ingredients, cluster: Cluster) -> PlanningProblem:
+    """What is to be measured for a configuration.
+
+    Args:
+        ingredients: the model, the data and the optimizer.
+        cluster: the devices.
+
+    Returns:
+        The problem with the configured number of microbatches, or the one that is the best by the
+        analytic model.
+
+    Raises:
+        InputError: the model fits nowhere.
+    """
+    train = ingredients.configuration.train
+    if train.microbatches is not None:
+        return _problem(ingredients, cluster, train.microbatches)
+    problems = _Problems(ingredients, cluster)
+    choice = choose_microbatches(problems.of, train.batch_size, DynamicProgram())
+    assert choice is not None, "every number is allowed"
+    return choice.problem
+
+
+class _Problems:
+    """The problems for every number of microbatches, each stated once.
+
+    Args:
+        ingredients: the model, the data and the optimizer.
+        cluster: the devices.
+        database: where measurements are taken from.
+    """
+
+    def __init__(
+        self,
+        ingredients: Ingredients,
+        cluster: Cluster,
+        database: ProfileDatabase | None = None,
+    ):
+        self._ingredients, self._cluster, self._database = ingredients, cluster, database
+        self.stated: dict[int, PlanningProblem] = {}
+
+    def of(self, count: int) -> PlanningProblem:
+        """The problem for a number of microbatches."""
+        if count not in self.stated:
+            problem = _problem(self._ingredients, self._cluster, count)
+            if self._database is not None:
+                problem = with_profile(problem, self._database)
+            self.stated[count] = problem
+        return self.stated[count]
+
+
 def _find(ingredients: Ingredients, cluster: Cluster) -> Planned:
     """The plan of the configured number of microbatches, or of the best."""
-    train, planner = ingredients.configuration.train, DynamicProgram()
-    tried: dict[int, PlanningProblem] = {}
+    settings, planner = ingredients.configuration, DynamicProgram()
+    folder = settings.planner.profile
+    database = None if folder is None else profile_database(folder)
+    problems = _Problems(ingredients, cluster, database)
+    if settings.train.microbatches is not None:
+        problem = problems.of(settings.train.microbatches)
+        if database is not None:
+            check_measured(problem, database)
+        found = planner.find(problem)
+        if found is None:
+            raise InputError(does_not_fit(problem))
+        return Planned(problem, found, (problem,))
 
-    def problem_for(count: int) -> PlanningProblem:
-        if count not in tried:
-            tried[count] = _problem(ingredients, cluster, count)
-        return tried[count]
+    def allowed(problem: PlanningProblem) -> bool:
+        return database is None or problem.profile.measurements > 0
 
-    if train.microbatches is None:
-        choice = choose_microbatches(problem_for, train.batch_size, planner)
-        return Planned(choice.problem, choice.found, tuple(tried.values()))
-    problem = problem_for(train.microbatches)
-    found = planner.find(problem)
-    if found is None:
-        raise InputError(does_not_fit(problem))
-    return Planned(problem, found, (problem,))
+    choice = choose_microbatches(problems.of, settings.train.batch_size, planner, allowed)
+    if choice is None:
+        assert database is not None, "without a database every number is allowed"
+        check_measured(problems.of(settings.train.batch_size), database)
+        raise AssertionError
+    stated = tuple(each for each in problems.stated.values() if allowed(each))
+    return Planned(choice.problem, choice.found, stated)
 
 
 def _load(path: Path, configuration: Configuration) -> Plan:

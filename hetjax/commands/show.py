@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 from hetjax.commands.prepare import Prepared
+from hetjax.commands.profiling import Profiled
 from hetjax.pipeline.timeline import Event, Timeline, link_track, stage_track
 from hetjax.planner import (
     PartAlone,
@@ -17,6 +19,7 @@ from hetjax.planner import (
     limits,
     load_balance,
 )
+from hetjax.planner.profile import Profile
 from hetjax.report import (
     LinkRow,
     PredictionRow,
@@ -27,6 +30,7 @@ from hetjax.report import (
     layer_table,
     parts_table,
     plan_table,
+    profile_table,
 )
 from hetjax.runtime import LinkUse, StepReport
 
@@ -86,6 +90,51 @@ def show_plan(
     console.print()
 
 
+def show_profile(console: Console, profiled: Profiled) -> None:
+    """Print what a profile consists of.
+
+    Args:
+        console: where to.
+        profiled: the profile.
+    """
+    surveyed, profile = profiled.surveyed, profiled.profile
+    counts = Counter(each.way for each in surveyed.wanted)
+    console.print(profile_table(profile, counts))
+    kept = surveyed.candidates - surveyed.pruned
+    console.print(
+        f"{surveyed.candidates:,} candidate stages: {surveyed.pruned:,} fit nowhere, "
+        f"{kept - len(surveyed.wanted):,} are composed of {len(surveyed.wanted):,} measurements "
+        f"({surveyed.share(len(surveyed.wanted)):.2%}), {profiled.measured:,} of them made now in "
+        f"{format_seconds(profiled.seconds)}",
+        highlight=False,
+    )
+
+
+def profile_figures(profiled: Profiled) -> dict[str, Any]:
+    """The figures of a profile as plain values, for ``--json``.
+
+    Args:
+        profiled: the profile.
+
+    Returns:
+        Numbers by name, times in seconds.
+    """
+    surveyed, profile = profiled.surveyed, profiled.profile
+    return {
+        "layers": len(surveyed.classes),
+        "layer_structures": len(set(surveyed.classes)),
+        "structures": surveyed.structures,
+        "candidates": surveyed.candidates,
+        "candidates_pruned": surveyed.pruned,
+        "candidates_to_measure": len(surveyed.wanted),
+        "share_to_measure": surveyed.share(len(surveyed.wanted)),
+        "candidates_measured": profiled.measured,
+        "measurements": profile.measurements,
+        "seconds": profiled.seconds,
+        "composition_error": profile.composition_error,
+    }
+
+
 def _quality_lines(prepared: Prepared, published: Plan | None) -> Iterator[str]:
     if prepared.planned is not None:
         problem, found = prepared.planned.problem, prepared.planned.found
@@ -96,6 +145,7 @@ def _quality_lines(prepared: Prepared, published: Plan | None) -> Iterator[str]:
             f"profile {format_seconds(found.profile_seconds)}, search "
             f"{format_seconds(found.search_seconds)}"
         )
+        yield from _profile_lines(problem.profile)
     if published is not None:
         theirs = _prediction(published).step_time
         ratio = theirs / _prediction(prepared.plan).step_time
@@ -104,6 +154,13 @@ def _quality_lines(prepared: Prepared, published: Plan | None) -> Iterator[str]:
             f"published plan ({published.planner}): {format_seconds(theirs)}, {ratio:.2f} times as "
             f"long{fits}"
         )
+
+
+def _profile_lines(profile: Profile) -> Iterator[str]:
+    if profile.measurements:
+        error = profile.composition_error
+        within = "" if error is None else f", composed to within {error:.1%}"
+        yield f"costs of {profile.measurements} measurements{within}"
 
 
 def _limit_lines(plan: Plan) -> Iterator[str]:
@@ -186,6 +243,7 @@ def _search_figures(prepared: Prepared) -> dict[str, Any]:
         "profile_seconds": found.profile_seconds,
         "search_seconds": found.search_seconds,
         "candidates": found.candidates,
+        "candidates_measured": prepared.planned.problem.profile.measurements,
         "load_balance": load_balance(prepared.plan, problem.dtype),
         "mfu": flops_utilization(prepared.plan, problem),
     }

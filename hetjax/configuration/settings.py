@@ -225,6 +225,11 @@ class PlannerSettings(Section):
     )
     min_stages: Count = Field(default=1, description="stages at least")
     max_stages: Count | None = Field(default=None, description="stages at most; None for any")
+    profile: str | None = Field(
+        default=None,
+        description="folder of measurements that `hetjax.profile` made, to plan with; None to plan "
+        "by the analytic model",
+    )
     published: str | None = Field(
         default=None, description="plan file whose predicted step time `hetjax.plan` shows beside"
     )

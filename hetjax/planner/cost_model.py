@@ -364,7 +364,7 @@ def estimate_halves(
     passes = _ring_passes(execution, gathered, np.array(work.product_bytes))
     parameter_pass, product_pass = map(float, passes)
 
-    slower, slower_backward = problem.profile.calibration.get(execution.subcluster, (1.0, 1.0))
+    slower, slower_backward = problem.profile.slowness(execution.subcluster, execution.shape)
     scattered = 2 * parameter_pass * (execution.sharding == "fully_sharded")
 
     def seconds(cost: Cost) -> float:
@@ -426,7 +426,7 @@ def _computation(
     """Seconds of the passes' computation by their work, as measurements nearby correct it."""
     forward = _roofline(problem, execution, runs.forward_flops, runs.forward_traffic)
     backward = _roofline(problem, execution, runs.backward_flops, runs.backward_traffic)
-    slower = problem.profile.calibration.get(execution.subcluster, (1.0, 1.0))
+    slower = problem.profile.slowness(execution.subcluster, execution.shape)
     return forward * slower[0], backward * slower[1]
 
 

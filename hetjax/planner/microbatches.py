@@ -26,8 +26,11 @@ class Choice:
 
 
 def choose_microbatches(
-    problem_for: Callable[[int], PlanningProblem], batch_size: int, planner: DynamicProgram
-) -> Choice:
+    problem_for: Callable[[int], PlanningProblem],
+    batch_size: int,
+    planner: DynamicProgram,
+    allowed: Callable[[PlanningProblem], bool] = lambda _: True,
+) -> Choice | None:
     """Find the number of microbatches with the fastest plan.
 
     Few large microbatches make bubbles, many small ones cost their start and starve data
@@ -38,9 +41,10 @@ def choose_microbatches(
         problem_for: the problem for a number of microbatches.
         batch_size: examples in a step.
         planner: finds the plan for one problem.
+        allowed: which problems may be chosen.
 
     Returns:
-        The best, and the step times of all.
+        The best, and the step times of all; None where none is allowed.
 
     Raises:
         InputError: the model fits with no number; the message is that of the most microbatches.
@@ -49,10 +53,14 @@ def choose_microbatches(
     step_times: dict[int, float] = {}
     for count in (n for n in range(1, batch_size + 1) if batch_size % n == 0):
         problem = problem_for(count)
+        if not allowed(problem):
+            continue
         found = planner.find(problem)
         step_times[count] = found.step_time if found else float("inf")
         if found and (best is None or found.step_time < best[1].step_time):
             best = problem, found
+    if not step_times:
+        return None
     if best is None:
         raise InputError(does_not_fit(problem_for(batch_size)))
     return Choice(*best, step_times)

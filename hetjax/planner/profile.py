@@ -84,8 +84,8 @@ class Profile:
 
     Args:
         ways: times by the devices and how they share a stage.
-        calibration: for subclusters that measurements are of, by what the cost model's seconds of
-            computation are multiplied where there is none: forward and backward passes.
+        calibration: by subcluster and shape, by what the cost model's seconds of computation are
+            multiplied on such devices, by what was measured there: forward and backward passes.
         updates: for subclusters whose update was measured, bytes/s of parameters, gradients and
             optimizer state that one device reads and writes.
         measurements: how many measurements it is made of.
@@ -93,10 +93,29 @@ class Profile:
     """
 
     ways: Mapping[Way, WayTimes] = field(default_factory=dict)
-    calibration: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    calibration: Mapping[tuple[str, tuple[int, int]], tuple[float, float]] = field(
+        default_factory=dict
+    )
     updates: Mapping[str, float] = field(default_factory=dict)
     measurements: int = 0
     seconds: float = 0.0
+
+    def slowness(self, subcluster: str, shape: tuple[int, int]) -> tuple[float, float]:
+        """By what the cost model's seconds of computation are multiplied where none are known.
+
+        Args:
+            subcluster: the subcluster.
+            shape: nodes of it, and devices in each.
+
+        Returns:
+            Factors of forward and backward passes: those of this shape, else of the largest one
+            that was measured of the subcluster, else 1.
+        """
+        measured = [of for name, of in self.calibration if name == subcluster]
+        if not measured:
+            return 1.0, 1.0
+        nearest = shape if shape in measured else max(measured)
+        return self.calibration[subcluster, nearest]
 
     @property
     def composition_error(self) -> float | None:

@@ -5,6 +5,7 @@ from hetjax.report.layer_table import LayerRow, layer_rows, layer_table
 from hetjax.report.metrics import MetricsWriter, read_metrics
 from hetjax.report.parts_table import parts_table
 from hetjax.report.plan_table import plan_table
+from hetjax.report.profile_table import profile_table
 from hetjax.report.progress import TrainingProgress
 from hetjax.report.quantities import format_bytes, format_rate, format_seconds
 from hetjax.report.tables import (
@@ -38,6 +39,7 @@ __all__ = [
     "parts_table",
     "plan_table",
     "prediction_table",
+    "profile_table",
     "read_metrics",
     "stage_table",
     "visualize",

@@ -111,6 +111,54 @@ class TrainingProgress:
         return float(round((now - began) / (step - first) * (self._num_steps - step)))
 
 
+class MeasuringProgress:
+    """Shows which measurement is under way, on the standard error.
+
+    The standard output stays free for results. Where it is no terminal it prints a plain line for
+    each tenth of the measurements.
+
+    Example:
+        >>> with MeasuringProgress() as progress:
+        ...     progress.update(1, 12, "layers 3 to 4 on a")
+    """
+
+    def __init__(self) -> None:
+        from rich.console import Console
+
+        self._console = Console(stderr=True)
+        self._bar: Progress | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def update(self, count: int, total: int, what: str) -> None:
+        """Show that a measurement is made.
+
+        Args:
+            count: how many are made.
+            total: how many there are.
+            what: the one that was made.
+        """
+        text = f"measured {count} of {total}: {what}"
+        if self._console.is_terminal and not self._console.is_dumb_terminal:
+            if self._bar is None:
+                self._bar = _bar(self._console)
+                self._bar.add_task("", total=total)
+                self._bar.start()
+            self._bar.update(self._bar.task_ids[0], completed=count, description=text)
+        elif count == total or 10 * count // total > 10 * (count - 1) // total:
+            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
 def _bar(console: Console) -> Progress:
     from rich.progress import BarColumn, Progress, TextColumn
 

@@ -59,10 +59,11 @@ class StageMeasurer:
         compiled = dict(tasks.programs(("forward", "backward")))
         forward, backward = _time_passes(tasks, compiled["forward"], compiled["backward"])
         (forward_seconds, one), (backward_seconds, other) = typical(forward), typical(backward)
+        rate = _update_rate(tasks, self._measured.optimizer) if request.updates else 0.0
         return Measurement(
             forward_seconds=forward_seconds,
             backward_seconds=backward_seconds,
-            update_bytes_per_second=_update_rate(tasks, self._measured.optimizer),
+            update_bytes_per_second=rate,
             forward_bytes=_temporary_bytes(compiled["forward"]),
             backward_bytes=_temporary_bytes(compiled["backward"]),
             repetitions=len(forward),

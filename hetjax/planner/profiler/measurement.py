@@ -44,12 +44,14 @@ class Request:
         mesh_shape: sizes of the data and the tensor axis.
         sharding: the sharding rule.
         cotangents: which of the values that the run sends have a cotangent, by place.
+        updates: whether to measure the optimizer's update of its parameters, too.
     """
 
     layers: tuple[int, int]
     mesh_shape: tuple[int, int]
     sharding: str
     cotangents: tuple[int, ...]
+    updates: bool = False
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ class Measurement:
         forward_seconds: the forward pass of one microbatch.
         backward_seconds: its whole backward pass.
         update_bytes_per_second: bytes/s of parameters, gradients and optimizer state that the
-            optimizer's update reads and writes on one device; 0 where the run has no parameters.
+            optimizer's update gets through on one device; 0 where that was not measured.
         forward_bytes: what the compiled forward program needs beside arguments and results, on one
             device.
         backward_bytes: the same of the backward program.

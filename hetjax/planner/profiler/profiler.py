@@ -83,17 +83,21 @@ def survey(problem: PlanningProblem) -> Survey:
     table = make_stage_table(analytic, all_runs(problem.program, problem.works))
     classes = layer_classes(problem)
     wanted: dict[Key, Wanted] = {}
-    digests = {}
-    for unit in units(problem, classes):
+    found = units(problem, classes)
+    updated = [unit for unit in found if not unit.checks][-1]
+    for unit in found:
         end = unit.layers[1]
         after = problem.works[end : end + 1]
         # The loss has a cotangent, the count that it is divided by has none.
         cotangents = after[0].returned if after else (0,)
-        digests[unit] = structure_digest(problem.program, problem.layers, unit.layers, cotangents)
+        digest = structure_digest(problem.program, problem.layers, unit.layers, cotangents)
         for subcluster, slices in zip(problem.cluster.subclusters, table.slices, strict=True):
             for way in _ways(slices, unit.layers):
-                key = _key(problem, subcluster, way, digests[unit])
-                request = Request(unit.layers, way.mesh_shape, way.sharding, cotangents)
+                key = _key(problem, subcluster, way, digest)
+                # One run, long enough, tells how fast parameters are updated.
+                request = Request(
+                    unit.layers, way.mesh_shape, way.sharding, cotangents, unit == updated
+                )
                 wanted.setdefault(key, Wanted(way, key, request, unit.checks))
     runs = problem.num_layers * (problem.num_layers + 1) // 2
     cuts = [cut for slices in table.slices for cut in slices]
@@ -200,38 +204,33 @@ def _composed(
 def _updates(
     found: dict[Way, list[tuple[Wanted, Measurement]]],
 ) -> dict[str, float]:
-    """The rate of the optimizer's update of each subcluster, of its longest measured runs."""
-    rates: dict[str, list[tuple[int, float]]] = {}
+    """The rate of the optimizer's update of each subcluster."""
+    rates: dict[str, list[float]] = {}
     for way, measured in found.items():
-        for wanted, measurement in measured:
-            first, end = wanted.request.layers
+        for _, measurement in measured:
             if measurement.update_bytes_per_second:
-                pair = (end - first, measurement.update_bytes_per_second)
-                rates.setdefault(way.subcluster, []).append(pair)
-    return {
-        name: median(rate for length, rate in pairs if 2 * length >= max(pairs)[0])
-        for name, pairs in rates.items()
-    }
+                rates.setdefault(way.subcluster, []).append(measurement.update_bytes_per_second)
+    return {name: median(found) for name, found in rates.items()}
 
 
 def _calibration(
     problem: PlanningProblem, ways: dict[Way, WayTimes]
-) -> dict[str, tuple[float, float]]:
+) -> dict[tuple[str, tuple[int, int]], tuple[float, float]]:
     """By how much measured passes of the whole model are longer than the cost model has them."""
     analytic = replace(problem, profile=Profile())
     whole = all_runs(problem.program, problem.works).of((0, problem.num_layers))
-    ratios: dict[str, list[tuple[float, float]]] = {}
+    ratios: dict[tuple[str, tuple[int, int]], list[tuple[float, float]]] = {}
     for way, times in ways.items():
         expected = estimate(analytic, whole, _execution(problem, way))
-        ratios.setdefault(way.subcluster, []).append(
+        ratios.setdefault((way.subcluster, way.shape), []).append(
             (
                 float(times.forward.of(whole.layers) / expected.forward_seconds),
                 float(times.backward.of(whole.layers) / expected.backward_seconds),
             )
         )
     return {
-        name: (median(f for f, _ in pairs), median(b for _, b in pairs))
-        for name, pairs in ratios.items()
+        devices: (median(f for f, _ in pairs), median(b for _, b in pairs))
+        for devices, pairs in ratios.items()
     }
 
 
