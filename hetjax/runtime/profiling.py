@@ -186,10 +186,13 @@ def _update_rate(tasks: TaskCompiler, optimizer: optax.GradientTransformation) -
         updates, state = optimizer.update(gradients, state, parameters)
         return optax.apply_updates(parameters, updates), state
 
-    state = jax.jit(optimizer.init)(parameters)
+    # Optimizers mix dtypes freely.
+    with jax.numpy_dtype_promotion("standard"):
+        state = jax.jit(optimizer.init)(parameters)
+        jitted = jax.jit(update, donate_argnums=(0, 1))
+        compiled = jitted.lower(parameters, state, gradients).compile()
     held = jax.tree.leaves((parameters, gradients, state))
     size = sum(num_bytes(each) for each in held)
-    compiled = jax.jit(update, donate_argnums=(0, 1)).lower(parameters, state, gradients).compile()
     seconds: list[float] = []
     began = time.perf_counter()
     while not _enough(len(seconds), time.perf_counter() - began):

@@ -1,0 +1,312 @@
+"""What is measured, what it is composed to, and where it is kept."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetjax.errors import InputError
+from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster
+from hetjax.planner import DynamicProgram, PlanningProblem, complete, make_problem
+from hetjax.planner.cost_model import Execution, all_runs, estimate
+from hetjax.planner.profile import Composition, Profile, Way
+from hetjax.planner.profiler import (
+    Key,
+    Measurement,
+    ProfileDatabase,
+    RunFigure,
+    Survey,
+    compose,
+    composition_error,
+    layer_classes,
+    make_profile,
+    num_structures,
+    structure_digest,
+    survey,
+    units,
+)
+
+NEAR, FAR = Link(1e10, 1e-5), Link(1e9, 1e-4)
+KEY = Key("0" * 64, "test", "float32", (1, 1), (1, 1), "data")
+TIMES = Measurement(1e-3, 2e-3, 5e9, 64, 128, 9, 0.02)
+
+
+def device_kind(name: str, speed: float = 1e12) -> DeviceKind:
+    return DeviceKind(name, {"float32": speed}, 10**9, 1e11, source="made up")
+
+
+def two_kinds() -> Cluster:
+    fast = Subcluster("fast", device_kind("quick"), 1, 2, NEAR, NEAR)
+    slow = Subcluster("slow", device_kind("lame", 5e11), 2, 1, NEAR, NEAR)
+    return Cluster("test", (fast, slow), (("fast", "slow", FAR),))
+
+
+def problem_of(blocks: int = 8, width: int = 64) -> PlanningProblem:
+    """Blocks of two products, between an embedding and a head."""
+
+    def loss(weights: dict[str, list[jax.Array]], x: jax.Array) -> jax.Array:
+        for up, down in zip(weights["up"], weights["down"], strict=True):
+            x = x + jnp.tanh(x @ up) @ down
+        return jnp.mean((x @ weights["head"][0]) ** 2)
+
+    shapes = {
+        "up": [jax.ShapeDtypeStruct((width, 4 * width), jnp.float32)] * blocks,
+        "down": [jax.ShapeDtypeStruct((4 * width, width), jnp.float32)] * blocks,
+        "head": [jax.ShapeDtypeStruct((width, 8 * width), jnp.float32)],
+    }
+    return make_problem(
+        loss,
+        shapes,
+        jax.ShapeDtypeStruct((32, width), jnp.float32),
+        cluster=two_kinds(),
+        optimizer=optax.adam(1e-3),
+        num_microbatches=8,
+    )
+
+
+PROBLEM = problem_of()
+SURVEY = survey(PROBLEM)
+
+
+def seconds_of(surveyed: Survey, run: tuple[int, int], factor: float) -> float:
+    """What a run would take: a start, and for each layer what its class takes."""
+    return factor * (1e-4 + sum(1e-3 * (1 + surveyed.classes[layer]) for layer in range(*run)))
+
+
+def fill(database: ProfileDatabase, slow: float = 3.0) -> None:
+    for wanted in SURVEY.wanted:
+        factor = slow if wanted.way.subcluster == "slow" else 1.0
+        seconds = seconds_of(SURVEY, wanted.request.layers, factor)
+        rate = 4e9 if wanted.request.updates else 0.0
+        database.put(
+            wanted.key,
+            replace(
+                TIMES,
+                forward_seconds=seconds,
+                backward_seconds=2 * seconds,
+                update_bytes_per_second=rate,
+            ),
+        )
+
+
+# What is measured
+
+
+@given(st.lists(st.integers(0, 2), min_size=1, max_size=9))
+def test_runs_of_one_structure_are_counted_once(classes: list[int]):
+    edges = range(len(classes) + 1)
+    runs = {tuple(classes[i:j]) for i in edges for j in edges if i < j}
+    assert num_structures(classes) == len(runs)
+
+
+def test_alike_layers_share_and_every_class_is_measured():
+    classes = layer_classes(PROBLEM)
+    assert len(set(classes)) < len(classes)
+    found = units(PROBLEM, classes)
+    runs = [classes[unit.layers[0] : unit.layers[1]] for unit in found]
+    assert len(set(runs)) == len(runs)
+    fitted = {
+        each for unit, run in zip(found, runs, strict=True) if not unit.checks for each in run
+    }
+    assert fitted == set(classes)
+    assert any(unit.checks for unit in found)
+
+
+def test_few_of_the_candidates_are_measured():
+    more = survey(problem_of(blocks=40))
+    assert len(more.wanted) == len(SURVEY.wanted)
+    assert more.candidates > 20 * len(more.wanted)
+    assert more.share(len(more.wanted)) < 0.05
+    assert more.structures < more.candidates - more.pruned
+
+
+def test_what_does_not_fit_is_not_measured():
+    fast, slow = PROBLEM.cluster.subclusters
+    tight = replace(fast, kind=replace(fast.kind, memory_bytes=2_000_000))
+    found = survey(replace(PROBLEM, cluster=replace(PROBLEM.cluster, subclusters=(tight, slow))))
+
+    def on_one_device(surveyed: Survey) -> list[tuple[int, int]]:
+        ways = [Way("fast", (1, 1), (1, 1), "data")]
+        return [each.request.layers for each in surveyed.wanted if each.way in ways]
+
+    assert found.pruned > SURVEY.pruned
+    assert 0 < len(on_one_device(found)) < len(on_one_device(SURVEY))
+
+
+def test_a_digest_is_of_what_is_computed_and_the_same_in_every_process():
+    first = structure_digest(PROBLEM.program, PROBLEM.layers, (0, 2), (0,))
+    again = problem_of(blocks=6)
+    assert structure_digest(again.program, again.layers, (0, 2), (0,)) == first
+    wider = problem_of(width=96)
+    assert structure_digest(wider.program, wider.layers, (0, 2), (0,)) != first
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); import test_profiler as t;"
+        "print(t.structure_digest(t.PROBLEM.program, t.PROBLEM.layers, (0, 2), (0,)))"
+    )
+    command = [sys.executable, "-c", code, str(Path(__file__).parent)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == first
+
+
+# What it is composed to
+
+
+@given(
+    classes=st.lists(st.integers(0, 2), min_size=3, max_size=8),
+    start=st.floats(0.0, 2.0),
+    per_class=st.tuples(*[st.floats(0.5, 4.0)] * 3),
+)
+def test_runs_that_add_up_are_composed_exactly(
+    classes: list[int], start: float, per_class: tuple[float, float, float]
+):
+    numbers = {each: place for place, each in enumerate(dict.fromkeys(classes))}
+    renamed = [numbers[each] for each in classes]
+    truth = Composition(start, np.array([per_class[each] for each in classes]))
+    ends = range(len(classes) + 1)
+    runs = [(i, j) for i in ends for j in ends if i < j]
+    figures = [RunFigure(run, float(truth.of(run))) for run in runs]
+    found = compose(renamed, figures)
+    assert composition_error(found, figures) < 1e-6
+    np.testing.assert_allclose(found.of(None)[:-1, 1:][0], truth.of(None)[:-1, 1:][0], rtol=1e-6)
+
+
+def test_a_profile_gives_every_run_its_composed_seconds(tmp_path: Path):
+    database = ProfileDatabase(tmp_path)
+    fill(database)
+    profile = make_profile(PROBLEM, SURVEY, database)
+    problem = replace(PROBLEM, profile=profile)
+    assert profile.measurements == len(SURVEY.wanted)
+    assert profile.composition_error is not None
+    assert profile.composition_error < 1e-3
+    subcluster = problem.cluster.subclusters[1]
+    for recompute in (False, True):
+        runs = all_runs(problem.program, problem.works)
+        if recompute:
+            runs = runs.repeating_forward()
+        way = Execution(subcluster.kind, NEAR, (1, 1), recompute=recompute, subcluster="slow")
+        found = estimate(problem, runs, way)
+        expected = seconds_of(SURVEY, (1, 6), 3.0)
+        assert found.forward_seconds[1, 6] == pytest.approx(expected, rel=1e-3)
+        assert found.backward_seconds[1, 6] == pytest.approx((2 + recompute) * expected, rel=1e-3)
+    updated = estimate(problem, all_runs(problem.program, problem.works), way)
+    assert updated.update_seconds[0, -1] > 1e-5
+
+
+def test_shapes_that_were_not_measured_are_corrected_by_their_neighbours(tmp_path: Path):
+    database = ProfileDatabase(tmp_path)
+    fill(database)
+    problem = replace(PROBLEM, profile=make_profile(PROBLEM, SURVEY, database))
+    kind = problem.cluster.subclusters[1].kind
+    wide = Execution(kind, NEAR, (2, 1), subcluster="slow", shape=(2, 1))
+    runs = all_runs(problem.program, problem.works)
+    corrected = estimate(problem, runs, wide).forward_seconds[0, -1]
+    assert corrected > 10 * estimate(PROBLEM, runs, wide).forward_seconds[0, -1]
+
+
+def test_plans_follow_what_was_measured(tmp_path: Path):
+    database = ProfileDatabase(tmp_path)
+    fill(database, slow=0.2)
+    profile = make_profile(PROBLEM, SURVEY, database)
+    assert profile.slowness("slow", (1, 1))[0] < profile.slowness("fast", (1, 1))[0]
+    problem = replace(PROBLEM, profile=profile)
+
+    def layers_on(name: str, of: PlanningProblem) -> int:
+        found = DynamicProgram().find(of)
+        assert found is not None
+        made = complete(found.plan, of)
+        assert made.prediction is not None
+        assert made.prediction.step_time == pytest.approx(found.step_time, rel=1e-6)
+        stages = (s for s in made.pipeline.stages if s.submesh.subcluster == name)
+        return sum(stage.layers[1] - stage.layers[0] for stage in stages)
+
+    assert layers_on("slow", problem) > layers_on("slow", PROBLEM)
+
+
+def test_a_database_that_lacks_a_class_of_layers_gives_no_times_of_that_way(tmp_path: Path):
+    database = ProfileDatabase(tmp_path)
+    fill(database)
+    single = next(each for each in SURVEY.wanted if each.way.subcluster == "slow")
+    (tmp_path / single.key.path).unlink()
+    assert SURVEY.missing(database) == (single,)
+    head = [each for each in SURVEY.wanted if PROBLEM.num_layers == each.request.layers[1]]
+    for each in head:
+        (tmp_path / each.key.path).unlink()
+    assert make_profile(PROBLEM, SURVEY, database).ways == {}
+    assert make_profile(PROBLEM, SURVEY, ProfileDatabase(tmp_path / "none")) == Profile()
+
+
+# Where it is kept
+
+
+def test_a_database_keeps_what_it_is_given(tmp_path: Path):
+    database = ProfileDatabase(tmp_path / "made")
+    assert database.get(KEY) is None
+    database.put(KEY, TIMES, note="a note")
+    assert database.get(KEY) == TIMES
+    assert database.get(replace(KEY, sharding="fully_sharded")) is None
+    assert database.get(replace(KEY, jax="0.0.1")) is None
+
+
+def test_databases_of_several_hosts_become_one(tmp_path: Path):
+    ours, theirs = ProfileDatabase(tmp_path / "ours"), ProfileDatabase(tmp_path / "theirs")
+    ours.put(KEY, TIMES)
+    theirs.put(KEY, replace(TIMES, forward_seconds=9.0))
+    other = replace(KEY, kind="of another host")
+    theirs.put(other, TIMES)
+    assert ours.merge(theirs) == 1
+    assert ours.get(KEY) == ours.get(other) == TIMES
+
+
+def test_many_may_write_and_read_at_once(tmp_path: Path):
+    database = ProfileDatabase(tmp_path)
+
+    def write_and_read(number: int) -> Measurement | None:
+        database.put(KEY, replace(TIMES, repetitions=number + 1))
+        return database.get(KEY)
+
+    with ThreadPoolExecutor(8) as threads:
+        read = list(threads.map(write_and_read, range(64)))
+    assert all(each is not None and 1 <= each.repetitions <= 64 for each in read)
+    assert len(list(tmp_path.rglob("*"))) == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda text: text[: len(text) // 2], "this is not a profile"),
+        (lambda text: text.replace("0.001", "-1.0", 1), r"measurement\.forward_seconds: -1\.0"),
+        (lambda text: text.replace('"version": 1', '"version": 7'), "version: 7"),
+        (lambda text: text.replace("0.001", "NaN", 1), "forward_seconds"),
+        (lambda text: text.replace('"float32"', '"float64"'), "key is of another measurement"),
+        (lambda text: text.replace('"repetitions"', '"repeats"'), "repeats"),
+    ],
+)
+def test_a_corrupt_file_is_named(tmp_path: Path, change, message: str):
+    database = ProfileDatabase(tmp_path)
+    database.put(KEY, TIMES)
+    path = tmp_path / KEY.path
+    path.write_text(change(path.read_text()))
+    with pytest.raises(InputError, match=message) as raised:
+        database.get(KEY)
+    assert str(path) in str(raised.value)
+
+
+def test_files_are_plain_json(tmp_path: Path):
+    ProfileDatabase(tmp_path).put(replace(KEY, kind="host-cpu of 10.0.0.1"), TIMES, note="layer 3")
+    (path,) = tmp_path.glob("*/*.json")
+    assert path.parent.name == "host-cpu_of_10.0.0.1"
+    content = json.loads(path.read_text())
+    assert content["note"] == "layer 3"
+    assert content["measurement"]["backward_seconds"] == 2e-3

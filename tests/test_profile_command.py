@@ -1,0 +1,109 @@
+"""``python -m hetjax.profile``, and plans by what it measured."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+from hetjax import profile
+from hetjax.commands.command_line import WRONG_INPUT
+
+QUICKSTART = Path(__file__).parent.parent / "configs" / "quickstart.gin"
+CLUSTER = """\
+name: one
+subclusters:
+  - name: only
+    kind: host-cpu
+    nodes: 1
+    devices_per_node: 1
+    intra_node: {bandwidth: 5 GB/s, latency: 20 us}
+"""
+TINY = {"blocks": 1, "width": 16, "heads": 2, "sequence": 16}
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> list[str]:
+    """Of a tiny model on one device, and a database."""
+    cluster = tmp_path / "one.yaml"
+    cluster.write_text(CLUSTER)
+    settings = {
+        "cluster.file": str(cluster),
+        "train.microbatches": 4,
+        "planner.num_layers": 2,
+        "planner.profile": str(tmp_path / "profiles"),
+        **{f"model.{name}": value for name, value in TINY.items()},
+    }
+    overrides = [f"{name} = {value!r}" for name, value in settings.items()]
+    pairs = [("--gin", override) for override in overrides]
+    return ["--config", str(QUICKSTART), *(part for pair in pairs for part in pair)]
+
+
+def plan_main(arguments: list[str]) -> int:
+    """The command in a process's main module: the package's own name ``plan`` is a function."""
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as ended:
+        patch.setattr(sys, "argv", ["hetjax.plan", *arguments])
+        runpy.run_module("hetjax.plan", run_name="__main__")
+    assert isinstance(ended.value.code, int)
+    return ended.value.code
+
+
+def run(main, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = main(list(arguments))
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_a_model_is_measured_once_and_planned_with_it(
+    options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    code, _, error = run(plan_main, capsys, *options)
+    assert code == WRONG_INPUT
+    assert "has no measurement of this model" in error
+
+    code, out, error = run(profile.main, capsys, *options, "--json")
+    assert code == 0
+    figures = json.loads(out)
+    assert figures["candidates_measured"] == figures["measurements"] == 2
+    assert figures["candidates"] >= figures["candidates_to_measure"] == figures["measurements"]
+    assert "measured" in error
+
+    code, out, _ = run(profile.main, capsys, *options)
+    assert code == 0
+    assert "0 of them made now" in " ".join(out.split())
+
+    code, out, _ = run(plan_main, capsys, *options, "--json")
+    assert code == 0
+    assert json.loads(out)["candidates_measured"] == figures["measurements"]
+
+    other = [*options, "--gin", f"planner.profile = {str(tmp_path / 'other')!r}"]
+    merge = ["--merge", str(tmp_path / "profiles"), "--json"]
+    code, out, _ = run(profile.main, capsys, *other, *merge)
+    assert code == 0
+    assert json.loads(out)["merged"] == figures["measurements"]
+    assert json.loads(out)["candidates_measured"] == 0
+
+    broken = next((tmp_path / "profiles").glob("*/*.json"))
+    broken.write_text("{")
+    code, _, error = run(plan_main, capsys, *options)
+    assert code == WRONG_INPUT
+    assert str(broken) in error
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        (["--gin", "planner.profile = None"], "planner.profile is None"),
+        (["--gin", f"planner.profile = {str(QUICKSTART)!r}"], "which is a file"),
+        (["--merge", "/nowhere/at/all"], "there is no such folder"),
+    ],
+)
+def test_wrong_input_is_named(
+    options: list[str], extra: list[str], message: str, capsys: pytest.CaptureFixture[str]
+):
+    code, _, error = run(profile.main, capsys, *options, *extra)
+    assert code == WRONG_INPUT
+    assert message in error
