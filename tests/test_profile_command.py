@@ -44,9 +44,10 @@ def options(tmp_path: Path) -> list[str]:
 
 def plan_main(arguments: list[str]) -> int:
     """The command in a process's main module: the package's own name ``plan`` is a function."""
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as ended:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["hetjax.plan", *arguments])
-        runpy.run_module("hetjax.plan", run_name="__main__")
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_module("hetjax.plan", run_name="__main__")
     assert isinstance(ended.value.code, int)
     return ended.value.code
 

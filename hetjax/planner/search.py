@@ -19,9 +19,6 @@ import numpy as np
 from hetjax.planner.fixed_pace import TOLERANCE, FixedPace, Place, extra_forwards
 from hetjax.planner.stage_table import FloatArray, StageTable, Transfers
 
-# Warm-up counts of deep pipelines are seldom larger; each costs time.
-_FEW_COUNTS = 32
-
 # Sums of the same times in another order differ by less, relatively.
 _ROUNDING = 1e-12
 
@@ -66,15 +63,16 @@ def search(table: StageTable) -> tuple[Candidate, ...]:
     """
     paces = _paces(table)
     repeats = table.num_microbatches - 1
-    most_counts = _most_counts(table)
+    most_counts, tracked = _most_counts(table), 1
     found: dict[tuple[Place, ...], Candidate] = {}
     best = np.inf
 
     def settle(low: int, index: int) -> tuple[float, int]:
         """Solves one pace; returns a floor under the totals below it, and the index settled."""
-        nonlocal best
+        nonlocal best, tracked
         worth = best - repeats * paces[low]
-        floor, candidate = _solve(table, most_counts, paces[index], worth)
+        # What had to be told apart at the last pace will have to be at this one, too.
+        floor, candidate, tracked = _solve(table, tracked, most_counts, paces[index], worth)
         if candidate is None:
             return floor, index
         tightest = price(table, candidate.places, _own_pace(table, candidate))
@@ -200,8 +198,8 @@ def _paces(table: StageTable) -> FloatArray:
 
 
 def _solve(
-    table: StageTable, most_counts: int, pace: float, worth: float
-) -> tuple[float, Candidate | None]:
+    table: StageTable, tracked: int, most_counts: int, pace: float, worth: float
+) -> tuple[float, Candidate | None, int]:
     """The least total at one pace.
 
     Most models fit whatever the warm-up counts, so they are first left out of account; only where
@@ -210,28 +208,30 @@ def _solve(
 
     Args:
         table: what stages and transfers cost.
+        tracked: how many warm-up counts are told from each other at first.
         most_counts: the largest warm-up count that has to be told from the ones above it.
         pace: seconds from one microbatch to the next.
         worth: no candidate is needed whose total is this or more.
 
     Returns:
-        A floor under the totals at this pace and below, and the candidate, if one is needed.
+        A floor under the totals at this pace and below; the candidate, if one is needed; how many
+        counts were told from each other.
     """
-    gpipe, tracked = table.schedule == "gpipe", 1
+    gpipe = table.schedule == "gpipe"
     while True:
         counts = (table.num_microbatches,) if gpipe else tuple(range(1, tracked + 1))
         total, places = FixedPace(table, counts, pace).solution()
         if places is None:
-            return np.inf, None
+            return np.inf, None, tracked
         candidate = price(table, places, pace)
         if candidate is not None and candidate.total <= total * (1 + _ROUNDING):
-            return total, candidate
+            return total, candidate, tracked
         if total >= worth:
-            return total, None
+            return total, None, tracked
         assert not gpipe, "one count has one price"
         assert tracked < most_counts, "all counts were told from each other"
         reached = _warm_up_counts(table, _crossed(table, places), pace)[0]
-        tracked = min(most_counts, max(_FEW_COUNTS, 2 * tracked, reached))
+        tracked = min(most_counts, max(reached, tracked + max(1, tracked // 2)))
 
 
 def _most_counts(table: StageTable) -> int:
