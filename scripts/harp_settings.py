@@ -194,8 +194,8 @@ def _predicted(name: str, stages: tuple[StagePlan, ...], problem: PlanningProble
     return choose_schedule(predict(plan, problem), "h_1f1b")
 
 
-def problem_of(name: str, num_microbatches: int) -> PlanningProblem:
-    """The planning problem of a setting."""
+def problem_of(name: str, num_microbatches: int, num_layers: int | None = None) -> PlanningProblem:
+    """The planning problem of a setting, on layers by structure or on so many of similar cost."""
     configuration = read_configuration(FOLDER / f"fig7{name}.gin")
     ingredients = make_ingredients(configuration)
     return make_problem(
@@ -205,6 +205,7 @@ def problem_of(name: str, num_microbatches: int) -> PlanningProblem:
         cluster=Cluster.from_file(FOLDER / f"fig7{name}.yaml"),
         optimizer=ingredients.optimizer,
         num_microbatches=num_microbatches,
+        num_layers=num_layers,
     )
 
 

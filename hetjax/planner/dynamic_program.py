@@ -16,6 +16,7 @@ from hetjax.pipeline.times import StepTimes
 from hetjax.pipeline.warm_up import from_warm_up_counts
 from hetjax.planner.cost_model import Estimate, Runs, all_runs, estimate
 from hetjax.planner.fixed_pace import Place
+from hetjax.planner.lost_devices import around_lost
 from hetjax.planner.plan import PipelinePlan, Plan, StagePlan, validate
 from hetjax.planner.problem import PlanningProblem
 from hetjax.planner.search import Candidate, search, transfers_between
@@ -124,15 +125,19 @@ def _num_candidates(table: StageTable) -> int:
 
 
 def _make_plan(problem: PlanningProblem, table: StageTable, candidate: Candidate) -> Plan:
+    names = [subcluster.name for subcluster in problem.cluster.subclusters]
+    found = (
+        SubMesh(names[place.subcluster], place.start, _slice(table, place).shape)
+        for place in candidate.places
+    )
+    submeshes = around_lost(problem.cluster, tuple(found), problem.lost)
     stages = []
-    for place, chosen in zip(candidate.places, candidate.options, strict=True):
-        cut = _slice(table, place)
-        option = cut.options[chosen]
-        name = problem.cluster.subclusters[place.subcluster].name
+    for place, chosen, submesh in zip(candidate.places, candidate.options, submeshes, strict=True):
+        option = _slice(table, place).options[chosen]
         stages.append(
             StagePlan(
                 layers=place.layers,
-                submesh=SubMesh(name, place.start, cut.shape),
+                submesh=submesh,
                 mesh_shape=option.mesh_shape,
                 sharding=option.sharding,
                 recompute=option.recompute,

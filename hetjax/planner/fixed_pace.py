@@ -209,10 +209,11 @@ class FixedPace:
     def _extensions(self, head: Head) -> Iterator[tuple[int, FloatArray]]:
         """The slices that a suffix with this head may begin with, and the rest behind each."""
         used, subcluster, consumed = head
-        _, per_node = self.table.nodes[subcluster]
+        nodes, per_node = self.table.nodes[subcluster]
         for place, cut in enumerate(self.table.slices[subcluster]):
             before = consumed - cut.num_devices
-            if before < 0:
+            start = nodes * per_node - consumed
+            if before < 0 or not self.table.may_hold(subcluster, start, cut):
                 continue
             in_one_node = before % per_node + cut.num_devices <= per_node
             if in_one_node or (cut.shape[1] == per_node and before % per_node == 0):
@@ -225,8 +226,8 @@ class FixedPace:
         if start not in self.rests:
             shape = (self.num_stage_rows, self.num_counts, self.table.num_layers + 1)
             rest = np.full(shape, np.inf)
-            used, subcluster, consumed = start
-            if consumed == 0 and used == 1 << subcluster:
+            used, subcluster, _ = start
+            if self._may_leave(start) and used == 1 << subcluster:
                 rest[0, 0, -1] = 0.0
             for move, heads in self._sources(start):
                 values = [self.best[head] for head in heads if head in self.best]
@@ -242,15 +243,28 @@ class FixedPace:
         if consumed % per_node:
             yield self.within[subcluster], [(used, subcluster, consumed)]
         elif consumed:
-            # The rest of the node that the next stage is on may lie idle.
-            heads = [(used, subcluster, consumed - idle) for idle in range(per_node)]
+            # The rest of the node that the next stage is on may lie idle, and whole nodes where
+            # nodes are not alike.
+            most_idle = consumed if self._is_damaged(subcluster) else per_node
+            heads = [(used, subcluster, consumed - idle) for idle in range(most_idle)]
             yield self.between[subcluster][subcluster], heads
-        else:
+        if self._may_leave(start):
             others = used & ~(1 << subcluster)
             for other in _members(others):
                 nodes, per_node = self.table.nodes[other]
                 heads = [(others, other, count) for count in range(1, nodes * per_node + 1)]
                 yield self.between[subcluster][other], heads
+
+    def _is_damaged(self, subcluster: int) -> bool:
+        """Whether some of its nodes have devices that cannot be used."""
+        return bool(self.table.lost) and any(self.table.lost[subcluster])
+
+    def _may_leave(self, start: Head) -> bool:
+        """Whether what lies behind such a stage may be outside its subcluster."""
+        _, subcluster, consumed = start
+        _, per_node = self.table.nodes[subcluster]
+        # Nodes behind that lie idle are counted at the other end, but for those that are unlike.
+        return consumed == 0 or (consumed % per_node == 0 and self._is_damaged(subcluster))
 
     def _moved(self, values: FloatArray, move: Move) -> FloatArray:
         """Values by the number of stages and the warm-up count of the stage put before them."""
@@ -327,6 +341,13 @@ def _placed(
         nodes, per_node = table.nodes[subcluster]
         here = [each for each in found if each[1][1] == subcluster]
         starts = [nodes * per_node - head[2] for _, head, _ in here]
+        if table.lost and any(table.lost[subcluster]):
+            # Its nodes are not alike.
+            places += [
+                Place(layers, subcluster, chosen, start)
+                for (layers, _, chosen), start in zip(here, starts, strict=True)
+            ]
+            continue
         first_node = starts[0] // per_node
         for (layers, _, chosen), start in zip(here, starts, strict=True):
             node = start // per_node

@@ -43,6 +43,7 @@ class PlanningProblem:
         sections: the structure that the layers follow; empty where they follow cost alone.
         known: the work of what was measured of the program, by structure.
         profile_seconds: how long it took to measure the layers.
+        lost: devices that cannot be used, counted through the cluster.
         profile: what was measured of the layers on the cluster's devices; empty for the analytic
             cost model alone.
     """
@@ -63,6 +64,7 @@ class PlanningProblem:
     known: Known = field(default_factory=dict, repr=False)
     profile_seconds: float = 0.0
     profile: Profile = field(default_factory=Profile, repr=False)
+    lost: frozenset[int] = frozenset()
 
     @property
     def num_layers(self) -> int:

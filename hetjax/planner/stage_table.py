@@ -20,6 +20,7 @@ from hetjax.planner.cost_model import (
     estimate,
     transfer_seconds,
 )
+from hetjax.planner.lost_devices import lost_of_nodes
 from hetjax.planner.problem import PlanningProblem
 from hetjax.sharding.rules import RULES
 
@@ -83,6 +84,9 @@ class StageTable:
         order: subclusters in the one order in which the pipeline may pass them; None for any.
         min_stages: the least number of stages.
         max_stages: the largest; None for any.
+        lost: for each subcluster, how many devices of each node cannot be used, as if they were its
+            first ones; empty where there are none. Such a subcluster's nodes keep their order along
+            the pipeline.
     """
 
     num_layers: int
@@ -95,6 +99,24 @@ class StageTable:
     order: tuple[int, ...] | None = None
     min_stages: int = 1
     max_stages: int | None = None
+    lost: tuple[tuple[int, ...], ...] = ()
+
+    def may_hold(self, subcluster: int, start: int, cut: Slice) -> bool:
+        """Whether a submesh is without devices that cannot be used.
+
+        Args:
+            subcluster: the place of the subcluster.
+            start: the submesh's first device.
+            cut: its shape.
+        """
+        if not self.lost:
+            return True
+        _, per_node = self.nodes[subcluster]
+        lost = self.lost[subcluster]
+        node = start // per_node
+        if cut.shape[0] > 1:
+            return not any(lost[node : node + cut.shape[0]])
+        return start % per_node >= lost[node]
 
 
 def make_stage_table(
@@ -125,6 +147,7 @@ def make_stage_table(
         order=None if any_order else memory_first_order(cluster, problem.dtype),
         min_stages=problem.min_stages,
         max_stages=problem.max_stages and min(problem.max_stages, problem.num_layers),
+        lost=lost_of_nodes(cluster, problem.lost) if problem.lost else (),
     )
 
 

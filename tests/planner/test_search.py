@@ -28,6 +28,7 @@ def random_table(
     order: tuple[int, ...] | None = None,
     min_stages: int = 1,
     max_stages: int | None = None,
+    lost: tuple[tuple[int, ...], ...] = (),
 ) -> StageTable:
     """Costs that no model would have: any run of layers takes any time and any memory."""
     rng = np.random.default_rng(seed)
@@ -65,6 +66,7 @@ def random_table(
         order=order,
         min_stages=min_stages,
         max_stages=max_stages,
+        lost=lost,
     )
 
 
@@ -92,7 +94,7 @@ def placements(table: StageTable) -> Iterator[tuple[Place, ...]]:
                 for start in range(free, nodes * per_node - cut.num_devices + 1):
                     in_node = start % per_node + cut.num_devices <= per_node
                     whole = cut.shape[1] == per_node and start % per_node == 0
-                    if not (in_node or whole):
+                    if not (in_node or whole) or _touches_lost(table, subcluster, start, cut):
                         continue
                     for end in range(first + 1, table.num_layers + 1):
                         yield from behind((*places, Place((first, end), subcluster, chosen, start)))
@@ -100,6 +102,13 @@ def placements(table: StageTable) -> Iterator[tuple[Place, ...]]:
     for places in behind(()):
         if table.min_stages <= len(places) <= (table.max_stages or len(places)):
             yield places
+
+
+def _touches_lost(table: StageTable, subcluster: int, start: int, cut: Slice) -> bool:
+    _, per_node = table.nodes[subcluster]
+    lost = table.lost[subcluster] if table.lost else (0,) * table.nodes[subcluster][0]
+    devices = range(start, start + cut.num_devices)
+    return any(device % per_node < lost[device // per_node] for device in devices)
 
 
 def crossed(table: StageTable, places: tuple[Place, ...]) -> list[tuple[float, float]]:
@@ -179,6 +188,36 @@ def test_nothing_is_faster_than_what_is_found(seed, num_layers, nodes, num_micro
         assert best == np.inf
         return
     assert found[0].latency == pytest.approx(best, rel=1e-9)
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    num_layers=st.integers(1, 3),
+    case=st.sampled_from(
+        [
+            (((2, 2),), ((1, 0),)),
+            (((2, 2),), ((0, 1),)),
+            (((3, 1), (1, 2)), ((0, 1, 0), (0,))),
+            (((2, 1), (1, 2)), ((0, 0), (1,))),
+        ]
+    ),
+    schedule=st.sampled_from(["h_1f1b", "1f1b"]),
+)
+def test_devices_that_are_lost_are_not_used(seed, num_layers, case, schedule):
+    nodes, lost = case
+    table = random_table(
+        seed, num_layers=num_layers, nodes=nodes, num_microbatches=4, schedule=schedule, lost=lost
+    )
+    found = search(table)
+    best = latency_by_trying_everything(table)
+    if not found:
+        assert best == np.inf
+        return
+    assert found[0].latency == pytest.approx(best, rel=1e-9)
+    for candidate in found:
+        for place in candidate.places:
+            cut = table.slices[place.subcluster][place.slice]
+            assert not _touches_lost(table, place.subcluster, place.start, cut)
 
 
 @given(

@@ -1,0 +1,128 @@
+"""Planning around devices that are gone: what is left of nodes, and where stages lie in them.
+
+A search only counts how many devices a node has lost, as if they were its first ones. Here their
+places become real: submeshes are contiguous, and lie around what is gone.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Sequence
+
+from hetjax.errors import InputError
+from hetjax.mesh.cluster import Cluster, SubMesh
+
+
+def check_lost(cluster: Cluster, lost: Collection[int]) -> None:
+    """Check the numbers of devices that are gone.
+
+    Args:
+        cluster: the cluster.
+        lost: the devices, counted through the cluster.
+
+    Raises:
+        InputError: there is no such device, or none is left.
+    """
+    wrong = sorted(set(lost) - set(range(cluster.num_devices)))
+    if wrong:
+        raise InputError(
+            f"lost: device {wrong[0]} is not in cluster {cluster.name!r}; allowed: 0 to "
+            f"{cluster.num_devices - 1}"
+        )
+    if len(set(lost)) == cluster.num_devices:
+        raise InputError(f"lost: no device of cluster {cluster.name!r} is left")
+
+
+def lost_of_nodes(cluster: Cluster, lost: Collection[int]) -> tuple[tuple[int, ...], ...]:
+    """How many devices of each node cannot be used, for each subcluster.
+
+    Args:
+        cluster: the cluster.
+        lost: the devices that are gone, counted through the cluster.
+
+    Returns:
+        Counts by subcluster and node. Where what is left of a node could not be cut into submeshes
+        of any sizes, only its longest piece counts as left.
+
+    Example:
+        >>> from hetjax.mesh import Link, Subcluster, kind
+        >>> link = Link(10e9, 1e-6)
+        >>> cluster = Cluster("rack", (Subcluster("old", kind("V100"), 2, 8, link, link),))
+        >>> lost_of_nodes(cluster, {3}), lost_of_nodes(cluster, {3, 4})
+        (((1, 0),), ((5, 0),))
+    """
+    counts = []
+    first = 0
+    for subcluster in cluster.subclusters:
+        per_node = subcluster.devices_per_node
+        nodes = range(first, first + subcluster.num_devices, per_node)
+        gone = ([d - node for d in lost if 0 <= d - node < per_node] for node in nodes)
+        counts.append(tuple(_unusable(places, per_node) for places in gone))
+        first += subcluster.num_devices
+    return tuple(counts)
+
+
+def _unusable(lost: Sequence[int], per_node: int) -> int:
+    """How many devices of a node cannot be used, given the places of those that are gone."""
+    if not lost:
+        return 0
+    # Around one place, aligned pieces of 1, 2, 4 ... devices hold any powers of two that are no
+    # more than what is left.
+    if len(lost) == 1 and per_node & (per_node - 1) == 0:
+        return 1
+    return per_node - len(_longest_piece(lost, per_node))
+
+
+def _longest_piece(lost: Collection[int], per_node: int) -> range:
+    edges = [-1, *sorted(lost), per_node]
+    pieces = (range(a + 1, b) for a, b in itertools.pairwise(edges))
+    return max(pieces, key=len)
+
+
+def around_lost(
+    cluster: Cluster, submeshes: Sequence[SubMesh], lost: Collection[int]
+) -> tuple[SubMesh, ...]:
+    """Submeshes moved inside their nodes so that they are without the devices that are gone.
+
+    Args:
+        cluster: the cluster.
+        submeshes: as a search places them, whose first devices of a node are the lost ones.
+        lost: the devices that are gone, counted through the cluster.
+
+    Returns:
+        The submeshes, in the same order.
+    """
+    placed = list(submeshes)
+    for node, members in _by_node(cluster, submeshes).items():
+        subcluster = cluster.subcluster(node[0])
+        per_node = subcluster.devices_per_node
+        base = cluster.device_ids(SubMesh(subcluster.name, 0, (1, 1)))[0] + node[1] * per_node
+        gone = {device - base for device in lost if 0 <= device - base < per_node}
+        if not gone:
+            continue
+        taken = set(gone)
+        for place in sorted(members, key=lambda place: -submeshes[place].num_devices):
+            count = submeshes[place].num_devices
+            offset = _free_piece(taken, count, per_node)
+            taken |= set(range(offset, offset + count))
+            start = node[1] * per_node + offset
+            placed[place] = SubMesh(subcluster.name, start, submeshes[place].shape)
+    return tuple(placed)
+
+
+def _by_node(cluster: Cluster, submeshes: Sequence[SubMesh]) -> dict[tuple[str, int], list[int]]:
+    """The places of the submeshes inside each node, by subcluster and node."""
+    members: dict[tuple[str, int], list[int]] = {}
+    for place, submesh in enumerate(submeshes):
+        per_node = cluster.subcluster(submesh.subcluster).devices_per_node
+        members.setdefault((submesh.subcluster, submesh.start // per_node), []).append(place)
+    return members
+
+
+def _free_piece(taken: set[int], count: int, per_node: int) -> int:
+    """The first of so many devices in a row, aligned to their number where that is possible."""
+    for step in (count, 1):
+        for offset in range(0, per_node - count + 1, step):
+            if not taken & set(range(offset, offset + count)):
+                return offset
+    raise AssertionError("the search counted more devices than there are")

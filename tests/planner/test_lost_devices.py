@@ -1,0 +1,102 @@
+"""Plans around devices that are gone."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetjax.errors import InputError
+from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster, SubMesh
+from hetjax.planner import DynamicProgram, make_problem
+from hetjax.planner.lost_devices import around_lost, check_lost, lost_of_nodes
+from hetjax.planner.plan import validate
+
+LINK = Link(1e10, 1e-5)
+KIND = DeviceKind("test", {"float32": 1e12}, 10**9, 1e11, source="made up")
+
+
+def rack(*nodes: tuple[int, int]) -> Cluster:
+    subclusters = tuple(
+        Subcluster(f"part{place}", KIND, count, per_node, LINK, LINK)
+        for place, (count, per_node) in enumerate(nodes)
+    )
+    pairs = itertools.combinations(subclusters, 2)
+    return Cluster("rack", subclusters, tuple((a.name, b.name, LINK) for a, b in pairs))
+
+
+@st.composite
+def cut_nodes(draw: st.DrawFn) -> tuple[int, set[int], list[int]]:
+    """A node, devices of it that are gone, and sizes of submeshes that the rest has room for."""
+    per_node = draw(st.sampled_from([1, 2, 3, 4, 6, 8]))
+    gone = draw(st.sets(st.integers(0, per_node - 1), max_size=per_node - 1))
+    cluster = rack((1, per_node))
+    room = per_node - lost_of_nodes(cluster, gone)[0][0]
+    sizes: list[int] = []
+    while room and draw(st.booleans()):
+        size = draw(st.sampled_from([1 << k for k in range(4) if 1 << k <= room]))
+        sizes.append(size)
+        room -= size
+    return per_node, gone, sizes
+
+
+@given(cut_nodes())
+def test_what_a_node_has_room_for_finds_its_place(case: tuple[int, set[int], list[int]]):
+    per_node, gone, sizes = case
+    cluster = rack((2, 2), (1, per_node))
+    starts = [per_node - sum(sizes[: place + 1]) for place in range(len(sizes))]
+    submeshes = [
+        SubMesh("part1", start, (1, size)) for start, size in zip(starts, sizes, strict=True)
+    ]
+    lost = {4 + device for device in gone}
+    used: set[int] = set(lost)
+    for before, after in zip(submeshes, around_lost(cluster, submeshes, lost), strict=True):
+        devices = set(cluster.device_ids(after))
+        assert after.shape == before.shape
+        assert not devices & used
+        used |= devices
+
+
+def loss(weights: list[jax.Array], x: jax.Array) -> jax.Array:
+    for weight in weights:
+        x = jnp.tanh(x @ weight)
+    return jnp.mean(x**2)
+
+
+@given(lost=st.sets(st.integers(0, 9), min_size=1, max_size=4))
+def test_plans_do_without_what_is_lost_and_are_no_faster(lost: set[int]):
+    found = DynamicProgram().find(PROBLEM)
+    without = DynamicProgram().find(replace(PROBLEM, lost=frozenset(lost)))
+    assert found is not None
+    assert without is not None
+    validate(without.plan)
+    used = {
+        device
+        for stage in without.plan.stages
+        for device in without.plan.cluster.device_ids(stage.submesh)
+    }
+    assert used
+    assert not used & lost
+    assert without.plan.cluster == PROBLEM.cluster
+
+
+PROBLEM = make_problem(
+    loss,
+    [jax.ShapeDtypeStruct((512, 512), jnp.float32)] * 6,
+    jax.ShapeDtypeStruct((64, 512), jnp.float32),
+    cluster=rack((2, 4), (1, 2)),
+    optimizer=optax.adam(1e-3),
+    num_microbatches=4,
+)
+
+
+@pytest.mark.parametrize(("lost", "message"), [({10}, "device 10"), (set(range(10)), "no device")])
+def test_what_cannot_be_lost_is_named(lost: set[int], message: str):
+    with pytest.raises(InputError, match=message):
+        check_lost(PROBLEM.cluster, lost)
