@@ -17,6 +17,7 @@ from hetjax.errors import InputError
 from hetjax.mesh import Cluster
 from hetjax.pipeline.program import with_examples
 from hetjax.planner import (
+    Alternative,
     DynamicProgram,
     Found,
     PartAlone,
@@ -27,6 +28,7 @@ from hetjax.planner import (
     complete,
     does_not_fit,
     make_problem,
+    next_best,
     parts_alone,
     predict,
 )
@@ -41,11 +43,13 @@ class Planned:
         problem: what was planned.
         found: the figures of the search.
         tried: the problem for every number of microbatches that was tried.
+        others: the plans for the other numbers.
     """
 
     problem: PlanningProblem
     found: Found
     tried: tuple[PlanningProblem, ...]
+    others: tuple[Alternative, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -170,6 +174,21 @@ def parts(prepared: Prepared) -> tuple[PartAlone, ...]:
     return parts_alone(prepared.plan.cluster, plan_on)
 
 
+def alternatives(prepared: Prepared) -> tuple[Alternative, ...]:
+    """The next best plans.
+
+    Args:
+        prepared: a plan that was found.
+
+    Returns:
+        The fastest first; nothing of a plan that was given.
+    """
+    planned = prepared.planned
+    if planned is None:
+        return ()
+    return next_best(planned.problem, planned.found, DynamicProgram(), planned.others)
+
+
 def _find(ingredients: Ingredients, cluster: Cluster) -> Planned:
     """The plan of the configured number of microbatches, or of the best."""
     train, planner = ingredients.configuration.train, DynamicProgram()
@@ -182,7 +201,7 @@ def _find(ingredients: Ingredients, cluster: Cluster) -> Planned:
 
     if train.microbatches is None:
         choice = choose_microbatches(problem_for, train.batch_size, planner)
-        return Planned(choice.problem, choice.found, tuple(tried.values()))
+        return Planned(choice.problem, choice.found, tuple(tried.values()), choice.others)
     problem = problem_for(train.microbatches)
     found = planner.find(problem)
     if found is None:

@@ -13,7 +13,8 @@ import optax
 from jaxtyping import PyTree
 
 from hetjax.mesh.cluster import Cluster
-from hetjax.planner.dynamic_program import DynamicProgram, Found, does_not_fit
+from hetjax.planner.alternatives import differences, next_best
+from hetjax.planner.dynamic_program import Alternative, DynamicProgram, Found, does_not_fit
 from hetjax.planner.microbatches import Choice, choose_microbatches
 from hetjax.planner.parts import PartAlone, parts_alone
 from hetjax.planner.plan import (
@@ -36,6 +37,7 @@ from hetjax.planner.problem import Planner, PlanningProblem, make_problem
 from hetjax.planner.quality import Limits, flops_utilization, limits, load_balance, peak_flops
 
 __all__ = [
+    "Alternative",
     "Choice",
     "DynamicProgram",
     "Found",
@@ -51,12 +53,14 @@ __all__ = [
     "choose_microbatches",
     "choose_schedule",
     "complete",
+    "differences",
     "does_not_fit",
     "flops_utilization",
     "limits",
     "live_limits",
     "load_balance",
     "make_problem",
+    "next_best",
     "parts_alone",
     "peak_flops",
     "plan",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +25,19 @@ from hetjax.report.quantities import format_bytes
 
 
 @dataclass(frozen=True)
+class Alternative:
+    """A plan that was not chosen.
+
+    Args:
+        plan: the plan, without a prediction.
+        step_time: seconds of a step, by the same clock as the chosen plan's `Found.step_time`.
+    """
+
+    plan: Plan
+    step_time: float
+
+
+@dataclass(frozen=True)
 class Found:
     """A plan, and what it took to find it.
 
@@ -35,6 +49,7 @@ class Found:
         profile_seconds: what it took to learn the candidates' costs: to count the layers' work and
             to fill the table.
         search_seconds: what the search took.
+        runners_up: plans that were met on the way, of other submeshes or ways to run them.
     """
 
     plan: Plan
@@ -42,6 +57,7 @@ class Found:
     candidates: int
     profile_seconds: float
     search_seconds: float
+    runners_up: tuple[Alternative, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -89,30 +105,75 @@ class DynamicProgram:
         runs = all_runs(problem.program, problem.works)
         table = make_stage_table(problem, runs)
         profiled = time.perf_counter()
-        candidates = search(table)[: self.finalists]
-        if not candidates:
+        judged = self._judged(problem, runs, table)
+        if not judged:
             return None
-
-        def makespan(candidate: Candidate) -> float:
-            times = _step_times(problem, runs, table, candidate)
-            return warm_up_makespan(candidate.warm_up_counts, table.num_microbatches, times)
-
-        def preference(candidate: Candidate) -> tuple[float, float, int, int]:
-            slices = [_slice(table, place) for place in candidate.places]
-            devices = sum(each.num_devices for each in slices)
-            # To the nanosecond: a difference below it should not cost devices.
-            return round(makespan(candidate), 9), round(candidate.latency, 9), devices, len(slices)
-
-        best = min(candidates, key=preference)
+        (step_time, best), *others = judged
         plan = _make_plan(problem, table, best)
         validate(plan)
         return Found(
             plan=plan,
-            step_time=makespan(best),
+            step_time=step_time,
             candidates=_num_candidates(table),
             profile_seconds=problem.profile_seconds + profiled - began,
             search_seconds=time.perf_counter() - profiled,
+            runners_up=tuple(
+                Alternative(_make_plan(problem, table, other), seconds)
+                for seconds, other in others
+                if _manner(other) != _manner(best)
+            ),
         )
+
+    def find_within(
+        self,
+        problem: PlanningProblem,
+        restrictions: Sequence[Callable[[StageTable], StageTable]],
+    ) -> tuple[Alternative | None, ...]:
+        """The best plans where less is allowed.
+
+        Args:
+            problem: what to plan.
+            restrictions: each makes a stage table that allows less.
+
+        Returns:
+            For each restriction the best plan; None where nothing fits.
+        """
+        runs = all_runs(problem.program, problem.works)
+        whole = make_stage_table(problem, runs)
+        found: list[Alternative | None] = []
+        for restriction in restrictions:
+            table = restriction(whole)
+            judged = self._judged(problem, runs, table)
+            plans = [Alternative(_make_plan(problem, table, c), t) for t, c in judged[:1]]
+            found.append(plans[0] if plans else None)
+        return tuple(found)
+
+    def _judged(
+        self, problem: PlanningProblem, runs: Runs, table: StageTable
+    ) -> list[tuple[float, Candidate]]:
+        """The best candidates and their makespans, by them."""
+
+        def preference(judged: tuple[float, Candidate]) -> tuple[float, float, int, int]:
+            makespan, candidate = judged
+            slices = [_slice(table, place) for place in candidate.places]
+            devices = sum(each.num_devices for each in slices)
+            # To the nanosecond: a difference below it should not cost devices.
+            return round(makespan, 9), round(candidate.latency, 9), devices, len(slices)
+
+        judged = [
+            (warm_up_makespan(each.warm_up_counts, table.num_microbatches, times), each)
+            for each in search(table)[: self.finalists]
+            for times in [_step_times(problem, runs, table, each)]
+        ]
+        return sorted(judged, key=preference)
+
+
+def _manner(candidate: Candidate) -> tuple[tuple[int, int, int, int], ...]:
+    """Where a candidate's stages are and how they run, but for their layers."""
+    return tuple(
+        (place.subcluster, place.slice, place.start, option)
+        for place, option in zip(candidate.places, candidate.options, strict=True)
+    )
 
 
 def _num_candidates(table: StageTable) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from hetjax.errors import InputError
-from hetjax.planner.dynamic_program import DynamicProgram, Found, does_not_fit
+from hetjax.planner.dynamic_program import Alternative, DynamicProgram, Found, does_not_fit
 from hetjax.planner.problem import PlanningProblem
 
 
@@ -18,11 +18,13 @@ class Choice:
         problem: the problem with this number.
         found: its plan.
         step_times: seconds of a step for each number that was tried; infinite where nothing fits.
+        others: the plans for the other numbers.
     """
 
     problem: PlanningProblem
     found: Found
     step_times: dict[int, float]
+    others: tuple[Alternative, ...] = ()
 
 
 def choose_microbatches(
@@ -47,12 +49,16 @@ def choose_microbatches(
     """
     best: tuple[PlanningProblem, Found] | None = None
     step_times: dict[int, float] = {}
+    plans: dict[int, Alternative] = {}
     for count in (n for n in range(1, batch_size + 1) if batch_size % n == 0):
         problem = problem_for(count)
         found = planner.find(problem)
         step_times[count] = found.step_time if found else float("inf")
+        if found:
+            plans[count] = Alternative(found.plan, found.step_time)
         if found and (best is None or found.step_time < best[1].step_time):
             best = problem, found
     if best is None:
         raise InputError(does_not_fit(problem_for(batch_size)))
-    return Choice(*best, step_times)
+    del plans[best[0].num_microbatches]
+    return Choice(*best, step_times, tuple(plans.values()))
