@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 from hetjax.commands.prepare import Prepared
 from hetjax.pipeline.timeline import Event, Timeline, link_track, stage_track
 from hetjax.planner import (
+    Alternative,
     PartAlone,
     Plan,
     Prediction,
+    differences,
     flops_utilization,
     limits,
     load_balance,
@@ -20,6 +22,7 @@ from hetjax.planner import (
 from hetjax.report import (
     LinkRow,
     PredictionRow,
+    alternatives_table,
     cluster_table,
     format_rate,
     format_seconds,
@@ -48,6 +51,7 @@ def show_plan(
     prepared: Prepared,
     published: Plan | None = None,
     alone: Sequence[PartAlone] = (),
+    alternatives: Sequence[Alternative] = (),
 ) -> None:
     """Print the model, the cluster and the plan.
 
@@ -56,6 +60,7 @@ def show_plan(
         prepared: what was planned.
         published: a plan to show beside it.
         alone: what parts of the cluster would do.
+        alternatives: the next best plans.
     """
     plan, model = prepared.plan, prepared.ingredients.model
     train = prepared.ingredients.configuration.train
@@ -80,6 +85,10 @@ def show_plan(
     console.print(lines[1], highlight=False)
     for line in (*_quality_lines(prepared, published), *_limit_lines(plan)):
         console.print(line, highlight=False, markup=False)
+    if alternatives:
+        console.print()
+        told = told_alternatives(prepared, alternatives)
+        console.print(alternatives_table(told, _prediction(plan).step_time))
     if alone:
         console.print()
         console.print(parts_table(alone, plan.cluster, _prediction(plan).step_time))
@@ -104,6 +113,27 @@ def _quality_lines(prepared: Prepared, published: Plan | None) -> Iterator[str]:
             f"published plan ({published.planner}): {format_seconds(theirs)}, {ratio:.2f} times as "
             f"long{fits}"
         )
+
+
+def told_alternatives(
+    prepared: Prepared, alternatives: Sequence[Alternative]
+) -> list[tuple[str, float]]:
+    """What other plans do differently.
+
+    Args:
+        prepared: the plan that was chosen.
+        alternatives: the others.
+
+    Returns:
+        For each what is different, and how many times as long a step takes.
+    """
+    if prepared.planned is None:
+        return []
+    found = prepared.planned.found
+    return [
+        (differences(found.plan, each.plan), each.step_time / found.step_time)
+        for each in alternatives
+    ]
 
 
 def _limit_lines(plan: Plan) -> Iterator[str]:
@@ -188,6 +218,17 @@ def _search_figures(prepared: Prepared) -> dict[str, Any]:
         "candidates": found.candidates,
         "load_balance": load_balance(prepared.plan, problem.dtype),
         "mfu": flops_utilization(prepared.plan, problem),
+    }
+
+
+def alternatives_figures(prepared: Prepared, alternatives: Sequence[Alternative]) -> dict[str, Any]:
+    """The next best plans as plain values."""
+    step_time = _prediction(prepared.plan).step_time
+    return {
+        "alternatives": [
+            {"difference": words, "step_time": ratio * step_time}
+            for words, ratio in told_alternatives(prepared, alternatives)
+        ]
     }
 
 

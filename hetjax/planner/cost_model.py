@@ -205,6 +205,7 @@ class Estimate:
         forward_seconds: the forward pass of one microbatch.
         backward_seconds: its backward pass, recomputation included.
         update_seconds: the optimizer's update.
+        exchange_seconds: of that, the exchange of gradients and parameters over the data axis.
         state_bytes: parameters, gradients and optimizer state.
         activation_bytes: what one microbatch keeps for its backward pass.
         working_bytes: what a task needs while it runs, beside these.
@@ -213,6 +214,7 @@ class Estimate:
     forward_seconds: FloatArray
     backward_seconds: FloatArray
     update_seconds: FloatArray
+    exchange_seconds: FloatArray
     state_bytes: FloatArray
     activation_bytes: FloatArray
     working_bytes: FloatArray
@@ -258,6 +260,7 @@ def estimate(problem: PlanningProblem, runs: Runs, execution: Execution) -> Esti
     forward = forward + parameter_pass * fully_sharded + product_pass
     backward = backward + (3 if execution.recompute else 2) * product_pass
     backward = backward + 2 * parameter_pass * fully_sharded
+    exchange = 2 * parameter_pass * (not fully_sharded)
     update = TASK_SECONDS + 2 * updated / execution.kind.memory_bandwidth
 
     kept = runs.input_bytes if execution.recompute else runs.residual_bytes
@@ -265,7 +268,8 @@ def estimate(problem: PlanningProblem, runs: Runs, execution: Execution) -> Esti
     return Estimate(
         forward_seconds=forward,
         backward_seconds=backward,
-        update_seconds=update + 2 * parameter_pass * (not fully_sharded),
+        update_seconds=update + exchange,
+        exchange_seconds=exchange,
         state_bytes=state,
         activation_bytes=kept / data,
         working_bytes=(runs.boundary_bytes + repeated) / data + gathered * fully_sharded,
