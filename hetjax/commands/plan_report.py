@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from statistics import mean
 
 from hetjax.commands.prepare import Prepared
-from hetjax.commands.show import told_alternatives
+from hetjax.commands.show import cost_figures, told_alternatives
 from hetjax.planner import (
     Alternative,
     PartAlone,
@@ -79,6 +79,9 @@ def _figures(prepared: Prepared, published: Plan | None) -> Iterator[tuple[str, 
         problem = prepared.planned.problem
         yield "MFU", f"{flops_utilization(plan, problem):.0%}"
         yield "load balance", f"{load_balance(plan, problem.dtype):.0%}"
+    costs = cost_figures(prepared)
+    if costs:
+        yield "for a million tokens", f"{costs['cost_per_token'] * 1e6:.3g}"
     yield "bubble", f"{mean(stage.bubble for stage in prediction.stages):.0%}"
     yield "over the lower bound", f"{prediction.step_time / prediction.lower_bound:.2f} times"
     if published is not None and published.prediction is not None:

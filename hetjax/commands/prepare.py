@@ -160,7 +160,7 @@ def parts(prepared: Prepared) -> tuple[PartAlone, ...]:
     def plan_on(part: Cluster) -> Plan | None:
         stages = min(planned.problem.min_stages, part.num_devices)
         found = [
-            (each.step_time, problem, each.plan)
+            (each.score, problem, each.plan)
             for whole in planned.tried
             for problem in [replace(whole, cluster=part, min_stages=stages)]
             for each in [DynamicProgram().find(problem)]
@@ -243,6 +243,7 @@ def _problem(
         allow_recompute=planner.allow_recompute,
         min_stages=1 if given else planner.min_stages,
         max_stages=None if given else planner.max_stages,
+        objective="step_time" if given else planner.objective,
     )
 
 

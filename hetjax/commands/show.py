@@ -18,9 +18,11 @@ from hetjax.planner import (
     flops_utilization,
     limits,
     load_balance,
+    step_cost,
 )
 from hetjax.report import (
     LinkRow,
+    OtherPlan,
     PredictionRow,
     alternatives_table,
     cluster_table,
@@ -83,12 +85,12 @@ def show_plan(
         console.print()
     console.print(plan_table(plan))
     console.print(lines[1], highlight=False)
-    for line in (*_quality_lines(prepared, published), *_limit_lines(plan)):
+    quality = (*_quality_lines(prepared, published), *_cost_lines(prepared))
+    for line in (*quality, *_limit_lines(plan)):
         console.print(line, highlight=False, markup=False)
     if alternatives:
         console.print()
-        told = told_alternatives(prepared, alternatives)
-        console.print(alternatives_table(told, _prediction(plan).step_time))
+        console.print(alternatives_table(told_alternatives(prepared, alternatives)))
     if alone:
         console.print()
         console.print(parts_table(alone, plan.cluster, _prediction(plan).step_time))
@@ -115,9 +117,7 @@ def _quality_lines(prepared: Prepared, published: Plan | None) -> Iterator[str]:
         )
 
 
-def told_alternatives(
-    prepared: Prepared, alternatives: Sequence[Alternative]
-) -> list[tuple[str, float]]:
+def told_alternatives(prepared: Prepared, alternatives: Sequence[Alternative]) -> list[OtherPlan]:
     """What other plans do differently.
 
     Args:
@@ -125,13 +125,17 @@ def told_alternatives(
         alternatives: the others.
 
     Returns:
-        For each what is different, and how many times as long a step takes.
+        What is different of each, and what it costs.
     """
     if prepared.planned is None:
         return []
     found = prepared.planned.found
+    # The chosen plan's prediction knows more than the search; the others' is scaled alike.
+    scale = _prediction(prepared.plan).step_time / found.step_time
     return [
-        (differences(found.plan, each.plan), each.step_time / found.step_time)
+        OtherPlan(
+            differences(found.plan, each.plan), scale * each.step_time, each.score / found.score
+        )
         for each in alternatives
     ]
 
@@ -154,6 +158,38 @@ def _limit_lines(plan: Plan) -> Iterator[str]:
         f"the fullest devices, stage {found.fullest} on {fullest.submesh}, use "
         f"{found.memory:.0%} of their memory"
     )
+
+
+def _cost_lines(prepared: Prepared) -> Iterator[str]:
+    """What a step costs, where prices are known."""
+    figures = cost_figures(prepared)
+    if figures:
+        millions = figures["cost_per_token"] * 1e6
+        yield (
+            f"cost: {figures['cost_per_step']:.3g} a step, {millions:.3g} a million tokens, at "
+            f"{figures['price_per_hour']:.3g} an hour for the nodes that are used"
+        )
+
+
+def cost_figures(prepared: Prepared) -> dict[str, float]:
+    """What a plan costs, in the currency of the cluster file; nothing where prices are unknown.
+
+    Args:
+        prepared: what was planned.
+
+    Returns:
+        Of a step, an example and a token; and of an hour.
+    """
+    plan, step_time = prepared.plan, _prediction(prepared.plan).step_time
+    cost = step_cost(plan, step_time)
+    if cost is None:
+        return {}
+    return {
+        "price_per_hour": cost / step_time * 3600,
+        "cost_per_step": cost,
+        "cost_per_example": cost / plan.batch_size,
+        "cost_per_token": cost / prepared.ingredients.tokens_per_step,
+    }
 
 
 def plan_figures(prepared: Prepared) -> dict[str, Any]:
@@ -185,6 +221,7 @@ def plan_figures(prepared: Prepared) -> dict[str, Any]:
         "warm_up_counts": list(first_pipeline.schedule.warm_up_counts),
         "step_time": prediction.step_time,
         "tokens_per_second": prepared.ingredients.tokens_per_step / prediction.step_time,
+        **cost_figures(prepared),
         "lower_bound": prediction.lower_bound,
         "bound_ratio": prediction.step_time / prediction.lower_bound,
         "bubble": mean(stage.bubble for stage in prediction.stages),
@@ -223,13 +260,7 @@ def _search_figures(prepared: Prepared) -> dict[str, Any]:
 
 def alternatives_figures(prepared: Prepared, alternatives: Sequence[Alternative]) -> dict[str, Any]:
     """The next best plans as plain values."""
-    step_time = _prediction(prepared.plan).step_time
-    return {
-        "alternatives": [
-            {"difference": words, "step_time": ratio * step_time}
-            for words, ratio in told_alternatives(prepared, alternatives)
-        ]
-    }
+    return {"alternatives": [vars(each) for each in told_alternatives(prepared, alternatives)]}
 
 
 def parts_figures(alone: Sequence[PartAlone]) -> dict[str, Any]:

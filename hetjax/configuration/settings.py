@@ -225,6 +225,11 @@ class PlannerSettings(Section):
     )
     min_stages: Count = Field(default=1, description="stages at least")
     max_stages: Count | None = Field(default=None, description="stages at most; None for any")
+    objective: Literal["step_time", "cost"] = Field(
+        default="step_time",
+        description="what the plan makes least: 'step_time', or 'cost' by the prices of the "
+        "cluster file",
+    )
     published: str | None = Field(
         default=None, description="plan file whose predicted step time `hetjax.plan` shows beside"
     )

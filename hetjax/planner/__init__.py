@@ -33,10 +33,12 @@ from hetjax.planner.predict import (
     reschedule,
     simulate,
 )
+from hetjax.planner.prices import OBJECTIVES, step_cost
 from hetjax.planner.problem import Planner, PlanningProblem, make_problem
 from hetjax.planner.quality import Limits, flops_utilization, limits, load_balance, peak_flops
 
 __all__ = [
+    "OBJECTIVES",
     "Alternative",
     "Choice",
     "DynamicProgram",
@@ -68,6 +70,7 @@ __all__ = [
     "reschedule",
     "simulate",
     "solve",
+    "step_cost",
     "validate",
     "validate_for",
 ]
@@ -86,6 +89,7 @@ def plan(
     allow_recompute: bool = True,
     min_stages: int = 1,
     max_stages: int | None = None,
+    objective: str = "step_time",
     planner: Planner | None = None,
 ) -> Plan:
     """Plan one training step on a cluster.
@@ -104,13 +108,16 @@ def plan(
         allow_recompute: whether stages may recompute to save memory.
         min_stages: how many stages the plan has at least.
         max_stages: how many it has at most; None for any number.
+        objective: what the plan makes least, one of `OBJECTIVES`: the time of a step, or its cost
+            by the prices of the cluster.
         planner: what makes the plan; `DynamicProgram` unless given.
 
     Returns:
         A plan with its prediction.
 
     Raises:
-        InputError: a value is not allowed, the batch does not divide, or the model fits nowhere.
+        InputError: a value is not allowed, the batch does not divide, a price is missing, or the
+            model fits nowhere.
 
     Example:
         >>> import jax
@@ -146,6 +153,7 @@ def plan(
         allow_recompute=allow_recompute,
         min_stages=min_stages,
         max_stages=max_stages,
+        objective=objective,
     )
     return solve(problem, planner)
 

@@ -31,7 +31,7 @@ def next_best(
 
     They are those that the search met on the way, and the best with fewer or more stages, without
     recomputation, with a node less of each subcluster, and with the subclusters in another order.
-    Plans that only cut the layers elsewhere count as one.
+    Plans that differ in the same words count as one.
 
     Args:
         problem: what was planned.
@@ -41,16 +41,16 @@ def next_best(
         most: how many there are at most.
 
     Returns:
-        The fastest first.
+        The best by the objective first.
     """
     restrictions = _restrictions(problem, found.plan) if len(found.plan.pipelines) == 1 else []
     restricted = planner.find_within(problem, restrictions)
     every = [*found.runners_up, *others, *(each for each in restricted if each is not None)]
-    by_manner: dict[object, Alternative] = {}
-    for each in sorted(every, key=lambda each: each.step_time):
-        by_manner.setdefault(_manner(each.plan), each)
-    by_manner.pop(_manner(found.plan), None)
-    return tuple(by_manner.values())[:most]
+    by_words: dict[str, Alternative] = {}
+    for each in sorted(every, key=lambda each: each.score):
+        if each.plan.pipelines != found.plan.pipelines:
+            by_words.setdefault(differences(found.plan, each.plan), each)
+    return tuple(by_words.values())[:most]
 
 
 def differences(chosen: Plan, other: Plan) -> str:
@@ -101,22 +101,6 @@ def _restrictions(problem: PlanningProblem, plan: Plan) -> list[Restriction]:
 
 def _with_stages(table: StageTable, least: int, most: int | None) -> StageTable:
     return replace(table, min_stages=least, max_stages=most)
-
-
-def _manner(plan: Plan) -> object:
-    """All that tells plans apart but for where layers are cut."""
-    return tuple(
-        (
-            pipeline.num_microbatches,
-            pipeline.microbatch_size,
-            tuple(_way(stage) for stage in pipeline.stages),
-        )
-        for pipeline in plan.pipelines
-    )
-
-
-def _way(stage: StagePlan) -> object:
-    return stage.submesh, stage.mesh_shape, stage.sharding, stage.recompute
 
 
 def _batch_differences(chosen: Plan, other: Plan) -> Iterator[str]:

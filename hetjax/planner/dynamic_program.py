@@ -16,8 +16,10 @@ from hetjax.pipeline.simulate import warm_up_makespan
 from hetjax.pipeline.times import StepTimes
 from hetjax.pipeline.warm_up import from_warm_up_counts
 from hetjax.planner.cost_model import Estimate, Runs, all_runs, estimate
+from hetjax.planner.cost_search import rented_nodes, search_by_cost
 from hetjax.planner.fixed_pace import Place
 from hetjax.planner.plan import PipelinePlan, Plan, StagePlan, validate
+from hetjax.planner.prices import node_prices, price_of_nodes
 from hetjax.planner.problem import PlanningProblem
 from hetjax.planner.search import Candidate, search, transfers_between
 from hetjax.planner.stage_table import Slice, StageTable, make_stage_table
@@ -31,10 +33,12 @@ class Alternative:
     Args:
         plan: the plan, without a prediction.
         step_time: seconds of a step, by the same clock as the chosen plan's `Found.step_time`.
+        score: what the objective makes least: seconds of a step, or its cost.
     """
 
     plan: Plan
     step_time: float
+    score: float
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,7 @@ class Found:
     Args:
         plan: the plan, without a prediction.
         step_time: seconds of a step, by the timeline of the search's own costs.
+        score: what the objective makes least: seconds of a step, or its cost.
         candidates: how many stages the search chose among: runs of layers, each on a submesh with
             one way to run it, that fit into memory.
         profile_seconds: what it took to learn the candidates' costs: to count the layers' work and
@@ -54,6 +59,7 @@ class Found:
 
     plan: Plan
     step_time: float
+    score: float
     candidates: int
     profile_seconds: float
     search_seconds: float
@@ -63,6 +69,9 @@ class Found:
 @dataclass(frozen=True)
 class DynamicProgram:
     """The plan of the least latency, found exactly; see `hetjax.planner.search.search`.
+
+    Where the objective is the cost, it is the plan of the least cost; see
+    `hetjax.planner.cost_search.search_by_cost`.
 
     Latencies are Harp's closed form, which leaves out how links of unlike speed fill and drain. So
     the best few candidates are simulated, and the least makespan decides.
@@ -108,19 +117,20 @@ class DynamicProgram:
         judged = self._judged(problem, runs, table)
         if not judged:
             return None
-        (step_time, best), *others = judged
-        plan = _make_plan(problem, table, best)
+        best, *others = judged
+        plan = _make_plan(problem, table, best.candidate)
         validate(plan)
         return Found(
             plan=plan,
-            step_time=step_time,
+            step_time=best.makespan,
+            score=best.score,
             candidates=_num_candidates(table),
             profile_seconds=problem.profile_seconds + profiled - began,
             search_seconds=time.perf_counter() - profiled,
             runners_up=tuple(
-                Alternative(_make_plan(problem, table, other), seconds)
-                for seconds, other in others
-                if _manner(other) != _manner(best)
+                _alternative(problem, table, other)
+                for other in others
+                if _manner(other.candidate) != _manner(best.candidate)
             ),
         )
 
@@ -144,28 +154,48 @@ class DynamicProgram:
         for restriction in restrictions:
             table = restriction(whole)
             judged = self._judged(problem, runs, table)
-            plans = [Alternative(_make_plan(problem, table, c), t) for t, c in judged[:1]]
-            found.append(plans[0] if plans else None)
+            found.append(_alternative(problem, table, judged[0]) if judged else None)
         return tuple(found)
 
-    def _judged(
-        self, problem: PlanningProblem, runs: Runs, table: StageTable
-    ) -> list[tuple[float, Candidate]]:
-        """The best candidates and their makespans, by them."""
+    def _judged(self, problem: PlanningProblem, runs: Runs, table: StageTable) -> list[_Judged]:
+        """The best candidates, simulated; the one that the objective prefers first."""
+        prices = node_prices(problem.cluster) if problem.objective == "cost" else None
+        candidates = search(table) if prices is None else search_by_cost(table, prices)
+        judged = []
+        for candidate in candidates[: self.finalists]:
+            times = _step_times(problem, runs, table, candidate)
+            makespan = warm_up_makespan(candidate.warm_up_counts, table.num_microbatches, times)
+            rented = rented_nodes(table, candidate)
+            rate = 1.0 if prices is None else price_of_nodes(prices, rented)
+            devices = sum(_slice(table, place).num_devices for place in candidate.places)
+            judged.append(_Judged(candidate, makespan, rate * makespan, devices))
+        return sorted(judged, key=_preference)
 
-        def preference(judged: tuple[float, Candidate]) -> tuple[float, float, int, int]:
-            makespan, candidate = judged
-            slices = [_slice(table, place) for place in candidate.places]
-            devices = sum(each.num_devices for each in slices)
-            # To the nanosecond: a difference below it should not cost devices.
-            return round(makespan, 9), round(candidate.latency, 9), devices, len(slices)
 
-        judged = [
-            (warm_up_makespan(each.warm_up_counts, table.num_microbatches, times), each)
-            for each in search(table)[: self.finalists]
-            for times in [_step_times(problem, runs, table, each)]
-        ]
-        return sorted(judged, key=preference)
+@dataclass(frozen=True)
+class _Judged:
+    """A candidate and what its simulation says."""
+
+    candidate: Candidate
+    makespan: float
+    score: float
+    num_devices: int
+
+
+def _preference(judged: _Judged) -> tuple[float, float, int, int]:
+    candidate = judged.candidate
+    # Rounded to nine digits: a difference below them should not cost devices.
+    return (
+        float(f"{judged.score:.9g}"),
+        round(candidate.latency, 9),
+        judged.num_devices,
+        len(candidate.places),
+    )
+
+
+def _alternative(problem: PlanningProblem, table: StageTable, judged: _Judged) -> Alternative:
+    plan = _make_plan(problem, table, judged.candidate)
+    return Alternative(plan, judged.makespan, judged.score)
 
 
 def _manner(candidate: Candidate) -> tuple[tuple[int, int, int, int], ...]:

@@ -30,7 +30,7 @@ class Choice:
 def choose_microbatches(
     problem_for: Callable[[int], PlanningProblem], batch_size: int, planner: DynamicProgram
 ) -> Choice:
-    """Find the number of microbatches with the fastest plan.
+    """Find the number of microbatches with the best plan by the objective.
 
     Few large microbatches make bubbles, many small ones cost their start and starve data
     parallelism, which needs a size that it divides: step times go up and down over the divisors of
@@ -55,8 +55,8 @@ def choose_microbatches(
         found = planner.find(problem)
         step_times[count] = found.step_time if found else float("inf")
         if found:
-            plans[count] = Alternative(found.plan, found.step_time)
-        if found and (best is None or found.step_time < best[1].step_time):
+            plans[count] = Alternative(found.plan, found.step_time, found.score)
+        if found and (best is None or found.score < best[1].score):
             best = problem, found
     if best is None:
         raise InputError(does_not_fit(problem_for(batch_size)))

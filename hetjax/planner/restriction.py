@@ -16,7 +16,8 @@ def with_nodes(table: StageTable, nodes: Sequence[int]) -> StageTable:
         nodes: how many nodes each subcluster has; 0 for a subcluster that is left out.
 
     Returns:
-        A table whose plans are those of the whole table that need no more nodes.
+        A table whose plans are those of the whole table that need no more nodes, in the same
+        numbers: shapes of fewer nodes come first.
     """
     return replace(
         table,

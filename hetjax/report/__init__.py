@@ -1,6 +1,6 @@
 """What a run shows of itself: tables, progress, metrics, and timelines in several forms."""
 
-from hetjax.report.alternatives_table import alternatives_table
+from hetjax.report.alternatives_table import OtherPlan, alternatives_table
 from hetjax.report.annotation_picture import visualize
 from hetjax.report.layer_table import LayerRow, ModuleRun, layer_rows, layer_table, module_runs
 from hetjax.report.metrics import MetricsWriter, read_metrics
@@ -27,6 +27,7 @@ __all__ = [
     "LinkRow",
     "MetricsWriter",
     "ModuleRun",
+    "OtherPlan",
     "PlanReport",
     "PredictionRow",
     "StageRow",

@@ -28,6 +28,7 @@ from hetjax.report.timeline_page import fill, part_of_page, timeline_chart
 if TYPE_CHECKING:
     from hetjax.planner.parts import PartAlone
     from hetjax.planner.plan import Plan
+    from hetjax.report.alternatives_table import OtherPlan
     from hetjax.report.layer_table import ModuleRun
 
 MOST_BOXES = 12_000
@@ -48,8 +49,7 @@ class PlanReport:
         limits: what limits the plan, and what share of it is used, from 0 to 1.
         costs: of each layer, in any unit.
         modules: the structure that the layers follow; empty where there is none.
-        alternatives: what other plans do differently, and how many times as long a step of them
-            takes.
+        alternatives: the next best plans.
         alone: what parts of the cluster would do.
     """
 
@@ -62,7 +62,7 @@ class PlanReport:
     limits: Sequence[tuple[str, float]]
     costs: Sequence[float]
     modules: Sequence[ModuleRun] = ()
-    alternatives: Sequence[tuple[str, float]] = ()
+    alternatives: Sequence[OtherPlan] = ()
     alone: Sequence[PartAlone] = ()
 
 
@@ -174,8 +174,9 @@ def _alternatives(report: PlanReport) -> str:
     assert report.plan.prediction is not None
     step_time = report.plan.prediction.step_time
     rows = [["this plan", format_seconds(step_time), ""]]
-    for words, ratio in report.alternatives:
-        rows.append([html.escape(words), format_seconds(ratio * step_time), f"{ratio - 1:+.1%}"])
+    for each in report.alternatives:
+        words, seconds = html.escape(each.difference), format_seconds(each.step_time)
+        rows.append([words, seconds, f"{each.ratio - 1:+.1%}"])
     table = _table(["the next best", "step time", "costs"], rows, text=1, words=True)
     return f"<article>\n<h2>What else could be done</h2>\n{table}\n</article>"
 

@@ -18,7 +18,7 @@ from hetjax.planner import (
     StagePrediction,
     simulate,
 )
-from hetjax.report import ModuleRun, PlanReport, write_plan_page
+from hetjax.report import ModuleRun, OtherPlan, PlanReport, write_plan_page
 from hetjax.report.shortened import MIDDLE, shortened
 
 LINK = Link(1e9, 1e-6)
@@ -48,7 +48,7 @@ def report() -> PlanReport:
         limits=[("stage 1 computing", 0.8)],
         costs=[3.0, 1.0],
         modules=[ModuleRun("A", (0, 1)), ModuleRun("A", (1, 2))],
-        alternatives=[("1 stage instead of 2", 1.5)],
+        alternatives=[OtherPlan("1 stage instead of 2", 22.5, 1.5)],
         alone=[PartAlone(("old",), 2, 30.0), PartAlone(("new<b>",), 2, None)],
     )
 
