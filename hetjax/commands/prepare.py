@@ -243,6 +243,7 @@ def _problem(
         allow_recompute=planner.allow_recompute,
         min_stages=1 if given else planner.min_stages,
         max_stages=None if given else planner.max_stages,
+        max_pipelines=1 if given else planner.max_pipelines,
         objective="step_time" if given else planner.objective,
     )
 

@@ -202,7 +202,6 @@ def plan_figures(prepared: Prepared) -> dict[str, Any]:
         Numbers in SI units, by name; ``"stages"`` holds one object a stage.
     """
     plan, prediction = prepared.plan, _prediction(prepared.plan)
-    first_pipeline = plan.pipelines[0]
     model = prepared.ingredients.model
     return {
         "model": model.name,
@@ -215,10 +214,12 @@ def plan_figures(prepared: Prepared) -> dict[str, Any]:
         **_search_figures(prepared),
         "batch_size": plan.batch_size,
         "pipelines": len(plan.pipelines),
-        "num_microbatches": first_pipeline.num_microbatches,
-        "microbatch_size": first_pipeline.microbatch_size,
-        "schedule": first_pipeline.schedule.name,
-        "warm_up_counts": list(first_pipeline.schedule.warm_up_counts),
+        "num_microbatches": sum(each.num_microbatches for each in plan.pipelines),
+        "microbatch_size": max(each.microbatch_size for each in plan.pipelines),
+        "microbatches": [[each.num_microbatches, each.microbatch_size] for each in plan.pipelines],
+        "schedule": plan.pipelines[0].schedule.name,
+        "warm_up_counts": [n for each in plan.pipelines for n in each.schedule.warm_up_counts],
+        "sharing_seconds": prediction.sharing_seconds,
         "step_time": prediction.step_time,
         "tokens_per_second": prepared.ingredients.tokens_per_step / prediction.step_time,
         **cost_figures(prepared),

@@ -225,6 +225,9 @@ class PlannerSettings(Section):
     )
     min_stages: Count = Field(default=1, description="stages at least")
     max_stages: Count | None = Field(default=None, description="stages at most; None for any")
+    max_pipelines: Count = Field(
+        default=1, description="pipelines at most; several share the batch by their speed"
+    )
     objective: Literal["step_time", "cost"] = Field(
         default="step_time",
         description="what the plan makes least: 'step_time', or 'cost' by the prices of the "

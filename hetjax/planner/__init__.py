@@ -89,6 +89,7 @@ def plan(
     allow_recompute: bool = True,
     min_stages: int = 1,
     max_stages: int | None = None,
+    max_pipelines: int = 1,
     objective: str = "step_time",
     planner: Planner | None = None,
 ) -> Plan:
@@ -108,6 +109,7 @@ def plan(
         allow_recompute: whether stages may recompute to save memory.
         min_stages: how many stages the plan has at least.
         max_stages: how many it has at most; None for any number.
+        max_pipelines: how many pipelines the plan has at most.
         objective: what the plan makes least, one of `OBJECTIVES`: the time of a step, or its cost
             by the prices of the cluster.
         planner: what makes the plan; `DynamicProgram` unless given.
@@ -153,6 +155,7 @@ def plan(
         allow_recompute=allow_recompute,
         min_stages=min_stages,
         max_stages=max_stages,
+        max_pipelines=max_pipelines,
         objective=objective,
     )
     return solve(problem, planner)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -19,8 +19,9 @@ from hetjax.planner.cost_model import Estimate, Runs, all_runs, estimate
 from hetjax.planner.cost_search import rented_nodes, search_by_cost
 from hetjax.planner.fixed_pace import Place
 from hetjax.planner.plan import PipelinePlan, Plan, StagePlan, validate
-from hetjax.planner.prices import node_prices, price_of_nodes
+from hetjax.planner.prices import node_prices, price_of_nodes, step_cost
 from hetjax.planner.problem import PlanningProblem
+from hetjax.planner.replicas import Timed, several_pipelines
 from hetjax.planner.search import Candidate, search, transfers_between
 from hetjax.planner.stage_table import Slice, StageTable, make_stage_table
 from hetjax.report.quantities import format_bytes
@@ -71,7 +72,8 @@ class DynamicProgram:
     """The plan of the least latency, found exactly; see `hetjax.planner.search.search`.
 
     Where the objective is the cost, it is the plan of the least cost; see
-    `hetjax.planner.cost_search.search_by_cost`.
+    `hetjax.planner.cost_search.search_by_cost`. Where a plan may have several pipelines, the best
+    of them are weighed against the one; see `hetjax.planner.replicas.several_pipelines`.
 
     Latencies are Harp's closed form, which leaves out how links of unlike speed fill and drain. So
     the best few candidates are simulated, and the least makespan decides.
@@ -110,6 +112,33 @@ class DynamicProgram:
         Returns:
             The plan and the figures of the search; None where the model fits nowhere.
         """
+        began = time.perf_counter()
+        one = self._find_one(problem)
+        if one is None or problem.max_pipelines == 1:
+            return one
+        timed = several_pipelines(problem, self._timed)
+        if timed is None:
+            return one
+        step_time, plan = timed
+        validate(plan)
+        cost = step_cost(plan, step_time) if problem.objective == "cost" else None
+        other = Alternative(plan, step_time, step_time if cost is None else cost)
+        seconds = time.perf_counter() - began + problem.profile_seconds - one.profile_seconds
+        single = Alternative(one.plan, one.step_time, one.score)
+        chosen, beaten = (other, single) if other.score < one.score else (single, other)
+        return replace(
+            one,
+            **vars(chosen),
+            search_seconds=seconds,
+            runners_up=(beaten, *(() if chosen is other else one.runners_up)),
+        )
+
+    def _timed(self, problem: PlanningProblem) -> Timed | None:
+        found = self._find_one(problem)
+        return found and (found.step_time, found.plan)
+
+    def _find_one(self, problem: PlanningProblem) -> Found | None:
+        """The plan of one pipeline."""
         began = time.perf_counter()
         runs = all_runs(problem.program, problem.works)
         table = make_stage_table(problem, runs)

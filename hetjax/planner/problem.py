@@ -40,6 +40,7 @@ class PlanningProblem:
         allow_recompute: whether stages may recompute to save memory.
         min_stages: how many stages a plan has at least.
         max_stages: how many it has at most; None for any number.
+        max_pipelines: how many pipelines a plan has at most, each with stages as above.
         objective: what a plan makes least, one of `hetjax.planner.OBJECTIVES`: seconds of a step,
             or its cost, the price of the nodes that are used in that time.
         sections: the structure that the layers follow; empty where they follow cost alone.
@@ -59,6 +60,7 @@ class PlanningProblem:
     allow_recompute: bool = True
     min_stages: int = 1
     max_stages: int | None = None
+    max_pipelines: int = 1
     objective: str = "step_time"
     sections: tuple[LayeredSection, ...] = ()
     known: Known = field(default_factory=dict, repr=False)
@@ -118,6 +120,7 @@ def make_problem(
     allow_recompute: bool = True,
     min_stages: int = 1,
     max_stages: int | None = None,
+    max_pipelines: int = 1,
     objective: str = "step_time",
 ) -> PlanningProblem:
     """State what is to be planned: trace, find layers, count their work.
@@ -135,6 +138,7 @@ def make_problem(
         allow_recompute: whether stages may recompute to save memory.
         min_stages: how many stages a plan has at least.
         max_stages: how many it has at most; None for any number.
+        max_pipelines: how many pipelines a plan has at most, each with stages as above.
         objective: what a plan makes least, one of `hetjax.planner.OBJECTIVES`.
 
     Returns:
@@ -150,7 +154,12 @@ def make_problem(
         node_prices(cluster)
     if schedule not in SCHEDULES:
         raise InputError(unknown_name("schedule", schedule, SCHEDULES))
-    for name, value in (("num_microbatches", num_microbatches), ("num_layers", num_layers)):
+    counts = {
+        "num_microbatches": num_microbatches,
+        "num_layers": num_layers,
+        "max_pipelines": max_pipelines,
+    }
+    for name, value in counts.items():
         if value is not None and value < 1:
             raise InputError(f"{name} is {value}; it must be 1 or more")
     _check_stage_counts(min_stages, max_stages, cluster, num_layers)
@@ -179,6 +188,7 @@ def make_problem(
         allow_recompute=allow_recompute,
         min_stages=min_stages,
         max_stages=max_stages,
+        max_pipelines=max_pipelines,
         objective=objective,
         sections=layered.sections,
         known=known,
