@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from statistics import mean
 
 from hetjax.commands.prepare import Prepared
-from hetjax.commands.show import cost_figures, told_alternatives
+from hetjax.commands.show import batches, cost_figures, told_alternatives
 from hetjax.planner import (
     Alternative,
     PartAlone,
@@ -40,7 +40,7 @@ def plan_report(
     model, train = prepared.ingredients.model, prepared.ingredients.configuration.train
     summary = (
         f"{format_rate(model.num_parameters(), ' parameters')}, {train.batch_size} x "
-        f"{model.sequence} tokens a step, {_batches(plan)}; planned by {plan.planner} in "
+        f"{model.sequence} tokens a step, {batches(plan)}; planned by {plan.planner} in "
         f"{format_seconds(prepared.planning_seconds)}"
     )
     flops = [1.0] * (len(plan.layers) - 1)
@@ -59,13 +59,6 @@ def plan_report(
         modules=module_runs(planned.problem.sections) if planned else (),
         alternatives=told_alternatives(prepared, alternatives),
         alone=alone,
-    )
-
-
-def _batches(plan: Plan) -> str:
-    return "; ".join(
-        f"{each.num_microbatches} microbatches of {each.microbatch_size} by {each.schedule.name}"
-        for each in plan.pipelines
     )
 
 

@@ -66,15 +66,10 @@ def show_plan(
     """
     plan, model = prepared.plan, prepared.ingredients.model
     train = prepared.ingredients.configuration.train
-    batches = (
-        f"{each.num_microbatches} microbatches of {each.microbatch_size}, schedule "
-        f"{each.schedule.name}"
-        for each in plan.pipelines
-    )
     lines = (
         f"{model.name}: {format_rate(model.num_parameters(), ' parameters')}, "
         f"{train.steps} steps of {train.batch_size} x {model.sequence} tokens",
-        f"{'; '.join(batches)}, plan: {plan.planner} ({format_seconds(prepared.planning_seconds)})",
+        f"{batches(plan)}, plan: {plan.planner} ({format_seconds(prepared.planning_seconds)})",
     )
     console.print(lines[0], highlight=False)
     console.print()
@@ -95,6 +90,18 @@ def show_plan(
         console.print()
         console.print(parts_table(alone, plan.cluster, _prediction(plan).step_time))
     console.print()
+
+
+def batches(plan: Plan) -> str:
+    """How many microbatches each pipeline of a plan computes, and by which schedule, in words."""
+    said = []
+    for first, each in plan.numbered_pipelines():
+        last = first + len(each.stages) - 1
+        stages = f"stages {first} to {last}" if last > first else f"stage {first}"
+        where = f"{stages}: " if len(plan.pipelines) > 1 else ""
+        count = f"{each.num_microbatches} microbatch{'es' if each.num_microbatches > 1 else ''}"
+        said.append(f"{where}{count} of {each.microbatch_size}, schedule {each.schedule.name}")
+    return "; ".join(said)
 
 
 def _quality_lines(prepared: Prepared, published: Plan | None) -> Iterator[str]:

@@ -130,7 +130,7 @@ class DynamicProgram:
             one,
             **vars(chosen),
             search_seconds=seconds,
-            runners_up=(beaten, *(() if chosen is other else one.runners_up)),
+            runners_up=(beaten, *one.runners_up),
         )
 
     def _timed(self, problem: PlanningProblem) -> Timed | None:
