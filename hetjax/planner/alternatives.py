@@ -19,6 +19,10 @@ Restriction = Callable[[StageTable], StageTable]
 _ORDERS_UP_TO = 3
 """Up to this many subclusters other orders of them are tried."""
 
+_COUNTED_STAGES = 10
+"""Up to this many stages fewer and more are tried: a search that counts them takes as many times as
+long, and a stage of many says little."""
+
 
 def next_best(
     problem: PlanningProblem,
@@ -29,9 +33,9 @@ def next_best(
 ) -> tuple[Alternative, ...]:
     """The plans that would be chosen if one could not have the chosen one.
 
-    They are those that the search met on the way, and the best with fewer or more stages, without
-    recomputation, with a node less of each subcluster, and with the subclusters in another order.
-    Plans that differ in the same words count as one.
+    They are those that the search met on the way, and the best with fewer or more stages (where
+    there are few), without recomputation, with a node less of each subcluster, and with the
+    subclusters in another order. Plans that differ in the same words count as one.
 
     Args:
         problem: what was planned.
@@ -78,10 +82,11 @@ def differences(chosen: Plan, other: Plan) -> str:
 def _restrictions(problem: PlanningProblem, plan: Plan) -> list[Restriction]:
     stages, cluster = plan.stages, problem.cluster
     found: list[Restriction] = []
-    if len(stages) > problem.min_stages:
+    few = len(stages) <= _COUNTED_STAGES
+    if few and len(stages) > problem.min_stages:
         found.append(partial(_with_stages, least=problem.min_stages, most=len(stages) - 1))
     most = min(problem.num_layers, cluster.num_devices, problem.max_stages or cluster.num_devices)
-    if len(stages) < most:
+    if few and len(stages) < most:
         found.append(partial(_with_stages, least=len(stages) + 1, most=problem.max_stages))
     if any(stage.recompute for stage in stages):
         found.append(without_recomputation)
