@@ -19,9 +19,9 @@ from hetjax.planner.cost_model import Estimate, Runs, all_runs, estimate
 from hetjax.planner.cost_search import rented_nodes, search_by_cost
 from hetjax.planner.fixed_pace import Place
 from hetjax.planner.plan import PipelinePlan, Plan, StagePlan, validate
-from hetjax.planner.prices import node_prices, price_of_nodes, step_cost
+from hetjax.planner.prices import node_prices, price_of_nodes
 from hetjax.planner.problem import PlanningProblem
-from hetjax.planner.replicas import Timed, several_pipelines
+from hetjax.planner.replicas import Timed, score_of, several_pipelines
 from hetjax.planner.search import Candidate, search, transfers_between
 from hetjax.planner.stage_table import Slice, StageTable, make_stage_table
 from hetjax.report.quantities import format_bytes
@@ -121,8 +121,7 @@ class DynamicProgram:
             return one
         step_time, plan = timed
         validate(plan)
-        cost = step_cost(plan, step_time) if problem.objective == "cost" else None
-        other = Alternative(plan, step_time, step_time if cost is None else cost)
+        other = Alternative(plan, step_time, score_of(problem, plan, step_time))
         seconds = time.perf_counter() - began + problem.profile_seconds - one.profile_seconds
         single = Alternative(one.plan, one.step_time, one.score)
         chosen, beaten = (other, single) if other.score < one.score else (single, other)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from hetjax.mesh.cluster import Cluster, SubMesh
 from hetjax.planner.plan import PipelinePlan, Plan
+from hetjax.planner.prices import step_cost
 from hetjax.planner.problem import PlanningProblem
 from hetjax.planner.sharing_cost import SharedParameters, sharing_seconds
 from hetjax.planner.stage_table import ALL_ORDERS_UP_TO
@@ -48,9 +49,9 @@ BestOn = Callable[[PlanningProblem], Timed | None]
 def divisions(cluster: Cluster, most: int) -> Iterator[tuple[Part, ...]]:
     """The ways to divide a cluster among several pipelines.
 
-    Subclusters are put into groups in every way (where there are many: all in one, or each alone),
-    and each group is cut into equal parts: of its nodes, or of the devices of a node that is alone
-    in its subcluster.
+    All subclusters or some of them are put into groups in every way (where there are many: all in
+    one group, or each alone), and each group is cut into equal parts: of its nodes, or of the
+    devices of a node that is alone in its subcluster.
 
     Args:
         cluster: the cluster.
@@ -81,11 +82,11 @@ def divisions(cluster: Cluster, most: int) -> Iterator[tuple[Part, ...]]:
 
 
 def several_pipelines(problem: PlanningProblem, best_on: BestOn) -> Timed | None:
-    """The fastest plan of several pipelines.
+    """The best plan of several pipelines, by the problem's objective.
 
     Microbatches have one size. For each division of the cluster their numbers are such that the
     slowest pipeline is as fast as it can be, which is exact where more microbatches take longer: no
-    number is better once it does not help to give one of the slowest pipeline's to another.
+    number is faster once it does not help to give one of the slowest pipeline's to another.
 
     Args:
         problem: what to plan; its `max_pipelines` limits the number of pipelines.
@@ -107,6 +108,7 @@ def several_pipelines(problem: PlanningProblem, best_on: BestOn) -> Timed | None
         return found[0] if found else float("inf")
 
     best: Timed | None = None
+    least = float("inf")
     for parts in divisions(problem.cluster, min(problem.max_pipelines, problem.num_microbatches)):
         counts = share_out(
             problem.num_microbatches,
@@ -114,14 +116,24 @@ def several_pipelines(problem: PlanningProblem, best_on: BestOn) -> Timed | None
             [_peak_flops(problem, part) for part in parts],
         )
         slowest = max(map(seconds, parts, counts))
-        if slowest >= (best[0] if best else float("inf")):
+        if slowest == float("inf") or (problem.objective == "step_time" and slowest >= least):
             continue
         timed = [best_for(part, count) for part, count in zip(parts, counts, strict=True)]
         plan = _joined(problem, parts, [plan for each in timed if each for plan in (each[1],)])
         step_time = slowest + sharing_seconds(plan, SharedParameters.of(plan, problem.program))
-        if best is None or step_time < best[0]:
-            best = step_time, plan
+        score = score_of(problem, plan, step_time)
+        if score < least:
+            best, least = (step_time, plan), score
     return best
+
+
+def score_of(problem: PlanningProblem, plan: Plan, step_time: float) -> float:
+    """What the objective of a problem makes least: seconds of a step, or its cost."""
+    if problem.objective == "step_time":
+        return step_time
+    cost = step_cost(plan, step_time)
+    assert cost is not None, "the problem was stated with prices"
+    return cost
 
 
 def share_out(
@@ -174,7 +186,9 @@ def _proportional(total: int, weights: Sequence[float]) -> list[int]:
 def _groupings(places: Sequence[int]) -> Iterator[tuple[tuple[int, ...], ...]]:
     """The ways to put subclusters into groups."""
     if len(places) <= ALL_ORDERS_UP_TO:
-        yield from _set_partitions(tuple(places))
+        for count in range(len(places), 0, -1):
+            for chosen in itertools.combinations(places, count):
+                yield from _set_partitions(chosen)
     else:
         yield (tuple(places),)
         yield tuple((place,) for place in places)

@@ -67,13 +67,18 @@ def starts(cluster: Cluster, most: int) -> set[str]:
 def test_how_clusters_divide():
     pair = cluster_of(part("a", 1e12, 2, 4), part("b", 1e12, 1, 2))
     assert starts(pair, 1) == set()
-    assert starts(pair, 2) == {"a0:1x4 b0:1x1 | a4:1x4 b1:1x1", "a0:2x4 | b0:1x2"}
+    assert starts(pair, 2) == {
+        "a0:1x4 b0:1x1 | a4:1x4 b1:1x1",
+        "a0:2x4 | b0:1x2",
+        "a0:1x4 | a4:1x4",
+        "b0:1x1 | b1:1x1",
+    }
     assert starts(pair, 3) - starts(pair, 2) == {
         "a0:1x4 | a4:1x4 | b0:1x2",
         "a0:2x4 | b0:1x1 | b1:1x1",
     }
     three = cluster_of(*(part(name, 1e12, 1, 1) for name in "abc"))
-    assert len(starts(three, 3)) == 4
+    assert len(starts(three, 3)) == 4 + 3
     many = cluster_of(*(part(name, 1e12, 1, 1) for name in "abcde"))
     assert starts(many, 5) == {"a0:1x1 | b0:1x1 | c0:1x1 | d0:1x1 | e0:1x1"}
 
@@ -160,3 +165,12 @@ def test_one_pipeline_stays_where_it_is_faster():
     assert single is not None
     assert found.score <= single.score
     assert found.runners_up
+
+
+def test_what_is_dear_gets_no_pipeline():
+    cluster = CLUSTERS[0]
+    fast, slow = cluster.subclusters
+    dear = (replace(fast, price_per_device_hour=1.0), replace(slow, price_per_device_hour=50.0))
+    problem = problem_of(replace(cluster, subclusters=dear), objective="cost")
+    plan = planner.solve(problem)
+    assert {stage.submesh.subcluster for stage in plan.stages} == {"fast"}
