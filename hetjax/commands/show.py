@@ -88,7 +88,8 @@ def show_plan(
         console.print(alternatives_table(told_alternatives(prepared, alternatives)))
     if alone:
         console.print()
-        console.print(parts_table(alone, plan.cluster, _prediction(plan).step_time))
+        used = sum(stage.submesh.num_devices for stage in plan.stages)
+        console.print(parts_table(alone, plan.cluster, _prediction(plan).step_time, used))
     console.print()
 
 

@@ -15,6 +15,7 @@ from hetjax.files import replacing
 from hetjax.mesh.cluster import Cluster
 from hetjax.mesh.links import Link
 from hetjax.pipeline.timeline import Timeline
+from hetjax.report.parts_table import name_of_whole
 from hetjax.report.plan_pictures import (
     memory_picture,
     share_lane,
@@ -186,7 +187,8 @@ def _parts(report: PlanReport) -> str:
         return ""
     assert report.plan.prediction is not None
     step_time = report.plan.prediction.step_time
-    rows = [[f"all {report.plan.cluster.num_devices}", format_seconds(step_time), ""]]
+    used = sum(stage.submesh.num_devices for stage in report.plan.stages)
+    rows = [[name_of_whole(report.plan.cluster, used), format_seconds(step_time), ""]]
     for part in report.alone:
         name = html.escape(f"{' + '.join(part.subclusters)} ({part.num_devices})")
         if part.step_time is None:
