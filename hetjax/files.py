@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from hetjax.errors import InputError
+
 
 @contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
@@ -41,6 +43,34 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def check_writable(path: str | os.PathLike[str], what: str) -> None:
+    """Checks that a file could be written, before work is done for it.
+
+    Args:
+        path: the file, which need not be there; nor need its folder.
+        what: the option that names it.
+
+    Raises:
+        InputError: it is a folder, or its folder cannot be made or written to.
+
+    Example:
+        >>> check_writable("/dev/null/a", "--out")
+        Traceback (most recent call last):
+        hetjax.errors.InputError: --out /dev/null/a cannot be written: /dev/null is no folder
+    """
+    target = Path(path)
+    if target.is_dir():
+        raise InputError(f"{what} {path} cannot be written: it is a folder; name a file")
+    folder = next(each for each in target.absolute().parents if each.exists())
+    if not folder.is_dir():
+        raise InputError(f"{what} {path} cannot be written: {folder} is no folder")
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise InputError(f"{what} {path} cannot be written: {folder}: {error.strerror}") from None
 
 
 def _umask() -> int:

@@ -2,6 +2,7 @@
 
 python -m hetjax.plan --config configs/quickstart.gin
 python -m hetjax.plan --config configs/quickstart.gin --json --out plan.json
+python -m hetjax.plan --config configs/quickstart.gin --report plan.html
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import sys
 from collections.abc import Sequence
 
 from hetjax.commands.command_line import Parser, configuration_of, run_command
+from hetjax.files import check_writable
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -30,11 +32,15 @@ def _parser() -> Parser:
     parser = Parser("hetjax.plan", "Plan a training run without training.")
     parser.add_argument("--json", action="store_true", help="print the figures as one JSON object")
     parser.add_argument("--out", metavar="FILE", help="write the plan to this file")
+    parser.add_argument("--report", metavar="FILE", help="write a page about the plan (HTML)")
     return parser
 
 
 def _plan(arguments: argparse.Namespace) -> int:
     configuration = configuration_of(arguments)
+    for option, path in (("--out", arguments.out), ("--report", arguments.report)):
+        if path:
+            check_writable(path, option)
     # What is heavier to import comes after what can be checked without it.
     from hetjax.commands.devices import configured_cluster
 
@@ -44,21 +50,27 @@ def _plan(arguments: argparse.Namespace) -> int:
     ingredients = make_ingredients(configuration)
 
     from hetjax.commands import show
-    from hetjax.commands.prepare import parts, predicted, prepare, published_plan
+    from hetjax.commands.plan_report import plan_report
+    from hetjax.commands.prepare import alternatives, parts, predicted, prepare, published_plan
+    from hetjax.report import write_plan_page
 
     published = published_plan(ingredients, cluster)
     prepared = prepare(ingredients, cluster)
     published = published and predicted(ingredients, published)
-    alone = parts(prepared)
+    alone, others = parts(prepared), alternatives(prepared)
     if arguments.json:
         figures = {
             **show.plan_figures(prepared),
             **show.published_figures(published),
+            **show.alternatives_figures(prepared, others),
             **show.parts_figures(alone),
         }
         print(json.dumps(figures, indent=1))
     else:
-        show.show_plan(show.make_console(), prepared, published, alone)
+        show.show_plan(show.make_console(), prepared, published, alone, others)
+    if arguments.report:
+        write_plan_page(arguments.report, plan_report(prepared, published, alone, others))
+        print(f"the report is in {arguments.report}", file=sys.stderr)
     if arguments.out:
         prepared.plan.save(arguments.out)
         print(f"the plan is in {arguments.out}", file=sys.stderr)

@@ -26,7 +26,8 @@ from hetjax.pipeline.times import StepTimes
 from hetjax.planner.plan import PipelinePlan, Plan, StagePlan
 from hetjax.sharding.rules import RULES
 
-_LINK = Link(bandwidth=1e9, latency=1e-5)
+# So fast that it pays to divide even the tiny models of tests.
+_LINK = Link(bandwidth=1e12, latency=1e-9)
 CLUSTER = Cluster(
     "two by four",
     tuple(Subcluster(name, KINDS["T4"], 1, 4, _LINK, _LINK) for name in ("first", "second")),

@@ -107,3 +107,69 @@ def test_wrong_input_is_one_line(
     assert captured.err.startswith("error: --gin")
     assert captured.err.count("\n") == 1
     assert not captured.out
+
+
+PRICED = """
+name: priced
+kinds:
+  quick: {peak_flops: {float32: 50 GFLOP/s}, memory: 8 GB, memory_bandwidth: 10 GB/s, platform: cpu}
+  lame: {peak_flops: {float32: 20 GFLOP/s}, memory: 8 GB, memory_bandwidth: 5 GB/s, platform: cpu}
+subclusters:
+  - name: fast
+    kind: quick
+    nodes: 1
+    devices_per_node: 4
+    intra_node: {bandwidth: 5 GB/s, latency: 20 us}
+    price_per_device_hour: 2
+  - name: slow
+    kind: lame
+    nodes: 1
+    devices_per_node: 2
+    intra_node: {bandwidth: 5 GB/s, latency: 20 us}
+    price_per_device_hour: 0.5
+links:
+  - {between: [fast, slow], bandwidth: 5 GB/s, latency: 20 us}
+"""
+
+
+def test_a_plan_of_several_pipelines_with_its_price_and_its_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster, page = tmp_path / "priced.yaml", tmp_path / "made" / "plan.html"
+    cluster.write_text(PRICED)
+    settings = (
+        f"cluster.file = {str(cluster)!r}",
+        "train.microbatches = 8",
+        "train.batch_size = 32",
+        "planner.max_pipelines = 2",
+        "planner.max_stages = 1",
+    )
+    arguments = [each for setting in settings for each in ("--gin", setting)]
+    given = ["--config", str(QUICKSTART), "--json", "--report", str(page), *arguments]
+    assert plan_command(monkeypatch, *given) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["pipelines"] == 2
+    assert figures["num_microbatches"] == 8
+    assert [size for _, size in figures["microbatches"]] == [4, 4]
+    assert figures["sharing_seconds"] > 0
+    assert [stage["pipeline"] for stage in figures["stages"]] == [0, 1]
+    assert figures["price_per_hour"] == pytest.approx(4 * 2 + 2 * 0.5)
+    assert figures["cost_per_step"] == pytest.approx(9 * figures["step_time"] / 3600)
+    assert figures["cost_per_example"] == pytest.approx(figures["cost_per_step"] / 32)
+    one = figures["alternatives"][0]
+    assert one["difference"].startswith("1 pipeline instead of 2")
+    assert one["step_time"] > figures["step_time"]
+    text = page.read_text("utf-8")
+    for part in ("gpt-4x192 on priced", "pipeline 1", "a million tokens", "1 pipeline instead"):
+        assert part in text
+
+
+def test_a_file_that_cannot_be_written_is_told_before_anything_is_planned(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for option in ("--report", "--out"):
+        wrong = [option, "/dev/null/plan.html", "--config", str(QUICKSTART)]
+        assert plan_command(monkeypatch, *wrong) == 2
+        captured = capsys.readouterr()
+        assert captured.err.startswith(f"error: {option} /dev/null/plan.html cannot be written")
+        assert not captured.out

@@ -18,6 +18,7 @@ from hetjax.errors import InputError
 from hetjax.mesh import Cluster
 from hetjax.pipeline.program import with_examples
 from hetjax.planner import (
+    Alternative,
     DynamicProgram,
     Found,
     PartAlone,
@@ -28,9 +29,11 @@ from hetjax.planner import (
     complete,
     does_not_fit,
     make_problem,
+    next_best,
     parts_alone,
     predict,
 )
+from hetjax.planner.microbatches import divisors
 from hetjax.planner.profiler import ProfileDatabase
 from hetjax.report import format_bytes
 
@@ -43,11 +46,13 @@ class Planned:
         problem: what was planned.
         found: the figures of the search.
         tried: the problem for every number of microbatches that was tried.
+        others: the plans for the other numbers.
     """
 
     problem: PlanningProblem
     found: Found
     tried: tuple[PlanningProblem, ...]
+    others: tuple[Alternative, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -158,7 +163,7 @@ def parts(prepared: Prepared) -> tuple[PartAlone, ...]:
     def plan_on(part: Cluster) -> Plan | None:
         stages = min(planned.problem.min_stages, part.num_devices)
         found = [
-            (each.step_time, problem, each.plan)
+            (each.score, problem, each.plan)
             for whole in planned.tried
             for problem in [replace(whole, cluster=part, min_stages=stages)]
             for each in [DynamicProgram().find(problem)]
@@ -190,9 +195,7 @@ def problem_to_profile(ingredients: Ingredients, cluster: Cluster) -> PlanningPr
     if train.microbatches is not None:
         return _problem(ingredients, cluster, train.microbatches)
     problems = _Problems(ingredients, cluster)
-    choice = choose_microbatches(problems.of, train.batch_size, DynamicProgram())
-    assert choice is not None, "every number is allowed"
-    return choice.problem
+    return choose_microbatches(problems.of, train.batch_size, DynamicProgram()).problem
 
 
 class _Problems:
@@ -223,6 +226,21 @@ class _Problems:
         return self.stated[count]
 
 
+def alternatives(prepared: Prepared) -> tuple[Alternative, ...]:
+    """The next best plans.
+
+    Args:
+        prepared: a plan that was found.
+
+    Returns:
+        The fastest first; nothing of a plan that was given.
+    """
+    planned = prepared.planned
+    if planned is None:
+        return ()
+    return next_best(planned.problem, planned.found, DynamicProgram(), planned.others)
+
+
 def _find(ingredients: Ingredients, cluster: Cluster) -> Planned:
     """The plan of the configured number of microbatches, or of the best."""
     settings, planner = ingredients.configuration, DynamicProgram()
@@ -237,17 +255,16 @@ def _find(ingredients: Ingredients, cluster: Cluster) -> Planned:
         if found is None:
             raise InputError(does_not_fit(problem))
         return Planned(problem, found, (problem,))
-
-    def allowed(problem: PlanningProblem) -> bool:
-        return database is None or problem.profile.measurements > 0
-
-    choice = choose_microbatches(problems.of, settings.train.batch_size, planner, allowed)
-    if choice is None:
-        assert database is not None, "without a database every number is allowed"
-        check_measured(problems.of(settings.train.batch_size), database)
-        raise AssertionError
-    stated = tuple(each for each in problems.stated.values() if allowed(each))
-    return Planned(choice.problem, choice.found, stated)
+    batch_size = settings.train.batch_size
+    counts = divisors(batch_size)
+    if database is not None:
+        measured = [n for n in counts if problems.of(n).profile.measurements]
+        if not measured:
+            check_measured(problems.of(batch_size), database)
+        counts = tuple(measured)
+    choice = choose_microbatches(problems.of, batch_size, planner, counts)
+    stated = tuple(problems.of(count) for count in counts)
+    return Planned(choice.problem, choice.found, stated, choice.others)
 
 
 def _load(path: Path, configuration: Configuration) -> Plan:
@@ -284,6 +301,8 @@ def _problem(
         allow_recompute=planner.allow_recompute,
         min_stages=1 if given else planner.min_stages,
         max_stages=None if given else planner.max_stages,
+        max_pipelines=1 if given else planner.max_pipelines,
+        objective="step_time" if given else planner.objective,
     )
 
 

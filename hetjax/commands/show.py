@@ -12,17 +12,22 @@ from hetjax.commands.prepare import Prepared
 from hetjax.commands.profiling import Profiled
 from hetjax.pipeline.timeline import Event, Timeline, link_track, stage_track
 from hetjax.planner import (
+    Alternative,
     PartAlone,
     Plan,
     Prediction,
+    differences,
     flops_utilization,
     limits,
     load_balance,
+    step_cost,
 )
 from hetjax.planner.profile import Profile
 from hetjax.report import (
     LinkRow,
+    OtherPlan,
     PredictionRow,
+    alternatives_table,
     cluster_table,
     format_rate,
     format_seconds,
@@ -52,6 +57,7 @@ def show_plan(
     prepared: Prepared,
     published: Plan | None = None,
     alone: Sequence[PartAlone] = (),
+    alternatives: Sequence[Alternative] = (),
 ) -> None:
     """Print the model, the cluster and the plan.
 
@@ -60,18 +66,14 @@ def show_plan(
         prepared: what was planned.
         published: a plan to show beside it.
         alone: what parts of the cluster would do.
+        alternatives: the next best plans.
     """
     plan, model = prepared.plan, prepared.ingredients.model
     train = prepared.ingredients.configuration.train
-    batches = (
-        f"{each.num_microbatches} microbatches of {each.microbatch_size}, schedule "
-        f"{each.schedule.name}"
-        for each in plan.pipelines
-    )
     lines = (
         f"{model.name}: {format_rate(model.num_parameters(), ' parameters')}, "
         f"{train.steps} steps of {train.batch_size} x {model.sequence} tokens",
-        f"{'; '.join(batches)}, plan: {plan.planner} ({format_seconds(prepared.planning_seconds)})",
+        f"{batches(plan)}, plan: {plan.planner} ({format_seconds(prepared.planning_seconds)})",
     )
     console.print(lines[0], highlight=False)
     console.print()
@@ -82,11 +84,16 @@ def show_plan(
         console.print()
     console.print(plan_table(plan))
     console.print(lines[1], highlight=False)
-    for line in (*_quality_lines(prepared, published), *_limit_lines(plan)):
+    quality = (*_quality_lines(prepared, published), *_cost_lines(prepared))
+    for line in (*quality, *_limit_lines(plan)):
         console.print(line, highlight=False, markup=False)
+    if alternatives:
+        console.print()
+        console.print(alternatives_table(told_alternatives(prepared, alternatives)))
     if alone:
         console.print()
-        console.print(parts_table(alone, plan.cluster, _prediction(plan).step_time))
+        used = sum(stage.submesh.num_devices for stage in plan.stages)
+        console.print(parts_table(alone, plan.cluster, _prediction(plan).step_time, used))
     console.print()
 
 
@@ -135,6 +142,18 @@ def profile_figures(profiled: Profiled) -> dict[str, Any]:
     }
 
 
+def batches(plan: Plan) -> str:
+    """How many microbatches each pipeline of a plan computes, and by which schedule, in words."""
+    said = []
+    for first, each in plan.numbered_pipelines():
+        last = first + len(each.stages) - 1
+        stages = f"stages {first} to {last}" if last > first else f"stage {first}"
+        where = f"{stages}: " if len(plan.pipelines) > 1 else ""
+        count = f"{each.num_microbatches} microbatch{'es' if each.num_microbatches > 1 else ''}"
+        said.append(f"{where}{count} of {each.microbatch_size}, schedule {each.schedule.name}")
+    return "; ".join(said)
+
+
 def _quality_lines(prepared: Prepared, published: Plan | None) -> Iterator[str]:
     if prepared.planned is not None:
         problem, found = prepared.planned.problem, prepared.planned.found
@@ -163,6 +182,29 @@ def _profile_lines(profile: Profile) -> Iterator[str]:
         yield f"costs of {profile.measurements} measurements{within}"
 
 
+def told_alternatives(prepared: Prepared, alternatives: Sequence[Alternative]) -> list[OtherPlan]:
+    """What other plans do differently.
+
+    Args:
+        prepared: the plan that was chosen.
+        alternatives: the others.
+
+    Returns:
+        What is different of each, and what it costs.
+    """
+    if prepared.planned is None:
+        return []
+    found = prepared.planned.found
+    # The chosen plan's prediction knows more than the search; the others' is scaled alike.
+    scale = _prediction(prepared.plan).step_time / found.step_time
+    return [
+        OtherPlan(
+            differences(found.plan, each.plan), scale * each.step_time, each.score / found.score
+        )
+        for each in alternatives
+    ]
+
+
 def _limit_lines(plan: Plan) -> Iterator[str]:
     found = limits(plan)
     stage, fullest = plan.stages[found.stage], plan.stages[found.fullest]
@@ -183,6 +225,38 @@ def _limit_lines(plan: Plan) -> Iterator[str]:
     )
 
 
+def _cost_lines(prepared: Prepared) -> Iterator[str]:
+    """What a step costs, where prices are known."""
+    figures = cost_figures(prepared)
+    if figures:
+        millions = figures["cost_per_token"] * 1e6
+        yield (
+            f"cost: {figures['cost_per_step']:.3g} a step, {millions:.3g} a million tokens, at "
+            f"{figures['price_per_hour']:.3g} an hour for the nodes that are used"
+        )
+
+
+def cost_figures(prepared: Prepared) -> dict[str, float]:
+    """What a plan costs, in the currency of the cluster file; nothing where prices are unknown.
+
+    Args:
+        prepared: what was planned.
+
+    Returns:
+        Of a step, an example and a token; and of an hour.
+    """
+    plan, step_time = prepared.plan, _prediction(prepared.plan).step_time
+    cost = step_cost(plan, step_time)
+    if cost is None:
+        return {}
+    return {
+        "price_per_hour": cost / step_time * 3600,
+        "cost_per_step": cost,
+        "cost_per_example": cost / plan.batch_size,
+        "cost_per_token": cost / prepared.ingredients.tokens_per_step,
+    }
+
+
 def plan_figures(prepared: Prepared) -> dict[str, Any]:
     """A plan's figures as plain values, for ``--json``.
 
@@ -193,7 +267,6 @@ def plan_figures(prepared: Prepared) -> dict[str, Any]:
         Numbers in SI units, by name; ``"stages"`` holds one object a stage.
     """
     plan, prediction = prepared.plan, _prediction(prepared.plan)
-    first_pipeline = plan.pipelines[0]
     model = prepared.ingredients.model
     return {
         "model": model.name,
@@ -206,12 +279,15 @@ def plan_figures(prepared: Prepared) -> dict[str, Any]:
         **_search_figures(prepared),
         "batch_size": plan.batch_size,
         "pipelines": len(plan.pipelines),
-        "num_microbatches": first_pipeline.num_microbatches,
-        "microbatch_size": first_pipeline.microbatch_size,
-        "schedule": first_pipeline.schedule.name,
-        "warm_up_counts": list(first_pipeline.schedule.warm_up_counts),
+        "num_microbatches": sum(each.num_microbatches for each in plan.pipelines),
+        "microbatch_size": max(each.microbatch_size for each in plan.pipelines),
+        "microbatches": [[each.num_microbatches, each.microbatch_size] for each in plan.pipelines],
+        "schedule": plan.pipelines[0].schedule.name,
+        "warm_up_counts": [n for each in plan.pipelines for n in each.schedule.warm_up_counts],
+        "sharing_seconds": prediction.sharing_seconds,
         "step_time": prediction.step_time,
         "tokens_per_second": prepared.ingredients.tokens_per_step / prediction.step_time,
+        **cost_figures(prepared),
         "lower_bound": prediction.lower_bound,
         "bound_ratio": prediction.step_time / prediction.lower_bound,
         "bubble": mean(stage.bubble for stage in prediction.stages),
@@ -247,6 +323,11 @@ def _search_figures(prepared: Prepared) -> dict[str, Any]:
         "load_balance": load_balance(prepared.plan, problem.dtype),
         "mfu": flops_utilization(prepared.plan, problem),
     }
+
+
+def alternatives_figures(prepared: Prepared, alternatives: Sequence[Alternative]) -> dict[str, Any]:
+    """The next best plans as plain values."""
+    return {"alternatives": [vars(each) for each in told_alternatives(prepared, alternatives)]}
 
 
 def parts_figures(alone: Sequence[PartAlone]) -> dict[str, Any]:

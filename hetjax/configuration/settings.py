@@ -230,6 +230,14 @@ class PlannerSettings(Section):
         description="folder of measurements that `hetjax.profile` made, to plan with; None to plan "
         "by the analytic model",
     )
+    max_pipelines: Count = Field(
+        default=1, description="pipelines at most; several share the batch by their speed"
+    )
+    objective: Literal["step_time", "cost"] = Field(
+        default="step_time",
+        description="what the plan makes least: 'step_time', or 'cost' by the prices of the "
+        "cluster file",
+    )
     published: str | None = Field(
         default=None, description="plan file whose predicted step time `hetjax.plan` shows beside"
     )

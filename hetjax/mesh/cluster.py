@@ -8,6 +8,7 @@ Devices are counted twice. Inside a subcluster they are numbered node by node (r
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,9 +34,11 @@ class Subcluster:
         intra_node: the link between two devices of a node.
         inter_node: the link between devices of two nodes; of no effect where there is one node.
         ray_resource: the Ray resource that the nodes offer, where Ray places workers by one.
+        price_per_device_hour: what a device costs an hour, in any currency, more than 0; None where
+            it is not known.
 
     Raises:
-        InputError: the name is empty, or a count is less than 1.
+        InputError: the name is empty, a count is less than 1, or the price is not more than 0.
     """
 
     name: str
@@ -45,6 +48,7 @@ class Subcluster:
     intra_node: Link
     inter_node: Link
     ray_resource: str | None = None
+    price_per_device_hour: float | None = None
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -55,6 +59,12 @@ class Subcluster:
                     f"subcluster {self.name!r}: {field}: {getattr(self, field)} is not allowed: "
                     "it must be 1 or more"
                 )
+        price = self.price_per_device_hour
+        if price is not None and not (math.isfinite(price) and price > 0):
+            raise InputError(
+                f"subcluster {self.name!r}: price_per_device_hour: {price!r} is not allowed: it "
+                "must be more than 0 and finite"
+            )
 
     @property
     def num_devices(self) -> int:
@@ -389,6 +399,7 @@ def _kind_to_json(kind: DeviceKind) -> dict[str, Any]:
 
 
 def _subcluster_to_json(subcluster: Subcluster) -> dict[str, Any]:
+    price = subcluster.price_per_device_hour
     return {
         "name": subcluster.name,
         "kind": subcluster.kind.name,
@@ -397,4 +408,5 @@ def _subcluster_to_json(subcluster: Subcluster) -> dict[str, Any]:
         "intra_node": _link_to_json(subcluster.intra_node),
         "inter_node": _link_to_json(subcluster.inter_node),
         "ray_resource": subcluster.ray_resource,
+        **({} if price is None else {"price_per_device_hour": price}),
     }

@@ -15,6 +15,7 @@
         nodes: 1
         devices_per_node: 2
         intra_node: {bandwidth: 25 GB/s, latency: 10 us}
+        price_per_device_hour: 0.2  # optional; in any currency, the same for all
     links:                          # one for every pair of subclusters, or a default_link
       - {between: [new, old], bandwidth: 10 Gbit/s, latency: 50 us}
 
@@ -93,6 +94,7 @@ class _SubclusterEntry(_Entry):
     intra_node: _LinkEntry
     inter_node: _LinkEntry | None = None
     ray_resource: str | None = None
+    price_per_device_hour: Annotated[float, pydantic.Field(gt=0, allow_inf_nan=False)] | None = None
 
 
 class _ClusterEntry(_Entry):
@@ -164,6 +166,7 @@ def _build_subcluster(field: str, entry: _SubclusterEntry, kind: DeviceKind) -> 
         intra_node=entry.intra_node.link(),
         inter_node=(entry.inter_node or entry.intra_node).link(),
         ray_resource=entry.ray_resource,
+        price_per_device_hour=entry.price_per_device_hour,
     )
 
 

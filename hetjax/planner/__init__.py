@@ -13,7 +13,8 @@ import optax
 from jaxtyping import PyTree
 
 from hetjax.mesh.cluster import Cluster
-from hetjax.planner.dynamic_program import DynamicProgram, Found, does_not_fit
+from hetjax.planner.alternatives import differences, next_best
+from hetjax.planner.dynamic_program import Alternative, DynamicProgram, Found, does_not_fit
 from hetjax.planner.microbatches import Choice, choose_microbatches
 from hetjax.planner.parts import PartAlone, parts_alone
 from hetjax.planner.plan import (
@@ -32,10 +33,13 @@ from hetjax.planner.predict import (
     reschedule,
     simulate,
 )
+from hetjax.planner.prices import OBJECTIVES, step_cost
 from hetjax.planner.problem import Planner, PlanningProblem, make_problem
 from hetjax.planner.quality import Limits, flops_utilization, limits, load_balance, peak_flops
 
 __all__ = [
+    "OBJECTIVES",
+    "Alternative",
     "Choice",
     "DynamicProgram",
     "Found",
@@ -51,12 +55,14 @@ __all__ = [
     "choose_microbatches",
     "choose_schedule",
     "complete",
+    "differences",
     "does_not_fit",
     "flops_utilization",
     "limits",
     "live_limits",
     "load_balance",
     "make_problem",
+    "next_best",
     "parts_alone",
     "peak_flops",
     "plan",
@@ -64,6 +70,7 @@ __all__ = [
     "reschedule",
     "simulate",
     "solve",
+    "step_cost",
     "validate",
     "validate_for",
 ]
@@ -82,6 +89,8 @@ def plan(
     allow_recompute: bool = True,
     min_stages: int = 1,
     max_stages: int | None = None,
+    max_pipelines: int = 1,
+    objective: str = "step_time",
     planner: Planner | None = None,
 ) -> Plan:
     """Plan one training step on a cluster.
@@ -100,13 +109,17 @@ def plan(
         allow_recompute: whether stages may recompute to save memory.
         min_stages: how many stages the plan has at least.
         max_stages: how many it has at most; None for any number.
+        max_pipelines: how many pipelines the plan has at most.
+        objective: what the plan makes least, one of `OBJECTIVES`: the time of a step, or its cost
+            by the prices of the cluster.
         planner: what makes the plan; `DynamicProgram` unless given.
 
     Returns:
         A plan with its prediction.
 
     Raises:
-        InputError: a value is not allowed, the batch does not divide, or the model fits nowhere.
+        InputError: a value is not allowed, the batch does not divide, a price is missing, or the
+            model fits nowhere.
 
     Example:
         >>> import jax
@@ -142,6 +155,8 @@ def plan(
         allow_recompute=allow_recompute,
         min_stages=min_stages,
         max_stages=max_stages,
+        max_pipelines=max_pipelines,
+        objective=objective,
     )
     return solve(problem, planner)
 

@@ -225,6 +225,7 @@ class Estimate:
         forward_seconds: the forward pass of one microbatch.
         backward_seconds: its backward pass, recomputation included.
         update_seconds: the optimizer's update.
+        exchange_seconds: of that, the exchange of gradients and parameters over the data axis.
         state_bytes: parameters, gradients and optimizer state.
         activation_bytes: what one microbatch keeps for its backward pass.
         working_bytes: what a task needs while it runs, beside these.
@@ -233,6 +234,7 @@ class Estimate:
     forward_seconds: FloatArray
     backward_seconds: FloatArray
     update_seconds: FloatArray
+    exchange_seconds: FloatArray
     state_bytes: FloatArray
     activation_bytes: FloatArray
     working_bytes: FloatArray
@@ -283,15 +285,15 @@ def estimate(problem: PlanningProblem, runs: Runs, execution: Execution) -> Esti
         again = forward if execution.recompute else 0.0
         backward = times.backward.of(runs.layers) + again
         temporary = times.temporary_bytes.of(runs.layers)
+    exchange = 2 * parameter_pass * (not fully_sharded)
 
     kept = runs.input_bytes if execution.recompute else runs.residual_bytes
     repeated = runs.residual_bytes if execution.recompute else 0.0
     return Estimate(
         forward_seconds=forward,
         backward_seconds=backward,
-        update_seconds=TASK_SECONDS
-        + updated / update_rate(problem, execution)
-        + 2 * parameter_pass * (not fully_sharded),
+        update_seconds=TASK_SECONDS + updated / update_rate(problem, execution) + exchange,
+        exchange_seconds=exchange,
         state_bytes=state,
         activation_bytes=kept / data,
         working_bytes=(runs.boundary_bytes + repeated) / data

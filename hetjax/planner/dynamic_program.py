@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import time
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -15,13 +16,31 @@ from hetjax.pipeline.simulate import warm_up_makespan
 from hetjax.pipeline.times import StepTimes
 from hetjax.pipeline.warm_up import from_warm_up_counts
 from hetjax.planner.cost_model import Estimate, Runs, all_runs, estimate
+from hetjax.planner.cost_search import rented_nodes, search_by_cost
 from hetjax.planner.fixed_pace import Place
 from hetjax.planner.lost_devices import around_lost
 from hetjax.planner.plan import PipelinePlan, Plan, StagePlan, validate
+from hetjax.planner.prices import node_prices, price_of_nodes
 from hetjax.planner.problem import PlanningProblem
+from hetjax.planner.replicas import Timed, score_of, several_pipelines
 from hetjax.planner.search import Candidate, search, transfers_between
 from hetjax.planner.stage_table import Slice, StageTable, make_stage_table
 from hetjax.report.quantities import format_bytes
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """A plan that was not chosen.
+
+    Args:
+        plan: the plan, without a prediction.
+        step_time: seconds of a step, by the same clock as the chosen plan's `Found.step_time`.
+        score: what the objective makes least: seconds of a step, or its cost.
+    """
+
+    plan: Plan
+    step_time: float
+    score: float
 
 
 @dataclass(frozen=True)
@@ -31,23 +50,31 @@ class Found:
     Args:
         plan: the plan, without a prediction.
         step_time: seconds of a step, by the timeline of the search's own costs.
+        score: what the objective makes least: seconds of a step, or its cost.
         candidates: how many stages the search chose among: runs of layers, each on a submesh with
             one way to run it, that fit into memory.
         profile_seconds: what it took to learn the candidates' costs: to count the layers' work and
             to fill the table.
         search_seconds: what the search took.
+        runners_up: plans that were met on the way, of other submeshes or ways to run them.
     """
 
     plan: Plan
     step_time: float
+    score: float
     candidates: int
     profile_seconds: float
     search_seconds: float
+    runners_up: tuple[Alternative, ...] = ()
 
 
 @dataclass(frozen=True)
 class DynamicProgram:
     """The plan of the least latency, found exactly; see `hetjax.planner.search.search`.
+
+    Where the objective is the cost, it is the plan of the least cost; see
+    `hetjax.planner.cost_search.search_by_cost`. Where a plan may have several pipelines, the best
+    of them are weighed against the one; see `hetjax.planner.replicas.several_pipelines`.
 
     Latencies are Harp's closed form, which leaves out how links of unlike speed fill and drain. So
     the best few candidates are simulated, and the least makespan decides.
@@ -87,33 +114,125 @@ class DynamicProgram:
             The plan and the figures of the search; None where the model fits nowhere.
         """
         began = time.perf_counter()
+        one = self._find_one(problem)
+        if one is None or problem.max_pipelines == 1:
+            return one
+        timed = several_pipelines(problem, self._timed)
+        if timed is None:
+            return one
+        step_time, plan = timed
+        validate(plan)
+        other = Alternative(plan, step_time, score_of(problem, plan, step_time))
+        seconds = time.perf_counter() - began + problem.profile_seconds - one.profile_seconds
+        single = Alternative(one.plan, one.step_time, one.score)
+        chosen, beaten = (other, single) if other.score < one.score else (single, other)
+        return replace(
+            one,
+            **vars(chosen),
+            search_seconds=seconds,
+            runners_up=(beaten, *one.runners_up),
+        )
+
+    def _timed(self, problem: PlanningProblem) -> Timed | None:
+        found = self._find_one(problem)
+        return found and (found.step_time, found.plan)
+
+    def _find_one(self, problem: PlanningProblem) -> Found | None:
+        """The plan of one pipeline."""
+        began = time.perf_counter()
         runs = all_runs(problem.program, problem.works)
         table = make_stage_table(problem, runs)
         profiled = time.perf_counter()
-        candidates = search(table)[: self.finalists]
-        if not candidates:
+        judged = self._judged(problem, runs, table)
+        if not judged:
             return None
-
-        def makespan(candidate: Candidate) -> float:
-            times = _step_times(problem, runs, table, candidate)
-            return warm_up_makespan(candidate.warm_up_counts, table.num_microbatches, times)
-
-        def preference(candidate: Candidate) -> tuple[float, float, int, int]:
-            slices = [_slice(table, place) for place in candidate.places]
-            devices = sum(each.num_devices for each in slices)
-            # To the nanosecond: a difference below it should not cost devices.
-            return round(makespan(candidate), 9), round(candidate.latency, 9), devices, len(slices)
-
-        best = min(candidates, key=preference)
-        plan = _make_plan(problem, table, best)
+        best, *others = judged
+        plan = _make_plan(problem, table, best.candidate)
         validate(plan)
         return Found(
             plan=plan,
-            step_time=makespan(best),
+            step_time=best.makespan,
+            score=best.score,
             candidates=_num_candidates(table),
             profile_seconds=problem.profile_seconds + profiled - began,
             search_seconds=time.perf_counter() - profiled,
+            runners_up=tuple(
+                _alternative(problem, table, other)
+                for other in others
+                if _manner(other.candidate) != _manner(best.candidate)
+            ),
         )
+
+    def find_within(
+        self,
+        problem: PlanningProblem,
+        restrictions: Sequence[Callable[[StageTable], StageTable]],
+    ) -> tuple[Alternative | None, ...]:
+        """The best plans where less is allowed.
+
+        Args:
+            problem: what to plan.
+            restrictions: each makes a stage table that allows less.
+
+        Returns:
+            For each restriction the best plan; None where nothing fits.
+        """
+        runs = all_runs(problem.program, problem.works)
+        whole = make_stage_table(problem, runs)
+        found: list[Alternative | None] = []
+        for restriction in restrictions:
+            table = restriction(whole)
+            judged = self._judged(problem, runs, table)
+            found.append(_alternative(problem, table, judged[0]) if judged else None)
+        return tuple(found)
+
+    def _judged(self, problem: PlanningProblem, runs: Runs, table: StageTable) -> list[_Judged]:
+        """The best candidates, simulated; the one that the objective prefers first."""
+        prices = node_prices(problem.cluster) if problem.objective == "cost" else None
+        candidates = search(table) if prices is None else search_by_cost(table, prices)
+        judged = []
+        for candidate in candidates[: self.finalists]:
+            times = _step_times(problem, runs, table, candidate)
+            makespan = warm_up_makespan(candidate.warm_up_counts, table.num_microbatches, times)
+            rented = rented_nodes(table, candidate)
+            rate = 1.0 if prices is None else price_of_nodes(prices, rented)
+            devices = sum(_slice(table, place).num_devices for place in candidate.places)
+            judged.append(_Judged(candidate, makespan, rate * makespan, devices))
+        return sorted(judged, key=_preference)
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """A candidate and what its simulation says."""
+
+    candidate: Candidate
+    makespan: float
+    score: float
+    num_devices: int
+
+
+def _preference(judged: _Judged) -> tuple[float, float, int, int]:
+    candidate = judged.candidate
+    # Rounded to nine digits: a difference below them should not cost devices.
+    return (
+        float(f"{judged.score:.9g}"),
+        round(candidate.latency, 9),
+        judged.num_devices,
+        len(candidate.places),
+    )
+
+
+def _alternative(problem: PlanningProblem, table: StageTable, judged: _Judged) -> Alternative:
+    plan = _make_plan(problem, table, judged.candidate)
+    return Alternative(plan, judged.makespan, judged.score)
+
+
+def _manner(candidate: Candidate) -> tuple[tuple[int, int, int, int], ...]:
+    """Where a candidate's stages are and how they run, but for their layers."""
+    return tuple(
+        (place.subcluster, place.slice, place.start, option)
+        for place, option in zip(candidate.places, candidate.options, strict=True)
+    )
 
 
 def _num_candidates(table: StageTable) -> int:

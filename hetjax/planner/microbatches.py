@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hetjax.errors import InputError
-from hetjax.planner.dynamic_program import DynamicProgram, Found, does_not_fit
+from hetjax.planner.dynamic_program import Alternative, DynamicProgram, Found, does_not_fit
 from hetjax.planner.problem import PlanningProblem
 
 
@@ -18,20 +18,22 @@ class Choice:
         problem: the problem with this number.
         found: its plan.
         step_times: seconds of a step for each number that was tried; infinite where nothing fits.
+        others: the plans for the other numbers.
     """
 
     problem: PlanningProblem
     found: Found
     step_times: dict[int, float]
+    others: tuple[Alternative, ...] = ()
 
 
 def choose_microbatches(
     problem_for: Callable[[int], PlanningProblem],
     batch_size: int,
     planner: DynamicProgram,
-    allowed: Callable[[PlanningProblem], bool] = lambda _: True,
-) -> Choice | None:
-    """Find the number of microbatches with the fastest plan.
+    counts: Sequence[int] = (),
+) -> Choice:
+    """Find the number of microbatches with the best plan by the objective.
 
     Few large microbatches make bubbles, many small ones cost their start and starve data
     parallelism, which needs a size that it divides: step times go up and down over the divisors of
@@ -41,26 +43,36 @@ def choose_microbatches(
         problem_for: the problem for a number of microbatches.
         batch_size: examples in a step.
         planner: finds the plan for one problem.
-        allowed: which problems may be chosen.
+        counts: the numbers to try; empty for every one that divides the batch.
 
     Returns:
-        The best, and the step times of all; None where none is allowed.
+        The best, and the step times of all.
 
     Raises:
         InputError: the model fits with no number; the message is that of the most microbatches.
     """
     best: tuple[PlanningProblem, Found] | None = None
     step_times: dict[int, float] = {}
-    for count in (n for n in range(1, batch_size + 1) if batch_size % n == 0):
+    plans: dict[int, Alternative] = {}
+    for count in counts or divisors(batch_size):
         problem = problem_for(count)
-        if not allowed(problem):
-            continue
         found = planner.find(problem)
         step_times[count] = found.step_time if found else float("inf")
-        if found and (best is None or found.step_time < best[1].step_time):
+        if found:
+            plans[count] = Alternative(found.plan, found.step_time, found.score)
+        if found and (best is None or found.score < best[1].score):
             best = problem, found
-    if not step_times:
-        return None
     if best is None:
-        raise InputError(does_not_fit(problem_for(batch_size)))
-    return Choice(*best, step_times)
+        raise InputError(does_not_fit(problem_for(max(step_times))))
+    del plans[best[0].num_microbatches]
+    return Choice(*best, step_times, tuple(plans.values()))
+
+
+def divisors(batch_size: int) -> tuple[int, ...]:
+    """The numbers that divide a batch.
+
+    Example:
+        >>> divisors(12)
+        (1, 2, 3, 4, 6, 12)
+    """
+    return tuple(n for n in range(1, batch_size + 1) if batch_size % n == 0)

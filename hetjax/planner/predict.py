@@ -12,7 +12,7 @@ from hetjax.pipeline.memory import MicrobatchBytes, live_limit, peak_bytes
 from hetjax.pipeline.named_schedules import make_schedule
 from hetjax.pipeline.schedule import Schedule
 from hetjax.pipeline.simulate import simulate_schedule
-from hetjax.pipeline.timeline import Timeline, stage_track
+from hetjax.pipeline.timeline import Event, Timeline, stage_track
 from hetjax.pipeline.times import StepTimes
 from hetjax.planner.cost_model import (
     Execution,
@@ -174,25 +174,39 @@ def choose_schedule(plan: Plan, name: str, times: StepTimes | None = None) -> Pl
     Args:
         plan: a plan with a prediction.
         name: one of `hetjax.pipeline.SCHEDULES`. A search may use the memory that is left.
-        times: what tasks and transfers take, where it is known better than the prediction has it.
+        times: what tasks and transfers take, where it is known better than the prediction has it;
+            of a plan of one pipeline.
 
     Returns:
-        The plan with the schedule and its prediction.
+        The plan with the schedule, on each of its pipelines, and its prediction.
 
     Raises:
         InputError: the plan has no prediction, or the name is unknown.
     """
     prediction = _prediction(plan)
-    times = times or prediction.times
-    pipeline = plan.pipeline
-    schedule = make_schedule(
+    if times is not None:
+        return reschedule(
+            plan, _named_schedule(plan.pipeline, prediction.stages, name, times), times
+        )
+    pipelines = []
+    for first, pipeline in plan.numbered_pipelines():
+        held = prediction.stages[first : first + len(pipeline.stages)]
+        schedule = _named_schedule(pipeline, held, name, times_of(held))
+        pipelines.append(replace(pipeline, schedule=schedule))
+    return _with_schedules(replace(plan, pipelines=tuple(pipelines)))
+
+
+def _named_schedule(
+    pipeline: PipelinePlan, held: Sequence[StagePrediction], name: str, times: StepTimes
+) -> Schedule:
+    """The schedule of a name for a pipeline of which something is predicted."""
+    return make_schedule(
         name,
         len(pipeline.stages),
         pipeline.num_microbatches,
         times,
-        live_limits=live_limits(plan),
+        live_limits=_live_limits(held, pipeline.num_microbatches),
     )
-    return reschedule(plan, schedule, times)
 
 
 def live_limits(plan: Plan) -> tuple[int, ...]:
@@ -207,10 +221,12 @@ def live_limits(plan: Plan) -> tuple[int, ...]:
     Raises:
         InputError: the plan has no prediction.
     """
-    count = plan.pipeline.num_microbatches
+    return _live_limits(_prediction(plan).stages, plan.pipeline.num_microbatches)
+
+
+def _live_limits(held: Sequence[StagePrediction], count: int) -> tuple[int, ...]:
     return tuple(
-        max(1, live_limit(_room(stage), _microbatch_bytes(stage), count))
-        for stage in _prediction(plan).stages
+        max(1, live_limit(_room(stage), _microbatch_bytes(stage), count)) for stage in held
     )
 
 
@@ -241,7 +257,18 @@ def simulate(plan: Plan) -> Timeline:
         .from_stage(first)
         .events
     ]
-    return Timeline(tuple(events))
+    return Timeline(tuple(_with_sharing(events, prediction.sharing_seconds)))
+
+
+def _with_sharing(events: Sequence[Event], seconds: float) -> Iterator[Event]:
+    """Events in which pipelines exchange gradients before they update."""
+    for event in events:
+        if event.kind == "update" and seconds > 0:
+            until = event.start + seconds
+            yield replace(event, name="share", kind="share", end=until)
+            yield replace(event, start=until, end=event.end + seconds)
+        else:
+            yield event
 
 
 def _prediction(plan: Plan) -> Prediction:

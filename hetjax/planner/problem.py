@@ -19,6 +19,7 @@ from hetjax.pipeline.program import Program, abstract, num_bytes, trace
 from hetjax.pipeline.schedule import SCHEDULES
 from hetjax.pipeline.structural_layers import LayeredSection, StructuralLayers, structural_layers
 from hetjax.planner.plan import Plan
+from hetjax.planner.prices import OBJECTIVES, node_prices
 from hetjax.planner.profile import Profile
 from hetjax.planner.work import Known, Work, measure, product_dtype
 
@@ -40,6 +41,9 @@ class PlanningProblem:
         allow_recompute: whether stages may recompute to save memory.
         min_stages: how many stages a plan has at least.
         max_stages: how many it has at most; None for any number.
+        max_pipelines: how many pipelines a plan has at most, each with stages as above.
+        objective: what a plan makes least, one of `hetjax.planner.OBJECTIVES`: seconds of a step,
+            or its cost, the price of the nodes that are used in that time.
         sections: the structure that the layers follow; empty where they follow cost alone.
         known: the work of what was measured of the program, by structure.
         profile_seconds: how long it took to measure the layers.
@@ -60,6 +64,8 @@ class PlanningProblem:
     allow_recompute: bool = True
     min_stages: int = 1
     max_stages: int | None = None
+    max_pipelines: int = 1
+    objective: str = "step_time"
     sections: tuple[LayeredSection, ...] = ()
     known: Known = field(default_factory=dict, repr=False)
     profile_seconds: float = 0.0
@@ -120,6 +126,8 @@ def make_problem(
     allow_recompute: bool = True,
     min_stages: int = 1,
     max_stages: int | None = None,
+    max_pipelines: int = 1,
+    objective: str = "step_time",
 ) -> PlanningProblem:
     """State what is to be planned: trace, find layers, count their work.
 
@@ -136,17 +144,28 @@ def make_problem(
         allow_recompute: whether stages may recompute to save memory.
         min_stages: how many stages a plan has at least.
         max_stages: how many it has at most; None for any number.
+        max_pipelines: how many pipelines a plan has at most, each with stages as above.
+        objective: what a plan makes least, one of `hetjax.planner.OBJECTIVES`.
 
     Returns:
         The problem.
 
     Raises:
-        InputError: a count is out of range, the batch does not divide, the schedule is unknown, or
-            the loss function cannot be traced.
+        InputError: a count is out of range, the batch does not divide, the schedule or the
+            objective is unknown, a price is missing, or the loss function cannot be traced.
     """
+    if objective not in OBJECTIVES:
+        raise InputError(unknown_name("objective", objective, OBJECTIVES))
+    if objective == "cost":
+        node_prices(cluster)
     if schedule not in SCHEDULES:
         raise InputError(unknown_name("schedule", schedule, SCHEDULES))
-    for name, value in (("num_microbatches", num_microbatches), ("num_layers", num_layers)):
+    counts = {
+        "num_microbatches": num_microbatches,
+        "num_layers": num_layers,
+        "max_pipelines": max_pipelines,
+    }
+    for name, value in counts.items():
         if value is not None and value < 1:
             raise InputError(f"{name} is {value}; it must be 1 or more")
     _check_stage_counts(min_stages, max_stages, cluster, num_layers)
@@ -175,6 +194,8 @@ def make_problem(
         allow_recompute=allow_recompute,
         min_stages=min_stages,
         max_stages=max_stages,
+        max_pipelines=max_pipelines,
+        objective=objective,
         sections=layered.sections,
         known=known,
         profile_seconds=profile_seconds,

@@ -242,4 +242,4 @@ def _most_counts(table: StageTable) -> int:
     reached = 1 + (stages - 1) * max(extra_forwards(table.schedule, 1.0, 1.0), 1)
     limits = [cut.live_limits for slices in table.slices for cut in slices]
     binding = [each[each < table.num_microbatches].max(initial=0) for each in limits]
-    return int(min(table.num_microbatches, reached, max(binding) + 1))
+    return int(min(table.num_microbatches, reached, max(binding, default=0) + 1))

@@ -37,8 +37,9 @@ class Slice:
 
     Args:
         shape: nodes, and devices in each.
-        seconds: forward plus backward pass of one microbatch, ``[options, L + 1, L + 1]``: entry
-            ``[o, i, j]`` is for layers i to j - 1 run with option o, infinite where j <= i.
+        seconds: forward plus backward pass of one microbatch, and its share of the exchange of
+            gradients that a step has once, ``[options, L + 1, L + 1]``: entry ``[o, i, j]`` is for
+            layers i to j - 1 run with option o, infinite where j <= i.
         live_limits: how many live microbatches fit; 0 where the stage does not fit at all.
         options: how each option runs a stage; for whoever reads the result, not for the search.
     """
@@ -231,8 +232,10 @@ def _slice(
             limits[fits] = 0
         else:
             fits |= limits > 0
+        seconds = each.forward_seconds + each.backward_seconds
+        seconds = seconds + each.exchange_seconds / problem.num_microbatches
         # To the nanosecond, so that stages that are alike share one cost.
-        seconds = np.round(each.forward_seconds + each.backward_seconds, 9)
+        seconds = np.round(seconds, 9)
         seconds[limits == 0] = np.inf
         if not any((s <= seconds).all() and (n >= limits).all() for s, n, _ in kept):
             kept.append((seconds, limits, option))

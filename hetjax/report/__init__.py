@@ -1,9 +1,11 @@
 """What a run shows of itself: tables, progress, metrics, and timelines in several forms."""
 
+from hetjax.report.alternatives_table import OtherPlan, alternatives_table
 from hetjax.report.annotation_picture import visualize
-from hetjax.report.layer_table import LayerRow, layer_rows, layer_table
+from hetjax.report.layer_table import LayerRow, ModuleRun, layer_rows, layer_table, module_runs
 from hetjax.report.metrics import MetricsWriter, read_metrics
 from hetjax.report.parts_table import parts_table
+from hetjax.report.plan_page import PlanReport, write_plan_page
 from hetjax.report.plan_table import plan_table
 from hetjax.report.profile_table import profile_table
 from hetjax.report.progress import TrainingProgress
@@ -25,9 +27,13 @@ __all__ = [
     "LayerRow",
     "LinkRow",
     "MetricsWriter",
+    "ModuleRun",
+    "OtherPlan",
+    "PlanReport",
     "PredictionRow",
     "StageRow",
     "TrainingProgress",
+    "alternatives_table",
     "cluster_table",
     "draw_timeline",
     "format_bytes",
@@ -36,6 +42,7 @@ __all__ = [
     "layer_rows",
     "layer_table",
     "link_table",
+    "module_runs",
     "parts_table",
     "plan_table",
     "prediction_table",
@@ -44,5 +51,6 @@ __all__ = [
     "stage_table",
     "visualize",
     "write_chrome_trace",
+    "write_plan_page",
     "write_timeline_page",
 ]

@@ -35,6 +35,38 @@ class LayerRow:
     bytes_in: float
 
 
+@dataclass(frozen=True)
+class ModuleRun:
+    """An occurrence of a module, or what stands between two, and the layers that it is cut into.
+
+    Args:
+        module: its letter; empty for what is not repeated.
+        layers: first layer, and the one after the last.
+    """
+
+    module: str
+    layers: tuple[int, int]
+
+
+def module_runs(sections: Sequence[LayeredSection]) -> list[ModuleRun]:
+    """The modules along the layers of a program.
+
+    Args:
+        sections: in the program's order.
+
+    Returns:
+        A run for each section that has layers of its own.
+    """
+    runs: list[ModuleRun] = []
+    first = 0
+    for each in sections:
+        end, module = first + len(each.starts), each.section.module
+        if end > first:
+            runs.append(ModuleRun("" if module is None else _letter(module), (first, end)))
+        first = end
+    return runs
+
+
 def layer_rows(sections: Sequence[LayeredSection]) -> list[LayerRow]:
     """What the table shows of a program's sections.
 

@@ -15,13 +15,16 @@ if TYPE_CHECKING:
     from hetjax.planner.parts import PartAlone
 
 
-def parts_table(alone: Sequence[PartAlone], cluster: Cluster, step_time: float) -> Table:
+def parts_table(
+    alone: Sequence[PartAlone], cluster: Cluster, step_time: float, used: int | None = None
+) -> Table:
     """Whether it pays to mix: the step time of the cluster, and of parts of it alone.
 
     Args:
         alone: the parts.
         cluster: the whole.
         step_time: seconds of a step on the whole.
+        used: how many of its devices the plan uses; None for all.
 
     Returns:
         A table for rich to print.
@@ -31,7 +34,7 @@ def parts_table(alone: Sequence[PartAlone], cluster: Cluster, step_time: float) 
     table = empty_table("Does it pay to mix?", left=("devices",))
     for heading in ("step time", "the whole is faster by"):
         table.add_column(heading, justify="right")
-    table.add_row(f"all {cluster.num_devices}", format_seconds(step_time), "")
+    table.add_row(name_of_whole(cluster, used), format_seconds(step_time), "")
     for part in alone:
         name = Text(f"{' + '.join(part.subclusters)} ({part.num_devices})")
         if part.step_time is None:
@@ -41,3 +44,9 @@ def parts_table(alone: Sequence[PartAlone], cluster: Cluster, step_time: float) 
                 name, format_seconds(part.step_time), f"{part.step_time / step_time:.2f} times"
             )
     return table
+
+
+def name_of_whole(cluster: Cluster, used: int | None) -> str:
+    """How the whole cluster is called beside its parts, by how many of its devices are used."""
+    whole = cluster.num_devices
+    return f"all {whole}" if used in (None, whole) else f"of all {whole} the {used} used"

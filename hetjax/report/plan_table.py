@@ -47,7 +47,7 @@ def _row(pipeline: PipelinePlan, index: int, first: int, predicted: StagePredict
         stage=first + index,
         layers=f"{stage.layers[0]}-{stage.layers[1] - 1}",
         submesh=str(stage.submesh),
-        sharding=_sharding(stage),
+        sharding=sharding_text(stage),
         warm_up=pipeline.schedule.warm_up_counts[index],
         compute_seconds=predicted.compute_seconds,
         communication_seconds=predicted.communication_seconds,
@@ -56,7 +56,8 @@ def _row(pipeline: PipelinePlan, index: int, first: int, predicted: StagePredict
     )
 
 
-def _sharding(stage: StagePlan) -> str:
+def sharding_text(stage: StagePlan) -> str:
+    """How a stage divides its arrays over its devices, and whether it recomputes."""
     axes = zip(("data", "tensor"), stage.mesh_shape, strict=True)
     divided = " x ".join(f"{axis} {size}" for axis, size in axes if size > 1) or "one device"
     rule = "" if stage.sharding == "data" else f", {stage.sharding.replace('_', ' ')}"

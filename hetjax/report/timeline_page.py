@@ -1,7 +1,7 @@
 """A timeline as a page: one HTML file that opens from the file system and needs no network.
 
-The page is put together from the files of the same name beside this one (`.html`, `.css`, `.js`)
-and the events as JSON.
+The page is put together from the files of the same name beside this one (`.html`, `.css`, `.js`),
+`timeline_chart.html` and the events as JSON.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 
 from hetjax.files import replacing
 from hetjax.pipeline.timeline import Event, Timeline, is_link
+from hetjax.report.shortened import shortened
 from hetjax.report.timeline_style import Style, event_style, styles_of
 
 _TITLE = "Timeline of a training step"
@@ -55,23 +56,37 @@ def write_timeline_page(
     panels = [("", measured)]
     if predicted is not None:
         panels = [("predicted", predicted), ("measured", measured)]
-    page = _fill(
-        _part("html"),
+    page = fill(
+        part_of_page("timeline_page.html"),
         title=html.escape(title or _TITLE),
-        style=_part("css"),
-        script=_part("js"),
-        data=_json_in_html(_content(panels)),
+        style=part_of_page("timeline_page.css"),
+        chart=timeline_chart(panels),
+        script=part_of_page("timeline_page.js"),
     )
     with replacing(path) as temporary:
         temporary.write_text(page, encoding="utf-8")
 
 
-def _part(suffix: str) -> str:
-    file = resources.files("hetjax.report") / f"timeline_page.{suffix}"
-    return file.read_text(encoding="utf-8")
+def timeline_chart(panels: Sequence[tuple[str, Timeline]], most_boxes: int | None = None) -> str:
+    """What a page needs of HTML to draw timelines; the style and the script go with it.
+
+    Args:
+        panels: timelines and their names, on one axis.
+        most_boxes: about how many boxes a timeline has at most; None for all of its events.
+
+    Returns:
+        HTML.
+    """
+    data = _json_in_html(_content(panels, most_boxes))
+    return fill(part_of_page("timeline_chart.html"), data=data)
 
 
-def _fill(template: str, **parts: str) -> str:
+def part_of_page(name: str) -> str:
+    """The text of one of the files beside this one."""
+    return (resources.files("hetjax.report") / name).read_text(encoding="utf-8")
+
+
+def fill(template: str, **parts: str) -> str:
     """Puts parts into ``{{name}}``, all at once: what is put in is not looked at again."""
     return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], template)
 
@@ -82,9 +97,15 @@ def _json_in_html(value: object) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _content(panels: Sequence[tuple[str, Timeline]]) -> dict[str, Any]:
+def _content(
+    panels: Sequence[tuple[str, Timeline]], most_boxes: int | None = None
+) -> dict[str, Any]:
     """What the page's script draws."""
-    styles = styles_of(event for _, timeline in panels for event in timeline.events)
+    drawn = [
+        timeline if most_boxes is None else shortened(timeline, most_boxes)
+        for _, timeline in panels
+    ]
+    styles = styles_of(event for timeline in drawn for event in timeline.events)
     return {
         "seconds": max(timeline.makespan for _, timeline in panels),
         "styles": [{**asdict(style), "ink": style.ink} for style in styles],
@@ -93,19 +114,21 @@ def _content(panels: Sequence[tuple[str, Timeline]]) -> dict[str, Any]:
                 "name": name,
                 "seconds": timeline.makespan,
                 "bubble": timeline.bubble_fraction,
-                "rows": [_row(timeline, track, styles) for track in timeline.tracks],
+                "rows": [_row(timeline, boxes, track, styles) for track in timeline.tracks],
             }
-            for name, timeline in panels
+            for (name, timeline), boxes in zip(panels, drawn, strict=True)
         ],
     }
 
 
-def _row(timeline: Timeline, track: str, styles: Sequence[Style]) -> dict[str, Any]:
+def _row(
+    timeline: Timeline, boxes: Timeline, track: str, styles: Sequence[Style]
+) -> dict[str, Any]:
     return {
         "track": track,
         "link": is_link(track),
         "bubble": timeline.bubble(track),
-        "boxes": [_box(event, timeline.start, styles) for event in timeline.on(track)],
+        "boxes": [_box(event, timeline.start, styles) for event in boxes.on(track)],
     }
 
 

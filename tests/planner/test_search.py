@@ -7,12 +7,14 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetjax.pipeline.schedule import WARM_UP_SCHEDULES
 from hetjax.pipeline.warm_up import h_1f1b_counts
+from hetjax.planner.cost_search import rented_nodes, search_by_cost
 from hetjax.planner.fixed_pace import Place
+from hetjax.planner.restriction import with_nodes
 from hetjax.planner.search import price, search, transfers_between
 from hetjax.planner.stage_table import Slice, StageTable, Transfers, submesh_shapes
 
@@ -262,3 +264,42 @@ def test_used_devices_come_first():
     for cut in table.slices[0][1:]:
         cut.live_limits[:] = 0
     assert search(table)[0].places == (Place((0, 1), 0, 0, 0),)
+
+
+def cost_by_trying_everything(table: StageTable, prices: tuple[float, ...]) -> float:
+    """The least price of used nodes times latency, over all that any numbers of nodes allow."""
+    best = np.inf
+    for nodes in itertools.product(*(range(n + 1) for n, _ in table.nodes)):
+        fewer = with_nodes(table, nodes)
+        rate = sum(price * count for price, count in zip(prices, nodes, strict=True))
+        if rate > 0:
+            best = min(best, rate * latency_by_trying_everything(fewer))
+    return best
+
+
+@settings(max_examples=40)
+@given(
+    seed=st.integers(0, 2**32),
+    num_layers=st.integers(1, 4),
+    nodes=st.sampled_from(
+        [((3, 1),), ((1, 2), (2, 1)), ((1, 1), (1, 1), (1, 1)), ((2, 1), (2, 1))]
+    ),
+    num_microbatches=st.integers(1, 5),
+)
+def test_nothing_is_cheaper_than_what_is_found(seed, num_layers, nodes, num_microbatches):
+    table = random_table(
+        seed, num_layers=num_layers, nodes=nodes, num_microbatches=num_microbatches
+    )
+    rng = np.random.default_rng(seed)
+    prices = tuple(float(rng.choice([0.3, 1.0, 5.0])) for _ in nodes)
+    found = search_by_cost(table, prices)
+    best = cost_by_trying_everything(table, prices)
+    if not found:
+        assert best == np.inf
+        return
+    costs = [
+        sum(p * n for p, n in zip(prices, rented_nodes(table, each), strict=True)) * each.latency
+        for each in found
+    ]
+    assert costs[0] == pytest.approx(best, rel=1e-9)
+    assert costs == sorted(costs)

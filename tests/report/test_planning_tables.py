@@ -43,3 +43,4 @@ def test_parts_beside_the_whole():
     text = rendered(parts_table(alone, cluster, 1.2))
     for part in ("all 4", "1.2 s", "new[1] (2)", "1.25 times", "does not fit"):
         assert part in text
+    assert "of all 4 the 3 used" in rendered(parts_table(alone, cluster, 1.2, used=3))

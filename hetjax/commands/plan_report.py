@@ -1,0 +1,93 @@
+"""What the page about a plan shows, gathered from how the plan was found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from statistics import mean
+
+from hetjax.commands.prepare import Prepared
+from hetjax.commands.show import batches, cost_figures, told_alternatives
+from hetjax.planner import (
+    Alternative,
+    PartAlone,
+    Plan,
+    flops_utilization,
+    limits,
+    load_balance,
+    simulate,
+)
+from hetjax.report import PlanReport, format_rate, format_seconds, module_runs
+
+
+def plan_report(
+    prepared: Prepared,
+    published: Plan | None = None,
+    alone: Sequence[PartAlone] = (),
+    alternatives: Sequence[Alternative] = (),
+) -> PlanReport:
+    """Gather what a plan's page shows.
+
+    Args:
+        prepared: the plan.
+        published: a plan to compare with, with its prediction.
+        alone: what parts of the cluster would do.
+        alternatives: the next best plans.
+
+    Returns:
+        What `hetjax.report.write_plan_page` takes.
+    """
+    plan, planned = prepared.plan, prepared.planned
+    model, train = prepared.ingredients.model, prepared.ingredients.configuration.train
+    summary = (
+        f"{format_rate(model.num_parameters(), ' parameters')}, {train.batch_size} x "
+        f"{model.sequence} tokens a step, {batches(plan)}; planned by {plan.planner} in "
+        f"{format_seconds(prepared.planning_seconds)}"
+    )
+    flops = [1.0] * (len(plan.layers) - 1)
+    if planned is not None:
+        works = planned.problem.works
+        flops = [work.forward.matmul_flops + work.backward.matmul_flops for work in works]
+    return PlanReport(
+        title=f"{model.name} on {plan.cluster.name}",
+        summary=summary,
+        plan=plan,
+        timeline=simulate(plan),
+        dtype=planned.problem.dtype if planned else "float32",
+        figures=dict(_figures(prepared, published)),
+        limits=list(_limits(plan)),
+        costs=flops,
+        modules=module_runs(planned.problem.sections) if planned else (),
+        alternatives=told_alternatives(prepared, alternatives),
+        alone=alone,
+    )
+
+
+def _figures(prepared: Prepared, published: Plan | None) -> Iterator[tuple[str, str]]:
+    plan, prediction = prepared.plan, prepared.plan.prediction
+    assert prediction is not None
+    yield "predicted step time", format_seconds(prediction.step_time)
+    rate = prepared.ingredients.tokens_per_step / prediction.step_time
+    yield "tokens per second", format_rate(rate, "")
+    if prepared.planned is not None:
+        problem = prepared.planned.problem
+        yield "MFU", f"{flops_utilization(plan, problem):.0%}"
+        yield "load balance", f"{load_balance(plan, problem.dtype):.0%}"
+    costs = cost_figures(prepared)
+    if costs:
+        yield "for a million tokens", f"{costs['cost_per_token'] * 1e6:.3g}"
+    yield "bubble", f"{mean(stage.bubble for stage in prediction.stages):.0%}"
+    yield "over the lower bound", f"{prediction.step_time / prediction.lower_bound:.2f} times"
+    if published is not None and published.prediction is not None:
+        ratio = published.prediction.step_time / prediction.step_time
+        yield "the published plan takes", f"{ratio:.2f} times as long"
+
+
+def _limits(plan: Plan) -> Iterator[tuple[str, float]]:
+    found = limits(plan)
+    stage, fullest = plan.stages[found.stage], plan.stages[found.fullest]
+    yield f"stage {found.stage} on {stage.submesh} computing", found.stage_busy
+    if found.link is not None:
+        a, b = found.link
+        ends = f"{plan.stages[a].submesh.subcluster} to {plan.stages[b].submesh.subcluster}"
+        yield f"link from stage {a} to {b} ({ends}) in use", found.link_busy
+    yield f"memory of stage {found.fullest} on {fullest.submesh}", found.memory

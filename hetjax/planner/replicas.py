@@ -1,0 +1,270 @@
+"""Several pipelines beside each other: a cluster divided among them, and a batch by their speed.
+
+Each pipeline gets nodes of its own and as many microbatches as it can compute in the time that the
+others take; at the end of a step they exchange the gradients of what they all hold. It pays where a
+pipeline over the whole cluster would be long, or would cross slow links for each microbatch.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from hetjax.mesh.cluster import Cluster, SubMesh
+from hetjax.planner.plan import PipelinePlan, Plan
+from hetjax.planner.prices import step_cost
+from hetjax.planner.problem import PlanningProblem
+from hetjax.planner.sharing_cost import SharedParameters, sharing_seconds
+from hetjax.planner.stage_table import ALL_ORDERS_UP_TO
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What a pipeline gets of a subcluster.
+
+    Args:
+        subcluster: its name.
+        nodes: how many nodes.
+        devices_per_node: how many devices of each.
+        start: the first device, counted in the subcluster.
+    """
+
+    subcluster: str
+    nodes: int
+    devices_per_node: int
+    start: int
+
+
+Part = tuple[Taken, ...]
+"""What one pipeline gets of a cluster."""
+
+Timed = tuple[float, Plan]
+"""Seconds of a step, and the plan that takes them."""
+
+BestOn = Callable[[PlanningProblem], Timed | None]
+"""The best plan of one pipeline for a problem; None where nothing fits."""
+
+
+def divisions(cluster: Cluster, most: int) -> Iterator[tuple[Part, ...]]:
+    """The ways to divide a cluster among several pipelines.
+
+    All subclusters or some of them are put into groups in every way (where there are many: all in
+    one group, or each alone), and each group is cut into equal parts: of its nodes, or of the
+    devices of a node that is alone in its subcluster.
+
+    Args:
+        cluster: the cluster.
+        most: how many pipelines there are at most.
+
+    Yields:
+        The parts that pipelines get, two or more.
+
+    Example:
+        >>> from hetjax.mesh import Link, Subcluster, kind
+        >>> near = Link(25e9, 10e-6)
+        >>> cluster = Cluster("home", (Subcluster("fast", kind("RTX4090"), 2, 4, near, near),))
+        >>> for parts in divisions(cluster, 4):
+        ...     print([taken.start for part in parts for taken in part])
+        [0, 4]
+    """
+    for groups in _groupings(range(len(cluster.subclusters))):
+        choices = [
+            [n for n in range(1, most + 1) if _divides(cluster, group, n)] for group in groups
+        ]
+        for counts in itertools.product(*choices):
+            if 1 < sum(counts) <= most:
+                yield tuple(
+                    part
+                    for group, count in zip(groups, counts, strict=True)
+                    for part in _equal_parts(cluster, group, count)
+                )
+
+
+def several_pipelines(problem: PlanningProblem, best_on: BestOn) -> Timed | None:
+    """The best plan of several pipelines, by the problem's objective.
+
+    Microbatches have one size. For each division of the cluster their numbers are such that the
+    slowest pipeline is as fast as it can be, which is exact where more microbatches take longer: no
+    number is faster once it does not help to give one of the slowest pipeline's to another.
+
+    Args:
+        problem: what to plan; its `max_pipelines` limits the number of pipelines.
+        best_on: plans one pipeline.
+
+    Returns:
+        Seconds of a step, with the exchange of gradients, and the plan; None where nothing fits.
+    """
+    known: dict[tuple[object, int], Timed | None] = {}
+
+    def best_for(part: Part, count: int) -> Timed | None:
+        key = tuple(replace(taken, start=0) for taken in part), count
+        if key not in known:
+            known[key] = best_on(_problem_on(problem, part, count))
+        return known[key]
+
+    def seconds(part: Part, count: int) -> float:
+        found = best_for(part, count)
+        return found[0] if found else float("inf")
+
+    best: Timed | None = None
+    least = float("inf")
+    for parts in divisions(problem.cluster, min(problem.max_pipelines, problem.num_microbatches)):
+        counts = share_out(
+            problem.num_microbatches,
+            [lambda count, part=part: seconds(part, count) for part in parts],
+            [_peak_flops(problem, part) for part in parts],
+        )
+        slowest = max(map(seconds, parts, counts))
+        if slowest == float("inf") or (problem.objective == "step_time" and slowest >= least):
+            continue
+        timed = [best_for(part, count) for part, count in zip(parts, counts, strict=True)]
+        plan = _joined(problem, parts, [plan for each in timed if each for plan in (each[1],)])
+        step_time = slowest + sharing_seconds(plan, SharedParameters.of(plan, problem.program))
+        score = score_of(problem, plan, step_time)
+        if score < least:
+            best, least = (step_time, plan), score
+    return best
+
+
+def score_of(problem: PlanningProblem, plan: Plan, step_time: float) -> float:
+    """What the objective of a problem makes least: seconds of a step, or its cost."""
+    if problem.objective == "step_time":
+        return step_time
+    cost = step_cost(plan, step_time)
+    assert cost is not None, "the problem was stated with prices"
+    return cost
+
+
+def share_out(
+    total: int, seconds: Sequence[Callable[[int], float]], speeds: Sequence[float]
+) -> tuple[int, ...]:
+    """How many microbatches each pipeline gets, so that the slowest is as fast as it can be.
+
+    Args:
+        total: how many there are, at least one for each.
+        seconds: for each pipeline what some number takes it; more never take less.
+        speeds: a first guess at their speeds, in any unit.
+
+    Returns:
+        Numbers of 1 or more.
+
+    Example:
+        >>> share_out(9, [lambda n: 1.0 * n, lambda n: 2.0 * n], [1.0, 1.0])
+        (6, 3)
+    """
+    counts = _proportional(total, speeds)
+    for _ in range(3):
+        times = [takes(count) for takes, count in zip(seconds, counts, strict=True)]
+        if max(times) == float("inf"):
+            break
+        counts = _proportional(total, [n / t for n, t in zip(counts, times, strict=True)])
+    while True:
+        times = [takes(count) for takes, count in zip(seconds, counts, strict=True)]
+        slowest = times.index(max(times))
+        if counts[slowest] == 1:
+            return tuple(counts)
+        others = [place for place in range(len(counts)) if place != slowest]
+        then, receiver = min((seconds[place](counts[place] + 1), place) for place in others)
+        if then >= times[slowest]:
+            return tuple(counts)
+        counts[slowest] -= 1
+        counts[receiver] += 1
+
+
+def _proportional(total: int, weights: Sequence[float]) -> list[int]:
+    """Numbers of 1 or more with a sum, as near to proportional as they can be."""
+    spare = total - len(weights)
+    exact = [spare * weight / sum(weights) for weight in weights]
+    counts = [int(each) for each in exact]
+    rest = sorted(range(len(weights)), key=lambda place: counts[place] - exact[place])
+    for place in rest[: spare - sum(counts)]:
+        counts[place] += 1
+    return [1 + count for count in counts]
+
+
+def _groupings(places: Sequence[int]) -> Iterator[tuple[tuple[int, ...], ...]]:
+    """The ways to put subclusters into groups."""
+    if len(places) <= ALL_ORDERS_UP_TO:
+        for count in range(len(places), 0, -1):
+            for chosen in itertools.combinations(places, count):
+                yield from _set_partitions(chosen)
+    else:
+        yield (tuple(places),)
+        yield tuple((place,) for place in places)
+
+
+def _set_partitions(places: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], ...]]:
+    if not places:
+        yield ()
+        return
+    first, rest = places[0], places[1:]
+    for others in _set_partitions(rest):
+        yield ((first,), *others)
+        for at, group in enumerate(others):
+            yield (*others[:at], (first, *group), *others[at + 1 :])
+
+
+def _divides(cluster: Cluster, group: Sequence[int], count: int) -> bool:
+    """Whether a group of subclusters can be cut into so many equal parts."""
+    subclusters = [cluster.subclusters[place] for place in group]
+    return all(
+        s.nodes % count == 0 or (s.nodes == 1 and s.devices_per_node % count == 0)
+        for s in subclusters
+    )
+
+
+def _equal_parts(cluster: Cluster, group: Sequence[int], count: int) -> Iterator[Part]:
+    for number in range(count):
+        part = []
+        for subcluster in (cluster.subclusters[place] for place in group):
+            nodes, per_node = subcluster.nodes, subcluster.devices_per_node
+            if nodes % count == 0:
+                nodes //= count
+            else:
+                per_node //= count
+            part.append(Taken(subcluster.name, nodes, per_node, number * nodes * per_node))
+        yield tuple(part)
+
+
+def _problem_on(problem: PlanningProblem, part: Part, count: int) -> PlanningProblem:
+    """The problem of one pipeline: some of the cluster, and of the microbatches."""
+    whole = problem.cluster.part([taken.subcluster for taken in part])
+    subclusters = tuple(
+        replace(each, nodes=taken.nodes, devices_per_node=taken.devices_per_node)
+        for each, taken in zip(whole.subclusters, part, strict=True)
+    )
+    cluster = replace(whole, subclusters=subclusters)
+    return replace(
+        problem,
+        cluster=cluster,
+        num_microbatches=count,
+        min_stages=min(problem.min_stages, cluster.num_devices),
+        max_pipelines=1,
+        objective="step_time",
+    )
+
+
+def _peak_flops(problem: PlanningProblem, part: Part) -> float:
+    return sum(
+        taken.nodes
+        * taken.devices_per_node
+        * problem.cluster.subcluster(taken.subcluster).kind.flops(problem.dtype)
+        for taken in part
+    )
+
+
+def _joined(problem: PlanningProblem, parts: Sequence[Part], plans: Sequence[Plan]) -> Plan:
+    """The plan of several pipelines, each on its part of the cluster."""
+    pipelines = tuple(_moved(plan.pipeline, part) for plan, part in zip(plans, parts, strict=True))
+    return replace(plans[0], cluster=problem.cluster, pipelines=pipelines)
+
+
+def _moved(pipeline: PipelinePlan, part: Part) -> PipelinePlan:
+    starts = {taken.subcluster: taken.start for taken in part}
+
+    def moved(submesh: SubMesh) -> SubMesh:
+        return replace(submesh, start=submesh.start + starts[submesh.subcluster])
+
+    stages = tuple(replace(s, submesh=moved(s.submesh)) for s in pipeline.stages)
+    return replace(pipeline, stages=stages)

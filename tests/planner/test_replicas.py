@@ -1,0 +1,176 @@
+"""Several pipelines: which clusters divide how, who gets how much, and whether it is the best."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetjax import planner
+from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster
+from hetjax.planner import DynamicProgram, PlanningProblem
+from hetjax.planner.replicas import divisions, several_pipelines, share_out
+from hetjax.planner.sharing_cost import SharedParameters, sharing_seconds
+
+NEAR, FAR = Link(10e9, 1e-5), Link(2e8, 1e-4)
+
+
+def part(name: str, speed: float, nodes: int, devices: int) -> Subcluster:
+    kind = DeviceKind(f"{name} card", {"float32": speed}, 10**9, 1e11, source="made up")
+    return Subcluster(name, kind, nodes, devices, NEAR, FAR)
+
+
+def cluster_of(*parts: Subcluster) -> Cluster:
+    pairs = itertools.combinations([each.name for each in parts], 2)
+    return Cluster("test", parts, tuple((a, b, FAR) for a, b in pairs))
+
+
+def problem_of(cluster: Cluster, max_pipelines: int = 4, **options: object) -> PlanningProblem:
+    """A model of wide activations and few parameters: what crosses a cut is dear."""
+
+    def loss(weights: list[jax.Array], x: jax.Array) -> jax.Array:
+        for weight in weights:
+            x = jnp.tanh(x @ weight)
+        return jnp.mean(x**2)
+
+    return planner.make_problem(
+        loss,
+        [jax.ShapeDtypeStruct((64, 64), jnp.float32)] * 4,
+        jax.ShapeDtypeStruct((48, 4096, 64), jnp.float32),
+        cluster=cluster,
+        optimizer=optax.adam(1e-3),
+        num_microbatches=6,
+        max_pipelines=max_pipelines,
+        **options,  # pyright: ignore[reportArgumentType]
+    )
+
+
+def starts(cluster: Cluster, most: int) -> set[str]:
+    return {
+        " | ".join(
+            " ".join(
+                f"{each.subcluster}{each.start}:{each.nodes}x{each.devices_per_node}"
+                for each in part
+            )
+            for part in parts
+        )
+        for parts in divisions(cluster, most)
+    }
+
+
+def test_how_clusters_divide():
+    pair = cluster_of(part("a", 1e12, 2, 4), part("b", 1e12, 1, 2))
+    assert starts(pair, 1) == set()
+    assert starts(pair, 2) == {
+        "a0:1x4 b0:1x1 | a4:1x4 b1:1x1",
+        "a0:2x4 | b0:1x2",
+        "a0:1x4 | a4:1x4",
+        "b0:1x1 | b1:1x1",
+    }
+    assert starts(pair, 3) - starts(pair, 2) == {
+        "a0:1x4 | a4:1x4 | b0:1x2",
+        "a0:2x4 | b0:1x1 | b1:1x1",
+    }
+    three = cluster_of(*(part(name, 1e12, 1, 1) for name in "abc"))
+    assert len(starts(three, 3)) == 4 + 3
+    many = cluster_of(*(part(name, 1e12, 1, 1) for name in "abcde"))
+    assert starts(many, 5) == {"a0:1x1 | b0:1x1 | c0:1x1 | d0:1x1 | e0:1x1"}
+
+
+@given(
+    total=st.integers(4, 12),
+    costs=st.lists(
+        st.lists(st.floats(0.01, 2.0), min_size=12, max_size=12), min_size=2, max_size=3
+    ),
+    speeds=st.lists(st.floats(0.1, 10.0), min_size=3, max_size=3),
+)
+def test_no_other_numbers_are_faster(total, costs, speeds):
+    times = [list(itertools.accumulate(each)) for each in costs]
+    seconds = [lambda count, each=each: each[count - 1] for each in times]
+    counts = share_out(total, seconds, speeds[: len(times)])
+    assert sum(counts) == total
+    assert min(counts) >= 1
+
+    def slowest(numbers: tuple[int, ...]) -> float:
+        return max(takes(count) for takes, count in zip(seconds, numbers, strict=True))
+
+    every = itertools.product(range(1, total), repeat=len(times))
+    best = min(slowest(numbers) for numbers in every if sum(numbers) == total)
+    assert slowest(counts) == best
+
+
+CLUSTERS = [
+    cluster_of(part("fast", 1e12, 1, 2), part("slow", 5e11, 1, 2)),
+    cluster_of(part("fast", 1e12, 2, 1), part("slow", 3e11, 1, 1)),
+]
+
+
+@pytest.mark.parametrize("cluster", CLUSTERS, ids=["one node each", "two nodes and one"])
+def test_no_division_and_no_numbers_are_better(cluster: Cluster):
+    problem = problem_of(cluster)
+    planner_of_one = DynamicProgram()
+
+    def best_on(smaller: PlanningProblem):
+        found = planner_of_one.find(smaller)
+        return found and (found.step_time, found.plan)
+
+    timed = several_pipelines(problem, best_on)
+    assert timed is not None
+    best = float("inf")
+    for parts in divisions(cluster, 4):
+        for numbers in itertools.product(range(1, 7), repeat=len(parts)):
+            if sum(numbers) == 6:
+                best = min(best, time_of(problem, parts, numbers, best_on))
+    assert timed[0] == pytest.approx(best, rel=1e-9)
+
+
+def time_of(problem, parts, numbers, best_on) -> float:
+    from hetjax.planner.replicas import _joined, _problem_on
+
+    found = [best_on(_problem_on(problem, *each)) for each in zip(parts, numbers, strict=True)]
+    plan = _joined(problem, parts, [plan for _, plan in found])
+    planner.validate(plan)
+    shared = sharing_seconds(plan, SharedParameters.of(plan, problem.program))
+    return max(seconds for seconds, _ in found) + shared
+
+
+@pytest.mark.parametrize("schedule", ["h_1f1b", "1f1b", "h_1f1b_split"])
+def test_several_pipelines_are_chosen_where_they_are_faster(schedule: str):
+    problem = problem_of(CLUSTERS[0], schedule=schedule)
+    one = planner.solve(replace(problem, max_pipelines=1)).prediction
+    plan = planner.solve(problem)
+    planner.validate(plan)
+    assert one is not None
+    assert plan.prediction is not None
+    assert len(plan.pipelines) > 1
+    assert plan.prediction.step_time < one.step_time
+    assert plan.batch_size == 48
+    assert {pipeline.schedule.name for pipeline in plan.pipelines} == {schedule}
+    fast, slow = plan.pipelines[0], plan.pipelines[-1]
+    assert fast.num_microbatches > slow.num_microbatches
+    assert planner.simulate(plan).makespan == pytest.approx(plan.prediction.step_time)
+
+
+def test_one_pipeline_stays_where_it_is_faster():
+    alone = cluster_of(part("only", 1e12, 1, 4))
+    found = DynamicProgram().find(problem_of(alone))
+    single = DynamicProgram().find(problem_of(alone, max_pipelines=1))
+    assert found is not None
+    assert single is not None
+    assert found.score <= single.score
+    assert found.runners_up
+
+
+def test_what_is_dear_gets_no_pipeline():
+    cluster = CLUSTERS[0]
+    fast, slow = cluster.subclusters
+    dear = (replace(fast, price_per_device_hour=1.0), replace(slow, price_per_device_hour=50.0))
+    problem = problem_of(replace(cluster, subclusters=dear), objective="cost")
+    plan = planner.solve(problem)
+    assert {stage.submesh.subcluster for stage in plan.stages} == {"fast"}
