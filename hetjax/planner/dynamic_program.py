@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from hetjax.pipeline.warm_up import from_warm_up_counts
 from hetjax.planner.cost_model import Estimate, Runs, all_runs, estimate
 from hetjax.planner.cost_search import rented_nodes, search_by_cost
 from hetjax.planner.fixed_pace import Place
-from hetjax.planner.lost_devices import around_lost
+from hetjax.planner.lost_devices import around_lost, check_lost, lost_of_nodes
 from hetjax.planner.plan import PipelinePlan, Plan, StagePlan, validate
 from hetjax.planner.prices import node_prices, price_of_nodes
 from hetjax.planner.problem import PlanningProblem
@@ -26,6 +26,9 @@ from hetjax.planner.replicas import Timed, score_of, several_pipelines
 from hetjax.planner.search import Candidate, search, transfers_between
 from hetjax.planner.stage_table import Slice, StageTable, make_stage_table
 from hetjax.report.quantities import format_bytes
+
+_SOON = 0.01
+"""By what share a plan that is wanted soon may be slower than the best, in Harp's closed form."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,8 @@ class Found:
             to fill the table.
         search_seconds: what the search took.
         runners_up: plans that were met on the way, of other submeshes or ways to run them.
+        table: what the search chose from, to search it again.
+        pace: seconds from one microbatch to the next.
     """
 
     plan: Plan
@@ -66,6 +71,8 @@ class Found:
     profile_seconds: float
     search_seconds: float
     runners_up: tuple[Alternative, ...] = ()
+    table: StageTable | None = field(default=None, repr=False)
+    pace: float | None = None
 
 
 @dataclass(frozen=True)
@@ -115,7 +122,7 @@ class DynamicProgram:
         """
         began = time.perf_counter()
         one = self._find_one(problem)
-        if one is None or problem.max_pipelines == 1:
+        if one is None or problem.max_pipelines == 1 or problem.lost:
             return one
         timed = several_pipelines(problem, self._timed)
         if timed is None:
@@ -142,8 +149,43 @@ class DynamicProgram:
         began = time.perf_counter()
         runs = all_runs(problem.program, problem.works)
         table = make_stage_table(problem, runs)
-        profiled = time.perf_counter()
-        judged = self._judged(problem, runs, table)
+        seconds = problem.profile_seconds + time.perf_counter() - began
+        return self._found(problem, runs, table, seconds)
+
+    def find_without(
+        self, problem: PlanningProblem, lost: Collection[int], before: Found
+    ) -> Found | None:
+        """A plan without devices that are lost, soon: its latency is within 1% of the best.
+
+        Args:
+            problem: what was planned.
+            lost: devices that cannot be used any more, counted through the cluster.
+            before: what was found when they were there.
+
+        Returns:
+            The plan of one pipeline, on the same cluster; None where the model fits nowhere.
+
+        Raises:
+            InputError: there is no such device, none is left, or the objective is the cost.
+        """
+        check_lost(problem.cluster, lost)
+        without = replace(problem, lost=frozenset(lost))
+        assert before.table is not None, "what was found has its table"
+        table = replace(before.table, lost=lost_of_nodes(problem.cluster, lost))
+        runs = all_runs(problem.program, problem.works)
+        return self._found(without, runs, table, 0.0, before.pace, _SOON)
+
+    def _found(
+        self,
+        problem: PlanningProblem,
+        runs: Runs,
+        table: StageTable,
+        profile_seconds: float,
+        near: float | None = None,
+        tolerance: float = 0.0,
+    ) -> Found | None:
+        began = time.perf_counter()
+        judged = self._judged(problem, runs, table, near, tolerance)
         if not judged:
             return None
         best, *others = judged
@@ -154,13 +196,15 @@ class DynamicProgram:
             step_time=best.makespan,
             score=best.score,
             candidates=_num_candidates(table),
-            profile_seconds=problem.profile_seconds + profiled - began,
-            search_seconds=time.perf_counter() - profiled,
+            profile_seconds=profile_seconds,
+            search_seconds=time.perf_counter() - began,
             runners_up=tuple(
                 _alternative(problem, table, other)
                 for other in others
                 if _manner(other.candidate) != _manner(best.candidate)
             ),
+            table=table,
+            pace=best.candidate.pace,
         )
 
     def find_within(
@@ -186,10 +230,22 @@ class DynamicProgram:
             found.append(_alternative(problem, table, judged[0]) if judged else None)
         return tuple(found)
 
-    def _judged(self, problem: PlanningProblem, runs: Runs, table: StageTable) -> list[_Judged]:
+    def _judged(
+        self,
+        problem: PlanningProblem,
+        runs: Runs,
+        table: StageTable,
+        near: float | None = None,
+        tolerance: float = 0.0,
+    ) -> list[_Judged]:
         """The best candidates, simulated; the one that the objective prefers first."""
         prices = node_prices(problem.cluster) if problem.objective == "cost" else None
-        candidates = search(table) if prices is None else search_by_cost(table, prices)
+        if prices is None:
+            candidates = search(table, near, tolerance)
+        elif table.lost:
+            raise InputError("the objective is 'cost' and devices are lost; plan for 'step_time'")
+        else:
+            candidates = search_by_cost(table, prices)
         judged = []
         for candidate in candidates[: self.finalists]:
             times = _step_times(problem, runs, table, candidate)

@@ -94,9 +94,16 @@ class _Band:
             [np.where(ends < num_firsts, each[inside], np.inf) for each in cut.seconds]
         )
         limits = np.array([each[inside] for each in cut.live_limits])
-        limits[seconds > pace] = 0
-        by_count = [np.where(limits >= count, seconds, np.inf).min(axis=0) for count in counts]
-        return cls(np.array(by_count))
+        seconds[seconds > pace] = np.inf
+        # Each option counts for the largest warm-up count that fits it, and so for all below.
+        largest = np.searchsorted(np.asarray(counts), limits, side="right") - 1
+        by_count = np.full((len(counts), *ends.shape), np.inf)
+        rows, columns = np.indices(ends.shape)
+        for option, row in zip(seconds, largest, strict=True):
+            where = (row.clip(0), rows, columns)
+            value = np.where(row < 0, np.inf, option)
+            by_count[where] = np.minimum(by_count[where], value)
+        return cls(np.minimum.accumulate(by_count[::-1])[::-1])
 
     def put_before(self, rest: FloatArray) -> FloatArray:
         """The least of a stage and the rest behind it, by the stage's first layer.

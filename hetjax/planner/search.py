@@ -44,7 +44,9 @@ class Candidate:
     latency: float
 
 
-def search(table: StageTable) -> tuple[Candidate, ...]:
+def search(
+    table: StageTable, near: float | None = None, tolerance: float = 0.0
+) -> tuple[Candidate, ...]:
     """Find the pipeline of the least latency.
 
     The search space: every division of the layers into contiguous stages; every order and subset of
@@ -54,10 +56,14 @@ def search(table: StageTable) -> tuple[Candidate, ...]:
 
     Args:
         table: what stages and transfers cost.
+        near: a pace near which the best one is expected, where something is known of it; it makes
+            the search shorter and changes nothing of its result.
+        tolerance: by what share of it the best latency may be below the one that is found; 0 for
+            the best itself.
 
     Returns:
-        The best candidate first, proven to be that, then others that were met on the way, by
-        latency. Empty where nothing fits.
+        The best candidate first, proven to be that or as near as is asked for, then others that
+        were met on the way, by latency. Empty where nothing fits.
 
     Source: Harp section 5.2, equations 12 to 19.
     """
@@ -65,12 +71,12 @@ def search(table: StageTable) -> tuple[Candidate, ...]:
     repeats = table.num_microbatches - 1
     most_counts, tracked = _most_counts(table), 1
     found: dict[tuple[Place, ...], Candidate] = {}
-    best = np.inf
+    best, better = np.inf, 1 - max(tolerance, _ROUNDING)
 
     def settle(low: int, index: int) -> tuple[float, int]:
         """Solves one pace; returns a floor under the totals below it, and the index settled."""
         nonlocal best, tracked
-        worth = best - repeats * paces[low]
+        worth = best * better - repeats * paces[low]
         # What had to be told apart at the last pace will have to be at this one, too.
         floor, candidate, tracked = _solve(table, tracked, most_counts, paces[index], worth)
         if candidate is None:
@@ -87,14 +93,23 @@ def search(table: StageTable) -> tuple[Candidate, ...]:
         return floor, index
 
     last = len(paces) - 1
-    floor, index = settle(last, last)
-    ranges = [(floor + repeats * paces[0], 0, index - 1, floor)]
+    if near is None:
+        floor, index = settle(last, last)
+        ranges = [(floor + repeats * paces[0], 0, index - 1, floor)]
+    else:
+        # A floor alone costs less than a candidate, and one near the best rules out more.
+        floor, _ = FixedPace(table, _no_counts(table), paces[last]).solution()
+        first = min(last, int(np.searchsorted(paces, near)))
+        below, index = settle(0, first)
+        ranges = [(floor + repeats * paces[0], first + 1, last, floor)]
+        if np.isfinite(below):
+            heapq.heappush(ranges, (below + repeats * paces[0], 0, index - 1, below))
     while ranges:
         _, low, high, floor = heapq.heappop(ranges)
         if repeats:
             # No pace above this can do better, whatever the total.
-            high = min(high, int(np.searchsorted(paces, (best - floor) / repeats)) - 1)
-        if low > high or floor + repeats * paces[low] >= best * (1 - _ROUNDING):
+            high = min(high, int(np.searchsorted(paces, (best * better - floor) / repeats)) - 1)
+        if low > high or floor + repeats * paces[low] >= best * better:
             continue
         middle = (low + high) // 2
         below, index = settle(low, middle)
@@ -195,6 +210,11 @@ def _paces(table: StageTable) -> FloatArray:
         changes += [2 * mean, mean / TOLERANCE * (1 + _ROUNDING)]
     paces = np.unique(np.concatenate(changes))
     return paces if len(paces) else np.array([1.0])
+
+
+def _no_counts(table: StageTable) -> tuple[int, ...]:
+    """The warm-up counts of a dynamic program that leaves them out of account."""
+    return (table.num_microbatches,) if table.schedule == "gpipe" else (1,)
 
 
 def _solve(

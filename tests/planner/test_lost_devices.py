@@ -72,9 +72,13 @@ def loss(weights: list[jax.Array], x: jax.Array) -> jax.Array:
 @given(lost=st.sets(st.integers(0, 9), min_size=1, max_size=4))
 def test_plans_do_without_what_is_lost_and_are_no_faster(lost: set[int]):
     found = DynamicProgram().find(PROBLEM)
-    without = DynamicProgram().find(replace(PROBLEM, lost=frozenset(lost)))
     assert found is not None
+    without = DynamicProgram().find_without(PROBLEM, lost, found)
+    anew = DynamicProgram().find(replace(PROBLEM, lost=frozenset(lost)))
     assert without is not None
+    assert anew is not None
+    # What decides among finalists is their simulation, which the closed form is not far from.
+    assert without.step_time < 1.1 * anew.step_time
     validate(without.plan)
     used = {
         device

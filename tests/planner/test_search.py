@@ -190,6 +190,9 @@ def test_nothing_is_faster_than_what_is_found(seed, num_layers, nodes, num_micro
         assert best == np.inf
         return
     assert found[0].latency == pytest.approx(best, rel=1e-9)
+    for near in (0.0, found[0].pace, 2 * found[0].pace, 1e9):
+        assert search(table, near)[0].latency == pytest.approx(best, rel=1e-9)
+        assert search(table, near, tolerance=0.1)[0].latency <= best / 0.9 * (1 + 1e-9)
 
 
 @given(
