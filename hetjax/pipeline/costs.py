@@ -128,8 +128,27 @@ def _matmul_flops(equation: _compat.JaxprEqn) -> float:
         depth = np.prod([left.shape[d] for d in contracted], dtype=np.int64)
         return 2.0 * _size(equation.outvars[0]) * float(depth)
     if equation.primitive.name == "conv_general_dilated":
-        kernel: Any = equation.invars[1].aval
-        features = kernel.shape[equation.params["dimension_numbers"].rhs_spec[0]]
-        taps = float(np.prod(kernel.shape, dtype=np.int64)) / features
-        return 2.0 * _size(equation.outvars[0]) * taps
+        return _convolution_flops(equation)
     return 0.0
+
+
+def _convolution_flops(equation: _compat.JaxprEqn) -> float:
+    """Two operations for each pair of a number and a weight that meet.
+
+    Along a dimension of the window every number before and every number after it meets a weight at
+    most once. So the zeros between the numbers of a strided convolution's cotangent are no work, and
+    both products of its backward pass count what the forward pass does.
+    """
+    numbers = equation.params["dimension_numbers"]
+    left, kernel, out = (
+        variable.aval.shape for variable in (*equation.invars, *equation.outvars)
+    )
+    pairs = 2.0 * out[numbers.out_spec[0]] * out[numbers.out_spec[1]] * kernel[numbers.rhs_spec[1]]
+    for dimensions in zip(
+        numbers.lhs_spec[2:], numbers.rhs_spec[2:], numbers.out_spec[2:], strict=True
+    ):
+        before, window, after = (
+            shape[d] for shape, d in zip((left, kernel, out), dimensions, strict=True)
+        )
+        pairs *= window * min(before, after)
+    return pairs
