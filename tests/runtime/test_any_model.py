@@ -46,7 +46,7 @@ LANGUAGE_MODELS = {
 IMAGE_MODELS = {
     "vit": image_model(
         ViTConfig(
-            classes=5, image_size=8, patch_size=4, blocks=2, width=16, heads=4, ffn_width=32
+            classes=5, image_size=8, patch_size=4, blocks=1, width=16, heads=4, ffn_width=32
         )
     ),
     "vgg": image_model(
@@ -80,29 +80,31 @@ def batches(model: Model) -> list[dict[str, np.ndarray]]:
     ]
 
 
+def one_device_losses(model: Model, parameters: Any) -> list[float]:
+    """Gradients of the sums of all microbatches' losses, added up, over the sum of their counts."""
+    gradients_of = jax.jit(jax.value_and_grad(model.loss, has_aux=True))
+
+    @jax.jit
+    def update(parameters, state, gradients, count):
+        means = jax.tree.map(lambda gradient: gradient / count, gradients)
+        updates, state = OPTIMIZER.update(means, state, parameters)
+        return optax.apply_updates(parameters, updates), state
+
+    state, losses = OPTIMIZER.init(parameters), []
+    for batch in batches(model):
+        found = [gradients_of(parameters, each) for each in microbatches(batch)]
+        total = sum(total for (total, _), _ in found)
+        count = sum(count for (_, count), _ in found)
+        gradients = jax.tree.map(lambda *each: sum(each), *[each for _, each in found])
+        parameters, state = update(parameters, state, gradients, count)
+        losses.append(float(total / count))
+    return losses
+
+
 def microbatches(batch: Any) -> Iterator[Any]:
     size = BATCH // MICROBATCHES
     for first in range(0, BATCH, size):
         yield jax.tree.map(lambda leaf, first=first: leaf[first : first + size], batch)
-
-
-def one_device_losses(model: Model, parameters: Any) -> list[float]:
-    @jax.jit
-    def step(parameters, state, batch):
-        def loss(parameters):
-            sums = [model.loss(parameters, each) for each in microbatches(batch)]
-            totals, counts = zip(*sums, strict=True)
-            return sum(totals) / sum(counts)
-
-        value, gradients = jax.value_and_grad(loss)(parameters)
-        updates, state = OPTIMIZER.update(gradients, state, parameters)
-        return optax.apply_updates(parameters, updates), state, value
-
-    state, losses = OPTIMIZER.init(parameters), []
-    for batch in batches(model):
-        parameters, state, value = step(parameters, state, batch)
-        losses.append(float(value))
-    return losses
 
 
 def planned(model: Model, cluster: Cluster, **options: Any) -> hetjax.Plan:
@@ -121,7 +123,7 @@ def planned(model: Model, cluster: Cluster, **options: Any) -> hetjax.Plan:
 
 def check_losses(model: Model, plan: hetjax.Plan) -> None:
     """Five steps by a plan have the losses of one device."""
-    parameters = model.init(jax.random.key(0))
+    parameters = jax.jit(model.init)(jax.random.key(0))
     examples = batches(model)
     with hetjax.Trainer(plan, model.loss, parameters, OPTIMIZER, examples[0]) as trainer:
         losses = [trainer.train_step(batch).loss for batch in examples]
@@ -139,8 +141,9 @@ def test_five_steps_have_the_losses_of_one_device(name: str):
     check_losses(model, plan)
 
 
-@pytest.mark.parametrize("schedule", ["h_1f1b", "zb_h1"])
-@pytest.mark.parametrize("name", IMAGE_MODELS)
+@pytest.mark.parametrize(
+    ("name", "schedule"), [("vit", "h_1f1b"), ("vgg", "h_1f1b"), ("resnet", "zb_h1")]
+)
 def test_five_steps_of_an_image_model_on_unlike_submeshes(name: str, schedule: str):
     model = IMAGE_MODELS[name]
     plan = planned(model, UNLIKE, schedule=schedule)
