@@ -8,6 +8,7 @@ from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 from hetjax.commands.prepare import Prepared
+from hetjax.models import Model
 from hetjax.pipeline.timeline import Event, Timeline, link_track, stage_track
 from hetjax.planner import (
     PartAlone,
@@ -66,7 +67,7 @@ def show_plan(
     )
     lines = (
         f"{model.name}: {format_rate(model.num_parameters(), ' parameters')}, "
-        f"{train.steps} steps of {train.batch_size} x {model.sequence} tokens",
+        f"{train.steps} steps of {_batch_words(train.batch_size, model)}",
         f"{'; '.join(batches)}, plan: {plan.planner} ({format_seconds(prepared.planning_seconds)})",
     )
     console.print(lines[0], highlight=False)
@@ -84,6 +85,11 @@ def show_plan(
         console.print()
         console.print(parts_table(alone, plan.cluster, _prediction(plan).step_time))
     console.print()
+
+
+def _batch_words(batch_size: int, model: Model) -> str:
+    count = model.units_per_example
+    return f"{batch_size} x {count} {model.unit}" if count > 1 else f"{batch_size} {model.unit}"
 
 
 def _quality_lines(prepared: Prepared, published: Plan | None) -> Iterator[str]:
@@ -154,7 +160,7 @@ def plan_figures(prepared: Prepared) -> dict[str, Any]:
         "schedule": first_pipeline.schedule.name,
         "warm_up_counts": list(first_pipeline.schedule.warm_up_counts),
         "step_time": prediction.step_time,
-        "tokens_per_second": prepared.ingredients.tokens_per_step / prediction.step_time,
+        f"{model.unit}_per_second": prepared.ingredients.units_per_step / prediction.step_time,
         "lower_bound": prediction.lower_bound,
         "bound_ratio": prediction.step_time / prediction.lower_bound,
         "bubble": mean(stage.bubble for stage in prediction.stages),

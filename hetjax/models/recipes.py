@@ -116,7 +116,7 @@ RECIPES: Mapping[str, ModelConfig] = MappingProxyType(
         "vit-quickstart": ViTConfig(
             classes=8, image_size=32, patch_size=8, blocks=4, width=64, heads=4, ffn_width=256
         ),
-        "resnet-quickstart": ResNetConfig(classes=8, image_size=32, groups=(2, 2, 2), width=8),
+        "resnet-quickstart": ResNetConfig(classes=8, image_size=32, groups=(2, 2), width=16),
         "vit-base": _vit(16, 12, 768, 12),
         "vit-large": _vit(16, 24, 1024, 16),
         "vit-huge": _vit(14, 32, 1280, 16),

@@ -26,8 +26,8 @@ class ResNetConfig:
     Args:
         classes: number of classes.
         image_size: height and width of the images, in pixels.
-        groups: blocks of each group; every group but the first halves height and width, and is twice
-            as wide.
+        groups: blocks of each group; every group but the first halves height and width, and is
+            twice as wide.
         width: channels inside the blocks of the first group; the stream has four times as many.
         compute_dtype: ``"float32"``, ``"bfloat16"`` or ``"float16"``; parameters and the statistics
             of batches are float32 in any case.
@@ -73,9 +73,7 @@ class ResNet(nnx.Module):
     def __init__(self, config: ResNetConfig, *, rngs: nnx.Rngs):
         self.config = config
         dtype = config.compute_dtype
-        self.stem = Convolution(
-            (3, config.width), 7, stride=2, padding=3, dtype=dtype, rngs=rngs
-        )
+        self.stem = Convolution((3, config.width), 7, stride=2, padding=3, dtype=dtype, rngs=rngs)
         self.stem_norm = BatchNorm(config.width, rngs=rngs)
         blocks, channels = [], config.width
         for group, count in enumerate(config.groups):
@@ -129,9 +127,7 @@ class Bottleneck(nnx.Module):
         self.widen_norm = BatchNorm(after, scale=0.0, rngs=rngs)
         self.changes = channels != after or stride != 1
         if self.changes:
-            self.shortcut = Convolution(
-                (channels, after), 1, stride=stride, dtype=dtype, rngs=rngs
-            )
+            self.shortcut = Convolution((channels, after), 1, stride=stride, dtype=dtype, rngs=rngs)
             self.shortcut_norm = BatchNorm(after, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:

@@ -54,8 +54,8 @@ class VGGConfig:
         checks.compute_dtype(self)
         if self.image_size % 2 ** len(self.groups):
             raise InputError(
-                f"VGGConfig.image_size is {self.image_size}; {len(self.groups)} groups halve it, so "
-                f"it must be a multiple of {2 ** len(self.groups)}"
+                f"VGGConfig.image_size is {self.image_size}; {len(self.groups)} groups halve it, "
+                f"so it must be a multiple of {2 ** len(self.groups)}"
             )
 
     @property

@@ -65,11 +65,12 @@ class Convolution(nnx.Module):
 class BatchNorm(nnx.Module):
     """Batch normalisation by the statistics of the examples at hand, with a scale and a bias.
 
-    The loss is a pure function of parameters and batch, so there are no running statistics: training
-    and evaluation alike normalise by the mean and the variance of the microbatch. What a network
-    says of an image therefore depends on the images beside it, and on the microbatch's size, as in
-    gradient accumulation on one device; a microbatch that a stage divides over its devices has the
-    statistics of the whole.
+    The loss is a pure function of parameters and batch, so there are no running statistics:
+    training and evaluation alike normalise by the mean and the variance of the microbatch. What a
+    network says of an image therefore depends on the images beside it and on the microbatch's size,
+    as in gradient accumulation on one device: a plan with other microbatches trains another
+    network, and a loss of few images is a noisy one. Wherever a stage divides a microbatch over its
+    devices, the statistics are those of the whole.
 
     Args:
         channels: size of the last axis.
@@ -80,9 +81,7 @@ class BatchNorm(nnx.Module):
     Source: Ioffe and Szegedy, 2015, arXiv:1502.03167, algorithm 1.
     """
 
-    def __init__(
-        self, channels: int, *, scale: float = 1.0, rngs: nnx.Rngs, epsilon: float = 1e-5
-    ):
+    def __init__(self, channels: int, *, scale: float = 1.0, rngs: nnx.Rngs, epsilon: float = 1e-5):
         del rngs
         self.scale = nnx.Param(jnp.full((channels,), scale, jnp.float32))
         self.bias = nnx.Param(jnp.zeros((channels,), jnp.float32))
@@ -97,9 +96,7 @@ class BatchNorm(nnx.Module):
         return (normal * self.scale[...] + self.bias[...]).astype(x.dtype)
 
 
-def dense(
-    inputs: int, outputs: int, *, std: float, dtype: str, rngs: nnx.Rngs
-) -> nnx.Einsum:
+def dense(inputs: int, outputs: int, *, std: float, dtype: str, rngs: nnx.Rngs) -> nnx.Einsum:
     """A dense layer of [B, inputs] to [B, outputs], with a bias.
 
     Args:

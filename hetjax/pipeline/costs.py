@@ -136,13 +136,11 @@ def _convolution_flops(equation: _compat.JaxprEqn) -> float:
     """Two operations for each pair of a number and a weight that meet.
 
     Along a dimension of the window every number before and every number after it meets a weight at
-    most once. So the zeros between the numbers of a strided convolution's cotangent are no work, and
-    both products of its backward pass count what the forward pass does.
+    most once. So the zeros between the numbers of a strided convolution's cotangent are no work,
+    and both products of its backward pass count what the forward pass does.
     """
     numbers = equation.params["dimension_numbers"]
-    left, kernel, out = (
-        variable.aval.shape for variable in (*equation.invars, *equation.outvars)
-    )
+    left, kernel, out = (variable.aval.shape for variable in (*equation.invars, *equation.outvars))
     pairs = 2.0 * out[numbers.out_spec[0]] * out[numbers.out_spec[1]] * kernel[numbers.rhs_spec[1]]
     for dimensions in zip(
         numbers.lhs_spec[2:], numbers.rhs_spec[2:], numbers.out_spec[2:], strict=True

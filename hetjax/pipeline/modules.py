@@ -2,10 +2,10 @@
 
 Deep models are mostly repetitions. Steps that look alike (the same primitive on values of the same
 shapes) get the same letter; the most frequent word with enough matrix products is a module, taken
-out wherever it stands, and so on with what is left. A word that more bytes enter or leave than cross
-it inside is a module only where there is no other: the rest of a residual block that begins
-otherwise than its like is such a word, and the blocks that are alike throughout come first. The
-iterations of a ``scan`` are a module of themselves.
+out wherever it stands, and so on with what is left. A word whose edges more bytes cross than places
+inside is a module only where there is no other: the end of a residual block that begins otherwise
+than its like is such a word, and blocks that are alike throughout come before it. The iterations of
+a ``scan`` are a module of themselves.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 from hetjax.pipeline.costs import is_heavy, step_cost
 from hetjax.pipeline.program import Program, Step
 
-
-# How many times the bytes may cross a module's edges that cross it where fewest do: as many, but for
-# sums that grow a little from one occurrence to the next.
+# How many bytes may cross a module's edges over those that cross it inside, where fewest do: as
+# many, but for sums that grow a little from one occurrence to the next.
 _NEARLY = 1.1
 
 
@@ -153,12 +152,10 @@ class _Finder:
                 if not occurrences or occurrences[-1][1] <= first:
                     occurrences.append((first, last + 1))
         repeated = [each for each in words.values() if len(each) > 1]
-        return sorted(
-            repeated, key=lambda each: (-len(each), -self._work(each[0]), each[0][0])
-        )
+        return sorted(repeated, key=lambda each: (-len(each), -self._work(each[0]), each[0][0]))
 
     def _is_one_piece(self, occurrence: tuple[int, int]) -> bool:
-        """Whether fewer bytes cross the edges of a run of steps than any place inside, or as many."""
+        """Whether no more bytes cross the edges of a run of steps than any place inside."""
         first, end = (self.positions[place] for place in occurrence)
         edges = max(self.crossing[first], self.crossing[end])
         return bool(edges <= _NEARLY * self.crossing[first + 1 : end].min(initial=np.inf))

@@ -45,13 +45,9 @@ LANGUAGE_MODELS = {
 }
 IMAGE_MODELS = {
     "vit": image_model(
-        ViTConfig(
-            classes=5, image_size=8, patch_size=4, blocks=1, width=16, heads=4, ffn_width=32
-        )
+        ViTConfig(classes=5, image_size=8, patch_size=4, blocks=1, width=16, heads=4, ffn_width=32)
     ),
-    "vgg": image_model(
-        VGGConfig(classes=5, image_size=8, groups=(2, 2), width=4, dense_width=16)
-    ),
+    "vgg": image_model(VGGConfig(classes=5, image_size=8, groups=(2, 2), width=4, dense_width=16)),
     "resnet": image_model(ResNetConfig(classes=5, image_size=16, groups=(2, 1), width=4)),
 }
 OPTIMIZER = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-2))
