@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -91,7 +91,7 @@ class ImageSet:
             InputError: if the images cannot be used.
         """
         wanted = range(batch_size)[rows if rows is not None else slice(None)]
-        return self._read([self._training[step * batch_size + row] for row in wanted])
+        return self._read(self._training[step * batch_size + row] for row in wanted)
 
     def held_out_batches(self, batch_size: int) -> Sequence[dict[str, np.ndarray]]:
         """The batches to evaluate on, always the same ones in the same order.
@@ -138,15 +138,16 @@ class ImageSet:
     def _training(self) -> grain.MapDataset[Any]:
         import grain
 
-        return grain.MapDataset.source(self._places[0]).shuffle(seed=self.seed).repeat()
+        places: Any = self._places[0]
+        return grain.MapDataset.source(places).shuffle(seed=self.seed).repeat()
 
-    def _read(self, places: Sequence[int] | np.ndarray) -> dict[str, np.ndarray]:
+    def _read(self, places: Iterable[Any]) -> dict[str, np.ndarray]:
         size = self.source.image_size
-        images = np.empty((len(places), size, size, 3), np.uint8)
-        labels = np.empty(len(places), np.int32)
-        for row, place in enumerate(places):
-            images[row], labels[row] = self._images[int(place)]
-        return {"images": images, "labels": labels}
+        found = [self._images[int(place)] for place in places]
+        images = np.empty((len(found), size, size, 3), np.uint8)
+        for row, (image, _) in enumerate(found):
+            images[row] = image
+        return {"images": images, "labels": np.array([label for _, label in found], np.int32)}
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numbers
+from typing import Any
 
 from hetjax.errors import InputError
 
@@ -87,9 +88,9 @@ def interval(config: object, field: str, low: float, high: float) -> None:
         )
 
 
-def _is_count(value: object) -> bool:
-    whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-    return whole and int(value) > 0
+def _is_count(value: Any) -> bool:
+    is_whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    return is_whole and int(value) > 0
 
 
 def _name(config: object, field: str) -> str:

@@ -15,7 +15,7 @@ from hetjax.models.resnet import ResNetConfig
 from hetjax.models.vgg import VGGConfig
 from hetjax.models.vit import ViTConfig
 
-_IMAGENET: dict[str, int] = {"classes": 1000, "image_size": 224}
+_IMAGENET: dict[str, Any] = {"classes": 1000, "image_size": 224}
 
 
 def _gpt2(blocks: int, width: int, heads: int) -> GPTConfig:

@@ -140,13 +140,13 @@ def _convolution_flops(equation: _compat.JaxprEqn) -> float:
     and both products of its backward pass count what the forward pass does.
     """
     numbers = equation.params["dimension_numbers"]
-    left, kernel, out = (variable.aval.shape for variable in (*equation.invars, *equation.outvars))
-    pairs = 2.0 * out[numbers.out_spec[0]] * out[numbers.out_spec[1]] * kernel[numbers.rhs_spec[1]]
-    for dimensions in zip(
-        numbers.lhs_spec[2:], numbers.rhs_spec[2:], numbers.out_spec[2:], strict=True
-    ):
-        before, window, after = (
-            shape[d] for shape, d in zip((left, kernel, out), dimensions, strict=True)
-        )
+    specs = (numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec)
+    avals: Sequence[Any] = [each.aval for each in (*equation.invars, *equation.outvars)]
+    # Examples, features, the window's dimensions; of kernels features out, features in.
+    left, kernel, out = (
+        [aval.shape[d] for d in spec] for aval, spec in zip(avals, specs, strict=True)
+    )
+    pairs = 2.0 * out[0] * out[1] * kernel[1]
+    for before, window, after in zip(left[2:], kernel[2:], out[2:], strict=True):
         pairs *= window * min(before, after)
     return pairs
