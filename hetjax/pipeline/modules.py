@@ -57,9 +57,9 @@ def find_modules(
 ) -> tuple[Section, ...]:
     """Divide a program into occurrences of repeated modules and what stands between them.
 
-    A module is grown to both sides as far as all its occurrences agree. Where occurrences follow
-    each other, it is only defined up to a rotation: that one is taken whose edges fewest bytes
-    cross.
+    A module is grown to both sides as far as all its occurrences agree and nearly the fewest bytes
+    cross its edges. Where occurrences follow each other, it is only defined up to a rotation: that
+    one is taken whose edges fewest bytes cross.
 
     Args:
         program: the traced loss function.
@@ -190,7 +190,17 @@ class _Finder:
                 self.crossing[self.positions[start - split[0]]] for start, _ in occurrences
             ),
         )
+        to_left = self._to_narrow_edges([start for start, _ in occurrences], -1, to_left)
+        to_right = self._to_narrow_edges([stop for _, stop in occurrences], 1, to_right)
         return [(start - to_left, stop + to_right) for start, stop in occurrences]
+
+    def _to_narrow_edges(self, edges: Sequence[int], way: int, most: int) -> int:
+        """How far to move edges, as far as may be, to where nearly the fewest bytes cross them."""
+        widths = [
+            max(self.crossing[self.positions[edge + way * distance]] for edge in edges)
+            for distance in range(most + 1)
+        ]
+        return max(d for d, width in enumerate(widths) if width <= _NEARLY * min(widths))
 
     def _agreeing(self, edges: Sequence[tuple[int, int]], most: int) -> int:
         """How many steps beyond their edges all occurrences have the same letters."""

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hetjax.models import RECIPES, model_of
+from hetjax.models import RECIPES, model_of, recipe
 from hetjax.pipeline.layers import crossing_bytes, position_flops
 from hetjax.pipeline.modules import find_modules
 from hetjax.pipeline.program import Program, trace
@@ -111,6 +111,23 @@ def test_blocks_with_experts_and_dense_ones_in_turn():
     assert 40 <= found.num_layers <= 60
     counts = module_counts(found)
     assert max(counts.values()) == 16 or set(counts) - {None} == {0}
+
+
+def test_modules_end_where_the_residual_stream_alone_crosses():
+    """Attention is alike in all blocks, and so is the norm after it, whose result is for others."""
+    model = model_of(recipe("moe-quickstart", blocks=6))
+    parameters = jax.eval_shape(model.init, jax.random.key(0))
+    found = structural_layers(trace(model.loss, parameters, model.batch_shapes(2)))
+    assert module_counts(found)[0] == 6
+    stream = 2 * 128 * 128 * 4
+    edges = [each.bytes_in for each in found.sections]
+    after = [
+        edge
+        for each, edge in zip(found.sections, edges[1:], strict=False)
+        if each.section.module == 0
+    ]
+    # Beside the stream the loss of balance crosses.
+    assert max(after) <= 1.01 * stream
 
 
 def test_iterations_of_a_scan_are_layers():
