@@ -30,8 +30,16 @@ from hetjax.configuration.make import (
     make_optimizer,
     optimizer_factories,
 )
+from hetjax.data import DataSet
 from hetjax.errors import InputError
-from hetjax.models import GPTConfig, LlamaConfig
+from hetjax.models import (
+    GPTConfig,
+    LanguageModel,
+    LlamaConfig,
+    ResNetConfig,
+    VGGConfig,
+    ViTConfig,
+)
 from hetjax.pipeline.schedule import SCHEDULES
 
 CONFIGS = Path(__file__).parent.parent / "configs"
@@ -86,6 +94,8 @@ def test_paths_are_looked_up_beside_their_file_then_in_the_working_directory(
         ("data.kind = 'text'", ["data.paths is empty"]),
         ("data.paths = 'a.txt'", ["data.kind", "'text'"]),
         ("data.paths = ['a.txt', 3]", ["data.paths[1] is 3"]),
+        ("data.kind = 'images'", ["data.paths has 0 entries", "one folder"]),
+        ("model.groups = (3, 'a')", ["model.groups[1] is 'a'"]),
         ("data.held_out_fraction = 1.0", ["data.held_out_fraction is 1.0", "less than 1"]),
         ("optimizer.options = [1]", ["optimizer.options is [1]"]),
         ("train.steps = (1,", ["multi-line"]),
@@ -157,7 +167,8 @@ def test_help_has_every_setting_with_its_default() -> None:
 
 
 def test_names_agree_with_what_they_configure() -> None:
-    fields = {f.name for config in (GPTConfig, LlamaConfig) for f in dataclasses.fields(config)}
+    configs = (GPTConfig, LlamaConfig, ViTConfig, VGGConfig, ResNetConfig)
+    fields = {f.name for config in configs for f in dataclasses.fields(config)}
     assert {"recipe", *fields} == set(ModelSettings.model_fields)
     assert get_args(PlannerSettings.model_fields["schedule"].annotation) == SCHEDULES
 
@@ -172,6 +183,7 @@ def test_the_recipes_that_come_along_can_be_read(file: Path) -> None:
 
 def test_the_model_is_the_recipe_with_its_overrides() -> None:
     model = make_model(ModelSettings(recipe="llama-tiny", blocks=2, sequence=16))
+    assert isinstance(model, LanguageModel)
     assert (model.name, model.sequence) == ("llama-2x192", 16)
     with pytest.raises(InputError, match="dropout"):
         make_model(ModelSettings(recipe="llama-tiny", dropout=0.1))
@@ -200,7 +212,26 @@ def test_data_is_checked_before_the_run(tmp_path: Path) -> None:
     (tmp_path / "b.txt").write_text("and more " * 50)
     paths = (str(tmp_path / "a.txt"), str(tmp_path / "b.txt"))
     data = make_data(DataSettings(kind="text", paths=paths, weights=(0.5, 1.5)), train, model)
+    assert isinstance(data, DataSet)
     assert [part.weight for part in data.parts] == [0.5, 1.5]
+
+
+def test_images_are_for_image_models(tmp_path: Path) -> None:
+    train = TrainSettings(evaluate_every=1)
+    text, images = make_model(TINY), make_model(ModelSettings(recipe="resnet-quickstart"))
+    with pytest.raises(InputError, match=r"data\.kind is 'standard_library', and resnet-14 reads"):
+        make_data(DataSettings(), train, images)
+    with pytest.raises(InputError, match=r"data\.kind is 'shapes', and gpt-1x8 reads text"):
+        make_data(DataSettings(kind="shapes"), train, text)
+    few = make_model(ModelSettings(recipe="resnet-quickstart", classes=7, groups=(1, 1)))
+    with pytest.raises(InputError, match=r"model\.classes is 7; .* which is 8"):
+        make_data(DataSettings(kind="shapes", size=100), train, few)
+    with pytest.raises(InputError, match=r"images\.npy cannot be read"):
+        make_data(DataSettings(kind="images", paths=(str(tmp_path),)), train, images)
+    np.save(tmp_path / "images.npy", np.zeros((40, 32, 32, 3), np.uint8))
+    np.save(tmp_path / "labels.npy", np.arange(40) % 8)
+    data = make_data(DataSettings(kind="images", paths=(str(tmp_path),)), train, images)
+    assert (data.num_examples, data.num_held_out_examples) == (38, 2)
 
 
 @pytest.mark.parametrize("schedule", ["constant", "cosine", "linear"])

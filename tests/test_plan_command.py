@@ -99,6 +99,16 @@ def test_the_tables_are_printed(
         assert piece in out
 
 
+def test_an_image_model_is_planned(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = QUICKSTART.parent / "vgg19_home_laboratory.gin"
+    assert plan_command(monkeypatch, "--config", str(config), "--json") == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert (figures["model"], figures["layers"]) == ("vgg-19", 16)
+    assert figures["images_per_second"] == pytest.approx(1024 / figures["step_time"])
+
+
 def test_wrong_input_is_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from hetjax.commands.devices import host_device_flags, use_devices
@@ -193,6 +194,30 @@ def test_training_resuming_and_replaying(
     assert main([*arguments, "--gin", "train.steps = 1"]) == 0
     assert Plan.load(replay / "plan.json").pipeline.schedule.warm_up_counts == (2, 2)
     assert losses(replay)[0] == pytest.approx(losses(whole)[0], rel=1e-6)
+
+
+@pytest.mark.slow
+def test_an_image_model_trains_on_a_folder_of_images(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, workdir = config.parent / "data", config.parent / "run"
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    np.save(folder / "images.npy", rng.integers(0, 256, (40, 8, 8, 3), np.uint8))
+    np.save(folder / "labels.npy", rng.integers(0, 3, 40))
+    file = config.parent / "images.gin"
+    file.write_text(
+        'cluster.file = "cluster.yaml"\nmodel.recipe = "vit-quickstart"\nmodel.blocks = 1\n'
+        "model.image_size = 8\nmodel.patch_size = 4\nmodel.width = 8\nmodel.heads = 2\n"
+        'model.ffn_width = 8\nmodel.classes = 3\ndata.kind = "images"\ndata.paths = "data"\n'
+        "data.held_out_fraction = 0.2\ntrain.steps = 2\ntrain.batch_size = 8\n"
+        "train.microbatches = 2\ntrain.evaluate_every = 2\nplanner.min_stages = 2\n"
+    )
+    assert main(["--config", str(file), "--workdir", str(workdir)]) == 0
+    out = capsys.readouterr().out
+    for piece in ("vit-1x8/4", "2 steps of 8 images", "images/s", "held-out loss"):
+        assert piece in out
+    assert all(record["images_per_second"] > 0 for record in read_metrics(workdir))
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from statistics import mean
 
 from hetjax.commands.prepare import Prepared
-from hetjax.commands.show import batches, cost_figures, told_alternatives
+from hetjax.commands.show import batch_words, batches, cost_figures, told_alternatives
 from hetjax.planner import (
     Alternative,
     PartAlone,
@@ -39,9 +39,9 @@ def plan_report(
     plan, planned = prepared.plan, prepared.planned
     model, train = prepared.ingredients.model, prepared.ingredients.configuration.train
     summary = (
-        f"{format_rate(model.num_parameters(), ' parameters')}, {train.batch_size} x "
-        f"{model.sequence} tokens a step, {batches(plan)}; planned by {plan.planner} in "
-        f"{format_seconds(prepared.planning_seconds)}"
+        f"{format_rate(model.num_parameters(), ' parameters')}, "
+        f"{batch_words(train.batch_size, model)} a step, {batches(plan)}; planned by "
+        f"{plan.planner} in {format_seconds(prepared.planning_seconds)}"
     )
     flops = [1.0] * (len(plan.layers) - 1)
     if planned is not None:
@@ -66,15 +66,17 @@ def _figures(prepared: Prepared, published: Plan | None) -> Iterator[tuple[str, 
     plan, prediction = prepared.plan, prepared.plan.prediction
     assert prediction is not None
     yield "predicted step time", format_seconds(prediction.step_time)
-    rate = prepared.ingredients.tokens_per_step / prediction.step_time
-    yield "tokens per second", format_rate(rate, "")
+    unit = prepared.ingredients.model.unit
+    rate = prepared.ingredients.units_per_step / prediction.step_time
+    yield f"{unit} per second", format_rate(rate, "")
     if prepared.planned is not None:
         problem = prepared.planned.problem
         yield "MFU", f"{flops_utilization(plan, problem):.0%}"
         yield "load balance", f"{load_balance(plan, problem.dtype):.0%}"
     costs = cost_figures(prepared)
     if costs:
-        yield "for a million tokens", f"{costs['cost_per_token'] * 1e6:.3g}"
+        cost = costs["cost_per_step"] / prepared.ingredients.units_per_step
+        yield f"for a million {unit}", f"{cost * 1e6:.3g}"
     yield "bubble", f"{mean(stage.bubble for stage in prediction.stages):.0%}"
     yield "over the lower bound", f"{prediction.step_time / prediction.lower_bound:.2f} times"
     if published is not None and published.prediction is not None:

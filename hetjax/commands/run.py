@@ -20,6 +20,7 @@ from hetjax.commands.work_folder import (
     save_configuration,
 )
 from hetjax.configuration import changes
+from hetjax.configuration.make import Ingredients
 from hetjax.loop import StepDone, StopRequest, train, usual_step_time
 from hetjax.pipeline.timeline import Timeline
 from hetjax.planner import simulate
@@ -127,13 +128,16 @@ def _train(
     metrics = None if workdir is None else MetricsWriter(workdir, first_step=trainer.steps_done + 1)
     tune = prepared.ingredients.configuration.planner.schedule if settings.tune else None
     loop = train(trainer, settings, checkpoints=workdir is not None, stop=stop, tune=tune)
-    progress = TrainingProgress(settings.steps, steps_done=trainer.steps_done, console=console)
+    unit = prepared.ingredients.model.unit
+    progress = TrainingProgress(
+        settings.steps, steps_done=trainer.steps_done, unit=unit, console=console
+    )
     try:
         with progress:
             for done in loop:
                 steps.append(done)
-                figures = _figures(done, prepared.ingredients.tokens_per_step)
-                progress.update(done.metrics.step, done.metrics.loss, figures["tokens_per_second"])
+                figures = _figures(done, prepared.ingredients)
+                progress.update(done.metrics.step, done.metrics.loss, figures[f"{unit}_per_second"])
                 if done.evaluation_loss is not None:
                     progress.print(
                         f"step {done.metrics.step}: held-out loss {done.evaluation_loss:.4f}"
@@ -146,12 +150,12 @@ def _train(
     return steps
 
 
-def _figures(done: StepDone, tokens_per_step: int) -> dict[str, float]:
+def _figures(done: StepDone, ingredients: Ingredients) -> dict[str, float]:
     """What is written of a step."""
     figures = {
         "loss": done.metrics.loss,
         "grad_norm": done.metrics.gradient_norm,
-        "tokens_per_second": tokens_per_step / done.metrics.seconds,
+        f"{ingredients.model.unit}_per_second": ingredients.units_per_step / done.metrics.seconds,
         "step_time": done.metrics.seconds,
     }
     if done.evaluation_loss is not None:
@@ -186,9 +190,10 @@ def _report(
         console.print(link_table(link_rows(plan, trainer.link_uses())))
         console.print()
     say(live_microbatches(plan, trainer.reports))
+    ingredients = prepared.ingredients
     say(
         f"loss {steps[0].metrics.loss:.4f} to {steps[-1].metrics.loss:.4f}, "
-        f"{format_rate(prepared.ingredients.tokens_per_step / step_time, 'tokens/s')}"
+        f"{format_rate(ingredients.units_per_step / step_time, f'{ingredients.model.unit}/s')}"
     )
     if workdir is None:
         return

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hetjax.commands.prepare import Prepared
 from hetjax.commands.profiling import Profiled
+from hetjax.models import Model
 from hetjax.pipeline.timeline import Event, Timeline, link_track, stage_track
 from hetjax.planner import (
     Alternative,
@@ -72,7 +73,7 @@ def show_plan(
     train = prepared.ingredients.configuration.train
     lines = (
         f"{model.name}: {format_rate(model.num_parameters(), ' parameters')}, "
-        f"{train.steps} steps of {train.batch_size} x {model.sequence} tokens",
+        f"{train.steps} steps of {batch_words(train.batch_size, model)}",
         f"{batches(plan)}, plan: {plan.planner} ({format_seconds(prepared.planning_seconds)})",
     )
     console.print(lines[0], highlight=False)
@@ -154,6 +155,12 @@ def batches(plan: Plan) -> str:
     return "; ".join(said)
 
 
+def batch_words(batch_size: int, model: Model) -> str:
+    """What a batch has, in words."""
+    count = model.units_per_example
+    return f"{batch_size} x {count} {model.unit}" if count > 1 else f"{batch_size} {model.unit}"
+
+
 def _quality_lines(prepared: Prepared, published: Plan | None) -> Iterator[str]:
     if prepared.planned is not None:
         problem, found = prepared.planned.problem, prepared.planned.found
@@ -229,9 +236,11 @@ def _cost_lines(prepared: Prepared) -> Iterator[str]:
     """What a step costs, where prices are known."""
     figures = cost_figures(prepared)
     if figures:
-        millions = figures["cost_per_token"] * 1e6
+        ingredients = prepared.ingredients
+        millions = 1e6 * figures["cost_per_step"] / ingredients.units_per_step
         yield (
-            f"cost: {figures['cost_per_step']:.3g} a step, {millions:.3g} a million tokens, at "
+            f"cost: {figures['cost_per_step']:.3g} a step, {millions:.3g} a million "
+            f"{ingredients.model.unit}, at "
             f"{figures['price_per_hour']:.3g} an hour for the nodes that are used"
         )
 
@@ -243,18 +252,20 @@ def cost_figures(prepared: Prepared) -> dict[str, float]:
         prepared: what was planned.
 
     Returns:
-        Of a step, an example and a token; and of an hour.
+        Of a step and an example, where the model reads tokens of one of them; and of an hour.
     """
     plan, step_time = prepared.plan, _prediction(prepared.plan).step_time
     cost = step_cost(plan, step_time)
     if cost is None:
         return {}
-    return {
+    figures = {
         "price_per_hour": cost / step_time * 3600,
         "cost_per_step": cost,
         "cost_per_example": cost / plan.batch_size,
-        "cost_per_token": cost / prepared.ingredients.tokens_per_step,
     }
+    if prepared.ingredients.model.unit == "tokens":
+        figures["cost_per_token"] = cost / prepared.ingredients.units_per_step
+    return figures
 
 
 def plan_figures(prepared: Prepared) -> dict[str, Any]:
@@ -286,7 +297,7 @@ def plan_figures(prepared: Prepared) -> dict[str, Any]:
         "warm_up_counts": [n for each in plan.pipelines for n in each.schedule.warm_up_counts],
         "sharing_seconds": prediction.sharing_seconds,
         "step_time": prediction.step_time,
-        "tokens_per_second": prepared.ingredients.tokens_per_step / prediction.step_time,
+        f"{model.unit}_per_second": prepared.ingredients.units_per_step / prediction.step_time,
         **cost_figures(prepared),
         "lower_bound": prediction.lower_bound,
         "bound_ratio": prediction.step_time / prediction.lower_bound,

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 import jax
-import numpy as np
 import optax
 from jaxtyping import PyTree
 
@@ -21,9 +20,18 @@ from hetjax.configuration.settings import (
     OptimizerSettings,
     TrainSettings,
 )
-from hetjax.data import DataSet, mixture, standard_library_text, synthetic, text
+from hetjax.data import (
+    DataSet,
+    ImageSet,
+    images,
+    mixture,
+    shapes,
+    standard_library_text,
+    synthetic,
+    text,
+)
 from hetjax.errors import InputError, unknown_name
-from hetjax.models import LanguageModel, language_model, recipe
+from hetjax.models import ImageModel, LanguageModel, Model, model_of, recipe
 
 Factory = Callable[..., optax.GradientTransformation]
 
@@ -40,8 +48,8 @@ class Ingredients:
     """
 
     configuration: Configuration
-    model: LanguageModel
-    dataset: DataSet
+    model: Model
+    dataset: DataSet | ImageSet
     optimizer: optax.GradientTransformation
 
     @property
@@ -51,17 +59,13 @@ class Ingredients:
 
     @property
     def batch(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """Shapes of a step's batch: ``"tokens"``, and ``"keys"`` where the model needs them."""
-        batch_size = self.configuration.train.batch_size
-        shapes = {"tokens": jax.ShapeDtypeStruct((batch_size, self.model.sequence + 1), np.int32)}
-        if self.model.needs_keys:
-            shapes["keys"] = jax.ShapeDtypeStruct((batch_size, 2), np.uint32)
-        return shapes
+        """Shapes of a step's batch."""
+        return self.model.batch_shapes(self.configuration.train.batch_size)
 
     @property
-    def tokens_per_step(self) -> int:
-        """How many tokens a step predicts."""
-        return self.configuration.train.batch_size * self.model.sequence
+    def units_per_step(self) -> int:
+        """How many tokens, or images, a step learns from."""
+        return self.configuration.train.batch_size * self.model.units_per_example
 
 
 def make_ingredients(configuration: Configuration) -> Ingredients:
@@ -82,7 +86,7 @@ def make_ingredients(configuration: Configuration) -> Ingredients:
     return Ingredients(configuration, model, dataset, optimizer)
 
 
-def make_model(settings: ModelSettings) -> LanguageModel:
+def make_model(settings: ModelSettings) -> Model:
     """The configured model.
 
     Args:
@@ -94,34 +98,68 @@ def make_model(settings: ModelSettings) -> LanguageModel:
     Raises:
         InputError: there is no such recipe, or its configuration does not allow a value.
     """
-    return language_model(recipe(settings.recipe, **settings.overrides()))
+    return model_of(recipe(settings.recipe, **settings.overrides()))
 
 
-def make_data(settings: DataSettings, train: TrainSettings, model: LanguageModel) -> DataSet:
+def make_data(settings: DataSettings, train: TrainSettings, model: Model) -> DataSet | ImageSet:
     """The configured data, read and checked.
 
     Args:
-        settings: where the text comes from.
-        train: the seed, the batch size, and whether held-out text is needed.
+        settings: where the text or the images come from.
+        train: the seed, the batch size, and whether held-out examples are needed.
         model: the model that reads it.
 
     Returns:
         The data set, with keys where the model drops out.
 
     Raises:
-        InputError: a file is not there or not UTF-8, there is too little text, or its tokens are
-            not in the model's vocabulary.
+        InputError: the model reads other data, a file is not there or not as it must be, there is
+            too little of it, or its tokens or labels are not among the model's.
     """
-    dataset = dataclasses.replace(_described(settings, train.seed, model), keys=model.needs_keys)
+    if isinstance(model, ImageModel):
+        dataset = _labelled_images(settings, train.seed, model)
+    else:
+        dataset = _packed_text(settings, train.seed, model)
+    # Both read the data, and check it.
+    _ = dataset.num_examples
+    if train.evaluate_every is not None:
+        dataset.held_out_batches(train.batch_size)
+    return dataset
+
+
+_IMAGE_KINDS = ("images", "shapes")
+
+
+def _labelled_images(settings: DataSettings, seed: int, model: ImageModel) -> ImageSet:
+    held_out, size = settings.held_out_fraction, model.image_size
+    if settings.kind == "images":
+        return images(settings.paths[0], size, model.classes, seed, held_out)
+    if settings.kind != "shapes":
+        raise InputError(
+            f"data.kind is {settings.kind!r}, and {model.name} reads images; allowed: "
+            + ", ".join(map(repr, _IMAGE_KINDS))
+        )
+    dataset = shapes(settings.size, size, seed, held_out)
+    if dataset.source.classes > model.classes:
+        raise InputError(
+            f"model.classes is {model.classes}; it must be at least that of the data, which is "
+            f"{dataset.source.classes}"
+        )
+    return dataset
+
+
+def _packed_text(settings: DataSettings, seed: int, model: LanguageModel) -> DataSet:
+    if settings.kind in _IMAGE_KINDS:
+        raise InputError(
+            f"data.kind is {settings.kind!r}, and {model.name} reads text; allowed: "
+            f"'standard_library', 'text', 'synthetic'"
+        )
+    dataset = dataclasses.replace(_described(settings, seed, model), keys=model.needs_keys)
     if dataset.vocabulary > model.vocabulary:
         raise InputError(
             f"model.vocabulary is {model.vocabulary}; it must be at least that of the data, which "
             f"is {dataset.vocabulary}"
         )
-    # Both read the text, and check it.
-    _ = dataset.num_examples
-    if train.evaluate_every is not None:
-        dataset.held_out_batches(train.batch_size)
     return dataset
 
 

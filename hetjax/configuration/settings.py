@@ -108,7 +108,10 @@ class ModelSettings(Section):
     recipe: str = Field(default="gpt-quickstart", description="name in hetjax.models.RECIPES")
     vocabulary: int | None = Field(default=None, description="number of tokens")
     blocks: int | None = Field(default=None, description="number of Transformer blocks")
-    width: int | None = Field(default=None, description="size of the residual stream")
+    width: int | None = Field(
+        default=None,
+        description="size of the residual stream; channels of the first group (VGG, ResNet)",
+    )
     heads: int | None = Field(default=None, description="attention heads")
     sequence: int | None = Field(default=None, description="predicted tokens an example")
     tied_embeddings: bool | None = Field(
@@ -131,8 +134,17 @@ class ModelSettings(Section):
         default=None, description="weight of the experts' loss of balance (GPT)"
     )
     key_value_heads: int | None = Field(default=None, description="key and value heads (Llama)")
-    ffn_width: int | None = Field(default=None, description="inner width (Llama)")
+    ffn_width: int | None = Field(default=None, description="inner width (Llama, ViT)")
     rope_base: float | None = Field(default=None, description="rotary base (Llama)")
+    image_size: int | None = Field(
+        default=None, description="height and width in pixels (image models)"
+    )
+    classes: int | None = Field(default=None, description="number of classes (image models)")
+    patch_size: int | None = Field(default=None, description="height and width of a patch (ViT)")
+    groups: Integers | None = Field(
+        default=None, description="convolutions (VGG) or blocks (ResNet) of each group"
+    )
+    dense_width: int | None = Field(default=None, description="of hidden dense layers (VGG)")
 
     def overrides(self) -> dict[str, Any]:
         """The fields of the recipe that are given here, and their values."""
@@ -142,14 +154,19 @@ class ModelSettings(Section):
 
 
 class DataSettings(Section):
-    """The text, packed to the model's sequence."""
+    """Text, packed to the model's sequence, or labelled images."""
 
-    kind: Literal["standard_library", "text", "synthetic"] = Field(
+    kind: Literal["standard_library", "text", "synthetic", "images", "shapes"] = Field(
         default="standard_library",
         description="the source of Python's standard library, text files of one's own, or a "
-        "stream made from nothing",
+        "stream made from nothing; for image models 'images' of one's own, or 'shapes' made from "
+        "nothing",
     )
-    paths: Texts = Field(default=(), description="files and folders of UTF-8 text ('text')")
+    paths: Texts = Field(
+        default=(),
+        description="files and folders of UTF-8 text ('text'); a folder with images.npy, uint8 "
+        "[N, height, width, 3], and labels.npy, integers [N] ('images')",
+    )
     weights: Numbers | None = Field(
         default=None, description="each path's share of the examples; None to read them as one"
     )
@@ -157,18 +174,24 @@ class DataSettings(Section):
         default=None, description="a Hugging Face tokenizer.json; None for bytes"
     )
     held_out_fraction: float = Field(
-        default=0.05, ge=0, lt=1, description="share at the end that is kept for evaluation"
+        default=0.05, ge=0, lt=1, description="share that is kept for evaluation: of text the end"
     )
-    size: Count = Field(default=1_000_000, description="tokens of the stream ('synthetic')")
+    size: Count = Field(
+        default=1_000_000, description="tokens of the stream ('synthetic'), images ('shapes')"
+    )
 
     @model_validator(mode="after")
     def _of_one_kind(self) -> Self:
         if self.kind == "text" and not self.paths:
             raise InputError("data.paths is empty; data.kind = 'text' needs files or folders")
-        if self.kind != "text" and self.paths:
+        if self.kind == "images" and len(self.paths) != 1:
             raise InputError(
-                f"data.paths is given, and data.kind is {self.kind!r}; it must be 'text' to read "
-                f"them"
+                f"data.paths has {len(self.paths)} entries; data.kind = 'images' needs one folder"
+            )
+        if self.kind not in ("text", "images") and self.paths:
+            raise InputError(
+                f"data.paths is given, and data.kind is {self.kind!r}; it must be 'text' or "
+                f"'images' to read them"
             )
         if self.weights is not None and len(self.weights) != len(self.paths):
             raise InputError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numbers
+from typing import Any
 
 from hetjax.errors import InputError
 
@@ -17,9 +18,21 @@ def positive_integers(config: object, *fields: str) -> None:
     """
     for field in fields:
         value = getattr(config, field)
-        whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-        if not whole or value < 1:
+        if not _is_count(value):
             raise InputError(f"{_name(config, field)} is {value!r}; it must be an integer above 0")
+
+
+def several_positive_integers(config: object, field: str) -> None:
+    """Require a field to be a tuple of one or more integers of at least 1.
+
+    Raises:
+        InputError: naming the field and its value.
+    """
+    values = getattr(config, field)
+    if not isinstance(values, tuple) or not values or not all(map(_is_count, values)):
+        raise InputError(
+            f"{_name(config, field)} is {values!r}; it must be a tuple of integers above 0"
+        )
 
 
 def divides(config: object, divisor: str, dividend: str) -> None:
@@ -73,6 +86,11 @@ def interval(config: object, field: str, low: float, high: float) -> None:
         raise InputError(
             f"{_name(config, field)} is {value!r}; it must be at least {low:g} and below {high:g}"
         )
+
+
+def _is_count(value: Any) -> bool:
+    is_whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    return is_whole and int(value) > 0
 
 
 def _name(config: object, field: str) -> str:

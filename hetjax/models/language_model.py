@@ -7,20 +7,20 @@ the loss, where the module is put together around them. Nothing of Flax remains 
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import PyTree
 
 from hetjax.errors import InputError
 from hetjax.models.gpt import GPT, GPTConfig
-from hetjax.models.layers import token_losses
+from hetjax.models.layers import cross_entropies
 from hetjax.models.llama import Llama, LlamaConfig
+from hetjax.models.pure import num_parameters, parameters_of, with_parameters
 
 Batch = Mapping[str, jax.Array]
 """Arrays whose first axis is the examples'; see `LanguageModel` for the names."""
@@ -60,10 +60,24 @@ class LanguageModel:
     name: str
     needs_keys: bool = False
 
+    unit = "tokens"
+    """What a step counts."""
+
+    @property
+    def units_per_example(self) -> int:
+        """How many tokens an example predicts."""
+        return self.sequence
+
+    def batch_shapes(self, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
+        """Shapes of a training batch: ``"tokens"``, and ``"keys"`` where the model needs them."""
+        shapes = {"tokens": jax.ShapeDtypeStruct((batch_size, self.sequence + 1), np.int32)}
+        if self.needs_keys:
+            shapes["keys"] = jax.ShapeDtypeStruct((batch_size, 2), np.uint32)
+        return shapes
+
     def num_parameters(self) -> int:
         """How many numbers the parameters hold; nothing is allocated to count them."""
-        shapes = jax.eval_shape(lambda: self.init(jax.random.key(0)))
-        return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
+        return num_parameters(self.init)
 
 
 def language_model(config: GPTConfig | LlamaConfig) -> LanguageModel:
@@ -87,7 +101,7 @@ def language_model(config: GPTConfig | LlamaConfig) -> LanguageModel:
 
 
 def _init(config: GPTConfig | LlamaConfig, key: jax.Array) -> PyTree:
-    return _string_keys(nnx.to_pure_dict(nnx.state(_make(config, nnx.Rngs(key)))))
+    return parameters_of(_make(config, nnx.Rngs(key)))
 
 
 def _loss(
@@ -100,7 +114,7 @@ def _loss(
             f"most {config.sequence} positions"
         )
     logits, balance = _logits(config, params, tokens[:, :-1], batch.get("keys"))
-    losses = token_losses(logits, tokens[:, 1:])
+    losses = cross_entropies(logits, tokens[:, 1:])
     weights = batch.get("weights")
     if weights is None:
         weights = jnp.ones_like(losses)
@@ -113,7 +127,7 @@ def _logits(
     config: GPTConfig | LlamaConfig, params: PyTree, tokens: jax.Array, keys: jax.Array | None
 ) -> tuple[jax.Array, jax.Array | None]:
     """The logits, and what experts add to each example's loss."""
-    model = nnx.merge(_graph(config), _integer_keys(params))
+    model = with_parameters(_graph(config), params)
     return model.with_balance(tokens, keys) if isinstance(model, GPT) else (model(tokens), None)
 
 
@@ -127,20 +141,3 @@ def _make(config: GPTConfig | LlamaConfig, rngs: nnx.Rngs) -> GPT | Llama:
 def _graph(config: GPTConfig | LlamaConfig) -> nnx.GraphDef[GPT | Llama]:
     """The module's structure without its arrays; made abstractly, once a configuration."""
     return nnx.split(nnx.eval_shape(lambda: _make(config, nnx.Rngs(0))))[0]
-
-
-def _string_keys(tree: Any) -> Any:
-    """Nested dicts with every key a string: a list's indices become ``"0"``, ``"1"``, ..."""
-    if isinstance(tree, Mapping):
-        return {str(key): _string_keys(value) for key, value in tree.items()}
-    return tree
-
-
-def _integer_keys(tree: Any) -> Any:
-    """The inverse of `_string_keys`: no attribute of a module has a number for a name."""
-    if isinstance(tree, Mapping):
-        return {
-            int(key) if key.isdecimal() else key: _integer_keys(value)
-            for key, value in tree.items()
-        }
-    return tree

@@ -145,10 +145,6 @@ def causal_attention(
 ) -> jax.Array:
     """Grouped-query attention in which a position sees itself and those before it.
 
-    With G = H it is multi-head attention. The softmax's division comes after the product with the
-    values: K numbers to divide for each position instead of S, and fewer to keep for the backward
-    pass.
-
     Args:
         query: [B, T, H, K].
         key: [B, S, G, K], where G divides H and S equals T.
@@ -158,20 +154,48 @@ def causal_attention(
     Returns:
         [B, H, T, K], in the dtype of ``value``.
 
-    Source: Vaswani et al., 2017, arXiv:1706.03762, eq. 1; Ainslie et al., 2023,
-    arXiv:2305.13245, section 2.2.
-
     Example:
         >>> ones = jnp.ones((2, 5, 4, 8))
         >>> causal_attention(ones, ones[:, :, :2], ones[:, :, :2]).shape
         (2, 4, 5, 8)
+    """
+    return attention(query, key, value, mask=_causal_mask(query.shape[1]), drop=drop)
+
+
+def attention(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    *,
+    mask: jax.Array | None = None,
+    drop: Callable[[jax.Array], jax.Array] = lambda weights: weights,
+) -> jax.Array:
+    """Grouped-query attention.
+
+    With G = H it is multi-head attention. The softmax's division comes after the product with the
+    values: K numbers to divide for each position instead of S, and fewer to keep for the backward
+    pass.
+
+    Args:
+        query: [B, T, H, K].
+        key: [B, S, G, K], where G divides H.
+        value: [B, S, G, K].
+        mask: added to the scores, [1, 1, 1, T, S] float32; ``None`` where every position sees all.
+        drop: applied to the attention weights [B, G, H/G, T, S]; dropout.
+
+    Returns:
+        [B, H, T, K], in the dtype of ``value``.
+
+    Source: Vaswani et al., 2017, arXiv:1706.03762, eq. 1; Ainslie et al., 2023,
+    arXiv:2305.13245, section 2.2.
     """
     batch, length, heads, size = query.shape
     groups = key.shape[2]
     grouped = (query * size**-0.5).reshape(batch, length, groups, heads // groups, size)
     grouped = grouped.transpose(0, 2, 3, 1, 4)
     scores = jnp.einsum("bgrtk,bsgk->bgrts", grouped, key, preferred_element_type=jnp.float32)
-    scores = scores + _causal_mask(length)
+    if mask is not None:
+        scores = scores + mask
     # The largest score cancels out, so no gradient flows through it.
     largest = jnp.max(jax.lax.stop_gradient(scores), axis=-1, keepdims=True)
     weights = jnp.exp(scores - largest)
@@ -296,27 +320,27 @@ def output_logits(x: jax.Array, table: jax.Array) -> jax.Array:
     return jnp.einsum("btd,vd->btv", x, table.astype(x.dtype), preferred_element_type=jnp.float32)
 
 
-def token_losses(logits: jax.Array, targets: jax.Array) -> jax.Array:
-    """Cross-entropy of each token, in nats.
+def cross_entropies(logits: jax.Array, targets: jax.Array) -> jax.Array:
+    """Cross-entropy of each token or image, in nats.
 
     The target's logit is picked by comparison and sum rather than by index, so that the vocabulary
     can be sharded with nothing but a sum to communicate.
 
     Args:
-        logits: [B, T, V] float32.
-        targets: [B, T] int32, each in [0, V).
+        logits: [..., V] float32.
+        targets: [...] int32, each in [0, V).
 
     Returns:
-        [B, T] float32.
+        [...] float32.
 
     Example:
-        >>> losses = token_losses(jnp.zeros((1, 3, 8)), jnp.zeros((1, 3), jnp.int32))
+        >>> losses = cross_entropies(jnp.zeros((1, 3, 8)), jnp.zeros((1, 3), jnp.int32))
         >>> bool(jnp.allclose(losses, math.log(8)))
         True
     """
     shifted = logits - jnp.max(jax.lax.stop_gradient(logits), axis=-1, keepdims=True)
     normaliser = jnp.log(jnp.sum(jnp.exp(shifted), axis=-1))
-    vocabulary = jax.lax.broadcasted_iota(jnp.int32, logits.shape, 2)
+    vocabulary = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
     is_target = vocabulary == targets[..., None]
     picked = jnp.sum(jax.lax.select(is_target, shifted, jnp.zeros_like(shifted)), axis=-1)
     return normaliser - picked

@@ -10,6 +10,12 @@ from typing import Any
 from hetjax.errors import InputError, unknown_name
 from hetjax.models.gpt import GPTConfig
 from hetjax.models.llama import LlamaConfig
+from hetjax.models.model import ModelConfig
+from hetjax.models.resnet import ResNetConfig
+from hetjax.models.vgg import VGGConfig
+from hetjax.models.vit import ViTConfig
+
+_IMAGENET: dict[str, Any] = {"classes": 1000, "image_size": 224}
 
 
 def _gpt2(blocks: int, width: int, heads: int) -> GPTConfig:
@@ -52,7 +58,29 @@ def _llama(
     )
 
 
-RECIPES: Mapping[str, GPTConfig | LlamaConfig] = MappingProxyType(
+def _vit(patch_size: int, blocks: int, width: int, heads: int) -> ViTConfig:
+    """Source: ViT (Dosovitskiy et al., 2021, arXiv:2010.11929), table 1."""
+    return ViTConfig(
+        **_IMAGENET,
+        patch_size=patch_size,
+        blocks=blocks,
+        width=width,
+        heads=heads,
+        ffn_width=4 * width,
+    )
+
+
+def _vgg(*groups: int) -> VGGConfig:
+    """Source: VGG (Simonyan and Zisserman, 2015, arXiv:1409.1556), table 1."""
+    return VGGConfig(**_IMAGENET, groups=groups)
+
+
+def _resnet(*groups: int) -> ResNetConfig:
+    """Source: ResNet (He et al., 2016, arXiv:1512.03385), table 1."""
+    return ResNetConfig(**_IMAGENET, groups=groups)
+
+
+RECIPES: Mapping[str, ModelConfig] = MappingProxyType(
     {
         "gpt-quickstart": GPTConfig(vocabulary=256, blocks=4, width=192, heads=6, sequence=128),
         "moe-quickstart": GPTConfig(
@@ -85,12 +113,24 @@ RECIPES: Mapping[str, GPTConfig | LlamaConfig] = MappingProxyType(
         # Hetu's 32B model, which is no published Llama.
         "llama-32b": _llama(60, 6656, 64, 17920, vocabulary=30592),
         "llama-70b": _llama(80, 8192, 64, 28672, key_value_heads=8),
+        "vit-quickstart": ViTConfig(
+            classes=8, image_size=32, patch_size=8, blocks=4, width=64, heads=4, ffn_width=256
+        ),
+        "resnet-quickstart": ResNetConfig(classes=8, image_size=32, groups=(2, 2), width=16),
+        "vit-base": _vit(16, 12, 768, 12),
+        "vit-large": _vit(16, 24, 1024, 16),
+        "vit-huge": _vit(14, 32, 1280, 16),
+        "vgg-16": _vgg(2, 2, 3, 3, 3),
+        "vgg-19": _vgg(2, 2, 4, 4, 4),
+        "resnet-50": _resnet(3, 4, 6, 3),
+        "resnet-101": _resnet(3, 4, 23, 3),
+        "resnet-152": _resnet(3, 8, 36, 3),
     }
 )
-"""Every recipe by name. From a billion parameters up they compute in bfloat16."""
+"""Every recipe by name. Language models of a billion parameters and more compute in bfloat16."""
 
 
-def recipe(name: str, **overrides: Any) -> GPTConfig | LlamaConfig:
+def recipe(name: str, **overrides: Any) -> ModelConfig:
     """A named configuration, with some of its fields changed.
 
     Args:

@@ -128,8 +128,25 @@ def _matmul_flops(equation: _compat.JaxprEqn) -> float:
         depth = np.prod([left.shape[d] for d in contracted], dtype=np.int64)
         return 2.0 * _size(equation.outvars[0]) * float(depth)
     if equation.primitive.name == "conv_general_dilated":
-        kernel: Any = equation.invars[1].aval
-        features = kernel.shape[equation.params["dimension_numbers"].rhs_spec[0]]
-        taps = float(np.prod(kernel.shape, dtype=np.int64)) / features
-        return 2.0 * _size(equation.outvars[0]) * taps
+        return _convolution_flops(equation)
     return 0.0
+
+
+def _convolution_flops(equation: _compat.JaxprEqn) -> float:
+    """Two operations for each pair of a number and a weight that meet.
+
+    Along a dimension of the window every number before and every number after it meets a weight at
+    most once. So the zeros between the numbers of a strided convolution's cotangent are no work,
+    and both products of its backward pass count what the forward pass does.
+    """
+    numbers = equation.params["dimension_numbers"]
+    specs = (numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec)
+    avals: Sequence[Any] = [each.aval for each in (*equation.invars, *equation.outvars)]
+    # Examples, features, the window's dimensions; of kernels features out, features in.
+    left, kernel, out = (
+        [aval.shape[d] for d in spec] for aval, spec in zip(avals, specs, strict=True)
+    )
+    pairs = 2.0 * out[0] * out[1] * kernel[1]
+    for before, window, after in zip(left[2:], kernel[2:], out[2:], strict=True):
+        pairs *= window * min(before, after)
+    return pairs

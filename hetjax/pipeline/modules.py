@@ -2,8 +2,10 @@
 
 Deep models are mostly repetitions. Steps that look alike (the same primitive on values of the same
 shapes) get the same letter; the most frequent word with enough matrix products is a module, taken
-out wherever it stands, and so on with what is left. The iterations of a ``scan`` are a module of
-themselves.
+out wherever it stands, and so on with what is left. A word whose edges more bytes cross than places
+inside is a module only where there is no other: the end of a residual block that begins otherwise
+than its like is such a word, and blocks that are alike throughout come before it. The iterations of
+a ``scan`` are a module of themselves.
 """
 
 from __future__ import annotations
@@ -16,6 +18,10 @@ from numpy.typing import NDArray
 
 from hetjax.pipeline.costs import is_heavy, step_cost
 from hetjax.pipeline.program import Program, Step
+
+# How many bytes may cross a module's edges over those that cross it inside, where fewest do: as
+# many, but for sums that grow a little from one occurrence to the next.
+_NEARLY = 1.1
 
 
 @dataclass(frozen=True)
@@ -51,9 +57,9 @@ def find_modules(
 ) -> tuple[Section, ...]:
     """Divide a program into occurrences of repeated modules and what stands between them.
 
-    A module is grown to both sides as far as all its occurrences agree. Where occurrences follow
-    each other, it is only defined up to a rotation: that one is taken whose edges fewest bytes
-    cross.
+    A module is grown to both sides as far as all its occurrences agree and nearly the fewest bytes
+    cross its edges. Where occurrences follow each other, it is only defined up to a rotation: that
+    one is taken whose edges fewest bytes cross.
 
     Args:
         program: the traced loss function.
@@ -106,8 +112,7 @@ class _Finder:
                 found.append((place, place + 1, ("scan", self.letters[place])))
                 start = place + 1
         runs.append(_Run(start, len(self.steps)))
-        while (occurrences := self._most_frequent(runs)) is not None:
-            grown = self._grown(runs, occurrences)
+        while (grown := self._next_module(runs)) is not None:
             found += [(start, stop, ("word", grown[0])) for start, stop in grown]
             runs = _without(runs, grown)
         found += [(run.start, run.stop, None) for run in runs if run.start < run.stop]
@@ -124,8 +129,18 @@ class _Finder:
         else:
             yield Section(first, end, module)
 
-    def _most_frequent(self, runs: Sequence[_Run]) -> list[tuple[int, int]] | None:
-        """The occurrences of the most frequent shortest word with enough products; None for none.
+    def _next_module(self, runs: Sequence[_Run]) -> list[tuple[int, int]] | None:
+        """The occurrences of the most frequent module that is in one piece; None for none.
+
+        Where no module is in one piece, the most frequent one.
+        """
+        words = self._by_frequency(runs)
+        grown = (self._grown(runs, word) for word in words)
+        whole = (module for module in grown if all(map(self._is_one_piece, module)))
+        return next(whole, self._grown(runs, words[0]) if words else None)
+
+    def _by_frequency(self, runs: Sequence[_Run]) -> list[list[tuple[int, int]]]:
+        """The occurrences of the shortest words with enough products, of the most frequent first.
 
         Every word with so many products has one of these in it, and is no more frequent.
         """
@@ -137,9 +152,13 @@ class _Finder:
                 if not occurrences or occurrences[-1][1] <= first:
                     occurrences.append((first, last + 1))
         repeated = [each for each in words.values() if len(each) > 1]
-        if not repeated:
-            return None
-        return max(repeated, key=lambda each: (len(each), self._work(each[0]), -each[0][0]))
+        return sorted(repeated, key=lambda each: (-len(each), -self._work(each[0]), each[0][0]))
+
+    def _is_one_piece(self, occurrence: tuple[int, int]) -> bool:
+        """Whether no more bytes cross the edges of a run of steps than any place inside."""
+        first, end = (self.positions[place] for place in occurrence)
+        edges = max(self.crossing[first], self.crossing[end])
+        return bool(edges <= _NEARLY * self.crossing[first + 1 : end].min(initial=np.inf))
 
     def _work(self, occurrence: tuple[int, int]) -> float:
         return float(self.flops[slice(*occurrence)].sum())
@@ -171,7 +190,17 @@ class _Finder:
                 self.crossing[self.positions[start - split[0]]] for start, _ in occurrences
             ),
         )
+        to_left = self._to_narrow_edges([start for start, _ in occurrences], -1, to_left)
+        to_right = self._to_narrow_edges([stop for _, stop in occurrences], 1, to_right)
         return [(start - to_left, stop + to_right) for start, stop in occurrences]
+
+    def _to_narrow_edges(self, edges: Sequence[int], way: int, most: int) -> int:
+        """How far to move edges, as far as may be, to where nearly the fewest bytes cross them."""
+        widths = [
+            max(self.crossing[self.positions[edge + way * distance]] for edge in edges)
+            for distance in range(most + 1)
+        ]
+        return max(d for d, width in enumerate(widths) if width <= _NEARLY * min(widths))
 
     def _agreeing(self, edges: Sequence[tuple[int, int]], most: int) -> int:
         """How many steps beyond their edges all occurrences have the same letters."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class TrainingProgress:
-    """Shows step, loss, tokens/s and the time left while a training loop runs.
+    """Shows step, loss, rate and the time left while a training loop runs.
 
     Where the output is no terminal (a log file, CI, a notebook) it prints one plain line every
     `every` steps and one for the last step, so that logs stay readable.
@@ -23,13 +23,14 @@ class TrainingProgress:
     Args:
         num_steps: the number of the last step, counted from 1.
         steps_done: steps that an earlier run did, when this one resumes it.
+        unit: what the rate counts.
         every: steps from one plain line to the next; no effect on a terminal.
         console: where to print; the standard output by default.
         clock: gives the time in seconds, from any zero.
 
     Example:
         >>> with TrainingProgress(num_steps=2, every=1) as progress:
-        ...     progress.update(1, loss=5.5451, tokens_per_second=12345.0)
+        ...     progress.update(1, loss=5.5451, rate=12345.0)
         ...     progress.print("checkpoint saved")
         step 1/2  loss 5.5451  12,345 tokens/s
         checkpoint saved
@@ -40,6 +41,7 @@ class TrainingProgress:
         num_steps: int,
         *,
         steps_done: int = 0,
+        unit: str = "tokens",
         every: int = 10,
         console: Console | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -48,6 +50,7 @@ class TrainingProgress:
 
         self._num_steps = num_steps
         self._steps_done = steps_done
+        self._unit = unit
         self._every = every
         self._console = console or Console()
         self._clock = clock
@@ -71,15 +74,15 @@ class TrainingProgress:
             self._bar.stop()
             self._bar = None
 
-    def update(self, step: int, loss: float, tokens_per_second: float) -> None:
+    def update(self, step: int, loss: float, rate: float) -> None:
         """Shows that a step is done.
 
         Args:
             step: the number of the step, from 1.
             loss: its loss.
-            tokens_per_second: its rate.
+            rate: tokens, or what else is counted, in a second.
         """
-        text = f"step {step}/{self._num_steps}  loss {loss:.4f}  {tokens_per_second:,.0f} tokens/s"
+        text = f"step {step}/{self._num_steps}  loss {loss:.4f}  {rate:,.0f} {self._unit}/s"
         left = self._time_left(step)
         if left is not None:
             text += f"  {format_seconds(left)} left"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
 
@@ -19,15 +19,20 @@ from hetjax.runtime.worker import Feed
 class BatchSource(Protocol):
     """Batches as a pure function of the step, so that to resume is to remember the step.
 
-    `hetjax.data.DataSet` is one. On Ray it is sent to every worker, so it must be picklable.
+    `hetjax.data.DataSet` and `hetjax.data.ImageSet` are such. On Ray they are sent to every worker,
+    so they must be picklable.
     """
 
     def batch(self, step: int, batch_size: int, rows: slice | None = None) -> PyTree[np.ndarray]:
         """The batch of a step, or some of its rows."""
         ...
 
-    def held_out_batches(self, batch_size: int) -> Iterator[PyTree[np.ndarray]]:
-        """The batches to evaluate on, always the same."""
+    def held_out_batches(self, batch_size: int) -> Iterable[PyTree[np.ndarray]]:
+        """The batches to evaluate on, always the same.
+
+        Those of a sequence are read one by one, when they are evaluated on; any others once, and
+        kept.
+        """
         ...
 
 
@@ -46,7 +51,7 @@ class BatchReader:
         self._names = path_names(batch)
         self._shapes = jax.tree.leaves(batch)
         self._ahead: dict[tuple[int, int, int], Future[list[np.ndarray]]] = {}
-        self._held_out: list[list[np.ndarray]] | None = None
+        self._held_out: Sequence[PyTree] | None = None
         self._lock = threading.Lock()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="read")
 
@@ -74,7 +79,7 @@ class BatchReader:
 
     def held_out(self, index: int) -> Feed:
         """A feed of a held-out batch's rows."""
-        batch = self._held_out_batches()[index]
+        batch = self._complete(self._held_out_batches()[index])
         return lambda first, end: [leaf[first:end] for leaf in batch]
 
     @property
@@ -82,10 +87,10 @@ class BatchReader:
         """How many held-out batches there are."""
         return len(self._held_out_batches())
 
-    def _held_out_batches(self) -> list[list[np.ndarray]]:
+    def _held_out_batches(self) -> Sequence[PyTree]:
         if self._held_out is None:
             batches = self._source.held_out_batches(self._batch_size)
-            self._held_out = [self._complete(batch) for batch in batches]
+            self._held_out = batches if isinstance(batches, Sequence) else list(batches)
         return self._held_out
 
     def _complete(self, batch: PyTree) -> list[np.ndarray]:

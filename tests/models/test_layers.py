@@ -102,5 +102,5 @@ def test_token_losses_are_cross_entropy():
     logits, targets = normal(0, 2, 5, 11), jnp.arange(10, dtype=jnp.int32).reshape(2, 5)
     expected = -jnp.take_along_axis(jax.nn.log_softmax(logits), targets[..., None], axis=-1)
     np.testing.assert_allclose(
-        layers.token_losses(logits, targets), expected[..., 0], rtol=1e-5, atol=1e-6
+        layers.cross_entropies(logits, targets), expected[..., 0], rtol=1e-5, atol=1e-6
     )

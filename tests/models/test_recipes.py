@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 
 from hetjax.errors import InputError
-from hetjax.models import RECIPES, GPTConfig, LlamaConfig, language_model, recipe
+from hetjax.models import RECIPES, GPTConfig, LlamaConfig, language_model, model_of, recipe
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,24 @@ from hetjax.models import RECIPES, GPTConfig, LlamaConfig, language_model, recip
 def test_a_recipe_has_the_size_in_its_name(name, billions):
     stacks = not getattr(RECIPES[name], "experts", 0)
     scanned = recipe(name, scan_blocks=stacks)  # The same parameters, traced in less time.
+    assert isinstance(scanned, GPTConfig | LlamaConfig)
     assert language_model(scanned).num_parameters() / 1e9 == pytest.approx(billions, rel=5e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("vit-base", 86_567_656),
+        ("vit-large", 304_326_632),
+        ("vgg-16", 138_357_544),
+        ("vgg-19", 143_667_240),
+        ("resnet-50", 25_557_032),
+        ("resnet-101", 44_549_160),
+        ("resnet-152", 60_192_808),
+    ],
+)
+def test_image_models_have_the_published_number_of_parameters(name, parameters):
+    assert model_of(RECIPES[name]).num_parameters() == parameters
 
 
 def test_an_override_changes_one_field():
@@ -79,5 +96,17 @@ def test_a_bad_llama_is_refused(override, message):
         recipe("llama-tiny", **override)
 
 
-def test_every_recipe_is_of_a_known_family():
-    assert all(isinstance(config, GPTConfig | LlamaConfig) for config in RECIPES.values())
+@pytest.mark.parametrize(
+    ("name", "override", "message"),
+    [
+        ("vit-base", {"patch_size": 15}, r"ViTConfig\.patch_size is 15; it must divide image_size"),
+        ("vgg-19", {"image_size": 40}, r"VGGConfig\.image_size is 40; .* a multiple of 32"),
+        ("vgg-19", {"groups": ()}, r"VGGConfig\.groups is \(\); .* a tuple of integers above 0"),
+        ("resnet-50", {"groups": (3, 0)}, r"ResNetConfig\.groups is \(3, 0\)"),
+        ("resnet-50", {"classes": 0}, r"ResNetConfig\.classes is 0"),
+        ("resnet-50", {"heads": 2}, r"unknown field of ResNetConfig 'heads'"),
+    ],
+)
+def test_a_bad_image_model_is_refused(name, override, message):
+    with pytest.raises(InputError, match=message):
+        recipe(name, **override)

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from hetjax.models import RECIPES, model_of
 from hetjax.pipeline.costs import Cost, jaxpr_cost, steps_cost
 from hetjax.pipeline.program import trace
 
@@ -38,6 +39,45 @@ def test_a_convolution_multiplies_its_window_with_its_input_features(groups: int
 
     found = cost(convolve, (2, 4, 8, 8), (6, inputs, 3, 3))
     assert found.matmul_flops == 2 * (2 * 6 * 6 * 6) * (inputs * 3 * 3)
+
+
+@pytest.mark.parametrize("size", [8, 9])
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("window", [1, 3])
+def test_the_backward_pass_of_a_convolution_takes_twice_its_forward_pass(
+    size: int, stride: int, groups: int, window: int
+):
+    def convolve(x: jax.Array, kernel: jax.Array) -> jax.Array:
+        padding = ((window // 2, window // 2),) * 2
+        return jax.lax.conv_general_dilated(
+            x,
+            kernel,
+            (stride, stride),
+            padding,
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+            feature_group_count=groups,
+        )
+
+    def gradients(x: jax.Array, kernel: jax.Array) -> Any:
+        return jax.grad(lambda *both: jnp.sum(convolve(*both)), (0, 1))(x, kernel)
+
+    shapes = (2, size, size, 4), (window, window, 4 // groups, 6)
+    side = -(-size // stride)
+    forward = cost(convolve, *shapes)
+    assert forward.matmul_flops == 2 * (2 * side * side * 6) * (4 // groups * window * window)
+    both = cost(lambda *arrays: (convolve(*arrays), gradients(*arrays)), *shapes)
+    assert both.matmul_flops == pytest.approx(4 * forward.matmul_flops)  # Forward is traced twice.
+
+
+@pytest.mark.parametrize(
+    ("name", "products"), [("resnet-50", 4.09e9), ("vgg-19", 19.63e9), ("vit-base", 17.56e9)]
+)
+def test_image_models_take_the_published_work(name: str, products: float):
+    model = model_of(RECIPES[name])
+    parameters = jax.eval_shape(model.init, jax.random.key(0))
+    program = trace(model.loss, parameters, model.batch_shapes(1))
+    assert steps_cost(program.steps).matmul_flops / 2 == pytest.approx(products, rel=2e-3)
 
 
 def test_a_scan_repeats_its_body():

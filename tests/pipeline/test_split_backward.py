@@ -1,5 +1,6 @@
 """Split backward passes: the same bits as the whole one, and half of its work put off."""
 
+import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -13,18 +14,32 @@ from backward_passes import recomputed, split_backward, whole_backward
 from one_pipeline import one_pipeline
 from small_models import Model, make_batch
 
-from hetjax.models import GPTConfig, LanguageModel, LlamaConfig, language_model
+from hetjax.models import (
+    GPTConfig,
+    LlamaConfig,
+    ResNetConfig,
+    VGGConfig,
+    image_model,
+    language_model,
+)
 from hetjax.pipeline.backward import StagePrograms, accumulator_dtype
 from hetjax.pipeline.build import PipelinePrograms
 from hetjax.pipeline.program import trace
 
 SIZES: dict[str, Any] = {"vocabulary": 32, "blocks": 4, "width": 32, "heads": 4, "sequence": 16}
-MODELS = {
-    "gpt": GPTConfig(**SIZES, tied_embeddings=False),
-    "gpt, scanned": GPTConfig(**SIZES, tied_embeddings=False, scan_blocks=True),
-    "llama": LlamaConfig(**SIZES, key_value_heads=2, ffn_width=64),
-    "llama, scanned": LlamaConfig(**SIZES, key_value_heads=2, ffn_width=64, scan_blocks=True),
+LANGUAGE_MODELS = {
+    "gpt": language_model(GPTConfig(**SIZES, tied_embeddings=False)),
+    "gpt, scanned": language_model(GPTConfig(**SIZES, tied_embeddings=False, scan_blocks=True)),
+    "llama": language_model(LlamaConfig(**SIZES, key_value_heads=2, ffn_width=64)),
+    "llama, scanned": language_model(
+        LlamaConfig(**SIZES, key_value_heads=2, ffn_width=64, scan_blocks=True)
+    ),
 }
+NETWORKS_OF_CONVOLUTIONS = {
+    "vgg": image_model(VGGConfig(classes=5, image_size=8, groups=(2, 2), width=4, dense_width=16)),
+    "resnet": image_model(ResNetConfig(classes=5, image_size=8, groups=(2, 1), width=4)),
+}
+MODELS = {**LANGUAGE_MODELS, **NETWORKS_OF_CONVOLUTIONS}
 
 
 def cut_evenly(
@@ -68,18 +83,18 @@ def both_ways(programs: StagePrograms) -> tuple[list[jax.Array], list[jax.Array]
     return [*whole[0], *whole[1]], [*split[0], *split[1]]
 
 
-def model_of(name: str) -> tuple[LanguageModel, Any, Any]:
-    model = language_model(MODELS[name])
-    tokens = np.zeros((2, SIZES["sequence"] + 1), np.int32)
-    return model, jax.eval_shape(model.init, jax.random.key(0)), {"tokens": tokens}
+def pipeline_of(name: str, recompute: bool) -> PipelinePrograms:
+    model = MODELS[name]
+    parameters = jax.eval_shape(model.init, jax.random.key(0))
+    return cut_evenly(model.loss, parameters, model.batch_shapes(2), 3, recompute)
 
 
-@pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("name", "recompute"),
+    [*itertools.product(LANGUAGE_MODELS, (False, True)), ("resnet", False)],
+)
 def test_the_halves_give_the_bits_of_the_whole(name: str, recompute: bool):
-    model, parameters, batch = model_of(name)
-    pipeline = cut_evenly(model.loss, parameters, batch, 3, recompute)
-    for programs in pipeline.programs:
+    for programs in pipeline_of(name, recompute).programs:
         for whole, split in zip(*both_ways(programs), strict=True):
             np.testing.assert_array_equal(whole, split)
 
@@ -88,8 +103,7 @@ def test_the_halves_give_the_bits_of_the_whole(name: str, recompute: bool):
 @pytest.mark.parametrize("name", MODELS)
 def test_half_of_the_products_wait(name: str, recompute: bool):
     """Each product has two in the backward pass; attention's two have no weights."""
-    model, parameters, batch = model_of(name)
-    middle = cut_evenly(model.loss, parameters, batch, 3, recompute).programs[1]
+    middle = pipeline_of(name, recompute).programs[1]
     whole = middle.backward_cost.matmul_flops
     first = middle.split.input_gradient_cost.matmul_flops
     second = middle.split.weight_gradient_cost.matmul_flops

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hetjax.models import RECIPES, language_model
+from hetjax.models import RECIPES, model_of, recipe
 from hetjax.pipeline.layers import crossing_bytes, position_flops
 from hetjax.pipeline.modules import find_modules
 from hetjax.pipeline.program import Program, trace
@@ -23,11 +23,9 @@ def shapes_of(make: Any) -> Any:
 
 
 def recipe_program(name: str) -> Program:
-    config = RECIPES[name]
-    model = language_model(config)
+    model = model_of(RECIPES[name])
     parameters = jax.eval_shape(lambda: model.init(jax.random.key(0)))
-    tokens = jax.ShapeDtypeStruct((1, config.sequence + 1), jnp.int32)
-    return trace(model.loss, parameters, {"tokens": tokens})
+    return trace(model.loss, parameters, model.batch_shapes(1))
 
 
 def attention(weights: Any, x: jax.Array) -> jax.Array:
@@ -76,46 +74,6 @@ def mixture_of_experts(pairs: int = 8) -> Program:
     return trace(loss, {"embedding": embedding, "blocks": blocks}, {"tokens": tokens})
 
 
-VGG19 = (64, 64, 0, 128, 128, 0, 256, 256, 256, 256, 0, 512, 512, 512, 512, 0, 512, 512, 512, 512)
-
-
-def vgg19() -> Program:
-    """Convolutions of VGG19 at a quarter of its width, and its three dense layers."""
-    widths = [3]
-    kernels = []
-    for width in VGG19:
-        if width:
-            kernels.append(jax.ShapeDtypeStruct((3, 3, widths[-1], width // 4), jnp.float32))
-            widths.append(width // 4)
-    dense = [(2 * 2 * 128, 256), (256, 256), (256, 10)]
-
-    def loss(parameters, batch):
-        x, convolutions = batch["x"], iter(parameters["kernels"])
-        for width in VGG19:
-            if width:
-                x = jax.nn.relu(
-                    jax.lax.conv_general_dilated(
-                        x,
-                        next(convolutions),
-                        (1, 1),
-                        "SAME",
-                        dimension_numbers=("NHWC", "HWIO", "NHWC"),
-                    )
-                )
-            else:
-                x = jax.lax.reduce_window(
-                    x, -jnp.inf, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID"
-                )
-        x = x.reshape(x.shape[0], -1)
-        for weights in parameters["dense"]:
-            x = jax.nn.relu(x @ weights)
-        return jnp.mean(x)
-
-    dense = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in dense]
-    batch = {"x": jax.ShapeDtypeStruct((1, 32, 32, 3), jnp.float32)}
-    return trace(loss, {"kernels": kernels, "dense": dense}, batch)
-
-
 def check_layers(program: Program, found: StructuralLayers) -> None:
     """They cover the program, none is empty, and those of one module are at the same places."""
     positions = found.positions
@@ -155,6 +113,23 @@ def test_blocks_with_experts_and_dense_ones_in_turn():
     assert max(counts.values()) == 16 or set(counts) - {None} == {0}
 
 
+def test_modules_end_where_the_residual_stream_alone_crosses():
+    """Attention is alike in all blocks, and so is the norm after it, whose result is for others."""
+    model = model_of(recipe("moe-quickstart", blocks=6))
+    parameters = jax.eval_shape(model.init, jax.random.key(0))
+    found = structural_layers(trace(model.loss, parameters, model.batch_shapes(2)))
+    assert module_counts(found)[0] == 6
+    stream = 2 * 128 * 128 * 4
+    edges = [each.bytes_in for each in found.sections]
+    after = [
+        edge
+        for each, edge in zip(found.sections, edges[1:], strict=False)
+        if each.section.module == 0
+    ]
+    # Beside the stream the loss of balance crosses.
+    assert max(after) <= 1.01 * stream
+
+
 def test_iterations_of_a_scan_are_layers():
     def loss(parameters, batch):
         def block(x, weights):
@@ -174,13 +149,39 @@ def test_iterations_of_a_scan_are_layers():
     assert found.num_layers == 7
 
 
-def test_a_convolutional_network():
-    program = vgg19()
+def test_a_network_of_convolutions_has_a_layer_for_each():
+    program = recipe_program("vgg-19")
     found = structural_layers(program)
     check_layers(program, found)
-    assert 10 <= found.num_layers <= 24
+    convolutions = [step.name == "conv_general_dilated" for step in program.steps]
+    inside = np.add.reduceat(convolutions, found.positions[:-1])
+    # The first one is light, and goes with the second; the dense layers are light, too.
+    assert inside.tolist() == [2, *[1] * 14, 0]
+
+
+def test_residual_blocks_are_modules():
+    program = recipe_program("resnet-50")
+    found = structural_layers(program)
+    check_layers(program, found)
+    counts = module_counts(found)
+    assert [counts[module] for module in range(4)] == [2, 3, 5, 2], "all but each group's first"
+    streams = [each.bytes_in for each in found.sections if each.section.module is not None]
+    sizes = [56 * 56 * 256, 28 * 28 * 512, 14 * 14 * 1024, 7 * 7 * 2048]
+    expected = np.repeat(sizes, [2, 3, 5, 2]) * 4
+    # Beside them scalars may cross, for the mean of the batch.
+    np.testing.assert_allclose(streams, expected, rtol=1e-3)
+    assert {len(each.starts) for each in found.sections if each.section.module is not None} == {2}
+    assert 32 <= found.num_layers <= 40
     flops = np.add.reduceat(position_flops(program), found.positions[:-1])
-    assert max(flops) < 0.2 * sum(flops)
+    assert max(flops) < 0.05 * sum(flops)
+
+
+def test_a_vision_transformer_has_three_layers_a_block():
+    program = recipe_program("vit-base")
+    found = structural_layers(program)
+    check_layers(program, found)
+    assert module_counts(found) == {0: 12, None: 2}
+    assert found.num_layers == 1 + 12 * 3 + 1
 
 
 def test_a_program_that_repeats_nothing_is_cut_by_cost():

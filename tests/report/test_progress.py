@@ -20,7 +20,7 @@ def run(console: Console, num_steps: int, steps_done: int = 0, every: int = 10) 
     )
     with progress:
         for step in range(steps_done + 1, num_steps + 1):
-            progress.update(step, loss=1 / step, tokens_per_second=1000.0 * step)
+            progress.update(step, loss=1 / step, rate=1000.0 * step)
         progress.print("checkpoint [saved]")
 
 

@@ -1,8 +1,13 @@
-"""Whatever the model: planned, cut, sharded, trained; the losses are those of one device."""
+"""Whatever the model: planned, cut, sharded, trained; the losses are those of one device.
+
+One device that accumulates gradients over the same microbatches: batch normalisation takes the
+statistics of each, also where a stage divides it over its devices.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -12,63 +17,143 @@ import pytest
 from cases import CLUSTER
 
 import hetjax
-from hetjax.models import GPTConfig, LanguageModel, LlamaConfig, language_model
+from hetjax.mesh import KINDS, Cluster, Link, Subcluster
+from hetjax.models import (
+    GPTConfig,
+    ImageModel,
+    LanguageModel,
+    LlamaConfig,
+    ResNetConfig,
+    VGGConfig,
+    ViTConfig,
+    image_model,
+    language_model,
+)
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+Model = LanguageModel | ImageModel
 
 GPT = GPTConfig(vocabulary=13, blocks=2, width=16, heads=4, sequence=8)
 LLAMA = LlamaConfig(
     vocabulary=13, blocks=2, width=16, heads=4, key_value_heads=2, ffn_width=24, sequence=8
 )
-MODELS = {
+LANGUAGE_MODELS = {
     "gpt": language_model(GPT),
     "llama": language_model(LLAMA),
     "mixture of experts": language_model(dataclasses.replace(GPT, experts=4)),
 }
+IMAGE_MODELS = {
+    "vit": image_model(
+        ViTConfig(classes=5, image_size=8, patch_size=4, blocks=1, width=16, heads=4, ffn_width=32)
+    ),
+    "vgg": image_model(VGGConfig(classes=5, image_size=8, groups=(2, 2), width=4, dense_width=16)),
+    "resnet": image_model(ResNetConfig(classes=5, image_size=16, groups=(2, 1), width=4)),
+}
 OPTIMIZER = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-2))
-STEPS, BATCH = 5, 16
+STEPS, BATCH, MICROBATCHES = 5, 16, 4
+
+LINK = Link(bandwidth=1e9, latency=1e-5)
+UNLIKE = Cluster(
+    "two and one",
+    (
+        Subcluster("two", KINDS["T4"], 1, 2, LINK, LINK),
+        Subcluster("one", KINDS["V100"], 1, 1, LINK, LINK),
+    ),
+    (("two", "one", LINK),),
+)
 
 
-def batches() -> list[dict[str, jax.Array]]:
-    keys = jax.random.split(jax.random.key(3), STEPS)
-    return [{"tokens": jax.random.randint(key, (BATCH, 9), 0, 13, "int32")} for key in keys]
+def batches(model: Model) -> list[dict[str, np.ndarray]]:
+    rng = np.random.default_rng(3)
+    highest = {"tokens": 13, "images": 256, "labels": 5}
+    return [
+        {
+            name: rng.integers(0, highest[name], shape.shape).astype(shape.dtype)
+            for name, shape in model.batch_shapes(BATCH).items()
+        }
+        for _ in range(STEPS)
+    ]
 
 
-def one_device_losses(model: LanguageModel, parameters: Any) -> list[float]:
+def one_device_losses(model: Model, parameters: Any) -> list[float]:
+    """Gradients of the sums of all microbatches' losses, added up, over the sum of their counts."""
+    gradients_of = jax.jit(jax.value_and_grad(model.loss, has_aux=True))
+
     @jax.jit
-    def step(parameters, state, batch):
-        def loss(parameters):
-            total, count = model.loss(parameters, batch)
-            return total / count
-
-        value, gradients = jax.value_and_grad(loss)(parameters)
-        updates, state = OPTIMIZER.update(gradients, state, parameters)
-        return optax.apply_updates(parameters, updates), state, value
+    def update(parameters, state, gradients, count):
+        means = jax.tree.map(lambda gradient: gradient / count, gradients)
+        updates, state = OPTIMIZER.update(means, state, parameters)
+        return optax.apply_updates(parameters, updates), state
 
     state, losses = OPTIMIZER.init(parameters), []
-    for batch in batches():
-        parameters, state, value = step(parameters, state, batch)
-        losses.append(float(value))
+    for batch in batches(model):
+        found = [gradients_of(parameters, each) for each in microbatches(batch)]
+        total = sum(total for (total, _), _ in found)
+        count = sum(count for (_, count), _ in found)
+        gradients = jax.tree.map(lambda *each: sum(each), *[each for _, each in found])
+        parameters, state = update(parameters, state, gradients, count)
+        losses.append(float(total / count))
     return losses
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_five_steps_have_the_losses_of_one_device(name: str):
-    model = MODELS[name]
-    parameters = model.init(jax.random.key(0))
-    plan = hetjax.plan(
+def microbatches(batch: Any) -> Iterator[Any]:
+    size = BATCH // MICROBATCHES
+    for first in range(0, BATCH, size):
+        yield jax.tree.map(lambda leaf, first=first: leaf[first : first + size], batch)
+
+
+def planned(model: Model, cluster: Cluster, **options: Any) -> hetjax.Plan:
+    return hetjax.plan(
         model.loss,
-        parameters,
-        batches()[0],
-        cluster=CLUSTER,
+        jax.eval_shape(model.init, jax.random.key(0)),
+        model.batch_shapes(BATCH),
+        cluster=cluster,
         optimizer=OPTIMIZER,
-        num_microbatches=4,
+        num_microbatches=MICROBATCHES,
         min_stages=2,
         max_stages=2,
+        **options,
     )
-    assert {stage.mesh_shape for stage in plan.stages} == {(4, 1)}
-    with hetjax.Trainer(plan, model.loss, parameters, OPTIMIZER, batches()[0]) as trainer:
-        losses = [trainer.train_step(batch).loss for batch in batches()]
+
+
+def cut_in_the_middle(plan: hetjax.Plan) -> hetjax.Plan:
+    """The plan with half of its layers on each of its two stages."""
+    last = len(plan.layers) - 1
+    halves = ((0, last // 2), (last // 2, last))
+    stages = tuple(
+        dataclasses.replace(stage, layers=layers)
+        for stage, layers in zip(plan.stages, halves, strict=True)
+    )
+    pipeline = dataclasses.replace(plan.pipeline, stages=stages)
+    return dataclasses.replace(plan, pipelines=(pipeline,), prediction=None)
+
+
+def check_losses(model: Model, plan: hetjax.Plan) -> None:
+    """Five steps by a plan have the losses of one device."""
+    parameters = jax.jit(model.init)(jax.random.key(0))
+    examples = batches(model)
+    with hetjax.Trainer(plan, model.loss, parameters, OPTIMIZER, examples[0]) as trainer:
+        losses = [trainer.train_step(batch).loss for batch in examples]
     with jax.numpy_dtype_promotion("standard"):  # Optax needs it.
         expected = one_device_losses(model, parameters)
+    assert len(set(expected)) == STEPS
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", LANGUAGE_MODELS)
+def test_five_steps_have_the_losses_of_one_device(name: str):
+    model = LANGUAGE_MODELS[name]
+    plan = planned(model, CLUSTER)
+    assert {stage.mesh_shape for stage in plan.stages} == {(4, 1)}
+    check_losses(model, plan)
+
+
+@pytest.mark.parametrize(
+    ("name", "schedule"), [("vit", "h_1f1b"), ("vgg", "h_1f1b"), ("resnet", "zb_h1")]
+)
+def test_five_steps_of_an_image_model_on_unlike_submeshes(name: str, schedule: str):
+    model = IMAGE_MODELS[name]
+    plan = cut_in_the_middle(planned(model, UNLIKE, schedule=schedule))
+    assert {stage.mesh_shape for stage in plan.stages} == {(2, 1), (1, 1)}
+    check_losses(model, plan)

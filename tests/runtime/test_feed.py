@@ -1,5 +1,5 @@
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -82,6 +82,29 @@ def test_held_out_batches_have_every_leaf(source: Source, reader: BatchReader):
         expected = source.batch(100 + index, SIZE)["tokens"][2:5]
         np.testing.assert_array_equal(tokens, expected)
         np.testing.assert_array_equal(weights, np.zeros(3, np.float32))
+
+
+def test_held_out_batches_of_a_sequence_are_read_when_they_are_evaluated_on():
+    read: list[int] = []
+
+    class Batches(Sequence[Any]):
+        def __len__(self) -> int:
+            return 3
+
+        def __getitem__(self, index: Any) -> Any:
+            read.append(index)
+            return Source().batch(index, SIZE)
+
+    class Lazy(Source):
+        def held_out_batches(self, batch_size: int) -> Any:
+            return Batches()
+
+    reader = BatchReader(Lazy(), SIZE, SHAPES)
+    assert reader.num_held_out == 3
+    tokens, _ = reader.held_out(1)(2, 5)
+    np.testing.assert_array_equal(tokens, Source().batch(1, SIZE)["tokens"][2:5])
+    assert read == [1]
+    reader.close()
 
 
 def test_a_feed_of_a_batch_gives_its_rows():

@@ -1,0 +1,211 @@
+"""Where images come from: a folder of two arrays, or shapes that are drawn when they are read.
+
+A source is a small picklable description; reading happens in `ImageSource.open`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from hetjax.data.hashing import hash64
+from hetjax.errors import InputError
+
+IMAGES_FILE, LABELS_FILE = "images.npy", "labels.npy"
+
+
+class LabelledImages(Protocol):
+    """Images by index, each with its class."""
+
+    def __len__(self) -> int:
+        """Number of images."""
+        ...
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
+        """Image ``index``, uint8 [H, W, 3], and its class."""
+        ...
+
+
+class ImageSource(Protocol):
+    """Labelled images, described."""
+
+    @property
+    def name(self) -> str:
+        """What to call it in a message."""
+        ...
+
+    @property
+    def image_size(self) -> int:
+        """Height and width of the images, in pixels."""
+        ...
+
+    @property
+    def classes(self) -> int:
+        """Every label is below this."""
+        ...
+
+    def open(self) -> LabelledImages:
+        """The images."""
+        ...
+
+
+@dataclass(frozen=True)
+class ImageFolder:
+    """A folder with ``images.npy``, uint8 [N, H, W, 3], and ``labels.npy``, integers [N].
+
+    Images are read from the disk when they are asked for, and not before.
+
+    Args:
+        path: the folder.
+        image_size: height and width that they must have, in pixels.
+        classes: how many classes there are; every label is below that.
+    """
+
+    path: str
+    image_size: int
+    classes: int
+
+    @property
+    def name(self) -> str:
+        """The folder."""
+        return self.path
+
+    def open(self) -> LabelledImages:
+        """Map the arrays into memory and check them.
+
+        Returns:
+            The images.
+
+        Raises:
+            InputError: a file is not there, is no array, or has a wrong type, shape or label.
+        """
+        images_file, labels_file = Path(self.path) / IMAGES_FILE, Path(self.path) / LABELS_FILE
+        # Labels are few beside the images, and all of them are checked.
+        images, labels = _mapped(images_file), np.asarray(_mapped(labels_file))
+        size = self.image_size
+        if images.dtype != np.uint8 or images.ndim != 4 or images.shape[1:] != (size, size, 3):
+            raise InputError(
+                f"{images_file} is {images.dtype}{list(images.shape)}; it must be uint8 [images, "
+                f"{size}, {size}, 3] for images of {size} x {size} pixels"
+            )
+        if labels.dtype.kind not in "iu" or labels.shape != images.shape[:1]:
+            raise InputError(
+                f"{labels_file} is {labels.dtype}{list(labels.shape)}; it must be integers "
+                f"[{len(images)}], one for each image"
+            )
+        wrong = np.flatnonzero((labels < 0) | (labels >= self.classes))
+        if len(wrong):
+            raise InputError(
+                f"{labels_file} has {labels[wrong[0]]} for image {wrong[0]}; labels must be at "
+                f"least 0 and below the number of classes, {self.classes}"
+            )
+        return _Arrays(images, labels)
+
+
+@dataclass(frozen=True)
+class _Arrays:
+    images: np.ndarray
+    labels: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
+        return self.images[index], int(self.labels[index])
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """Coloured shapes before coloured grounds, with noise: eight classes.
+
+    A class is a shape (a disc, a square, a ring, a cross) and whether it is brighter than its
+    ground. Place, size and colours are drawn, so that no single pixel tells the class. An image is
+    a pure function of the seed and its index, computed when it is read.
+
+    Args:
+        size: number of images.
+        image_size: height and width, in pixels, at least 8.
+        seed: of all that is drawn.
+
+    Raises:
+        InputError: if a size is too small.
+    """
+
+    size: int
+    image_size: int
+    seed: int = 0
+
+    def __post_init__(self):
+        if self.size < 1:
+            raise InputError(f"size is {self.size}; it must be above 0")
+        if self.image_size < 8:
+            raise InputError(f"image_size is {self.image_size}; a shape needs at least 8 pixels")
+
+    @property
+    def name(self) -> str:
+        """What it is."""
+        return f"{self.size} drawn shapes"
+
+    @property
+    def classes(self) -> int:
+        """Four shapes, brighter than their ground or darker."""
+        return 8
+
+    def open(self) -> LabelledImages:
+        """The images, of which none is drawn yet."""
+        return _Drawn(self)
+
+
+_SHAPE_STREAM, _NOISE_STREAM = 5, 6
+_NUM_DRAWN = 8
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    shapes: Shapes
+
+    def __len__(self) -> int:
+        return self.shapes.size
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
+        size, seed = self.shapes.image_size, self.shapes.seed
+        places = np.arange(_NUM_DRAWN) + index * _NUM_DRAWN
+        numbers = hash64(seed, _SHAPE_STREAM, places)
+        label = int(numbers[0] % np.uint64(self.shapes.classes))
+        drawn = (numbers[1:] >> np.uint64(11)).astype(np.float64) / 2.0**53
+        radius = size * (0.2 + 0.15 * drawn[0])
+        row, column = radius + (size - 2 * radius) * drawn[1:3]
+        inside = _inside(label // 2, size, float(row), float(column), float(radius))
+        dark, step = 30 + 80 * drawn[3:6], 60 + 60 * drawn[6]
+        image = dark + step * (inside == bool(label % 2))[..., None]
+        pixels = np.arange(size * size * 3) + index * size * size * 3
+        noise = (hash64(seed, _NOISE_STREAM, pixels) % np.uint64(31)).astype(np.float64) - 15
+        return (image + noise.reshape(size, size, 3)).astype(np.uint8), label
+
+
+def _inside(shape: int, size: int, row: float, column: float, radius: float) -> np.ndarray:
+    """Which pixels a shape covers, bool [size, size]."""
+    up, left = np.arange(size)[:, None] - row, np.arange(size)[None, :] - column
+    if shape == 0:
+        return up**2 + left**2 <= radius**2
+    if shape == 1:
+        return np.maximum(abs(up), abs(left)) <= 0.85 * radius
+    if shape == 2:
+        return abs(np.hypot(up, left) - 0.75 * radius) <= 0.25 * radius
+    covered = np.minimum(abs(up), abs(left)) <= 0.25 * radius
+    return covered & (np.maximum(abs(up), abs(left)) <= radius)
+
+
+def _mapped(path: Path) -> np.ndarray:
+    try:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
+    except (ValueError, EOFError) as error:
+        raise InputError(f"{path} is no array as numpy.save writes it: {error}") from None
+    if not isinstance(array, np.ndarray):
+        raise InputError(f"{path} holds several arrays; it must be one, as numpy.save writes it")
+    return array
