@@ -14,8 +14,9 @@ from jaxtyping import PyTree
 
 from hetjax.mesh.cluster import Cluster
 from hetjax.planner.alternatives import differences, next_best
-from hetjax.planner.dynamic_program import Alternative, DynamicProgram, Found, does_not_fit
+from hetjax.planner.dynamic_program import Alternative, DynamicProgram, Found
 from hetjax.planner.microbatches import Choice, choose_microbatches
+from hetjax.planner.no_fit import does_not_fit
 from hetjax.planner.parts import PartAlone, parts_alone
 from hetjax.planner.plan import (
     PipelinePlan,

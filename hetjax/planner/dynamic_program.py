@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,22 +9,18 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from hetjax.errors import InputError
-from hetjax.mesh.cluster import SubMesh
-from hetjax.pipeline.schedule import Schedule
 from hetjax.pipeline.simulate import warm_up_makespan
-from hetjax.pipeline.times import StepTimes
-from hetjax.pipeline.warm_up import from_warm_up_counts
-from hetjax.planner.cost_model import Estimate, Runs, all_runs, estimate
+from hetjax.planner.candidates import candidate_plan, candidate_times, slice_of
+from hetjax.planner.cost_model import Runs, all_runs
 from hetjax.planner.cost_search import rented_nodes, search_by_cost
-from hetjax.planner.fixed_pace import Place
-from hetjax.planner.lost_devices import around_lost, check_lost, lost_of_nodes
-from hetjax.planner.plan import PipelinePlan, Plan, StagePlan, validate
+from hetjax.planner.lost_devices import check_lost, lost_of_nodes
+from hetjax.planner.no_fit import does_not_fit
+from hetjax.planner.plan import Plan, validate
 from hetjax.planner.prices import node_prices, price_of_nodes
 from hetjax.planner.problem import PlanningProblem
 from hetjax.planner.replicas import Timed, score_of, several_pipelines
-from hetjax.planner.search import Candidate, search, transfers_between
-from hetjax.planner.stage_table import Slice, StageTable, make_stage_table
-from hetjax.report.quantities import format_bytes
+from hetjax.planner.search import Candidate, search
+from hetjax.planner.stage_table import StageTable, make_stage_table
 
 _SOON = 0.01
 """By what share a plan that is wanted soon may be slower than the best, in Harp's closed form."""
@@ -189,7 +184,7 @@ class DynamicProgram:
         if not judged:
             return None
         best, *others = judged
-        plan = _make_plan(problem, table, best.candidate)
+        plan = candidate_plan(problem, table, best.candidate, DynamicProgram.__name__)
         validate(plan)
         return Found(
             plan=plan,
@@ -248,11 +243,11 @@ class DynamicProgram:
             candidates = search_by_cost(table, prices)
         judged = []
         for candidate in candidates[: self.finalists]:
-            times = _step_times(problem, runs, table, candidate)
+            times = candidate_times(problem, runs, table, candidate)
             makespan = warm_up_makespan(candidate.warm_up_counts, table.num_microbatches, times)
             rented = rented_nodes(table, candidate)
             rate = 1.0 if prices is None else price_of_nodes(prices, rented)
-            devices = sum(_slice(table, place).num_devices for place in candidate.places)
+            devices = sum(slice_of(table, place).num_devices for place in candidate.places)
             judged.append(_Judged(candidate, makespan, rate * makespan, devices))
         return sorted(judged, key=_preference)
 
@@ -279,7 +274,7 @@ def _preference(judged: _Judged) -> tuple[float, float, int, int]:
 
 
 def _alternative(problem: PlanningProblem, table: StageTable, judged: _Judged) -> Alternative:
-    plan = _make_plan(problem, table, judged.candidate)
+    plan = candidate_plan(problem, table, judged.candidate, DynamicProgram.__name__)
     return Alternative(plan, judged.makespan, judged.score)
 
 
@@ -297,144 +292,3 @@ def _num_candidates(table: StageTable) -> int:
         for slices in table.slices
         for cut in slices
     )
-
-
-def _make_plan(problem: PlanningProblem, table: StageTable, candidate: Candidate) -> Plan:
-    names = [subcluster.name for subcluster in problem.cluster.subclusters]
-    found = (
-        SubMesh(names[place.subcluster], place.start, _slice(table, place).shape)
-        for place in candidate.places
-    )
-    submeshes = around_lost(problem.cluster, tuple(found), problem.lost)
-    stages = []
-    for place, chosen, submesh in zip(candidate.places, candidate.options, submeshes, strict=True):
-        option = _slice(table, place).options[chosen]
-        stages.append(
-            StagePlan(
-                layers=place.layers,
-                submesh=submesh,
-                mesh_shape=option.mesh_shape,
-                sharding=option.sharding,
-                recompute=option.recompute,
-            )
-        )
-    pipeline = PipelinePlan(
-        stages=tuple(stages),
-        num_microbatches=problem.num_microbatches,
-        microbatch_size=problem.microbatch_size,
-        schedule=_schedule(table, candidate),
-    )
-    return Plan(
-        model=problem.program.fingerprint,
-        layers=problem.layers,
-        cluster=problem.cluster,
-        pipelines=(pipeline,),
-        planner=DynamicProgram.__name__,
-    )
-
-
-def _schedule(table: StageTable, candidate: Candidate) -> Schedule:
-    return from_warm_up_counts(candidate.warm_up_counts, table.num_microbatches, table.schedule)
-
-
-def _slice(table: StageTable, place: Place) -> Slice:
-    return table.slices[place.subcluster][place.slice]
-
-
-def _estimates(
-    problem: PlanningProblem, runs: Runs, table: StageTable, candidate: Candidate
-) -> list[Estimate]:
-    """What a candidate's stages take, as its table was made of it."""
-    estimates = []
-    for place, chosen in zip(candidate.places, candidate.options, strict=True):
-        run, option = runs.of(place.layers), _slice(table, place).options[chosen]
-        run = run.repeating_forward() if option.recompute else run
-        estimates.append(estimate(problem, run, option))
-    return estimates
-
-
-def _step_times(
-    problem: PlanningProblem, runs: Runs, table: StageTable, candidate: Candidate
-) -> StepTimes:
-    """The times of a candidate's tasks."""
-    estimates = _estimates(problem, runs, table, candidate)
-    crossings = [
-        (transfers_between(table, a, b), b.layers[0])
-        for a, b in itertools.pairwise(candidate.places)
-    ]
-    return StepTimes(
-        forward=[float(each.forward_seconds) for each in estimates],
-        backward=[float(each.backward_seconds) for each in estimates],
-        sends=[float(transfers.forward[layer]) for transfers, layer in crossings],
-        returns=[float(transfers.backward[layer]) for transfers, layer in crossings],
-        update=[float(each.update_seconds) for each in estimates],
-    )
-
-
-def does_not_fit(problem: PlanningProblem) -> str:
-    """Why no plan fits: the plan that needs the least extra memory, with its figures.
-
-    Args:
-        problem: a problem without a plan.
-
-    Returns:
-        What an error says. It takes several searches to find.
-    """
-    runs = all_runs(problem.program, problem.works)
-    factor, table, candidate = _least_memory(problem, runs)
-    estimates = _estimates(problem, runs, table, candidate)
-    lines = []
-    for s, (place, each) in enumerate(zip(candidate.places, estimates, strict=True)):
-        subcluster = problem.cluster.subclusters[place.subcluster]
-        cut, (first, end) = _slice(table, place), place.layers
-        live = candidate.warm_up_counts[s]
-        need = format_bytes(int(each.memory_bytes(live)))
-        state = format_bytes(int(each.state_bytes))
-        activation = format_bytes(int(each.activation_bytes))
-        lines.append(
-            f"stage {s} (layers {first}-{end - 1} on {cut.shape[0]}x{cut.shape[1]} "
-            f"{subcluster.name}) needs {need} a device ({state} of parameters, gradients and "
-            f"optimizer state, {live} x {activation} of activations), a device has "
-            f"{format_bytes(subcluster.kind.memory_bytes)}"
-        )
-    return (
-        f"the model does not fit on cluster {problem.cluster.name!r} by any plan: about "
-        f"{factor:.3g} times its memory is needed. The plan that comes nearest: "
-        + "; ".join(lines)
-        + f". What would help: {', '.join(_remedies(problem))}"
-    )
-
-
-def _least_memory(problem: PlanningProblem, runs: Runs) -> tuple[float, StageTable, Candidate]:
-    """By about how much the memory would have to grow, and a plan that then fits."""
-
-    def attempt(factor: float) -> tuple[float, StageTable, Candidate] | None:
-        table = make_stage_table(problem, runs, memory_factor=factor)
-        found = search(table)
-        return (factor, table, found[0]) if found else None
-
-    low, high = 1.0, 2.0
-    while (fits := attempt(high)) is None:
-        low, high = high, high * 2
-    while high / low > 1.05:
-        middle = (low * high) ** 0.5
-        nearer = attempt(middle)
-        low, high, fits = (middle, high, fits) if nearer is None else (low, middle, nearer)
-    return fits
-
-
-def _remedies(problem: PlanningProblem) -> list[str]:
-    remedies = []
-    if problem.microbatch_size > 1:
-        remedies.append(f"more microbatches than num_microbatches = {problem.num_microbatches}")
-    if not problem.allow_recompute:
-        remedies.append("recomputation, which allow_recompute = False rules out")
-    if problem.warm_up_schedule != "1f1b":
-        remedies.append(f"schedule = '1f1b', which holds less than {problem.schedule!r}")
-    if problem.max_stages is not None:
-        remedies.append(f"more stages than max_stages = {problem.max_stages}")
-    if problem.optimizer_bytes > 0:
-        remedies.append(
-            f"an optimizer with less state than {problem.optimizer_bytes:.3g} bytes a parameter"
-        )
-    return [*remedies, "more devices, or devices with more memory", "a smaller model"]

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hetjax.errors import InputError
-from hetjax.planner.dynamic_program import Alternative, DynamicProgram, Found, does_not_fit
+from hetjax.planner.dynamic_program import Alternative, DynamicProgram, Found
+from hetjax.planner.no_fit import does_not_fit
 from hetjax.planner.problem import PlanningProblem
 
 

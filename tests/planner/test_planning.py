@@ -196,14 +196,23 @@ def test_a_tensor_axis_where_nothing_else_fits():
     assert stage.mesh_shape == (1, 4)
 
 
+def test_a_layer_that_is_too_large_is_named():
+    with pytest.raises(InputError) as caught:
+        planner.DynamicProgram().plan(problem_of(two_kinds(10**6, 10**6)))
+    message = str(caught.value)
+    assert "layer 0 of 8 is too large for any device of cluster 'test'" in message
+    assert re.search(r"needs [\d.]+ MB a device on 1x4 fast, [\d.]+ times", message)
+    assert "less state than 8 bytes a parameter" in message
+
+
 def test_a_model_that_fits_nowhere_is_told_what_it_needs():
-    problem = problem_of(two_kinds(10**6, 10**6))
+    problem = problem_of(two_kinds(4 * 10**6, 4 * 10**6))
     with pytest.raises(InputError) as caught:
         planner.DynamicProgram().plan(problem)
     message = str(caught.value)
     assert "does not fit on cluster 'test' by any plan" in message
     assert re.search(r"stage 0 \(layers 0-\d on 1x\d \w+\) needs [\d.]+ MB a device", message)
-    assert "a device has 1 MB" in message
+    assert "a device has 4 MB" in message
     assert "num_microbatches = 4" in message
     assert "less state than 8 bytes a parameter" in message
 

@@ -141,5 +141,5 @@ def test_the_number_of_microbatches_is_the_best_of_all(batch: int):
 
 def test_a_model_that_fits_with_no_number_says_so():
     cluster = cluster_of(subcluster("small", 1e12, 2, memory=10**6))
-    with pytest.raises(InputError, match="the model does not fit"):
+    with pytest.raises(InputError, match="layer 0 of 8 is too large"):
         choose_microbatches(lambda count: problem_of(cluster, count), BATCH, DynamicProgram())

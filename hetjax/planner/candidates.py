@@ -1,0 +1,100 @@
+"""What the candidates of a search are: plans, and what their stages take."""
+
+from __future__ import annotations
+
+import itertools
+
+from hetjax.mesh.cluster import SubMesh
+from hetjax.pipeline.times import StepTimes
+from hetjax.pipeline.warm_up import from_warm_up_counts
+from hetjax.planner.cost_model import Estimate, Runs, estimate
+from hetjax.planner.fixed_pace import Place
+from hetjax.planner.lost_devices import around_lost
+from hetjax.planner.plan import PipelinePlan, Plan, StagePlan
+from hetjax.planner.problem import PlanningProblem
+from hetjax.planner.search import Candidate, transfers_between
+from hetjax.planner.stage_table import Slice, StageTable
+
+
+def candidate_plan(
+    problem: PlanningProblem, table: StageTable, candidate: Candidate, planner: str
+) -> Plan:
+    """The plan that a candidate stands for.
+
+    Args:
+        problem: what was planned.
+        table: what it was chosen from.
+        candidate: the candidate.
+        planner: what chose it.
+
+    Returns:
+        The plan, without a prediction.
+    """
+    names = [subcluster.name for subcluster in problem.cluster.subclusters]
+    found = (
+        SubMesh(names[place.subcluster], place.start, slice_of(table, place).shape)
+        for place in candidate.places
+    )
+    submeshes = around_lost(problem.cluster, tuple(found), problem.lost)
+    stages = []
+    for place, chosen, submesh in zip(candidate.places, candidate.options, submeshes, strict=True):
+        option = slice_of(table, place).options[chosen]
+        stages.append(
+            StagePlan(
+                layers=place.layers,
+                submesh=submesh,
+                mesh_shape=option.mesh_shape,
+                sharding=option.sharding,
+                recompute=option.recompute,
+            )
+        )
+    pipeline = PipelinePlan(
+        stages=tuple(stages),
+        num_microbatches=problem.num_microbatches,
+        microbatch_size=problem.microbatch_size,
+        schedule=from_warm_up_counts(
+            candidate.warm_up_counts, table.num_microbatches, table.schedule
+        ),
+    )
+    return Plan(
+        model=problem.program.fingerprint,
+        layers=problem.layers,
+        cluster=problem.cluster,
+        pipelines=(pipeline,),
+        planner=planner,
+    )
+
+
+def slice_of(table: StageTable, place: Place) -> Slice:
+    """The slice that a stage is on."""
+    return table.slices[place.subcluster][place.slice]
+
+
+def candidate_estimates(
+    problem: PlanningProblem, runs: Runs, table: StageTable, candidate: Candidate
+) -> list[Estimate]:
+    """What a candidate's stages take, as its table was made of it."""
+    estimates = []
+    for place, chosen in zip(candidate.places, candidate.options, strict=True):
+        run, option = runs.of(place.layers), slice_of(table, place).options[chosen]
+        run = run.repeating_forward() if option.recompute else run
+        estimates.append(estimate(problem, run, option))
+    return estimates
+
+
+def candidate_times(
+    problem: PlanningProblem, runs: Runs, table: StageTable, candidate: Candidate
+) -> StepTimes:
+    """The times of a candidate's tasks."""
+    estimates = candidate_estimates(problem, runs, table, candidate)
+    crossings = [
+        (transfers_between(table, a, b), b.layers[0])
+        for a, b in itertools.pairwise(candidate.places)
+    ]
+    return StepTimes(
+        forward=[float(each.forward_seconds) for each in estimates],
+        backward=[float(each.backward_seconds) for each in estimates],
+        sends=[float(transfers.forward[layer]) for transfers, layer in crossings],
+        returns=[float(transfers.backward[layer]) for transfers, layer in crossings],
+        update=[float(each.update_seconds) for each in estimates],
+    )
