@@ -115,6 +115,8 @@ class Costs:
         data: devices of the data axis.
         flops: FLOP/s that matrix products reach on one device.
         bandwidth: bytes/s of unfused traffic that a device's memory manages.
+        joins_sums: whether the compiler adds partial sums before it reduces them, where their sum
+            is wanted; XLA for CPUs reduces each of them.
     """
 
     operations: Operations
@@ -122,6 +124,7 @@ class Costs:
     data: int
     flops: float
     bandwidth: float
+    joins_sums: bool
 
     def size(self, value: int) -> float:
         """Bytes of a value on the devices of one tensor axis together."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from hetjax.mesh.links import Link
 from hetjax.planner.cost_model import ring_seconds
 
@@ -22,6 +24,8 @@ class Ring:
     Args:
         link: what joins neighbours.
         devices: how many there are.
+        scatters: whether the compiler has a reduce-scatter where a sum is wanted divided; XLA for
+            CPUs has an all-reduce there, and each device then takes its share.
 
     Example:
         >>> ring = Ring(Link(bandwidth=1e9, latency=0.0), devices=4)
@@ -31,10 +35,11 @@ class Ring:
 
     link: Link
     devices: int
+    scatters: bool = True
 
     def all_gather(self, size: float) -> float:
         """Seconds to make a divided value of so many bytes whole."""
-        return float(ring_seconds(self.link, size, self.devices))
+        return float(ring_seconds(self.link, np.asarray(size), self.devices))
 
     def reduce_scatter(self, size: float) -> float:
         """Seconds to add up a value of so many bytes and divide the sum."""
@@ -73,4 +78,6 @@ class Ring:
         Returns:
             Seconds of an all-reduce or a reduce-scatter.
         """
-        return self.all_reduce(size) if target is None else self.reduce_scatter(size)
+        if target is None or not self.scatters:
+            return self.all_reduce(size)
+        return self.reduce_scatter(size)

@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from hetjax.planner.intra_op.clusters import Cluster, Costs, Need, Strategy, layouts_of
 from hetjax.planner.intra_op.collectives import Layout
 from hetjax.planner.intra_op.integer_program import Edge, FloatArray, Graph
+
+
+class Viewing(NamedTuple):
+    """A strategy of a view.
+
+    Args:
+        lies: how the value lies.
+        read: how it is read.
+        sums: whether the readers' partial cotangents are added before one collective sums them.
+    """
+
+    lies: Layout
+    read: Layout
+    sums: bool
 
 
 @dataclass(frozen=True)
@@ -21,14 +36,14 @@ class View:
         value: the value.
         home: its cluster.
         readers: the clusters that read it.
-        pairs: the strategies: how the value lies, and how it is read.
+        ways: the strategies.
         again: whether the backward pass reads it, too.
     """
 
     value: int
     home: int
     readers: tuple[int, ...]
-    pairs: tuple[tuple[Layout, Layout], ...]
+    ways: tuple[Viewing, ...]
     again: bool
 
 
@@ -68,14 +83,18 @@ class StageGraph:
 
     def _view(self, value: int, readers: tuple[int, ...], again: bool) -> View:
         layouts = layouts_of(value, self.costs)
-        pairs = tuple((lies, read) for lies in layouts for read in layouts)
-        return View(value, self.home[value], readers, pairs, again)
+        ways = itertools.product(
+            layouts, layouts, (False, True) if self.costs.joins_sums else (False,)
+        )
+        return View(
+            value, self.home[value], readers, tuple(itertools.starmap(Viewing, ways)), again
+        )
 
     def graph(self) -> Graph:
         """What the strategies cost alone and in pairs."""
         seconds = [np.array([way.seconds for way in ways]) for ways in self.strategies]
         seconds += [self._view_seconds(view) for view in self.views]
-        memory = [*self.memory, *(np.zeros(len(view.pairs)) for view in self.views)]
+        memory = [*self.memory, *(np.zeros(len(view.ways)) for view in self.views)]
         edges: dict[tuple[int, int], FloatArray] = {}
 
         def add(source: int, target: int, matrix: FloatArray) -> None:
@@ -114,26 +133,32 @@ class StageGraph:
         return _matrix(lying, needs, lambda lies, need: self.costs.moving(need, lies))
 
     def _view_seconds(self, view: View) -> FloatArray:
-        size = self.costs.size(view.value)
-        moves = [self.costs.ring.move(size, lies, read) for lies, read in view.pairs]
-        return (1 + view.again) * np.array(moves)
+        """Seconds of moving the value once, and of one sum of cotangents."""
+        costs, size = self.costs, self.costs.size(view.value)
+        return np.array(
+            [
+                (1 + view.again) * costs.ring.move(size, way.lies, way.read)
+                + way.sums * costs.backward(Need(view.value, None, True, False), way.lies)
+                for way in view.ways
+            ]
+        )
 
     def _lies(self, view: View) -> FloatArray:
         """0 where a cluster leaves a value as the view has it, else infinite."""
         ways = self.strategies[view.home]
-        same = [[way.layouts[view.value] == lies for lies, _ in view.pairs] for way in ways]
+        same = [[way.layouts[view.value] == lies for lies, _, _ in view.ways] for way in ways]
         return np.where(same, 0.0, np.inf)
 
     def _reads(self, view: View, reader: int) -> FloatArray:
         """Seconds from how a view has been moved to how a reader needs it, and of cotangents."""
         costs, value = self.costs, view.value
 
-        def seconds(pair: tuple[Layout, Layout], needs: tuple[Need, ...]) -> float:
-            lies, read = pair
-            forward = max(costs.forward(need, read) for need in needs)
-            return forward + sum(costs.backward(need, lies) for need in needs)
+        def seconds(way: Viewing, needs: tuple[Need, ...]) -> float:
+            forward = max(costs.forward(need, way.read) for need in needs)
+            own = (need for need in needs if not (need.is_partial and way.sums))
+            return forward + sum(costs.backward(need, way.lies) for need in own)
 
-        return _matrix(view.pairs, self._needs(reader, [value]), seconds)
+        return _matrix(view.ways, self._needs(reader, [value]), seconds)
 
 
 def _matrix(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -165,7 +166,9 @@ class _Program:
             (np.concatenate(values), (np.concatenate(rows), np.concatenate(columns))),
             shape=(len(right), self.size),
         )
-        return [LinearConstraint(matrix.tocsr(), right, right)]
+        # The stubs of scipy know no bounds but numbers.
+        bounds: Any = np.array(right)
+        return [LinearConstraint(matrix.tocsr(), bounds, bounds)]
 
     def memory(self, limit: float) -> list[LinearConstraint]:
         if not np.isfinite(limit):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -180,13 +181,15 @@ class StageProblem:
         data, tensor = mesh_shape
         self.parts = {program.parameters[part.leaf]: part for part in stage.parameters}
         self.operations = _operations(program, stage, training.microbatch_size)
-        self.data_ring = Ring(devices.link, data)
+        optimizes = devices.kind.platform != "cpu"
+        self.data_ring = Ring(devices.link, data, optimizes)
         self.costs = Costs(
             self.operations,
-            Ring(devices.link, tensor),
+            Ring(devices.link, tensor, optimizes),
             data,
             devices.kind.flops(training.dtype) * PRODUCT_EFFICIENCY,
             devices.kind.memory_bandwidth / TRAFFIC_SHARE,
+            optimizes,
         )
         self.clusters, self.home = clusters_of(self.operations)
         self.kept = kept_values(
@@ -236,18 +239,27 @@ class StageProblem:
                 for cluster, way in pairs
                 if cluster.value in self.parts
             },
-            values={
-                cluster.value: way.spec
-                for cluster, way in pairs
-                if cluster.leader is not None or self._is_received(cluster)
-            },
+            values=self._values(way.strategy for way in chosen),
             seconds=solution.seconds,
             memory_bytes=solution.memory_bytes,
             is_optimal=solution.is_optimal,
         )
 
-    def _is_received(self, cluster: Cluster) -> bool:
-        return cluster.leader is None and cluster.value in self.stage.receives
+    def _values(self, strategies: Iterable[Strategy]) -> dict[int, Spec]:
+        """Of what leaders make, and of what goes from one cluster to another."""
+        layouts: dict[int, Layout] = {}
+        for strategy in strategies:
+            layouts |= strategy.layouts
+        told = {cluster.value for cluster in self.clusters if cluster.leader is not None}
+        for way in map(strategies_of, self.clusters, itertools.repeat(self.costs)):
+            told |= {need.value for need in way[0].needs}
+        own = {
+            value
+            for value in told & self.operations.moving
+            if self.clusters[self.home[value]].value not in self.parts
+            and value not in self.operations.sources
+        }
+        return {value: self._spec(value, layouts[value]) for value in sorted(own)}
 
     def _ways(self, cluster: Cluster, rule: str) -> Iterator[Way]:
         """The strategies of a cluster."""
@@ -307,13 +319,17 @@ class StageProblem:
         """Seconds of a microbatch's share of its collectives, and bytes on one device."""
         shape = part_shape(self.program, self.parts[value])
         tensor = self.mesh_shape[1] if TENSOR in spec else 1
-        one_pass = self.data_ring.all_gather(self.operations.size(value) / tensor)
+        size = self.operations.size(value) / tensor
         # Gathered in either pass and its gradients scattered, or these added up once a step.
-        passes = 3.0 if DATA in spec else 2.0 / self.training.num_microbatches
+        seconds = (
+            2 * self.data_ring.all_gather(size) + self.data_ring.add_up(size, 0)
+            if DATA in spec
+            else self.data_ring.all_reduce(size) / self.training.num_microbatches
+        )
         held, _ = state_bytes(
             shape, PartitionSpec(*spec), rule, self.mesh_shape, self.training.optimizer_bytes
         )
-        return passes * one_pass, held
+        return seconds, held
 
 
 def _operations(program: Program, stage: Stage, microbatch_size: int) -> Operations:
