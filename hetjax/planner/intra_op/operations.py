@@ -91,6 +91,7 @@ class Operations:
     found: list[Operation] = field(default_factory=list)
     moving: set[int] = field(default_factory=set)
     broadcasts: dict[int, tuple[int, Labels]] = field(default_factory=dict)
+    sizes: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.known = set(self.sources)
@@ -100,7 +101,9 @@ class Operations:
 
     def size(self, value: int) -> int:
         """Bytes of a whole value."""
-        return num_bytes(self.avals[value])
+        if value not in self.sizes:
+            self.sizes[value] = num_bytes(self.avals[value])
+        return self.sizes[value]
 
     def shape(self, value: int) -> tuple[int, ...]:
         """The shape of a value."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -192,6 +191,7 @@ class StageProblem:
             optimizes,
         )
         self.clusters, self.home = clusters_of(self.operations)
+        self.strategies = [strategies_of(cluster, self.costs) for cluster in self.clusters]
         self.kept = kept_values(
             self.operations.steps,
             self.operations.avals,
@@ -201,7 +201,8 @@ class StageProblem:
 
     def ways(self, rule: str) -> list[list[Way]]:
         """The strategies of every cluster under a sharding rule."""
-        return [list(self._ways(cluster, rule)) for cluster in self.clusters]
+        pairs = zip(self.clusters, self.strategies, strict=True)
+        return [list(self._ways(*pair, rule)) for pair in pairs]
 
     def graph(self, rule: str, ways: Sequence[Sequence[Way]] | None = None) -> Graph:
         """What they cost, alone and in pairs.
@@ -251,8 +252,7 @@ class StageProblem:
         for strategy in strategies:
             layouts |= strategy.layouts
         told = {cluster.value for cluster in self.clusters if cluster.leader is not None}
-        for way in map(strategies_of, self.clusters, itertools.repeat(self.costs)):
-            told |= {need.value for need in way[0].needs}
+        told |= {need.value for ways in self.strategies for need in ways[0].needs}
         own = {
             value
             for value in told & self.operations.moving
@@ -261,9 +261,9 @@ class StageProblem:
         }
         return {value: self._spec(value, layouts[value]) for value in sorted(own)}
 
-    def _ways(self, cluster: Cluster, rule: str) -> Iterator[Way]:
+    def _ways(self, cluster: Cluster, strategies: Sequence[Strategy], rule: str) -> Iterator[Way]:
         """The strategies of a cluster."""
-        for way in strategies_of(cluster, self.costs):
+        for way in strategies:
             lies = way.layouts[cluster.value]
             sending = sum(self._giving(value, way) for value in self.stage.sends)
             if cluster.leader is None:
