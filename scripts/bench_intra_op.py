@@ -136,7 +136,7 @@ def compiled_text(
         return jax.grad(lambda parameters: stage.function(parameters, [batch], [])[0])(parameters)
 
     jitted = jax.jit(gradients, in_shardings=(held, given), out_shardings=held)
-    return jitted.lower(shapes, batch).compile().as_text()
+    return jitted.lower(shapes, batch).compile().as_text() or ""
 
 
 def solved(case: Case, *, count: int, platform: str, mesh_shapes: Any = None) -> Any:
@@ -185,7 +185,7 @@ def solver_row(blocks: int) -> dict[str, Any]:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="one small size only")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     arguments = parser.parse_args()

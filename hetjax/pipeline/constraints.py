@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import jax
 from jax.sharding import NamedSharding
 
 from hetjax.pipeline.program import Program, Step
+from hetjax.sharding.constraint import constrain
 
 
 def constrained(program: Program, shardings: Mapping[int, NamedSharding]) -> Program:
@@ -48,7 +48,7 @@ def _constrained(step: Step, shardings: Mapping[int, NamedSharding]) -> Step:
     def evaluate(*operands: Any) -> list[Any]:
         results = step.evaluate(*operands)
         return [
-            result if sharding is None else jax.lax.with_sharding_constraint(result, sharding)
+            result if sharding is None else constrain(result, sharding)
             for result, sharding in zip(results, lies, strict=True)
         ]
 

@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from hetjax.errors import InputError
 from hetjax.pipeline.backward import accumulator_dtype
 from hetjax.pipeline.build import PipelinePrograms, Shapes
-from hetjax.pipeline.program import num_bytes
+from hetjax.pipeline.constraints import constrained
+from hetjax.pipeline.program import Program, num_bytes
 from hetjax.pipeline.schedule import Schedule
 from hetjax.pipeline.stages import ParameterPart
 from hetjax.planner.plan import PipelinePlan, Plan, StagePlan
@@ -197,6 +198,34 @@ class Placement:
         else:
             specs = [PartitionSpec()] * len(shapes)
         return [self.annotation(stage, spec) for spec in specs]
+
+
+def told(pipeline: PipelinePlan, program: Program) -> Program:
+    """A pipeline's program, in which the compiler is told how some values lie.
+
+    Args:
+        pipeline: the pipeline's plan.
+        program: the loss function, traced at the size of its microbatches.
+
+    Returns:
+        The program with the constraints of all stages.
+
+    Raises:
+        InputError: a specification does not divide its value evenly.
+    """
+    shardings: dict[int, NamedSharding] = {}
+    for s, stage in enumerate(pipeline.stages):
+        mesh = AbstractMesh(stage.mesh_shape, MESH_AXES)
+        for value, axes in stage.values.items():
+            spec, shape = PartitionSpec(*axes), program.avals[value].shape
+            if not divides(spec, shape, stage.mesh_shape):
+                raise InputError(
+                    f"plan: stages[{s}].values[{value}] is {list(axes)}, which does not divide its "
+                    f"shape {shape} evenly on the mesh {list(stage.mesh_shape)}"
+                )
+            if stage.submesh.num_devices > 1:
+                shardings[value] = NamedSharding(mesh, spec)
+    return constrained(program, shardings) if shardings else program
 
 
 def named(mesh: jax.sharding.Mesh, specs: Sequence[PartitionSpec]) -> list[NamedSharding]:
