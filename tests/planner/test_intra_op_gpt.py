@@ -12,8 +12,10 @@ from hetjax.mesh import DeviceKind, Link
 from hetjax.pipeline.backward import differentiate
 from hetjax.pipeline.program import Program
 from hetjax.pipeline.stages import cut
-from hetjax.planner.intra_op import Devices, StageSharding, Training, shard_stage
+from hetjax.planner.intra_op import Devices, StageSharding, Training, shard_stage, stage_sharding
 from hetjax.planner.intra_op.stage_sharding import StageProblem
+from hetjax.planner.intra_op.ties import classes_of
+from hetjax.planner.intra_op.ties import tied as tied_graph
 from hetjax.runtime.collective_bytes import collective_bytes
 
 KIND = DeviceKind("test", {"float32": 1e12}, 10**9, 1e11, "made up")
@@ -92,6 +94,25 @@ def test_the_stream_is_divided_along_the_sequence_where_memory_asks_for_it():
     assert found.memory_bytes <= free.memory_bytes * 0.98
     assert found.seconds > free.seconds
     assert found.parameters["1/mlp/up/kernel"] == (None, "tensor")
+
+
+def test_blocks_that_are_alike_are_decided_once(monkeypatch):
+    """As well as if each decided for itself."""
+    deep = NARROW._replace(blocks=5, examples=1, width=64)
+    tied = shard(deep, mesh_shapes=[(1, 4)])
+    monkeypatch.setattr(stage_sharding, "_MOST_NODES", 10**6)
+    free = shard(deep, mesh_shapes=[(1, 4)])
+    assert tied.seconds == pytest.approx(free.seconds, rel=1e-6)
+    program = program_of(deep)
+    (stage,) = cut(program, (0, program.num_positions))
+    devices, training = Devices(KIND, 4, LINK, 1e12), Training(1, 8, 1, "float32", 8.0)
+    graph = StageProblem(program, stage, devices, training, (1, 4)).graph("data")
+    classes = classes_of(graph)
+    assert max(classes) + 1 < 0.7 * len(classes)
+    choice = [0] * (max(classes) + 1)
+    assert tied_graph(graph, classes).cost(choice) == pytest.approx(
+        graph.cost([choice[each] for each in classes])
+    )
 
 
 def test_nothing_is_found_where_nothing_fits():

@@ -16,7 +16,7 @@ from hetjax.pipeline.named_schedules import make_schedule
 from hetjax.pipeline.stages import cut
 from hetjax.pipeline.times import StepTimes
 from hetjax.planner.intra_op import Devices, Training, shard_stage
-from hetjax.planner.plan import PipelinePlan, Plan, StagePlan
+from hetjax.planner.plan import PipelinePlan, Plan, Spec, StagePlan
 from hetjax.planner.plan_file import plan_from_json, plan_to_json
 from hetjax.runtime.job import build
 
@@ -73,7 +73,7 @@ def test_losses_and_gradients_are_those_of_one_device(mesh_shape, schedule, reco
             np.testing.assert_allclose(ours, theirs, atol=1e-5 * np.max(np.abs(theirs)))
 
 
-def with_values(case: Case, values: dict[int, tuple[str | None, ...]]) -> Case:
+def with_values(case: Case, values: dict[int, Spec]) -> Case:
     pipeline = case.plan.pipeline
     first, second = pipeline.stages
     stages = (replace(first, values=values), second)
@@ -85,13 +85,14 @@ def test_values_that_cannot_lie_so_are_named():
     case = case_of((1, 4))
     theirs = next(iter(case.plan.stages[1].values))
     own, spec = next(iter(case.plan.stages[0].values.items()))
-    for values, said in (
+    wrong: list[tuple[dict[int, Spec], str]] = [
         ({10**6: ()}, r"values has 1000000, which is no value that layers 0 to 0 make"),
         ({theirs: ()}, r"no value that layers 0 to 0 make"),
         ({own: ("tensor",) * (len(spec) + 1)}, r"an axis may divide one dimension"),
         ({own: ("rows",)}, r"stages\[0\].values\[\d+\] 'rows'"),
         ({own: (None,) * (len(spec) + 1)}, r"of more dimensions than the value's shape"),
-    ):
+    ]
+    for values, said in wrong:
         with pytest.raises(InputError, match=said):
             build(job_of(with_values(case, values), keep_gradients()))
     lengths = [

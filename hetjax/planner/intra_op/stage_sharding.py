@@ -26,6 +26,7 @@ from hetjax.planner.intra_op.graph import StageGraph
 from hetjax.planner.intra_op.integer_program import Graph, solve
 from hetjax.planner.intra_op.kept import kept_values
 from hetjax.planner.intra_op.operations import Operations
+from hetjax.planner.intra_op.ties import classes_of, tied
 from hetjax.planner.plan import Spec
 from hetjax.planner.work import part_shape
 from hetjax.sharding.rules import DATA, TENSOR, state_spec
@@ -122,14 +123,18 @@ def shard_stage(
     """
     began = time.perf_counter()
     best = None
+    parts = StageParts.of(program, stage, training.microbatch_size)
     for mesh_shape in mesh_shapes or tuple(_mesh_shapes(devices.count, training.microbatch_size)):
-        problem = StageProblem(program, stage, devices, training, mesh_shape)
+        problem = StageProblem(program, stage, devices, training, mesh_shape, parts)
         for rule in ("data", "state_sharded") if mesh_shape[0] > 1 else ("data",):
             found = problem.solve(rule, time_limit)
             if found and (best is None or found.seconds < best.seconds * (1 - _EQUAL)):
                 best = found
     return best and replace(best, solve_seconds=time.perf_counter() - began)
 
+
+_MOST_NODES = 60
+"""Up to this many nodes, about those of two blocks, each decides for itself."""
 
 _EQUAL = 1e-9
 """Relative difference below which two costs are the same."""
@@ -139,6 +144,30 @@ def _mesh_shapes(count: int, microbatch_size: int) -> Iterator[tuple[int, int]]:
     for data in range(count, 0, -1):
         if count % data == 0 and microbatch_size % data == 0:
             yield data, count // data
+
+
+@dataclass(frozen=True, eq=False)
+class StageParts:
+    """What is the same on every logical mesh.
+
+    Args:
+        operations: the stage's operations.
+        clusters: its clusters.
+        home: for each value the place of its cluster.
+        kept: the values that a microbatch keeps for its backward pass.
+    """
+
+    operations: Operations
+    clusters: list[Cluster]
+    home: Mapping[int, int]
+    kept: frozenset[int]
+
+    @classmethod
+    def of(cls, program: Program, stage: Stage, microbatch_size: int) -> StageParts:
+        """Those of a stage, whose program was traced at a size of microbatches."""
+        found = _operations(program, stage, microbatch_size)
+        kept = kept_values(found.steps, found.avals, found.sources, found.moving)
+        return cls(found, *clusters_of(found), kept)
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,6 +194,7 @@ class StageProblem:
         devices: what it is to run on.
         training: what it is to do.
         mesh_shape: sizes of the data and the tensor axis.
+        parts: its clusters, where they are known.
     """
 
     def __init__(
@@ -174,12 +204,15 @@ class StageProblem:
         devices: Devices,
         training: Training,
         mesh_shape: tuple[int, int],
+        parts: StageParts | None = None,
     ):
         self.program, self.stage, self.mesh_shape = program, stage, mesh_shape
         self.devices, self.training = devices, training
         data, tensor = mesh_shape
         self.parts = {program.parameters[part.leaf]: part for part in stage.parameters}
-        self.operations = _operations(program, stage, training.microbatch_size)
+        found = parts or StageParts.of(program, stage, training.microbatch_size)
+        self.operations, self.clusters, self.home = found.operations, found.clusters, found.home
+        self.kept = found.kept
         optimizes = devices.kind.platform != "cpu"
         self.data_ring = Ring(devices.link, data, optimizes)
         self.costs = Costs(
@@ -190,14 +223,7 @@ class StageProblem:
             devices.kind.memory_bandwidth / TRAFFIC_SHARE,
             optimizes,
         )
-        self.clusters, self.home = clusters_of(self.operations)
         self.strategies = [strategies_of(cluster, self.costs) for cluster in self.clusters]
-        self.kept = kept_values(
-            self.operations.steps,
-            self.operations.avals,
-            self.operations.sources,
-            self.operations.moving,
-        )
 
     def ways(self, rule: str) -> list[list[Way]]:
         """The strategies of every cluster under a sharding rule."""
@@ -227,10 +253,15 @@ class StageProblem:
         """The best choice under a sharding rule; None where none fits."""
         every = self.ways(rule)
         graph = self.graph(rule, every)
-        solution = solve(graph, self.devices.memory_bytes, time_limit=time_limit)
+        classes = list(range(len(graph.seconds)))
+        if len(classes) > _MOST_NODES:
+            classes = classes_of(graph)
+        limit = self.devices.memory_bytes
+        solution = solve(tied(graph, classes), limit, time_limit=time_limit)
         if solution is None:
             return None
-        chosen = [ways[k] for ways, k in zip(every, solution.choice, strict=False)]
+        taken = [solution.choice[each] for each in classes]
+        chosen = [ways[k] for ways, k in zip(every, taken, strict=False)]
         pairs = list(zip(self.clusters, chosen, strict=True))
         return StageSharding(
             mesh_shape=self.mesh_shape,
