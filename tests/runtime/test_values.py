@@ -22,16 +22,25 @@ from hetjax.runtime.job import build
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
-MODEL = Model(("dense", "attention"), tied=True, counted=True, half_parameters=False)
+MODELS = {
+    block: Model((block, "dense"), tied=True, counted=True, half_parameters=False)
+    for block in ("attention", "weight_product")
+}
 # So fast a link that everything is divided which can be.
 DEVICES = Devices(
     DeviceKind("slow", {"float32": 1e6}, 10**9, 1e6, "made up"), 4, Link(1e15, 0), 1e9
 )
 
 
-def case_of(mesh_shape: tuple[int, int], schedule: str = "1f1b", *, recompute=False) -> Case:
+def case_of(
+    mesh_shape: tuple[int, int],
+    schedule: str = "1f1b",
+    *,
+    recompute: bool = False,
+    model: Model = MODELS["attention"],
+) -> Case:
     """Two stages on four devices each, divided as the integer program would have it."""
-    program = trace_model(MODEL, 4)
+    program = trace_model(model, 4)
     layers = (0, program.num_positions // 2, program.num_positions)
     training = Training(4, 2, 1, "float32", 0.0)
     stages = []
@@ -53,19 +62,24 @@ def case_of(mesh_shape: tuple[int, int], schedule: str = "1f1b", *, recompute=Fa
     times = StepTimes([1.0] * 2, [2.0] * 2, [0.1], [0.1], (), [1.0] * 2, [1.0] * 2)
     order = make_schedule(schedule, 2, 2, times)
     pipeline = PipelinePlan(tuple(stages), 2, 4, order)
-    return Case(MODEL, program, Plan(program.fingerprint, layers, CLUSTER, (pipeline,)))
+    return Case(model, program, Plan(program.fingerprint, layers, CLUSTER, (pipeline,)))
 
 
 @pytest.mark.parametrize(
-    ("mesh_shape", "schedule", "recompute"),
-    [((1, 4), "1f1b", False), ((2, 2), "h_1f1b_split", False), ((2, 2), "1f1b", True)],
+    ("name", "mesh_shape", "schedule", "recompute"),
+    [
+        ("attention", (1, 4), "1f1b", False),
+        ("attention", (2, 2), "h_1f1b_split", False),
+        ("weight_product", (2, 2), "1f1b", True),
+    ],
 )
-def test_losses_and_gradients_are_those_of_one_device(mesh_shape, schedule, recompute):
-    case, batch = case_of(mesh_shape, schedule, recompute=recompute), make_batch(8)
+def test_losses_and_gradients_are_those_of_one_device(name, mesh_shape, schedule, recompute):
+    model, batch = MODELS[name], make_batch(8)
+    case = case_of(mesh_shape, schedule, recompute=recompute, model=model)
     told = [spec for stage in case.plan.stages for spec in stage.values.values()]
     assert any("tensor" in spec for spec in told)
     assert plan_from_json(plan_to_json(case.plan)) == case.plan
-    loss, norm, expected = one_device_gradients(MODEL, batch)
+    loss, norm, expected = one_device_gradients(model, batch)
     with running(job_of(case, keep_gradients())) as executor:
         [reported] = train(executor, [batch])
         np.testing.assert_allclose(reported, (loss, norm), rtol=1e-5)

@@ -183,7 +183,7 @@ def strategies_of(cluster: Cluster, costs: Costs) -> list[Strategy]:
             _followed(cluster, costs, {cluster.value: d}) for d in layouts_of(cluster.value, costs)
         ]
     found = []
-    for label in _labels(cluster.leader, costs):
+    for label in _leading_labels(cluster.leader, costs):
         for layouts, seconds in _results(cluster.leader, label, costs):
             needs = _needs(cluster.leader, label)
             seconds += costs.computing(cluster.leader, label)
@@ -207,6 +207,17 @@ def _labels(operation: Operation, costs: Costs) -> list[int | None]:
     names = dict.fromkeys(label.name for each in labels for label in each if label is not None)
     taken = costs.operations.examples_label(operation) if costs.data > 1 else None
     return [None, *(name for name in names if name != taken and _is_free(operation, name, costs))]
+
+
+def _leading_labels(operation: Operation, costs: Costs) -> list[int | None]:
+    """The labels along which a leader may be divided.
+
+    A product of parameters alone is whole where there is a data axis: its gradients are partial
+    sums along that axis, which Shardy cannot have change into such along the other.
+    """
+    if costs.data > 1 and costs.operations.examples_label(operation) is None:
+        return [None]
+    return _labels(operation, costs)
 
 
 def _is_free(operation: Operation, name: int, costs: Costs) -> bool:
