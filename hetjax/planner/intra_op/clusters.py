@@ -6,6 +6,7 @@ stand behind. So a graph of hundreds of equations has a few dozen places to deci
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -142,9 +143,18 @@ class Costs:
         once = operation.flops / self.flops + operation.traffic / self.bandwidth
         return operation.passes * once / division
 
+    def moved(self, value: int, lies: Layout, layout: Layout) -> float:
+        """Seconds to bring a value from one layout to another.
+
+        That of a parameter cannot be said beside how it is stored: a compiler that finds it divided
+        otherwise than a product asks for is as likely to move what the product makes.
+        """
+        seconds = self.ring.move(self.size(value), lies, layout)
+        return math.inf if seconds and value in self.operations.weights else seconds
+
     def forward(self, need: Need, lies: Layout) -> float:
         """Seconds to bring a value to who reads it; twice where the backward pass reads it, too."""
-        return (1 + need.again) * self.ring.move(self.size(need.value), lies, need.layout)
+        return (1 + need.again) * self.moved(need.value, lies, need.layout)
 
     def backward(self, need: Need, lies: Layout) -> float:
         """Seconds to bring the cotangent of what was read to where the value lies."""

@@ -134,10 +134,10 @@ class StageGraph:
 
     def _view_seconds(self, view: View) -> FloatArray:
         """Seconds of moving the value once, and of one sum of cotangents."""
-        costs, size = self.costs, self.costs.size(view.value)
+        costs = self.costs
         return np.array(
             [
-                (1 + view.again) * costs.ring.move(size, way.lies, way.read)
+                (1 + view.again) * costs.moved(view.value, way.lies, way.read)
                 + way.sums * costs.backward(Need(view.value, None, True, False), way.lies)
                 for way in view.ways
             ]

@@ -39,7 +39,7 @@ class Graph:
     """Nodes of which each takes one of its strategies.
 
     Args:
-        seconds: for each node, what each strategy costs alone.
+        seconds: for each node, what each strategy costs alone; infinite for one that cannot be.
         memory: for each node, what memory each strategy takes, in bytes.
         edges: what pairs of nodes cost beside that; no two join the same nodes.
     """
@@ -104,7 +104,7 @@ def solve(
     result = milp(
         program.costs(),
         integrality=program.integrality(),
-        bounds=Bounds(0.0, 1.0),
+        bounds=program.bounds(),
         constraints=[*program.consistency(), *program.memory(memory_limit)],
         options={"mip_rel_gap": 0.0, "time_limit": time_limit},
     )
@@ -118,7 +118,10 @@ def solve(
 
 
 class _Program:
-    """The variables: first those of the nodes' strategies, then those of the edges' pairs."""
+    """The variables: first those of the nodes' strategies, then those of the edges' pairs.
+
+    Bounds are of type Any where they are arrays, which the stubs of scipy do not know.
+    """
 
     def __init__(self, graph: Graph):
         self.graph = graph
@@ -132,12 +135,18 @@ class _Program:
 
     def costs(self) -> FloatArray:
         """In units of what a choice costs, so that the solver's tolerances mean little."""
-        costs = [*self.alone]
+        costs = [np.where(np.isfinite(node), node, node.min()) for node in self.alone]
         for edge, pairs in zip(self.edges, self.pairs, strict=True):
             costs.append(edge.seconds[pairs[:, 0], pairs[:, 1]])
         flat = np.concatenate(costs)
         spread = sum(float(np.ptp(each)) for each in costs if len(each))
         return flat * (_COST_UNITS / spread) if spread else flat
+
+    def bounds(self) -> Bounds:
+        """Strategies that cost infinitely much are not taken."""
+        most: Any = np.ones(self.size)
+        most[: self.num_strategies] = np.isfinite(np.concatenate(self.alone))
+        return Bounds(0.0, most)
 
     def integrality(self) -> NDArray[np.int64]:
         return (np.arange(self.size) < self.num_strategies).astype(np.int64)
@@ -166,7 +175,6 @@ class _Program:
             (np.concatenate(values), (np.concatenate(rows), np.concatenate(columns))),
             shape=(len(right), self.size),
         )
-        # The stubs of scipy know no bounds but numbers.
         bounds: Any = np.array(right)
         return [LinearConstraint(matrix.tocsr(), bounds, bounds)]
 

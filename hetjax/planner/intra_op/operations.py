@@ -81,6 +81,7 @@ class Operations:
         sources: the values that the run is given.
         learned: those of them that have a gradient.
         examples: for values that have a dimension of examples, which one it is.
+        weights: the sources that are parameters; and what is made of them alone.
     """
 
     avals: Sequence[jax.ShapeDtypeStruct]
@@ -88,6 +89,7 @@ class Operations:
     sources: Sequence[int]
     learned: Sequence[int]
     examples: dict[int, int]
+    weights: set[int]
     found: list[Operation] = field(default_factory=list)
     moving: set[int] = field(default_factory=set)
     broadcasts: dict[int, tuple[int, Labels]] = field(default_factory=dict)
@@ -161,6 +163,8 @@ class Operations:
             traffic=0.0 if cost.matmul_flops else cost.bytes,
         )
         self.found.append(operation)
+        if all(read.value in self.weights for read in reads):
+            self.weights.update(step.outputs)
         self._examples_of(operation)
 
     def _num_gradients(self, step: Step, moves: set[int]) -> int:

@@ -371,5 +371,10 @@ def _operations(program: Program, stage: Stage, microbatch_size: int) -> Operati
     examples = {value: 0 for value in given if program.avals[value].shape[:1] == (microbatch_size,)}
     floats = [v for v in stage.receives if np.issubdtype(program.avals[v].dtype, np.inexact)]
     return Operations(
-        program.avals, stage.steps, [*parameters, *given], [*parameters, *floats], examples
+        program.avals,
+        stage.steps,
+        [*parameters, *given],
+        [*parameters, *floats],
+        examples,
+        set(parameters),
     )
