@@ -120,6 +120,25 @@ def shard_stage(
         and the plainest rule. None where nothing fits.
 
     Source: Alpa (Zheng et al., 2022), section 4; Harp, section 5.1.
+
+    Example:
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> from hetjax.mesh import kind
+        >>> from hetjax.pipeline.program import trace
+        >>> from hetjax.pipeline.stages import cut
+        >>> def loss(w, x):
+        ...     return jnp.mean((jnp.tanh(x @ w["up"]) @ w["down"]) ** 2)
+        >>> def matrix(rows, columns):
+        ...     return jax.ShapeDtypeStruct((rows, columns), jnp.float32)
+        >>> weights = {"down": matrix(8192, 2048), "up": matrix(2048, 8192)}
+        >>> program = trace(loss, weights, matrix(1024, 2048))
+        >>> (stage,) = cut(program, (0, program.num_positions))
+        >>> devices = Devices(kind("A100-40"), 4, Link(3e11, 5e-6), 30e9)
+        >>> training = Training(1024, 8, 1, "float32", 8.0)
+        >>> found = shard_stage(program, stage, devices, training, mesh_shapes=[(1, 4)])
+        >>> found.parameters["up"], found.parameters["down"]
+        ((None, 'tensor'), ('tensor', None))
     """
     began = time.perf_counter()
     best = None
