@@ -118,10 +118,12 @@ class Placement:
         """The places of a stage's parameters whose gradients are reduced once a step.
 
         Those are the ones that each of several devices along the data axis has whole: of these,
-        sums over the examples of all microbatches can stay partial until the last one.
+        sums over the examples of all microbatches can stay partial until the last one. Where the
+        compiler is told how values lie, it divides the whole program, and reduces as it does.
         """
         pipeline, (data, _) = self.pipeline_plan(stage), self.stage_plan(stage).mesh_shape
-        if data == 1 or pipeline.num_microbatches == 1:
+        told_of_values = bool(self.stage_plan(stage).values)
+        if data == 1 or pipeline.num_microbatches == 1 or told_of_values:
             return frozenset()
         return frozenset(
             place

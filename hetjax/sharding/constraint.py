@@ -13,8 +13,8 @@ from hetjax import _compat
 def constrain(x: Any, sharding: NamedSharding) -> Any:
     """Say how a value, and its cotangent, lies.
 
-    Unlike `jax.lax.with_sharding_constraint` it leaves no mesh in the value's type, so that a
-    traced program can be divided by the compiler or by deduction.
+    Unlike `jax.lax.with_sharding_constraint` it leaves no mesh in the value's type, so that the
+    program can be traced, divided and differentiated like any other.
 
     Args:
         x: an array of a traced function.

@@ -27,7 +27,6 @@ from hetjax.sharding.annotated_program import (
 )
 from hetjax.sharding.annotation import HSharding, Subgroup
 from hetjax.sharding.bottom_tier import ELSEWHERE, OperandError
-from hetjax.sharding.constraint import CONSTRAINT
 from hetjax.sharding.control_flow import deduce_control
 from hetjax.sharding.evaluation import evaluate_equation, holds_jaxprs
 from hetjax.sharding.refinement import refined
@@ -170,23 +169,12 @@ class _Deducer:
                 results = self.walk(inner, operands)
             elif equation.primitive.name == "optimization_barrier":
                 results = operands
-            elif equation.primitive is CONSTRAINT:
-                results = [self.constrain(operands[0], equation.params["sharding"].spec)]
             elif equation.primitive is RESHARD:
                 results = [self.reshard(operands[0], equation.params["resharding"])]
             else:
                 results = self.equation(equation, operands)
             known.update(zip(equation.outvars, results, strict=True))
         return [read(atom) for atom in program.jaxpr.outvars]
-
-    def constrain(self, value: int, spec: PartitionSpec) -> int:
-        """A value that is to lie in a certain way inside its submeshes."""
-        source = self.annotations[value]
-        if source is None:
-            return value
-        groups = tuple(group.with_spec(spec) for group in source.subgroups)
-        destination = replace(source, subgroups=groups)
-        return value if destination == source else self.move(value, destination)
 
     def reshard(self, value: int, resharding: Resharding) -> int:
         source = self.annotations[value]

@@ -81,6 +81,7 @@ def test_losses_and_gradients_are_those_of_one_device(name, mesh_shape, schedule
     assert plan_from_json(plan_to_json(case.plan)) == case.plan
     loss, norm, expected = one_device_gradients(model, batch)
     with running(job_of(case, keep_gradients())) as executor:
+        assert not executor.workers[0].placement.summed_late(0)
         [reported] = train(executor, [batch])
         np.testing.assert_allclose(reported, (loss, norm), rtol=1e-5)
         for ours, theirs in zip(gathered_state(executor), expected, strict=True):

@@ -233,6 +233,8 @@ class StageProblem:
         self.operations, self.clusters, self.home = found.operations, found.clusters, found.home
         self.kept = found.kept
         optimizes = devices.kind.platform != "cpu"
+        # Where values are told of, the runtime reduces gradients as they are made.
+        self.sums = training.num_microbatches if tensor == 1 else 1
         self.data_ring = Ring(devices.link, data, optimizes)
         self.costs = Costs(
             self.operations,
@@ -370,11 +372,11 @@ class StageProblem:
         shape = part_shape(self.program, self.parts[value])
         tensor = self.mesh_shape[1] if TENSOR in spec else 1
         size = self.operations.size(value) / tensor
-        # Gathered in either pass and its gradients scattered, or these added up once a step.
+        # Gathered in either pass and its gradients scattered, or these added up.
         seconds = (
             2 * self.data_ring.all_gather(size) + self.data_ring.add_up(size, 0)
             if DATA in spec
-            else self.data_ring.all_reduce(size) / self.training.num_microbatches
+            else self.data_ring.all_reduce(size) / self.sums
         )
         held, _ = state_bytes(
             shape, PartitionSpec(*spec), rule, self.mesh_shape, self.training.optimizer_bytes
