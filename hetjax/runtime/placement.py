@@ -24,6 +24,7 @@ from hetjax.sharding.rules import (
     DATA,
     MESH_AXES,
     REDUCTION_GROUPS,
+    TENSOR,
     divides,
     example_spec,
     parameter_spec,
@@ -118,18 +119,22 @@ class Placement:
         """The places of a stage's parameters whose gradients are reduced once a step.
 
         Those are the ones that each of several devices along the data axis has whole: of these,
-        sums over the examples of all microbatches can stay partial until the last one. Where the
-        compiler is told how values lie, it divides the whole program, and reduces as it does.
+        sums over the examples of all microbatches can stay partial until the last one. Where a
+        plan says what the tensor axis divides, the compiler divides the whole program, and reduces
+        as it does: deduction does not bring sums along two axes together as GPTs need it.
         """
         pipeline, (data, _) = self.pipeline_plan(stage), self.stage_plan(stage).mesh_shape
-        told_of_values = bool(self.stage_plan(stage).values)
-        if data == 1 or pipeline.num_microbatches == 1 or told_of_values:
+        if data == 1 or pipeline.num_microbatches == 1 or self._says_what_is_divided(stage):
             return frozenset()
         return frozenset(
             place
             for place, spec in enumerate(self.parameters(stage))
             if not any(DATA in axes_of(entry) for entry in spec)
         )
+
+    def _says_what_is_divided(self, stage: int) -> bool:
+        plan = self.stage_plan(stage)
+        return bool(plan.values) or any(TENSOR in spec for spec in plan.parameters.values())
 
     def reductions(self, stage: int) -> tuple[tuple[int, ...], ...]:
         """The places of a stage's parameters in groups whose gradients are reduced one by one.
