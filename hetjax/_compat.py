@@ -81,12 +81,15 @@ def bind_with(equation: JaxprEqn, params: Mapping[str, Any], operands: Sequence[
     return list(results) if equation.primitive.multiple_results else [results]
 
 
-def linear_identity(name: str, transpose: Callable[..., Any]) -> core.Primitive:
+def linear_identity(
+    name: str, transpose: Callable[..., Any], compiled: Callable[..., Any] | None = None
+) -> core.Primitive:
     """A primitive that computes the identity.
 
     Args:
         name: its name.
         transpose: from a cotangent, and the primitive's parameters, to the operand's cotangent.
+        compiled: what it is compiled as, from an operand and the parameters; nothing unless given.
 
     Returns:
         The primitive, which can be differentiated and compiled.
@@ -94,7 +97,10 @@ def linear_identity(name: str, transpose: Callable[..., Any]) -> core.Primitive:
     primitive = core.Primitive(name)
     primitive.def_impl(lambda x, **_: x)
     primitive.def_abstract_eval(lambda x, **_: x)
-    mlir.register_lowering(primitive, lambda context, x, **_: [x])
+    if compiled is None:
+        mlir.register_lowering(primitive, lambda context, x, **_: [x])
+    else:
+        mlir.register_lowering(primitive, mlir.lower_fun(compiled, multiple_results=False))
     ad.deflinear2(primitive, lambda cotangent, _, **params: [transpose(cotangent, **params)])
     return primitive
 

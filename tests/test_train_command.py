@@ -83,7 +83,10 @@ def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["--gin", "model.recipe = 'gpt3'"], ["unknown model recipe 'gpt3'", "gpt-quickstart"]),
         (["--gin", "model.heads = 3"], ["heads is 3", "16"]),
         (["--gin", "model.width = 2**20"], ["name = value"]),
-        (["--gin", "model.width = 1048576"], ["is too large for any device of cluster 'test'", "TB"]),
+        (
+            ["--gin", "model.width = 1048576"],
+            ["is too large for any device of cluster 'test'", "TB"],
+        ),
         (["--gin", "optimizer.name = 'adamx'"], ["'adamx'", "did you mean"]),
         (["--gin", "data.kind = 'text'", "--gin", "data.paths = 'latin.txt'"], ["not UTF-8"]),
         (["--gin", "data.kind = 'text'", "--gin", "data.paths = 'no.txt'"], ["'no.txt'"]),

@@ -16,7 +16,7 @@ FREE = frozenset(
     """
     broadcast_in_dim reshape squeeze expand_dims transpose slice dynamic_slice
     dynamic_update_slice concatenate pad rev iota copy convert_element_type bitcast_convert_type
-    stop_gradient gather random_wrap random_unwrap
+    stop_gradient gather random_wrap random_unwrap hetjax_constraint
     """.split()
 )
 
@@ -25,9 +25,9 @@ FREE = frozenset(
 REPEATABLE = frozenset(
     """
     abs add add_any and broadcast_in_dim ceil clamp concatenate convert_element_type copy cos
-    div eq erf exp exp2 expand_dims expm1 floor ge gt integer_pow iota is_finite le log log1p
-    logistic lt max min mul ne neg not or pad pow real rem reshape rev round rsqrt select_n sign
-    sin slice sqrt square squeeze stop_gradient sub tanh transpose xor
+    div eq erf exp exp2 expand_dims expm1 floor ge gt hetjax_constraint integer_pow iota
+    is_finite le log log1p logistic lt max min mul ne neg not or pad pow real rem reshape rev
+    round rsqrt select_n sign sin slice sqrt square squeeze stop_gradient sub tanh transpose xor
     """.split()
 )
 

@@ -98,6 +98,26 @@ def cut(program: Program, boundaries: Sequence[int]) -> tuple[Stage, ...]:
     return tuple(cutter.stage(index) for index in range(len(boundaries) - 1))
 
 
+def made_between(program: Program, first: int, end: int) -> frozenset[int]:
+    """The values that a stage makes which has some positions, and no other stage.
+
+    Args:
+        program: the traced loss function.
+        first: its first position.
+        end: the position after its last.
+
+    Returns:
+        Numbers of values; not those of cheap steps that every stage computes for itself.
+    """
+    found: set[int] = set()
+    position = 0
+    for step in program.steps:
+        if first <= position and position + step.iterations <= end:
+            found.update(step.outputs)
+        position += step.iterations
+    return frozenset(found - shared_steps(program))
+
+
 def crossing_values(program: Program, boundary: int) -> tuple[jax.ShapeDtypeStruct, ...]:
     """The values that cross a cut at one position.
 

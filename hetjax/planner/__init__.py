@@ -15,6 +15,7 @@ from jaxtyping import PyTree
 from hetjax.mesh.cluster import Cluster
 from hetjax.planner.alternatives import differences, next_best
 from hetjax.planner.dynamic_program import Alternative, DynamicProgram, Found
+from hetjax.planner.intra_op import shard_stages
 from hetjax.planner.microbatches import Choice, choose_microbatches
 from hetjax.planner.no_fit import does_not_fit
 from hetjax.planner.parts import PartAlone, parts_alone
@@ -181,6 +182,8 @@ def solve(problem: PlanningProblem, planner: Planner | None = None) -> Plan:
 def complete(plan: Plan, problem: PlanningProblem) -> Plan:
     """Predict a plan, with the schedule that its problem names.
 
+    Stages with a tensor axis are annotated by intra-operator sharding.
+
     Args:
         plan: a plan for the problem, with the warm-up schedule that its stages were chosen for.
         problem: the problem.
@@ -188,7 +191,17 @@ def complete(plan: Plan, problem: PlanningProblem) -> Plan:
     Returns:
         The plan with that schedule and its prediction.
     """
-    made = predict(plan, problem)
+    made = _annotated(predict(plan, problem), problem)
     if problem.schedule == problem.warm_up_schedule:
         return made
     return choose_schedule(made, problem.schedule)
+
+
+def _annotated(plan: Plan, problem: PlanningProblem) -> Plan:
+    """The plan with annotations on stages with a tensor axis, unless these are too much for it."""
+    sharded = shard_stages(plan, problem)
+    if sharded is plan:
+        return plan
+    made = predict(sharded, problem)
+    assert made.prediction is not None
+    return made if all(stage.fits for stage in made.prediction.stages) else plan

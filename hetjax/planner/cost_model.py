@@ -473,21 +473,43 @@ def _parameter_bytes(
         key = (shape.shape, shape.dtype, override)
         if key not in known:
             spec = _spec_of(shape.shape, override, execution)
-            size = num_bytes(shape)
-            elements = size / shape.dtype.itemsize
-            summed = elements * accumulator_dtype(shape.dtype).itemsize
-            state = elements * problem.optimizer_bytes
-            of_state = state_spec(execution.sharding, spec, shape.shape, mesh_shape)
-            parts, state_parts = division(spec, mesh_shape), division(of_state, mesh_shape)
-            # Whole sums of gradients and the divided ones of a group are there at once.
-            scattered = summed / state_parts / REDUCTION_GROUPS if state_parts != parts else 0.0
             known[key] = (
-                size / division(spec, (1, mesh_shape[1])),
-                (size + summed) / parts + state / state_parts + scattered,
-                (size + summed + state) / state_parts,
+                num_bytes(shape) / division(spec, (1, mesh_shape[1])),
+                *state_bytes(shape, spec, execution.sharding, mesh_shape, problem.optimizer_bytes),
             )
         whole[place], held[place], updated[place] = known[key]
     return runs.held(whole), runs.held(held), runs.held(updated)
+
+
+def state_bytes(
+    shape: jax.ShapeDtypeStruct,
+    spec: PartitionSpec,
+    sharding: str,
+    mesh_shape: tuple[int, int],
+    optimizer_bytes: float,
+) -> tuple[float, float]:
+    """Bytes of a parameter, its gradient and its optimizer state on one device.
+
+    Args:
+        shape: the parameter's shape and dtype.
+        spec: how it is divided.
+        sharding: the stage's sharding rule.
+        mesh_shape: sizes of the data and the tensor axis.
+        optimizer_bytes: bytes of optimizer state for each element.
+
+    Returns:
+        What is held, at the moment of the most; and that of it which the device updates.
+    """
+    size = num_bytes(shape)
+    elements = size / shape.dtype.itemsize
+    summed = elements * accumulator_dtype(shape.dtype).itemsize
+    state = elements * optimizer_bytes
+    of_state = state_spec(sharding, spec, shape.shape, mesh_shape)
+    parts, state_parts = division(spec, mesh_shape), division(of_state, mesh_shape)
+    # Whole sums of gradients and the divided ones of a group are there at once.
+    scattered = summed / state_parts / REDUCTION_GROUPS if state_parts != parts else 0.0
+    held = (size + summed) / parts + state / state_parts + scattered
+    return held, (size + summed + state) / state_parts
 
 
 def state_division(program: Program, part: ParameterPart, execution: Execution) -> int:

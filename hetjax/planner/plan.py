@@ -10,6 +10,7 @@ from hetjax.errors import InputError, unknown_name
 from hetjax.mesh.cluster import Cluster, SubMesh
 from hetjax.pipeline.program import Program
 from hetjax.pipeline.schedule import Schedule, check
+from hetjax.pipeline.stages import made_between
 from hetjax.pipeline.times import StepTimes
 from hetjax.sharding.rules import MESH_AXES, RULES
 
@@ -29,6 +30,8 @@ class StagePlan:
         mesh_shape: their logical mesh: sizes of the ``data`` and the ``tensor`` axis.
         sharding: the rule that divides its arrays, one of `hetjax.sharding.RULES`.
         parameters: specifications that override the rule, by parameter path.
+        values: specifications of values that the stage makes, by their number in the program; how
+            the others lie is the compiler's choice.
         recompute: whether forward steps run again in the backward pass instead of keeping what they
             made.
     """
@@ -39,6 +42,7 @@ class StagePlan:
     sharding: str = "data"
     parameters: Mapping[str, Spec] = field(default_factory=dict)
     recompute: bool = False
+    values: Mapping[int, Spec] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -309,6 +313,27 @@ def validate_for(plan: Plan, program: Program, batch_size: int | None = None) ->
                         f"plan: stages[{s}].parameters[{name!r}] is {list(spec)}, of more "
                         f"dimensions than the parameter's shape {shape}"
                     )
+            _validate_values(plan, stage, program, f"plan: stages[{s}].values")
+
+
+def _validate_values(plan: Plan, stage: StagePlan, program: Program, where: str) -> None:
+    """Check that a stage makes the values that it is told of."""
+    if not stage.values:
+        return
+    first, end = (plan.layers[layer] for layer in stage.layers)
+    made = made_between(program, first, end)
+    for value, spec in stage.values.items():
+        if value not in made:
+            raise InputError(
+                f"{where} has {value}, which is no value that layers {stage.layers[0]} to "
+                f"{stage.layers[1] - 1} make"
+            )
+        shape = program.avals[value].shape
+        if len(spec) > len(shape):
+            raise InputError(
+                f"{where}[{value}] is {list(spec)}, of more dimensions than the value's shape "
+                f"{shape}"
+            )
 
 
 def _validate_layers(plan: Plan) -> None:
@@ -387,11 +412,15 @@ def _validate_stage(stage: StagePlan, cluster: Cluster, where: str) -> None:
     if stage.sharding not in RULES:
         raise InputError(unknown_name(f"{where}.sharding", stage.sharding, RULES))
     for name, spec in stage.parameters.items():
-        for axis in spec:
-            if axis is not None and axis not in MESH_AXES:
-                raise InputError(unknown_name(f"{where}.parameters[{name!r}]", axis, MESH_AXES))
-        used = [axis for axis in spec if axis is not None]
-        if len(used) > len(set(used)):
-            raise InputError(
-                f"{where}.parameters[{name!r}] is {list(spec)}; an axis may divide one dimension"
-            )
+        _validate_spec(spec, f"{where}.parameters[{name!r}]")
+    for value, spec in stage.values.items():
+        _validate_spec(spec, f"{where}.values[{value}]")
+
+
+def _validate_spec(spec: Spec, where: str) -> None:
+    for axis in spec:
+        if axis is not None and axis not in MESH_AXES:
+            raise InputError(unknown_name(where, axis, MESH_AXES))
+    used = [axis for axis in spec if axis is not None]
+    if len(used) > len(set(used)):
+        raise InputError(f"{where} is {list(spec)}; an axis may divide one dimension")

@@ -44,6 +44,7 @@ class _Stage(_Record):
     sharding: str = "data"
     parameters: dict[str, list[str | None]] = {}
     recompute: bool = False
+    values: dict[Annotated[int, Field(strict=False)], list[str | None]] = {}
 
 
 class _Schedule(_Record):
@@ -219,7 +220,12 @@ def _stage_to_json(stage: StagePlan) -> dict[str, Any]:
         "sharding": stage.sharding,
         "parameters": {name: list(spec) for name, spec in stage.parameters.items()},
         "recompute": stage.recompute,
+        **({"values": _values_to_json(stage)} if stage.values else {}),
     }
+
+
+def _values_to_json(stage: StagePlan) -> dict[str, list[str | None]]:
+    return {str(value): list(spec) for value, spec in stage.values.items()}
 
 
 def _prediction_to_json(prediction: Prediction | None) -> dict[str, Any] | None:
@@ -243,6 +249,7 @@ def _pipeline(record: _Pipeline, index: int) -> PipelinePlan:
             sharding=stage.sharding,
             parameters={name: tuple(spec) for name, spec in stage.parameters.items()},
             recompute=stage.recompute,
+            values={value: tuple(spec) for value, spec in stage.values.items()},
         )
         for stage in record.stages
     )

@@ -21,7 +21,7 @@ from hetjax.planner.plan import Plan, validate, validate_for
 from hetjax.runtime.buffers import Expect, Instruction, Receive, Send, Tag
 from hetjax.runtime.feed import BatchSource
 from hetjax.runtime.instructions import evaluation_instructions, training_instructions
-from hetjax.runtime.placement import Placement
+from hetjax.runtime.placement import Placement, told
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +100,7 @@ def _placed(job: Job, make: Callable[..., PipelinePrograms]) -> Placement:
         for pipeline in plan.pipelines
     ]
     pipelines = make(
-        [traced[size] for size in sizes],
+        [told(pipeline, traced[pipeline.microbatch_size]) for pipeline in plan.pipelines],
         job.parameter_shapes(),
         job.optimizer,
         cuts,

@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from hetjax.errors import InputError
 from hetjax.pipeline.backward import accumulator_dtype
 from hetjax.pipeline.build import PipelinePrograms, Shapes
-from hetjax.pipeline.program import num_bytes
+from hetjax.pipeline.constraints import constrained
+from hetjax.pipeline.program import Program, num_bytes
 from hetjax.pipeline.schedule import Schedule
 from hetjax.pipeline.stages import ParameterPart
 from hetjax.planner.plan import PipelinePlan, Plan, StagePlan
@@ -23,6 +24,7 @@ from hetjax.sharding.rules import (
     DATA,
     MESH_AXES,
     REDUCTION_GROUPS,
+    TENSOR,
     divides,
     example_spec,
     parameter_spec,
@@ -117,16 +119,22 @@ class Placement:
         """The places of a stage's parameters whose gradients are reduced once a step.
 
         Those are the ones that each of several devices along the data axis has whole: of these,
-        sums over the examples of all microbatches can stay partial until the last one.
+        sums over the examples of all microbatches can stay partial until the last one. Where a
+        plan says what the tensor axis divides, the compiler divides the whole program, and reduces
+        as it does: deduction does not bring sums along two axes together as GPTs need it.
         """
         pipeline, (data, _) = self.pipeline_plan(stage), self.stage_plan(stage).mesh_shape
-        if data == 1 or pipeline.num_microbatches == 1:
+        if data == 1 or pipeline.num_microbatches == 1 or self._says_what_is_divided(stage):
             return frozenset()
         return frozenset(
             place
             for place, spec in enumerate(self.parameters(stage))
             if not any(DATA in axes_of(entry) for entry in spec)
         )
+
+    def _says_what_is_divided(self, stage: int) -> bool:
+        plan = self.stage_plan(stage)
+        return bool(plan.values) or any(TENSOR in spec for spec in plan.parameters.values())
 
     def reductions(self, stage: int) -> tuple[tuple[int, ...], ...]:
         """The places of a stage's parameters in groups whose gradients are reduced one by one.
@@ -197,6 +205,34 @@ class Placement:
         else:
             specs = [PartitionSpec()] * len(shapes)
         return [self.annotation(stage, spec) for spec in specs]
+
+
+def told(pipeline: PipelinePlan, program: Program) -> Program:
+    """A pipeline's program, in which the compiler is told how some values lie.
+
+    Args:
+        pipeline: the pipeline's plan.
+        program: the loss function, traced at the size of its microbatches.
+
+    Returns:
+        The program with the constraints of all stages.
+
+    Raises:
+        InputError: a specification does not divide its value evenly.
+    """
+    shardings: dict[int, NamedSharding] = {}
+    for s, stage in enumerate(pipeline.stages):
+        mesh = AbstractMesh(stage.mesh_shape, MESH_AXES)
+        for value, axes in stage.values.items():
+            spec, shape = PartitionSpec(*axes), program.avals[value].shape
+            if not divides(spec, shape, stage.mesh_shape):
+                raise InputError(
+                    f"plan: stages[{s}].values[{value}] is {list(axes)}, which does not divide its "
+                    f"shape {shape} evenly on the mesh {list(stage.mesh_shape)}"
+                )
+            if stage.submesh.num_devices > 1:
+                shardings[value] = NamedSharding(mesh, spec)
+    return constrained(program, shardings) if shardings else program
 
 
 def named(mesh: jax.sharding.Mesh, specs: Sequence[PartitionSpec]) -> list[NamedSharding]:

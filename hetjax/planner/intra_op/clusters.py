@@ -1,0 +1,295 @@
+"""Clusters: an operation that chooses how it is divided, and those that follow it.
+
+Whatever is cheap follows what it reads: of several values the one that the most matrix products
+stand behind. So a graph of hundreds of equations has a few dozen places to decide at.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from hetjax.planner.intra_op.collectives import Layout, Ring
+from hetjax.planner.intra_op.operations import Operation, Operations, Read, place_of
+
+
+@dataclass(eq=False)
+class Cluster:
+    """A leader and what follows it.
+
+    Args:
+        leader: the operation that leads; None where a value leads that the stage is given.
+        value: the first value: the leader's result, or that which is given.
+        followers: the operations that follow, each with the place of what it follows in its reads.
+    """
+
+    leader: Operation | None
+    value: int
+    followers: list[tuple[Operation, int]] = field(default_factory=list)
+
+    @property
+    def operations(self) -> Iterator[Operation]:
+        """The leader, where it is an operation, and the followers."""
+        if self.leader is not None:
+            yield self.leader
+        yield from (operation for operation, _ in self.followers)
+
+
+def clusters_of(operations: Operations) -> tuple[list[Cluster], dict[int, int]]:
+    """Group operations.
+
+    Args:
+        operations: the operations of a stage.
+
+    Returns:
+        The clusters, those of what the stage is given first; and for each value its cluster.
+    """
+    clusters = [Cluster(None, value) for value in operations.sources]
+    home = {value: place for place, value in enumerate(operations.sources)}
+    depth = dict.fromkeys(operations.sources, 0)
+    for operation in operations.found:
+        deepest = max((depth[read.value] for read in operation.reads), default=0)
+        if operation.leads:
+            clusters.append(Cluster(operation, operation.results[0]))
+            place = len(clusters) - 1
+        else:
+            main = _main(operations, operation, depth)
+            place = home[operation.reads[main].value]
+            clusters[place].followers.append((operation, main))
+        for result in operation.results:
+            home[result] = place
+            depth[result] = deepest + operation.leads
+    return clusters, home
+
+
+def _main(operations: Operations, operation: Operation, depth: Mapping[int, int]) -> int:
+    """The place of what an operation follows: the deepest that it reads, the largest of those."""
+
+    def rank(place: int) -> tuple[int, int, int]:
+        value = operation.reads[place].value
+        return depth[value], operations.size(value), -place
+
+    return max(range(len(operation.reads)), key=rank)
+
+
+@dataclass(frozen=True)
+class Need:
+    """How an operation needs a value of another cluster.
+
+    Args:
+        value: the value.
+        layout: how it is to lie.
+        is_partial: whether its cotangent comes back as a partial sum.
+        again: whether the backward pass reads it in the same way.
+    """
+
+    value: int
+    layout: Layout
+    is_partial: bool
+    again: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Strategy:
+    """One way to divide what a cluster does.
+
+    Args:
+        layouts: how each value of the cluster lies along the tensor axis.
+        needs: how it needs values of other clusters, in an order that all strategies share.
+        seconds: what it takes for one microbatch, forward and backward, without what moving values
+            of other clusters takes.
+    """
+
+    layouts: Mapping[int, Layout]
+    needs: tuple[Need, ...]
+    seconds: float
+
+
+@dataclass(frozen=True, eq=False)
+class Costs:
+    """What work and communication take.
+
+    Args:
+        operations: the operations, with the sizes of their values.
+        ring: the devices of the tensor axis.
+        data: devices of the data axis.
+        flops: FLOP/s that matrix products reach on one device.
+        bandwidth: bytes/s of unfused traffic that a device's memory manages.
+        joins_sums: whether the compiler adds partial sums before it reduces them, where their sum
+            is wanted; XLA for CPUs reduces each of them.
+    """
+
+    operations: Operations
+    ring: Ring
+    data: int
+    flops: float
+    bandwidth: float
+    joins_sums: bool
+
+    def size(self, value: int) -> float:
+        """Bytes of a value on the devices of one tensor axis together."""
+        return self.operations.size(value) / self.data_division(value)
+
+    def data_division(self, value: int) -> int:
+        """In how many parts the data axis divides a value: where it has a dimension of examples."""
+        return self.data if value in self.operations.examples else 1
+
+    def computing(self, operation: Operation, label: int | None) -> float:
+        """Seconds of an operation, forward and backward, divided along a label or not."""
+        division = 1 if label is None else self.ring.devices
+        if any(value in self.operations.examples for value in operation.results):
+            division *= self.data
+        once = operation.flops / self.flops + operation.traffic / self.bandwidth
+        return operation.passes * once / division
+
+    def moved(self, value: int, lies: Layout, layout: Layout) -> float:
+        """Seconds to bring a value from one layout to another.
+
+        That of a parameter cannot be said beside how it is stored: a compiler that finds it divided
+        otherwise than a product asks for is as likely to move what the product makes.
+        """
+        seconds = self.ring.move(self.size(value), lies, layout)
+        return math.inf if seconds and value in self.operations.weights else seconds
+
+    def forward(self, need: Need, lies: Layout) -> float:
+        """Seconds to bring a value to who reads it; twice where the backward pass reads it, too."""
+        return (1 + need.again) * self.moved(need.value, lies, need.layout)
+
+    def backward(self, need: Need, lies: Layout) -> float:
+        """Seconds to bring the cotangent of what was read to where the value lies."""
+        if need.value not in self.operations.moving:
+            return 0.0
+        size = self.size(need.value)
+        if need.is_partial:
+            return self.ring.add_up(size, lies)
+        return self.ring.move(size, need.layout, lies)
+
+    def moving(self, needs: Sequence[Need], lies: Mapping[int, Layout]) -> float:
+        """Seconds of all moves between values and one cluster that reads them.
+
+        A value is moved forward once for all who read it there in one layout.
+        """
+        forward: dict[tuple[int, Layout], float] = {}
+        for need in needs:
+            key, seconds = (need.value, need.layout), self.forward(need, lies[need.value])
+            forward[key] = max(seconds, forward.get(key, 0.0))
+        return sum(forward.values()) + sum(self.backward(need, lies[need.value]) for need in needs)
+
+
+def strategies_of(cluster: Cluster, costs: Costs) -> list[Strategy]:
+    """The ways to divide a cluster along the tensor axis.
+
+    Args:
+        cluster: the cluster.
+        costs: what work and communication take.
+
+    Returns:
+        First that which divides nothing; then one for each label of the leader that the axis can
+        divide, and where that is summed over, one for each way in which the sum may lie.
+    """
+    if cluster.leader is None:
+        return [
+            _followed(cluster, costs, {cluster.value: d}) for d in layouts_of(cluster.value, costs)
+        ]
+    found = []
+    for label in _leading_labels(cluster.leader, costs):
+        for layouts, seconds in _results(cluster.leader, label, costs):
+            needs = _needs(cluster.leader, label)
+            seconds += costs.computing(cluster.leader, label)
+            found.append(_followed(cluster, costs, layouts, needs, seconds))
+    return found
+
+
+def layouts_of(value: int, costs: Costs) -> list[Layout]:
+    """The layouts that a value can have along the tensor axis, whole first."""
+    operations, devices = costs.operations, costs.ring.devices
+    taken = operations.examples.get(value) if costs.data > 1 else None
+    shape = operations.shape(value)
+    if devices == 1:
+        return [None]
+    return [None, *(i for i, n in enumerate(shape) if n and n % devices == 0 and i != taken)]
+
+
+def _labels(operation: Operation, costs: Costs) -> list[int | None]:
+    """The labels along which an operation can be divided, and None."""
+    labels = [*(read.labels for read in operation.reads), *operation.labels]
+    names = dict.fromkeys(label.name for each in labels for label in each if label is not None)
+    taken = costs.operations.examples_label(operation) if costs.data > 1 else None
+    return [None, *(name for name in names if name != taken and _is_free(operation, name, costs))]
+
+
+def _leading_labels(operation: Operation, costs: Costs) -> list[int | None]:
+    """The labels along which a leader may be divided.
+
+    A product of parameters alone is whole where there is a data axis: its gradients are partial
+    sums along that axis, which Shardy cannot have change into such along the other.
+    """
+    if costs.data > 1 and costs.operations.examples_label(operation) is None:
+        return [None]
+    return _labels(operation, costs)
+
+
+def _is_free(operation: Operation, name: int, costs: Costs) -> bool:
+    return costs.ring.devices > 1 and costs.operations.is_divisible(
+        operation, name, costs.ring.devices
+    )
+
+
+def _results(
+    operation: Operation, label: int | None, costs: Costs
+) -> Iterator[tuple[dict[int, Layout], float]]:
+    """How the results of a leader may lie, and what adding them up takes, forward and backward."""
+    if label not in operation.summed:
+        labels = zip(operation.results, operation.labels, strict=True)
+        yield {value: place_of(each, label) for value, each in labels}, 0.0
+        return
+    (result,) = operation.results
+    size = costs.size(result)
+    for layout in layouts_of(result, costs):
+        # What was scattered comes back as a cotangent that all devices need whole.
+        back = costs.ring.move(size, layout, None) * (result in costs.operations.moving)
+        yield {result: layout}, costs.ring.add_up(size, layout) + back
+
+
+def _needs(operation: Operation, label: int | None) -> list[Need]:
+    """How an operation that is divided along a label needs what it reads."""
+    return [_need(read, label) for read in operation.reads]
+
+
+def _need(read: Read, label: int | None) -> Need:
+    place = place_of(read.labels, label)
+    return Need(read.value, place, label is not None and place is None, read.again)
+
+
+def _followed(
+    cluster: Cluster,
+    costs: Costs,
+    layouts: dict[int, Layout],
+    needs: Sequence[Need] = (),
+    seconds: float = 0.0,
+) -> Strategy:
+    """The strategy in which all operations of a cluster follow its first values."""
+    layouts, outward = dict(layouts), list(needs)
+    for operation, main in cluster.followers:
+        label = _follow(operation, operation.reads[main], layouts, costs)
+        inner = []
+        for need in _needs(operation, label):
+            (inner if need.value in layouts else outward).append(need)
+        seconds += costs.moving(inner, layouts) + costs.computing(operation, label)
+        for result, labels in zip(operation.results, operation.labels, strict=True):
+            layouts[result] = place_of(labels, label)
+            if label in operation.summed:
+                seconds += costs.ring.all_reduce(costs.size(result))
+    return Strategy(layouts, tuple(outward), seconds)
+
+
+def _follow(
+    operation: Operation, read: Read, layouts: Mapping[int, Layout], costs: Costs
+) -> int | None:
+    """The label along which an operation is divided as what it follows is."""
+    place = layouts[read.value]
+    label = None if place is None else read.labels[place]
+    if label is None or label.name not in _labels(operation, costs):
+        return None
+    return label.name

@@ -1,0 +1,177 @@
+"""The graph of a stage: a node for each cluster and each view, with what their strategies cost."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hetjax.planner.intra_op.clusters import Cluster, Costs, Need, Strategy, layouts_of
+from hetjax.planner.intra_op.collectives import Layout
+from hetjax.planner.intra_op.integer_program import Edge, FloatArray, Graph
+
+
+class Viewing(NamedTuple):
+    """A strategy of a view.
+
+    Args:
+        lies: how the value lies.
+        read: how it is read.
+        sums: whether the readers' partial cotangents are added before one collective sums them.
+    """
+
+    lies: Layout
+    read: Layout
+    sums: bool
+
+
+@dataclass(frozen=True)
+class View:
+    """How several products read one value: it is moved once for all of them.
+
+    Args:
+        value: the value.
+        home: its cluster.
+        readers: the clusters that read it.
+        ways: the strategies.
+        again: whether the backward pass reads it, too.
+    """
+
+    value: int
+    home: int
+    readers: tuple[int, ...]
+    ways: tuple[Viewing, ...]
+    again: bool
+
+
+@dataclass(eq=False)
+class StageGraph:
+    """Clusters with their strategies, as a graph for the integer program.
+
+    The graph's nodes are the clusters, in order, and after them the views.
+
+    Args:
+        clusters: the clusters.
+        strategies: the strategies of each.
+        memory: what each strategy of each cluster holds, in bytes.
+        home: the cluster of each value.
+        costs: what work and communication take.
+    """
+
+    clusters: Sequence[Cluster]
+    strategies: Sequence[Sequence[Strategy]]
+    memory: Sequence[FloatArray]
+    home: Mapping[int, int]
+    costs: Costs
+    views: list[View] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        readers: dict[int, dict[int, bool]] = {}
+        for place, ways in enumerate(self.strategies):
+            for need in ways[0].needs:
+                by_cluster = readers.setdefault(need.value, {})
+                by_cluster[place] = by_cluster.get(place, False) or need.again
+        self.views = [
+            self._view(value, tuple(by_cluster), any(by_cluster.values()))
+            for value, by_cluster in readers.items()
+            if sum(by_cluster.values()) > 1
+        ]
+        self._viewed = {view.value: place for place, view in enumerate(self.views)}
+
+    def _view(self, value: int, readers: tuple[int, ...], again: bool) -> View:
+        layouts = layouts_of(value, self.costs)
+        ways = itertools.product(
+            layouts, layouts, (False, True) if self.costs.joins_sums else (False,)
+        )
+        return View(
+            value, self.home[value], readers, tuple(itertools.starmap(Viewing, ways)), again
+        )
+
+    def graph(self) -> Graph:
+        """What the strategies cost alone and in pairs."""
+        seconds = [np.array([way.seconds for way in ways]) for ways in self.strategies]
+        seconds += [self._view_seconds(view) for view in self.views]
+        memory = [*self.memory, *(np.zeros(len(view.ways)) for view in self.views)]
+        edges: dict[tuple[int, int], FloatArray] = {}
+
+        def add(source: int, target: int, matrix: FloatArray) -> None:
+            key = (source, target)
+            edges[key] = edges[key] + matrix if key in edges else matrix
+
+        for place, view in enumerate(self.views, start=len(self.clusters)):
+            add(view.home, place, self._lies(view))
+            for reader in view.readers:
+                add(place, reader, self._reads(view, reader))
+        for target in range(len(self.clusters)):
+            for source in self._sources(target):
+                add(source, target, self._moves(source, target))
+        pairs = tuple(Edge(*key, matrix) for key, matrix in edges.items())
+        return Graph(tuple(seconds), tuple(memory), pairs)
+
+    def _sources(self, target: int) -> list[int]:
+        """The clusters whose values a cluster reads, but for those that it sees through a view."""
+        values = [need.value for need in self.strategies[target][0].needs]
+        return list(dict.fromkeys(self.home[v] for v in values if v not in self._viewed))
+
+    def _needs(self, target: int, values: Sequence[int]) -> list[tuple[Need, ...]]:
+        """For each strategy of a cluster, how it needs some values."""
+        chosen = set(values)
+        return [
+            tuple(need for need in way.needs if need.value in chosen)
+            for way in self.strategies[target]
+        ]
+
+    def _moves(self, source: int, target: int) -> FloatArray:
+        """Seconds of the moves from one cluster to another."""
+        every = {need.value for need in self.strategies[target][0].needs}
+        values = [v for v in sorted(every) if self.home[v] == source and v not in self._viewed]
+        lying = [{v: way.layouts[v] for v in values} for way in self.strategies[source]]
+        needs = self._needs(target, values)
+        return _matrix(lying, needs, lambda lies, need: self.costs.moving(need, lies))
+
+    def _view_seconds(self, view: View) -> FloatArray:
+        """Seconds of moving the value once, and of one sum of cotangents."""
+        costs = self.costs
+        return np.array(
+            [
+                (1 + view.again) * costs.moved(view.value, way.lies, way.read)
+                + way.sums * costs.backward(Need(view.value, None, True, False), way.lies)
+                for way in view.ways
+            ]
+        )
+
+    def _lies(self, view: View) -> FloatArray:
+        """0 where a cluster leaves a value as the view has it, else infinite."""
+        ways = self.strategies[view.home]
+        same = [[way.layouts[view.value] == lies for lies, _, _ in view.ways] for way in ways]
+        return np.where(same, 0.0, np.inf)
+
+    def _reads(self, view: View, reader: int) -> FloatArray:
+        """Seconds from how a view has been moved to how a reader needs it, and of cotangents."""
+        costs, value = self.costs, view.value
+
+        def seconds(way: Viewing, needs: tuple[Need, ...]) -> float:
+            forward = max(costs.forward(need, way.read) for need in needs)
+            own = (need for need in needs if not (need.is_partial and way.sums))
+            return forward + sum(costs.backward(need, way.lies) for need in own)
+
+        return _matrix(view.ways, self._needs(reader, [value]), seconds)
+
+
+def _matrix(
+    rows: Sequence[Any], columns: Sequence[Any], seconds: Callable[[Any, Any], float]
+) -> FloatArray:
+    """A function of all pairs; what is alike is computed once."""
+    row_keys = [str(row) for row in rows]
+    found: dict[tuple[str, object], float] = {}
+    result = np.empty((len(rows), len(columns)))
+    for i, row in enumerate(rows):
+        for j, column in enumerate(columns):
+            key = (row_keys[i], column)
+            if key not in found:
+                found[key] = seconds(row, column)
+            result[i, j] = found[key]
+    return result

@@ -1,0 +1,69 @@
+"""Plans with a tensor axis carry the annotations that the integer program finds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster
+from hetjax.models.gpt import GPTConfig
+from hetjax.models.language_model import language_model
+from hetjax.planner import DynamicProgram, complete, make_problem, predict
+from hetjax.planner.intra_op import shard_stages
+from hetjax.planner.plan import validate_for
+from hetjax.planner.plan_file import plan_from_json, plan_to_json
+from hetjax.planner.problem import PlanningProblem
+
+MODEL = language_model(GPTConfig(vocabulary=64, blocks=2, width=128, heads=4, sequence=32))
+LINK = Link(5e9, 1e-6)
+
+
+def problem_with(memory_bytes: int, microbatch_size: int = 1) -> PlanningProblem:
+    """A small GPT in one stage, on a node of four devices of so much memory."""
+    kind = DeviceKind("test", {"float32": 1e12}, memory_bytes, 1e11, source="made up")
+    return make_problem(
+        MODEL.loss,
+        jax.eval_shape(MODEL.init, jax.random.key(0)),
+        {"tokens": jax.ShapeDtypeStruct((4 * microbatch_size, 33), jnp.int32)},
+        cluster=Cluster("test", (Subcluster("only", kind, 1, 4, LINK, LINK),)),
+        optimizer=optax.adam(1e-3),
+        num_microbatches=4,
+        max_stages=1,
+    )
+
+
+def test_a_stage_with_a_tensor_axis_is_annotated():
+    problem = problem_with(5_000_000)
+    found = DynamicProgram().plan(problem)
+    (before,) = found.stages
+    assert before.mesh_shape[1] > 1
+    plan = complete(found, problem)
+    (stage,) = plan.stages
+    assert stage.parameters["blocks/0/mlp/up/kernel"] == (None, "tensor")
+    assert stage.parameters["blocks/0/mlp/down/kernel"] == ("tensor", None)
+    assert set(stage.parameters) == set(problem.program.parameter_names)
+    assert any("tensor" in spec for spec in stage.values.values())
+    validate_for(plan, problem.program)
+    assert plan.prediction is not None
+    assert plan.prediction.stages[0].fits
+    assert plan_from_json(plan_to_json(plan)) == plan
+
+
+def test_what_is_said_already_stays():
+    problem = problem_with(5_000_000)
+    found = DynamicProgram().plan(problem)
+    name = problem.program.parameter_names[0]
+    (stage,) = found.stages
+    said = replace(stage, parameters={name: ()})
+    plan = replace(found, pipelines=(replace(found.pipeline, stages=(said,)),))
+    assert shard_stages(predict(plan, problem), problem).stages == (said,)
+
+
+def test_plans_without_a_tensor_axis_stay_as_they_are():
+    problem = problem_with(50_000_000, microbatch_size=4)
+    plan = predict(DynamicProgram().plan(problem), problem)
+    assert plan.stages[0].mesh_shape[1] == 1
+    assert shard_stages(plan, problem) is plan
