@@ -1,4 +1,4 @@
-"""The graph of a stage: a node for each cluster and each view, with what their strategies cost."""
+"""The graph of a stage: a node for each group and each view, with what their strategies cost."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hetjax.planner.intra_op.clusters import Cluster, Costs, Need, Strategy, layouts_of
 from hetjax.planner.intra_op.collectives import Layout
+from hetjax.planner.intra_op.groups import Costs, Group, Need, Strategy, layouts_of
 from hetjax.planner.intra_op.integer_program import Edge, FloatArray, Graph
 
 
@@ -34,8 +34,8 @@ class View:
 
     Args:
         value: the value.
-        home: its cluster.
-        readers: the clusters that read it.
+        home: its group.
+        readers: the groups that read it.
         ways: the strategies.
         again: whether the backward pass reads it, too.
     """
@@ -49,19 +49,19 @@ class View:
 
 @dataclass(eq=False)
 class StageGraph:
-    """Clusters with their strategies, as a graph for the integer program.
+    """Groups with their strategies, as a graph for the integer program.
 
-    The graph's nodes are the clusters, in order, and after them the views.
+    The graph's nodes are the groups, in order, and after them the views.
 
     Args:
-        clusters: the clusters.
+        groups: the groups.
         strategies: the strategies of each.
-        memory: what each strategy of each cluster holds, in bytes.
-        home: the cluster of each value.
+        memory: what each strategy of each group holds, in bytes.
+        home: the group of each value.
         costs: what work and communication take.
     """
 
-    clusters: Sequence[Cluster]
+    groups: Sequence[Group]
     strategies: Sequence[Sequence[Strategy]]
     memory: Sequence[FloatArray]
     home: Mapping[int, int]
@@ -101,23 +101,23 @@ class StageGraph:
             key = (source, target)
             edges[key] = edges[key] + matrix if key in edges else matrix
 
-        for place, view in enumerate(self.views, start=len(self.clusters)):
+        for place, view in enumerate(self.views, start=len(self.groups)):
             add(view.home, place, self._lies(view))
             for reader in view.readers:
                 add(place, reader, self._reads(view, reader))
-        for target in range(len(self.clusters)):
+        for target in range(len(self.groups)):
             for source in self._sources(target):
                 add(source, target, self._moves(source, target))
         pairs = tuple(Edge(*key, matrix) for key, matrix in edges.items())
         return Graph(tuple(seconds), tuple(memory), pairs)
 
     def _sources(self, target: int) -> list[int]:
-        """The clusters whose values a cluster reads, but for those that it sees through a view."""
+        """The groups whose values a group reads, but for those that it sees through a view."""
         values = [need.value for need in self.strategies[target][0].needs]
         return list(dict.fromkeys(self.home[v] for v in values if v not in self._viewed))
 
     def _needs(self, target: int, values: Sequence[int]) -> list[tuple[Need, ...]]:
-        """For each strategy of a cluster, how it needs some values."""
+        """For each strategy of a group, how it needs some values."""
         chosen = set(values)
         return [
             tuple(need for need in way.needs if need.value in chosen)
@@ -125,7 +125,7 @@ class StageGraph:
         ]
 
     def _moves(self, source: int, target: int) -> FloatArray:
-        """Seconds of the moves from one cluster to another."""
+        """Seconds of the moves from one group to another."""
         every = {need.value for need in self.strategies[target][0].needs}
         values = [v for v in sorted(every) if self.home[v] == source and v not in self._viewed]
         lying = [{v: way.layouts[v] for v in values} for way in self.strategies[source]]
@@ -144,7 +144,7 @@ class StageGraph:
         )
 
     def _lies(self, view: View) -> FloatArray:
-        """0 where a cluster leaves a value as the view has it, else infinite."""
+        """0 where a group leaves a value as the view has it, else infinite."""
         ways = self.strategies[view.home]
         same = [[way.layouts[view.value] == lies for lies, _, _ in view.ways] for way in ways]
         return np.where(same, 0.0, np.inf)

@@ -14,15 +14,15 @@ from hetjax.mesh.links import Link
 from hetjax.pipeline.program import Program
 from hetjax.pipeline.stages import Stage
 from hetjax.planner.cost_model import PRODUCT_EFFICIENCY, TRAFFIC_SHARE, state_bytes
-from hetjax.planner.intra_op.clusters import (
-    Cluster,
-    Costs,
-    Strategy,
-    clusters_of,
-    strategies_of,
-)
 from hetjax.planner.intra_op.collectives import Layout, Ring
 from hetjax.planner.intra_op.graph import StageGraph
+from hetjax.planner.intra_op.groups import (
+    Costs,
+    Group,
+    Strategy,
+    groups_of,
+    strategies_of,
+)
 from hetjax.planner.intra_op.integer_program import Graph, solve
 from hetjax.planner.intra_op.kept import kept_values
 from hetjax.planner.intra_op.operations import Operations
@@ -171,13 +171,13 @@ class StageParts:
 
     Args:
         operations: the stage's operations.
-        clusters: its clusters.
-        home: for each value the place of its cluster.
+        groups: its groups.
+        home: for each value the place of its group.
         kept: the values that a microbatch keeps for its backward pass.
     """
 
     operations: Operations
-    clusters: list[Cluster]
+    groups: list[Group]
     home: Mapping[int, int]
     kept: frozenset[int]
 
@@ -186,16 +186,16 @@ class StageParts:
         """Those of a stage, whose program was traced at a size of microbatches."""
         found = _operations(program, stage, microbatch_size)
         kept = kept_values(found.steps, found.avals, found.sources, found.moving)
-        return cls(found, *clusters_of(found), kept)
+        return cls(found, *groups_of(found), kept)
 
 
 @dataclass(frozen=True, eq=False)
 class Way:
-    """A strategy of a cluster, in a stage.
+    """A strategy of a group, in a stage.
 
     Args:
         strategy: the strategy, with what the stage adds to its cost.
-        memory_bytes: what one device holds of the cluster.
+        memory_bytes: what one device holds of the group.
         spec: how its first value is divided.
     """
 
@@ -213,7 +213,7 @@ class StageProblem:
         devices: what it is to run on.
         training: what it is to do.
         mesh_shape: sizes of the data and the tensor axis.
-        parts: its clusters, where they are known.
+        parts: its groups, where they are known.
     """
 
     def __init__(
@@ -230,7 +230,7 @@ class StageProblem:
         data, tensor = mesh_shape
         self.parts = {program.parameters[part.leaf]: part for part in stage.parameters}
         found = parts or StageParts.of(program, stage, training.microbatch_size)
-        self.operations, self.clusters, self.home = found.operations, found.clusters, found.home
+        self.operations, self.groups, self.home = found.operations, found.groups, found.home
         self.kept = found.kept
         optimizes = devices.kind.platform != "cpu"
         # Where values are told of, the runtime reduces gradients as they are made.
@@ -244,11 +244,11 @@ class StageProblem:
             devices.kind.memory_bandwidth / TRAFFIC_SHARE,
             optimizes,
         )
-        self.strategies = [strategies_of(cluster, self.costs) for cluster in self.clusters]
+        self.strategies = [strategies_of(group, self.costs) for group in self.groups]
 
     def ways(self, rule: str) -> list[list[Way]]:
-        """The strategies of every cluster under a sharding rule."""
-        pairs = zip(self.clusters, self.strategies, strict=True)
+        """The strategies of every group under a sharding rule."""
+        pairs = zip(self.groups, self.strategies, strict=True)
         return [list(self._ways(*pair, rule)) for pair in pairs]
 
     def graph(self, rule: str, ways: Sequence[Sequence[Way]] | None = None) -> Graph:
@@ -259,11 +259,11 @@ class StageProblem:
             ways: the strategies, where they are at hand.
 
         Returns:
-            The graph, whose first nodes are the clusters.
+            The graph, whose first nodes are the groups.
         """
         every = ways or self.ways(rule)
         return StageGraph(
-            self.clusters,
+            self.groups,
             [[way.strategy for way in of_one] for of_one in every],
             [np.array([way.memory_bytes for way in of_one]) for of_one in every],
             self.home,
@@ -283,14 +283,14 @@ class StageProblem:
             return None
         taken = [solution.choice[each] for each in classes]
         chosen = [ways[k] for ways, k in zip(every, taken, strict=False)]
-        pairs = list(zip(self.clusters, chosen, strict=True))
+        pairs = list(zip(self.groups, chosen, strict=True))
         return StageSharding(
             mesh_shape=self.mesh_shape,
             sharding=rule,
             parameters={
-                self.program.parameter_names[self.parts[cluster.value].leaf]: way.spec
-                for cluster, way in pairs
-                if cluster.value in self.parts
+                self.program.parameter_names[self.parts[group.value].leaf]: way.spec
+                for group, way in pairs
+                if group.value in self.parts
             },
             values=self._values(way.strategy for way in chosen),
             seconds=solution.seconds,
@@ -299,35 +299,35 @@ class StageProblem:
         )
 
     def _values(self, strategies: Iterable[Strategy]) -> dict[int, Spec]:
-        """Of what leaders make, and of what goes from one cluster to another."""
+        """Of what leaders make, and of what goes from one group to another."""
         layouts: dict[int, Layout] = {}
         for strategy in strategies:
             layouts |= strategy.layouts
-        told = {cluster.value for cluster in self.clusters if cluster.leader is not None}
+        told = {group.value for group in self.groups if group.leader is not None}
         told |= {need.value for ways in self.strategies for need in ways[0].needs}
         own = {
             value
             for value in told & self.operations.moving
-            if self.clusters[self.home[value]].value not in self.parts
+            if self.groups[self.home[value]].value not in self.parts
             and value not in self.operations.sources
         }
         return {value: self._spec(value, layouts[value]) for value in sorted(own)}
 
-    def _ways(self, cluster: Cluster, strategies: Sequence[Strategy], rule: str) -> Iterator[Way]:
-        """The strategies of a cluster."""
+    def _ways(self, group: Group, strategies: Sequence[Strategy], rule: str) -> Iterator[Way]:
+        """The strategies of a group."""
         for way in strategies:
-            lies = way.layouts[cluster.value]
+            lies = way.layouts[group.value]
             sending = sum(self._giving(value, way) for value in self.stage.sends)
-            if cluster.leader is None:
-                sending += self._taking(cluster.value, lies)
+            if group.leader is None:
+                sending += self._taking(group.value, lies)
             way = replace(way, seconds=way.seconds + sending)
             memory = self._kept_bytes(way) * self.training.live_microbatches
-            spec = self._spec(cluster.value, lies)
-            if cluster.value not in self.parts:
+            spec = self._spec(group.value, lies)
+            if group.value not in self.parts:
                 yield Way(way, memory, spec)
                 continue
-            for spec in self._parameter_specs(cluster.value, lies):
-                seconds, held = self._parameter(cluster.value, spec, rule)
+            for spec in self._parameter_specs(group.value, lies):
+                seconds, held = self._parameter(group.value, spec, rule)
                 yield Way(replace(way, seconds=way.seconds + seconds), memory + held, spec)
 
     def _giving(self, value: int, way: Strategy) -> float:
@@ -343,7 +343,7 @@ class StageProblem:
         return self.costs.ring.move(self.costs.size(value), lies, None)
 
     def _kept_bytes(self, way: Strategy) -> float:
-        """Bytes that a microbatch keeps of a cluster's values; what the stage is given is whole."""
+        """Bytes that a microbatch keeps of a group's values; what the stage is given is whole."""
         total = 0.0
         for value, lies in way.layouts.items():
             if value not in self.kept or value in self.parts:

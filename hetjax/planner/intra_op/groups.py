@@ -1,4 +1,4 @@
-"""Clusters: an operation that chooses how it is divided, and those that follow it.
+"""Groups: an operation that chooses how it is divided, and those that follow it.
 
 Whatever is cheap follows what it reads: of several values the one that the most matrix products
 stand behind. So a graph of hundreds of equations has a few dozen places to decide at.
@@ -15,7 +15,7 @@ from hetjax.planner.intra_op.operations import Operation, Operations, Read, plac
 
 
 @dataclass(eq=False)
-class Cluster:
+class Group:
     """A leader and what follows it.
 
     Args:
@@ -36,31 +36,31 @@ class Cluster:
         yield from (operation for operation, _ in self.followers)
 
 
-def clusters_of(operations: Operations) -> tuple[list[Cluster], dict[int, int]]:
+def groups_of(operations: Operations) -> tuple[list[Group], dict[int, int]]:
     """Group operations.
 
     Args:
         operations: the operations of a stage.
 
     Returns:
-        The clusters, those of what the stage is given first; and for each value its cluster.
+        The groups, those of what the stage is given first; and for each value its group.
     """
-    clusters = [Cluster(None, value) for value in operations.sources]
+    groups = [Group(None, value) for value in operations.sources]
     home = {value: place for place, value in enumerate(operations.sources)}
     depth = dict.fromkeys(operations.sources, 0)
     for operation in operations.found:
         deepest = max((depth[read.value] for read in operation.reads), default=0)
         if operation.leads:
-            clusters.append(Cluster(operation, operation.results[0]))
-            place = len(clusters) - 1
+            groups.append(Group(operation, operation.results[0]))
+            place = len(groups) - 1
         else:
             main = _main(operations, operation, depth)
             place = home[operation.reads[main].value]
-            clusters[place].followers.append((operation, main))
+            groups[place].followers.append((operation, main))
         for result in operation.results:
             home[result] = place
             depth[result] = deepest + operation.leads
-    return clusters, home
+    return groups, home
 
 
 def _main(operations: Operations, operation: Operation, depth: Mapping[int, int]) -> int:
@@ -75,7 +75,7 @@ def _main(operations: Operations, operation: Operation, depth: Mapping[int, int]
 
 @dataclass(frozen=True)
 class Need:
-    """How an operation needs a value of another cluster.
+    """How an operation needs a value of another group.
 
     Args:
         value: the value.
@@ -92,13 +92,13 @@ class Need:
 
 @dataclass(frozen=True, eq=False)
 class Strategy:
-    """One way to divide what a cluster does.
+    """One way to divide what a group does.
 
     Args:
-        layouts: how each value of the cluster lies along the tensor axis.
-        needs: how it needs values of other clusters, in an order that all strategies share.
+        layouts: how each value of the group lies along the tensor axis.
+        needs: how it needs values of other groups, in an order that all strategies share.
         seconds: what it takes for one microbatch, forward and backward, without what moving values
-            of other clusters takes.
+            of other groups takes.
     """
 
     layouts: Mapping[int, Layout]
@@ -166,7 +166,7 @@ class Costs:
         return self.ring.move(size, need.layout, lies)
 
     def moving(self, needs: Sequence[Need], lies: Mapping[int, Layout]) -> float:
-        """Seconds of all moves between values and one cluster that reads them.
+        """Seconds of all moves between values and one group that reads them.
 
         A value is moved forward once for all who read it there in one layout.
         """
@@ -177,27 +177,25 @@ class Costs:
         return sum(forward.values()) + sum(self.backward(need, lies[need.value]) for need in needs)
 
 
-def strategies_of(cluster: Cluster, costs: Costs) -> list[Strategy]:
-    """The ways to divide a cluster along the tensor axis.
+def strategies_of(group: Group, costs: Costs) -> list[Strategy]:
+    """The ways to divide a group along the tensor axis.
 
     Args:
-        cluster: the cluster.
+        group: the group.
         costs: what work and communication take.
 
     Returns:
         First that which divides nothing; then one for each label of the leader that the axis can
         divide, and where that is summed over, one for each way in which the sum may lie.
     """
-    if cluster.leader is None:
-        return [
-            _followed(cluster, costs, {cluster.value: d}) for d in layouts_of(cluster.value, costs)
-        ]
+    if group.leader is None:
+        return [_followed(group, costs, {group.value: d}) for d in layouts_of(group.value, costs)]
     found = []
-    for label in _leading_labels(cluster.leader, costs):
-        for layouts, seconds in _results(cluster.leader, label, costs):
-            needs = _needs(cluster.leader, label)
-            seconds += costs.computing(cluster.leader, label)
-            found.append(_followed(cluster, costs, layouts, needs, seconds))
+    for label in _leading_labels(group.leader, costs):
+        for layouts, seconds in _results(group.leader, label, costs):
+            needs = _needs(group.leader, label)
+            seconds += costs.computing(group.leader, label)
+            found.append(_followed(group, costs, layouts, needs, seconds))
     return found
 
 
@@ -263,15 +261,15 @@ def _need(read: Read, label: int | None) -> Need:
 
 
 def _followed(
-    cluster: Cluster,
+    group: Group,
     costs: Costs,
     layouts: dict[int, Layout],
     needs: Sequence[Need] = (),
     seconds: float = 0.0,
 ) -> Strategy:
-    """The strategy in which all operations of a cluster follow its first values."""
+    """The strategy in which all operations of a group follow its first values."""
     layouts, outward = dict(layouts), list(needs)
-    for operation, main in cluster.followers:
+    for operation, main in group.followers:
         label = _follow(operation, operation.reads[main], layouts, costs)
         inner = []
         for need in _needs(operation, label):
