@@ -32,6 +32,9 @@ def _parser() -> Parser:
     parser = Parser("hetjax.plan", "Plan a training run without training.")
     parser.add_argument("--json", action="store_true", help="print the figures as one JSON object")
     parser.add_argument("--out", metavar="FILE", help="write the plan to this file")
+    parser.add_argument(
+        "--lost", metavar="N", type=int, nargs="+", default=[], help="devices to do without"
+    )
     parser.add_argument("--report", metavar="FILE", help="write a page about the plan (HTML)")
     return parser
 
@@ -43,8 +46,10 @@ def _plan(arguments: argparse.Namespace) -> int:
             check_writable(path, option)
     # What is heavier to import comes after what can be checked without it.
     from hetjax.commands.devices import configured_cluster
+    from hetjax.planner.lost_devices import check_lost
 
     cluster = configured_cluster(configuration.cluster, configuration.runtime)
+    check_lost(cluster, arguments.lost)
     from hetjax.configuration.make import make_ingredients
 
     ingredients = make_ingredients(configuration)
@@ -55,7 +60,7 @@ def _plan(arguments: argparse.Namespace) -> int:
     from hetjax.report import write_plan_page
 
     published = published_plan(ingredients, cluster)
-    prepared = prepare(ingredients, cluster)
+    prepared = prepare(ingredients, cluster, frozenset(arguments.lost))
     published = published and predicted(ingredients, published)
     alone, others = parts(prepared), alternatives(prepared)
     if arguments.json:

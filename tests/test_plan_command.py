@@ -183,3 +183,18 @@ def test_a_file_that_cannot_be_written_is_told_before_anything_is_planned(
         captured = capsys.readouterr()
         assert captured.err.startswith(f"error: {option} /dev/null/plan.html cannot be written")
         assert not captured.out
+
+
+def test_lost_devices_are_not_used(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "plan.json"
+    given = ["--config", str(QUICKSTART), "--out", str(file)]
+    assert plan_command(monkeypatch, *given, "--lost", "1", "4") == 0
+    plan = Plan.load(file)
+    used = {device for stage in plan.stages for device in plan.cluster.device_ids(stage.submesh)}
+    assert used
+    assert not used & {1, 4}
+    capsys.readouterr()
+    assert plan_command(monkeypatch, *given, "--lost", "6") == 2
+    assert "lost: device 6 is not in cluster 'quickstart'" in capsys.readouterr().err

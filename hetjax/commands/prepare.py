@@ -33,6 +33,7 @@ from hetjax.planner import (
     parts_alone,
     predict,
 )
+from hetjax.planner.lost_devices import lost_in_part
 from hetjax.planner.microbatches import divisors
 from hetjax.planner.profiler import ProfileDatabase
 from hetjax.report import format_bytes
@@ -72,12 +73,15 @@ class Prepared:
     planned: Planned | None = None
 
 
-def prepare(ingredients: Ingredients, source: Cluster | Path) -> Prepared:
+def prepare(
+    ingredients: Ingredients, source: Cluster | Path, lost: frozenset[int] = frozenset()
+) -> Prepared:
     """Plan a run, or fit a plan to it.
 
     Args:
         ingredients: the model, the data and the optimizer.
         source: the cluster to plan for, or the file of a plan to follow.
+        lost: devices of the cluster that a plan is made without.
 
     Returns:
         What the run begins with.
@@ -89,7 +93,7 @@ def prepare(ingredients: Ingredients, source: Cluster | Path) -> Prepared:
     runtime = ingredients.configuration.runtime
     if isinstance(source, Cluster):
         use_devices(source, runtime)
-        planned = _find(ingredients, source)
+        planned = _find(ingredients, source, lost)
         plan = complete(planned.found.plan, planned.problem)
         return Prepared(ingredients, plan, time.perf_counter() - began, planned)
     given = _load(source, ingredients.configuration)
@@ -162,10 +166,13 @@ def parts(prepared: Prepared) -> tuple[PartAlone, ...]:
 
     def plan_on(part: Cluster) -> Plan | None:
         stages = min(planned.problem.min_stages, part.num_devices)
+        lost = lost_in_part(prepared.plan.cluster, part, planned.problem.lost)
+        if len(lost) == part.num_devices:
+            return None
         found = [
             (each.score, problem, each.plan)
             for whole in planned.tried
-            for problem in [replace(whole, cluster=part, min_stages=stages)]
+            for problem in [replace(whole, cluster=part, min_stages=stages, lost=lost)]
             for each in [DynamicProgram().find(problem)]
             if each is not None
         ]
@@ -205,6 +212,7 @@ class _Problems:
         ingredients: the model, the data and the optimizer.
         cluster: the devices.
         database: where measurements are taken from.
+        lost: devices to do without.
     """
 
     def __init__(
@@ -212,14 +220,16 @@ class _Problems:
         ingredients: Ingredients,
         cluster: Cluster,
         database: ProfileDatabase | None = None,
+        lost: frozenset[int] = frozenset(),
     ):
         self._ingredients, self._cluster, self._database = ingredients, cluster, database
+        self._lost = lost
         self.stated: dict[int, PlanningProblem] = {}
 
     def of(self, count: int) -> PlanningProblem:
         """The problem for a number of microbatches."""
         if count not in self.stated:
-            problem = _problem(self._ingredients, self._cluster, count)
+            problem = replace(_problem(self._ingredients, self._cluster, count), lost=self._lost)
             if self._database is not None:
                 problem = with_profile(problem, self._database)
             self.stated[count] = problem
@@ -241,12 +251,12 @@ def alternatives(prepared: Prepared) -> tuple[Alternative, ...]:
     return next_best(planned.problem, planned.found, DynamicProgram(), planned.others)
 
 
-def _find(ingredients: Ingredients, cluster: Cluster) -> Planned:
+def _find(ingredients: Ingredients, cluster: Cluster, lost: frozenset[int]) -> Planned:
     """The plan of the configured number of microbatches, or of the best."""
     settings, planner = ingredients.configuration, DynamicProgram()
     folder = settings.planner.profile
     database = None if folder is None else profile_database(folder)
-    problems = _Problems(ingredients, cluster, database)
+    problems = _Problems(ingredients, cluster, database, lost)
     if settings.train.microbatches is not None:
         problem = problems.of(settings.train.microbatches)
         if database is not None:

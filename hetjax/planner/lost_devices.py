@@ -33,6 +33,35 @@ def check_lost(cluster: Cluster, lost: Collection[int]) -> None:
         raise InputError(f"lost: no device of cluster {cluster.name!r} is left")
 
 
+def lost_in_part(cluster: Cluster, part: Cluster, lost: Collection[int]) -> frozenset[int]:
+    """The devices that are gone, in the numbers of a part of the cluster.
+
+    Args:
+        cluster: the whole.
+        part: some of its subclusters.
+        lost: the devices, counted through the whole.
+
+    Returns:
+        Those of them that are in the part, counted through it.
+
+    Example:
+        >>> from hetjax.mesh import Link, Subcluster, kind
+        >>> link = Link(10e9, 1e-6)
+        >>> two = [Subcluster(name, kind("V100"), 1, 4, link, link) for name in "ab"]
+        >>> whole = Cluster("two", tuple(two), (("a", "b", link),))
+        >>> lost_in_part(whole, whole.part(["b"]), {1, 6})
+        frozenset({2})
+    """
+    of_part: dict[int, int] = {}
+    first = 0
+    for subcluster in part.subclusters:
+        whole = cluster.device_ids(SubMesh(subcluster.name, 0, (1, 1)))[0]
+        for place in range(subcluster.num_devices):
+            of_part[whole + place] = first + place
+        first += subcluster.num_devices
+    return frozenset(of_part[device] for device in lost if device in of_part)
+
+
 def lost_of_nodes(cluster: Cluster, lost: Collection[int]) -> tuple[tuple[int, ...], ...]:
     """How many devices of each node cannot be used, for each subcluster.
 
