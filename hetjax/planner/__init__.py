@@ -142,8 +142,10 @@ def plan(
         ... )
         >>> for stage in made.pipeline.stages:
         ...     print(stage.layers, stage.submesh)
-        (0, 4) slow[0:2] 1x2
-        (4, 12) fast[0:2] 1x2
+        (0, 2) slow[0:1] 1x1
+        (2, 4) slow[1:2] 1x1
+        (4, 8) fast[0:1] 1x1
+        (8, 12) fast[1:2] 1x1
     """
     problem = make_problem(
         loss_function,

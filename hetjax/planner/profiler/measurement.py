@@ -89,8 +89,8 @@ def typical(seconds: Sequence[float]) -> tuple[float, float]:
         The median, and the width of the band of the middle half as a share of it.
 
     Example:
-        >>> typical([1.0, 1.0, 1.1, 0.9, 7.0])
-        (1.0, 0.05)
+        >>> typical([1.0, 0.9, 1.0, 1.1, 1.0, 1.2, 0.8, 7.0])
+        (1.0, 0.2)
     """
     limit = _OUTLIER * median(seconds)
     kept = sorted(each for each in seconds if each <= limit)
