@@ -19,24 +19,35 @@ def shard_stages(plan: Plan, problem: PlanningProblem) -> Plan:
     fits.
 
     Args:
-        plan: a plan of one pipeline, with a prediction.
+        plan: a plan with a prediction.
         problem: the problem that it solves.
 
     Returns:
         The plan, without a prediction where anything has changed.
     """
-    pipeline, prediction = plan.pipeline, plan.prediction
-    assert prediction is not None, "the memory that is left follows from a prediction"
-    if not any(map(_is_open, pipeline.stages)):
+    assert plan.prediction is not None, "the memory that is left follows from a prediction"
+    if not any(map(_is_open, plan.stages)):
         return plan
-    runs = cut(problem.program, plan.boundaries(pipeline))
-    stages = tuple(
-        _sharded(plan, pipeline, problem, run, predicted) if _is_open(stage) else stage
-        for stage, run, predicted in zip(pipeline.stages, runs, prediction.stages, strict=True)
+    pipelines = tuple(
+        replace(pipeline, stages=_sharded_stages(plan, first, pipeline, problem))
+        for first, pipeline in plan.numbered_pipelines()
     )
-    if stages == pipeline.stages:
+    if pipelines == plan.pipelines:
         return plan
-    return replace(plan, pipelines=(replace(pipeline, stages=stages),), prediction=None)
+    return replace(plan, pipelines=pipelines, prediction=None)
+
+
+def _sharded_stages(
+    plan: Plan, first: int, pipeline: PipelinePlan, problem: PlanningProblem
+) -> tuple[StagePlan, ...]:
+    """The stages of a pipeline, the first of which has a number in the plan."""
+    assert plan.prediction is not None
+    runs = cut(problem.program, plan.boundaries(pipeline))
+    predicted = plan.prediction.stages[first : first + len(pipeline.stages)]
+    return tuple(
+        _sharded(plan, pipeline, problem, run, expected) if _is_open(stage) else stage
+        for stage, run, expected in zip(pipeline.stages, runs, predicted, strict=True)
+    )
 
 
 def _is_open(stage: StagePlan) -> bool:
