@@ -17,7 +17,7 @@ import pytest
 from cases import CLUSTER
 
 import hetjax
-from hetjax.mesh import KINDS, Cluster, Link, Subcluster
+from hetjax.mesh import KINDS, Cluster, Link, Subcluster, SubMesh
 from hetjax.models import (
     GPTConfig,
     ImageModel,
@@ -117,13 +117,14 @@ def planned(model: Model, cluster: Cluster, **options: Any) -> hetjax.Plan:
     )
 
 
-def cut_in_the_middle(plan: hetjax.Plan) -> hetjax.Plan:
-    """The plan with half of its layers on each of its two stages."""
-    last = len(plan.layers) - 1
-    halves = ((0, last // 2), (last // 2, last))
-    stages = tuple(
-        dataclasses.replace(stage, layers=layers)
-        for stage, layers in zip(plan.stages, halves, strict=True)
+def on_unlike_submeshes(plan: hetjax.Plan) -> hetjax.Plan:
+    """The plan with half of its layers on the two devices of "two", half on the one of "one"."""
+    middle, last = (len(plan.layers) - 1) // 2, len(plan.layers) - 1
+    first, second = plan.stages
+    two, one = SubMesh("two", 0, (1, 2)), SubMesh("one", 0, (1, 1))
+    stages = (
+        dataclasses.replace(first, layers=(0, middle), submesh=two, mesh_shape=(2, 1)),
+        dataclasses.replace(second, layers=(middle, last), submesh=one, mesh_shape=(1, 1)),
     )
     pipeline = dataclasses.replace(plan.pipeline, stages=stages)
     return dataclasses.replace(plan, pipelines=(pipeline,), prediction=None)
@@ -154,6 +155,5 @@ def test_five_steps_have_the_losses_of_one_device(name: str):
 )
 def test_five_steps_of_an_image_model_on_unlike_submeshes(name: str, schedule: str):
     model = IMAGE_MODELS[name]
-    plan = cut_in_the_middle(planned(model, UNLIKE, schedule=schedule))
-    assert {stage.mesh_shape for stage in plan.stages} == {(2, 1), (1, 1)}
+    plan = on_unlike_submeshes(planned(model, UNLIKE, schedule=schedule))
     check_losses(model, plan)
