@@ -25,6 +25,9 @@ from hetjax.planner.stage_table import StageTable, make_stage_table
 _SOON = 0.01
 """By what share a plan that is wanted soon may be slower than the best, in Harp's closed form."""
 
+_UNEVEN = 1.13
+"""How much longer the pace is, at a guess, where devices cannot be shared out evenly any more."""
+
 
 @dataclass(frozen=True)
 class Alternative:
@@ -168,7 +171,10 @@ class DynamicProgram:
         assert before.table is not None, "what was found has its table"
         table = replace(before.table, lost=lost_of_nodes(problem.cluster, lost))
         runs = all_runs(problem.program, problem.works)
-        return self._found(without, runs, table, 0.0, before.pace, _SOON)
+        assert before.pace is not None, "what was found has its pace"
+        left = problem.cluster.num_devices - len(set(lost))
+        near = before.pace * problem.cluster.num_devices / left * _UNEVEN
+        return self._found(without, runs, table, 0.0, near, _SOON)
 
     def _found(
         self,

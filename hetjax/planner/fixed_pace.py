@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from hetjax.pipeline.warm_up import h_1f1b_counts
-from hetjax.planner.stage_table import FloatArray, IntArray, Slice, StageTable, Transfers
+from hetjax.planner.bands import Band
+from hetjax.planner.stage_table import FloatArray, IntArray, StageTable, Transfers
 
 TOLERANCE = 0.1
 """H-1F1B's tolerance: shorter transfers, as a share of the pace, get no warm-up of their own."""
@@ -69,77 +70,6 @@ class Move:
     extra: IntArray
 
 
-@dataclass(frozen=True, eq=False)
-class _Band:
-    """Stages on one shape of submesh that are no slower than a pace, each with its fastest option.
-
-    A stage of many layers is slow, so that few last layers are left for each first one.
-
-    Args:
-        seconds: ``[counts, width, L + 1]``: the entry ``[n, k, i]`` is for layers i to i + k, with
-            the warm-up count n; infinite where nothing fits.
-    """
-
-    seconds: FloatArray
-
-    @classmethod
-    def of(cls, cut: Slice, counts: Sequence[int], pace: float) -> _Band:
-        """The band of a slice."""
-        fits = ((cut.seconds <= pace) & (cut.live_limits >= counts[0])).any(axis=0)
-        first, end = np.nonzero(fits)
-        width, num_firsts = int((end - first).max(initial=1)), cut.seconds.shape[1]
-        ends = np.arange(num_firsts) + np.arange(1, width + 1)[:, None]
-        inside = (np.arange(num_firsts), np.minimum(ends, num_firsts - 1))
-        seconds = np.array(
-            [np.where(ends < num_firsts, each[inside], np.inf) for each in cut.seconds]
-        )
-        limits = np.array([each[inside] for each in cut.live_limits])
-        seconds[seconds > pace] = np.inf
-        # Each option counts for the largest warm-up count that fits it, and so for all below.
-        largest = np.searchsorted(np.asarray(counts), limits, side="right") - 1
-        by_count = np.full((len(counts), *ends.shape), np.inf)
-        rows, columns = np.indices(ends.shape)
-        for option, row in zip(seconds, largest, strict=True):
-            where = (row.clip(0), rows, columns)
-            value = np.where(row < 0, np.inf, option)
-            by_count[where] = np.minimum(by_count[where], value)
-        return cls(np.minimum.accumulate(by_count[::-1])[::-1])
-
-    def put_before(self, rest: FloatArray) -> FloatArray:
-        """The least of a stage and the rest behind it, by the stage's first layer.
-
-        Args:
-            rest: ``[stages, counts, L + 1]``: the entry ``[s, n, j]`` is for layers j to the end.
-
-        Returns:
-            Values of the same shape, by the first layer of the stage in front.
-        """
-        _, width, num_firsts = self.seconds.shape
-        padded = np.full((*rest.shape[:-1], num_firsts - 1 + width), np.inf)
-        padded[..., : num_firsts - 1] = rest[..., 1:]
-        # What sliding_window_view gives, in a tenth of the time.
-        stages, counts, step = padded.strides
-        shape = (*rest.shape[:-1], width, num_firsts)
-        windows = np.ndarray(shape, padded.dtype, padded, strides=(stages, counts, step, step))
-        return (self.seconds + windows).min(axis=-2)
-
-    def from_layer(self, first: int, row: int, rest: FloatArray) -> FloatArray:
-        """The stage from one layer and the rest behind it, by the rest's first layer.
-
-        Args:
-            first: the stage's first layer.
-            row: of the warm-up counts.
-            rest: ``[L + 1]``.
-
-        Returns:
-            Values ``[L + 1]``.
-        """
-        values = np.full(len(rest), np.inf)
-        band = self.seconds[row, :, first][: len(rest) - first - 1]
-        values[first + 1 : first + 1 + len(band)] = band + rest[first + 1 : first + 1 + len(band)]
-        return values
-
-
 class FixedPace:
     """The dynamic program of one pace.
 
@@ -159,7 +89,10 @@ class FixedPace:
         self.table = table
         self.num_counts = len(counts)
         self.num_stage_rows = table.max_stages or table.min_stages
-        self.stages = [[_Band.of(cut, counts, pace) for cut in slices] for slices in table.slices]
+        self.stages = [
+            [Band.of(cut, counts[0], len(counts), pace) for cut in slices]
+            for slices in table.slices
+        ]
         self.within = [self._move(transfers, pace) for transfers in table.within]
         self.between = [[self._move(transfers, pace) for transfers in row] for row in table.between]
         self.best: dict[Head, FloatArray] = {}
@@ -185,11 +118,12 @@ class FixedPace:
         slowest = np.maximum(transfers.forward, transfers.backward)
         seconds = np.where(slowest <= pace, transfers.forward + transfers.backward, np.inf)
         mean = (transfers.forward + transfers.backward) / 2
-        extra = [
-            extra_forwards(self.table.schedule, float(each), pace) if self.num_counts > 1 else 0
-            for each in mean
-        ]
-        return Move(seconds, np.array(extra))
+        if self.num_counts == 1:
+            return Move(seconds, np.zeros(len(mean), int))
+        # The blocks of a model cross in few ways.
+        means, which = np.unique(mean, return_inverse=True)
+        extra = [extra_forwards(self.table.schedule, float(each), pace) for each in means]
+        return Move(seconds, np.array(extra)[which])
 
     def _fill(self) -> None:
         for used in range(1, 1 << len(self.table.nodes)):

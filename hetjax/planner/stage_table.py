@@ -5,7 +5,9 @@ It is all that the search looks at, so that a measured profile can take the cost
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,6 +55,40 @@ class Slice:
     def num_devices(self) -> int:
         """How many devices the submesh has."""
         return self.shape[0] * self.shape[1]
+
+    @functools.cached_property
+    def fastest_by_length(self) -> FloatArray:
+        """The fastest stage that fits, of so many layers or more: the first entry is for one."""
+        num_layers = self.seconds.shape[1] - 1
+        fastest = np.full(num_layers, np.inf)
+        for seconds, limits in zip(self.seconds, self.live_limits, strict=True):
+            seconds, limits = by_length(seconds, num_layers), by_length(limits, num_layers)
+            np.minimum(fastest, np.where(limits > 0, seconds, np.inf).min(axis=1), out=fastest)
+        return np.minimum.accumulate(fastest[::-1])[::-1]
+
+
+def by_length(values: NDArray[Any], width: int) -> NDArray[Any]:
+    """Values of runs of layers, by length and first layer.
+
+    Args:
+        values: ``[L + 1, L + 1]``: the entry ``[i, j]`` is for layers i to j - 1.
+        width: how many lengths, at most L.
+
+    Returns:
+        The same memory as ``[width, L]``: the entry ``[k, i]`` is for layers i to i + k; where
+        there are no so many layers, an entry that stands for no run.
+
+    Example:
+        >>> by_length(np.array([[0, 1, 2], [0, 0, 3], [0, 0, 0]]), 2)
+        array([[1, 3],
+               [2, 0]])
+    """
+    size, step = len(values), values.itemsize
+    assert values.flags.c_contiguous, "rows follow each other"
+    # One layer on is one row and one column on; past a row's end begins the next one, below its
+    # diagonal.
+    shape, strides = (width, size - 1), (step, (size + 1) * step)
+    return np.ndarray(shape, values.dtype, values.data, step, strides)
 
 
 @dataclass(frozen=True, eq=False)
