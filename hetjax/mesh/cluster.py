@@ -36,9 +36,12 @@ class Subcluster:
         ray_resource: the Ray resource that the nodes offer, where Ray places workers by one.
         price_per_device_hour: what a device costs an hour, in any currency, more than 0; None where
             it is not known.
+        transfer_load: seconds of computing that each byte costs a device which its stage sends or
+            receives; 0 where another processor sees to transfers, as beside a GPU.
 
     Raises:
-        InputError: the name is empty, a count is less than 1, or the price is not more than 0.
+        InputError: the name is empty, a count is less than 1, the price is not more than 0, or the
+            load is less than 0.
     """
 
     name: str
@@ -49,6 +52,7 @@ class Subcluster:
     inter_node: Link
     ray_resource: str | None = None
     price_per_device_hour: float | None = None
+    transfer_load: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -64,6 +68,11 @@ class Subcluster:
             raise InputError(
                 f"subcluster {self.name!r}: price_per_device_hour: {price!r} is not allowed: it "
                 "must be more than 0 and finite"
+            )
+        if not (math.isfinite(self.transfer_load) and self.transfer_load >= 0):
+            raise InputError(
+                f"subcluster {self.name!r}: transfer_load: {self.transfer_load!r} is not allowed: "
+                "it must be 0 or more and finite"
             )
 
     @property
@@ -409,4 +418,5 @@ def _subcluster_to_json(subcluster: Subcluster) -> dict[str, Any]:
         "inter_node": _link_to_json(subcluster.inter_node),
         "ray_resource": subcluster.ray_resource,
         **({} if price is None else {"price_per_device_hour": price}),
+        **({"transfer_load": subcluster.transfer_load} if subcluster.transfer_load else {}),
     }

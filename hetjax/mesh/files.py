@@ -95,6 +95,7 @@ class _SubclusterEntry(_Entry):
     inter_node: _LinkEntry | None = None
     ray_resource: str | None = None
     price_per_device_hour: Annotated[float, pydantic.Field(gt=0, allow_inf_nan=False)] | None = None
+    transfer_load: Annotated[float, pydantic.Field(ge=0, allow_inf_nan=False)] = 0.0
 
 
 class _ClusterEntry(_Entry):
@@ -167,6 +168,7 @@ def _build_subcluster(field: str, entry: _SubclusterEntry, kind: DeviceKind) -> 
         inter_node=(entry.inter_node or entry.intra_node).link(),
         ray_resource=entry.ray_resource,
         price_per_device_hour=entry.price_per_device_hour,
+        transfer_load=entry.transfer_load,
     )
 
 

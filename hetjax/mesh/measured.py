@@ -61,6 +61,7 @@ def measured_cluster(
     nodes: Sequence[Mapping[str, Any]],
     hosts: Mapping[str, HostCpu],
     links: Mapping[frozenset[str], Link],
+    loads: Mapping[str, float] | None = None,
 ) -> Cluster:
     """The cluster of measured nodes.
 
@@ -73,6 +74,8 @@ def measured_cluster(
         nodes: what `measured_nodes` returned.
         hosts: the processor of every node that offers one, by ``NodeID``.
         links: the link between every two nodes, by their ``NodeID``.
+        loads: what a byte sent or received costs the processors of nodes, by ``NodeID``; see
+            `Subcluster.transfer_load`.
 
     Returns:
         A cluster named ``"ray"``. Links inside a node are assumed, as for `Cluster.from_ray`.
@@ -93,7 +96,7 @@ def measured_cluster(
     ]
     own = [_owns_resource(group, places) for group in groups]
     described = zip(_names(groups, own), groups, own, _kinds(groups, hosts), strict=True)
-    subclusters = [_subcluster(*each, links) for each in described]
+    subclusters = [_subcluster(*each, links, loads or {}) for each in described]
     between = [
         (a.name, b.name, _link_between(one, other, links))
         for (a, one), (b, other) in itertools.combinations(zip(subclusters, groups, strict=True), 2)
@@ -177,17 +180,20 @@ def _subcluster(
     own_resource: bool,
     device_kind: DeviceKind,
     links: Mapping[frozenset[str], Link],
+    loads: Mapping[str, float],
 ) -> Subcluster:
     offer = group[0].offer
+    is_host = offer.kind == HOST_CPU
     pairs = itertools.combinations((place.node for place in group), 2)
     return Subcluster(
         name,
         device_kind,
         len(group),
         offer.num_devices,
-        HOST_MEMORY if offer.kind == HOST_CPU else PCIE,
+        HOST_MEMORY if is_host else PCIE,
         _worst([links[frozenset(pair)] for pair in pairs]) or NETWORK,
         offer.ray_resource if own_resource else NODE_RESOURCE + group[0].address,
+        transfer_load=max((loads.get(place.node, 0.0) for place in group if is_host), default=0.0),
     )
 
 

@@ -7,11 +7,12 @@ import itertools
 from hetjax.mesh.cluster import SubMesh
 from hetjax.pipeline.times import StepTimes
 from hetjax.pipeline.warm_up import from_warm_up_counts
-from hetjax.planner.cost_model import Estimate, Runs, estimate
+from hetjax.planner.cost_model import Estimate, estimate
 from hetjax.planner.fixed_pace import Place
 from hetjax.planner.lost_devices import around_lost
 from hetjax.planner.plan import PipelinePlan, Plan, StagePlan
 from hetjax.planner.problem import PlanningProblem
+from hetjax.planner.runs import Runs
 from hetjax.planner.search import Candidate, transfers_between
 from hetjax.planner.stage_table import Slice, StageTable
 

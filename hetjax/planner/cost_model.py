@@ -8,213 +8,23 @@ the sum of what its layers take, but for what happens once in it.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
-import jax
 import numpy as np
-from jax.sharding import PartitionSpec
 from numpy.typing import NDArray
 
-from hetjax.mesh.cluster import Cluster, SubMesh
-from hetjax.mesh.kinds import DeviceKind
-from hetjax.mesh.links import Link
 from hetjax.pipeline.costs import Cost
-from hetjax.pipeline.program import Program, num_bytes
-from hetjax.pipeline.stages import ParameterPart
-from hetjax.pipeline.update import accumulator_dtype
-from hetjax.planner.plan import Spec
+from hetjax.planner.execution import Execution, parameter_bytes
 from hetjax.planner.problem import PlanningProblem
-from hetjax.planner.profile import Way, WayTimes
-from hetjax.planner.work import Work, part_shape
-from hetjax.sharding.rules import REDUCTION_GROUPS, division, parameter_spec, state_spec
-
-FloatArray = NDArray[np.float64]
-
-PRODUCT_EFFICIENCY = 0.7
-"""Share of the peak FLOP/s that matrix products of usual sizes reach."""
-
-TRAFFIC_SHARE = 0.3
-"""Share of the unfused memory traffic that is left once XLA has fused what it can."""
-
-TASK_SECONDS = 50e-6
-"""What it costs to start one program, whatever it computes."""
-
-USABLE_MEMORY = 0.9
-"""Share of a device's memory that a plan may fill; the rest is the runtime's."""
-
-
-@dataclass(frozen=True, eq=False)
-class Runs:
-    """The work of many runs of layers, each field an array over the runs.
-
-    Args:
-        forward_flops: FLOPs of the forward pass's matrix products.
-        forward_traffic: bytes that it reads and writes, were nothing fused.
-        backward_flops: FLOPs of the backward pass's matrix products.
-        backward_traffic: bytes that it reads and writes, were nothing fused.
-        product_bytes: bytes that the forward pass's matrix products write.
-        residual_bytes: bytes kept between the two passes.
-        input_bytes: bytes of inputs, all that is kept with recomputation.
-        boundary_bytes: bytes received and sent.
-        parts: parameter parts that occur in any run.
-        shapes: their shapes.
-        used: for each part, the layers that use it, as 1 among 0: ``[len(parts), L]``; None where
-            there is one run, which holds all parts.
-        layers: where there is one run: its first layer, and the one after its last; None for layers
-            that the planning problem does not have.
-    """
-
-    forward_flops: FloatArray
-    forward_traffic: FloatArray
-    backward_flops: FloatArray
-    backward_traffic: FloatArray
-    product_bytes: FloatArray
-    residual_bytes: FloatArray
-    input_bytes: FloatArray
-    boundary_bytes: FloatArray
-    parts: tuple[ParameterPart, ...]
-    shapes: tuple[jax.ShapeDtypeStruct, ...]
-    used: FloatArray | None = None
-    layers: tuple[int, int] | None = None
-
-    def held(self, sizes: FloatArray) -> FloatArray:
-        """What each run holds of its parts together.
-
-        Args:
-            sizes: of each part.
-
-        Returns:
-            The sum over the parts that a layer of the run uses.
-        """
-        if self.used is None:
-            return np.asarray(sizes.sum())
-        alone = self.used.sum(axis=1) == 1
-        total = _sums(sizes[alone] @ self.used[alone])
-        for size, layers in zip(sizes[~alone], self.used[~alone], strict=True):
-            total = total + size * (_sums(layers) > 0)
-        return total
-
-    def of(self, layers: tuple[int, int]) -> Runs:
-        """One of the runs, in arrays without dimensions.
-
-        Args:
-            layers: its first layer, and the one after its last.
-
-        Returns:
-            The run, with the parts that it holds.
-        """
-        first, end = layers
-        assert self.used is not None, "this is one run already"
-        places = np.flatnonzero(self.used[:, first:end].any(axis=1))
-        sizes = {
-            name: value[layers]
-            for name, value in vars(self).items()
-            if name not in ("parts", "shapes", "used", "layers")
-        }
-        parts = tuple(self.parts[place] for place in places)
-        shapes = tuple(self.shapes[place] for place in places)
-        return Runs(**sizes, parts=parts, shapes=shapes, layers=layers)
-
-    def repeating_forward(self) -> Runs:
-        """The same runs with a backward pass that computes the forward pass again."""
-        return replace(
-            self,
-            backward_flops=self.backward_flops + self.forward_flops,
-            backward_traffic=self.backward_traffic + self.forward_traffic,
-        )
-
-
-def all_runs(program: Program, works: Sequence[Work]) -> Runs:
-    """Every contiguous run of layers.
-
-    Args:
-        program: the traced loss function.
-        works: the work of each of L layers.
-
-    Returns:
-        Arrays ``[L + 1, L + 1]``: the entry ``[i, j]`` is for layers i to j - 1. Entries with
-        j <= i have no meaning.
-    """
-    received = np.array([*(work.received_bytes for work in works), 0.0])
-    # A run keeps the inputs of its first layer; the batch leaves that later ones read are small.
-    first_inputs = np.array([*(work.input_bytes for work in works), 0.0])
-    parts = tuple(dict.fromkeys(part for work in works for part in work.parts))
-    places = {part: place for place, part in enumerate(parts)}
-    used = np.zeros((len(parts), len(works)))
-    for layer, work in enumerate(works):
-        used[[places[part] for part in work.parts], layer] = 1.0
-    return Runs(
-        forward_flops=_sums([work.forward.matmul_flops for work in works]),
-        forward_traffic=_sums([work.forward.bytes for work in works]),
-        backward_flops=_sums([work.backward.matmul_flops for work in works]),
-        backward_traffic=_sums([work.backward.bytes for work in works]),
-        product_bytes=_sums([work.product_bytes for work in works]),
-        residual_bytes=_sums([work.residual_bytes for work in works]),
-        input_bytes=np.broadcast_to(first_inputs[:, None], (len(works) + 1,) * 2),
-        boundary_bytes=received[:, None] + received[None, :],
-        parts=parts,
-        shapes=tuple(part_shape(program, part) for part in parts),
-        used=used,
-    )
-
-
-def one_run(
-    program: Program, work: Work, sent_bytes: int, layers: tuple[int, int] | None = None
-) -> Runs:
-    """One run alone, in arrays without dimensions.
-
-    Args:
-        program: the traced loss function.
-        work: its work.
-        sent_bytes: bytes that it sends to the run after.
-        layers: its layers in the planning problem, where it begins and ends with such.
-    """
-    return Runs(
-        forward_flops=np.array(work.forward.matmul_flops),
-        forward_traffic=np.array(work.forward.bytes),
-        backward_flops=np.array(work.backward.matmul_flops),
-        backward_traffic=np.array(work.backward.bytes),
-        product_bytes=np.array(work.product_bytes),
-        residual_bytes=np.array(float(work.residual_bytes)),
-        input_bytes=np.array(float(work.input_bytes)),
-        boundary_bytes=np.array(float(work.received_bytes + sent_bytes)),
-        parts=work.parts,
-        shapes=tuple(part_shape(program, part) for part in work.parts),
-        layers=layers,
-    )
-
-
-@dataclass(frozen=True)
-class Execution:
-    """How a stage runs on its devices.
-
-    Args:
-        kind: the kind of the devices.
-        link: the link that carries the submesh's own collectives.
-        mesh_shape: sizes of the data and the tensor axis.
-        sharding: the sharding rule.
-        recompute: whether forward steps run again in the backward pass.
-        parameters: specifications that override the rule, by parameter path.
-        subcluster: the name of the subcluster of the devices.
-        shape: nodes of it, and devices in each.
-    """
-
-    kind: DeviceKind
-    link: Link
-    mesh_shape: tuple[int, int]
-    sharding: str = "data"
-    recompute: bool = False
-    parameters: Mapping[str, Spec] = field(default_factory=dict)
-    subcluster: str = ""
-    shape: tuple[int, int] = (1, 1)
-
-    @property
-    def way(self) -> Way:
-        """What measurements of its passes are kept under."""
-        # Where only the optimizer's state is divided, passes are as where nothing is.
-        sharding = "data" if self.sharding == "state_sharded" else self.sharding
-        return Way(self.subcluster, self.shape, self.mesh_shape, sharding)
+from hetjax.planner.profile import WayTimes
+from hetjax.planner.rates import (
+    PRODUCT_EFFICIENCY,
+    TASK_SECONDS,
+    TRAFFIC_SHARE,
+    ring_seconds,
+)
+from hetjax.planner.runs import FloatArray, Runs
+from hetjax.planner.work import Work
 
 
 @dataclass(frozen=True, eq=False)
@@ -260,7 +70,8 @@ def estimate(problem: PlanningProblem, runs: Runs, execution: Execution) -> Esti
     reduction of gradients, once a step, with the update (under ``state_sharded`` a scatter of them
     and a gather of new parameters; under ``fully_sharded`` parameters are gathered twice and
     gradients scattered, each microbatch); and gathers of what matrix products write over the tensor
-    axis, once forward and twice backward.
+    axis, once forward and twice backward. Devices that see to transfers themselves, as processors
+    do, lose the time that these take.
 
     Args:
         problem: the planning problem.
@@ -272,7 +83,9 @@ def estimate(problem: PlanningProblem, runs: Runs, execution: Execution) -> Esti
     """
     data, _ = execution.mesh_shape
     fully_sharded = execution.sharding == "fully_sharded"
-    gathered, state, updated = _parameter_bytes(problem, runs, execution)
+    gathered, state, updated = parameter_bytes(
+        problem.program, problem.optimizer_bytes, runs, execution
+    )
     parameter_pass, product_pass = _ring_passes(execution, gathered, runs.product_bytes)
     forward, backward = _computation(problem, runs, execution)
     forward = forward + parameter_pass * fully_sharded + product_pass
@@ -285,6 +98,8 @@ def estimate(problem: PlanningProblem, runs: Runs, execution: Execution) -> Esti
         again = forward if execution.recompute else 0.0
         backward = times.backward.of(runs.layers) + again
         temporary = times.temporary_bytes.of(runs.layers)
+    handling = handling_seconds(problem, runs, execution)
+    forward, backward = forward + handling, backward + handling
     exchange = 2 * parameter_pass * (not fully_sharded)
 
     kept = runs.input_bytes if execution.recompute else runs.residual_bytes
@@ -300,6 +115,25 @@ def estimate(problem: PlanningProblem, runs: Runs, execution: Execution) -> Esti
         + gathered * fully_sharded
         + temporary,
     )
+
+
+def handling_seconds(
+    problem: PlanningProblem, runs: Runs, execution: Execution
+) -> FloatArray | float:
+    """What a pass loses to the transfers that its devices see to themselves.
+
+    Args:
+        problem: the planning problem.
+        runs: the work.
+        execution: where and how.
+
+    Returns:
+        Seconds; as many cotangents come and go with a backward pass as values with a forward pass.
+    """
+    if not execution.subcluster:
+        return 0.0
+    load = problem.cluster.subcluster(execution.subcluster).transfer_load
+    return load * runs.boundary_bytes / execution.mesh_shape[0]
 
 
 def measured_times(problem: PlanningProblem, runs: Runs, execution: Execution) -> WayTimes | None:
@@ -362,7 +196,7 @@ def estimate_halves(
     """
     assert work.split is not None, "the work of the halves was not measured"
     data, _ = execution.mesh_shape
-    gathered, _, _ = _parameter_bytes(problem, runs, execution)
+    gathered, _, _ = parameter_bytes(problem.program, problem.optimizer_bytes, runs, execution)
     passes = _ring_passes(execution, gathered, np.array(work.product_bytes))
     parameter_pass, product_pass = map(float, passes)
 
@@ -372,6 +206,7 @@ def estimate_halves(
     def seconds(cost: Cost) -> float:
         return float(_roofline(problem, execution, cost.matmul_flops, cost.bytes))
 
+    handling = float(handling_seconds(problem, runs, execution))
     again = slower * seconds(work.recompute) + product_pass - TASK_SECONDS
     times = measured_times(problem, runs, execution)
     if times is not None:
@@ -385,7 +220,7 @@ def estimate_halves(
     kept = work.residual_bytes / data if execution.recompute else 0.0
     return Halves(
         recompute_seconds=again if execution.recompute else 0.0,
-        input_gradient_seconds=first + product_pass,
+        input_gradient_seconds=first + product_pass + handling,
         weight_gradient_seconds=second + product_pass + scattered,
         recomputed_bytes=int(kept),
         deferred_bytes=int(work.split.deferred_bytes / data),
@@ -396,30 +231,6 @@ def _difference(whole: Cost, part: Cost) -> Cost:
     return Cost(
         whole.flops - part.flops, whole.matmul_flops - part.matmul_flops, whole.bytes - part.bytes
     )
-
-
-def ring_seconds(link: Link, size: FloatArray, devices: int) -> FloatArray:
-    """One pass of a ring, an all-gather or a reduce-scatter; an all-reduce is two.
-
-    Args:
-        link: the link between neighbours.
-        size: bytes of the whole array.
-        devices: how many devices form the ring; with one there is nothing to do.
-
-    Returns:
-        Seconds: n - 1 messages of size / n bytes, one after another.
-    """
-    return (devices - 1) * (link.latency + size / devices / link.bandwidth)
-
-
-def transfer_seconds(link: Link, size: float) -> float:
-    """Seconds to move one microbatch's values between stages; nothing to move takes none."""
-    return link.seconds(size) if size else 0.0
-
-
-def collective_link(cluster: Cluster, submesh: SubMesh) -> Link:
-    """The link that carries a submesh's own collectives."""
-    return cluster.link_between(submesh, submesh)
 
 
 def _computation(
@@ -454,81 +265,3 @@ def _ring_passes(
         ring_seconds(execution.link, gathered, data),
         ring_seconds(execution.link, product_bytes / data, tensor),
     )
-
-
-def _parameter_bytes(
-    problem: PlanningProblem, runs: Runs, execution: Execution
-) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Bytes on one device.
-
-    Of whole parameters; of parameters, gradients and optimizer state as held; of the same as far as
-    the device updates them.
-    """
-    program, mesh_shape = problem.program, execution.mesh_shape
-    whole, held, updated = (np.zeros(len(runs.parts)) for _ in range(3))
-    # The blocks of a model have parameters of few shapes.
-    known: dict[Hashable, tuple[float, float, float]] = {}
-    for place, (part, shape) in enumerate(zip(runs.parts, runs.shapes, strict=True)):
-        override = execution.parameters.get(program.parameter_names[part.leaf])
-        key = (shape.shape, shape.dtype, override)
-        if key not in known:
-            spec = _spec_of(shape.shape, override, execution)
-            known[key] = (
-                num_bytes(shape) / division(spec, (1, mesh_shape[1])),
-                *state_bytes(shape, spec, execution.sharding, mesh_shape, problem.optimizer_bytes),
-            )
-        whole[place], held[place], updated[place] = known[key]
-    return runs.held(whole), runs.held(held), runs.held(updated)
-
-
-def state_bytes(
-    shape: jax.ShapeDtypeStruct,
-    spec: PartitionSpec,
-    sharding: str,
-    mesh_shape: tuple[int, int],
-    optimizer_bytes: float,
-) -> tuple[float, float]:
-    """Bytes of a parameter, its gradient and its optimizer state on one device.
-
-    Args:
-        shape: the parameter's shape and dtype.
-        spec: how it is divided.
-        sharding: the stage's sharding rule.
-        mesh_shape: sizes of the data and the tensor axis.
-        optimizer_bytes: bytes of optimizer state for each element.
-
-    Returns:
-        What is held, at the moment of the most; and that of it which the device updates.
-    """
-    size = num_bytes(shape)
-    elements = size / shape.dtype.itemsize
-    summed = elements * accumulator_dtype(shape.dtype).itemsize
-    state = elements * optimizer_bytes
-    of_state = state_spec(sharding, spec, shape.shape, mesh_shape)
-    parts, state_parts = division(spec, mesh_shape), division(of_state, mesh_shape)
-    # Whole sums of gradients and the divided ones of a group are there at once.
-    scattered = summed / state_parts / REDUCTION_GROUPS if state_parts != parts else 0.0
-    held = (size + summed) / parts + state / state_parts + scattered
-    return held, (size + summed + state) / state_parts
-
-
-def state_division(program: Program, part: ParameterPart, execution: Execution) -> int:
-    """In how many parts a stage's devices divide the optimizer's state of a parameter part."""
-    override = execution.parameters.get(program.parameter_names[part.leaf])
-    shape = part_shape(program, part).shape
-    spec = _spec_of(shape, override, execution)
-    of_state = state_spec(execution.sharding, spec, shape, execution.mesh_shape)
-    return division(of_state, execution.mesh_shape)
-
-
-def _spec_of(shape: tuple[int, ...], override: Spec | None, execution: Execution) -> PartitionSpec:
-    """How a stage divides a parameter part of a shape."""
-    if override is not None:
-        return PartitionSpec(*override)
-    return parameter_spec(execution.sharding, shape, execution.mesh_shape)
-
-
-def _sums(values: Sequence[float] | FloatArray) -> FloatArray:
-    """The sum of each contiguous run ``[i, j)``."""
-    before = np.concatenate([[0.0], np.cumsum(values)])
-    return before[None, :] - before[:, None]

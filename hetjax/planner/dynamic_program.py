@@ -11,7 +11,6 @@ import numpy as np
 from hetjax.errors import InputError
 from hetjax.pipeline.simulate import warm_up_makespan
 from hetjax.planner.candidates import candidate_plan, candidate_times, slice_of
-from hetjax.planner.cost_model import Runs, all_runs
 from hetjax.planner.cost_search import rented_nodes, search_by_cost
 from hetjax.planner.lost_devices import check_lost, lost_of_nodes
 from hetjax.planner.no_fit import does_not_fit
@@ -19,6 +18,7 @@ from hetjax.planner.plan import Plan, validate
 from hetjax.planner.prices import node_prices, price_of_nodes
 from hetjax.planner.problem import PlanningProblem
 from hetjax.planner.replicas import Timed, score_of, several_pipelines
+from hetjax.planner.runs import Runs, all_runs
 from hetjax.planner.search import Candidate, search
 from hetjax.planner.stage_table import StageTable, make_stage_table
 

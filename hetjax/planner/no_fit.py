@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hetjax.planner.candidates import candidate_estimates, slice_of
-from hetjax.planner.cost_model import USABLE_MEMORY, Execution, Runs, all_runs, estimate
+from hetjax.planner.cost_model import estimate
+from hetjax.planner.execution import Execution
 from hetjax.planner.problem import PlanningProblem
+from hetjax.planner.rates import USABLE_MEMORY
+from hetjax.planner.runs import Runs, all_runs
 from hetjax.planner.search import Candidate, search
 from hetjax.planner.stage_table import (
     StageTable,

@@ -14,15 +14,8 @@ from hetjax.pipeline.schedule import Schedule
 from hetjax.pipeline.simulate import simulate_schedule
 from hetjax.pipeline.timeline import Event, Timeline, stage_track
 from hetjax.pipeline.times import StepTimes
-from hetjax.planner.cost_model import (
-    Execution,
-    collective_link,
-    estimate,
-    estimate_halves,
-    one_run,
-    transfer_seconds,
-    update_rate,
-)
+from hetjax.planner.cost_model import estimate, estimate_halves, update_rate
+from hetjax.planner.execution import Execution
 from hetjax.planner.plan import (
     PipelinePlan,
     Plan,
@@ -33,6 +26,8 @@ from hetjax.planner.plan import (
     validate_for,
 )
 from hetjax.planner.problem import PlanningProblem
+from hetjax.planner.rates import collective_link, transfer_seconds
+from hetjax.planner.runs import one_run
 from hetjax.planner.sharing_cost import SharedParameters, sharing_seconds
 from hetjax.planner.work import Work, measure
 

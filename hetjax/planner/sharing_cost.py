@@ -10,7 +10,7 @@ from hetjax.mesh.links import Link
 from hetjax.pipeline.holders import Shared, updated_parts, with_updates
 from hetjax.pipeline.program import Program, num_bytes
 from hetjax.pipeline.stages import ParameterPart, cut
-from hetjax.planner.cost_model import Execution, state_division
+from hetjax.planner.execution import Execution, state_division
 from hetjax.planner.plan import Plan
 from hetjax.planner.work import part_shape
 

@@ -14,16 +14,12 @@ from numpy.typing import NDArray
 
 from hetjax.mesh.cluster import Cluster, Subcluster, SubMesh
 from hetjax.mesh.links import Link
-from hetjax.planner.cost_model import (
-    USABLE_MEMORY,
-    Execution,
-    Runs,
-    collective_link,
-    estimate,
-    transfer_seconds,
-)
+from hetjax.planner.cost_model import estimate
+from hetjax.planner.execution import Execution
 from hetjax.planner.lost_devices import lost_of_nodes
 from hetjax.planner.problem import PlanningProblem
+from hetjax.planner.rates import USABLE_MEMORY, collective_link, transfer_seconds
+from hetjax.planner.runs import Runs
 from hetjax.sharding.rules import RULES
 
 FloatArray = NDArray[np.float64]

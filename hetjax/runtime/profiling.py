@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -28,6 +29,10 @@ _REPETITIONS = (7, 40)
 
 _SECONDS = 0.6
 """Between these, until it has run for so long."""
+
+_WINDOW = 0.1
+"""What is shorter is repeated in a row: a device may be fast for a moment and pay for it later,
+as a GPU that grows hot does, or a container with a quota."""
 
 
 class StageMeasurer:
@@ -121,7 +126,10 @@ def _tasks(
 def _time_passes(
     tasks: TaskCompiler, forward: Any, backward: Any
 ) -> tuple[list[float], list[float]]:
-    """Seconds of forward and backward passes, which take turns as in training."""
+    """Seconds of forward and backward passes, which take turns as in training.
+
+    Where they are short, several of one kind are timed together.
+    """
     shapes = tasks.shapes
     fill = _Filler()
     parameters = fill(shapes.parameters, tasks.parameters)
@@ -130,19 +138,41 @@ def _time_passes(
     seeds = fill(shapes.sent, tasks.sent)
     cotangents = [seeds[place] for place in shapes.cotangents_in]
     sums = _zero_sums(tasks)
-    reads = shapes.backward_reads
+    residuals: Any = None
+
+    def run_forward() -> None:
+        nonlocal residuals
+        _, residuals = jax.block_until_ready(forward(parameters, batch, received))
+
+    def run_backward() -> None:
+        nonlocal sums
+        arguments = _read(shapes.backward_reads, batch, received, residuals, cotangents)
+        _, sums = jax.block_until_ready(backward(parameters, *arguments, sums))
+
+    passes = (run_forward, run_backward)
+    # The first repetition pays for memory and caches.
+    for run in passes:
+        run()
+    in_a_row = [_in_a_row(_mean_seconds(run, 1)) for run in passes]
     times: tuple[list[float], list[float]] = ([], [])
     began = time.perf_counter()
     while not _enough(len(times[0]), time.perf_counter() - began):
-        begin = time.perf_counter()
-        _, residuals = jax.block_until_ready(forward(parameters, batch, received))
-        middle = time.perf_counter()
-        arguments = _read(reads, batch, received, residuals, cotangents)
-        _, sums = jax.block_until_ready(backward(parameters, *arguments, sums))
-        times[0].append(middle - begin)
-        times[1].append(time.perf_counter() - middle)
-    # The first repetition pays for memory and caches.
-    return times[0][1:], times[1][1:]
+        for run, count, seconds in zip(passes, in_a_row, times, strict=True):
+            seconds.append(_mean_seconds(run, count))
+    return times
+
+
+def _in_a_row(seconds: float) -> int:
+    """How many runs of what takes so long are timed together."""
+    return max(1, math.ceil(_WINDOW / seconds))
+
+
+def _mean_seconds(run: Callable[[], None], count: int) -> float:
+    """What one of so many runs in a row takes."""
+    began = time.perf_counter()
+    for _ in range(count):
+        run()
+    return (time.perf_counter() - began) / count
 
 
 def _enough(count: int, seconds: float) -> bool:
@@ -193,13 +223,18 @@ def _update_rate(tasks: TaskCompiler, optimizer: optax.GradientTransformation) -
         compiled = jitted.lower(parameters, state, gradients).compile()
     held = jax.tree.leaves((parameters, gradients, state))
     size = sum(num_bytes(each) for each in held)
+
+    def run() -> None:
+        nonlocal parameters, state
+        parameters, state = jax.block_until_ready(compiled(parameters, state, gradients))
+
+    run()
+    count = _in_a_row(_mean_seconds(run, 1))
     seconds: list[float] = []
     began = time.perf_counter()
     while not _enough(len(seconds), time.perf_counter() - began):
-        begin = time.perf_counter()
-        parameters, state = jax.block_until_ready(compiled(parameters, state, gradients))
-        seconds.append(time.perf_counter() - begin)
-    return size / typical(seconds[1:])[0]
+        seconds.append(_mean_seconds(run, count))
+    return size / typical(seconds)[0]
 
 
 def _zero_sums(tasks: TaskCompiler) -> Any:

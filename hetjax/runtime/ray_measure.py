@@ -2,15 +2,19 @@
 
 One actor a node measures. Links are measured with the transport that training uses, from the
 moment that a message is sent to the moment that it is there: the sender sends, and the receiver
-answers with a few bytes whose time, that of the smallest message, is taken off again.
+answers with a few bytes whose time, that of the smallest message, is taken off again. Where the
+processors at a link's ends are to train, they then compute while messages go over it: what they
+compute less is what the messages cost them.
 """
 
 from __future__ import annotations
 
 import itertools
 import socket
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from statistics import median
 from typing import Any
 
 import jax
@@ -42,6 +46,12 @@ _REPEATS = 3
 _LONGEST_SECONDS = 0.5
 """A size whose message would take longer is left out, unless too few would be left."""
 
+_LOAD_BYTES = 2**20
+"""What is sent while a processor computes, again and again."""
+
+_LOAD_SECONDS = 0.5
+"""For about so long."""
+
 _ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
     "XLA_FLAGS": "--xla_force_host_platform_device_count=1",
@@ -51,7 +61,7 @@ _ENVIRONMENT = {
 def measure_cluster(say: Callable[[str], None] = lambda _: None) -> Cluster:
     """The Ray cluster that this process is connected to, measured.
 
-    Nothing else should run on it meanwhile. A node takes about half a second, a link less than two
+    Nothing else should run on it meanwhile. A node takes about half a second, a link less than four
     seconds, or ten where it carries no more than 10 Mbit/s; links are measured one after another,
     since two may share a wire.
 
@@ -73,12 +83,15 @@ def measure_cluster(say: Callable[[str], None] = lambda _: None) -> Cluster:
         say(f"measuring {len(nodes)} nodes")
         processors = probes.processors(hosts)
         pairs = list(itertools.combinations([node["NodeID"] for node in nodes], 2))
-        links = {}
+        links, loads = {}, {node: list[float]() for node in hosts}
         for place, (a, b) in enumerate(pairs, start=1):
             names = f"{probes.names[a]} and {probes.names[b]}"
             say(f"measuring link {place} of {len(pairs)}, between {names}")
             links[frozenset((a, b))] = probes.link(a, b)
-    return measured_cluster(nodes, processors, links)
+            for node, load in probes.loads(a, b, links[frozenset((a, b))]):
+                loads.get(node, []).append(load)
+    typical = {node: median(found) for node, found in loads.items() if found}
+    return measured_cluster(nodes, processors, links, typical)
 
 
 def _is_host(node: Mapping[str, Any]) -> bool:
@@ -98,6 +111,7 @@ class NodeProbe:
             self._device.client, f"{host}:0", [f"{host}:0"]
         )
         self._connections: dict[str, Any] = {}
+        self._computing = Computing(self._device)
 
     def describe(self) -> tuple[str, str]:
         """The machine that it runs on, and the address where other probes reach it."""
@@ -151,6 +165,26 @@ class NodeProbe:
             seconds.append(time.perf_counter() - start)
         return seconds
 
+    def lost_to_messages(self, does: str, peer: str, first: int, repeats: int) -> float:
+        """What messages cost this node's processor.
+
+        Args:
+            does: what this end does, ``"echo"`` or ``"time_messages"``; the peer does the other.
+            peer: the address of the probe at the other end.
+            first: the number of the first message.
+            repeats: how many there are.
+
+        Returns:
+            Seconds of computing lost for each byte; 0 where it is too little to be seen.
+        """
+        alone = self._computing.rate_during(lambda: time.sleep(_LOAD_SECONDS))
+        seconds = time.perf_counter()
+        beside = self._computing.rate_during(
+            lambda: getattr(self, does)(peer, first, _LOAD_BYTES, repeats)
+        )
+        seconds = time.perf_counter() - seconds
+        return max(0.0, seconds * (1 - beside / alone)) / (repeats * _LOAD_BYTES)
+
     def _array(self, size: int) -> jax.Array:
         return jax.block_until_ready(jax.device_put(np.ones(size, np.uint8), self._device))
 
@@ -158,6 +192,39 @@ class NodeProbe:
         sharding = SingleDeviceSharding(self._device)
         shape = jax.ShapeDtypeStruct((size,), np.uint8, sharding=sharding)
         return self._connections[peer].pull(number, [shape])
+
+
+class Computing:
+    """Matrix products, one after another, on a thread of their own.
+
+    Args:
+        device: where.
+    """
+
+    def __init__(self, device: Any):
+        self._matrix = jax.device_put(np.ones((256, 256), np.float32), device)
+        self._product = jax.jit(lambda x: x @ x)
+        jax.block_until_ready(self._product(self._matrix))
+
+    def rate_during(self, work: Callable[[], None]) -> float:
+        """How many products a second are computed while something else is done."""
+        ends, count = threading.Event(), 0
+
+        def compute() -> None:
+            nonlocal count
+            while not ends.is_set():
+                jax.block_until_ready(self._product(self._matrix))
+                count += 1
+
+        thread = threading.Thread(target=compute, daemon=True)
+        began = time.perf_counter()
+        thread.start()
+        try:
+            work()
+        finally:
+            ends.set()
+            thread.join()
+        return count / (time.perf_counter() - began)
 
 
 class _Probes:
@@ -219,6 +286,21 @@ class _Probes:
         self._wait(calls, 2 * CONNECT_SECONDS)
         there, back = self._direction(a, b), self._direction(b, a)
         return Link(min(there.bandwidth, back.bandwidth), max(there.latency, back.latency))
+
+    def loads(self, a: str, b: str, link: Link) -> Iterator[tuple[str, float]]:
+        """What messages between two nodes cost the processors at both ends."""
+        repeats = int(np.clip(_LOAD_SECONDS * link.bandwidth / _LOAD_BYTES, 2, 256))
+        for sender, receiver in ((a, b), (b, a)):
+            first, *_ = (next(self._numbers) for _ in range(repeats + 1))
+            calls = {
+                receiver: self._actors[receiver].lost_to_messages.remote(
+                    "echo", self._addresses[sender], first, repeats
+                ),
+                sender: self._actors[sender].lost_to_messages.remote(
+                    "time_messages", self._addresses[receiver], first, repeats
+                ),
+            }
+            yield from self._wait(calls, CALL_SECONDS).items()
 
     def _direction(self, sender: str, receiver: str) -> Link:
         half = self._fastest(sender, receiver, _TOKEN_BYTES) / 2

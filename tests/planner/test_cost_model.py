@@ -11,17 +11,11 @@ import optax
 import pytest
 
 from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster
-from hetjax.planner import cost_model
-from hetjax.planner.cost_model import (
-    Estimate,
-    Execution,
-    all_runs,
-    estimate,
-    one_run,
-    ring_seconds,
-    transfer_seconds,
-)
+from hetjax.planner.cost_model import Estimate, estimate
+from hetjax.planner.execution import Execution
 from hetjax.planner.problem import PlanningProblem, make_problem
+from hetjax.planner.rates import TASK_SECONDS, ring_seconds, transfer_seconds
+from hetjax.planner.runs import all_runs, one_run
 
 KIND = DeviceKind("test", {"float32": 1e12}, 10**9, 1e11, source="made up")
 LINK = Link(1e9, 1e-5)
@@ -59,7 +53,7 @@ def whole_model(execution: Execution) -> Estimate:
 
 def test_a_run_computes_what_its_layers_compute():
     every = estimate(PROBLEM, all_runs(PROBLEM.program, PROBLEM.works), ONE_DEVICE)
-    task = cost_model.TASK_SECONDS
+    task = TASK_SECONDS
     for field in ("forward_seconds", "backward_seconds"):
         seconds = getattr(every, field)
         one_by_one = sum(seconds[i, i + 1] - task for i in range(6))
@@ -85,7 +79,7 @@ def test_a_shared_parameter_is_held_once_a_stage():
 
 def test_a_data_axis_divides_work_and_activations_and_reduces_gradients():
     one, four = whole_model(ONE_DEVICE), whole_model(replace(ONE_DEVICE, mesh_shape=(4, 1)))
-    task = cost_model.TASK_SECONDS
+    task = TASK_SECONDS
     assert four.forward_seconds - task == pytest.approx((one.forward_seconds - task) / 4)
     reduction = 2 * ring_seconds(LINK, np.array(5 * 4 * 64 * 64), 4)
     assert four.backward_seconds - task == pytest.approx((one.backward_seconds - task) / 4)
@@ -130,7 +124,7 @@ def test_recomputation_keeps_inputs_only():
     kept = estimate(PROBLEM, all_runs(PROBLEM.program, PROBLEM.works), ONE_DEVICE)
     assert again.activation_bytes[1, 6] == PROBLEM.works[1].received_bytes
     assert again.backward_seconds[1, 6] == pytest.approx(
-        kept.backward_seconds[1, 6] + kept.forward_seconds[1, 6] - cost_model.TASK_SECONDS
+        kept.backward_seconds[1, 6] + kept.forward_seconds[1, 6] - TASK_SECONDS
     )
     assert again.working_bytes[1, 6] == kept.working_bytes[1, 6] + kept.activation_bytes[1, 6]
 

@@ -21,7 +21,9 @@ from hetjax.errors import InputError
 from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster, SubMesh
 from hetjax.pipeline.schedule import WARM_UP_SCHEDULES
 from hetjax.pipeline.warm_up import h_1f1b, one_f_one_b
-from hetjax.planner.cost_model import USABLE_MEMORY, all_runs, estimate
+from hetjax.planner.cost_model import estimate
+from hetjax.planner.rates import USABLE_MEMORY
+from hetjax.planner.runs import all_runs
 from hetjax.planner.search import search
 from hetjax.planner.stage_table import (
     execution_options,

@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 from hetjax.errors import InputError
 from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster
 from hetjax.planner import DynamicProgram, PlanningProblem, complete, make_problem
-from hetjax.planner.cost_model import Execution, all_runs, estimate
+from hetjax.planner.cost_model import estimate
+from hetjax.planner.execution import Execution
 from hetjax.planner.profile import Composition, Profile, Way
 from hetjax.planner.profiler import (
     Key,
@@ -37,6 +38,7 @@ from hetjax.planner.profiler import (
     survey,
     units,
 )
+from hetjax.planner.runs import all_runs
 
 NEAR, FAR = Link(1e10, 1e-5), Link(1e9, 1e-4)
 KEY = Key("0" * 64, "test", "float32", (1, 1), (1, 1), "data")

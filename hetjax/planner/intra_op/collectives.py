@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hetjax.mesh.links import Link
-from hetjax.planner.cost_model import ring_seconds
+from hetjax.planner.rates import ring_seconds
 
 Layout = int | None
 """The dimension that an axis divides; None where every device has the value whole."""

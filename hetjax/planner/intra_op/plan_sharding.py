@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from hetjax.pipeline.memory import MicrobatchBytes, peak_bytes
 from hetjax.pipeline.stages import Stage, cut
-from hetjax.planner.cost_model import USABLE_MEMORY, collective_link
 from hetjax.planner.intra_op.stage_sharding import Devices, Training, shard_stage
 from hetjax.planner.plan import PipelinePlan, Plan, StagePlan, StagePrediction
 from hetjax.planner.problem import PlanningProblem
+from hetjax.planner.rates import USABLE_MEMORY, collective_link
 
 
 def shard_stages(plan: Plan, problem: PlanningProblem) -> Plan:

@@ -13,7 +13,7 @@ from hetjax.mesh.kinds import DeviceKind
 from hetjax.mesh.links import Link
 from hetjax.pipeline.program import Program
 from hetjax.pipeline.stages import Stage
-from hetjax.planner.cost_model import PRODUCT_EFFICIENCY, TRAFFIC_SHARE, state_bytes
+from hetjax.planner.execution import state_bytes
 from hetjax.planner.intra_op.collectives import Layout, Ring
 from hetjax.planner.intra_op.graph import StageGraph
 from hetjax.planner.intra_op.groups import (
@@ -28,6 +28,7 @@ from hetjax.planner.intra_op.kept import kept_values
 from hetjax.planner.intra_op.operations import Operations
 from hetjax.planner.intra_op.ties import classes_of, tied
 from hetjax.planner.plan import Spec
+from hetjax.planner.rates import PRODUCT_EFFICIENCY, TRAFFIC_SHARE
 from hetjax.planner.work import part_shape
 from hetjax.sharding.rules import DATA, TENSOR, state_spec
 

@@ -9,7 +9,8 @@ from statistics import median
 import numpy as np
 
 from hetjax.mesh.cluster import Subcluster
-from hetjax.planner.cost_model import Execution, all_runs, estimate
+from hetjax.planner.cost_model import estimate
+from hetjax.planner.execution import Execution
 from hetjax.planner.problem import PlanningProblem
 from hetjax.planner.profile import Composition, Profile, Way, WayTimes
 from hetjax.planner.profiler.candidates import layer_classes, num_structures, units
@@ -17,6 +18,7 @@ from hetjax.planner.profiler.composition import RunFigure, compose, composition_
 from hetjax.planner.profiler.database import Key, ProfileDatabase
 from hetjax.planner.profiler.measurement import Measurement, Request
 from hetjax.planner.profiler.structure import structure_digest
+from hetjax.planner.runs import all_runs
 from hetjax.planner.stage_table import Slice, make_stage_table
 
 _NOTHING = 1e-9

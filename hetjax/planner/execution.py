@@ -1,0 +1,132 @@
+"""How a stage runs on its devices, and what they hold of its parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+
+import jax
+import numpy as np
+from jax.sharding import PartitionSpec
+
+from hetjax.mesh.kinds import DeviceKind
+from hetjax.mesh.links import Link
+from hetjax.pipeline.program import Program, num_bytes
+from hetjax.pipeline.stages import ParameterPart
+from hetjax.pipeline.update import accumulator_dtype
+from hetjax.planner.plan import Spec
+from hetjax.planner.profile import Way
+from hetjax.planner.runs import FloatArray, Runs
+from hetjax.planner.work import part_shape
+from hetjax.sharding.rules import REDUCTION_GROUPS, division, parameter_spec, state_spec
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How a stage runs on its devices.
+
+    Args:
+        kind: the kind of the devices.
+        link: the link that carries the submesh's own collectives.
+        mesh_shape: sizes of the data and the tensor axis.
+        sharding: the sharding rule.
+        recompute: whether forward steps run again in the backward pass.
+        parameters: specifications that override the rule, by parameter path.
+        subcluster: the name of the subcluster of the devices.
+        shape: nodes of it, and devices in each.
+    """
+
+    kind: DeviceKind
+    link: Link
+    mesh_shape: tuple[int, int]
+    sharding: str = "data"
+    recompute: bool = False
+    parameters: Mapping[str, Spec] = field(default_factory=dict)
+    subcluster: str = ""
+    shape: tuple[int, int] = (1, 1)
+
+    @property
+    def way(self) -> Way:
+        """What measurements of its passes are kept under."""
+        # Where only the optimizer's state is divided, passes are as where nothing is.
+        sharding = "data" if self.sharding == "state_sharded" else self.sharding
+        return Way(self.subcluster, self.shape, self.mesh_shape, sharding)
+
+
+def parameter_bytes(
+    program: Program, optimizer_bytes: float, runs: Runs, execution: Execution
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Bytes on one device.
+
+    Args:
+        program: the traced loss function.
+        optimizer_bytes: bytes of optimizer state for each element of the parameters.
+        runs: runs of layers.
+        execution: how they run.
+
+    Returns:
+        Of whole parameters; of parameters, gradients and optimizer state as held; of the same as
+        far as the device updates them.
+    """
+    mesh_shape = execution.mesh_shape
+    whole, held, updated = (np.zeros(len(runs.parts)) for _ in range(3))
+    # The blocks of a model have parameters of few shapes.
+    known: dict[Hashable, tuple[float, float, float]] = {}
+    for place, (part, shape) in enumerate(zip(runs.parts, runs.shapes, strict=True)):
+        override = execution.parameters.get(program.parameter_names[part.leaf])
+        key = (shape.shape, shape.dtype, override)
+        if key not in known:
+            spec = _spec_of(shape.shape, override, execution)
+            known[key] = (
+                num_bytes(shape) / division(spec, (1, mesh_shape[1])),
+                *state_bytes(shape, spec, execution.sharding, mesh_shape, optimizer_bytes),
+            )
+        whole[place], held[place], updated[place] = known[key]
+    return runs.held(whole), runs.held(held), runs.held(updated)
+
+
+def state_bytes(
+    shape: jax.ShapeDtypeStruct,
+    spec: PartitionSpec,
+    sharding: str,
+    mesh_shape: tuple[int, int],
+    optimizer_bytes: float,
+) -> tuple[float, float]:
+    """Bytes of a parameter, its gradient and its optimizer state on one device.
+
+    Args:
+        shape: the parameter's shape and dtype.
+        spec: how it is divided.
+        sharding: the stage's sharding rule.
+        mesh_shape: sizes of the data and the tensor axis.
+        optimizer_bytes: bytes of optimizer state for each element.
+
+    Returns:
+        What is held, at the moment of the most; and that of it which the device updates.
+    """
+    size = num_bytes(shape)
+    elements = size / shape.dtype.itemsize
+    summed = elements * accumulator_dtype(shape.dtype).itemsize
+    state = elements * optimizer_bytes
+    of_state = state_spec(sharding, spec, shape.shape, mesh_shape)
+    parts, state_parts = division(spec, mesh_shape), division(of_state, mesh_shape)
+    # Whole sums of gradients and the divided ones of a group are there at once.
+    scattered = summed / state_parts / REDUCTION_GROUPS if state_parts != parts else 0.0
+    held = (size + summed) / parts + state / state_parts + scattered
+    return held, (size + summed + state) / state_parts
+
+
+def state_division(program: Program, part: ParameterPart, execution: Execution) -> int:
+    """In how many parts a stage's devices divide the optimizer's state of a parameter part."""
+    override = execution.parameters.get(program.parameter_names[part.leaf])
+    shape = part_shape(program, part).shape
+    spec = _spec_of(shape, override, execution)
+    of_state = state_spec(execution.sharding, spec, shape, execution.mesh_shape)
+    return division(of_state, execution.mesh_shape)
+
+
+def _spec_of(shape: tuple[int, ...], override: Spec | None, execution: Execution) -> PartitionSpec:
+    """How a stage divides a parameter part of a shape."""
+    if override is not None:
+        return PartitionSpec(*override)
+    return parameter_spec(execution.sharding, shape, execution.mesh_shape)

@@ -1,0 +1,170 @@
+"""The work of all runs of layers at once, as arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from hetjax.pipeline.program import Program
+from hetjax.pipeline.stages import ParameterPart
+from hetjax.planner.work import Work, part_shape
+
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Runs:
+    """The work of many runs of layers, each field an array over the runs.
+
+    Args:
+        forward_flops: FLOPs of the forward pass's matrix products.
+        forward_traffic: bytes that it reads and writes, were nothing fused.
+        backward_flops: FLOPs of the backward pass's matrix products.
+        backward_traffic: bytes that it reads and writes, were nothing fused.
+        product_bytes: bytes that the forward pass's matrix products write.
+        residual_bytes: bytes kept between the two passes.
+        input_bytes: bytes of inputs, all that is kept with recomputation.
+        boundary_bytes: bytes received and sent.
+        parts: parameter parts that occur in any run.
+        shapes: their shapes.
+        used: for each part, the layers that use it, as 1 among 0: ``[len(parts), L]``; None where
+            there is one run, which holds all parts.
+        layers: where there is one run: its first layer, and the one after its last; None for layers
+            that the planning problem does not have.
+    """
+
+    forward_flops: FloatArray
+    forward_traffic: FloatArray
+    backward_flops: FloatArray
+    backward_traffic: FloatArray
+    product_bytes: FloatArray
+    residual_bytes: FloatArray
+    input_bytes: FloatArray
+    boundary_bytes: FloatArray
+    parts: tuple[ParameterPart, ...]
+    shapes: tuple[jax.ShapeDtypeStruct, ...]
+    used: FloatArray | None = None
+    layers: tuple[int, int] | None = None
+
+    def held(self, sizes: FloatArray) -> FloatArray:
+        """What each run holds of its parts together.
+
+        Args:
+            sizes: of each part.
+
+        Returns:
+            The sum over the parts that a layer of the run uses.
+        """
+        if self.used is None:
+            return np.asarray(sizes.sum())
+        alone = self.used.sum(axis=1) == 1
+        total = sums_of_runs(sizes[alone] @ self.used[alone])
+        for size, layers in zip(sizes[~alone], self.used[~alone], strict=True):
+            total = total + size * (sums_of_runs(layers) > 0)
+        return total
+
+    def of(self, layers: tuple[int, int]) -> Runs:
+        """One of the runs, in arrays without dimensions.
+
+        Args:
+            layers: its first layer, and the one after its last.
+
+        Returns:
+            The run, with the parts that it holds.
+        """
+        first, end = layers
+        assert self.used is not None, "this is one run already"
+        places = np.flatnonzero(self.used[:, first:end].any(axis=1))
+        sizes = {
+            name: value[layers]
+            for name, value in vars(self).items()
+            if name not in ("parts", "shapes", "used", "layers")
+        }
+        parts = tuple(self.parts[place] for place in places)
+        shapes = tuple(self.shapes[place] for place in places)
+        return Runs(**sizes, parts=parts, shapes=shapes, layers=layers)
+
+    def repeating_forward(self) -> Runs:
+        """The same runs with a backward pass that computes the forward pass again."""
+        return replace(
+            self,
+            backward_flops=self.backward_flops + self.forward_flops,
+            backward_traffic=self.backward_traffic + self.forward_traffic,
+        )
+
+
+def all_runs(program: Program, works: Sequence[Work]) -> Runs:
+    """Every contiguous run of layers.
+
+    Args:
+        program: the traced loss function.
+        works: the work of each of L layers.
+
+    Returns:
+        Arrays ``[L + 1, L + 1]``: the entry ``[i, j]`` is for layers i to j - 1. Entries with
+        j <= i have no meaning.
+    """
+    received = np.array([*(work.received_bytes for work in works), 0.0])
+    # A run keeps the inputs of its first layer; the batch leaves that later ones read are small.
+    first_inputs = np.array([*(work.input_bytes for work in works), 0.0])
+    parts = tuple(dict.fromkeys(part for work in works for part in work.parts))
+    places = {part: place for place, part in enumerate(parts)}
+    used = np.zeros((len(parts), len(works)))
+    for layer, work in enumerate(works):
+        used[[places[part] for part in work.parts], layer] = 1.0
+    return Runs(
+        forward_flops=sums_of_runs([work.forward.matmul_flops for work in works]),
+        forward_traffic=sums_of_runs([work.forward.bytes for work in works]),
+        backward_flops=sums_of_runs([work.backward.matmul_flops for work in works]),
+        backward_traffic=sums_of_runs([work.backward.bytes for work in works]),
+        product_bytes=sums_of_runs([work.product_bytes for work in works]),
+        residual_bytes=sums_of_runs([work.residual_bytes for work in works]),
+        input_bytes=np.broadcast_to(first_inputs[:, None], (len(works) + 1,) * 2),
+        boundary_bytes=received[:, None] + received[None, :],
+        parts=parts,
+        shapes=tuple(part_shape(program, part) for part in parts),
+        used=used,
+    )
+
+
+def one_run(
+    program: Program, work: Work, sent_bytes: int, layers: tuple[int, int] | None = None
+) -> Runs:
+    """One run alone, in arrays without dimensions.
+
+    Args:
+        program: the traced loss function.
+        work: its work.
+        sent_bytes: bytes that it sends to the run after.
+        layers: its layers in the planning problem, where it begins and ends with such.
+    """
+    return Runs(
+        forward_flops=np.array(work.forward.matmul_flops),
+        forward_traffic=np.array(work.forward.bytes),
+        backward_flops=np.array(work.backward.matmul_flops),
+        backward_traffic=np.array(work.backward.bytes),
+        product_bytes=np.array(work.product_bytes),
+        residual_bytes=np.array(float(work.residual_bytes)),
+        input_bytes=np.array(float(work.input_bytes)),
+        boundary_bytes=np.array(float(work.received_bytes + sent_bytes)),
+        parts=work.parts,
+        shapes=tuple(part_shape(program, part) for part in work.parts),
+        layers=layers,
+    )
+
+
+def sums_of_runs(values: Sequence[float] | FloatArray) -> FloatArray:
+    """The sum over each contiguous run.
+
+    Args:
+        values: one a layer.
+
+    Returns:
+        ``[L + 1, L + 1]``: the entry ``[i, j]`` is for layers i to j - 1.
+    """
+    before = np.concatenate([[0.0], np.cumsum(values)])
+    return before[None, :] - before[:, None]
