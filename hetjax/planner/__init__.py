@@ -15,7 +15,6 @@ from jaxtyping import PyTree
 from hetjax.mesh.cluster import Cluster
 from hetjax.planner.alternatives import differences, next_best
 from hetjax.planner.dynamic_program import Alternative, DynamicProgram, Found
-from hetjax.planner.intra_op import shard_stages
 from hetjax.planner.microbatches import Choice, choose_microbatches
 from hetjax.planner.no_fit import does_not_fit
 from hetjax.planner.parts import PartAlone, parts_alone
@@ -28,6 +27,7 @@ from hetjax.planner.plan import (
     validate,
     validate_for,
 )
+from hetjax.planner.plan_sharding import shard_stages
 from hetjax.planner.predict import (
     choose_schedule,
     live_limits,

@@ -17,7 +17,8 @@ class Band:
 
     Args:
         seconds: ``[counts, width, L + 1]``: the entry ``[n, k, i]`` is for layers i to i + k, with
-            the n-th warm-up count; infinite where nothing fits.
+            the n-th warm-up count, and with what closes a step where i is 0; infinite where nothing
+            fits.
     """
 
     seconds: FloatArray
@@ -35,12 +36,16 @@ class Band:
         num_firsts = cut.seconds.shape[1]
         width = max(int(np.searchsorted(cut.fastest_by_length, pace, side="right")), 1)
         by_count = np.full((num_counts, width, num_firsts), np.inf)
-        for option, option_limits in zip(cut.seconds, cut.live_limits, strict=True):
+        closing = np.zeros((len(cut.seconds), num_firsts)) if cut.closing is None else cut.closing
+        every = zip(cut.seconds, cut.live_limits, closing, strict=True)
+        for option, option_limits, option_closing in every:
             seconds, limits = by_length(option, width), by_length(option_limits, width)
             fits = np.nonzero((seconds <= pace) & (limits >= least_count))
             # Each option counts for the largest warm-up count that fits it, and so for all below.
             where = (np.minimum(limits[fits] - least_count, num_counts - 1), *fits)
-            by_count[where] = np.minimum(by_count[where], seconds[fits])
+            total = seconds[fits]
+            total += np.where(fits[1] == 0, option_closing[fits[0] + 1], 0.0)
+            by_count[where] = np.minimum(by_count[where], total)
         for row in range(num_counts - 1, 0, -1):
             np.minimum(by_count[row - 1], by_count[row], out=by_count[row - 1])
         return cls(by_count)

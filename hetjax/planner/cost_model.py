@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from hetjax.pipeline.costs import Cost
 from hetjax.planner.execution import Execution, parameter_bytes
+from hetjax.planner.intra_op.tensor_axis import TensorCosts
 from hetjax.planner.problem import PlanningProblem
 from hetjax.planner.profile import WayTimes
 from hetjax.planner.rates import (
@@ -69,9 +70,10 @@ def estimate(problem: PlanningProblem, runs: Runs, execution: Execution) -> Esti
     among the submesh's devices. To them come the collectives, as rings: over the data axis a
     reduction of gradients, once a step, with the update (under ``state_sharded`` a scatter of them
     and a gather of new parameters; under ``fully_sharded`` parameters are gathered twice and
-    gradients scattered, each microbatch); and gathers of what matrix products write over the tensor
-    axis, once forward and twice backward. Devices that see to transfers themselves, as processors
-    do, lose the time that these take.
+    gradients scattered, each microbatch). Over the tensor axis they are those that the integer
+    program finds for the model's modules, a third of them forward, with what every device computes
+    for itself; where it tells nothing, gathers of what matrix products write. Devices that see to
+    transfers themselves, as processors do, lose the time that these take.
 
     Args:
         problem: the planning problem.
@@ -86,7 +88,8 @@ def estimate(problem: PlanningProblem, runs: Runs, execution: Execution) -> Esti
     gathered, state, updated = parameter_bytes(
         problem.program, problem.optimizer_bytes, runs, execution
     )
-    parameter_pass, product_pass = _ring_passes(execution, gathered, runs.product_bytes)
+    parameter_pass = ring_seconds(execution.link, gathered, data)
+    product_pass = _tensor_pass(problem, runs, execution)
     forward, backward = _computation(problem, runs, execution)
     forward = forward + parameter_pass * fully_sharded + product_pass
     backward = backward + (3 if execution.recompute else 2) * product_pass
@@ -144,8 +147,7 @@ def measured_times(problem: PlanningProblem, runs: Runs, execution: Execution) -
         runs: the work.
         execution: where and how.
     """
-    known_layers = runs.used is not None or runs.layers is not None
-    if execution.parameters or not known_layers:
+    if execution.parameters or not runs.known_layers:
         return None
     return problem.profile.ways.get(execution.way)
 
@@ -197,8 +199,8 @@ def estimate_halves(
     assert work.split is not None, "the work of the halves was not measured"
     data, _ = execution.mesh_shape
     gathered, _, _ = parameter_bytes(problem.program, problem.optimizer_bytes, runs, execution)
-    passes = _ring_passes(execution, gathered, np.array(work.product_bytes))
-    parameter_pass, product_pass = map(float, passes)
+    parameter_pass = float(ring_seconds(execution.link, gathered, data))
+    product_pass = float(_tensor_pass(problem, runs, execution))
 
     slower, slower_backward = problem.profile.slowness(execution.subcluster, execution.shape)
     scattered = 2 * parameter_pass * (execution.sharding == "fully_sharded")
@@ -256,12 +258,33 @@ def _roofline(
     return np.asarray(TASK_SECONDS + flops / speed + traffic / bandwidth)
 
 
-def _ring_passes(
-    execution: Execution, gathered: FloatArray, product_bytes: FloatArray
-) -> tuple[FloatArray, FloatArray]:
-    """Seconds of a pass of the parameters over the data axis, and of the products over tensor's."""
+def _tensor_pass(problem: PlanningProblem, runs: Runs, execution: Execution) -> FloatArray:
+    """Seconds of a third of what a tensor axis costs; there is one forward and two backward."""
     data, tensor = execution.mesh_shape
-    return (
-        ring_seconds(execution.link, gathered, data),
-        ring_seconds(execution.link, product_bytes / data, tensor),
-    )
+    costs = told_tensor_costs(problem, execution)
+    if costs is None or not runs.known_layers:
+        return ring_seconds(execution.link, runs.product_bytes / data, tensor)
+    kind, link = execution.kind, problem.cluster.subcluster(execution.subcluster).intra_node
+    waiting = (tensor - 1) * link.latency * runs.total(costs.passes)
+    moving = (tensor - 1) / tensor / link.bandwidth * runs.total(costs.bytes)
+    speed = PRODUCT_EFFICIENCY * kind.flops(problem.dtype)
+    computing = runs.total(costs.flops) / speed
+    computing = computing + runs.total(costs.traffic) * TRAFFIC_SHARE / kind.memory_bandwidth
+    return (waiting + (moving + computing) / data) / 3
+
+
+def told_tensor_costs(problem: PlanningProblem, execution: Execution) -> TensorCosts | None:
+    """What the integer program tells of a tensor axis, by layer.
+
+    Args:
+        problem: the planning problem.
+        execution: where and how.
+
+    Returns:
+        The costs; None where there are none to be told, or the axis leaves its node.
+    """
+    tensor = execution.mesh_shape[1]
+    if tensor == 1 or not execution.subcluster:
+        return None
+    per_node = problem.cluster.subcluster(execution.subcluster).devices_per_node
+    return None if per_node % tensor else problem.tensor_costs(tensor)

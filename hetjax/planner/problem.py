@@ -14,14 +14,16 @@ from jaxtyping import PyTree
 
 from hetjax.errors import InputError, unknown_name
 from hetjax.mesh.cluster import Cluster
-from hetjax.pipeline.layers import cluster_layers
+from hetjax.pipeline.layers import cluster_layers, crossing_bytes
+from hetjax.pipeline.modules import find_modules
 from hetjax.pipeline.program import Program, abstract, num_bytes, trace
 from hetjax.pipeline.schedule import SCHEDULES
 from hetjax.pipeline.structural_layers import LayeredSection, StructuralLayers, structural_layers
+from hetjax.planner.intra_op.tensor_axis import TensorAxis, TensorCosts
 from hetjax.planner.plan import Plan
 from hetjax.planner.prices import OBJECTIVES, node_prices
 from hetjax.planner.profile import Profile
-from hetjax.planner.work import Known, Work, measure, product_dtype
+from hetjax.planner.work import Known, Work, measure_layers, product_dtype
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +49,7 @@ class PlanningProblem:
         sections: the structure that the layers follow; empty where they follow cost alone.
         known: the work of what was measured of the program, by structure.
         profile_seconds: how long it took to measure the layers.
+        tensor_axis: tells what it takes to divide the program along a tensor axis.
         lost: devices that cannot be used, counted through the cluster.
         profile: what was measured of the layers on the cluster's devices; empty for the analytic
             cost model alone.
@@ -71,6 +74,16 @@ class PlanningProblem:
     profile_seconds: float = 0.0
     profile: Profile = field(default_factory=Profile, repr=False)
     lost: frozenset[int] = frozenset()
+    tensor_axis: TensorAxis | None = field(default=None, repr=False)
+
+    def tensor_costs(self, devices: int) -> TensorCosts | None:
+        """What a tensor axis costs in each layer, if that can be told.
+
+        Args:
+            devices: how many the axis has.
+        """
+        costs = None if self.tensor_axis is None else self.tensor_axis.costs(devices)
+        return costs and costs.of_layers(self.layers)
 
     @property
     def num_layers(self) -> int:
@@ -174,7 +187,7 @@ def make_problem(
     layered = _layers(program, num_layers)
     known: Known = {}
     began = time.perf_counter()
-    works = measure(program, layered.positions, known=known)
+    works = measure_layers(program, layered.positions, known)
     profile_seconds = time.perf_counter() - began
     if layered.num_layers < min_stages:
         raise InputError(
@@ -199,6 +212,9 @@ def make_problem(
         sections=layered.sections,
         known=known,
         profile_seconds=profile_seconds,
+        tensor_axis=TensorAxis(
+            program, microbatch_size, find_modules(program, crossing_bytes(program))
+        ),
     )
 
 

@@ -47,4 +47,5 @@ def _keeping(cut: Slice) -> Slice | None:
     if not kept:
         return None
     options = tuple(cut.options[place] for place in kept)
-    return Slice(cut.shape, cut.seconds[kept], cut.live_limits[kept], options)
+    closing = None if cut.closing is None else cut.closing[kept]
+    return Slice(cut.shape, cut.seconds[kept], cut.live_limits[kept], options, closing)

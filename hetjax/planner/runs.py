@@ -67,6 +67,22 @@ class Runs:
             total = total + size * (sums_of_runs(layers) > 0)
         return total
 
+    @property
+    def known_layers(self) -> bool:
+        """Whether the runs are of layers of the planning problem."""
+        return self.used is not None or self.layers is not None
+
+    def total(self, values: FloatArray) -> FloatArray:
+        """The sum of what the layers of each run have.
+
+        Args:
+            values: one a layer of the planning problem.
+        """
+        if self.used is not None:
+            return sums_of_runs(values)
+        assert self.layers is not None, "the run is not of layers of the problem"
+        return np.asarray(values[slice(*self.layers)].sum())
+
     def of(self, layers: tuple[int, int]) -> Runs:
         """One of the runs, in arrays without dimensions.
 
@@ -113,6 +129,9 @@ def all_runs(program: Program, works: Sequence[Work]) -> Runs:
     first_inputs = np.array([*(work.input_bytes for work in works), 0.0])
     parts = tuple(dict.fromkeys(part for work in works for part in work.parts))
     places = {part: place for place, part in enumerate(parts)}
+    # What a run's first layer keeps with the layer before it is not kept twice in the run.
+    twice = np.array([*(float(work.kept_twice) for work in works), 0.0])
+    inside = np.triu(sums_of_runs(twice[:-1]) - twice[:, None], k=1)
     used = np.zeros((len(parts), len(works)))
     for layer, work in enumerate(works):
         used[[places[part] for part in work.parts], layer] = 1.0
@@ -122,7 +141,7 @@ def all_runs(program: Program, works: Sequence[Work]) -> Runs:
         backward_flops=sums_of_runs([work.backward.matmul_flops for work in works]),
         backward_traffic=sums_of_runs([work.backward.bytes for work in works]),
         product_bytes=sums_of_runs([work.product_bytes for work in works]),
-        residual_bytes=sums_of_runs([work.residual_bytes for work in works]),
+        residual_bytes=sums_of_runs([work.residual_bytes for work in works]) - inside,
         input_bytes=np.broadcast_to(first_inputs[:, None], (len(works) + 1,) * 2),
         boundary_bytes=received[:, None] + received[None, :],
         parts=parts,

@@ -2,7 +2,8 @@
 
 A plan's latency is ``sum_i (t_i + f_i + b_i) + (M - 1) pace`` (Harp equation 12): one microbatch's
 way through the pipeline and back, then one more microbatch every pace, which no stage and no
-transfer may exceed. For one pace a dynamic program from the last stage to the first finds the least
+transfer may exceed; and, beyond Harp, what the first stage does once, when all passes are over.
+For one pace a dynamic program from the last stage to the first finds the least
 sum; its states hold the warm-up count, since that decides what fits in memory. The least sum does
 not rise with the pace, so whole ranges of paces are ruled out by one of them.
 """
@@ -31,7 +32,8 @@ class Candidate:
         places: the stages' places.
         options: the option that each stage runs with.
         warm_up_counts: the warm-up count of each stage.
-        total: seconds of one microbatch's way through the pipeline and back.
+        total: seconds of one microbatch's way through the pipeline and back, and of what closes the
+            step.
         pace: seconds from one microbatch to the next.
         latency: seconds of a step.
     """
@@ -142,10 +144,13 @@ def price(table: StageTable, places: Sequence[Place], pace: float) -> Candidate 
     for place, count in zip(places, counts, strict=True):
         cut = table.slices[place.subcluster][place.slice]
         run = (slice(None), *place.layers)
-        seconds = np.where(cut.live_limits[run] >= count, cut.seconds[run], np.inf)
+        fits = (cut.live_limits[run] >= count) & (cut.seconds[run] <= pace)
+        seconds = np.where(fits, cut.seconds[run], np.inf)
+        if place.layers[0] == 0 and cut.closing is not None:
+            seconds = seconds + cut.closing[:, place.layers[1]]
         options.append(int(np.argmin(seconds)))
         total += float(seconds.min())
-        if seconds.min() > pace:
+        if not np.isfinite(total):
             return None
     latency = total + (table.num_microbatches - 1) * pace
     return Candidate(tuple(places), tuple(options), tuple(counts), total, pace, latency)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from hetjax.mesh.cluster import Cluster, Subcluster, SubMesh
 from hetjax.mesh.links import Link
-from hetjax.planner.cost_model import estimate
+from hetjax.planner.cost_model import estimate, told_tensor_costs
 from hetjax.planner.execution import Execution
 from hetjax.planner.lost_devices import lost_of_nodes
 from hetjax.planner.problem import PlanningProblem
@@ -35,17 +35,22 @@ class Slice:
 
     Args:
         shape: nodes, and devices in each.
-        seconds: forward plus backward pass of one microbatch, and its share of the exchange of
-            gradients that a step has once, ``[options, L + 1, L + 1]``: entry ``[o, i, j]`` is for
-            layers i to j - 1 run with option o, infinite where j <= i.
+        seconds: forward plus backward pass of one microbatch, and in all but a pipeline's first
+            stage its share of the exchange of gradients that a step has once,
+            ``[options, L + 1, L + 1]``: entry ``[o, i, j]`` is for layers i to j - 1 run with
+            option o, infinite where j <= i.
         live_limits: how many live microbatches fit; 0 where the stage does not fit at all.
         options: how each option runs a stage; for whoever reads the result, not for the search.
+        closing: what the first stage does once a step, after its last backward pass, which is the
+            last of all: its exchange and its update, ``[options, L + 1]``: entry ``[o, j]`` is for
+            layers 0 to j - 1. None for nothing.
     """
 
     shape: tuple[int, int]
     seconds: FloatArray
     live_limits: IntArray
     options: tuple[Execution, ...] = ()
+    closing: FloatArray | None = None
 
     @property
     def num_devices(self) -> int:
@@ -248,32 +253,39 @@ def _slice(
 ) -> Slice:
     """The options that are the best for any run of layers.
 
-    A tensor axis is for runs that fit in no other way: the compiler shards by generic rules there,
-    which the cost model cannot judge well enough to weigh them against plain data parallelism.
+    A tensor axis of which the integer program tells nothing is for runs that fit in no other way:
+    generic rules divide it, which the cost model cannot judge well enough to weigh them.
     """
     usable = subcluster.kind.memory_bytes * USABLE_MEMORY * memory_factor
     no_run = np.tri(problem.num_layers + 1, dtype=bool)
     fits = np.zeros_like(no_run)
-    kept: list[tuple[FloatArray, IntArray, Execution]] = []
+    kept: list[tuple[FloatArray, FloatArray, IntArray, Execution]] = []
     options = execution_options(problem, subcluster, shape)
-    for option in sorted(options, key=lambda option: option.mesh_shape[1] > 1):
+    untold = [o.mesh_shape[1] > 1 and not told_tensor_costs(problem, o) for o in options]
+    last = sorted(zip(options, untold, strict=True), key=lambda pair: pair[1])
+    for option, is_untold in last:
         each = estimate(problem, runs[option.recompute], option)
         limits = each.live_limit(usable, problem.num_microbatches).astype(np.int32)
         limits[no_run] = 0
-        if option.mesh_shape[1] > 1:
+        if is_untold:
             limits[fits] = 0
         else:
             fits |= limits > 0
         seconds = each.forward_seconds + each.backward_seconds
-        seconds = seconds + each.exchange_seconds / problem.num_microbatches
+        share = np.broadcast_to(each.exchange_seconds, seconds.shape) / problem.num_microbatches
+        seconds[1:] += share[1:]
         # To the nanosecond, so that stages that are alike share one cost.
         seconds = np.round(seconds, 9)
         seconds[limits == 0] = np.inf
-        if not any((s <= seconds).all() and (n >= limits).all() for s, n, _ in kept):
-            kept.append((seconds, limits, option))
+        closing = np.array(np.broadcast_to(each.update_seconds, seconds.shape)[0])
+        if not any(
+            (s <= seconds).all() and (c <= closing).all() and (n >= limits).all()
+            for s, c, n, _ in kept
+        ):
+            kept.append((seconds, closing, limits, option))
     every = zip(*kept, strict=True)
-    seconds, limits, chosen = (tuple(each) for each in every)
-    return Slice(shape, np.array(seconds), np.array(limits), chosen)
+    seconds, closing, limits, chosen = (tuple(each) for each in every)
+    return Slice(shape, np.array(seconds), np.array(limits), chosen, np.array(closing))
 
 
 def execution_options(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -35,6 +36,8 @@ class Work:
         returned: which of the values received have such a cotangent, by place.
         parts: the parameter parts that it holds.
         split: the backward pass in two halves, where it was asked for.
+        kept_twice: bytes that it and the run before it both keep, and that one run of the two would
+            keep once.
     """
 
     forward: Cost
@@ -48,6 +51,7 @@ class Work:
     returned: tuple[int, ...]
     parts: tuple[ParameterPart, ...]
     split: SplitWork | None = None
+    kept_twice: int = 0
 
 
 @dataclass(frozen=True)
@@ -115,6 +119,32 @@ def measure(
         work, cotangents = measured[key]
         works.append(replace(work, parts=run.parameters))
     return tuple(reversed(works))
+
+
+def measure_layers(
+    program: Program, layers: Sequence[int], known: Known | None = None
+) -> tuple[Work, ...]:
+    """Count the work of layers, and what neighbours among them both keep.
+
+    Args:
+        program: the traced loss function.
+        layers: the positions where layers begin, and the end.
+        known: what was measured before of this program; what is measured now is added.
+
+    Returns:
+        The work of each layer.
+    """
+    known = {} if known is None else known
+    works = measure(program, layers, known=known)
+    twice = [0] * len(works)
+    for first in (1, 2):
+        edges = sorted({0, *range(first, len(works), 2), len(works)})
+        pairs = measure(program, [layers[edge] for edge in edges], known=known)
+        for (begin, end), pair in zip(itertools.pairwise(edges), pairs, strict=True):
+            if end - begin == 2:
+                apart = works[begin].residual_bytes + works[begin + 1].residual_bytes
+                twice[begin + 1] = max(0, apart - pair.residual_bytes)
+    return tuple(replace(work, kept_twice=both) for work, both in zip(works, twice, strict=True))
 
 
 def structure_keys(

@@ -40,12 +40,13 @@ def cluster_of(
     nodes: list[dict[str, Any]],
     hosts: list[HostCpu],
     slow: Mapping[tuple[int, int], Link] = {},
+    loads: Mapping[str, float] | None = None,
 ) -> Cluster:
     measured = measured_nodes(nodes)
     names = [each["NodeID"] for each in measured]
     links = {frozenset(pair): FAST for pair in itertools.combinations(names, 2)}
     links |= {frozenset((f"id{a}", f"id{b}")): link for (a, b), link in slow.items()}
-    return measured_cluster(measured, dict(zip(names, hosts, strict=False)), links)
+    return measured_cluster(measured, dict(zip(names, hosts, strict=False)), links, loads)
 
 
 def summary(cluster: Cluster) -> list[tuple[str, int, str | None]]:
@@ -65,6 +66,14 @@ def test_each_host_is_addressed_by_its_own_node_in_the_order_of_addresses():
     assert [s.kind.name for s in cluster.subclusters] == ["host-cpu", "host-cpu-2"]
     assert rates(cluster) == [1e11, 5e10]
     assert cluster.link("10.0.0.9", "10.0.0.10") == SLOW
+    assert Cluster.from_json_dict(cluster.to_json_dict()) == cluster
+
+
+def test_hosts_carry_what_a_byte_costs_them_and_accelerators_carry_nothing():
+    with_gpu = node(3, GPU=1, accelerator_type__T4=1)
+    loads = {"id1": 1e-9, "id2": 2e-9, "id3": 3e-9}
+    cluster = cluster_of([node(1), node(2), with_gpu], [host(), host(0.5)], loads=loads)
+    assert [each.transfer_load for each in cluster.subclusters] == [1e-9, 2e-9, 0.0]
     assert Cluster.from_json_dict(cluster.to_json_dict()) == cluster
 
 

@@ -68,6 +68,21 @@ def test_one_run_alone_is_the_entry_of_all_runs():
         assert value == pytest.approx(getattr(every, name)[2, 3]), name
 
 
+def test_devices_that_see_to_transfers_lose_the_time_that_these_take():
+    load = 2e-9
+    (only,) = CLUSTER.subclusters
+    burdened = Cluster("test", (replace(only, transfer_load=load),))
+    problem = replace(PROBLEM, cluster=burdened)
+    execution = replace(ONE_DEVICE, subcluster=only.name)
+    runs = all_runs(PROBLEM.program, PROBLEM.works)
+    free, busy = (estimate(each, runs, execution) for each in (PROBLEM, problem))
+    crossing = PROBLEM.works[2].received_bytes + PROBLEM.works[4].received_bytes
+    for field in ("forward_seconds", "backward_seconds"):
+        more = getattr(busy, field) - getattr(free, field)
+        assert more[2, 4] == pytest.approx(load * crossing)
+        assert more[0, 6] == 0, "the whole model neither sends nor receives"
+
+
 def test_a_shared_parameter_is_held_once_a_stage():
     state = estimate(PROBLEM, all_runs(PROBLEM.program, PROBLEM.works), ONE_DEVICE).state_bytes
     # Parameter, gradient and Adam's two moments, each of 4 bytes.

@@ -12,9 +12,9 @@ from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster
 from hetjax.models.gpt import GPTConfig
 from hetjax.models.language_model import language_model
 from hetjax.planner import DynamicProgram, complete, make_problem, predict
-from hetjax.planner.intra_op import shard_stages
 from hetjax.planner.plan import validate_for
 from hetjax.planner.plan_file import plan_from_json, plan_to_json
+from hetjax.planner.plan_sharding import shard_stages
 from hetjax.planner.problem import PlanningProblem
 
 MODEL = language_model(GPTConfig(vocabulary=64, blocks=2, width=128, heads=4, sequence=32))

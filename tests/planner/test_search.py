@@ -45,7 +45,9 @@ def random_table(
         seconds = rng.uniform(0.5, 2, (num_options, size, size)) * longer**growth
         seconds /= (shape[0] * shape[1]) ** speed_up
         seconds[:, empty] = np.inf
-        return Slice(shape, seconds, rng.integers(0, most_live + 1, seconds.shape))
+        limits = rng.integers(0, most_live + 1, seconds.shape)
+        closing = rng.uniform(0, 2, (num_options, size)) if rng.integers(2) else None
+        return Slice(shape, seconds, limits, closing=closing)
 
     def transfers(scale: float) -> Transfers:
         return Transfers(rng.uniform(0, scale, size), rng.uniform(0, scale, size))
@@ -150,6 +152,9 @@ def latency_by_trying_everything(table: StageTable) -> float:
             (cut.seconds[:, p.layers[0], p.layers[1]], cut.live_limits[:, p.layers[0], p.layers[1]])
             for cut, p in zip(cuts, places, strict=True)
         ]
+        closing = [np.zeros(len(seconds)) for seconds, _ in cells]
+        if cuts[0].closing is not None:
+            closing[0] = cuts[0].closing[:, places[0].layers[1]]
         one_way = [float(t) for pair in pairs for t in pair]
         means = [(a + b) / 2 for a, b in pairs]
         paces = {float(t) for seconds, _ in cells for t in seconds} | set(one_way)
@@ -159,9 +164,14 @@ def latency_by_trying_everything(table: StageTable) -> float:
             if pace <= 0 or max(one_way, default=0.0) > pace:
                 continue
             total = sum(one_way)
-            for count, (seconds, limits) in zip(counts_of(table, pairs, pace), cells, strict=True):
-                fitting = [t for t, limit in zip(seconds, limits, strict=True) if limit >= count]
-                total += min((t for t in fitting if t <= pace), default=np.inf)
+            counts = counts_of(table, pairs, pace)
+            for count, (seconds, limits), close in zip(counts, cells, closing, strict=True):
+                fitting = [
+                    t + last
+                    for t, limit, last in zip(seconds, limits, close, strict=True)
+                    if limit >= count and t <= pace
+                ]
+                total += min(fitting, default=np.inf)
             best = min(best, total + (table.num_microbatches - 1) * pace)
     return best
 

@@ -8,7 +8,6 @@ forward and backward. The best choice that fits into a device's memory is an int
 
 from __future__ import annotations
 
-from hetjax.planner.intra_op.plan_sharding import shard_stages
 from hetjax.planner.intra_op.stage_sharding import (
     Devices,
     StageSharding,
@@ -16,4 +15,4 @@ from hetjax.planner.intra_op.stage_sharding import (
     shard_stage,
 )
 
-__all__ = ["Devices", "StageSharding", "Training", "shard_stage", "shard_stages"]
+__all__ = ["Devices", "StageSharding", "Training", "shard_stage"]

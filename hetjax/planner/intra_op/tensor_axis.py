@@ -1,0 +1,255 @@
+"""What it takes to divide a program along a tensor axis, position by position.
+
+The integer program divides the program's modules as well as a stage could; what its answer costs
+is booked where it arises, so that any run of layers costs the sum of its positions. Modules that
+follow each other and are alike are decided once.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from hetjax.mesh.links import Link
+from hetjax.pipeline.modules import Section
+from hetjax.pipeline.program import Program
+from hetjax.pipeline.stages import Stage, cut
+from hetjax.planner.intra_op.collectives import Ring
+from hetjax.planner.intra_op.graph import StageGraph
+from hetjax.planner.intra_op.groups import Costs, Group, strategies_of
+from hetjax.planner.intra_op.integer_program import Graph, solve
+from hetjax.planner.intra_op.stage_sharding import StageParts
+from hetjax.planner.intra_op.ties import classes_of, tied
+from hetjax.planner.runs import FloatArray
+
+_REPEATS = 3
+"""How many modules that follow each other are decided together, for all of them."""
+
+_MOST_NODES = 60
+"""Up to this many nodes each decides for itself."""
+
+_DATA = 2
+"""Devices of the data axis, so that the other axis leaves the examples alone."""
+
+_FLOPS, _BANDWIDTH = 1e14, 5e12
+_LINK = Link(bandwidth=1e11, latency=5e-6)
+"""About a device of today and the links of its node: little is computed twice to save it work."""
+
+_NOTHING = 1e-300
+"""What a unit of that is not counted takes."""
+
+
+@dataclass(frozen=True, eq=False)
+class TensorCosts:
+    """What a tensor axis costs at each position, for one microbatch, forward and backward.
+
+    Args:
+        bytes: what passes once round the ring, whole.
+        passes: how often something does.
+        flops: of matrix products, what a device computes beyond its share.
+        traffic: of what is no product, what a device reads and writes beyond its share.
+    """
+
+    bytes: FloatArray
+    passes: FloatArray
+    flops: FloatArray
+    traffic: FloatArray
+
+    def of_layers(self, layers: Sequence[int]) -> TensorCosts:
+        """The same by layer.
+
+        Args:
+            layers: the positions where layers begin, and the end.
+        """
+        begins = np.asarray(layers[:-1])
+        return TensorCosts(*(np.add.reduceat(each, begins) for each in vars(self).values()))
+
+
+@dataclass(frozen=True)
+class Window:
+    """Positions that are decided together.
+
+    Args:
+        first: the first one.
+        end: the one after the last.
+        told: from which of them on the answer counts.
+        until: before which it ends to count.
+        copied: the occurrence of a module whose answer counts for others: first position, and the
+            one after the last.
+        copies: where those begin.
+    """
+
+    first: int
+    end: int
+    told: int
+    until: int
+    copied: tuple[int, int] = (0, 0)
+    copies: tuple[int, ...] = ()
+
+
+def windows(sections: Sequence[Section], num_positions: int) -> tuple[Window, ...]:
+    """The windows that tell of all positions.
+
+    Args:
+        sections: modules and what stands between them.
+        num_positions: how many positions there are.
+
+    Returns:
+        The windows. Each sees a module more than it tells of, wherever another one follows.
+
+    Example:
+        >>> blocks = [Section(3 * i, 3 * i + 3, 0) for i in range(8)]
+        >>> head, tail = windows([*blocks, Section(24, 26)], 26)
+        >>> (head.first, head.end, head.until), head.copied, head.copies
+        ((0, 9, 6), (3, 6), (6, 9, 12, 15, 18))
+        >>> tail.first, tail.told, tail.end
+        (18, 21, 26)
+    """
+    found, first, told = [], 0, 0
+    for module, group in itertools.groupby(sections, key=lambda section: section.module):
+        same = list(group)
+        if module is None or len(same) <= _REPEATS:
+            continue
+        second, last = same[1], same[-1]
+        copies = tuple(section.start for section in same[2:-1])
+        copied = second.start, second.stop
+        found.append(Window(first, same[_REPEATS - 1].stop, told, second.stop, copied, copies))
+        first, told = same[-2].start, last.start
+    found.append(Window(first, num_positions, told, num_positions))
+    return tuple(found)
+
+
+@dataclass(frozen=True, eq=False)
+class TensorAxis:
+    """The costs of tensor axes of any size, computed when they are asked for.
+
+    Args:
+        program: the traced loss function.
+        microbatch_size: examples in a microbatch.
+        sections: its modules and what stands between them.
+
+    Source: Alpa (Zheng et al., 2022), section 4, once for each module.
+    """
+
+    program: Program
+    microbatch_size: int
+    sections: Sequence[Section]
+    _known: dict[int, TensorCosts | None] = field(default_factory=dict, repr=False)
+
+    def costs(self, devices: int) -> TensorCosts | None:
+        """What an axis of so many devices costs.
+
+        Args:
+            devices: how many, 2 or more.
+
+        Returns:
+            The costs; None where they cannot be told, as in the iterations of a scan.
+        """
+        if devices not in self._known:
+            self._known[devices] = self._find(devices)
+        return self._known[devices]
+
+    def _find(self, devices: int) -> TensorCosts | None:
+        if any(step.iterations > 1 for step in self.program.steps):
+            return None
+        total = np.zeros((len(_UNITS), self.program.num_positions))
+        for window in windows(self.sections, self.program.num_positions):
+            found = _Division(self.program, self.microbatch_size, window, devices).booked()
+            if found is None:
+                return None
+            told = slice(window.told, window.until)
+            total[:, told] = found[:, told]
+            for start in window.copies:
+                length = window.copied[1] - window.copied[0]
+                total[:, start : start + length] = found[:, slice(*window.copied)]
+        return TensorCosts(*total)
+
+
+class _Division:
+    """The best division of a window.
+
+    Args:
+        program: the traced loss function.
+        microbatch_size: examples in a microbatch.
+        window: the window.
+        devices: of the tensor axis.
+    """
+
+    def __init__(self, program: Program, microbatch_size: int, window: Window, devices: int):
+        self.program, self.window, self.devices = program, window, devices
+        self.parts = StageParts.of(program, _stage(program, window), microbatch_size)
+        self.position = {
+            value: position for position, step in enumerate(program.steps) for value in step.outputs
+        }
+
+    def booked(self) -> FloatArray | None:
+        """The figures of `TensorCosts`, one a row, booked at positions."""
+        choice = self._choice()
+        if choice is None:
+            return None
+        rows = np.zeros((len(_UNITS), self.program.num_positions))
+        for row, (link, flops, bandwidth) in zip(rows, _UNITS, strict=True):
+            self._book(row, self._graph(self._costs(link, flops, bandwidth)), choice)
+        ring = self.devices - 1
+        rows[0] *= self.devices / ring
+        rows[1] /= ring
+        for row, (_, flops, bandwidth) in zip(rows[2:], _UNITS[2:], strict=True):
+            costs = self._costs(_UNITS[2][0], flops, bandwidth)
+            for group in self.parts.groups:
+                whole = sum(costs.computing(operation, None) for operation in group.operations)
+                row[self._place(group)] -= whole / self.devices
+        # What the examples' axis was taken to divide; a pass is one, however long it is.
+        return rows * np.array([_DATA, 1, _DATA, _DATA])[:, None]
+
+    def _choice(self) -> list[int] | None:
+        graph, _ = self._graph(self._costs(_LINK, _FLOPS, _BANDWIDTH))
+        classes = list(range(len(graph.seconds)))
+        if len(classes) > _MOST_NODES:
+            classes = classes_of(graph)
+        solution = solve(tied(graph, classes))
+        return solution and [solution.choice[each] for each in classes]
+
+    def _costs(self, link: Link, flops: float, bandwidth: float) -> Costs:
+        ring = Ring(link, self.devices)
+        return Costs(self.parts.operations, ring, _DATA, flops, bandwidth, joins_sums=True)
+
+    def _graph(self, costs: Costs) -> tuple[Graph, StageGraph]:
+        groups = self.parts.groups
+        strategies = [strategies_of(group, costs) for group in groups]
+        memory = [np.zeros(len(each)) for each in strategies]
+        made = StageGraph(groups, strategies, memory, self.parts.home, costs)
+        return made.graph(), made
+
+    def _book(self, row: FloatArray, made: tuple[Graph, StageGraph], choice: Sequence[int]) -> None:
+        """Add what a choice costs, that of an edge where it leads to."""
+        graph, of = made
+        places = [self._place(group) for group in self.parts.groups]
+        places += [min(places[reader] for reader in view.readers) for view in of.views]
+        for place, seconds, chosen in zip(places, graph.seconds, choice, strict=True):
+            row[place] += seconds[chosen]
+        for edge in graph.edges:
+            row[places[edge.target]] += edge.seconds[choice[edge.source], choice[edge.target]]
+
+    def _place(self, group: Group) -> int:
+        """Where a group's costs are booked: at the first of what it does."""
+        first = next(group.operations, None)
+        place = 0 if first is None else self.position[first.results[0]]
+        # Cheap steps belong to every stage that uses them, wherever they stand.
+        return min(max(place, self.window.first), self.window.end - 1)
+
+
+_UNITS = (
+    (Link(1.0, 0.0), 1 / _NOTHING, 1 / _NOTHING),
+    (Link(1 / _NOTHING, 1.0), 1 / _NOTHING, 1 / _NOTHING),
+    (Link(1 / _NOTHING, 0.0), 1.0, 1 / _NOTHING),
+    (Link(1 / _NOTHING, 0.0), 1 / _NOTHING, 1.0),
+)
+"""Links, FLOP/s and bytes/s at which the seconds are bytes, passes, FLOPs and traffic."""
+
+
+def _stage(program: Program, window: Window) -> Stage:
+    boundaries = sorted({0, window.first, window.end, program.num_positions})
+    return cut(program, boundaries)[boundaries.index(window.first)]
