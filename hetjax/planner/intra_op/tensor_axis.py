@@ -34,9 +34,9 @@ _MOST_NODES = 60
 _DATA = 2
 """Devices of the data axis, so that the other axis leaves the examples alone."""
 
-_FLOPS, _BANDWIDTH = 1e14, 5e12
-_LINK = Link(bandwidth=1e11, latency=5e-6)
-"""About a device of today and the links of its node: little is computed twice to save it work."""
+_FLOPS, _BANDWIDTH, _LINK = 1e12, 1e16, Link(bandwidth=1e11, latency=0.0)
+"""What decides: products are slow and all else fast, so that every product is divided, for whose
+weights stages have a tensor axis, and as few bytes move as that allows."""
 
 _NOTHING = 1e-300
 """What a unit of that is not counted takes."""
