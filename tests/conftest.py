@@ -28,7 +28,7 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
     derandomize=True,
 )
-settings.register_profile("full", settings.get_profile("ci"), max_examples=200, derandomize=False)
+settings.register_profile("full", settings.get_profile("ci"), max_examples=300, derandomize=False)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 

@@ -130,7 +130,7 @@ def test_the_warm_up_counts_are_those_of_the_schedule():
             {(rule, again) for rule in RULES for again in (False, True)},
         ),
         (
-            37_700_000,
+            37_500_000,
             {("data", True), *((rule, again) for rule in SHARDED for again in (False, True))},
         ),
         (22_000_000, {("fully_sharded", False), ("fully_sharded", True)}),
@@ -153,7 +153,8 @@ def test_what_fits_into_less_memory(memory, fitting):
     four = next(cut for cut in table.slices[0] if cut.shape == (1, 4))
     kept = four.live_limits[:, 0, problem.num_layers] > 0
     meshes = {o.mesh_shape for o, each in zip(four.options, kept, strict=True) if each}
-    assert (meshes == {(4, 1)}) == bool(fitting)
+    assert ((4, 1) in meshes) == bool(fitting)
+    assert (1, 4) in meshes
 
 
 @pytest.mark.parametrize("memory", [10**9, 20 * 10**6, 12 * 10**6])
@@ -178,8 +179,17 @@ def test_no_option_that_is_left_out_would_be_better(memory):
 
 
 def test_the_cheapest_way_that_fits_is_taken():
-    roomy = planned(problem_of(two_kinds(), max_stages=1)).pipeline.stages[0]
-    assert (roomy.sharding, roomy.recompute) == ("data", False)
+    problem = problem_of(two_kinds(), max_stages=1)
+    found = planned(problem)
+    (roomy,) = found.pipeline.stages
+    # The update, which a step has once, is divided.
+    assert (roomy.sharding, roomy.recompute) == ("state_sharded", False)
+    assert found.prediction is not None
+    for rule in ("data", "fully_sharded"):
+        pipeline = replace(found.pipeline, stages=(replace(roomy, sharding=rule),))
+        other = planner.predict(replace(found, pipelines=(pipeline,), prediction=None), problem)
+        assert other.prediction is not None
+        assert other.prediction.step_time >= found.prediction.step_time
 
 
 def test_a_tensor_axis_where_nothing_else_fits():
