@@ -14,6 +14,7 @@ from jaxtyping import PyTree
 
 from hetjax.mesh.cluster import Cluster
 from hetjax.planner.alternatives import differences, next_best
+from hetjax.planner.complete import complete
 from hetjax.planner.dynamic_program import Alternative, DynamicProgram, Found
 from hetjax.planner.microbatches import Choice, choose_microbatches
 from hetjax.planner.no_fit import does_not_fit
@@ -27,7 +28,6 @@ from hetjax.planner.plan import (
     validate,
     validate_for,
 )
-from hetjax.planner.plan_sharding import shard_stages
 from hetjax.planner.predict import (
     choose_schedule,
     live_limits,
@@ -142,8 +142,7 @@ def plan(
         ... )
         >>> for stage in made.pipeline.stages:
         ...     print(stage.layers, stage.submesh)
-        (0, 2) slow[0:1] 1x1
-        (2, 4) slow[1:2] 1x1
+        (0, 4) slow[0:2] 1x2
         (4, 8) fast[0:1] 1x1
         (8, 12) fast[1:2] 1x1
     """
@@ -179,31 +178,3 @@ def solve(problem: PlanningProblem, planner: Planner | None = None) -> Plan:
         InputError: the model fits nowhere.
     """
     return complete((planner or DynamicProgram()).plan(problem), problem)
-
-
-def complete(plan: Plan, problem: PlanningProblem) -> Plan:
-    """Predict a plan, with the schedule that its problem names.
-
-    Stages with a tensor axis are annotated by intra-operator sharding.
-
-    Args:
-        plan: a plan for the problem, with the warm-up schedule that its stages were chosen for.
-        problem: the problem.
-
-    Returns:
-        The plan with that schedule and its prediction.
-    """
-    made = _annotated(predict(plan, problem), problem)
-    if problem.schedule == problem.warm_up_schedule:
-        return made
-    return choose_schedule(made, problem.schedule)
-
-
-def _annotated(plan: Plan, problem: PlanningProblem) -> Plan:
-    """The plan with annotations on stages with a tensor axis, unless these are too much for it."""
-    sharded = shard_stages(plan, problem)
-    if sharded is plan:
-        return plan
-    made = predict(sharded, problem)
-    assert made.prediction is not None
-    return made if all(stage.fits for stage in made.prediction.stages) else plan

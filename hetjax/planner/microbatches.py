@@ -6,9 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hetjax.errors import InputError
+from hetjax.planner.complete import complete
 from hetjax.planner.dynamic_program import Alternative, DynamicProgram, Found
 from hetjax.planner.no_fit import does_not_fit
 from hetjax.planner.problem import PlanningProblem
+
+_CLOSE = 0.02
+"""By what share a search's own times may differ from those of a whole prediction."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,7 @@ def choose_microbatches(
     Raises:
         InputError: the model fits with no number; the message is that of the most microbatches.
     """
-    best: tuple[PlanningProblem, Found] | None = None
+    fitting: list[tuple[PlanningProblem, Found]] = []
     step_times: dict[int, float] = {}
     plans: dict[int, Alternative] = {}
     for count in counts or divisors(batch_size):
@@ -61,12 +65,25 @@ def choose_microbatches(
         step_times[count] = found.step_time if found else float("inf")
         if found:
             plans[count] = Alternative(found.plan, found.step_time, found.score)
-        if found and (best is None or found.score < best[1].score):
-            best = problem, found
-    if best is None:
+            fitting.append((problem, found))
+    if not fitting:
         raise InputError(does_not_fit(problem_for(max(step_times))))
+    best = _best(fitting)
     del plans[best[0].num_microbatches]
     return Choice(*best, step_times, tuple(plans.values()))
+
+
+def _best(fitting: Sequence[tuple[PlanningProblem, Found]]) -> tuple[PlanningProblem, Found]:
+    """The best by the objective; of those that are about as good, the best as it is predicted."""
+    least = min(found.score for _, found in fitting)
+    close = [each for each in fitting if each[1].score <= least * (1 + _CLOSE)]
+    return close[0] if len(close) == 1 else min(close, key=lambda each: _predicted_score(*each))
+
+
+def _predicted_score(problem: PlanningProblem, found: Found) -> float:
+    prediction = complete(found.plan, problem).prediction
+    assert prediction is not None
+    return found.score * prediction.step_time / found.step_time
 
 
 def divisors(batch_size: int) -> tuple[int, ...]:

@@ -30,7 +30,7 @@ def unlike_cluster() -> Cluster:
     fast = DeviceKind("fast card", {"float32": 1e6}, 10**9, 1e9, source="made up", platform="cpu")
     slow = DeviceKind("slow card", {"float32": 4e5}, 10**9, 1e9, source="made up", platform="cpu")
     parts = (
-        Subcluster("fast", fast, 1, 4, near, near),
+        Subcluster("fast", fast, 1, 2, near, near),
         Subcluster("slow", slow, 1, 2, near, near),
     )
     return Cluster("unlike", parts, (("fast", "slow", far),))

@@ -1,0 +1,36 @@
+"""A plan with all that is decided after the search: annotations, the schedule, the prediction."""
+
+from __future__ import annotations
+
+from hetjax.planner.plan import Plan
+from hetjax.planner.plan_sharding import shard_stages
+from hetjax.planner.predict import choose_schedule, predict
+from hetjax.planner.problem import PlanningProblem
+
+
+def complete(plan: Plan, problem: PlanningProblem) -> Plan:
+    """Predict a plan, with the schedule that its problem names.
+
+    Stages with a tensor axis are annotated by intra-operator sharding.
+
+    Args:
+        plan: a plan for the problem, with the warm-up schedule that its stages were chosen for.
+        problem: the problem.
+
+    Returns:
+        The plan with that schedule and its prediction.
+    """
+    made = _annotated(predict(plan, problem), problem)
+    if problem.schedule == problem.warm_up_schedule:
+        return made
+    return choose_schedule(made, problem.schedule)
+
+
+def _annotated(plan: Plan, problem: PlanningProblem) -> Plan:
+    """The plan with annotations on stages with a tensor axis, unless these are too much for it."""
+    sharded = shard_stages(plan, problem)
+    if sharded is plan:
+        return plan
+    made = predict(sharded, problem)
+    assert made.prediction is not None
+    return made if all(stage.fits for stage in made.prediction.stages) else plan
