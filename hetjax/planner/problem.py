@@ -15,7 +15,7 @@ from jaxtyping import PyTree
 from hetjax.errors import InputError, unknown_name
 from hetjax.mesh.cluster import Cluster
 from hetjax.pipeline.layers import cluster_layers, crossing_bytes
-from hetjax.pipeline.modules import find_modules
+from hetjax.pipeline.modules import Section, find_modules
 from hetjax.pipeline.program import Program, abstract, num_bytes, trace
 from hetjax.pipeline.schedule import SCHEDULES
 from hetjax.pipeline.structural_layers import LayeredSection, StructuralLayers, structural_layers
@@ -212,9 +212,7 @@ def make_problem(
         sections=layered.sections,
         known=known,
         profile_seconds=profile_seconds,
-        tensor_axis=TensorAxis(
-            program, microbatch_size, find_modules(program, crossing_bytes(program))
-        ),
+        tensor_axis=TensorAxis(program, microbatch_size, _sections(program, layered)),
     )
 
 
@@ -244,6 +242,13 @@ def _layers(program: Program, num_layers: int | None) -> StructuralLayers:
     if num_layers is None:
         return structural_layers(program)
     return StructuralLayers(cluster_layers(program, num_layers), ())
+
+
+def _sections(program: Program, layered: StructuralLayers) -> tuple[Section, ...]:
+    """The program's modules and what stands between them, which layers by cost do not follow."""
+    if layered.sections:
+        return tuple(each.section for each in layered.sections)
+    return find_modules(program, crossing_bytes(program))
 
 
 def _microbatch(batch: PyTree, num_microbatches: int) -> tuple[PyTree, int]:

@@ -12,7 +12,7 @@ from hetjax.mesh import DeviceKind, Link
 from hetjax.pipeline.backward import differentiate
 from hetjax.pipeline.program import Program
 from hetjax.pipeline.stages import cut
-from hetjax.planner.intra_op import Devices, StageSharding, Training, shard_stage, stage_sharding
+from hetjax.planner.intra_op import Devices, StageSharding, Training, shard_stage, ties
 from hetjax.planner.intra_op.stage_sharding import StageProblem
 from hetjax.planner.intra_op.ties import classes_of
 from hetjax.planner.intra_op.ties import tied as tied_graph
@@ -100,7 +100,7 @@ def test_blocks_that_are_alike_are_decided_once(monkeypatch):
     """As well as if each decided for itself."""
     deep = NARROW._replace(blocks=5, examples=1, width=64)
     tied = shard(deep, mesh_shapes=[(1, 4)])
-    monkeypatch.setattr(stage_sharding, "_MOST_NODES", 10**6)
+    monkeypatch.setattr(ties, "_MOST_NODES", 10**6)
     free = shard(deep, mesh_shapes=[(1, 4)])
     assert tied.seconds == pytest.approx(free.seconds, rel=1e-6)
     program = program_of(deep)

@@ -23,10 +23,10 @@ from hetjax.planner.intra_op.groups import (
     groups_of,
     strategies_of,
 )
-from hetjax.planner.intra_op.integer_program import Graph, solve
+from hetjax.planner.intra_op.integer_program import Graph
 from hetjax.planner.intra_op.kept import kept_values
 from hetjax.planner.intra_op.operations import Operations
-from hetjax.planner.intra_op.ties import classes_of, tied
+from hetjax.planner.intra_op.ties import solve_alike
 from hetjax.planner.plan import Spec
 from hetjax.planner.rates import PRODUCT_EFFICIENCY, TRAFFIC_SHARE
 from hetjax.planner.work import part_shape
@@ -153,9 +153,6 @@ def shard_stage(
     return best and replace(best, solve_seconds=time.perf_counter() - began)
 
 
-_MOST_NODES = 60
-"""Up to this many nodes, about those of two blocks, each decides for itself."""
-
 _EQUAL = 1e-9
 """Relative difference below which two costs are the same."""
 
@@ -275,15 +272,10 @@ class StageProblem:
         """The best choice under a sharding rule; None where none fits."""
         every = self.ways(rule)
         graph = self.graph(rule, every)
-        classes = list(range(len(graph.seconds)))
-        if len(classes) > _MOST_NODES:
-            classes = classes_of(graph)
-        limit = self.devices.memory_bytes
-        solution = solve(tied(graph, classes), limit, time_limit=time_limit)
+        solution = solve_alike(graph, self.devices.memory_bytes, time_limit=time_limit)
         if solution is None:
             return None
-        taken = [solution.choice[each] for each in classes]
-        chosen = [ways[k] for ways, k in zip(every, taken, strict=False)]
+        chosen = [ways[k] for ways, k in zip(every, solution.choice, strict=False)]
         pairs = list(zip(self.groups, chosen, strict=True))
         return StageSharding(
             mesh_shape=self.mesh_shape,

@@ -7,6 +7,7 @@ follow each other and are alike are decided once.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,16 +21,13 @@ from hetjax.pipeline.stages import Stage, cut
 from hetjax.planner.intra_op.collectives import Ring
 from hetjax.planner.intra_op.graph import StageGraph
 from hetjax.planner.intra_op.groups import Costs, Group, strategies_of
-from hetjax.planner.intra_op.integer_program import Graph, solve
+from hetjax.planner.intra_op.integer_program import Graph
 from hetjax.planner.intra_op.stage_sharding import StageParts
-from hetjax.planner.intra_op.ties import classes_of, tied
+from hetjax.planner.intra_op.ties import solve_alike
 from hetjax.planner.runs import FloatArray
 
 _REPEATS = 3
 """How many modules that follow each other are decided together, for all of them."""
-
-_MOST_NODES = 60
-"""Up to this many nodes each decides for itself."""
 
 _DATA = 2
 """Devices of the data axis, so that the other axis leaves the examples alone."""
@@ -152,12 +150,21 @@ class TensorAxis:
             self._known[devices] = self._find(devices)
         return self._known[devices]
 
+    @functools.cached_property
+    def _windows(self) -> list[tuple[Window, StageParts]]:
+        """The windows and what of them is the same for axes of all sizes."""
+        program = self.program
+        return [
+            (window, StageParts.of(program, _stage(program, window), self.microbatch_size))
+            for window in windows(self.sections, program.num_positions)
+        ]
+
     def _find(self, devices: int) -> TensorCosts | None:
         if any(step.iterations > 1 for step in self.program.steps):
             return None
         total = np.zeros((len(_UNITS), self.program.num_positions))
-        for window in windows(self.sections, self.program.num_positions):
-            found = _Division(self.program, self.microbatch_size, window, devices).booked()
+        for window, parts in self._windows:
+            found = _Division(self.program, window, parts, devices).booked()
             if found is None:
                 return None
             told = slice(window.told, window.until)
@@ -173,14 +180,13 @@ class _Division:
 
     Args:
         program: the traced loss function.
-        microbatch_size: examples in a microbatch.
         window: the window.
+        parts: its groups.
         devices: of the tensor axis.
     """
 
-    def __init__(self, program: Program, microbatch_size: int, window: Window, devices: int):
-        self.program, self.window, self.devices = program, window, devices
-        self.parts = StageParts.of(program, _stage(program, window), microbatch_size)
+    def __init__(self, program: Program, window: Window, parts: StageParts, devices: int):
+        self.program, self.window, self.parts, self.devices = program, window, parts, devices
         self.position = {
             value: position for position, step in enumerate(program.steps) for value in step.outputs
         }
@@ -204,13 +210,10 @@ class _Division:
         # What the examples' axis was taken to divide; a pass is one, however long it is.
         return rows * np.array([_DATA, 1, _DATA, _DATA])[:, None]
 
-    def _choice(self) -> list[int] | None:
+    def _choice(self) -> tuple[int, ...] | None:
         graph, _ = self._graph(self._costs(_LINK, _FLOPS, _BANDWIDTH))
-        classes = list(range(len(graph.seconds)))
-        if len(classes) > _MOST_NODES:
-            classes = classes_of(graph)
-        solution = solve(tied(graph, classes))
-        return solution and [solution.choice[each] for each in classes]
+        solution = solve_alike(graph)
+        return solution and solution.choice
 
     def _costs(self, link: Link, flops: float, bandwidth: float) -> Costs:
         ring = Ring(link, self.devices)

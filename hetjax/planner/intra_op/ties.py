@@ -7,13 +7,37 @@ around. The first and the last blocks, which have other neighbours, decide for t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from hetjax.planner.intra_op.integer_program import Edge, FloatArray, Graph
+from hetjax.planner.intra_op.integer_program import Edge, FloatArray, Graph, Solution, solve
 
 RADIUS = 3
 """How many edges around a node are compared."""
+
+_MOST_NODES = 60
+"""Up to this many nodes, about those of two blocks, each decides for itself."""
+
+
+def solve_alike(
+    graph: Graph, memory_limit: float = np.inf, *, time_limit: float = 60.0
+) -> Solution | None:
+    """The cheapest choice of strategies, where in large graphs nodes that are alike do alike.
+
+    Args:
+        graph: the nodes, their strategies and what these cost.
+        memory_limit: bytes that they may take together.
+        time_limit: seconds after which the best choice so far will do.
+
+    Returns:
+        The choice, one for each node of the graph; None where none fits, or none was found in time.
+    """
+    classes = list(range(len(graph.seconds)))
+    if len(classes) > _MOST_NODES:
+        classes = classes_of(graph)
+    solution = solve(tied(graph, classes), memory_limit, time_limit=time_limit)
+    return solution and replace(solution, choice=tuple(solution.choice[each] for each in classes))
 
 
 def classes_of(graph: Graph, radius: int = RADIUS) -> list[int]:
