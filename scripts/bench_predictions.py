@@ -142,9 +142,11 @@ def judge(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def report(result: Mapping[str, Any]) -> None:
     """Print the result for people."""
     profile = result["profile"]
+    error = profile["composition_error"]
+    composed = "" if error is None else f", composed to within {error:.1%}"
     print(
         f"{profile['layers']} layers, {profile['measurements']} measurements in "
-        f"{profile['seconds']:.0f} s, composed to within {profile['composition_error']:.1%}"
+        f"{profile['seconds']:.0f} s{composed}"
     )
     for rate, found in result["rates"].items():
         print(f"\n{rate}")

@@ -38,9 +38,10 @@ class Subcluster:
             it is not known.
         transfer_load: seconds of computing that each byte costs a device which its stage sends or
             receives; 0 where another processor sees to transfers, as beside a GPU.
+        message_load: seconds of computing that each message costs it besides.
 
     Raises:
-        InputError: the name is empty, a count is less than 1, the price is not more than 0, or the
+        InputError: the name is empty, a count is less than 1, the price is not more than 0, or a
             load is less than 0.
     """
 
@@ -53,6 +54,7 @@ class Subcluster:
     ray_resource: str | None = None
     price_per_device_hour: float | None = None
     transfer_load: float = 0.0
+    message_load: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -69,11 +71,13 @@ class Subcluster:
                 f"subcluster {self.name!r}: price_per_device_hour: {price!r} is not allowed: it "
                 "must be more than 0 and finite"
             )
-        if not (math.isfinite(self.transfer_load) and self.transfer_load >= 0):
-            raise InputError(
-                f"subcluster {self.name!r}: transfer_load: {self.transfer_load!r} is not allowed: "
-                "it must be 0 or more and finite"
-            )
+        for field in ("transfer_load", "message_load"):
+            load = getattr(self, field)
+            if not (math.isfinite(load) and load >= 0):
+                raise InputError(
+                    f"subcluster {self.name!r}: {field}: {load!r} is not allowed: it must be 0 or "
+                    "more and finite"
+                )
 
     @property
     def num_devices(self) -> int:
@@ -418,5 +422,9 @@ def _subcluster_to_json(subcluster: Subcluster) -> dict[str, Any]:
         "inter_node": _link_to_json(subcluster.inter_node),
         "ray_resource": subcluster.ray_resource,
         **({} if price is None else {"price_per_device_hour": price}),
-        **({"transfer_load": subcluster.transfer_load} if subcluster.transfer_load else {}),
+        **{
+            field: load
+            for field in ("transfer_load", "message_load")
+            if (load := getattr(subcluster, field))
+        },
     }

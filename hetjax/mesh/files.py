@@ -58,6 +58,7 @@ _Memory = Annotated[float, _quantity(units.BYTES)]
 _Flops = Annotated[float, _quantity(units.FLOPS_PER_SECOND)]
 _Name = Annotated[str, pydantic.Field(min_length=1)]
 _Count = Annotated[int, pydantic.Field(ge=1)]
+_Load = Annotated[float, pydantic.Field(ge=0, allow_inf_nan=False)]
 
 
 class _Entry(pydantic.BaseModel):
@@ -95,7 +96,8 @@ class _SubclusterEntry(_Entry):
     inter_node: _LinkEntry | None = None
     ray_resource: str | None = None
     price_per_device_hour: Annotated[float, pydantic.Field(gt=0, allow_inf_nan=False)] | None = None
-    transfer_load: Annotated[float, pydantic.Field(ge=0, allow_inf_nan=False)] = 0.0
+    transfer_load: _Load = 0.0
+    message_load: _Load = 0.0
 
 
 class _ClusterEntry(_Entry):
@@ -169,6 +171,7 @@ def _build_subcluster(field: str, entry: _SubclusterEntry, kind: DeviceKind) -> 
         ray_resource=entry.ray_resource,
         price_per_device_hour=entry.price_per_device_hour,
         transfer_load=entry.transfer_load,
+        message_load=entry.message_load,
     )
 
 

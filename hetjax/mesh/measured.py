@@ -7,7 +7,7 @@ import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from hetjax.errors import InputError
 from hetjax.mesh.cluster import Cluster, Subcluster
@@ -28,6 +28,18 @@ _LINKS_ALIKE = 1.25
 
 _MESSAGES = (1e5, 1e7)
 """Bytes of the messages by which links are compared."""
+
+
+class Load(NamedTuple):
+    """Seconds of computing that a processor loses to what it sends or receives.
+
+    Args:
+        of_byte: to each byte; see `Subcluster.transfer_load`.
+        of_message: to each message besides; see `Subcluster.message_load`.
+    """
+
+    of_byte: float
+    of_message: float
 
 
 @dataclass(frozen=True)
@@ -61,7 +73,7 @@ def measured_cluster(
     nodes: Sequence[Mapping[str, Any]],
     hosts: Mapping[str, HostCpu],
     links: Mapping[frozenset[str], Link],
-    loads: Mapping[str, float] | None = None,
+    loads: Mapping[str, Load] | None = None,
 ) -> Cluster:
     """The cluster of measured nodes.
 
@@ -74,8 +86,7 @@ def measured_cluster(
         nodes: what `measured_nodes` returned.
         hosts: the processor of every node that offers one, by ``NodeID``.
         links: the link between every two nodes, by their ``NodeID``.
-        loads: what a byte sent or received costs the processors of nodes, by ``NodeID``; see
-            `Subcluster.transfer_load`.
+        loads: what sending and receiving costs the processors of nodes, by ``NodeID``.
 
     Returns:
         A cluster named ``"ray"``. Links inside a node are assumed, as for `Cluster.from_ray`.
@@ -180,10 +191,11 @@ def _subcluster(
     own_resource: bool,
     device_kind: DeviceKind,
     links: Mapping[frozenset[str], Link],
-    loads: Mapping[str, float],
+    loads: Mapping[str, Load],
 ) -> Subcluster:
     offer = group[0].offer
     is_host = offer.kind == HOST_CPU
+    known = [loads[place.node] for place in group if is_host and place.node in loads]
     pairs = itertools.combinations((place.node for place in group), 2)
     return Subcluster(
         name,
@@ -193,7 +205,8 @@ def _subcluster(
         HOST_MEMORY if is_host else PCIE,
         _worst([links[frozenset(pair)] for pair in pairs]) or NETWORK,
         offer.ray_resource if own_resource else NODE_RESOURCE + group[0].address,
-        transfer_load=max((loads.get(place.node, 0.0) for place in group if is_host), default=0.0),
+        transfer_load=max((load.of_byte for load in known), default=0.0),
+        message_load=max((load.of_message for load in known), default=0.0),
     )
 
 

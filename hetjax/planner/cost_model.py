@@ -135,8 +135,9 @@ def handling_seconds(
     """
     if not execution.subcluster:
         return 0.0
-    load = problem.cluster.subcluster(execution.subcluster).transfer_load
-    return load * runs.boundary_bytes / execution.mesh_shape[0]
+    subcluster = problem.cluster.subcluster(execution.subcluster)
+    share = runs.boundary_bytes / execution.mesh_shape[0]
+    return subcluster.transfer_load * share + subcluster.message_load * runs.messages
 
 
 def measured_times(problem: PlanningProblem, runs: Runs, execution: Execution) -> WayTimes | None:

@@ -29,6 +29,7 @@ class Runs:
         residual_bytes: bytes kept between the two passes.
         input_bytes: bytes of inputs, all that is kept with recomputation.
         boundary_bytes: bytes received and sent.
+        messages: how many messages bring and take them.
         parts: parameter parts that occur in any run.
         shapes: their shapes.
         used: for each part, the layers that use it, as 1 among 0: ``[len(parts), L]``; None where
@@ -45,6 +46,7 @@ class Runs:
     residual_bytes: FloatArray
     input_bytes: FloatArray
     boundary_bytes: FloatArray
+    messages: FloatArray
     parts: tuple[ParameterPart, ...]
     shapes: tuple[jax.ShapeDtypeStruct, ...]
     used: FloatArray | None = None
@@ -144,6 +146,7 @@ def all_runs(program: Program, works: Sequence[Work]) -> Runs:
         residual_bytes=sums_of_runs([work.residual_bytes for work in works]) - inside,
         input_bytes=np.broadcast_to(first_inputs[:, None], (len(works) + 1,) * 2),
         boundary_bytes=received[:, None] + received[None, :],
+        messages=np.add.outer(received > 0, received > 0, dtype=float),
         parts=parts,
         shapes=tuple(part_shape(program, part) for part in parts),
         used=used,
@@ -170,6 +173,7 @@ def one_run(
         residual_bytes=np.array(float(work.residual_bytes)),
         input_bytes=np.array(float(work.input_bytes)),
         boundary_bytes=np.array(float(work.received_bytes + sent_bytes)),
+        messages=np.array(float((work.received_bytes > 0) + (sent_bytes > 0))),
         parts=work.parts,
         shapes=tuple(part_shape(program, part) for part in work.parts),
         layers=layers,

@@ -16,6 +16,7 @@ from jax.sharding import Mesh, NamedSharding
 from hetjax.pipeline.backward import Reads, StagePrograms, accumulator_dtype, differentiate
 from hetjax.pipeline.program import Program, num_bytes, trace
 from hetjax.pipeline.stages import crossing_values, cut
+from hetjax.pipeline.update import update_function
 from hetjax.planner.profiler.measurement import Measured, Measurement, Request, typical
 from hetjax.planner.work import part_shape
 from hetjax.runtime.late_sums import compile_deduced, partial_along
@@ -128,7 +129,7 @@ def _time_passes(
 ) -> tuple[list[float], list[float]]:
     """Seconds of forward and backward passes, which take turns as in training.
 
-    Where they are short, several of one kind are timed together.
+    Where they are short, each figure is the mean of several.
     """
     shapes = tasks.shapes
     fill = _Filler()
@@ -153,12 +154,12 @@ def _time_passes(
     # The first repetition pays for memory and caches.
     for run in passes:
         run()
-    in_a_row = [_in_a_row(_mean_seconds(run, 1)) for run in passes]
+    in_a_row = _in_a_row(sum(_mean_seconds(passes, 1)))
     times: tuple[list[float], list[float]] = ([], [])
     began = time.perf_counter()
     while not _enough(len(times[0]), time.perf_counter() - began):
-        for run, count, seconds in zip(passes, in_a_row, times, strict=True):
-            seconds.append(_mean_seconds(run, count))
+        for seconds, mean in zip(times, _mean_seconds(passes, in_a_row), strict=True):
+            seconds.append(mean)
     return times
 
 
@@ -167,12 +168,17 @@ def _in_a_row(seconds: float) -> int:
     return max(1, math.ceil(_WINDOW / seconds))
 
 
-def _mean_seconds(run: Callable[[], None], count: int) -> float:
-    """What one of so many runs in a row takes."""
-    began = time.perf_counter()
+def _mean_seconds(runs: Sequence[Callable[[], None]], count: int) -> list[float]:
+    """What each of these takes, which take turns so many times."""
+    totals = [0.0] * len(runs)
+    end = time.perf_counter()
     for _ in range(count):
-        run()
-    return (time.perf_counter() - began) / count
+        for place, run in enumerate(runs):
+            began = end
+            run()
+            end = time.perf_counter()
+            totals[place] += end - began
+    return [total / count for total in totals]
 
 
 def _enough(count: int, seconds: float) -> bool:
@@ -196,9 +202,9 @@ def _read(
 
 
 def _update_rate(tasks: TaskCompiler, optimizer: optax.GradientTransformation) -> float:
-    """Bytes/s at which the optimizer updates the run's parameters on one device.
+    """Bytes/s at which a step's update gets through the run's parameters on one device.
 
-    It counts what a device holds of parameters, gradients and state, each read once.
+    It counts what a device holds of parameters, gradients and state, each once.
     """
     shapes = tasks.shapes.parameters
     if not shapes:
@@ -212,28 +218,34 @@ def _update_rate(tasks: TaskCompiler, optimizer: optax.GradientTransformation) -
         [single] * len(shapes),
     )
 
-    def update(parameters: Any, state: Any, gradients: Any) -> Any:
-        updates, state = optimizer.update(gradients, state, parameters)
-        return optax.apply_updates(parameters, updates), state
+    one, whole_update = jnp.float32(1.0), update_function(optimizer, list)
+
+    def update(parameters: Any, gradients: Any, state: Any, one: Any) -> Any:
+        updated, leaves, shown = whole_update(parameters, gradients, state, one, one)
+        state = jax.tree.unflatten(jax.tree.structure(state), leaves)
+        # As in training, which sets the sums back.
+        return updated, [jnp.zeros_like(each) for each in gradients], state, shown
 
     # Optimizers mix dtypes freely.
     with jax.numpy_dtype_promotion("standard"):
         state = jax.jit(optimizer.init)(parameters)
-        jitted = jax.jit(update, donate_argnums=(0, 1))
-        compiled = jitted.lower(parameters, state, gradients).compile()
+        jitted = jax.jit(update, donate_argnums=(0, 1, 2))
+        compiled = jitted.lower(parameters, gradients, state, one).compile()
     held = jax.tree.leaves((parameters, gradients, state))
     size = sum(num_bytes(each) for each in held)
 
     def run() -> None:
-        nonlocal parameters, state
-        parameters, state = jax.block_until_ready(compiled(parameters, state, gradients))
+        nonlocal parameters, gradients, state
+        parameters, gradients, state, _ = jax.block_until_ready(
+            compiled(parameters, gradients, state, one)
+        )
 
     run()
-    count = _in_a_row(_mean_seconds(run, 1))
+    count = _in_a_row(_mean_seconds([run], 1)[0])
     seconds: list[float] = []
     began = time.perf_counter()
     while not _enough(len(seconds), time.perf_counter() - began):
-        seconds.append(_mean_seconds(run, count))
+        seconds.append(_mean_seconds([run], count)[0])
     return size / typical(seconds)[0]
 
 

@@ -27,7 +27,7 @@ from hetjax.mesh.cluster import Cluster
 from hetjax.mesh.host_cpu import HOST_CPU, HostCpu, machine_name, measure_host
 from hetjax.mesh.link_fit import fit_link
 from hetjax.mesh.links import Link
-from hetjax.mesh.measured import measured_cluster, measured_nodes
+from hetjax.mesh.measured import Load, measured_cluster, measured_nodes
 from hetjax.mesh.ray_offers import connected_ray_nodes, ray_offers
 
 START_SECONDS = 120.0
@@ -46,8 +46,8 @@ _REPEATS = 3
 _LONGEST_SECONDS = 0.5
 """A size whose message would take longer is left out, unless too few would be left."""
 
-_LOAD_BYTES = 2**20
-"""What is sent while a processor computes, again and again."""
+_SHORT_BYTES, _LONG_BYTES = 2**12, 2**20
+"""What is sent while a processor computes, again and again: short messages, and then long ones."""
 
 _LOAD_SECONDS = 0.5
 """For about so long."""
@@ -83,14 +83,16 @@ def measure_cluster(say: Callable[[str], None] = lambda _: None) -> Cluster:
         say(f"measuring {len(nodes)} nodes")
         processors = probes.processors(hosts)
         pairs = list(itertools.combinations([node["NodeID"] for node in nodes], 2))
-        links, loads = {}, {node: list[float]() for node in hosts}
+        links, loads = {}, {node: list[Load]() for node in hosts}
         for place, (a, b) in enumerate(pairs, start=1):
             names = f"{probes.names[a]} and {probes.names[b]}"
             say(f"measuring link {place} of {len(pairs)}, between {names}")
             links[frozenset((a, b))] = probes.link(a, b)
             for node, load in probes.loads(a, b, links[frozenset((a, b))]):
                 loads.get(node, []).append(load)
-    typical = {node: median(found) for node, found in loads.items() if found}
+    typical = {
+        node: Load(*map(median, zip(*found, strict=True))) for node, found in loads.items() if found
+    }
     return measured_cluster(nodes, processors, links, typical)
 
 
@@ -165,25 +167,27 @@ class NodeProbe:
             seconds.append(time.perf_counter() - start)
         return seconds
 
-    def lost_to_messages(self, does: str, peer: str, first: int, repeats: int) -> float:
+    def lost_to_messages(self, does: str, peer: str, first: int, size: int, repeats: int) -> float:
         """What messages cost this node's processor.
 
         Args:
             does: what this end does, ``"echo"`` or ``"time_messages"``; the peer does the other.
             peer: the address of the probe at the other end.
             first: the number of the first message.
+            size: bytes of a message.
             repeats: how many there are.
 
         Returns:
-            Seconds of computing lost for each byte; 0 where it is too little to be seen.
+            Seconds of computing lost for each message with its answer; 0 where it is too little to
+            be seen.
         """
         alone = self._computing.rate_during(lambda: time.sleep(_LOAD_SECONDS))
         seconds = time.perf_counter()
         beside = self._computing.rate_during(
-            lambda: getattr(self, does)(peer, first, _LOAD_BYTES, repeats)
+            lambda: getattr(self, does)(peer, first, size, repeats)
         )
         seconds = time.perf_counter() - seconds
-        return max(0.0, seconds * (1 - beside / alone)) / (repeats * _LOAD_BYTES)
+        return max(0.0, seconds * (1 - beside / alone)) / repeats
 
     def _array(self, size: int) -> jax.Array:
         return jax.block_until_ready(jax.device_put(np.ones(size, np.uint8), self._device))
@@ -287,20 +291,30 @@ class _Probes:
         there, back = self._direction(a, b), self._direction(b, a)
         return Link(min(there.bandwidth, back.bandwidth), max(there.latency, back.latency))
 
-    def loads(self, a: str, b: str, link: Link) -> Iterator[tuple[str, float]]:
+    def loads(self, a: str, b: str, link: Link) -> Iterator[tuple[str, Load]]:
         """What messages between two nodes cost the processors at both ends."""
-        repeats = int(np.clip(_LOAD_SECONDS * link.bandwidth / _LOAD_BYTES, 2, 256))
         for sender, receiver in ((a, b), (b, a)):
-            first, *_ = (next(self._numbers) for _ in range(repeats + 1))
-            calls = {
-                receiver: self._actors[receiver].lost_to_messages.remote(
-                    "echo", self._addresses[sender], first, repeats
-                ),
-                sender: self._actors[sender].lost_to_messages.remote(
-                    "time_messages", self._addresses[receiver], first, repeats
-                ),
-            }
-            yield from self._wait(calls, CALL_SECONDS).items()
+            short = self._lost(sender, receiver, _SHORT_BYTES, link)
+            long = self._lost(sender, receiver, _LONG_BYTES, link)
+            for node in (sender, receiver):
+                each = max(0.0, long[node] - short[node]) / (_LONG_BYTES - _SHORT_BYTES)
+                # A message and its answer are two.
+                yield node, Load(each, max(0.0, short[node] - each * _SHORT_BYTES) / 2)
+
+    def _lost(self, sender: str, receiver: str, size: int, link: Link) -> dict[str, float]:
+        """Seconds that both ends lose to a message with its answer."""
+        seconds = size / link.bandwidth + 2 * link.latency
+        repeats = int(np.clip(_LOAD_SECONDS / seconds, 2, 256))
+        first, *_ = (next(self._numbers) for _ in range(repeats + 1))
+        calls = {
+            receiver: self._actors[receiver].lost_to_messages.remote(
+                "echo", self._addresses[sender], first, size, repeats
+            ),
+            sender: self._actors[sender].lost_to_messages.remote(
+                "time_messages", self._addresses[receiver], first, size, repeats
+            ),
+        }
+        return self._wait(calls, CALL_SECONDS)
 
     def _direction(self, sender: str, receiver: str) -> Link:
         half = self._fastest(sender, receiver, _TOKEN_BYTES) / 2

@@ -12,7 +12,7 @@ from hetjax.errors import InputError
 from hetjax.mesh import Cluster, Link, kind
 from hetjax.mesh.discovery import PCIE
 from hetjax.mesh.host_cpu import HostCpu
-from hetjax.mesh.measured import measured_cluster, measured_nodes
+from hetjax.mesh.measured import Load, measured_cluster, measured_nodes
 
 MACHINES = itertools.count()
 FAST, SLOW = Link(1e9, 1e-4), Link(25e6, 2e-4)
@@ -40,7 +40,7 @@ def cluster_of(
     nodes: list[dict[str, Any]],
     hosts: list[HostCpu],
     slow: Mapping[tuple[int, int], Link] = {},
-    loads: Mapping[str, float] | None = None,
+    loads: Mapping[str, Load] | None = None,
 ) -> Cluster:
     measured = measured_nodes(nodes)
     names = [each["NodeID"] for each in measured]
@@ -69,11 +69,12 @@ def test_each_host_is_addressed_by_its_own_node_in_the_order_of_addresses():
     assert Cluster.from_json_dict(cluster.to_json_dict()) == cluster
 
 
-def test_hosts_carry_what_a_byte_costs_them_and_accelerators_carry_nothing():
+def test_hosts_carry_what_messages_cost_them_and_accelerators_carry_nothing():
     with_gpu = node(3, GPU=1, accelerator_type__T4=1)
-    loads = {"id1": 1e-9, "id2": 2e-9, "id3": 3e-9}
+    loads = {f"id{place}": Load(place * 1e-9, place * 1e-4) for place in (1, 2, 3)}
     cluster = cluster_of([node(1), node(2), with_gpu], [host(), host(0.5)], loads=loads)
     assert [each.transfer_load for each in cluster.subclusters] == [1e-9, 2e-9, 0.0]
+    assert [each.message_load for each in cluster.subclusters] == [1e-4, 2e-4, 0.0]
     assert Cluster.from_json_dict(cluster.to_json_dict()) == cluster
 
 

@@ -69,9 +69,9 @@ def test_one_run_alone_is_the_entry_of_all_runs():
 
 
 def test_devices_that_see_to_transfers_lose_the_time_that_these_take():
-    load = 2e-9
+    load, message = 2e-9, 3e-3
     (only,) = CLUSTER.subclusters
-    burdened = Cluster("test", (replace(only, transfer_load=load),))
+    burdened = Cluster("test", (replace(only, transfer_load=load, message_load=message),))
     problem = replace(PROBLEM, cluster=burdened)
     execution = replace(ONE_DEVICE, subcluster=only.name)
     runs = all_runs(PROBLEM.program, PROBLEM.works)
@@ -79,7 +79,8 @@ def test_devices_that_see_to_transfers_lose_the_time_that_these_take():
     crossing = PROBLEM.works[2].received_bytes + PROBLEM.works[4].received_bytes
     for field in ("forward_seconds", "backward_seconds"):
         more = getattr(busy, field) - getattr(free, field)
-        assert more[2, 4] == pytest.approx(load * crossing)
+        assert more[2, 4] == pytest.approx(load * crossing + 2 * message)
+        assert more[0, 4] == pytest.approx(load * PROBLEM.works[4].received_bytes + message)
         assert more[0, 6] == 0, "the whole model neither sends nor receives"
 
 

@@ -51,6 +51,7 @@ def test_nodes_and_their_link_are_measured_and_can_be_addressed(
     assert 1e7 < link.bandwidth < 1e12
     assert 0 < link.latency < 0.1
     assert all(0 <= each.transfer_load < 1e-6 for each in cluster.subclusters)
+    assert all(0 <= each.message_load < 0.1 for each in cluster.subclusters)
     workers = [(each.name, worker_resources(each, 1)) for each in cluster.subclusters]
     assert workers[0][1] == {first.ray_resource: 0.001}
     check_resources(workers)

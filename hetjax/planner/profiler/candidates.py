@@ -107,13 +107,23 @@ def _module_runs(problem: PlanningProblem, total: int) -> Iterator[Unit]:
             yield Unit((0, length), checks=2 * length >= total)
             yield Unit((total - length, total), checks=2 * length >= total)
         return
-    first, step, count = repeats[0]
+    first, step, _ = repeats[0]
     yield Unit((0, first + step))
-    yield Unit((0, first + min(_CHECKED, count) * step), checks=True)
     first, step, count = repeats[-1]
-    end = first + count * step
-    yield Unit((end - step, total))
-    yield Unit((end - min(_CHECKED, count) * step, total), checks=True)
+    yield Unit((first + (count - 1) * step, total))
+    for layers in _checks(repeats, total):
+        yield Unit(layers, checks=True)
+
+
+def _checks(repeats: Sequence[tuple[int, int, int]], total: int) -> Iterator[tuple[int, int]]:
+    """Runs from the model's beginning and to its end, of few modules or of the half of few."""
+    begins = [first + place * step for first, step, count in repeats for place in range(count)]
+    if len(begins) < _CHECKED:
+        yield 0, total
+        return
+    modules = min(_CHECKED, len(begins) // 2)
+    yield 0, begins[modules]
+    yield begins[-modules], total
 
 
 def _repeats(problem: PlanningProblem) -> Iterator[tuple[int, int, int]]:

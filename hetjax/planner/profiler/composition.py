@@ -28,8 +28,9 @@ class RunFigure:
 def compose(classes: Sequence[int], runs: Sequence[RunFigure]) -> Composition:
     """Fit what layers add to what was measured of runs of them.
 
-    It is the least-squares fit of relative errors, with no layer below 0. A run counts as much as
-    it has layers: stages have several, and a layer alone is compiled without its neighbours.
+    It is the least-squares fit of relative errors, with no layer below 0, each weighed by the run's
+    number of layers: what a run's ends are off for being compiled, and cached, without their
+    neighbours is the larger a share the shorter it is.
 
     Args:
         classes: of the layers; those of one class take the same.
@@ -50,8 +51,8 @@ def compose(classes: Sequence[int], runs: Sequence[RunFigure]) -> Composition:
         first, end = run.layers
         row[0] = 1.0
         np.add.at(row, 1 + np.asarray(classes[first:end]), 1.0)
-        row *= np.sqrt(end - first) / run.value
-    wanted = np.sqrt([run.layers[1] - run.layers[0] for run in runs])
+        row *= (end - first) / run.value
+    wanted = np.array([float(run.layers[1] - run.layers[0]) for run in runs])
     solution, _ = nnls(rows, wanted)
     return Composition(float(solution[0]), _of_layers(solution[1:], classes))
 

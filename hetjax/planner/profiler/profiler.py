@@ -86,7 +86,8 @@ def survey(problem: PlanningProblem) -> Survey:
     classes = layer_classes(problem)
     wanted: dict[Key, Wanted] = {}
     found = units(problem, classes)
-    updated = [unit for unit in found if not unit.checks][-1]
+    # The longest run tells how fast parameters are updated that no cache holds.
+    updated = max(found, key=lambda unit: unit.layers[1] - unit.layers[0])
     for unit in found:
         end = unit.layers[1]
         after = problem.works[end : end + 1]
@@ -96,7 +97,6 @@ def survey(problem: PlanningProblem) -> Survey:
         for subcluster, slices in zip(problem.cluster.subclusters, table.slices, strict=True):
             for way in _ways(slices, unit.layers):
                 key = _key(problem, subcluster, way, digest)
-                # One run, long enough, tells how fast parameters are updated.
                 request = Request(
                     unit.layers, way.mesh_shape, way.sharding, cotangents, unit == updated
                 )
@@ -194,13 +194,16 @@ def _way_times(classes: Sequence[int], measured: Sequence[tuple[Wanted, Measurem
 def _composed(
     classes: Sequence[int], measured: Sequence[tuple[Wanted, Measurement]], name: str
 ) -> tuple[Composition, float]:
-    """A figure of runs composed, and the error of doing so."""
+    """A figure of runs composed, and the error of doing so.
+
+    The error is that of the composition of short runs; then those that checked it count, too.
+    """
     runs: dict[bool, list[RunFigure]] = {False: [], True: []}
     for wanted, measurement in measured:
         value = max(float(getattr(measurement, name)), _NOTHING)
         runs[wanted.checks].append(RunFigure(wanted.request.layers, value))
-    composition = compose(classes, runs[False])
-    return composition, composition_error(composition, runs[True])
+    error = composition_error(compose(classes, runs[False]), runs[True])
+    return compose(classes, [*runs[False], *runs[True]]), error
 
 
 def _updates(
