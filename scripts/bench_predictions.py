@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from benchmarking import KEPT_MEMORY, SCRIPTS, Child, positive
+from benchmarking import KEPT_MEMORY, SCRIPTS, WARM_UP_STEPS, Child, positive
 from lab import Lab, read_specification
 
 CONFIGS = SCRIPTS.parent / "configs" / "lab"
@@ -102,7 +102,10 @@ def _run(
             for each in shown
             if each["plan"] == plan
         }
-        asked("start", rate=next(iter(found)), plan=plan)
+        first = next(iter(found))
+        asked("start", rate=first, plan=plan)
+        _set_rates(lab, first)
+        asked("steps", rate=first, plan=plan, count=WARM_UP_STEPS)
         for rate, row in found.items():
             _set_rates(lab, rate)
             seconds = asked("steps", rate=rate, plan=plan, count=options.steps + 1)[1:]

@@ -69,8 +69,8 @@ def measure_cluster(say: Callable[[str], None] = lambda _: None) -> Cluster:
         say: is told what is being measured.
 
     Returns:
-        The cluster; see `hetjax.mesh.measured.measured_cluster`. Both directions of a link are
-        measured, and the link is as slow as the slower one.
+        The cluster; see `hetjax.mesh.measured.measured_cluster`. A link is as slow as the slower
+        one of its directions, and as both are at the same time.
 
     Raises:
         InputError: this process is not connected to Ray, a node's accelerator is of a kind that is
@@ -164,6 +164,28 @@ class NodeProbe:
             start = time.perf_counter()
             self._server.await_pull(number, [message])
             jax.block_until_ready(answer)
+            seconds.append(time.perf_counter() - start)
+        return seconds
+
+    def exchange(self, peer: str, mine: int, theirs: int, size: int, repeats: int) -> list[float]:
+        """Send messages while the peer sends as many, which does the same at the same time.
+
+        Args:
+            peer: the address of the probe at the other end.
+            mine: the number of the first message that is sent; the next ones have every second one.
+            theirs: that of the first message that comes.
+            size: bytes of a message.
+            repeats: how many go each way.
+
+        Returns:
+            The seconds from one message that has come to the next.
+        """
+        message, seconds = self._array(size), []
+        for place in range(repeats):
+            start = time.perf_counter()
+            coming = self._pull(peer, theirs + 2 * place, size)
+            self._server.await_pull(mine + 2 * place, [message])
+            jax.block_until_ready(coming)
             seconds.append(time.perf_counter() - start)
         return seconds
 
@@ -289,7 +311,24 @@ class _Probes:
         }
         self._wait(calls, 2 * CONNECT_SECONDS)
         there, back = self._direction(a, b), self._direction(b, a)
-        return Link(min(there.bandwidth, back.bandwidth), max(there.latency, back.latency))
+        latency = max(there.latency, back.latency)
+        slower = min(there.bandwidth, back.bandwidth)
+        return Link(self._both_ways(a, b, Link(slower, latency)), latency)
+
+    def _both_ways(self, a: str, b: str, link: Link) -> float:
+        """Bytes/s of each direction while the other one is as busy, as in training; at most its own."""
+        longest = max(link.bandwidth * _LONGEST_SECONDS / 2, _SIZES[0])
+        size, repeats = max(each for each in _SIZES if each <= longest), _REPEATS + 1
+        first = next(self._numbers)
+        ways = ((a, b, first, first + 1), (b, a, first + 1, first))
+        calls = {
+            node: self._actors[node].exchange.remote(
+                self._addresses[peer], mine, theirs, size, repeats
+            )
+            for node, peer, mine, theirs in ways
+        }
+        seconds = max(median(found[1:]) for found in self._wait(calls, CALL_SECONDS).values())
+        return size / max(seconds - link.latency, size / link.bandwidth)
 
     def loads(self, a: str, b: str, link: Link) -> Iterator[tuple[str, Load]]:
         """What messages between two nodes cost the processors at both ends."""
