@@ -316,7 +316,7 @@ class _Probes:
         return Link(self._both_ways(a, b, Link(slower, latency)), latency)
 
     def _both_ways(self, a: str, b: str, link: Link) -> float:
-        """Bytes/s of each direction while the other one is as busy, as in training; at most its own."""
+        """Bytes/s of each direction while the other one is as busy, which is how training is."""
         longest = max(link.bandwidth * _LONGEST_SECONDS / 2, _SIZES[0])
         size, repeats = max(each for each in _SIZES if each <= longest), _REPEATS + 1
         first = next(self._numbers)

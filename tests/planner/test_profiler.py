@@ -126,6 +126,17 @@ def test_alike_layers_share_and_every_class_is_measured():
     assert any(unit.checks for unit in found)
 
 
+@pytest.mark.parametrize("blocks", [1, 2, 3, 4, 8])
+def test_long_runs_check_models_of_any_number_of_modules(blocks: int):
+    problem = problem_of(blocks=blocks)
+    found = units(problem, layer_classes(problem))
+    checked = [unit.layers for unit in found if unit.checks]
+    others = [unit.layers for unit in found if not unit.checks]
+    assert checked or (0, problem.num_layers) in others
+    ends = {layer for layers in (checked or others) for layer in layers}
+    assert {0, problem.num_layers} <= ends
+
+
 def test_few_of_the_candidates_are_measured():
     more = survey(problem_of(blocks=40))
     assert len(more.wanted) == len(SURVEY.wanted)
@@ -204,6 +215,25 @@ def test_a_profile_gives_every_run_its_composed_seconds(tmp_path: Path):
         assert found.backward_seconds[1, 6] == pytest.approx((2 + recompute) * expected, rel=1e-3)
     updated = estimate(problem, all_runs(problem.program, problem.works), way)
     assert updated.update_seconds[0, -1] > 1e-5
+
+
+def test_long_runs_correct_what_short_ones_are_wrong_about(tmp_path: Path):
+    """As where a layer alone finds all that it needs in the cache."""
+    database = ProfileDatabase(tmp_path)
+    cold, alone = 1.25, 2
+    for wanted in SURVEY.wanted:
+        first, end = wanted.request.layers
+        factor = cold if end - first > alone else 1.0
+        seconds = seconds_of(SURVEY, (first, end), factor)
+        times = replace(TIMES, forward_seconds=seconds, backward_seconds=seconds)
+        database.put(wanted.key, times)
+    profile = make_profile(PROBLEM, SURVEY, database)
+    whole = (0, PROBLEM.num_layers)
+    for times in profile.ways.values():
+        assert times.composition_error is not None
+        assert times.composition_error > 0
+        expected = seconds_of(SURVEY, whole, cold)
+        assert float(times.forward.of(whole)) == pytest.approx(expected, rel=0.05)
 
 
 def test_shapes_that_were_not_measured_are_corrected_by_their_neighbours(tmp_path: Path):

@@ -116,14 +116,13 @@ def _module_runs(problem: PlanningProblem, total: int) -> Iterator[Unit]:
 
 
 def _checks(repeats: Sequence[tuple[int, int, int]], total: int) -> Iterator[tuple[int, int]]:
-    """Runs from the model's beginning and to its end, of few modules or of the half of few."""
+    """Runs of a few modules from the model's beginning and to its end; all of a short model."""
     begins = [first + place * step for first, step, count in repeats for place in range(count)]
-    if len(begins) < _CHECKED:
+    if len(begins) <= _CHECKED:
         yield 0, total
         return
-    modules = min(_CHECKED, len(begins) // 2)
-    yield 0, begins[modules]
-    yield begins[-modules], total
+    yield 0, begins[_CHECKED]
+    yield begins[-_CHECKED], total
 
 
 def _repeats(problem: PlanningProblem) -> Iterator[tuple[int, int, int]]:
