@@ -61,8 +61,8 @@ _ENVIRONMENT = {
 def measure_cluster(say: Callable[[str], None] = lambda _: None) -> Cluster:
     """The Ray cluster that this process is connected to, measured.
 
-    Nothing else should run on it meanwhile. A node takes about half a second, a link less than four
-    seconds, or ten where it carries no more than 10 Mbit/s; links are measured one after another,
+    Nothing else should run on it meanwhile. A node takes about half a second, a link less than
+    seven, or fifteen where it carries no more than 10 Mbit/s; links are measured one after another,
     since two may share a wire.
 
     Args:
