@@ -258,9 +258,8 @@ def _solve(
         assert not gpipe, "one count has one price"
         assert tracked < most_counts, "all counts were told from each other"
         reached = _warm_up_counts(table, _crossed(table, places), pace)[0]
-        tracked = min(
-            most_counts, max(reached, tracked + max(1, tracked // 2)), max(8, 2 * tracked)
-        )
+        least, most = tracked + max(1, tracked // 2), max(8, 2 * tracked)
+        tracked = min(max(reached, least), most, most_counts)
 
 
 def _most_counts(table: StageTable) -> int:
