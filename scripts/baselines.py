@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -113,12 +113,41 @@ def loop(
 
     def step(parameters: Any, state: Any, batch: Any) -> tuple[Any, Any, jax.Array]:
         sums = start(parameters)
-        for rows in np.split(np.arange(len(batch["tokens"])), microbatches):
+        examples = len(jax.tree.leaves(batch)[0])
+        for rows in np.split(np.arange(examples), microbatches):
             microbatch = jax.tree.map(lambda x, rows=rows: x[rows], batch)
             sums = accumulate(parameters, sums, microbatch)
         return update(parameters, state, sums)
 
     return step
+
+
+def one_device_losses(
+    loss: Callable[..., Any],
+    optimizer: optax.GradientTransformation,
+    parameters: Any,
+    batches: Sequence[Any],
+    microbatches: int = 1,
+) -> list[float]:
+    """The losses of plain `jax.jit` on one device, a batch a step.
+
+    Args:
+        loss: (parameters, batch) -> the sum of losses and their number.
+        optimizer: the optimizer.
+        parameters: the first ones; they are kept.
+        batches: what to train on.
+        microbatches: of a step, whose gradients are added up.
+
+    Returns:
+        Mean losses.
+    """
+    step = loop(loss, optimizer, microbatches)
+    parameters = jax.tree.map(jnp.copy, parameters)
+    state, losses = optimizer.init(parameters), []
+    for batch in batches:
+        parameters, state, value = step(parameters, state, batch)
+        losses.append(float(value))
+    return losses
 
 
 def _no_gradients(parameters: Any) -> tuple[Any, jax.Array, jax.Array]:

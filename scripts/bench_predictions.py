@@ -1,8 +1,9 @@
 """Predicted against measured: plans of a model on a lab of unlike hosts, at several link rates.
 
 The model's layers are profiled on the hosts themselves. Then, at each rate, plans are predicted:
-the planner's choice, the best ones near it, and some as people make them; each is trained by, and
-its usual step time stands beside the predicted one. It needs root.
+the planner's choice, the best ones near it, and some as people make them; each is trained by. This
+is done in rounds, and the medians of predicted and of measured step times stand beside each other.
+It needs root.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import argparse
 import contextlib
 import itertools
 import json
+import os
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
@@ -21,6 +24,7 @@ from lab import Lab, read_specification
 
 CONFIGS = SCRIPTS.parent / "configs" / "lab"
 RATES = ("unlimited", "200mbit", "50mbit")
+UNLIKE_SPEEDS = (1.0, 0.5)
 ANSWER_SECONDS = 1800.0
 CLEAR = 0.05
 """Plans whose measured step times differ by more than this share are ranked."""
@@ -54,26 +58,53 @@ class Asked:
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Predict and measure; what was found."""
+    """Predict and measure, in rounds; what was found."""
     with contextlib.ExitStack() as ends:
+        # Later rounds start sooner.
+        os.environ |= {
+            "JAX_COMPILATION_CACHE_DIR": ends.enter_context(tempfile.TemporaryDirectory()),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+            "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+        }
         lab = ends.enter_context(Lab.up(read_specification(options.lab)))
-        for place, host in enumerate(lab.specification.hosts):
-            lab.set_speed(host.name, options.speeds[place % len(options.speeds)])
+        for host, speed in zip(lab.specification.hosts, _speeds(lab, options.speeds), strict=False):
+            lab.set_speed(host.name, speed)
         asked = Asked(lab, options, ends)
-        profile = asked("profile")
-        predicted = {}
-        for rate in options.rates:
-            _set_rates(lab, rate)
-            links = asked("links")
-            predicted[rate] = asked(
-                "predict", rate=rate, hand_made=options.by_hand, best=options.best
-            )
-            print(
-                f"# {rate}: {[f'{each * 8e-6:.0f} Mbit/s' for each in links]}",
-                file=sys.stderr,
-                flush=True,
-            )
-        return {"profile": profile, "rates": _run(lab, asked, options, predicted)}
+        rounds = [_round(lab, asked, options) for _ in range(options.rounds)]
+    rates = {rate: _medians([each["rates"][rate] for each in rounds]) for rate in options.rates}
+    return {
+        "profiles": [each["profile"] for each in rounds],
+        "rates": {rate: {"rows": rows, **judge(rows)} for rate, rows in rates.items()},
+    }
+
+
+def _round(lab: Lab, asked: Asked, options: argparse.Namespace) -> dict[str, Any]:
+    """Profile the hosts, predict the plans, and train by each: of a round, soon after another.
+
+    Processors that others use too are a few percent faster or slower for minutes.
+    """
+    profile = asked("profile")
+    predicted = {}
+    for rate in options.rates:
+        _set_rates(lab, rate)
+        links = asked("links")
+        predicted[rate] = asked("predict", rate=rate, hand_made=options.by_hand, best=options.best)
+        _say(f"# {rate}: {[f'{each * 8e-6:.0f} Mbit/s' for each in links]}")
+    return {"profile": profile, "rates": _run(lab, asked, options, predicted)}
+
+
+def _medians(rounds: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """The rows of all rounds, which have the same plans, as rows of medians."""
+    return [
+        {**rows[0], **{key: median(row[key] for row in rows) for key in ("predicted", "measured")}}
+        for rows in zip(*rounds, strict=True)
+    ]
+
+
+def _speeds(lab: Lab, asked: Sequence[float] | None) -> Sequence[float]:
+    """The hosts' speeds: those asked for, or the lab's own where they are unlike."""
+    own = [host.speed for host in lab.specification.hosts]
+    return asked or (own if len(set(own)) > 1 else UNLIKE_SPEEDS)
 
 
 def _say(text: str) -> None:
@@ -91,8 +122,8 @@ def _run(
     asked: Asked,
     options: argparse.Namespace,
     predicted: Mapping[str, Sequence[dict[str, Any]]],
-) -> dict[str, dict[str, Any]]:
-    """Train by every plan at every rate that it is predicted for."""
+) -> dict[str, list[dict[str, Any]]]:
+    """Train by every plan at every rate that it is predicted for; the rows of each rate."""
     rows: dict[str, list[dict[str, Any]]] = {rate: [] for rate in predicted}
     plans = dict.fromkeys(each["plan"] for each in itertools.chain(*predicted.values()))
     for plan in plans:
@@ -112,7 +143,7 @@ def _run(
             rows[rate].append({**row, "measured": median(seconds)})
             _say(f"{rate}: {plan}: {row['predicted']:.3f} s predicted, {median(seconds):.3f} s")
         asked("end")
-    return {rate: {"rows": each, **judge(each)} for rate, each in rows.items()}
+    return rows
 
 
 def judge(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -144,13 +175,13 @@ def judge(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def report(result: Mapping[str, Any]) -> None:
     """Print the result for people."""
-    profile = result["profile"]
-    error = profile["composition_error"]
-    composed = "" if error is None else f", composed to within {error:.1%}"
-    print(
-        f"{profile['layers']} layers, {profile['measurements']} measurements in "
-        f"{profile['seconds']:.0f} s{composed}"
-    )
+    for profile in result["profiles"]:
+        error = profile["composition_error"]
+        composed = "" if error is None else f", composed to within {error:.1%}"
+        print(
+            f"{profile['layers']} layers, {profile['measurements']} measurements in "
+            f"{profile['seconds']:.0f} s{composed}"
+        )
     for rate, found in result["rates"].items():
         print(f"\n{rate}")
         for row in sorted(found["rows"], key=lambda row: row["measured"]):
@@ -176,12 +207,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--gin", action="append", default=[], help="a setting of its own")
     parser.add_argument("--lab", default="two_hosts", help="a lab of configs/lab")
     parser.add_argument(
-        "--speeds", type=float, nargs="+", default=[1.0, 0.5], help="of the hosts, in turn"
+        "--speeds",
+        type=float,
+        nargs="+",
+        help=f"of the hosts; unless given the lab's own, or {UNLIKE_SPEEDS} if those are alike",
     )
     parser.add_argument("--rates", nargs="+", default=RATES, help="of the links, in turn")
     parser.add_argument("--by-hand", type=positive, default=20, help="plans made by hand")
     parser.add_argument("--best", type=positive, default=10, help="best plans")
-    parser.add_argument("--steps", type=positive, default=5, help="timed steps of a plan")
+    parser.add_argument("--rounds", type=positive, default=3, help="of profiling and training")
+    parser.add_argument(
+        "--steps", type=positive, default=1, help="timed steps of a plan in a round"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
     result = measure(options)

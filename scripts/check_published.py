@@ -25,13 +25,13 @@ from typing import Any
 import jax
 import numpy as np
 import optax
+from baselines import one_device_losses
 from hetu_plans import CLUSTERS, STRATEGIES, make_plan
-from jaxtyping import PyTree
 
 from hetjax import Trainer
 from hetjax.commands.devices import host_device_flags
 from hetjax.configuration import read_configuration
-from hetjax.configuration.make import Ingredients, make_ingredients
+from hetjax.configuration.make import make_ingredients
 from hetjax.mesh import Cluster
 from hetjax.pipeline.program import trace
 
@@ -47,28 +47,6 @@ TINY = (
 )
 TOLERANCE = 1e-5
 OPTIMIZER = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3))
-
-
-def one_device_losses(
-    ingredients: Ingredients, parameters: PyTree, batches: Sequence[Any]
-) -> list[float]:
-    """The losses of plain `jax.jit` on one device."""
-
-    @jax.jit
-    def step(parameters: PyTree, state: Any, batch: Any) -> tuple[PyTree, Any, jax.Array]:
-        def loss_of(parameters: PyTree) -> jax.Array:
-            total, count = ingredients.model.loss(parameters, batch)
-            return total / count
-
-        loss, gradients = jax.value_and_grad(loss_of)(parameters)
-        updates, state = OPTIMIZER.update(gradients, state, parameters)
-        return optax.apply_updates(parameters, updates), state, loss
-
-    state, losses = OPTIMIZER.init(parameters), []
-    for batch in batches:
-        parameters, state, loss = step(parameters, state, batch)
-        losses.append(float(loss))
-    return losses
 
 
 def check(names: Sequence[str], steps: int) -> list[dict[str, Any]]:
@@ -97,7 +75,7 @@ def check(names: Sequence[str], steps: int) -> list[dict[str, Any]]:
     batches = [
         {"tokens": rng.integers(0, 32, (64, 9), np.int32)} for _ in range(steps * len(names))
     ]
-    expected = one_device_losses(ingredients, parameters, batches)
+    expected = one_device_losses(ingredients.model.loss, OPTIMIZER, parameters, batches)
     rows = []
     with Trainer(
         plans[names[0]], ingredients.model.loss, parameters, OPTIMIZER, batches[0]

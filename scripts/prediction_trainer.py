@@ -53,6 +53,7 @@ class Server:
         configuration = read_configuration(config, [*overrides, "runtime.name = 'ray'"])
         self.ingredients = make_ingredients(configuration)
         self.plans: dict[str, dict[str, Plan]] = {}
+        self.rows: dict[str, list[dict[str, Any]]] = {}
         self.trainer: hetjax.Trainer | None = None
         connect_to_ray(RayOptions())
 
@@ -86,6 +87,8 @@ class Server:
     def do_predict(self, rate: str, hand_made: int, best: int) -> list[dict[str, Any]]:
         """Predict plans: the planner's choice, the best ones beside it, and some made by hand.
 
+        Once they are chosen for a rate they are predicted again, by the newest profile.
+
         Args:
             rate: what the links' rate is called.
             hand_made: how many are made by hand.
@@ -94,6 +97,16 @@ class Server:
         Returns:
             For each its name, what it is and its predicted step time; the choice comes first.
         """
+        if rate not in self.rows:
+            self._choose(rate, hand_made, best)
+        again = {
+            name: predict(replace(plan, cluster=self.problem.cluster), self.problem)
+            for name, plan in self.plans[rate].items()
+        }
+        self.plans[rate] = again
+        return [{**row, "predicted": _step_time(again[row["plan"]])} for row in self.rows[rate]]
+
+    def _choose(self, rate: str, hand_made: int, best: int) -> None:
         found = DynamicProgram().find(self.problem)
         assert found is not None, "the models of this benchmark fit"
         chosen = complete(found.plan, self.problem)
@@ -105,15 +118,14 @@ class Server:
         self.plans[rate] = shown
         best_names = {_name(plan) for plan in (chosen, *others[: best - 1])}
         hand_names = {_name(plan) for plan in by_hand}
-        return [
+        self.rows[rate] = [
             {
                 "plan": name,
-                "predicted": _step_time(plan),
                 "among_best": name in best_names,
                 "by_hand": name in hand_names,
                 "chosen": name == _name(chosen),
             }
-            for name, plan in shown.items()
+            for name in shown
         ]
 
     def _predicted(self, plan: Plan) -> Plan:

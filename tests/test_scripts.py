@@ -124,6 +124,34 @@ def test_the_settings_of_the_harp_paper_are_as_the_script_writes_them():
                 assert ours.mesh_shape == theirs.mesh_shape
 
 
+def test_predictions_are_judged_by_the_medians_of_rounds():
+    predictions = importlib.import_module("bench_predictions")
+
+    def rows(*seconds):
+        return [
+            {"plan": name, "chosen": name == "a", "by_hand": name != "a", "among_best": True}
+            | {"predicted": predicted, "measured": measured}
+            for name, predicted, measured in zip("abc", *seconds, strict=True)
+        ]
+
+    rounds = [rows((1, 2, 3), (1, 2, 9)), rows((9, 2, 3), (2, 2, 2)), rows((2, 2, 3), (9, 1, 2))]
+    medians = predictions._medians(rounds)
+    assert [(row["plan"], row["predicted"], row["measured"]) for row in medians] == [
+        ("a", 2, 2),
+        ("b", 2, 2),
+        ("c", 3, 2),
+    ]
+    assert predictions.judge(medians) == {
+        "largest_error": 0.5,
+        "median_error": 0.0,
+        "clear_pairs": 0,
+        "wrong_pairs": 0,
+        "chosen_over_best_by_hand": 1.0,
+    }
+    judged = predictions.judge(rows((2, 1, 4), (2, 4, 4)))
+    assert (judged["clear_pairs"], judged["wrong_pairs"]) == (2, 1)
+
+
 @pytest.mark.parametrize("script", ["bench_overhead.py", "bench_pipeline.py"])
 def test_command_line(script):
     assert "--rounds" in run(script, "--help").stdout

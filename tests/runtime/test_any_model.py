@@ -7,13 +7,13 @@ statistics of each, also where a stage divides it over its devices.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from typing import Any
 
 import jax
 import numpy as np
 import optax
 import pytest
+from baselines import one_device_losses
 from cases import CLUSTER
 
 import hetjax
@@ -76,33 +76,6 @@ def batches(model: Model) -> list[dict[str, np.ndarray]]:
     ]
 
 
-def one_device_losses(model: Model, parameters: Any) -> list[float]:
-    """Gradients of the sums of all microbatches' losses, added up, over the sum of their counts."""
-    gradients_of = jax.jit(jax.value_and_grad(model.loss, has_aux=True))
-
-    @jax.jit
-    def update(parameters, state, gradients, count):
-        means = jax.tree.map(lambda gradient: gradient / count, gradients)
-        updates, state = OPTIMIZER.update(means, state, parameters)
-        return optax.apply_updates(parameters, updates), state
-
-    state, losses = OPTIMIZER.init(parameters), []
-    for batch in batches(model):
-        found = [gradients_of(parameters, each) for each in microbatches(batch)]
-        total = sum(total for (total, _), _ in found)
-        count = sum(count for (_, count), _ in found)
-        gradients = jax.tree.map(lambda *each: sum(each), *[each for _, each in found])
-        parameters, state = update(parameters, state, gradients, count)
-        losses.append(float(total / count))
-    return losses
-
-
-def microbatches(batch: Any) -> Iterator[Any]:
-    size = BATCH // MICROBATCHES
-    for first in range(0, BATCH, size):
-        yield jax.tree.map(lambda leaf, first=first: leaf[first : first + size], batch)
-
-
 def planned(model: Model, cluster: Cluster, **options: Any) -> hetjax.Plan:
     return hetjax.plan(
         model.loss,
@@ -137,7 +110,9 @@ def check_losses(model: Model, plan: hetjax.Plan) -> None:
     with hetjax.Trainer(plan, model.loss, parameters, OPTIMIZER, examples[0]) as trainer:
         losses = [trainer.train_step(batch).loss for batch in examples]
     with jax.numpy_dtype_promotion("standard"):  # Optax needs it.
-        expected = one_device_losses(model, parameters)
+        expected = one_device_losses(
+            model.loss, OPTIMIZER, parameters, examples, MICROBATCHES
+        )
     assert len(set(expected)) == STEPS
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
 

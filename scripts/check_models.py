@@ -1,0 +1,167 @@
+"""Trains models of real size for a few steps, by plans for unlike devices, on host CPU devices.
+
+The planner cuts each model for two devices of one kind and one of another. Losses are compared with
+those of gradients that one device adds up over the same microbatches, by plain `jax.jit`; the exit
+code is 1 where these differ. Language models keep their blocks and width, not their context.
+
+python scripts/check_models.py
+python scripts/check_models.py vgg-19 resnet-50 --batch-size 8
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+from baselines import one_device_losses
+from benchmarking import positive
+
+import hetjax
+from hetjax.commands.devices import host_device_flags
+from hetjax.mesh import KINDS, Cluster, Link, Subcluster
+from hetjax.models import Model, ModelConfig, model_of, recipe
+
+TOLERANCE = 1e-5
+OPTIMIZER = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-4))
+LINK = Link(bandwidth=1e9, latency=1e-5)
+CLUSTER = Cluster(
+    "two and one",
+    (
+        Subcluster("two", KINDS["T4"], 1, 2, LINK, LINK),
+        Subcluster("one", KINDS["V100"], 1, 1, LINK, LINK),
+    ),
+    (("two", "one", LINK),),
+)
+MODELS: Mapping[str, ModelConfig] = MappingProxyType(
+    {
+        "gpt2-small": recipe("gpt2-small", sequence=128),
+        "llama": recipe(
+            "llama-7b",
+            blocks=12,
+            width=768,
+            heads=12,
+            key_value_heads=4,
+            ffn_width=2048,
+            sequence=128,
+            compute_dtype="float32",
+        ),
+        "switch": recipe("gpt2-small", experts=4, sequence=128),
+        "vit-base": recipe("vit-base"),
+        "vgg-19": recipe("vgg-19"),
+        "resnet-50": recipe("resnet-50"),
+    }
+)
+"""Models by name; "llama" and "switch" have the size of GPT-2 small."""
+
+
+def check(name: str, batch_size: int, microbatches: int, steps: int) -> dict[str, Any]:
+    """Plan a model, train it, and compare its losses.
+
+    Args:
+        name: a key of `MODELS`.
+        batch_size: examples of a step.
+        microbatches: of a step.
+        steps: how many.
+
+    Returns:
+        The plan in words, and how far the losses are from one device's.
+    """
+    model = model_of(MODELS[name])
+    batches = _batches(MODELS[name], model, batch_size, steps)
+    parameters = jax.jit(model.init)(jax.random.key(0))
+    size = sum(leaf.size for leaf in jax.tree.leaves(parameters))
+    plan = hetjax.plan(
+        model.loss,
+        parameters,
+        batches[0],
+        cluster=CLUSTER,
+        optimizer=OPTIMIZER,
+        num_microbatches=microbatches,
+        min_stages=2,
+    )
+    began = time.perf_counter()
+    with hetjax.Trainer(plan, model.loss, parameters, OPTIMIZER, batches[0]) as trainer:
+        losses = [trainer.train_step(batch).loss for batch in batches]
+    seconds = time.perf_counter() - began
+    expected = one_device_losses(model.loss, OPTIMIZER, parameters, batches, microbatches)
+    return {
+        "model": name,
+        "parameters": size,
+        "layers": len(plan.layers),
+        "stages": [
+            f"{stage.submesh.subcluster} {stage.layers[0]}-{stage.layers[1] - 1}"
+            for stage in plan.stages
+        ],
+        "losses": losses,
+        "largest_loss_difference": max(
+            abs(a - b) / abs(b) for a, b in zip(losses, expected, strict=True)
+        ),
+        "seconds": seconds,
+    }
+
+
+def _batches(
+    config: ModelConfig, model: Model, batch_size: int, steps: int
+) -> list[dict[str, np.ndarray]]:
+    """Random examples; a step's are not those of the one before."""
+    rng = np.random.default_rng(0)
+    highest = {
+        "tokens": getattr(config, "vocabulary", 0),
+        "images": 256,
+        "labels": getattr(config, "classes", 0),
+    }
+    return [
+        {
+            name: rng.integers(0, highest[name], shape.shape).astype(shape.dtype)
+            for name, shape in model.batch_shapes(batch_size).items()
+        }
+        for _ in range(steps)
+    ]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=(__doc__ or "").partition("\n")[0],
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument(
+        "models", nargs="*", default=list(MODELS), choices=tuple(MODELS), metavar="MODEL"
+    )
+    parser.add_argument("--batch-size", type=positive, default=4)
+    parser.add_argument("--microbatches", type=positive, default=2)
+    parser.add_argument("--steps", type=positive, default=5)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    options = parser.parse_args(arguments)
+    # Before JAX makes its devices; twice as many as are used, for collectives need threads.
+    count = 2 * CLUSTER.num_devices
+    os.environ["XLA_FLAGS"] = host_device_flags(os.environ.get("XLA_FLAGS", ""), count)
+    rows = []
+    for name in options.models:
+        rows.append(check(name, options.batch_size, options.microbatches, options.steps))
+        if not options.json:
+            _print(rows[-1])
+    if options.json:
+        print(json.dumps({"rows": rows}, indent=1))
+    sys.exit(any(not row["largest_loss_difference"] <= TOLERANCE for row in rows))
+
+
+def _print(row: Mapping[str, Any]) -> None:
+    print(
+        f"{row['model']}: {row['parameters'] / 1e6:.0f} million parameters, {row['layers']} "
+        f"layers, {' | '.join(row['stages'])}; {len(row['losses'])} losses differ by "
+        f"{row['largest_loss_difference']:.1e} at most",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    main()
