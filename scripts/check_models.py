@@ -1,8 +1,9 @@
 """Trains models of real size for a few steps, by plans for unlike devices, on host CPU devices.
 
-The planner cuts each model for two devices of one kind and one of another. Losses are compared with
-those of gradients that one device adds up over the same microbatches, by plain `jax.jit`; the exit
-code is 1 where these differ. Language models keep their blocks and width, not their context.
+Half of each model's layers go to two devices of one kind, half to one of another, however few of
+them the planner would use for so small a batch. Losses are compared with those of gradients that
+one device adds up over the same microbatches, by plain `jax.jit`; the exit code is 1 where these
+differ. Language models keep their blocks and width, not their context.
 
 python scripts/check_models.py
 python scripts/check_models.py vgg-19 resnet-50 --batch-size 8
@@ -11,6 +12,7 @@ python scripts/check_models.py vgg-19 resnet-50 --batch-size 8
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import sys
@@ -27,7 +29,8 @@ from benchmarking import positive
 
 import hetjax
 from hetjax.commands.devices import host_device_flags
-from hetjax.mesh import KINDS, Cluster, Link, Subcluster
+from hetjax.errors import unknown_name
+from hetjax.mesh import KINDS, Cluster, Link, Subcluster, SubMesh
 from hetjax.models import Model, ModelConfig, model_of, recipe
 
 TOLERANCE = 1e-5
@@ -87,7 +90,9 @@ def check(name: str, batch_size: int, microbatches: int, steps: int) -> dict[str
         optimizer=OPTIMIZER,
         num_microbatches=microbatches,
         min_stages=2,
+        max_stages=2,
     )
+    plan = on_unlike_submeshes(plan)
     began = time.perf_counter()
     with hetjax.Trainer(plan, model.loss, parameters, OPTIMIZER, batches[0]) as trainer:
         losses = [trainer.train_step(batch).loss for batch in batches]
@@ -96,7 +101,7 @@ def check(name: str, batch_size: int, microbatches: int, steps: int) -> dict[str
     return {
         "model": name,
         "parameters": size,
-        "layers": len(plan.layers),
+        "layers": len(plan.layers) - 1,
         "stages": [
             f"{stage.submesh.subcluster} {stage.layers[0]}-{stage.layers[1] - 1}"
             for stage in plan.stages
@@ -107,6 +112,26 @@ def check(name: str, batch_size: int, microbatches: int, steps: int) -> dict[str
         ),
         "seconds": seconds,
     }
+
+
+def on_unlike_submeshes(plan: hetjax.Plan) -> hetjax.Plan:
+    """The plan with half of its layers on the two devices of "two", half on the one of "one".
+
+    Args:
+        plan: of two stages, on `CLUSTER`.
+
+    Returns:
+        The plan, without a prediction.
+    """
+    middle, last = (len(plan.layers) - 1) // 2, len(plan.layers) - 1
+    first, second = plan.stages
+    two, one = SubMesh("two", 0, (1, 2)), SubMesh("one", 0, (1, 1))
+    stages = (
+        dataclasses.replace(first, layers=(0, middle), submesh=two, mesh_shape=(2, 1)),
+        dataclasses.replace(second, layers=(middle, last), submesh=one, mesh_shape=(1, 1)),
+    )
+    pipeline = dataclasses.replace(plan.pipeline, stages=stages)
+    return dataclasses.replace(plan, pipelines=(pipeline,), prediction=None)
 
 
 def _batches(
@@ -134,7 +159,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument(
-        "models", nargs="*", default=list(MODELS), choices=tuple(MODELS), metavar="MODEL"
+        "models",
+        nargs="*",
+        metavar="MODEL",
+        help=f"of {', '.join(MODELS)}; all unless some are named",
     )
     parser.add_argument("--batch-size", type=positive, default=4)
     parser.add_argument("--microbatches", type=positive, default=2)
@@ -144,8 +172,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # Before JAX makes its devices; twice as many as are used, for collectives need threads.
     count = 2 * CLUSTER.num_devices
     os.environ["XLA_FLAGS"] = host_device_flags(os.environ.get("XLA_FLAGS", ""), count)
-    rows = []
     for name in options.models:
+        if name not in MODELS:
+            parser.error(unknown_name("model", name, MODELS))
+    rows = []
+    for name in options.models or MODELS:
         rows.append(check(name, options.batch_size, options.microbatches, options.steps))
         if not options.json:
             _print(rows[-1])

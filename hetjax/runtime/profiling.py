@@ -129,12 +129,14 @@ def _time_passes(
 ) -> tuple[list[float], list[float]]:
     """Seconds of forward and backward passes, which take turns as in training.
 
-    Where they are short, each figure is the mean of several.
+    A forward pass has the microbatch put on its devices. Where passes are short, each figure is the
+    mean of several.
     """
     shapes = tasks.shapes
     fill = _Filler()
     parameters = fill(shapes.parameters, tasks.parameters)
-    batch = fill(shapes.batch, tasks.batch)
+    rows = [fill.array(each) for each in shapes.batch]
+    batch: list[jax.Array] = []
     received = fill(shapes.received, tasks.received)
     seeds = fill(shapes.sent, tasks.sent)
     cotangents = [seeds[place] for place in shapes.cotangents_in]
@@ -142,7 +144,8 @@ def _time_passes(
     residuals: Any = None
 
     def run_forward() -> None:
-        nonlocal residuals
+        nonlocal batch, residuals
+        batch = jax.device_put(rows, tasks.batch)
         _, residuals = jax.block_until_ready(forward(parameters, batch, received))
 
     def run_backward() -> None:
@@ -268,11 +271,12 @@ class _Filler:
         self, shapes: Sequence[jax.ShapeDtypeStruct], shardings: Sequence[Any]
     ) -> list[jax.Array]:
         return [
-            jax.device_put(self._array(shape), sharding)
+            jax.device_put(self.array(shape), sharding)
             for shape, sharding in zip(shapes, shardings, strict=True)
         ]
 
-    def _array(self, shape: jax.ShapeDtypeStruct) -> np.ndarray:
+    def array(self, shape: jax.ShapeDtypeStruct) -> np.ndarray:
+        """Its values on the host."""
         if not jnp.issubdtype(shape.dtype, jnp.floating):
             return np.zeros(shape.shape, shape.dtype)
         values = self._random.standard_normal(shape.shape, np.float32)

@@ -15,9 +15,11 @@ import optax
 import pytest
 from baselines import one_device_losses
 from cases import CLUSTER
+from check_models import CLUSTER as UNLIKE
+from check_models import on_unlike_submeshes
 
 import hetjax
-from hetjax.mesh import KINDS, Cluster, Link, Subcluster, SubMesh
+from hetjax.mesh import Cluster
 from hetjax.models import (
     GPTConfig,
     ImageModel,
@@ -53,16 +55,6 @@ IMAGE_MODELS = {
 OPTIMIZER = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-2))
 STEPS, BATCH, MICROBATCHES = 5, 16, 4
 
-LINK = Link(bandwidth=1e9, latency=1e-5)
-UNLIKE = Cluster(
-    "two and one",
-    (
-        Subcluster("two", KINDS["T4"], 1, 2, LINK, LINK),
-        Subcluster("one", KINDS["V100"], 1, 1, LINK, LINK),
-    ),
-    (("two", "one", LINK),),
-)
-
 
 def batches(model: Model) -> list[dict[str, np.ndarray]]:
     rng = np.random.default_rng(3)
@@ -90,19 +82,6 @@ def planned(model: Model, cluster: Cluster, **options: Any) -> hetjax.Plan:
     )
 
 
-def on_unlike_submeshes(plan: hetjax.Plan) -> hetjax.Plan:
-    """The plan with half of its layers on the two devices of "two", half on the one of "one"."""
-    middle, last = (len(plan.layers) - 1) // 2, len(plan.layers) - 1
-    first, second = plan.stages
-    two, one = SubMesh("two", 0, (1, 2)), SubMesh("one", 0, (1, 1))
-    stages = (
-        dataclasses.replace(first, layers=(0, middle), submesh=two, mesh_shape=(2, 1)),
-        dataclasses.replace(second, layers=(middle, last), submesh=one, mesh_shape=(1, 1)),
-    )
-    pipeline = dataclasses.replace(plan.pipeline, stages=stages)
-    return dataclasses.replace(plan, pipelines=(pipeline,), prediction=None)
-
-
 def check_losses(model: Model, plan: hetjax.Plan) -> None:
     """Five steps by a plan have the losses of one device."""
     parameters = jax.jit(model.init)(jax.random.key(0))
@@ -110,9 +89,7 @@ def check_losses(model: Model, plan: hetjax.Plan) -> None:
     with hetjax.Trainer(plan, model.loss, parameters, OPTIMIZER, examples[0]) as trainer:
         losses = [trainer.train_step(batch).loss for batch in examples]
     with jax.numpy_dtype_promotion("standard"):  # Optax needs it.
-        expected = one_device_losses(
-            model.loss, OPTIMIZER, parameters, examples, MICROBATCHES
-        )
+        expected = one_device_losses(model.loss, OPTIMIZER, parameters, examples, MICROBATCHES)
     assert len(set(expected)) == STEPS
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
 
