@@ -80,11 +80,23 @@ class RowEvaluator:
         return self.joined[value]
 
     def _computed(self, value: int) -> Any:
-        if value not in self.known:
-            step = self.analysis.producer[value]
-            operands = [self.read(operand) for operand in step.inputs]
-            self.known.update(zip(step.outputs, self._evaluate(step, operands), strict=True))
+        # Not by recursion: a norm is a sum over all leaves, a chain deeper than the stack.
+        wanted = [value]
+        while wanted:
+            if wanted[-1] in self.known:
+                wanted.pop()
+                continue
+            step = self.analysis.producer[wanted[-1]]
+            missing = [each for each in map(operand_value, step.inputs) if self._is_missing(each)]
+            if not missing:
+                operands = [self.read(operand) for operand in step.inputs]
+                self.known.update(zip(step.outputs, self._evaluate(step, operands), strict=True))
+            wanted += missing
         return self.known[value]
+
+    def _is_missing(self, value: int | None) -> bool:
+        """Whether a value has to be computed before a step that reads it, a literal being none."""
+        return value is not None and not (value in self.known or value in self.analysis.messages)
 
     def _evaluate(self, step: Step, operands: list[Any]) -> list[Any]:
         placement = self.analysis.step_placement(step)

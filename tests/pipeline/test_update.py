@@ -227,6 +227,20 @@ def test_one_stage_exchanges_nothing():
     assert update.sends == ()
 
 
+def test_a_model_may_have_a_thousand_parameters():
+    """A norm is a sum over all of them, deeper than Python's stack."""
+    names = [f"w{leaf:04}" for leaf in range(1000)]
+    shapes = [jax.ShapeDtypeStruct((2,), jnp.float32)] * len(names)
+    parts = [[Part(leaf) for leaf in range(500)], [Part(leaf) for leaf in range(500, 1000)]]
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(0.1))
+    updates = divide_update(optimizer, shapes, parts, names, list)
+    state: State = ([[jnp.zeros(2)] * 500] * 2, [[], []])
+    gradients = [jnp.ones(2)] * len(names)
+    one = (jnp.float32(1.0), jnp.float32(1.0))
+    jaxpr = jax.make_jaxpr(lambda given: divided_step(updates, parts, state, given, one))(gradients)
+    assert len(jaxpr.out_avals) == len(names) + 4
+
+
 @pytest.mark.parametrize("name", UNCUT_OPTIMIZERS)
 def test_rows_that_depend_on_each_other_are_refused(name: str):
     optimizer = UNCUT_OPTIMIZERS[name]
