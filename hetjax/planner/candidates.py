@@ -10,6 +10,7 @@ from hetjax.pipeline.warm_up import from_warm_up_counts
 from hetjax.planner.cost_model import Estimate, estimate
 from hetjax.planner.fixed_pace import Place
 from hetjax.planner.lost_devices import around_lost
+from hetjax.planner.network_cards import with_shared_cards
 from hetjax.planner.plan import PipelinePlan, Plan, StagePlan
 from hetjax.planner.problem import PlanningProblem
 from hetjax.planner.runs import Runs
@@ -31,12 +32,7 @@ def candidate_plan(
     Returns:
         The plan, without a prediction.
     """
-    names = [subcluster.name for subcluster in problem.cluster.subclusters]
-    found = (
-        SubMesh(names[place.subcluster], place.start, slice_of(table, place).shape)
-        for place in candidate.places
-    )
-    submeshes = around_lost(problem.cluster, tuple(found), problem.lost)
+    submeshes = _submeshes(problem, table, candidate)
     stages = []
     for place, chosen, submesh in zip(candidate.places, candidate.options, submeshes, strict=True):
         option = slice_of(table, place).options[chosen]
@@ -66,6 +62,17 @@ def candidate_plan(
     )
 
 
+def _submeshes(
+    problem: PlanningProblem, table: StageTable, candidate: Candidate
+) -> tuple[SubMesh, ...]:
+    names = [subcluster.name for subcluster in problem.cluster.subclusters]
+    found = (
+        SubMesh(names[place.subcluster], place.start, slice_of(table, place).shape)
+        for place in candidate.places
+    )
+    return around_lost(problem.cluster, tuple(found), problem.lost)
+
+
 def slice_of(table: StageTable, place: Place) -> Slice:
     """The slice that a stage is on."""
     return table.slices[place.subcluster][place.slice]
@@ -92,10 +99,11 @@ def candidate_times(
         (transfers_between(table, a, b), b.layers[0])
         for a, b in itertools.pairwise(candidate.places)
     ]
-    return StepTimes(
+    times = StepTimes(
         forward=[float(each.forward_seconds) for each in estimates],
         backward=[float(each.backward_seconds) for each in estimates],
         sends=[float(transfers.forward[layer]) for transfers, layer in crossings],
         returns=[float(transfers.backward[layer]) for transfers, layer in crossings],
         update=[float(each.update_seconds) for each in estimates],
     )
+    return with_shared_cards(times, problem.cluster, _submeshes(problem, table, candidate))

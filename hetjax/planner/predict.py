@@ -16,6 +16,7 @@ from hetjax.pipeline.timeline import Event, Timeline, stage_track
 from hetjax.pipeline.times import StepTimes
 from hetjax.planner.cost_model import estimate, estimate_halves, update_rate
 from hetjax.planner.execution import Execution
+from hetjax.planner.network_cards import with_shared_cards
 from hetjax.planner.plan import (
     PipelinePlan,
     Plan,
@@ -76,8 +77,15 @@ def _stage_predictions(
         split=True,
         known=problem.known,
     )
-    for s in range(len(pipeline.stages)):
-        yield _stage_prediction(plan, pipeline, problem, s, works)
+    alone = [
+        _stage_prediction(plan, pipeline, problem, s, works) for s in range(len(pipeline.stages))
+    ]
+    submeshes = [stage.submesh for stage in pipeline.stages]
+    times = with_shared_cards(times_of(alone), plan.cluster, submeshes)
+    for stage, sent, returned in zip(
+        alone, [*times.sends, 0.0], [0.0, *times.returns], strict=True
+    ):
+        yield replace(stage, communication_seconds=sent, return_seconds=returned)
 
 
 def _without_shared_state(

@@ -1,0 +1,101 @@
+"""What transfers take where a node exchanges values with both of its neighbours."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster, SubMesh
+from hetjax.pipeline.times import StepTimes
+from hetjax.planner.network_cards import with_shared_cards
+
+KIND = DeviceKind("any", {"float32": 1e12}, 10**9, 1e11, source="made up")
+INSIDE = Link(1e10, 0.0)
+
+
+def switch(*bandwidths: float, latency: float = 0.0) -> Cluster:
+    """Hosts at a switch, each with a link of its own to it; named by their number."""
+    hosts = [Subcluster(str(n), KIND, 1, 2, INSIDE, INSIDE) for n in range(len(bandwidths))]
+    links = [
+        (a.name, b.name, Link(min(bandwidths[i], bandwidths[j]), latency))
+        for j, b in enumerate(hosts)
+        for i, a in enumerate(hosts[:j])
+    ]
+    return Cluster("switch", tuple(hosts), tuple(links))
+
+
+def submesh(host: int, start: int = 0, devices: int = 2) -> SubMesh:
+    return SubMesh(str(host), start, (1, devices))
+
+
+def times_of(
+    cluster: Cluster, stages: list[SubMesh], computing: float, sent: list[float]
+) -> StepTimes:
+    """Stages that compute alike, and links that carry as many bytes there as back."""
+    links = [cluster.link_between(a, b) for a, b in itertools.pairwise(stages)]
+    moving = [link.seconds(size) for link, size in zip(links, sent, strict=True)]
+    count = len(stages)
+    return StepTimes([computing / 3] * count, [computing * 2 / 3] * count, moving, moving)
+
+
+CHAIN = [submesh(0), submesh(1), submesh(2)]
+
+
+def test_two_hosts_share_nothing():
+    cluster = switch(1.0, 1.0)
+    times = times_of(cluster, CHAIN[:2], 3.0, [2.0])
+    assert with_shared_cards(times, cluster, CHAIN[:2]) == times
+
+
+def test_a_card_that_is_never_idle_gives_each_transfer_all_of_the_pace():
+    cluster = switch(1.0, 1.0, 1.0)
+    found = with_shared_cards(times_of(cluster, CHAIN, 0.3, [2.0, 1.0]), cluster, CHAIN)
+    # Out of the middle host go 2 back and 1 on; into it come 2 and 1.
+    assert found.sends == pytest.approx([3.0, 3.0])
+    assert found.returns == pytest.approx([3.0, 3.0])
+
+
+def test_a_transfer_has_what_the_others_leave_of_a_card():
+    cluster = switch(1.0, 1.0, 1.0, latency=0.5)
+    found = with_shared_cards(times_of(cluster, CHAIN, 10.0, [2.0, 1.0]), cluster, CHAIN)
+    assert found.sends == pytest.approx([0.5 + 2 / 0.9, 0.5 + 1 / 0.8])
+
+
+def test_a_slow_neighbour_leaves_most_of_a_fast_card():
+    cluster = switch(4.0, 4.0, 1.0)
+    found = with_shared_cards(times_of(cluster, CHAIN, 10.0, [8.0, 4.0]), cluster, CHAIN)
+    # The last host's own link is what its transfers wait for: 4 seconds, of the card's 1.
+    assert found.sends == pytest.approx([2 / (1 - 1 / 10), 4.0])
+
+
+def test_stages_of_one_node_exchange_inside_it_and_share_its_card():
+    cluster = switch(1.0, 1.0, 1.0)
+    stages = [submesh(0), submesh(1, 0, 1), submesh(1, 1, 1), submesh(2)]
+    times = times_of(cluster, stages, 10.0, [2.0, 5.0, 1.0])
+    found = with_shared_cards(times, cluster, stages)
+    # The activations that come in share nothing with those that go out, but with gradients.
+    assert found.sends == pytest.approx([2 / 0.9, times.sends[1], 1 / 0.8])
+
+
+@given(
+    bandwidths=st.lists(st.floats(0.5, 8.0), min_size=3, max_size=5),
+    computing=st.floats(0.1, 20.0),
+    sent=st.lists(st.floats(0.0, 8.0), min_size=4, max_size=4),
+)
+def test_transfers_only_become_longer_and_never_longer_than_the_pace(
+    bandwidths: list[float], computing: float, sent: list[float]
+):
+    cluster = switch(*bandwidths)
+    stages = [submesh(host) for host in range(len(bandwidths))]
+    times = times_of(cluster, stages, computing, sent[: len(stages) - 1])
+    found = with_shared_cards(times, cluster, stages)
+    assert replace(found, sends=times.sends, returns=times.returns) == times
+    before, after = [*times.sends, *times.returns], [*found.sends, *found.returns]
+    assert all(a <= b for a, b in zip(before, after, strict=True))
+    # What each card carries in all is less than the slowest of its links would.
+    longest = max(computing, 2 * max(size / min(bandwidths) for size in sent))
+    assert max(after) <= longest * (1 + 1e-9)
