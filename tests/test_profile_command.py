@@ -68,7 +68,7 @@ def test_a_model_is_measured_once_and_planned_with_it(
     code, out, error = run(profile.main, capsys, *options, "--json")
     assert code == 0
     figures = json.loads(out)
-    assert figures["candidates_measured"] == figures["measurements"] == 2
+    assert figures["candidates_measured"] == figures["measurements"] == 3
     assert figures["candidates"] >= figures["candidates_to_measure"] == figures["measurements"]
     assert "measured" in error
 

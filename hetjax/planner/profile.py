@@ -30,19 +30,22 @@ class Way:
 
 @dataclass(frozen=True, eq=False)
 class Composition:
-    """A figure of runs of layers: a start, and then what each layer adds.
+    """A figure of runs of layers: as measured, or a start and then what each layer adds.
 
     Args:
         start: what any run has before its first layer.
         layers: what each layer adds, ``[L]``.
+        measured: the figures of runs that were measured themselves.
 
     Example:
-        >>> float(Composition(1.0, np.array([2.0, 3.0, 4.0])).of((1, 3)))
-        8.0
+        >>> composition = Composition(1.0, np.array([2.0, 3.0, 4.0]), {(0, 2): 5.5})
+        >>> float(composition.of((1, 3))), float(composition.of((0, 2)))
+        (8.0, 5.5)
     """
 
     start: float
     layers: FloatArray
+    measured: Mapping[tuple[int, int], float] = field(default_factory=dict)
 
     def of(self, run: tuple[int, int] | None) -> FloatArray:
         """The figure of runs.
@@ -55,8 +58,12 @@ class Composition:
         """
         before = np.concatenate([[0.0], np.cumsum(self.layers)])
         if run is not None:
-            return np.asarray(self.start + before[run[1]] - before[run[0]])
-        return self.start + before[None, :] - before[:, None]
+            composed = self.start + before[run[1]] - before[run[0]]
+            return np.asarray(self.measured.get(run, composed))
+        figures = self.start + before[None, :] - before[:, None]
+        for measured, value in self.measured.items():
+            figures[measured] = value
+        return figures
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,6 +22,7 @@ from hetjax.planner.work import part_shape
 from hetjax.runtime.late_sums import compile_deduced, partial_along
 from hetjax.runtime.placement import named
 from hetjax.runtime.task_programs import TaskCompiler, compile_program
+from hetjax.runtime.yardstick import Yardstick
 from hetjax.sharding.annotation import axes_of
 from hetjax.sharding.rules import DATA, MESH_AXES, example_spec, parameter_spec
 
@@ -48,6 +49,7 @@ class StageMeasurer:
         self._measured = measured
         self._devices = list(devices or jax.local_devices())
         self._program = trace(measured.loss_function, measured.parameters, measured.batch)
+        self._yardstick = Yardstick(self._devices[0])
 
     def measure(self, request: Request) -> Measurement:
         """Compile a run's programs and time them.
@@ -63,7 +65,9 @@ class StageMeasurer:
         grid = np.array(self._devices[:count]).reshape(request.mesh_shape)
         tasks = _tasks(programs, request, self._measured.microbatch_size, Mesh(grid, MESH_AXES))
         compiled = dict(tasks.programs(("forward", "backward")))
-        forward, backward = _time_passes(tasks, compiled["forward"], compiled["backward"])
+        forward, backward, moments = _time_passes(
+            tasks, compiled["forward"], compiled["backward"], self._yardstick
+        )
         (forward_seconds, one), (backward_seconds, other) = typical(forward), typical(backward)
         rate = _update_rate(tasks, self._measured.optimizer) if request.updates else 0.0
         return Measurement(
@@ -74,6 +78,7 @@ class StageMeasurer:
             backward_bytes=_temporary_bytes(compiled["backward"]),
             repetitions=len(forward),
             spread=max(one, other),
+            yardstick_seconds=typical(moments)[0],
         )
 
 
@@ -125,9 +130,9 @@ def _tasks(
 
 
 def _time_passes(
-    tasks: TaskCompiler, forward: Any, backward: Any
-) -> tuple[list[float], list[float]]:
-    """Seconds of forward and backward passes, which take turns as in training.
+    tasks: TaskCompiler, forward: Any, backward: Any, yardstick: Yardstick
+) -> tuple[list[float], list[float], list[float]]:
+    """Seconds of forward and backward passes, which take turns as in training, and of a yardstick.
 
     A forward pass has the microbatch put on its devices. Where passes are short, each figure is the
     mean of several.
@@ -158,11 +163,12 @@ def _time_passes(
     for run in passes:
         run()
     in_a_row = _in_a_row(sum(_mean_seconds(passes, 1)))
-    times: tuple[list[float], list[float]] = ([], [])
+    times: tuple[list[float], list[float], list[float]] = ([], [], [])
     began = time.perf_counter()
     while not _enough(len(times[0]), time.perf_counter() - began):
-        for seconds, mean in zip(times, _mean_seconds(passes, in_a_row), strict=True):
-            seconds.append(mean)
+        found = (*_mean_seconds(passes, in_a_row), yardstick.seconds())
+        for seconds, each in zip(times, found, strict=True):
+            seconds.append(each)
     return times
 
 

@@ -77,6 +77,7 @@ def test_any_run_is_measured_as_a_stage_would_run_it(mesh_shape: tuple[int, int]
         assert found.forward_seconds > 0
         assert found.backward_seconds > 0
         assert found.repetitions >= 7
+        assert found.yardstick_seconds > 0
         assert (found.update_bytes_per_second > 0) == updates
         assert found.backward_bytes >= 0
 

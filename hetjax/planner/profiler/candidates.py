@@ -2,7 +2,8 @@
 
 Layers of one structure share what is measured, wherever they stand, and so do runs of them. Of a
 run's time each layer has its part, but for a start that any program has; so short runs tell of long
-ones. Two long runs are measured for nothing else than to see by how much that is wrong.
+ones. The shortest ones themselves, where that is the furthest from the truth, are all measured. Two
+long runs are measured for nothing else than to see by how much that is wrong.
 """
 
 from __future__ import annotations
@@ -75,8 +76,8 @@ def num_structures(classes: Sequence[int]) -> int:
 def units(problem: PlanningProblem, classes: Sequence[int]) -> tuple[Unit, ...]:
     """The runs that a profile measures, no two of one structure.
 
-    Each layer alone, one module and several, the model's beginning and its end with the module
-    next to them; and longer ones that check.
+    Each layer alone and with the next one, one module and several, the model's beginning and its
+    end with the module next to them; and longer ones that check.
 
     Args:
         problem: the planning problem.
@@ -86,8 +87,10 @@ def units(problem: PlanningProblem, classes: Sequence[int]) -> tuple[Unit, ...]:
         The runs, the shortest first.
     """
     total = len(classes)
-    singles = [Unit((layer, layer + 1)) for layer in range(total)]
-    found = [*singles, *_module_runs(problem, total)]
+    short = [
+        Unit((first, first + length)) for length in (1, 2) for first in range(total + 1 - length)
+    ]
+    found = [*short, *_module_runs(problem, total)]
     alike: dict[tuple[int, ...], Unit] = {}
     for unit in sorted(found, key=lambda unit: (unit.checks, unit.layers[1] - unit.layers[0])):
         first, end = unit.layers
@@ -103,7 +106,8 @@ def _module_runs(problem: PlanningProblem, total: int) -> Iterator[Unit]:
                 yield Unit((first, first + length * step))
     if not repeats:
         # Layers by cost alone: runs of powers of two from the beginning and from the end.
-        for length in (2**power for power in range(1, (total - 1).bit_length())):
+        for power in range(2, (total - 1).bit_length() + 1):
+            length = min(2**power, total)
             yield Unit((0, length), checks=2 * length >= total)
             yield Unit((total - length, total), checks=2 * length >= total)
         return

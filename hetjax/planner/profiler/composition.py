@@ -1,12 +1,11 @@
-"""Layers' times from those of runs: what each layer adds, after a start that every run has."""
+"""Runs' times from those of a few: as measured, or a start and then what each layer adds."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from hetjax.planner.profile import Composition, FloatArray
@@ -30,7 +29,8 @@ def compose(classes: Sequence[int], runs: Sequence[RunFigure]) -> Composition:
 
     It is the least-squares fit of relative errors, with no layer below 0, each weighed by the run's
     number of layers: what a run's ends are off for being compiled, and cached, without their
-    neighbours is the larger a share the shorter it is.
+    neighbours is the larger a share the shorter it is. Runs like those that were measured keep what
+    was measured.
 
     Args:
         classes: of the layers; those of one class take the same.
@@ -54,18 +54,27 @@ def compose(classes: Sequence[int], runs: Sequence[RunFigure]) -> Composition:
         row *= (end - first) / run.value
     wanted = np.array([float(run.layers[1] - run.layers[0]) for run in runs])
     solution, _ = nnls(rows, wanted)
-    return Composition(float(solution[0]), _of_layers(solution[1:], classes))
+    layers: FloatArray = solution[1:][np.asarray(classes)]
+    return Composition(float(solution[0]), layers, dict(_wherever_alike(classes, runs)))
 
 
-def _of_layers(values: NDArray[np.float64], classes: Sequence[int]) -> FloatArray:
-    return values[np.asarray(classes)]
+def _wherever_alike(
+    classes: Sequence[int], runs: Sequence[RunFigure]
+) -> Iterator[tuple[tuple[int, int], float]]:
+    """Every run whose layers are of the same classes as those of a measured run, and its figure."""
+    for run in runs:
+        first, end = run.layers
+        length, wanted = end - first, classes[first:end]
+        for begin in range(len(classes) - length + 1):
+            if classes[begin : begin + length] == wanted:
+                yield (begin, begin + length), run.value
 
 
 def composition_error(composition: Composition, runs: Sequence[RunFigure]) -> float:
     """By how much runs that were measured whole differ from what they are composed of.
 
     Args:
-        composition: what runs are composed of.
+        composition: what runs are composed of, made without those that were measured.
         runs: what was measured.
 
     Returns:

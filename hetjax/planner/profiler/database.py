@@ -84,6 +84,7 @@ class _MeasurementRecord(_Record):
     backward_bytes: Bytes
     repetitions: Annotated[int, Field(ge=1)]
     spread: Amount
+    yardstick_seconds: Amount = 0.0
 
 
 class _File(_Record):

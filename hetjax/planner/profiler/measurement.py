@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -68,6 +68,8 @@ class Measurement:
         backward_bytes: the same of the backward program.
         repetitions: how many repetitions the times are medians of.
         spread: the middle half of them lies in so wide a band, as a share of the median.
+        yardstick_seconds: what a computation that is always the same took on the device meanwhile;
+            0 where none was run.
     """
 
     forward_seconds: float
@@ -77,6 +79,24 @@ class Measurement:
     backward_bytes: int
     repetitions: int
     spread: float
+    yardstick_seconds: float = 0.0
+
+    def times_as_long(self, factor: float) -> Measurement:
+        """The measurement as it would be at a moment when all takes longer.
+
+        Args:
+            factor: by how much.
+
+        Returns:
+            The measurement.
+        """
+        return replace(
+            self,
+            forward_seconds=factor * self.forward_seconds,
+            backward_seconds=factor * self.backward_seconds,
+            update_bytes_per_second=self.update_bytes_per_second / factor,
+            yardstick_seconds=factor * self.yardstick_seconds,
+        )
 
 
 def typical(seconds: Sequence[float]) -> tuple[float, float]:

@@ -42,6 +42,9 @@ class Wanted:
     checks: bool
 
 
+_Found = dict[Way, list[tuple[Wanted, Measurement]]]
+
+
 @dataclass(frozen=True)
 class Survey:
     """What a profile of a problem takes.
@@ -144,7 +147,8 @@ def make_profile(
     """The profile of a problem, of what a database has.
 
     A way is in it where every class of layers was measured in it. Where none was, the cost model's
-    seconds are corrected by the measurements of the same devices.
+    seconds are corrected by the measurements of the same devices. All are as at a moment when the
+    devices were as fast as they usually are.
 
     Args:
         problem: the planning problem.
@@ -158,11 +162,12 @@ def make_profile(
     Raises:
         InputError: a file of the database is corrupt.
     """
-    found: dict[Way, list[tuple[Wanted, Measurement]]] = {}
+    found: _Found = {}
     for each in surveyed.wanted:
         measurement = database.get(each.key)
         if measurement is not None:
             found.setdefault(each.way, []).append((each, measurement))
+    found = _at_usual_speed(found)
     ways = {
         way: _way_times(surveyed.classes, measured)
         for way, measured in found.items()
@@ -175,6 +180,25 @@ def make_profile(
         measurements=sum(map(len, found.values())),
         seconds=seconds,
     )
+
+
+def _at_usual_speed(found: _Found) -> _Found:
+    """Measurements as if all of a subcluster's had been made when its devices were equally fast."""
+    moments: dict[str, list[float]] = {}
+    for way, measured in found.items():
+        moments.setdefault(way.subcluster, []).extend(
+            each.yardstick_seconds for _, each in measured if each.yardstick_seconds
+        )
+    usual = {name: median(seconds) for name, seconds in moments.items() if seconds}
+    return {
+        way: [
+            (wanted, each.times_as_long(usual[way.subcluster] / each.yardstick_seconds))
+            if each.yardstick_seconds
+            else (wanted, each)
+            for wanted, each in measured
+        ]
+        for way, measured in found.items()
+    }
 
 
 def _covers(classes: Sequence[int], measured: Sequence[tuple[Wanted, Measurement]]) -> bool:
@@ -206,9 +230,7 @@ def _composed(
     return compose(classes, [*runs[False], *runs[True]]), error
 
 
-def _updates(
-    found: dict[Way, list[tuple[Wanted, Measurement]]],
-) -> dict[str, float]:
+def _updates(found: _Found) -> dict[str, float]:
     """The rate of the optimizer's update of each subcluster."""
     rates: dict[str, list[float]] = {}
     for way, measured in found.items():
