@@ -87,16 +87,21 @@ class RowEvaluator:
                 wanted.pop()
                 continue
             step = self.analysis.producer[wanted[-1]]
-            missing = [each for each in map(operand_value, step.inputs) if self._is_missing(each)]
+            missing = self._missing(step)
             if not missing:
                 operands = [self.read(operand) for operand in step.inputs]
                 self.known.update(zip(step.outputs, self._evaluate(step, operands), strict=True))
             wanted += missing
         return self.known[value]
 
-    def _is_missing(self, value: int | None) -> bool:
-        """Whether a value has to be computed before a step that reads it, a literal being none."""
-        return value is not None and not (value in self.known or value in self.analysis.messages)
+    def _missing(self, step: Step) -> list[int]:
+        """What has to be computed before a step; what stages tell each other is joined instead."""
+        values = (operand_value(operand) for operand in step.inputs)
+        return [
+            value
+            for value in values
+            if value is not None and value not in self.known and value not in self.analysis.messages
+        ]
 
     def _evaluate(self, step: Step, operands: list[Any]) -> list[Any]:
         placement = self.analysis.step_placement(step)
