@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import jax
 import numpy as np
 from jaxtyping import PyTree
 
-from hetjax.errors import InputError, WorkerLostError
+from hetjax.errors import InputError
 from hetjax.pipeline.schedule import Schedule
 from hetjax.pipeline.stages import ParameterPart
 from hetjax.planner.plan import Plan, StagePlan
@@ -27,30 +26,15 @@ from hetjax.runtime.ray_cluster import (
     worker_resources,
 )
 from hetjax.runtime.ray_switching import Fetches, Parcels, owners_of, parcels_of
-from hetjax.runtime.ray_worker import HostWorker, computation_settings
+from hetjax.runtime.ray_worker import computation_settings
+from hetjax.runtime.ray_workers import SAVE, START_SECONDS, RayWorkers
 from hetjax.runtime.step_report import StepReport, stage_report, summed
 from hetjax.runtime.switching import moved_arrays
-from hetjax.runtime.transfer_server import Peer, worker_name
+from hetjax.runtime.transfer_server import Peer
 from hetjax.sharding.network import Network
 from hetjax.sharding.switching import SwitchPlan, plan_switch
 
 __all__ = ["RayExecutor", "RayOptions", "connect_to_ray"]
-
-PING_SECONDS = 0.5
-"""How often workers are asked for a sign of life while a call runs."""
-
-SILENCE_SECONDS = 8.0
-"""A worker whose process does not answer for so long is lost."""
-
-ANSWER_SECONDS = 3.0
-"""How long the workers may take to answer when one of them has failed."""
-
-START_SECONDS = 120.0
-"""How long the workers' processes may take to start."""
-
-# A worker runs one call after the other. Those of these groups do not wait for the others.
-_WATCH, _SAVE = "watch", "save"
-_ACTOR: dict[str, Any] = {"concurrency_groups": {_WATCH: 1, _SAVE: 1}}
 
 
 class RayExecutor:
@@ -67,7 +51,6 @@ class RayExecutor:
             compile.
 
     Attributes:
-        processes: the process of each worker.
         switch_seconds: after a switch, how long giving, starting and taking took.
 
     Raises:
@@ -84,14 +67,10 @@ class RayExecutor:
     ):
         stages = job.plan.stages
         _check_cores(job.plan, options)
-        self.processes: dict[Peer, int] = {}
         self.switch_seconds: dict[str, float] = {}
         self._job, self._placement, self._options = job, placement, options
         self._hosts = [_hosts(stage) for stage in stages]
-        self._actors: dict[Peer, Any] = {}
-        self._pings: dict[Peer, tuple[Any, float]] = {}
-        self._lock = threading.RLock()
-        self._ended: Exception | None = None
+        self._workers = RayWorkers()
         self._call = 0
         self._fetches: Fetches | None = None
         self._connected = connect_to_ray(options)
@@ -112,67 +91,53 @@ class RayExecutor:
             for stage, hosts in zip(stages, self._hosts, strict=True)
         ]
         reference = _put_job(self._job)
-        self._create(stages, per_process)
-        self._wait_created()
+        self._start_workers(stages, per_process)
         self._prepare(options.cores)
         self._join_worlds()
         if fetched:
-            nodes = self._all_of(list(fetched), lambda actor: actor.node.remote())
+            nodes = self._workers.call(lambda actor: actor.node.remote(), list(fetched))
             self._fetches = Fetches.begin([(nodes[peer], each) for peer, each in fetched.items()])
-        addresses = self._all(lambda actor: actor.build.remote(reference, per_process))
-        self._all(lambda actor: actor.connect.remote(addresses))
+        addresses = self._workers.call(lambda actor: actor.build.remote(reference, per_process))
+        self._workers.call(lambda actor: actor.connect.remote(addresses))
 
-    def _create(self, stages: Sequence[StagePlan], per_process: Sequence[int]) -> None:
-        import ray
-
+    def _start_workers(self, stages: Sequence[StagePlan], per_process: Sequence[int]) -> None:
         _check_resources(self._job.plan)
         subclusters = [self._job.plan.cluster.subcluster(s.submesh.subcluster) for s in stages]
-        peers = [(stage, host) for stage, hosts in enumerate(self._hosts) for host in range(hosts)]
-        actor_class = ray.remote(**_ACTOR)(HostWorker)
-        for stage, host in peers:
-            wanted = worker_options(subclusters[stage], per_process[stage])
-            self._actors[stage, host] = actor_class.options(**wanted).remote((stage, host))
-
-    def _wait_created(self) -> None:
-        """Wait until every worker's process runs; from then on silence means loss."""
-        import ray
-
-        pings = {peer: self._ping(peer) for peer in self._actors}
-        waiting, end = list(pings.values()), time.monotonic() + START_SECONDS
-        while waiting and time.monotonic() < end:
-            ready, waiting = ray.wait(waiting, timeout=PING_SECONDS)
-            started = [peer for peer, reference in pings.items() if reference in ready]
-            self.processes.update(self._wait({peer: pings[peer] for peer in started}))
-        for peer, reference in pings.items():
-            if reference in waiting:
-                raise WorkerLostError(
-                    worker_name(peer),
-                    f"its process did not start within {START_SECONDS:g} s; other jobs may hold "
-                    f"its devices",
-                )
+        self._workers.start(
+            {
+                (stage, host): worker_options(subclusters[stage], per_process[stage])
+                for stage, hosts in enumerate(self._hosts)
+                for host in range(hosts)
+            }
+        )
 
     def _prepare(self, cores: Sequence[int]) -> None:
         settings = computation_settings()
-        self._wait(
+        workers = self._workers
+        workers.wait(
             {
-                (stage, host): actor.prepare.remote(settings, cores[stage] if cores else None)
-                for (stage, host), actor in self._actors.items()
+                peer: workers.actor(peer).prepare.remote(
+                    settings, cores[peer[0]] if cores else None
+                )
+                for peer in workers.peers
             }
         )
 
     def _join_worlds(self) -> None:
         """Make one `jax.distributed` world of each submesh that spans hosts."""
         wide = [stage for stage, hosts in enumerate(self._hosts) if hosts > 1]
-        found = self._all_of([(stage, 0) for stage in wide], lambda actor: actor.host.remote())
+        found = self._workers.call(
+            lambda actor: actor.host.remote(), [(stage, 0) for stage in wide]
+        )
         calls = {}
         for stage in wide:
             address, port = found[stage, 0]
             for host in range(self._hosts[stage]):
-                actor = self._actors[stage, host]
+                actor = self._workers.actor((stage, host))
                 calls[stage, host] = actor.join_world.remote(
                     f"{address}:{port}", self._hosts[stage], START_SECONDS
                 )
-        self._wait(calls)
+        self._workers.wait(calls)
 
     def switch_to(
         self, job: Job, placement: Placement, lost: Set[int] = frozenset()
@@ -194,9 +159,7 @@ class RayExecutor:
                 state is lost.
             WorkerLostError: a worker died meanwhile; the state is lost with it.
         """
-        with self._lock:
-            if self._ended is not None:
-                raise self._ended
+        self._workers.check_running()
         _check_cores(job.plan, self._options)
         _check_resources(job.plan)
         network = Network.of(job.plan.cluster)
@@ -206,7 +169,7 @@ class RayExecutor:
         first = parcels_of(plan.phases[0] if plan.phases else {}, *owners)
         given = self._give(first, of_state=True)
         given_at = time.perf_counter()
-        self._end(RuntimeError("the workers have been ended, since the plan was switched"))
+        self._workers.end(RuntimeError("the workers have been ended, since the plan was switched"))
         executor = None
         wanted: dict[Peer, list[Any]] = {}
         for (_, taker), reference in given.items():
@@ -221,7 +184,8 @@ class RayExecutor:
         except BaseException as error:
             if executor is not None:
                 executor.close()
-            self._ended = error if isinstance(error, Exception) else self._ended
+            if isinstance(error, Exception):
+                self._workers.ended = error
             raise
         finally:
             # The error keeps its frames, and references in them would keep the state in memory.
@@ -236,6 +200,11 @@ class RayExecutor:
         }
         return executor, plan
 
+    @property
+    def processes(self) -> dict[Peer, int]:
+        """The process of each worker."""
+        return self._workers.processes
+
     def moving_seconds(self) -> float:
         """How long the state took, after a switch, to come to the new workers' hosts.
 
@@ -244,22 +213,16 @@ class RayExecutor:
         """
         return 0.0 if self._fetches is None else self._fetches.seconds()
 
-    def _actor(self, peer: Peer) -> Any:
-        with self._lock:
-            if self._ended is not None:
-                raise self._ended
-            return self._actors[peer]
-
     def _give(self, parcels: Parcels, *, of_state: bool) -> dict[tuple[Peer, Peer], Any]:
         """References to what workers give, which is made when this returns."""
         done, found = {}, {}
         for giver in {pair[0] for pair in parcels}:
             pairs = [pair for pair in parcels if pair[0] == giver]
-            method = self._actor(giver).give.options(num_returns=len(pairs) + 1)
+            method = self._workers.actor(giver).give.options(num_returns=len(pairs) + 1)
             wanted = [parcels[pair] for pair in pairs]
             done[giver], *references = method.remote(wanted, of_state)
             found.update(zip(pairs, references, strict=True))
-        self._wait(done)
+        self._workers.wait(done)
         return found
 
     def _take(
@@ -271,14 +234,14 @@ class RayExecutor:
         for taker in everyone if last else {pair[1] for pair in parcels}:
             pairs = [pair for pair in parcels if pair[1] == taker]
             wanted = [parcels[pair] for pair in pairs]
-            calls[taker] = self._actor(taker).take.remote(
+            calls[taker] = self._workers.actor(taker).take.remote(
                 wanted, last, *(references[pair] for pair in pairs)
             )
-        self._wait(calls)
+        self._workers.wait(calls)
 
     def start(self) -> None:
         """Make the initial state on every stage."""
-        self._all(lambda actor: actor.start.remote())
+        self._workers.call(lambda actor: actor.start.remote())
 
     def train_step(self, step: int, batch: PyTree | None = None, *, timed: bool = False) -> list:
         """Run one step on all stages: one call to each worker.
@@ -300,7 +263,9 @@ class RayExecutor:
             batch = jax.tree.map(np.asarray, batch)
         self._call += 1
         call = self._call
-        reports = self._all(lambda actor: actor.train_step.remote(call, step, batch, timed))
+        reports = self._workers.call(
+            lambda actor: actor.train_step.remote(call, step, batch, timed)
+        )
         if timed:
             reports = {peer: self._by_our_clock(peer, reports[peer]) for peer in reports}
         return [
@@ -312,45 +277,45 @@ class RayExecutor:
         """A worker's report by the driver's clock; asked each time, since clocks drift."""
 
         def ask() -> ClockReading:
-            return self._all_of([peer], lambda actor: actor.clock.remote())[peer]
+            return self._workers.call(lambda actor: actor.clock.remote(), [peer])[peer]
 
         return by_our_clock(report, measure_offset(ask))
 
     def use_schedule(self, schedule: Schedule) -> None:
         """Run the following training steps in another order."""
-        self._all(lambda actor: actor.use_schedule.remote(schedule))
+        self._workers.call(lambda actor: actor.use_schedule.remote(schedule))
 
     def num_held_out(self) -> int:
         """How many held-out batches there are."""
-        return self._all_of([(0, 0)], lambda actor: actor.num_held_out.remote())[0, 0]
+        return self._workers.call(lambda actor: actor.num_held_out.remote(), [(0, 0)])[0, 0]
 
     def evaluate(self, index: int) -> tuple[float, float]:
         """The summed loss of a held-out batch, and the count."""
         self._call += 1
         call = self._call
-        results = self._all(lambda actor: actor.evaluate.remote(call, index))
+        results = self._workers.call(lambda actor: actor.evaluate.remote(call, index))
         return summed([result for (_, host), result in results.items() if host == 0])
 
     def save(self, folder: str) -> None:
         """Start saving the state into a folder."""
-        self._all(lambda actor: actor.save.remote(folder))
+        self._workers.call(lambda actor: actor.save.remote(folder))
 
     def wait_saved(self) -> list[Any]:
         """Finish saving; what each stage's first host wrote."""
-        records = self._all(
-            lambda actor: actor.wait_saved.options(concurrency_group=_SAVE).remote()
+        records = self._workers.call(
+            lambda actor: actor.wait_saved.options(concurrency_group=SAVE).remote()
         )
         return [records[stage, 0] for stage in range(len(self._hosts))]
 
     def load(self, folder: str) -> None:
         """Take over the state of a checkpoint."""
-        self._all(lambda actor: actor.load.remote(folder))
+        self._workers.call(lambda actor: actor.load.remote(folder))
 
     def parameters(self) -> list[tuple[ParameterPart, Any]]:
         """Every parameter part that the first pipeline holds, as a NumPy array."""
         stages = self._placement.pipelines.first_pipeline
-        peers = [peer for peer in self._actors if peer[0] < len(stages)]
-        held = self._all_of(peers, lambda actor: actor.parameters.remote())
+        peers = [peer for peer in self._workers.peers if peer[0] < len(stages)]
+        held = self._workers.call(lambda actor: actor.parameters.remote(), peers)
         return [
             (part, array)
             for stage in stages
@@ -361,111 +326,10 @@ class RayExecutor:
         """End all workers, and leave the Ray cluster if the executor has joined it."""
         import ray
 
-        self._end(RuntimeError("the workers have been ended"))
+        self._workers.end(RuntimeError("the workers have been ended"))
         connected, self._connected = self._connected, False
         if connected and ray.is_initialized():
             ray.shutdown()
-
-    def _end(self, reason: Exception) -> Exception:
-        """End all workers; the first reason to do so is kept and returned."""
-        import ray
-
-        with self._lock:
-            self._ended = self._ended or reason
-            actors, self._actors = self._actors, {}
-        if ray.is_initialized():
-            for actor in actors.values():
-                ray.kill(actor)
-        return self._ended
-
-    def _all(self, call: Callable[[Any], Any]) -> dict[Peer, Any]:
-        return self._all_of(list(self._actors), call)
-
-    def _all_of(self, peers: Sequence[Peer], call: Callable[[Any], Any]) -> dict[Peer, Any]:
-        with self._lock:
-            if self._ended is not None:
-                raise self._ended
-            calls = {peer: call(self._actors[peer]) for peer in peers}
-        return self._wait(calls)
-
-    def _wait(self, calls: Mapping[Peer, Any]) -> dict[Peer, Any]:
-        """Wait for calls, watching that every worker lives.
-
-        Raises:
-            WorkerLostError: a worker died or does not answer.
-            Exception: what a call raised.
-        """
-        import ray
-        from ray.exceptions import RayError
-
-        peers = {reference: peer for peer, reference in calls.items()}
-        results: dict[Peer, Any] = {}
-        pending = list(peers)
-        try:
-            while pending:
-                ready, pending = ray.wait(pending, timeout=PING_SECONDS)
-                for reference in ready:
-                    results[peers[reference]] = ray.get(reference)
-                if not ready:
-                    self._check_alive()
-        except (RayError, WorkerLostError) as error:
-            with self._lock:
-                raise self._end(self._ended or self._blame(error)) from None
-        return {peer: results[peer] for peer in calls}
-
-    def _ping(self, peer: Peer) -> Any:
-        return self._actors[peer].ping.options(concurrency_group=_WATCH).remote()
-
-    def _check_alive(self) -> None:
-        """Ask every worker for a sign of life, and look at the answers to the last question."""
-        import ray
-
-        with self._lock:
-            now = time.monotonic()
-            for peer in self._actors:
-                reference, asked = self._pings.get(peer, (None, now))
-                if reference is not None and not ray.wait([reference], timeout=0)[0]:
-                    if now - asked > SILENCE_SECONDS:
-                        reason = f"it has not answered for {SILENCE_SECONDS:g} s"
-                        raise WorkerLostError(worker_name(peer), reason)
-                    continue
-                if reference is not None:
-                    ray.get(reference)
-                self._pings[peer] = (self._ping(peer), now)
-
-    def _blame(self, error: Exception) -> Exception:
-        """What to raise for an error: the loss of a worker before what others saw of it.
-
-        Of several dead ones the first is named: in a `jax.distributed` world the death of host 0
-        is soon that of the others, and no other host's.
-        """
-        import ray
-        from ray.exceptions import RayError, RaySystemError
-
-        cause = getattr(error, "cause", None)
-        if isinstance(error, WorkerLostError) and cause is None:
-            return error
-        pings = {peer: self._ping(peer) for peer in self._actors}
-        answered, _ = ray.wait(list(pings.values()), num_returns=len(pings), timeout=ANSWER_SECONDS)
-        for peer in [peer for peer, reference in pings.items() if reference in answered]:
-            try:
-                ray.get(pings[peer])
-            except RayError as death:
-                return WorkerLostError(worker_name(peer), _death_reason(death))
-        silent = [peer for peer, reference in pings.items() if reference not in answered]
-        if silent and isinstance(cause, WorkerLostError):
-            return WorkerLostError(worker_name(silent[0]), "it does not answer")
-        if isinstance(cause, RaySystemError) and isinstance(cause.client_exc, ImportError):
-            return InputError(
-                f"the workers of the Ray runtime cannot import what the job needs: "
-                f"{cause.client_exc}; install it where they run, or give Ray the folder "
-                f"(runtime_env's working_dir or py_modules)"
-            )
-        if not isinstance(cause, Exception):
-            return error
-        if not isinstance(cause, InputError | WorkerLostError):
-            cause.add_note(f"It was raised in a worker:\n{error}")
-        return cause
 
 
 def _check_cores(plan: Plan, options: RayOptions) -> None:
@@ -508,13 +372,6 @@ def _put_job(job: Job) -> Any:
                     f"of their own: {error.__cause__ or error}"
                 ) from None
         raise
-
-
-def _death_reason(death: Exception) -> str:
-    """What to say of a worker whose calls fail with Ray's own error."""
-    if "Worker exit" in str(death):
-        return "its process has died: it was killed, has crashed or ran out of memory"
-    return f"its process has died: {str(death).strip().splitlines()[-1].strip()}"
 
 
 def _hosts(stage: StagePlan) -> int:

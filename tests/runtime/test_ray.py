@@ -201,7 +201,7 @@ def live_arrays(trainer: Trainer) -> dict[Any, tuple[int, int]]:
         arrays = jax.live_arrays()
         return len(arrays), sum(array.nbytes for array in arrays)
 
-    return executor._all(lambda actor: actor.__ray_call__.remote(count))
+    return executor._workers.call(lambda actor: actor.__ray_call__.remote(count))
 
 
 def test_what_two_hosts_want_crosses_once():

@@ -25,7 +25,8 @@ from ray_jobs import (
 )
 
 from hetjax import Trainer, WorkerLostError
-from hetjax.runtime.ray import PING_SECONDS, SILENCE_SECONDS, RayExecutor
+from hetjax.runtime.ray import RayExecutor
+from hetjax.runtime.ray_workers import PING_SECONDS, SILENCE_SECONDS
 from hetjax.runtime.transfer_server import Peer, worker_name
 
 pytestmark = pytest.mark.ray
