@@ -22,6 +22,8 @@ from hetjax.commands.profiling import measure_profile, with_profile
 from hetjax.configuration import read_configuration
 from hetjax.configuration.make import make_ingredients
 from hetjax.mesh import SubMesh
+from hetjax.pipeline.measured_times import measured_times
+from hetjax.pipeline.simulate import simulate_schedule
 from hetjax.pipeline.warm_up import from_warm_up_counts
 from hetjax.planner import (
     DynamicProgram,
@@ -147,17 +149,40 @@ class Server:
         )
         return time.perf_counter() - began
 
-    def do_steps(self, rate: str, plan: str, count: int) -> list[float]:
-        """Run steps by the schedule that a plan has at a rate; their seconds."""
+    def do_steps(self, rate: str, plan: str, count: int) -> list[dict[str, float]]:
+        """Run steps by the schedule that a plan has at a rate.
+
+        Args:
+            rate: what the links' rate is called.
+            plan: the plan's name.
+            count: how many steps.
+
+        Returns:
+            Of each its seconds, and what is predicted where passes take what they took in it.
+        """
         assert self.trainer is not None, "start a trainer first"
-        self.trainer.use_schedule(self.plans[rate][plan].pipeline.schedule)
-        return [self.trainer.train_step().seconds for _ in range(count)]
+        predicted = self.plans[rate][plan]
+        self.trainer.use_schedule(predicted.pipeline.schedule)
+        return [_step(self.trainer, predicted) for _ in range(count)]
 
     def do_end(self) -> None:
         """End the trainer."""
         if self.trainer is not None:
             self.trainer.close()
             self.trainer = None
+
+
+def _step(trainer: hetjax.Trainer, plan: Plan) -> dict[str, float]:
+    assert plan.prediction is not None
+    seconds = trainer.train_step(timed=True).seconds
+    schedule, expected = plan.pipeline.schedule, plan.prediction.times
+    took = measured_times([(trainer.timeline(), schedule)], expected)
+    # Transfers as predicted: what remains is the error of these and of the timeline.
+    given = replace(took, sends=expected.sends, returns=expected.returns)
+    return {
+        "measured": seconds,
+        "given_passes": simulate_schedule(schedule, given).makespan,
+    }
 
 
 def _step_time(plan: Plan) -> float:

@@ -130,7 +130,7 @@ def test_predictions_are_judged_by_the_medians_of_rounds():
     def rows(*seconds):
         return [
             {"plan": name, "chosen": name == "a", "by_hand": name != "a", "among_best": True}
-            | {"predicted": predicted, "measured": measured}
+            | {"predicted": predicted, "measured": measured, "given_passes": measured}
             for name, predicted, measured in zip("abc", *seconds, strict=True)
         ]
 
@@ -144,6 +144,9 @@ def test_predictions_are_judged_by_the_medians_of_rounds():
     assert predictions.judge(medians) == {
         "largest_error": 0.5,
         "median_error": 0.0,
+        "close": 2,
+        "median_error_given_passes": 0.0,
+        "close_given_passes": 3,
         "clear_pairs": 0,
         "wrong_pairs": 0,
         "chosen_over_best_by_hand": 1.0,
