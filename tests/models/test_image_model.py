@@ -14,8 +14,6 @@ from hetjax.errors import InputError
 from hetjax.models import ResNetConfig, VGGConfig, ViTConfig, image_model, vision_layers
 from hetjax.models.resnet import Bottleneck
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 CONFIGS = {
     "vit": ViTConfig(
         classes=5, image_size=8, patch_size=4, blocks=2, width=16, heads=4, ffn_width=24

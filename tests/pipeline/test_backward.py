@@ -19,8 +19,6 @@ from hetjax.pipeline.backward import accumulator_dtype
 from hetjax.pipeline.build import PipelinePrograms
 from hetjax.pipeline.program import Program, num_bytes, trace
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 
 def build(
     model: Model,

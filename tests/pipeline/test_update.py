@@ -13,8 +13,6 @@ from hetjax.errors import InputError
 from hetjax.pipeline.stages import ParameterPart
 from hetjax.pipeline.update import StageUpdate, divide_update, update_function
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 Part = ParameterPart
 Parts = Sequence[Sequence[ParameterPart]]
 TREE = jax.tree.structure({"bias": 0, "cut": 0, "scale": 0, "tied": 0})

@@ -32,8 +32,6 @@ from hetjax.models import (
     language_model,
 )
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 Model = LanguageModel | ImageModel
 
 GPT = GPTConfig(vocabulary=13, blocks=2, width=16, heads=4, sequence=8)

@@ -21,8 +21,6 @@ from hetjax.runtime.job import Job, build
 from hetjax.runtime.local import LocalExecutor
 from hetjax.runtime.placement import Placement
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 WIDTH, BLOCKS = 8, 4
 OPTIMIZER = optax.chain(optax.clip_by_global_norm(0.5), optax.adamw(1e-2))
 

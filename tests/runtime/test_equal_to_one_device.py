@@ -9,7 +9,6 @@ by as much. So where an error is larger than allowed, it is taken relative to wh
 import jax
 import numpy as np
 import optax
-import pytest
 from cases import Case, cases, examples
 from execution import (
     gathered_state,
@@ -22,8 +21,6 @@ from execution import (
 )
 from hypothesis import given
 from small_models import Batch, make_batch
-
-pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 TOLERANCE = 1e-5
 HALF_TOLERANCE = 0.05
@@ -92,7 +89,8 @@ def test_ten_steps_of_several_pipelines_equal_those_of_one_device(case: Case):
 
 
 def check_steps(case: Case) -> None:
-    optimizer = optax.chain(optax.clip_by_global_norm(0.5), optax.adamw(1e-3))
+    # Adam makes a whole step of a gradient that is nothing but rounding, unless epsilon is larger.
+    optimizer = optax.chain(optax.clip_by_global_norm(0.5), optax.adamw(1e-3, eps=1e-5))
     batches = [make_batch(case.plan.batch_size, seed) for seed in range(10)]
     with jax.numpy_dtype_promotion("standard"):
         expected = one_device_steps(case.model, optimizer, batches)

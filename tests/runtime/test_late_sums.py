@@ -18,8 +18,6 @@ from hetjax.pipeline.times import StepTimes
 from hetjax.planner.plan import PipelinePlan, Plan, StagePlan
 from hetjax.runtime.local import LocalExecutor
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 MODEL = Model(("dense", "attention"), tied=True, counted=True, half_parameters=False)
 
 

@@ -6,13 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import pytest
 from numpy.typing import NDArray
 
 import hetjax
 from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster
-
-pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 STEPS, BATCH, WIDTH = 5, 12, 8
 OPTIMIZER = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-2))

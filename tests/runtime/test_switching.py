@@ -23,8 +23,6 @@ from hetjax.pipeline.warm_up import one_f_one_b
 from hetjax.planner.plan import PipelinePlan, Plan, StagePlan
 from hetjax.runtime.local import LocalExecutor
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 OPTIMIZER = optax.chain(optax.clip_by_global_norm(0.5), optax.adamw(1e-3))
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import jax
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -25,8 +24,6 @@ from hetjax.sharding import Network
 from hetjax.sharding.crossing import Piece
 from hetjax.sharding.rules import MESH_AXES
 from hetjax.sharding.senders import BestLink
-
-pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 pairs_of_layouts = array_shapes.flatmap(lambda shape: st.tuples(layouts(shape), layouts(shape)))
 FIRST = 100

@@ -20,8 +20,6 @@ from hetjax.planner.plan import PipelinePlan, Plan, Spec, StagePlan
 from hetjax.planner.plan_file import plan_from_json, plan_to_json
 from hetjax.runtime.job import build
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 MODELS = {
     block: Model((block, "dense"), tied=True, counted=True, half_parameters=False)
     for block in ("attention", "weight_product")

@@ -24,8 +24,6 @@ from hetjax.sharding.reshard import reshard
 from hetjax.sharding.run_program import ProgramRunner
 from hetjax.sharding.specialize import Segment, specialize
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 
 def random_union(rng: Random) -> tuple[Subgroup, ...]:
     """One to three submeshes of the eight devices, each with one or two axes."""
