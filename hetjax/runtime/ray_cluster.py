@@ -34,6 +34,9 @@ _KEPT_MEMORY = ":".join(
 )
 
 
+_HOST_DEVICES = "--xla_force_host_platform_device_count"
+
+
 @dataclass(frozen=True)
 class RayOptions:
     """How to use Ray.
@@ -161,14 +164,23 @@ def worker_options(subcluster: Subcluster, devices: int) -> dict[str, Any]:
     gpus = resources.pop("GPU", 0)
     variables = {"JAX_PLATFORMS": ""}
     if subcluster.kind.platform == "cpu":
-        flags = f"--xla_force_host_platform_device_count={devices}"
-        variables = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags, "GLIBC_TUNABLES": _KEPT_MEMORY}
+        variables = {
+            "JAX_PLATFORMS": "cpu",
+            "XLA_FLAGS": _flags(os.environ.get("XLA_FLAGS", ""), devices),
+            "GLIBC_TUNABLES": _KEPT_MEMORY,
+        }
     return {
         "num_cpus": 0,
         "num_gpus": gpus,
         "resources": resources,
         "runtime_env": {"env_vars": variables},
     }
+
+
+def _flags(flags: str, devices: int) -> str:
+    """XLA's flags of a worker: those of the driver, but for the number of host devices."""
+    own = [each for each in flags.split() if not each.startswith(_HOST_DEVICES)]
+    return " ".join([*own, f"{_HOST_DEVICES}={devices}"])
 
 
 def check_resources(workers: Sequence[tuple[str, Mapping[str, float]]]) -> None:

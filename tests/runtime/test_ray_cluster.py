@@ -120,6 +120,18 @@ def test_a_worker_asks_for_its_devices(platform: str, mark: str | None, resource
     assert "GPU" not in options["resources"]
 
 
+def test_workers_that_are_processors_compile_by_the_flags_of_the_driver(monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_a=1 --xla_force_host_platform_device_count=8 --xla_b")
+
+    def variables(platform: str) -> dict[str, str]:
+        subcluster = Subcluster("some", replace(HOST, platform=platform), 1, 4, LINK, LINK)
+        return worker_options(subcluster, 2)["runtime_env"]["env_vars"]
+
+    flags = "--xla_a=1 --xla_b --xla_force_host_platform_device_count=2"
+    assert variables("cpu")["XLA_FLAGS"] == flags
+    assert "XLA_FLAGS" not in variables("gpu")
+
+
 def running_address(folder: Path, process: subprocess.Popen) -> str:
     """The address that ``ray start`` wrote when the cluster was up."""
     end = time.monotonic() + 60
