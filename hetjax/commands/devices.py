@@ -10,8 +10,8 @@ import sys
 from hetjax.configuration import ClusterSettings, RuntimeSettings
 from hetjax.errors import InputError
 from hetjax.mesh import Cluster
+from hetjax.mesh.host_cpu import HOST_DEVICES
 
-_HOST_DEVICES = "--xla_force_host_platform_device_count"
 _ANSWER_SECONDS = 1.0
 
 
@@ -112,8 +112,8 @@ def host_device_flags(flags: str, num_devices: int) -> str:
         >>> host_device_flags("--xla_a=1", 6)
         '--xla_a=1 --xla_force_host_platform_device_count=6'
     """
-    pattern = rf"{_HOST_DEVICES}=(\d+)"
+    pattern = rf"{HOST_DEVICES}=(\d+)"
     found = re.search(pattern, flags)
     if found is None:
-        return f"{flags} {_HOST_DEVICES}={num_devices}".strip()
-    return re.sub(pattern, f"{_HOST_DEVICES}={max(num_devices, int(found[1]))}", flags)
+        return f"{flags} {HOST_DEVICES}={num_devices}".strip()
+    return re.sub(pattern, f"{HOST_DEVICES}={max(num_devices, int(found[1]))}", flags)

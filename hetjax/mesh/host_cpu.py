@@ -21,6 +21,9 @@ from hetjax.errors import InputError
 from hetjax.mesh.control_groups import cpu_quota, memory_limit
 from hetjax.mesh.kinds import DeviceKind
 
+HOST_DEVICES = "--xla_force_host_platform_device_count"
+"""XLA's flag for how many devices a host's processor plays."""
+
 HOST_CPU = "host-cpu"
 """The name of the measured kind."""
 

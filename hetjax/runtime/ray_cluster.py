@@ -13,6 +13,7 @@ from typing import Any
 
 from hetjax.errors import InputError
 from hetjax.mesh.cluster import Subcluster
+from hetjax.mesh.host_cpu import HOST_DEVICES
 from hetjax.mesh.measured import NODE_RESOURCE
 
 _PROBE_SECONDS = 1.5
@@ -32,9 +33,6 @@ _KEPT_MEMORY = ":".join(
     f"glibc.malloc.{name}"
     for name in ("hugetlb=1", "mmap_max=0", "arena_max=1", f"trim_threshold={2**40}")
 )
-
-
-_HOST_DEVICES = "--xla_force_host_platform_device_count"
 
 
 @dataclass(frozen=True)
@@ -179,8 +177,8 @@ def worker_options(subcluster: Subcluster, devices: int) -> dict[str, Any]:
 
 def _flags(flags: str, devices: int) -> str:
     """XLA's flags of a worker: those of the driver, but for the number of host devices."""
-    own = [each for each in flags.split() if not each.startswith(_HOST_DEVICES)]
-    return " ".join([*own, f"{_HOST_DEVICES}={devices}"])
+    own = [each for each in flags.split() if not each.startswith(HOST_DEVICES)]
+    return " ".join([*own, f"{HOST_DEVICES}={devices}"])
 
 
 def check_resources(workers: Sequence[tuple[str, Mapping[str, float]]]) -> None:

@@ -24,7 +24,7 @@ from jax.sharding import SingleDeviceSharding
 
 from hetjax.errors import WorkerLostError
 from hetjax.mesh.cluster import Cluster
-from hetjax.mesh.host_cpu import HOST_CPU, HostCpu, machine_name, measure_host
+from hetjax.mesh.host_cpu import HOST_CPU, HOST_DEVICES, HostCpu, machine_name, measure_host
 from hetjax.mesh.link_fit import fit_link
 from hetjax.mesh.links import Link
 from hetjax.mesh.measured import Load, measured_cluster, measured_nodes
@@ -54,7 +54,7 @@ _LOAD_SECONDS = 0.5
 
 _ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
-    "XLA_FLAGS": "--xla_force_host_platform_device_count=1",
+    "XLA_FLAGS": f"{HOST_DEVICES}=1",
 }
 
 
