@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,12 +18,14 @@ from hetjax.pipeline.program import with_examples
 from hetjax.planner import PlanningProblem
 from hetjax.planner.profile import Profile
 from hetjax.planner.profiler import (
+    ROUNDS,
     Measured,
     Measurement,
     ProfileDatabase,
     Survey,
     Wanted,
     make_profile,
+    merged,
     survey,
 )
 
@@ -94,6 +97,26 @@ def check_measured(problem: PlanningProblem, database: ProfileDatabase) -> None:
         )
 
 
+def measured_program(ingredients: Ingredients, problem: PlanningProblem) -> Measured:
+    """The program whose runs of layers are measured for a problem.
+
+    Args:
+        ingredients: the model and the optimizer.
+        problem: the problem.
+
+    Returns:
+        The program.
+    """
+    return Measured(
+        loss_function=ingredients.model.loss,
+        parameters=jax.eval_shape(ingredients.parameters),
+        batch=with_examples(ingredients.batch, problem.microbatch_size),
+        optimizer=ingredients.optimizer,
+        layers=problem.layers,
+        microbatch_size=problem.microbatch_size,
+    )
+
+
 def measure_profile(
     ingredients: Ingredients,
     problem: PlanningProblem,
@@ -106,7 +129,7 @@ def measure_profile(
         ingredients: the model and the optimizer.
         problem: the problem.
         database: where measurements are kept, each as soon as it is made.
-        show: is told how many are made, of how many, and which the last one was.
+        show: is told how many are made, of how many, in all rounds, and which the last one was.
 
     Returns:
         The profile, and what it took.
@@ -123,7 +146,7 @@ def measure_profile(
         first, end = wanted.request.layers
         run = f"layer {first}" if end == first + 1 else f"layers {first} to {end - 1}"
         database.put(wanted.key, measurement, f"{run} of {ingredients.model.name}")
-        show(count, len(missing), f"{run} on {wanted.way.subcluster}")
+        show(count, ROUNDS * len(missing), f"{run} on {wanted.way.subcluster}")
     seconds = time.perf_counter() - began if missing else 0.0
     profile = make_profile(problem, surveyed, database, seconds)
     return Profiled(problem, surveyed, len(missing), seconds, profile)
@@ -135,14 +158,7 @@ def _measure(
     if not missing:
         return iter(())
     runtime = ingredients.configuration.runtime
-    measured = Measured(
-        loss_function=ingredients.model.loss,
-        parameters=jax.eval_shape(ingredients.parameters),
-        batch=with_examples(ingredients.batch, problem.microbatch_size),
-        optimizer=ingredients.optimizer,
-        layers=problem.layers,
-        microbatch_size=problem.microbatch_size,
-    )
+    measured = measured_program(ingredients, problem)
     if runtime.name == "local":
         return _measure_here(problem.cluster, measured, missing)
     from hetjax.runtime import RayOptions
@@ -168,7 +184,9 @@ def _measure_here(
     first = 0
     for subcluster in cluster.subclusters:
         measurer = StageMeasurer(measured, devices[first : first + subcluster.devices_per_node])
-        for wanted in missing:
-            if wanted.way.subcluster == subcluster.name:
-                yield wanted, measurer.measure(wanted.request)
+        found: dict[Wanted, list[Measurement]] = defaultdict(list)
+        here = [wanted for wanted in missing if wanted.way.subcluster == subcluster.name]
+        for wanted in ROUNDS * here:
+            found[wanted].append(measurer.measure(wanted.request))
+            yield wanted, merged(found[wanted])
         first += subcluster.num_devices

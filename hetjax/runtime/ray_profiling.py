@@ -11,7 +11,7 @@ import jax
 
 from hetjax.errors import InputError, WorkerLostError
 from hetjax.mesh.cluster import Cluster
-from hetjax.planner.profiler.measurement import Measured, Measurement, Request
+from hetjax.planner.profiler.measurement import ROUNDS, Measured, Measurement, Request, merged
 from hetjax.planner.profiler.profiler import Wanted
 from hetjax.runtime.profiling import StageMeasurer
 from hetjax.runtime.ray_cluster import check_resources, worker_options, worker_resources
@@ -52,8 +52,8 @@ def measure_on_ray(
 ) -> Iterator[tuple[Wanted, Measurement]]:
     """Measure on the Ray cluster that this process is connected to.
 
-    Every node of a subcluster has a worker, and all of them measure at once. Nothing else should
-    run there meanwhile.
+    Every node of a subcluster has a worker, and all of them measure at once, in `ROUNDS`. Nothing
+    else should run there meanwhile.
 
     Args:
         cluster: the cluster, whose subclusters Ray has.
@@ -61,7 +61,7 @@ def measure_on_ray(
         wanted: what to measure.
 
     Yields:
-        What was measured, as it comes.
+        What was measured, as it comes: of each, in every round, what all rounds until then say.
 
     Raises:
         InputError: the Ray cluster lacks the devices.
@@ -72,7 +72,19 @@ def measure_on_ray(
     for each in sorted(wanted, key=lambda each: each.request.layers[0] - each.request.layers[1]):
         queues[each.way.subcluster].append(each)
     with _workers(cluster, queues) as workers:
-        yield from _measure(workers, measured, queues)
+        yield from _measure(workers, measured, _shares(workers, queues))
+
+
+def _shares(
+    workers: Mapping[Any, str], queues: Mapping[str, Sequence[Wanted]]
+) -> dict[Any, list[Wanted]]:
+    """What each worker measures, in order: its share of its subcluster's, again in every round."""
+    shares = {}
+    for name, queue in queues.items():
+        alike = [actor for actor, of in workers.items() if of == name]
+        for place, actor in enumerate(alike):
+            shares[actor] = ROUNDS * list(queue[place :: len(alike)])
+    return shares
 
 
 @contextmanager
@@ -101,7 +113,7 @@ def _workers(cluster: Cluster, queues: Mapping[str, Sequence[Wanted]]) -> Iterat
 
 
 def _measure(
-    workers: Mapping[Any, str], measured: Measured, queues: Mapping[str, list[Wanted]]
+    workers: Mapping[Any, str], measured: Measured, shares: Mapping[Any, list[Wanted]]
 ) -> Iterator[tuple[Wanted, Measurement]]:
     import ray
 
@@ -111,11 +123,11 @@ def _measure(
     for actor, name in workers.items():
         _result(started[actor], name, START_SECONDS)
     running: dict[Any, tuple[Any, Wanted]] = {}
+    found: dict[Wanted, list[Measurement]] = defaultdict(list)
 
     def give(actor: Any) -> None:
-        queue = queues[workers[actor]]
-        if queue:
-            each = queue.pop(0)
+        if shares[actor]:
+            each = shares[actor].pop(0)
             running[actor.measure.remote(each.request)] = actor, each
 
     for actor in workers:
@@ -129,9 +141,9 @@ def _measure(
             )
         for reference in done:
             actor, each = running.pop(reference)
-            measurement = _result(reference, workers[actor], MEASURE_SECONDS)
+            found[each].append(_result(reference, workers[actor], MEASURE_SECONDS))
             give(actor)
-            yield each, measurement
+            yield each, merged(found[each])
 
 
 def _result(reference: Any, name: str, deadline: float) -> Any:

@@ -33,6 +33,7 @@ from hetjax.planner.profiler import (
     composition_error,
     layer_classes,
     make_profile,
+    merged,
     num_structures,
     structure_digest,
     survey,
@@ -355,6 +356,24 @@ def test_files_are_plain_json(tmp_path: Path):
     assert content["measurement"]["backward_seconds"] == 2e-3
 
 
+@given(st.lists(st.floats(1e-4, 1e-2), min_size=1, max_size=5))
+def test_rounds_at_unlike_moments_are_one_measurement(moments: list[float]):
+    steady = replace(TIMES, yardstick_seconds=1e-3)
+    found = merged([steady.at_yardstick(each) for each in moments])
+    assert found.repetitions == len(moments) * TIMES.repetitions
+    again = found.at_yardstick(1e-3)
+    assert again.forward_seconds == pytest.approx(TIMES.forward_seconds)
+    assert again.backward_seconds == pytest.approx(TIMES.backward_seconds)
+    assert again.update_bytes_per_second == pytest.approx(TIMES.update_bytes_per_second)
+
+
+def test_a_round_in_which_something_else_ran_does_not_count():
+    slow = replace(TIMES, forward_seconds=1.0, backward_seconds=1.0, update_bytes_per_second=0.0)
+    found = merged([slow, TIMES, TIMES])
+    assert (found.forward_seconds, found.backward_seconds) == (1e-3, 2e-3)
+    assert found.update_bytes_per_second == TIMES.update_bytes_per_second
+
+
 def test_measurements_of_slow_moments_count_as_at_usual_ones(tmp_path: Path):
     expected = ProfileDatabase(tmp_path / "steady")
     fill(expected)
@@ -365,7 +384,7 @@ def test_measurements_of_slow_moments_count_as_at_usual_ones(tmp_path: Path):
         steady = replace(measured, yardstick_seconds=1e-3)
         expected.put(wanted.key, steady)
         # Now and then all takes 1.3 times as long; what is usual stays the median.
-        uneven.put(wanted.key, steady.times_as_long(1.3) if place % 3 == 0 else steady)
+        uneven.put(wanted.key, steady.at_yardstick(1.3e-3 if place % 3 == 0 else 1e-3))
     steady, corrected = (make_profile(PROBLEM, SURVEY, each) for each in (expected, uneven))
     for way, times in steady.ways.items():
         found = corrected.ways[way].backward.of(None)

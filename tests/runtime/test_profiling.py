@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from hetjax.errors import InputError, WorkerLostError
 from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster
 from hetjax.planner import PlanningProblem, make_problem
 from hetjax.planner.profiler import (
+    ROUNDS,
     Measured,
     ProfileDatabase,
     Request,
@@ -76,7 +78,7 @@ def test_any_run_is_measured_as_a_stage_would_run_it(mesh_shape: tuple[int, int]
         found = measurer.measure(Request(layers, mesh_shape, sharding, (0,), updates))
         assert found.forward_seconds > 0
         assert found.backward_seconds > 0
-        assert found.repetitions >= 7
+        assert found.repetitions >= 3
         assert found.yardstick_seconds > 0
         assert (found.update_bytes_per_second > 0) == updates
         assert found.backward_bytes >= 0
@@ -130,8 +132,10 @@ def first_of_each(problem: PlanningProblem) -> list[Wanted]:
 def test_workers_of_all_subclusters_measure(monkeypatch: pytest.MonkeyPatch):
     problem = problem_on(subcluster("fast", 2, "a"), subcluster("slow", 1, "b"))
     wanted = first_of_each(problem)
-    found = dict(measure_on_ray(problem.cluster, measured_of(problem), wanted))
-    assert set(found) == set(wanted)
+    came = list(measure_on_ray(problem.cluster, measured_of(problem), wanted))
+    assert Counter(each for each, _ in came) == dict.fromkeys(wanted, ROUNDS)
+    found = dict(came)
+    assert all(each.repetitions >= 3 * ROUNDS for each in found.values())
     assert {each.way.subcluster for each in found} == {"fast", "slow"}
     assert all(each.forward_seconds > 0 for each in found.values())
 

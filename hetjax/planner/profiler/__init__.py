@@ -6,11 +6,19 @@ Nothing here touches a device; `hetjax.runtime.profiling` measures.
 from hetjax.planner.profiler.candidates import Unit, layer_classes, num_structures, units
 from hetjax.planner.profiler.composition import RunFigure, compose, composition_error
 from hetjax.planner.profiler.database import Key, ProfileDatabase
-from hetjax.planner.profiler.measurement import Measured, Measurement, Request, typical
+from hetjax.planner.profiler.measurement import (
+    ROUNDS,
+    Measured,
+    Measurement,
+    Request,
+    merged,
+    typical,
+)
 from hetjax.planner.profiler.profiler import Survey, Wanted, make_profile, survey
 from hetjax.planner.profiler.structure import structure_digest
 
 __all__ = [
+    "ROUNDS",
     "Key",
     "Measured",
     "Measurement",
@@ -24,6 +32,7 @@ __all__ = [
     "composition_error",
     "layer_classes",
     "make_profile",
+    "merged",
     "num_structures",
     "structure_digest",
     "survey",

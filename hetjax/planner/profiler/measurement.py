@@ -10,6 +10,10 @@ from typing import Any
 import optax
 from jaxtyping import PyTree
 
+ROUNDS = 3
+"""How often a run of layers is measured, all the others in between: a device that is slow for some
+seconds is slow in one of these measurements only."""
+
 _OUTLIER = 2.0
 """Times the median, from which on a repetition is one in which something else ran."""
 
@@ -81,22 +85,55 @@ class Measurement:
     spread: float
     yardstick_seconds: float = 0.0
 
-    def times_as_long(self, factor: float) -> Measurement:
-        """The measurement as it would be at a moment when all takes longer.
+    def at_yardstick(self, seconds: float) -> Measurement:
+        """The measurement as it would be at a moment when the yardstick takes so long.
 
         Args:
-            factor: by how much.
+            seconds: what the yardstick takes.
 
         Returns:
-            The measurement.
+            The measurement; itself where no yardstick was run.
         """
+        if not self.yardstick_seconds:
+            return self
+        factor = seconds / self.yardstick_seconds
         return replace(
             self,
             forward_seconds=factor * self.forward_seconds,
             backward_seconds=factor * self.backward_seconds,
             update_bytes_per_second=self.update_bytes_per_second / factor,
-            yardstick_seconds=factor * self.yardstick_seconds,
+            yardstick_seconds=seconds,
         )
+
+
+def merged(measurements: Sequence[Measurement]) -> Measurement:
+    """One measurement of those of several rounds.
+
+    Args:
+        measurements: of one run of layers on one device, one or more.
+
+    Returns:
+        Medians of times, as they would be where the yardstick takes its median; the update's rate
+        is that of the measurements that have one.
+
+    Example:
+        >>> rounds = [Measurement(t, 2 * t, 0.0, 0, 0, 3, 0.1, y) for t, y in ((1, 1), (4, 2))]
+        >>> found = merged(rounds)
+        >>> found.forward_seconds, found.yardstick_seconds, found.repetitions
+        (2.25, 1.5, 6)
+    """
+    usual = median(each.yardstick_seconds for each in measurements)
+    alike = [each.at_yardstick(usual) for each in measurements]
+    rates = [each.update_bytes_per_second for each in alike if each.update_bytes_per_second]
+    return replace(
+        measurements[0],
+        forward_seconds=median(each.forward_seconds for each in alike),
+        backward_seconds=median(each.backward_seconds for each in alike),
+        update_bytes_per_second=median(rates) if rates else 0.0,
+        repetitions=sum(each.repetitions for each in measurements),
+        spread=median(each.spread for each in measurements),
+        yardstick_seconds=usual,
+    )
 
 
 def typical(seconds: Sequence[float]) -> tuple[float, float]:

@@ -192,10 +192,7 @@ def _at_usual_speed(found: _Found) -> _Found:
     usual = {name: median(seconds) for name, seconds in moments.items() if seconds}
     return {
         way: [
-            (wanted, each.times_as_long(usual[way.subcluster] / each.yardstick_seconds))
-            if each.yardstick_seconds
-            else (wanted, each)
-            for wanted, each in measured
+            (wanted, each.at_yardstick(usual.get(way.subcluster, 0.0))) for wanted, each in measured
         ]
         for way, measured in found.items()
     }
