@@ -26,10 +26,17 @@ CONFIGS = SCRIPTS.parent / "configs" / "lab"
 RATES = ("unlimited", "200mbit", "50mbit")
 UNLIKE_SPEEDS = (1.0, 0.5)
 ANSWER_SECONDS = 1800.0
+PREDICTIONS = {
+    "predicted": "by the profile",
+    "at_pace": "at the hosts' pace",
+    "given_passes": "where passes are known",
+}
+"""What is predicted of a plan's step: by the profile alone; at the hosts' pace before and after the
+steps, since processors that others use too are faster at one time than at another; and where passes
+take what they took in the step, so that the error is the timeline's."""
+
 _OF_STEPS = ("measured", "given_passes")
-"""What is known of each step: its seconds, and what is predicted where passes take what they took
-in it. The error of that is the timeline's; the rest of a prediction's error is the profile's, or is
-that of processors which are faster at one time than at another."""
+"""What is known of each step."""
 
 CLOSE = 0.08
 """A prediction that is off by at most this share is close."""
@@ -104,7 +111,7 @@ def _round(lab: Lab, asked: Asked, options: argparse.Namespace) -> dict[str, Any
 def _medians(rounds: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
     """The rows of all rounds, which have the same plans, as rows of medians."""
     return [
-        {**rows[0], **{key: median(row[key] for row in rows) for key in ("predicted", *_OF_STEPS)}}
+        {**rows[0], **{key: median(row[key] for row in rows) for key in (*PREDICTIONS, "measured")}}
         for rows in zip(*rounds, strict=True)
     ]
 
@@ -145,10 +152,15 @@ def _run(
         asked("start", rate=first, plan=plan)
         _set_rates(lab, first)
         asked("steps", rate=first, plan=plan, count=WARM_UP_STEPS)
+        before = asked("pace")
         for rate, row in found.items():
             _set_rates(lab, rate)
             steps = asked("steps", rate=rate, plan=plan, count=options.steps + 1)[1:]
-            found_row = {**row, **{key: median(step[key] for step in steps) for key in _OF_STEPS}}
+            after = asked("pace")
+            paced = asked("at_pace", rate=rate, plan=plan, moments=[before, after])
+            known = {key: median(step[key] for step in steps) for key in _OF_STEPS}
+            found_row = {**row, **known, "at_pace": paced}
+            before = after
             rows[rate].append(found_row)
             _say(f"{rate}: {_row_text(found_row)}")
         asked("end")
@@ -162,31 +174,33 @@ def judge(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         rows: plans with predicted and measured step times.
 
     Returns:
-        The largest and the usual error of predictions, and how many are close; the same where
-        passes are known; of the best plans, how many pairs that differ clearly are ranked wrongly;
-        the chosen plan over the best one made by hand.
+        The largest and the usual error, and how many are close, of predictions by the profile, at
+        the hosts' pace, and where passes are known; of the best plans, how many pairs that differ
+        clearly are ranked wrongly; the chosen plan over the best one made by hand. Plans are
+        compared by what their steps take at one pace, the profile's.
     """
-    errors, given = (
-        [abs(row[key] / row["measured"] - 1.0) for row in rows]
-        for key in ("predicted", "given_passes")
-    )
     best = [row for row in rows if row["among_best"]]
-    pairs = [
-        (a, b) if a["measured"] < b["measured"] else (b, a)
-        for a, b in itertools.combinations(best, 2)
-    ]
-    clear = [(a, b) for a, b in pairs if b["measured"] > (1 + CLEAR) * a["measured"]]
-    chosen = next(row["measured"] for row in rows if row["chosen"])
+    pairs = [sorted(pair, key=_at_one_pace) for pair in itertools.combinations(best, 2)]
+    clear = [(a, b) for a, b in pairs if _at_one_pace(b) > (1 + CLEAR) * _at_one_pace(a)]
+    chosen = next(_at_one_pace(row) for row in rows if row["chosen"])
+    by_hand = min(_at_one_pace(row) for row in rows if row["by_hand"])
     return {
-        "largest_error": max(errors),
-        "median_error": median(errors),
-        "close": sum(error <= CLOSE for error in errors),
-        "median_error_given_passes": median(given),
-        "close_given_passes": sum(error <= CLOSE for error in given),
+        "errors": {name: _errors(rows, name) for name in PREDICTIONS},
         "clear_pairs": len(clear),
         "wrong_pairs": sum(a["predicted"] > b["predicted"] for a, b in clear),
-        "chosen_over_best_by_hand": chosen / min(r["measured"] for r in rows if r["by_hand"]),
+        "chosen_over_best_by_hand": chosen / by_hand,
     }
+
+
+def _errors(rows: Sequence[Mapping[str, Any]], name: str) -> dict[str, float]:
+    errors = [abs(row[name] / row["measured"] - 1.0) for row in rows]
+    close = sum(error <= CLOSE for error in errors)
+    return {"largest": max(errors), "median": median(errors), "close": close}
+
+
+def _at_one_pace(row: Mapping[str, Any]) -> float:
+    """What a plan's steps would have taken had its hosts been as fast as when profiled."""
+    return row["measured"] * row["predicted"] / row["at_pace"]
 
 
 def report(result: Mapping[str, Any]) -> None:
@@ -204,22 +218,25 @@ def report(result: Mapping[str, Any]) -> None:
             marks = [name for name in ("chosen", "by_hand") if row[name]]
             print(f"  {_row_text(row)}  {', '.join(marks)}")
         count = len(found["rows"])
+        for name, words in PREDICTIONS.items():
+            errors = found["errors"][name]
+            print(
+                f"  {words}: {errors['largest']:.1%} off at most, {errors['median']:.1%} usually, "
+                f"{errors['close']} of {count} within {CLOSE:.0%}"
+            )
         print(
-            f"  predictions are {found['largest_error']:.1%} off at most, "
-            f"{found['median_error']:.1%} usually, {found['close']} of {count} within {CLOSE:.0%}; "
-            f"where passes are known {found['median_error_given_passes']:.1%} usually, "
-            f"{found['close_given_passes']} of {count} within {CLOSE:.0%}; "
-            f"{found['wrong_pairs']} of "
-            f"{found['clear_pairs']} pairs that differ clearly are ranked wrongly; the choice "
-            f"takes {found['chosen_over_best_by_hand']:.3f} times as long as the best by hand"
+            f"  {found['wrong_pairs']} of {found['clear_pairs']} pairs that differ clearly are "
+            f"ranked wrongly; the choice takes {found['chosen_over_best_by_hand']:.3f} times as "
+            "long as the best by hand"
         )
 
 
 def _row_text(row: Mapping[str, Any]) -> str:
-    predicted, measured, given = row["predicted"], row["measured"], row["given_passes"]
+    predicted, measured = row["predicted"], row["measured"]
+    errors = [f"{words} {row[name] / measured - 1:+.1%}" for name, words in PREDICTIONS.items()]
     return (
-        f"{row['plan']:40}{predicted * 1e3:8.0f} ms predicted{measured * 1e3:8.0f} ms measured"
-        f"{predicted / measured - 1:+8.1%}, where passes are known {given / measured - 1:+.1%}"
+        f"{row['plan']:40}{predicted * 1e3:8.0f} ms predicted{measured * 1e3:8.0f} ms measured: "
+        f"{', '.join(errors)}"
     )
 
 

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarking import serve
+from prediction_pace import Pace, at_pace
 
 import hetjax
 from hetjax.commands.prepare import problem_to_profile
-from hetjax.commands.profiling import measure_profile, with_profile
+from hetjax.commands.profiling import measure_profile, measured_program, with_profile
 from hetjax.configuration import read_configuration
 from hetjax.configuration.make import make_ingredients
 from hetjax.mesh import SubMesh
@@ -57,6 +58,7 @@ class Server:
         self.plans: dict[str, dict[str, Plan]] = {}
         self.rows: dict[str, list[dict[str, Any]]] = {}
         self.trainer: hetjax.Trainer | None = None
+        self.pace: Pace | None = None
         connect_to_ray(RayOptions())
 
     def answer(self, request: Mapping[str, Any]) -> Any:
@@ -72,6 +74,8 @@ class Server:
             database = ProfileDatabase(Path(folder))
             profiled = measure_profile(self.ingredients, problem, database, lambda *_: None)
             self.problem = with_profile(problem, database)
+        self.end_pace()
+        self.pace = Pace(self.problem, measured_program(self.ingredients, self.problem))
         return {
             "layers": problem.num_layers,
             "hosts": {each.name: each.kind.flops(problem.dtype) for each in cluster.subclusters},
@@ -165,11 +169,34 @@ class Server:
         self.trainer.use_schedule(predicted.pipeline.schedule)
         return [_step(self.trainer, predicted) for _ in range(count)]
 
+    def do_pace(self) -> dict[str, float]:
+        """Measure by what each host's passes take longer now than the profile says."""
+        assert self.pace is not None, "measure a profile first"
+        return self.pace.now()
+
+    def do_at_pace(self, rate: str, plan: str, moments: Sequence[Mapping[str, float]]) -> float:
+        """Predict a plan's step by the pace of some moments; its seconds.
+
+        Args:
+            rate: what the links' rate is called.
+            plan: the plan's name.
+            moments: what `do_pace` found then.
+        """
+        predicted = self.plans[rate][plan]
+        times = at_pace(predicted, moments)
+        return simulate_schedule(predicted.pipeline.schedule, times).makespan
+
     def do_end(self) -> None:
         """End the trainer."""
         if self.trainer is not None:
             self.trainer.close()
             self.trainer = None
+
+    def end_pace(self) -> None:
+        """End the workers that measure hosts' pace."""
+        if self.pace is not None:
+            self.pace.close()
+            self.pace = None
 
 
 def _step(trainer: hetjax.Trainer, plan: Plan) -> dict[str, float]:
@@ -259,6 +286,7 @@ def main() -> None:
         serve(server.answer)
     finally:
         server.do_end()
+        server.end_pace()
 
 
 if __name__ == "__main__":
