@@ -127,11 +127,12 @@ def test_the_settings_of_the_harp_paper_are_as_the_script_writes_them():
 def test_predictions_are_judged_by_the_medians_of_rounds():
     predictions = importlib.import_module("bench_predictions")
 
-    def rows(*seconds):
+    def rows(*seconds, pace=(1, 1, 1)):
         return [
             {"plan": name, "chosen": name == "a", "by_hand": name != "a", "among_best": True}
             | {"predicted": predicted, "measured": measured, "given_passes": measured}
-            for name, predicted, measured in zip("abc", *seconds, strict=True)
+            | {"at_pace": factor * predicted}
+            for name, predicted, measured, factor in zip("abc", *seconds, pace, strict=True)
         ]
 
     rounds = [rows((1, 2, 3), (1, 2, 9)), rows((9, 2, 3), (2, 2, 2)), rows((2, 2, 3), (9, 1, 2))]
@@ -141,18 +142,25 @@ def test_predictions_are_judged_by_the_medians_of_rounds():
         ("b", 2, 2),
         ("c", 3, 2),
     ]
+    one_is_off = {"largest": 0.5, "median": 0.0, "close": 2}
     assert predictions.judge(medians) == {
-        "largest_error": 0.5,
-        "median_error": 0.0,
-        "close": 2,
-        "median_error_given_passes": 0.0,
-        "close_given_passes": 3,
+        "errors": {
+            "predicted": one_is_off,
+            "at_pace": one_is_off,
+            "given_passes": {"largest": 0.0, "median": 0.0, "close": 3},
+        },
         "clear_pairs": 0,
         "wrong_pairs": 0,
         "chosen_over_best_by_hand": 1.0,
     }
     judged = predictions.judge(rows((2, 1, 4), (2, 4, 4)))
     assert (judged["clear_pairs"], judged["wrong_pairs"]) == (2, 1)
+    # The choice was measured when its hosts took three times as long.
+    judged = predictions.judge(rows((2, 4, 4), (6, 4, 4), pace=(3, 1, 1)))
+    assert judged["errors"]["predicted"]["largest"] > 0.6
+    assert judged["errors"]["at_pace"]["largest"] == 0.0
+    assert (judged["clear_pairs"], judged["wrong_pairs"]) == (2, 0)
+    assert judged["chosen_over_best_by_hand"] == 0.5
 
 
 @pytest.mark.parametrize("script", ["bench_overhead.py", "bench_pipeline.py"])
