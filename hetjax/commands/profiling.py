@@ -142,10 +142,12 @@ def measure_profile(
     surveyed = survey(problem)
     missing = surveyed.missing(database)
     began = time.perf_counter()
+    found: dict[Wanted, list[Measurement]] = defaultdict(list)
     for count, (wanted, measurement) in enumerate(_measure(ingredients, problem, missing), start=1):
         first, end = wanted.request.layers
         run = f"layer {first}" if end == first + 1 else f"layers {first} to {end - 1}"
-        database.put(wanted.key, measurement, f"{run} of {ingredients.model.name}")
+        found[wanted].append(measurement)
+        database.put(wanted.key, merged(found[wanted]), f"{run} of {ingredients.model.name}")
         show(count, ROUNDS * len(missing), f"{run} on {wanted.way.subcluster}")
     seconds = time.perf_counter() - began if missing else 0.0
     profile = make_profile(problem, surveyed, database, seconds)
@@ -184,9 +186,7 @@ def _measure_here(
     first = 0
     for subcluster in cluster.subclusters:
         measurer = StageMeasurer(measured, devices[first : first + subcluster.devices_per_node])
-        found: dict[Wanted, list[Measurement]] = defaultdict(list)
         here = [wanted for wanted in missing if wanted.way.subcluster == subcluster.name]
         for wanted in ROUNDS * here:
-            found[wanted].append(measurer.measure(wanted.request))
-            yield wanted, merged(found[wanted])
+            yield wanted, measurer.measure(wanted.request)
         first += subcluster.num_devices

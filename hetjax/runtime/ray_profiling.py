@@ -11,7 +11,7 @@ import jax
 
 from hetjax.errors import InputError, WorkerLostError
 from hetjax.mesh.cluster import Cluster
-from hetjax.planner.profiler.measurement import ROUNDS, Measured, Measurement, Request, merged
+from hetjax.planner.profiler.measurement import ROUNDS, Measured, Measurement, Request
 from hetjax.planner.profiler.profiler import Wanted
 from hetjax.runtime.profiling import StageMeasurer
 from hetjax.runtime.ray_cluster import check_resources, worker_options, worker_resources
@@ -61,7 +61,7 @@ def measure_on_ray(
         wanted: what to measure.
 
     Yields:
-        What was measured, as it comes: of each, in every round, what all rounds until then say.
+        What was measured, as it comes: of each, a measurement in every round.
 
     Raises:
         InputError: the Ray cluster lacks the devices.
@@ -123,7 +123,6 @@ def _measure(
     for actor, name in workers.items():
         _result(started[actor], name, START_SECONDS)
     running: dict[Any, tuple[Any, Wanted]] = {}
-    found: dict[Wanted, list[Measurement]] = defaultdict(list)
 
     def give(actor: Any) -> None:
         if shares[actor]:
@@ -141,9 +140,9 @@ def _measure(
             )
         for reference in done:
             actor, each = running.pop(reference)
-            found[each].append(_result(reference, workers[actor], MEASURE_SECONDS))
+            measurement = _result(reference, workers[actor], MEASURE_SECONDS)
             give(actor)
-            yield each, merged(found[each])
+            yield each, measurement
 
 
 def _result(reference: Any, name: str, deadline: float) -> Any:
