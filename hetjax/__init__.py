@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hetjax.errors import CheckpointError, InputError, WorkerLostError
+    from hetjax.errors import CheckpointError, InputError, NonfiniteError, WorkerLostError
     from hetjax.mesh import Cluster
     from hetjax.planner import Plan, plan, simulate
     from hetjax.report import draw_timeline, visualize
@@ -23,6 +23,7 @@ _HOMES = {
     "HArray": "hetjax.sharding",
     "HSharding": "hetjax.sharding",
     "InputError": "hetjax.errors",
+    "NonfiniteError": "hetjax.errors",
     "Plan": "hetjax.planner",
     "RayOptions": "hetjax.runtime",
     "Subgroup": "hetjax.sharding",
@@ -43,6 +44,7 @@ __all__ = [
     "HArray",
     "HSharding",
     "InputError",
+    "NonfiniteError",
     "Plan",
     "RayOptions",
     "Subgroup",

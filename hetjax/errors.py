@@ -17,6 +17,13 @@ class CheckpointError(InputError):
     """A checkpoint is not there, is not whole, or belongs to another model."""
 
 
+class NonfiniteError(RuntimeError):
+    """Training goes nowhere: too many losses or gradients in a row were not finite.
+
+    No such step was applied, so parameters and optimizer state are those of the last finite step.
+    """
+
+
 class WorkerLostError(RuntimeError):
     """A worker died or stopped answering; the message names it.
 

@@ -16,6 +16,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Self
 
 from hetjax.configuration.settings import TrainSettings
+from hetjax.errors import NonfiniteError
 
 if TYPE_CHECKING:
     from hetjax.runtime import StepMetrics, Trainer
@@ -52,6 +53,10 @@ def train(
     `checkpoints` are wanted, the last step's is on the disk when the loop ends, also when it is
     stopped.
 
+    A step whose loss or gradient norm is not finite is not applied. A checkpoint that is due there
+    waits for the next step that is, since nothing has changed: copies of one state would take the
+    places of earlier ones.
+
     Args:
         trainer: what trains; its source gives the batches.
         settings: how many steps, and when to evaluate and to save.
@@ -63,9 +68,12 @@ def train(
 
     Yields:
         Every step that is done.
+
+    Raises:
+        NonfiniteError: `settings.max_nonfinite` steps in a row were not applied.
     """
     timed = timed_steps(trainer.steps_done, settings.steps)
-    saved = trainer.steps_done
+    saved, save_is_due, in_a_row = trainer.steps_done, False, 0
     tuning = iter(()) if tune is None or len(trainer.plan.pipelines) > 1 else _tuning(trainer, tune)
     while trainer.steps_done < settings.steps and not stop():
         step = trainer.steps_done + 1
@@ -76,12 +84,24 @@ def train(
         loss = None
         if _is_due(step, settings.evaluate_every, is_last=is_last):
             loss = trainer.evaluate(settings.evaluation_batches)
-        if checkpoints and _is_due(step, settings.checkpoint_every):
+        save_is_due = save_is_due or _is_due(step, settings.checkpoint_every)
+        if checkpoints and save_is_due and metrics.nonfinite is None:
             trainer.save()
-            saved = step
+            saved, save_is_due = step, False
         yield StepDone(metrics, loss, is_timed, saved == step)
+        in_a_row = 0 if metrics.nonfinite is None else in_a_row + 1
+        if in_a_row == settings.max_nonfinite:
+            raise NonfiniteError(_goes_nowhere(step, metrics.nonfinite, in_a_row))
     if checkpoints and saved != trainer.steps_done:
         trainer.save(wait=True)
+
+
+def _goes_nowhere(step: int, last: object, in_a_row: int) -> str:
+    return (
+        f"{in_a_row} steps in a row up to step {step} were not finite and not applied, as many as "
+        f"train.max_nonfinite allows; the last: {last}. Try a lower learning rate, clip gradients, "
+        f"or look at the data; checkpoints are of steps before"
+    )
 
 
 def _tuning(trainer: Trainer, name: str) -> Iterator[StepMetrics]:

@@ -29,9 +29,14 @@ OPTIMIZER = optax.chain(
 
 
 def loss(parameters: Any, batch: Any) -> tuple[jax.Array, jax.Array]:
-    """A scan over blocks between tied embeddings: the summed loss, and the count."""
+    """A scan over blocks between tied embeddings: the summed loss, and the count.
+
+    Where the batch has a weight for each example, it scales the embedded tokens.
+    """
     tokens = batch["tokens"]
     features = parameters["embedding"][tokens[:, :-1]]
+    if "weight" in batch:
+        features = features * batch["weight"][:, None, None]
 
     def block(features: jax.Array, weights: Any) -> tuple[jax.Array, None]:
         return features + jnp.tanh(features @ weights["in"]) @ weights["out"], None
@@ -74,7 +79,11 @@ def make_cluster(nodes: int, kind: DeviceKind = HOST) -> Cluster:
 
 
 def make_plan(
-    hosts: int = 1, cluster: Cluster | None = None, mesh_shape: tuple[int, int] | None = None
+    hosts: int = 1,
+    cluster: Cluster | None = None,
+    mesh_shape: tuple[int, int] | None = None,
+    *,
+    weighted: bool = False,
 ) -> Plan:
     """Two stages that meet in the middle of the scan.
 
@@ -82,8 +91,11 @@ def make_plan(
         hosts: how many hosts the first stage spans.
         cluster: where to run; one that has just these devices unless given.
         mesh_shape: the logical mesh of the first stage; its devices in a row unless given.
+        weighted: whether batches have weights.
     """
     shapes = {"tokens": jax.ShapeDtypeStruct((SIZE, LENGTH + 1), np.dtype(np.int32))}
+    if weighted:
+        shapes["weight"] = jax.ShapeDtypeStruct((SIZE,), np.dtype(np.float32))
     program = trace(loss, parameters(), shapes)
     names = [step.name for step in program.steps]
     middle = sum(s.iterations for s in program.steps[: names.index("scan")]) + DEPTH // 2

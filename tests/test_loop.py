@@ -1,14 +1,17 @@
+import math
 import signal
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hetjax import NonfiniteError
 from hetjax.configuration import TrainSettings
 from hetjax.loop import StepDone, StopRequest, timed_steps, train, usual_step_time
 from hetjax.runtime import StepMetrics, Trainer
+from hetjax.runtime.nonfinite import Nonfinite
 
 
 def metrics(step: int, seconds: float = 1.0) -> StepMetrics:
@@ -122,3 +125,32 @@ def test_a_later_signal_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setattr(signal, "raise_signal", ended.append)
         stop._handle(signal.SIGTERM, None)
     assert ended == [signal.SIGTERM]
+
+
+class Diverging(Recorder):
+    """Some of whose steps are not finite."""
+
+    bad: frozenset[int] = frozenset()
+
+    def train_step(self, *, timed: bool = False) -> StepMetrics:
+        done = super().train_step(timed=timed)
+        why = Nonfinite(math.nan, math.nan) if done.step in self.bad else None
+        return replace(done, nonfinite=why)
+
+
+def test_a_checkpoint_that_is_due_waits_for_a_step_that_is_applied() -> None:
+    trainer = Diverging()
+    trainer.bad = frozenset({2, 3, 6})
+    settings = TrainSettings(steps=7, checkpoint_every=2, max_nonfinite=3)
+    run(trainer, settings, checkpoints=True)
+    saves = [call for call in trainer.calls if "save" in call]
+    assert saves == ["save 4", "save 7"]
+
+
+def test_too_many_steps_in_a_row_end_the_loop_without_a_checkpoint() -> None:
+    trainer = Diverging()
+    trainer.bad = frozenset({2, 4, 5, 6})
+    settings = TrainSettings(steps=100, checkpoint_every=1, max_nonfinite=3)
+    with pytest.raises(NonfiniteError, match=r"3 steps in a row up to step 6"):
+        run(trainer, settings, checkpoints=True)
+    assert [call for call in trainer.calls if "save" in call] == ["save 1", "save 3"]

@@ -15,6 +15,7 @@ from hetjax.errors import WorkerLostError
 from hetjax.mesh import Cluster
 from hetjax.planner import Plan
 from hetjax.report import read_metrics
+from hetjax.runtime import CheckpointFolder
 from hetjax.train import main
 
 # Device kinds with figures of their own: measured ones would make another plan each time.
@@ -197,6 +198,26 @@ def test_training_resuming_and_replaying(
     assert main([*arguments, "--gin", "train.steps = 1"]) == 0
     assert Plan.load(replay / "plan.json").pipeline.schedule.warm_up_counts == (2, 2)
     assert losses(replay)[0] == pytest.approx(losses(whole)[0], rel=1e-6)
+
+
+@pytest.mark.parametrize("runtime", ["local", pytest.param("ray", marks=pytest.mark.ray)])
+def test_a_run_that_diverges_ends_with_its_error_and_keeps_finite_checkpoints(
+    config: Path, capsys: pytest.CaptureFixture[str], runtime: str
+) -> None:
+    workdir = config.parent / "run"
+    arguments = [f"--config={config}", f"--workdir={workdir}", f"--runtime={runtime}"]
+    settings = ("train.steps = 120", "train.checkpoint_every = 1", "train.max_nonfinite = 4")
+    overrides = [f"--gin={setting}" for setting in (*settings, "optimizer.learning_rate = 1e9")]
+    assert main([*arguments, *overrides]) == 4
+    output = capsys.readouterr()
+    assert re.search(r"error: 4 steps in a row up to step \d+ were not finite", output.err)
+    bad = [int(step) for step in re.findall(r"step (\d+) was not applied", output.out)]
+    assert len(bad) >= 4
+    saved = CheckpointFolder(workdir / "checkpoints").steps()
+    assert saved
+    assert not set(bad).intersection(saved)
+    steps = read_metrics(workdir)
+    assert {step["step"] for step in steps if step["grad_norm"] is None} == set(bad)
 
 
 @pytest.mark.slow

@@ -1,7 +1,8 @@
 """Options, errors and exit codes, the same for every command.
 
 A command ends with 0 when it has done what was asked, 2 when something that a person gave is wrong,
-3 when a worker was lost, 130 when Ctrl-C stopped it and 143 when SIGTERM did.
+3 when a worker was lost, 4 when losses or gradients stayed not finite, 130 when Ctrl-C stopped it
+and 143 when SIGTERM did.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from hetjax.configuration import Configuration, read_configuration, settings_help
-from hetjax.errors import InputError, WorkerLostError
+from hetjax.errors import InputError, NonfiniteError, WorkerLostError
 
 WRONG_INPUT = 2
 LOST_WORKER = 3
+NOT_FINITE = 4
 INTERRUPTED = 130
 
 
@@ -99,6 +101,8 @@ def run_command(
         return _fail(error, WRONG_INPUT)
     except WorkerLostError as error:
         return _fail(error, LOST_WORKER)
+    except NonfiniteError as error:
+        return _fail(error, NOT_FINITE)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED

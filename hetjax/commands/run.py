@@ -79,7 +79,7 @@ def run(prepared: Prepared, console: Console, workdir: Path | None, *, resume: b
             say("train.tune has no effect: a plan of several pipelines keeps its schedules")
         with StopRequest(_say_at_once) as stop:
             steps = _train(trainer, prepared, console, workdir, stop)
-        _say_end(trainer, stop, workdir, say)
+        _say_end(trainer, steps, stop, workdir, say)
         if steps:
             _report(trainer, prepared, steps, console, workdir, say)
     return 0 if stop.signal is None else _SIGNAL_EXIT + stop.signal
@@ -138,6 +138,9 @@ def _train(
                 steps.append(done)
                 figures = _figures(done, prepared.ingredients)
                 progress.update(done.metrics.step, done.metrics.loss, figures[f"{unit}_per_second"])
+                why = done.metrics.nonfinite
+                if why is not None:
+                    progress.print(f"step {done.metrics.step} was not applied: {why}")
                 if done.evaluation_loss is not None:
                     progress.print(
                         f"step {done.metrics.step}: held-out loss {done.evaluation_loss:.4f}"
@@ -163,12 +166,21 @@ def _figures(done: StepDone, ingredients: Ingredients) -> dict[str, float]:
     return figures
 
 
-def _say_end(trainer: Trainer, stop: StopRequest, workdir: Path | None, say: Say) -> None:
+def _say_end(
+    trainer: Trainer,
+    steps: Sequence[StepDone],
+    stop: StopRequest,
+    workdir: Path | None,
+    say: Say,
+) -> None:
     if stop():
         where = f"its checkpoint is in {workdir / CHECKPOINTS_FOLDER}" if workdir else "not saved"
         say(f"stopped after step {trainer.steps_done}; {where}")
     else:
         say(f"{trainer.steps_done} steps are done")
+    skipped = sum(done.metrics.nonfinite is not None for done in steps)
+    if skipped:
+        say(f"{skipped} of them were not applied, since the loss or the gradient was not finite")
 
 
 def _report(

@@ -65,6 +65,11 @@ class TrainSettings(Section):
     keep_every: Count | None = Field(
         default=None, description="keep also the checkpoints of every so many steps"
     )
+    max_nonfinite: Count = Field(
+        default=10,
+        description="how many steps in a row may have a loss or gradient that is not finite, which "
+        "are not applied, before the run ends with an error",
+    )
 
     @model_validator(mode="after")
     def _divides(self) -> Self:

@@ -6,6 +6,9 @@ scalars (a global norm, a token count, a test for infinities): those are sent ar
 and every stage then computes the same rest. A leaf that is cut between stages (stacked over a
 ``scan``) is updated in rows; reductions over all of it become partial ones, joined like any other
 scalar.
+
+A step whose loss or gradient is not finite changes nothing: that too is decided by scalars that
+every stage knows, before any of them updates.
 """
 
 from __future__ import annotations
@@ -40,7 +43,8 @@ class StageUpdate:
             gradients summed over all tokens; ``loss`` the summed loss and the count in the last
             stage of the first pipeline, empty elsewhere; ``messages`` one vector for each entry of
             ``receives`` of the earlier phases. All but the last return the stage's vector of
-            messages; the last returns ``(parameters, state, (loss, gradient norm))``.
+            messages; the last returns ``(parameters, state, metrics)``, with the metrics of
+            `update_function`.
         sends: for each phase but the last, whether the stage has messages then.
         receives: for each phase but the last, the other stages that have.
     """
@@ -93,8 +97,12 @@ def divide_update(
 
 def update_function(
     optimizer: optax.GradientTransformation, unflatten: Callable[[Sequence[Any]], Any]
-) -> Callable[..., tuple[list[Any], list[Any], tuple[Any, Any]]]:
+) -> Callable[..., tuple[list[Any], list[Any], tuple[Any, Any, Any]]]:
     """The whole update, as one device computes it.
+
+    Where the loss or the norm is not finite, parameters and state come out as they went in, bit for
+    bit. Optimizers that look for infinities themselves (a loss scale that halves) are then not
+    asked.
 
     Args:
         optimizer: an Optax transformation.
@@ -102,22 +110,30 @@ def update_function(
 
     Returns:
         A function of (parameter leaves, summed gradient leaves, state, total, count) to (new
-        parameter leaves, new state leaves, (loss, norm of the mean gradient)).
+        parameter leaves, new state leaves, metrics). The metrics are the loss, the norm of the mean
+        gradient, and the squared norm of each leaf of it, ``[leaves]``.
     """
 
     def update(
         parameters: Sequence[Any], gradients: Sequence[Any], state: Any, total: Any, count: Any
-    ) -> tuple[list[Any], list[Any], tuple[Any, Any]]:
+    ) -> tuple[list[Any], list[Any], tuple[Any, Any, Any]]:
         means = [
             (g / count.astype(g.dtype)).astype(p.dtype)
             for g, p in zip(gradients, parameters, strict=True)
         ]
-        norm = optax.tree.norm([mean.astype(jnp.float32) for mean in means])
-        tree = unflatten(parameters)
-        updates, state = optimizer.update(unflatten(means), state, tree)
-        updated = optax.apply_updates(tree, updates)
+        squares = [optax.tree.norm(mean.astype(jnp.float32), squared=True) for mean in means]
+        norm = jnp.sqrt(sum(squares[1:], squares[0]))
         loss = total.astype(jnp.float32) / count
-        return jax.tree.leaves(updated), jax.tree.leaves(state), (loss, norm)
+        is_finite = jnp.isfinite(loss) & jnp.isfinite(norm)
+        tree = unflatten(parameters)
+        updates, new_state = optimizer.update(unflatten(means), state, tree)
+        updated = optax.apply_updates(tree, updates)
+
+        def chosen(new: Any, old: Any) -> list[Any]:
+            pairs = zip(jax.tree.leaves(new), jax.tree.leaves(old), strict=True)
+            return [jax.lax.select_n(is_finite, before, after) for after, before in pairs]
+
+        return chosen(updated, tree), chosen(new_state, state), (loss, norm, jnp.stack(squares))
 
     return update
 

@@ -56,7 +56,7 @@ class UpdateAnalysis:
 
     Args:
         flat: the update as one device computes it, from parameters, summed gradients, optimizer
-            state, summed loss and count to new parameters, new state, loss and gradient norm.
+            state, summed loss and count to new parameters, new state and metrics.
         parameters: shapes of the parameter leaves.
         parts: for each stage, the parameter parts that it updates.
         names: the leaves' paths, for errors.
@@ -81,8 +81,9 @@ class UpdateAnalysis:
         count = len(self.shapes)
         self.parameters, self.gradients = values[:count], values[count : 2 * count]
         self.state, self.loss = values[2 * count : -2], values[-2:]
-        self.new_parameters, self.new_state = outputs[:count], outputs[count:-2]
-        self.metrics = outputs[-2:]
+        updated = count + len(self.state)
+        self.new_parameters, self.new_state = outputs[:count], outputs[count:updated]
+        self.metrics = outputs[updated:]
         self.producer = {output: step for step in flat.steps for output in step.outputs}
         self.local = self._local_values()
         self.component = self._components()

@@ -69,14 +69,16 @@ class MetricsWriter:
             step: the number of the step.
             metrics: scalars by name (Python, NumPy or JAX), e.g. ``loss``, ``grad_norm``,
                 ``tokens_per_second``, ``step_time`` in seconds, ``evaluation_loss``. One that is
-                not finite is null in the file, since JSON has no word for it.
+                not finite is null in the file, since JSON has no word for it, and a gap in
+                TensorBoard.
         """
         values = {name: _scalar(value) for name, value in metrics.items()}
         finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
         self._file.write(json.dumps({"step": int(step)} | finite, allow_nan=False) + "\n")
         self._file.flush()
         for name, value in values.items():
-            self._tensorboard.add_scalar(name, value, int(step))
+            if math.isfinite(value):
+                self._tensorboard.add_scalar(name, value, int(step))
 
     def close(self) -> None:
         """Flushes and closes both; closing twice is harmless."""

@@ -213,7 +213,7 @@ class _Compiler:
         flat = [shape for message in received for shape in message]
         outputs: Any = self.whole
         if final:
-            outputs = (updated, self.state, (self.whole, self.whole))
+            outputs = (updated, self.state, (self.whole, self.whole, self.whole))
             outputs = (*outputs, summed) if sets_back else outputs
         return compile_program(
             run,

@@ -270,7 +270,7 @@ class _Writer:
         for phase in range(len(update.phases)):
             arguments = (parameters, gradients, self.state, self._losses(), tuple(known))
             if phase == len(update.phases) - 1:
-                metrics = numbered("metric", 2)
+                metrics = numbered("metric", 3)
                 outputs = (*parameters, *self.state, *metrics)
                 sums = self._accumulators()
                 if sums and (self.reductions or shared.divides):

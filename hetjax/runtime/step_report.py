@@ -20,6 +20,7 @@ class StepReport:
     Args:
         loss: the mean loss; None except in the last stage of the first pipeline.
         gradient_norm: the global norm of the mean gradient; None except there.
+        nonfinite_leaves: the parameter leaves whose gradient was not finite; none except there.
         seconds: the step's duration.
         live_microbatches: of how many microbatches it held activations at once, at most.
         live_bytes: the size of these, on all devices of the stage.
@@ -32,6 +33,7 @@ class StepReport:
 
     loss: float | None = None
     gradient_norm: float | None = None
+    nonfinite_leaves: tuple[int, ...] = ()
     seconds: float = 0.0
     live_microbatches: int = 0
     live_bytes: int = 0

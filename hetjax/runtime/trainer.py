@@ -29,6 +29,7 @@ from hetjax.runtime.feed import BatchSource
 from hetjax.runtime.job import Job, build
 from hetjax.runtime.local import LocalExecutor
 from hetjax.runtime.measuring import measuring
+from hetjax.runtime.nonfinite import Nonfinite, nonfinite
 from hetjax.runtime.placement import Placement
 from hetjax.runtime.ray import RayExecutor, RayOptions
 from hetjax.runtime.step_report import LinkUse, StepReport, link_events, link_uses
@@ -47,12 +48,15 @@ class StepMetrics:
         loss: the mean loss of the step's batch, before its update.
         gradient_norm: the global norm of the mean gradient, before clipping.
         seconds: the step's duration.
+        nonfinite: what was not finite; None where all was. A step with a loss or gradient norm that
+            is not finite is applied on no stage: parameters and optimizer state stay as they were.
     """
 
     step: int
     loss: float
     gradient_norm: float
     seconds: float
+    nonfinite: Nonfinite | None = None
 
 
 class Executor(Protocol):
@@ -212,7 +216,8 @@ class Trainer:
         last = self.reports[self._placement.pipelines.loss_stages[0]]
         assert last.loss is not None
         assert last.gradient_norm is not None
-        return StepMetrics(self.steps_done, last.loss, last.gradient_norm, seconds)
+        why = nonfinite(last, self._placement.pipelines)
+        return StepMetrics(self.steps_done, last.loss, last.gradient_norm, seconds, why)
 
     def use_schedule(self, schedule: Schedule) -> None:
         """Train on with another schedule; what is computed stays the same.

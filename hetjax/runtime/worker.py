@@ -226,7 +226,13 @@ class _StepRun:
             # A step ends when its new parameters are there, on every stage.
             jax.block_until_ready([*values, *self.worker.state().parameters])
             if self.worker.stage == self.worker.pipelines.loss_stages[0]:
-                self.report.loss, self.report.gradient_norm = (float(value) for value in values)
+                self._tell(*values)
+
+    def _tell(self, loss: jax.Array, norm: jax.Array, squares: jax.Array) -> None:
+        self.report.loss, self.report.gradient_norm = float(loss), float(norm)
+        if not (np.isfinite(self.report.loss) and np.isfinite(self.report.gradient_norm)):
+            leaves = np.flatnonzero(~np.isfinite(np.asarray(squares)))
+            self.report.nonfinite_leaves = tuple(leaves.tolist())
 
     def _run(self, instruction: Run) -> None:
         start = time.time()

@@ -167,10 +167,41 @@ def test_the_divided_update_equals_the_whole_one(
         leaves, state_leaves, metrics = expected
         state = jax.tree.unflatten(structure, state_leaves)
         for report in reports:
-            np.testing.assert_allclose(report, metrics, rtol=1e-6)
+            for ours, theirs in zip(report, metrics, strict=True):
+                np.testing.assert_allclose(ours, theirs, rtol=1e-6)
         for stage, update in enumerate(updates):
             assert_parts_equal(parts[stage], divided[0][stage], leaves)
             assert_parts_equal(update.state, divided[1][stage], state_leaves)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_what_is_not_finite_changes_nothing(name: str):
+    """Neither parameters nor state, on no stage, whichever stage's gradient it is."""
+    updates = divide(OPTIMIZERS[name], CUT)
+
+    @jax.jit
+    def step(state: State, gradients: Any, loss: Any) -> Any:
+        return divided_step(updates, CUT, state, gradients, loss)
+
+    loss = (jnp.float32(3.0), jnp.float32(7.0))
+    before, _ = step(initial(OPTIMIZERS[name], CUT), arrays(seed=1), loss)
+    for leaf, bad in enumerate((np.nan, np.inf, -np.inf, np.nan)):
+        gradients = arrays(seed=2)
+        gradients[leaf] = gradients[leaf].at[(-1,) * gradients[leaf].ndim].set(bad)
+        after, reports = step(before, gradients, loss)
+        jax.tree.map(assert_same_bits, after, before)
+        for _, norm, squares in reports:
+            assert not np.isfinite(norm)
+            assert np.flatnonzero(~np.isfinite(squares)).tolist() == [leaf]
+    for bad in (np.nan, np.inf):
+        after, _ = step(before, arrays(seed=2), (jnp.float32(bad), jnp.float32(7.0)))
+        jax.tree.map(assert_same_bits, after, before)
+
+
+def assert_same_bits(ours: jax.Array, theirs: jax.Array) -> None:
+    if jnp.issubdtype(ours.dtype, jax.dtypes.prng_key):
+        ours, theirs = jax.random.key_data(ours), jax.random.key_data(theirs)
+    assert np.asarray(ours).tobytes() == np.asarray(theirs).tobytes()
 
 
 def assert_parts_equal(
@@ -236,7 +267,7 @@ def test_a_model_may_have_a_thousand_parameters():
     gradients = [jnp.ones(2)] * len(names)
     one = (jnp.float32(1.0), jnp.float32(1.0))
     jaxpr = jax.make_jaxpr(lambda given: divided_step(updates, parts, state, given, one))(gradients)
-    assert len(jaxpr.out_avals) == len(names) + 4
+    assert len(jaxpr.out_avals) == len(names) + 6
 
 
 @pytest.mark.parametrize("name", UNCUT_OPTIMIZERS)

@@ -167,7 +167,7 @@ def test_training_lists(case: Case):
         workers.append(SimulatedWorker(instructions, initial_buffers(pipelines, schedule, stage)))
     before = [set(worker.held) for worker in workers]
     simulate(workers)
-    metrics = {Buffer("metric", 0), Buffer("metric", 1)}
+    metrics = {Buffer("metric", place) for place in range(3)}
     for stage, worker in enumerate(workers):
         assert worker.held == before[stage] | metrics
         schedule = placement.pipeline_plan(stage).schedule
