@@ -7,8 +7,8 @@ and every stage then computes the same rest. A leaf that is cut between stages (
 ``scan``) is updated in rows; reductions over all of it become partial ones, joined like any other
 scalar.
 
-A step whose loss or gradient is not finite changes nothing: that too is decided by scalars that
-every stage knows, before any of them updates.
+A step whose loss or gradient is not finite changes nothing. That is decided by scalars which every
+stage knows before it updates.
 """
 
 from __future__ import annotations
@@ -113,29 +113,62 @@ def update_function(
         parameter leaves, new state leaves, metrics). The metrics are the loss, the norm of the mean
         gradient, and the squared norm of each leaf of it, ``[leaves]``.
     """
+    unguarded = _unguarded(optimizer, unflatten)
 
     def update(
         parameters: Sequence[Any], gradients: Sequence[Any], state: Any, total: Any, count: Any
     ) -> tuple[list[Any], list[Any], tuple[Any, Any, Any]]:
-        means = [
-            (g / count.astype(g.dtype)).astype(p.dtype)
-            for g, p in zip(gradients, parameters, strict=True)
-        ]
-        squares = [optax.tree.norm(mean.astype(jnp.float32), squared=True) for mean in means]
-        norm = jnp.sqrt(sum(squares[1:], squares[0]))
-        loss = total.astype(jnp.float32) / count
-        is_finite = jnp.isfinite(loss) & jnp.isfinite(norm)
-        tree = unflatten(parameters)
-        updates, new_state = optimizer.update(unflatten(means), state, tree)
-        updated = optax.apply_updates(tree, updates)
+        metrics = _metrics(_means(parameters, gradients, count), total, count)
 
-        def chosen(new: Any, old: Any) -> list[Any]:
-            pairs = zip(jax.tree.leaves(new), jax.tree.leaves(old), strict=True)
-            return [jax.lax.select_n(is_finite, before, after) for after, before in pairs]
+        def applied() -> tuple[list[Any], list[Any]]:
+            return unguarded(parameters, gradients, state, total, count)[:2]
 
-        return chosen(updated, tree), chosen(new_state, state), (loss, norm, jnp.stack(squares))
+        return *_if_finite(metrics, applied, (list(parameters), jax.tree.leaves(state))), metrics
 
     return update
+
+
+def _unguarded(
+    optimizer: optax.GradientTransformation, unflatten: Callable[[Sequence[Any]], Any]
+) -> Callable[..., tuple[list[Any], list[Any], tuple[Any, Any, Any]]]:
+    """`update_function`, but that a step is applied whatever its numbers are."""
+
+    def update(
+        parameters: Sequence[Any], gradients: Sequence[Any], state: Any, total: Any, count: Any
+    ) -> tuple[list[Any], list[Any], tuple[Any, Any, Any]]:
+        means = _means(parameters, gradients, count)
+        tree = unflatten(parameters)
+        updates, state = optimizer.update(unflatten(means), state, tree)
+        updated = optax.apply_updates(tree, updates)
+        metrics = _metrics(means, total, count)
+        return jax.tree.leaves(updated), jax.tree.leaves(state), metrics
+
+    return update
+
+
+def _means(parameters: Sequence[Any], gradients: Sequence[Any], count: Any) -> list[Any]:
+    return [
+        (g / count.astype(g.dtype)).astype(p.dtype)
+        for g, p in zip(gradients, parameters, strict=True)
+    ]
+
+
+def _metrics(means: Sequence[Any], total: Any, count: Any) -> tuple[Any, Any, Any]:
+    squares = [optax.tree.norm(mean.astype(jnp.float32), squared=True) for mean in means]
+    norm = jnp.sqrt(sum(squares[1:], squares[0]))
+    return total.astype(jnp.float32) / count, norm, jnp.stack(squares)
+
+
+def _if_finite(
+    metrics: tuple[Any, Any, Any], applied: Callable[[], tuple[Any, Any]], before: tuple[Any, Any]
+) -> tuple[Any, Any]:
+    """What is applied, or what was before where loss or norm is not finite.
+
+    A conditional: a selection element by element keeps XLA from updating in place, and an update
+    then takes half as long again.
+    """
+    loss, norm, _ = metrics
+    return jax.lax.cond(jnp.isfinite(loss) & jnp.isfinite(norm), applied, lambda: before)
 
 
 def _trace(
@@ -148,7 +181,7 @@ def _trace(
     scalar = jax.ShapeDtypeStruct((), jnp.float32)
     # Optax mixes dtypes in its own arithmetic, whatever the caller is strict about.
     with jax.numpy_dtype_promotion("standard"):
-        closed = jax.make_jaxpr(update_function(optimizer, unflatten))(
+        closed = jax.make_jaxpr(_unguarded(optimizer, unflatten))(
             list(parameters), gradients, state, scalar, scalar
         )
     return flatten_jaxpr(closed, inline_conditionals=True)
@@ -189,21 +222,27 @@ def _phase(
             for sender in receives[earlier]:
                 scalars.update(unpack(groups[earlier, sender], next(vectors), analysis.flat))
         rows = RowEvaluator(analysis, stage, scalars)
-        rows.known.update(
-            zip([analysis.parameters[part.leaf] for part in parts], parameters, strict=True)
+        values = (
+            *zip([analysis.parameters[part.leaf] for part in parts], parameters, strict=True),
+            *zip([analysis.gradients[part.leaf] for part in parts], gradients, strict=True),
+            *zip([analysis.state[part.leaf] for part in state], held, strict=True),
         )
-        rows.known.update(
-            zip([analysis.gradients[part.leaf] for part in parts], gradients, strict=True)
-        )
-        rows.known.update(zip([analysis.state[part.leaf] for part in state], held, strict=True))
+        rows.known.update(values)
         if loss:
             rows.known.update(zip(analysis.loss, loss, strict=True))
         if phase < len(receives):
             return pack([rows.message(message) for message in groups.get((phase, stage), [])])
-        return (
-            [rows.output(analysis.new_parameters[part.leaf], part) for part in parts],
-            [rows.output(analysis.new_state[part.leaf], part) for part in state],
-            tuple(rows.read(operand) for operand in analysis.metrics),
-        )
+        metrics = tuple(rows.read(operand) for operand in analysis.metrics)
+
+        def applied() -> tuple[list[Any], list[Any]]:
+            # Of what the metrics needed only scalars: XLA would keep the arrays for the branch.
+            inner = rows.with_scalars()
+            inner.known.update(values)
+            return (
+                [inner.output(analysis.new_parameters[part.leaf], part) for part in parts],
+                [inner.output(analysis.new_state[part.leaf], part) for part in state],
+            )
+
+        return *_if_finite(metrics, applied, (list(parameters), list(held))), metrics
 
     return run

@@ -47,6 +47,13 @@ class RowEvaluator:
         self.known: dict[int, Any] = {}
         self.joined: dict[int, Any] = {}
 
+    def with_scalars(self) -> RowEvaluator:
+        """An evaluator that knows the scalars that this one knows, and no arrays."""
+        other = RowEvaluator(self.analysis, self.stage, dict(self.scalars))
+        other.joined = dict(self.joined)
+        other.known = {v: each for v, each in self.known.items() if not jnp.ndim(each)}
+        return other
+
     def read(self, operand: Operand) -> Any:
         """The value of an operand: the stage's rows of it, where it is an array that is cut."""
         value = operand_value(operand)
