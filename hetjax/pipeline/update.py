@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,7 @@ from hetjax.pipeline.stages import ParameterPart
 from hetjax.pipeline.update_analysis import Message, UpdateAnalysis
 from hetjax.pipeline.update_rows import RowEvaluator, pack, unpack
 
+Result = TypeVar("Result")
 Groups = Mapping[tuple[int, int], list[Message]]
 
 
@@ -44,7 +45,7 @@ class StageUpdate:
             stage of the first pipeline, empty elsewhere; ``messages`` one vector for each entry of
             ``receives`` of the earlier phases. All but the last return the stage's vector of
             messages; the last returns ``(parameters, state, metrics)``, with the metrics of
-            `update_function`.
+            `update_function`, and with ``set_back=True`` also zeros in the place of the gradients.
         sends: for each phase but the last, whether the stage has messages then.
         receives: for each phase but the last, the other stages that have.
     """
@@ -97,7 +98,7 @@ def divide_update(
 
 def update_function(
     optimizer: optax.GradientTransformation, unflatten: Callable[[Sequence[Any]], Any]
-) -> Callable[..., tuple[list[Any], list[Any], tuple[Any, Any, Any]]]:
+) -> Callable[..., tuple[Any, ...]]:
     """The whole update, as one device computes it.
 
     Where the loss or the norm is not finite, parameters and state come out as they went in, bit for
@@ -111,19 +112,31 @@ def update_function(
     Returns:
         A function of (parameter leaves, summed gradient leaves, state, total, count) to (new
         parameter leaves, new state leaves, metrics). The metrics are the loss, the norm of the mean
-        gradient, and the squared norm of each leaf of it, ``[leaves]``.
+        gradient, and the squared norm of each leaf of it, ``[leaves]``. With ``set_back=True`` it
+        returns also zeros in the place of the gradients.
     """
     unguarded = _unguarded(optimizer, unflatten)
 
     def update(
-        parameters: Sequence[Any], gradients: Sequence[Any], state: Any, total: Any, count: Any
-    ) -> tuple[list[Any], list[Any], tuple[Any, Any, Any]]:
+        parameters: Sequence[Any],
+        gradients: Sequence[Any],
+        state: Any,
+        total: Any,
+        count: Any,
+        *,
+        set_back: bool = False,
+    ) -> tuple[Any, ...]:
         metrics = _metrics(_means(parameters, gradients, count), total, count)
 
-        def applied() -> tuple[list[Any], list[Any]]:
-            return unguarded(parameters, gradients, state, total, count)[:2]
+        def applied() -> tuple[list[Any], ...]:
+            updated, new_state, _ = unguarded(parameters, gradients, state, total, count)
+            return updated, new_state, *_zeros(gradients, set_back)
 
-        return *_if_finite(metrics, applied, (list(parameters), jax.tree.leaves(state))), metrics
+        def kept() -> tuple[list[Any], ...]:
+            return list(parameters), jax.tree.leaves(state), *_zeros(gradients, set_back)
+
+        updated, new_state, *zeros = _if_finite(metrics, applied, kept)
+        return updated, new_state, metrics, *zeros
 
     return update
 
@@ -159,16 +172,21 @@ def _metrics(means: Sequence[Any], total: Any, count: Any) -> tuple[Any, Any, An
     return total.astype(jnp.float32) / count, norm, jnp.stack(squares)
 
 
+def _zeros(gradients: Sequence[Any], set_back: bool) -> tuple[list[Any], ...]:
+    """Made in the branches, where XLA sees that they take the place of what was read there."""
+    return ([jnp.zeros_like(gradient) for gradient in gradients],) if set_back else ()
+
+
 def _if_finite(
-    metrics: tuple[Any, Any, Any], applied: Callable[[], tuple[Any, Any]], before: tuple[Any, Any]
-) -> tuple[Any, Any]:
-    """What is applied, or what was before where loss or norm is not finite.
+    metrics: tuple[Any, ...], applied: Callable[[], Result], kept: Callable[[], Result]
+) -> Result:
+    """What is applied, or what is kept where loss or norm is not finite.
 
     A conditional: a selection element by element keeps XLA from updating in place, and an update
     then takes half as long again.
     """
     loss, norm, _ = metrics
-    return jax.lax.cond(jnp.isfinite(loss) & jnp.isfinite(norm), applied, lambda: before)
+    return jax.lax.cond(jnp.isfinite(loss) & jnp.isfinite(norm), applied, kept)
 
 
 def _trace(
@@ -215,7 +233,15 @@ def _phase(
     """One phase of a stage's update, as a traceable function."""
     parts = analysis.parts[stage]
 
-    def run(parameters: Any, gradients: Any, held: Any, loss: Any, messages: Any) -> Any:
+    def run(
+        parameters: Any,
+        gradients: Any,
+        held: Any,
+        loss: Any,
+        messages: Any,
+        *,
+        set_back: bool = False,
+    ) -> Any:
         scalars: dict[Message, Any] = {}
         vectors = iter(messages)
         for earlier in range(phase):
@@ -234,15 +260,20 @@ def _phase(
             return pack([rows.message(message) for message in groups.get((phase, stage), [])])
         metrics = tuple(rows.read(operand) for operand in analysis.metrics)
 
-        def applied() -> tuple[list[Any], list[Any]]:
+        def applied() -> tuple[list[Any], ...]:
             # Of what the metrics needed only scalars: XLA would keep the arrays for the branch.
             inner = rows.with_scalars()
             inner.known.update(values)
             return (
                 [inner.output(analysis.new_parameters[part.leaf], part) for part in parts],
                 [inner.output(analysis.new_state[part.leaf], part) for part in state],
+                *_zeros(gradients, set_back),
             )
 
-        return *_if_finite(metrics, applied, (list(parameters), list(held))), metrics
+        def kept() -> tuple[list[Any], ...]:
+            return list(parameters), list(held), *_zeros(gradients, set_back)
+
+        updated, new_state, *zeros = _if_finite(metrics, applied, kept)
+        return updated, new_state, metrics, *zeros
 
     return run

@@ -205,10 +205,10 @@ class _Compiler:
             for size in sizes:
                 messages.append(rest[:size])
                 del rest[:size]
-            result = update.phases[phase](parameters, gradients, state, loss, messages)
+            arguments = (parameters, gradients, state, loss, messages)
             if final and sets_back:
-                return *result, [jnp.zeros_like(gradient) for gradient in gradients]
-            return result
+                return update.phases[phase](*arguments, set_back=True)
+            return update.phases[phase](*arguments)
 
         flat = [shape for message in received for shape in message]
         outputs: Any = self.whole

@@ -244,10 +244,11 @@ def _update_rate(tasks: TaskCompiler, optimizer: optax.GradientTransformation) -
     one, whole_update = jnp.float32(1.0), update_function(optimizer, list)
 
     def update(parameters: Any, gradients: Any, state: Any, one: Any) -> Any:
-        updated, leaves, shown = whole_update(parameters, gradients, state, one, one)
-        state = jax.tree.unflatten(jax.tree.structure(state), leaves)
         # As in training, which sets the sums back.
-        return updated, [jnp.zeros_like(each) for each in gradients], state, shown
+        updated, leaves, shown, zeros = whole_update(
+            parameters, gradients, state, one, one, set_back=True
+        )
+        return updated, zeros, jax.tree.unflatten(jax.tree.structure(state), leaves), shown
 
     # Optimizers mix dtypes freely.
     with jax.numpy_dtype_promotion("standard"):
