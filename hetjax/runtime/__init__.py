@@ -2,6 +2,7 @@
 
 from hetjax.runtime.checkpoint_files import CheckpointFolder
 from hetjax.runtime.feed import BatchSource
+from hetjax.runtime.playing import Play
 from hetjax.runtime.ray import RayOptions
 from hetjax.runtime.ray_measure import measure_cluster
 from hetjax.runtime.step_report import LinkUse, StepReport
@@ -11,6 +12,7 @@ __all__ = [
     "BatchSource",
     "CheckpointFolder",
     "LinkUse",
+    "Play",
     "RayOptions",
     "StepMetrics",
     "StepReport",

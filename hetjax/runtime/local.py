@@ -59,7 +59,7 @@ class LocalExecutor:
             wanted = placement.route_annotations(tag.route, tag.microbatch, target)
             return [annotation.on(meshes[target]) for annotation in wanted]
 
-        self.transport = InProcessTransport(shardings, job.deadline)
+        self.transport = self._make_transport(shardings)
         self._threads = ThreadPoolExecutor(len(stages), thread_name_prefix="stage")
         self.workers = list(
             self._threads.map(
@@ -71,6 +71,11 @@ class LocalExecutor:
         self._reader = (
             None if job.source is None else BatchReader(job.source, job.plan.batch_size, job.batch)
         )
+
+    def _make_transport(
+        self, shardings: Callable[[Tag], Sequence[jax.sharding.Sharding]]
+    ) -> InProcessTransport:
+        return InProcessTransport(shardings, self._job.deadline)
 
     def take_over(self, other: LocalExecutor, lost: Set[int] = frozenset()) -> SwitchPlan:
         """Take over the training state of another executor, which then has none.

@@ -31,6 +31,8 @@ from hetjax.runtime.local import LocalExecutor
 from hetjax.runtime.measuring import measuring
 from hetjax.runtime.nonfinite import Nonfinite, nonfinite
 from hetjax.runtime.placement import Placement
+from hetjax.runtime.played import PlayedExecutor
+from hetjax.runtime.playing import Play, Player
 from hetjax.runtime.ray import RayExecutor, RayOptions
 from hetjax.runtime.step_report import LinkUse, StepReport, link_events, link_uses
 from hetjax.runtime.switching import check_lost
@@ -124,6 +126,8 @@ class Trainer:
         keep_every: keep also those of every so many steps.
         deadline: seconds after which a worker that waits for another gives up.
         devices: this process's devices, for the local runtime.
+        play: play the plan's cluster on this machine, on the local runtime: every task and transfer
+            takes as long as the plan predicts, and all times are told in the cluster's seconds.
 
     Raises:
         InputError: the plan, model, batch, optimizer and devices do not fit each other.
@@ -157,9 +161,15 @@ class Trainer:
         keep_every: int | None = None,
         deadline: float = 300.0,
         devices: Sequence[Any] | None = None,
+        play: Play | None = None,
     ):
         if runtime not in RUNTIMES:
             raise InputError(unknown_name("runtime", runtime, RUNTIMES))
+        if play is not None and runtime != "local":
+            raise InputError(
+                f"play is given, and runtime is {runtime!r}; only 'local' plays a cluster: workers "
+                f"on Ray go as fast as their devices do"
+            )
         self._job = Job(
             loss_function, parameters, abstract(batch), optimizer, plan, source, deadline
         )
@@ -175,13 +185,18 @@ class Trainer:
         self._saving: Future[None] | None = None
         self._commits = ThreadPoolExecutor(1, thread_name_prefix="commit")
         self._started = False
-        self._devices = devices
+        self._devices, self._play = devices, play
         self._switched: dict[str, tuple[Job, Placement, LocalExecutor]] = {}
         self._executor: Executor = (
-            LocalExecutor(self._job, self._placement, devices)
+            self._local_executor(self._job, self._placement)
             if runtime == "local"
             else RayExecutor(self._job, self._placement, ray or RayOptions())
         )
+
+    def _local_executor(self, job: Job, placement: Placement) -> LocalExecutor:
+        if self._play is None:
+            return LocalExecutor(job, placement, self._devices)
+        return PlayedExecutor(job, placement, self._play, self._devices)
 
     def __enter__(self) -> Trainer:
         return self
@@ -207,9 +222,10 @@ class Trainer:
         self._start()
         if batch is None and self._job.source is None:
             raise InputError("train_step was given no batch, and the trainer has no source")
+        player = self.rehearse(batch)
         began = time.perf_counter()
         self.reports = self._executor.train_step(self.steps_done, batch, timed=timed)
-        seconds = time.perf_counter() - began
+        seconds = (time.perf_counter() - began) / (player.scale if player else 1.0)
         self.steps_done += 1
         if timed:
             self._timed = self.reports
@@ -218,6 +234,26 @@ class Trainer:
         assert last.gradient_norm is not None
         why = nonfinite(last, self._placement.pipelines)
         return StepMetrics(self.steps_done, last.loss, last.gradient_norm, seconds, why)
+
+    def rehearse(self, batch: PyTree | None = None) -> Player | None:
+        """See what tasks take on this machine, and choose the scale at which a cluster is played.
+
+        It is done before the first step anyway, and once. The steps of a rehearsal leave no trace.
+
+        Args:
+            batch: a batch; None to take one from the source.
+
+        Returns:
+            What paces the training steps: its `scale` is how many seconds here are one of the
+            cluster. None where nothing is played.
+
+        Raises:
+            InputError: the batch does not have the planned shape.
+        """
+        self._start()
+        if not isinstance(self._executor, PlayedExecutor):
+            return None
+        return self._executor.rehearse(self.steps_done, batch)
 
     def use_schedule(self, schedule: Schedule) -> None:
         """Train on with another schedule; what is computed stays the same.
@@ -320,7 +356,7 @@ class Trainer:
         if destination not in self._switched:
             job = replace(self._job, plan=plan)
             placement = build(job)
-            executor = LocalExecutor(job, placement, self._devices)
+            executor = self._local_executor(job, placement)
             self._switched[destination] = job, placement, executor
         moved = self._switched[destination][2].take_over(self._executor, lost)
         self._switched[source] = self._job, self._placement, self._executor

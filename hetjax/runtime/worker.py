@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Container, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +29,7 @@ from hetjax.runtime.instructions import (
     training_instructions,
 )
 from hetjax.runtime.placement import Placement
+from hetjax.runtime.playing import Pace
 from hetjax.runtime.state import StageState, initial_state, loss_seed
 from hetjax.runtime.step_report import StepReport
 from hetjax.runtime.transport import Transport
@@ -52,7 +54,12 @@ class StageWorker:
         stage: which stage.
         mesh: its devices.
         transport: what moves arrays to and from the other stages.
+
+    Attributes:
+        pace: what programs run under; None to run them as fast as they go.
     """
+
+    pace: Pace | None = None
 
     def __init__(self, placement: Placement, stage: int, mesh: Mesh, transport: Transport):
         self.placement, self.stage, self.mesh, self.transport = placement, stage, mesh, transport
@@ -238,10 +245,13 @@ class _StepRun:
         start = time.time()
         arguments = [[self.buffers[b] for b in group] for group in instruction.inputs]
         program = self.worker.compiled.programs[instruction.program]
-        self.latest = jax.tree.leaves(program(*arguments))
+        pace = self.worker.pace
+        with pace.running(self.worker.stage, instruction.program) if pace else nullcontext():
+            self.latest = jax.tree.leaves(program(*arguments))
+            if self.timed or pace:
+                jax.block_until_ready(self.latest)
         self._hold(instruction.outputs, self.latest)
         if self.timed:
-            jax.block_until_ready(self.latest)
             kind = _EVENT_KINDS.get(instruction.program, "update")
             mark = instruction.microbatch if instruction.microbatch >= 0 else None
             name = kind if mark is None else f"{kind}{mark}"
