@@ -31,12 +31,14 @@ class StepDone:
         evaluation_loss: the mean held-out loss after it, where it was evaluated.
         timed: whether the time of every operation was taken, which slows the step a little.
         saved: whether a checkpoint of it was begun.
+        beside: the schedule that it ran by, where that is not the plan's.
     """
 
     metrics: StepMetrics
     evaluation_loss: float | None = None
     timed: bool = False
     saved: bool = False
+    beside: str | None = None
 
 
 def train(
@@ -49,7 +51,8 @@ def train(
 ) -> Iterator[StepDone]:
     """Train from where the trainer is to the last step, a step each time it is asked for the next.
 
-    The third step and the last one are timed, so that there is a timeline of every run. Where
+    The third step, one in the middle and the last one are timed, so that there is a timeline of
+    every run; five of those after the third run by `settings.beside`, where that is given. Where
     `checkpoints` are wanted, the last step's is on the disk when the loop ends, also when it is
     stopped.
 
@@ -75,10 +78,14 @@ def train(
     timed = timed_steps(trainer.steps_done, settings.steps)
     saved, save_is_due, in_a_row = trainer.steps_done, False, 0
     tuning = iter(()) if tune is None or len(trainer.plan.pipelines) > 1 else _tuning(trainer, tune)
+    others, first = _beside(trainer, settings), trainer.steps_done + 1 + _STEPS_BEFORE_OTHERS
     while trainer.steps_done < settings.steps and not stop():
         step = trainer.steps_done + 1
-        metrics = next(tuning, None)
+        metrics, other = next(tuning, None), None
         is_timed = metrics is not None or step in timed
+        if metrics is None and step >= first:
+            metrics, is_timed = next(others, (None, is_timed))
+            other = settings.beside if metrics is not None else None
         metrics = metrics or trainer.train_step(timed=is_timed)
         is_last = step == settings.steps
         loss = None
@@ -88,7 +95,7 @@ def train(
         if checkpoints and save_is_due and metrics.nonfinite is None:
             trainer.save()
             saved, save_is_due = step, False
-        yield StepDone(metrics, loss, is_timed, saved == step)
+        yield StepDone(metrics, loss, is_timed, saved == step, other)
         in_a_row = 0 if metrics.nonfinite is None else in_a_row + 1
         if in_a_row == settings.max_nonfinite:
             raise NonfiniteError(_goes_nowhere(step, metrics.nonfinite, in_a_row))
@@ -119,8 +126,28 @@ def _tuning(trainer: Trainer, name: str) -> Iterator[StepMetrics]:
         trainer.use_plan(choose_schedule(plan, name, times))
 
 
+_STEPS_BEFORE_OTHERS = 3
+_OTHER_STEPS = 5
+"""Steps by another schedule: the first warms up, the last is timed."""
+
+
+def _beside(trainer: Trainer, settings: TrainSettings) -> Iterator[tuple[StepMetrics, bool]]:
+    """Steps by the schedule that is to stand beside the plan's; whether each was timed."""
+    from hetjax.planner import choose_schedule
+
+    if settings.beside is None or len(trainer.plan.pipelines) > 1:
+        return
+    other = choose_schedule(trainer.plan, settings.beside)
+    for place in range(_OTHER_STEPS):
+        plan, timed = trainer.plan, place == _OTHER_STEPS - 1
+        trainer.use_plan(other)
+        metrics = trainer.train_step(timed=timed)
+        trainer.use_plan(plan)
+        yield metrics, timed
+
+
 def timed_steps(steps_done: int, steps: int) -> frozenset[int]:
-    """Which steps to take the times of: one soon after the start, and the last.
+    """Which steps to take the times of: one soon after the start, one halfway, and the last.
 
     Args:
         steps_done: where the loop begins.
@@ -131,16 +158,18 @@ def timed_steps(steps_done: int, steps: int) -> frozenset[int]:
 
     Example:
         >>> sorted(timed_steps(0, 100)), sorted(timed_steps(99, 100))
-        ([3, 100], [100])
+        ([3, 52, 100], [100])
     """
-    return frozenset({min(steps_done + 3, steps), steps})
+    first = min(steps_done + 3, steps)
+    return frozenset({first, (first + steps + 1) // 2, steps})
 
 
 def usual_step_time(steps: Sequence[StepDone]) -> float:
     """The usual duration of a step: the median without the first, which warms up, and timed ones.
 
     Args:
-        steps: the steps of one loop, one or more.
+        steps: the steps of one loop, one or more. Those by another schedule than the plan's do not
+            count.
 
     Returns:
         Seconds; of all steps where no other is left.
@@ -152,8 +181,29 @@ def usual_step_time(steps: Sequence[StepDone]) -> float:
         >>> usual_step_time(steps)
         2.0
     """
-    usual = [done.metrics.seconds for done in steps[1:] if not done.timed]
-    return statistics.median(usual or [done.metrics.seconds for done in steps])
+    own = [done for done in steps if done.beside is None]
+    usual = [done.metrics.seconds for done in own[1:] if not done.timed]
+    return statistics.median(usual or [done.metrics.seconds for done in own])
+
+
+def other_step_time(steps: Sequence[StepDone]) -> float | None:
+    """The usual duration of a step by the schedule that stands beside the plan's.
+
+    Args:
+        steps: the steps of one loop.
+
+    Returns:
+        Seconds, the first such step and timed ones left out; None where there are no others.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> metrics = [SimpleNamespace(seconds=s) for s in (9.0, 2.0, 4.0)]
+        >>> other_step_time([StepDone(each, beside="1f1b") for each in metrics])
+        3.0
+    """
+    others = [done for done in steps if done.beside is not None]
+    usual = [done.metrics.seconds for done in others[1:] if not done.timed]
+    return statistics.median(usual) if usual else None
 
 
 _SAME_REQUEST_SECONDS = 1.0

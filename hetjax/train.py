@@ -70,7 +70,7 @@ def _train(arguments: argparse.Namespace) -> int:
 
     ingredients = make_ingredients(configuration)
 
-    from hetjax.commands.prepare import prepare
+    from hetjax.commands.prepare import parts, prepare
 
     prepared = prepare(ingredients, source)
 
@@ -78,7 +78,8 @@ def _train(arguments: argparse.Namespace) -> int:
     from hetjax.commands.show import make_console, show_plan
 
     console = make_console()
-    show_plan(console, prepared)
+    # Who plays a cluster wants to know what it is good for.
+    show_plan(console, prepared, alone=parts(prepared) if configuration.cluster.play else ())
     if arguments.dry_run:
         return 0
     return run(prepared, console, workdir, resume=arguments.resume)

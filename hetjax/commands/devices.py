@@ -75,7 +75,7 @@ def check_ray_address(runtime: RuntimeSettings) -> None:
         ) from None
 
 
-def use_devices(cluster: Cluster, runtime: RuntimeSettings) -> None:
+def use_devices(cluster: Cluster, runtime: RuntimeSettings, *, play: bool = False) -> None:
     """Make this process see the devices that it will use, where JAX has not started yet.
 
     Host CPU devices have to be asked for before JAX starts. A process that only drives Ray workers
@@ -84,10 +84,11 @@ def use_devices(cluster: Cluster, runtime: RuntimeSettings) -> None:
     Args:
         cluster: the cluster of the plan.
         runtime: where the stages run.
+        play: whether the cluster is played, on host CPU devices whatever its own are.
     """
     import jax
 
-    is_host = all(subcluster.kind.platform == "cpu" for subcluster in cluster.subclusters)
+    is_host = play or all(each.kind.platform == "cpu" for each in cluster.subclusters)
     if is_host and runtime.name == "local":
         # XLA has a thread for each of them. Stages whose collectives meet in one process need more
         # threads than they have devices, or they wait for one another.

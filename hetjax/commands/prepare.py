@@ -90,14 +90,14 @@ def prepare(
         InputError: the model fits nowhere, or the plan does not fit the model.
     """
     began = time.perf_counter()
-    runtime = ingredients.configuration.runtime
+    runtime, play = ingredients.configuration.runtime, ingredients.configuration.cluster.play
     if isinstance(source, Cluster):
-        use_devices(source, runtime)
+        use_devices(source, runtime, play=play)
         planned = _find(ingredients, source, lost)
         plan = complete(planned.found.plan, planned.problem)
         return Prepared(ingredients, plan, time.perf_counter() - began, planned)
     given = _load(source, ingredients.configuration)
-    use_devices(given.cluster, runtime)
+    use_devices(given.cluster, runtime, play=play)
     plan = predicted(ingredients, given)
     _check_memory(plan)
     return Prepared(ingredients, plan, time.perf_counter() - began)

@@ -138,7 +138,8 @@ def measure_profile(
         InputError: the cluster's devices are not there.
         WorkerLostError: a worker was lost; what was measured before is kept.
     """
-    use_devices(problem.cluster, ingredients.configuration.runtime)
+    configuration = ingredients.configuration
+    use_devices(problem.cluster, configuration.runtime, play=configuration.cluster.play)
     surveyed = survey(problem)
     missing = surveyed.missing(database)
     began = time.perf_counter()

@@ -5,27 +5,30 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hetjax.commands.measured import TimedStep, link_rows, live_microbatches, prediction_rows
+from hetjax.commands.playing import check_duration, lateness, playing, scale_words
 from hetjax.commands.prepare import Prepared
-from hetjax.commands.show import link_rows, live_microbatches, prediction_rows
 from hetjax.commands.work_folder import (
     CHECKPOINTS_FOLDER,
     PAGE_FILE,
     PICTURE_FILE,
     PLAN_FILE,
+    PREDICTION_FILE,
     TIMELINE_FILE,
     earlier_configuration,
     save_configuration,
 )
 from hetjax.configuration import changes
 from hetjax.configuration.make import Ingredients
-from hetjax.loop import StepDone, StopRequest, train, usual_step_time
-from hetjax.pipeline.timeline import Timeline
-from hetjax.planner import simulate
+from hetjax.loop import StepDone, StopRequest, other_step_time, train, usual_step_time
+from hetjax.planner import choose_schedule, simulate
 from hetjax.report import (
     MetricsWriter,
+    PredictionRow,
     TrainingProgress,
     draw_timeline,
     format_rate,
@@ -33,15 +36,20 @@ from hetjax.report import (
     link_table,
     prediction_table,
     write_chrome_trace,
+    write_prediction,
     write_timeline_page,
 )
 from hetjax.runtime import RayOptions, Trainer
+from hetjax.runtime.step_report import exchange_seconds
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 Say = Callable[[str], None]
 """Prints a line of plain text."""
+
+_TIMED_STEPS = 3
+"""How many timed steps count for the table, the last ones."""
 
 _SIGNAL_EXIT = 128
 """What is added to a signal's number to make an exit code, as shells do."""
@@ -70,18 +78,21 @@ def run(prepared: Prepared, console: Console, workdir: Path | None, *, resume: b
     began = time.perf_counter()
     with _trainer(prepared, workdir) as trainer:
         say(f"stages compiled in {format_seconds(time.perf_counter() - began)}")
+        if workdir is not None and resume:
+            _resume(trainer, prepared, workdir, say)
+        _rehearse(trainer, prepared, say)
         if workdir is not None:
-            if resume:
-                _resume(trainer, prepared, workdir, say)
             save_configuration(workdir, prepared.ingredients.configuration)
             prepared.plan.save(workdir / PLAN_FILE)
         if prepared.ingredients.configuration.train.tune and len(prepared.plan.pipelines) > 1:
             say("train.tune has no effect: a plan of several pipelines keeps its schedules")
+        if prepared.ingredients.configuration.train.beside and len(prepared.plan.pipelines) > 1:
+            say("train.beside has no effect: a plan of several pipelines keeps its schedules")
         with StopRequest(_say_at_once) as stop:
-            steps = _train(trainer, prepared, console, workdir, stop)
-        _say_end(trainer, steps, stop, workdir, say)
-        if steps:
-            _report(trainer, prepared, steps, console, workdir, say)
+            seen = _train(trainer, prepared, console, workdir, stop)
+        _say_end(trainer, seen.steps, stop, workdir, say)
+        if seen.steps:
+            _report(trainer, prepared, seen, console, workdir, say)
     return 0 if stop.signal is None else _SIGNAL_EXIT + stop.signal
 
 
@@ -101,6 +112,26 @@ def _trainer(prepared: Prepared, workdir: Path | None) -> Trainer:
         keep_last=settings.keep_last,
         keep_every=settings.keep_every,
         deadline=runtime.deadline,
+        play=playing(ingredients.configuration, prepared.plan),
+    )
+
+
+def _rehearse(trainer: Trainer, prepared: Prepared, say: Say) -> None:
+    """Finds the scale at which the cluster is played, if it is, and says it."""
+    configuration = prepared.ingredients.configuration
+    steps = configuration.train.steps - trainer.steps_done
+    if configuration.cluster.play and configuration.runtime.name == "ray":
+        say(
+            "cluster.play has no effect on Ray, whose workers go as fast as their devices do; what "
+            "is predicted is of the cluster in the file"
+        )
+    if steps <= 0 or (player := trainer.rehearse()) is None:
+        return
+    check_duration(configuration, prepared.plan, player.scale, steps)
+    say(
+        f"the cluster is played {scale_words(player.scale)}: all is really computed, and held back "
+        f"to the predicted times; one second of the cluster takes {format_seconds(player.scale)} "
+        f"here, and all figures are in the cluster's seconds"
     )
 
 
@@ -116,15 +147,40 @@ def _resume(trainer: Trainer, prepared: Prepared, workdir: Path, say: Say) -> No
         say(f"changed since the run began: {line}")
 
 
+@dataclass
+class _Seen:
+    """What a run leaves to be told.
+
+    Args:
+        steps: all steps.
+        timed: those that were timed.
+        beside: the timed one by the schedule that stands beside the plan's.
+    """
+
+    steps: list[StepDone] = field(default_factory=list)
+    timed: list[TimedStep] = field(default_factory=list)
+    beside: TimedStep | None = None
+
+    def take(self, done: StepDone, trainer: Trainer) -> None:
+        """Note a step that was just done."""
+        self.steps.append(done)
+        if done.timed:
+            step = TimedStep(trainer.timeline(), exchange_seconds(trainer.reports))
+            if done.beside is None:
+                self.timed.append(step)
+            else:
+                self.beside = step
+
+
 def _train(
     trainer: Trainer,
     prepared: Prepared,
     console: Console,
     workdir: Path | None,
     stop: StopRequest,
-) -> list[StepDone]:
+) -> _Seen:
     """Runs the loop, shows every step and writes its figures."""
-    settings, steps = prepared.ingredients.configuration.train, []
+    settings, seen = prepared.ingredients.configuration.train, _Seen()
     metrics = None if workdir is None else MetricsWriter(workdir, first_step=trainer.steps_done + 1)
     tune = prepared.ingredients.configuration.planner.schedule if settings.tune else None
     loop = train(trainer, settings, checkpoints=workdir is not None, stop=stop, tune=tune)
@@ -135,7 +191,7 @@ def _train(
     try:
         with progress:
             for done in loop:
-                steps.append(done)
+                seen.take(done, trainer)
                 figures = _figures(done, prepared.ingredients)
                 progress.update(done.metrics.step, done.metrics.loss, figures[f"{unit}_per_second"])
                 why = done.metrics.nonfinite
@@ -150,7 +206,7 @@ def _train(
     finally:
         if metrics is not None:
             metrics.close()
-    return steps
+    return seen
 
 
 def _figures(done: StepDone, ingredients: Ingredients) -> dict[str, float]:
@@ -186,44 +242,62 @@ def _say_end(
 def _report(
     trainer: Trainer,
     prepared: Prepared,
-    steps: Sequence[StepDone],
+    seen: _Seen,
     console: Console,
     workdir: Path | None,
     say: Say,
 ) -> None:
-    """Prints predicted beside measured, and writes the timeline."""
-    step_time, plan = usual_step_time(steps), trainer.plan
-    was_timed = any(done.timed for done in steps)
-    timeline = trainer.timeline() if was_timed else Timeline(())
+    """Prints predicted beside measured, and writes it and the timeline."""
+    plan, steps, ingredients = trainer.plan, seen.steps, prepared.ingredients
+    step_time, beside = usual_step_time(steps), ingredients.configuration.train.beside
+    rows = prediction_rows(plan, seen.timed[-_TIMED_STEPS:], step_time)
+    other_time = other_step_time(steps)
+    if beside is not None and other_time is not None:
+        other = simulate(choose_schedule(plan, beside))
+        rows.insert(1, PredictionRow(f"step time by {beside}", other.makespan, other_time))
     console.print()
-    console.print(prediction_table(prediction_rows(plan, timeline, step_time)))
+    console.print(prediction_table(rows))
     console.print()
-    if was_timed and prepared.ingredients.configuration.runtime.name == "ray":
+    if seen.timed and ingredients.configuration.runtime.name == "ray":
         console.print(link_table(link_rows(plan, trainer.link_uses())))
         console.print()
+    if other_time is not None:
+        name = plan.pipeline.schedule.name
+        say(f"{beside} takes {other_time / step_time:.2f} times as long as {name}")
     say(live_microbatches(plan, trainer.reports))
-    ingredients = prepared.ingredients
     say(
         f"loss {steps[0].metrics.loss:.4f} to {steps[-1].metrics.loss:.4f}, "
         f"{format_rate(ingredients.units_per_step / step_time, f'{ingredients.model.unit}/s')}"
     )
+    player = trainer.rehearse() if ingredients.configuration.cluster.play else None
+    late = player and lateness(player.late_tasks, player.tasks, player.scale)
+    if late:
+        say(late)
     if workdir is None:
         return
     if plan is not prepared.plan:
         plan.save(workdir / PLAN_FILE)
-    if was_timed:
+    name = plan.pipelines[0].schedule.name
+    scale = player.scale if player else None
+    write_prediction(rows, workdir / PREDICTION_FILE, schedule=name, scale=scale)
+    where = f"{ingredients.model.name} on {plan.cluster.name}"
+    if player is not None:
+        where += f", played {scale_words(player.scale)}"
+    if seen.timed:
+        timeline, predicted = seen.timed[-1].timeline, simulate(plan)
         write_chrome_trace(timeline, workdir / TIMELINE_FILE)
-        title = (
-            f"{prepared.ingredients.model.name} on {plan.cluster.name}, step {_last_timed(steps)}"
-        )
-        predicted = simulate(plan)
+        title = f"{where}, step {_last_timed(steps)}"
         draw_timeline(timeline, workdir / PICTURE_FILE, title, predicted)
         write_timeline_page(workdir / PAGE_FILE, timeline, predicted, title)
+    if seen.beside is not None:
+        picture = workdir / PICTURE_FILE.replace(".", f"_{beside}.")
+        predicted = simulate(choose_schedule(plan, str(beside)))
+        draw_timeline(seen.beside.timeline, picture, f"{where}, by {beside}", predicted)
     say(f"files are in {workdir}: {', '.join(sorted(each.name for each in workdir.iterdir()))}")
 
 
 def _last_timed(steps: Sequence[StepDone]) -> int:
-    return max(done.metrics.step for done in steps if done.timed)
+    return max(done.metrics.step for done in steps if done.timed and done.beside is None)
 
 
 def _say_at_once(text: str) -> None:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from hetjax.commands.prepare import Prepared
 from hetjax.commands.profiling import Profiled
 from hetjax.models import Model
-from hetjax.pipeline.timeline import Event, Timeline, link_track, stage_track
 from hetjax.planner import (
     Alternative,
     PartAlone,
@@ -25,9 +24,7 @@ from hetjax.planner import (
 )
 from hetjax.planner.profile import Profile
 from hetjax.report import (
-    LinkRow,
     OtherPlan,
-    PredictionRow,
     alternatives_table,
     cluster_table,
     format_rate,
@@ -38,7 +35,6 @@ from hetjax.report import (
     plan_table,
     profile_table,
 )
-from hetjax.runtime import LinkUse, StepReport
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -358,98 +354,6 @@ def published_figures(published: Plan | None) -> dict[str, Any]:
 
 def _fits(plan: Plan) -> bool:
     return all(stage.fits for stage in _prediction(plan).stages)
-
-
-def prediction_rows(plan: Plan, timeline: Timeline, step_time: float) -> list[PredictionRow]:
-    """Predicted beside measured.
-
-    Args:
-        plan: a plan with a prediction.
-        timeline: a measured step.
-        step_time: the usual step's seconds, measured without taking times inside it.
-
-    Returns:
-        The step time, then each stage's tasks and transfers, of one microbatch; what was not seen
-        is left out.
-    """
-    prediction = _prediction(plan)
-    rows = [PredictionRow("step time", prediction.step_time, step_time)]
-    for s, stage in enumerate(prediction.stages):
-        tasks = timeline.on(stage_track(s))
-        to_next, back = timeline.on(link_track(s, s + 1)), timeline.on(link_track(s, s - 1))
-        forward, backward = stage.forward_seconds, stage.backward_seconds
-        # The update runs in several programs.
-        update = sum(event.duration for event in tasks if event.kind == "update")
-        figures = (
-            (f"stage {s} forward", forward, _mean_seconds(tasks, "F")),
-            (f"stage {s} backward", backward, _backward_seconds(tasks)),
-            (f"stage {s} update", stage.update_seconds, update),
-            (f"activations {s} to {s + 1}", stage.communication_seconds, _mean_seconds(to_next)),
-            (f"gradients {s} to {s - 1}", stage.return_seconds, _mean_seconds(back)),
-        )
-        rows += [PredictionRow(*row) for row in figures]
-    return [row for row in rows if row.measured > 0]
-
-
-def link_rows(plan: Plan, uses: Sequence[LinkUse]) -> list[LinkRow]:
-    """What the links between stages did in a step.
-
-    Args:
-        plan: the plan.
-        uses: what was seen of each direction.
-
-    Returns:
-        One row for each direction.
-    """
-    stages = plan.stages
-    return [
-        LinkRow(
-            name=f"stage {use.source} to {use.target}",
-            num_bytes=use.num_bytes,
-            transfers=use.transfers,
-            rate=use.rate,
-            bandwidth=plan.cluster.link_between(
-                stages[use.source].submesh, stages[use.target].submesh
-            ).bandwidth,
-            busy=use.busy,
-            wait_seconds=use.wait_seconds,
-        )
-        for use in uses
-    ]
-
-
-def live_microbatches(plan: Plan, reports: Sequence[StepReport]) -> str:
-    """How many microbatches every stage held at once, beside the schedule's bound.
-
-    Args:
-        plan: the plan.
-        reports: what the stages' workers saw in a step.
-
-    Returns:
-        One line of text.
-    """
-    bounds = (
-        pipeline.schedule.live_bound(s)
-        for pipeline in plan.pipelines
-        for s in range(len(pipeline.stages))
-    )
-    held = (
-        f"stage {s}: {report.live_microbatches} (bound {bound})"
-        for s, (report, bound) in enumerate(zip(reports, bounds, strict=True))
-    )
-    return "live microbatches: " + ", ".join(held)
-
-
-def _mean_seconds(events: Sequence[Event], kind: str = "send") -> float:
-    """The mean duration of the events of a kind; 0 where there are none."""
-    durations = [event.duration for event in events if event.kind == kind]
-    return mean(durations) if durations else 0.0
-
-
-def _backward_seconds(tasks: Sequence[Event]) -> float:
-    """The mean duration of a backward pass, with what the schedule runs of it by itself (R, W)."""
-    count = sum(event.kind == "B" for event in tasks)
-    return sum(event.duration for event in tasks if event.kind in ("R", "B", "W")) / max(count, 1)
 
 
 def _prediction(plan: Plan) -> Prediction:

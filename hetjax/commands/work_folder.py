@@ -11,6 +11,7 @@ from hetjax.files import replacing
 
 CONFIGURATION_FILE = "config.gin"
 PLAN_FILE = "plan.json"
+PREDICTION_FILE = "prediction.json"
 TIMELINE_FILE = "timeline.json"
 PICTURE_FILE = "timeline.png"
 PAGE_FILE = "timeline.html"

@@ -23,6 +23,9 @@ Numbers = Annotated[tuple[float, ...], BeforeValidator(_as_tuple)]
 Integers = Annotated[tuple[int, ...], BeforeValidator(_as_tuple)]
 Count = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+ScheduleName = Literal[
+    "gpipe", "1f1b", "eager_1f1b", "h_1f1b", "h_1f1b_split", "zb_h1", "zb_h2", "search"
+]
 
 
 class Section(BaseModel):
@@ -50,6 +53,11 @@ class TrainSettings(Section):
         default=False,
         description="measure tasks and transfers in the first steps, and make the schedule again "
         "of what was measured",
+    )
+    beside: ScheduleName | None = Field(
+        default=None,
+        description="another schedule: five early steps run by it, and its step time stands beside "
+        "that of planner.schedule at the end; None for none",
     )
     evaluate_every: Count | None = Field(
         default=None, description="steps from one evaluation to the next; None for none"
@@ -96,6 +104,26 @@ class ClusterSettings(Section):
         description="whether to measure Ray's nodes and the links between them, where there is "
         "no cluster file",
     )
+    play: bool = Field(
+        default=False,
+        description="whether the local runtime plays the cluster: tasks and transfers are held back "
+        "to what is predicted of them, and times are told in the cluster's seconds; on Ray without "
+        "effect",
+    )
+    play_scale: Seconds | None = Field(
+        default=None,
+        description="seconds of this machine for one second of the cluster that is played; None "
+        "for as few as it can compute in",
+    )
+
+    @model_validator(mode="after")
+    def _scale_of_what_is_played(self) -> Self:
+        if self.play_scale is not None and not self.play:
+            raise InputError(
+                f"cluster.play_scale is {self.play_scale} and cluster.play is False; nothing is "
+                f"played: set cluster.play = True, or leave the scale out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _measured_or_written(self) -> Self:
@@ -237,9 +265,7 @@ class OptimizerSettings(Section):
 class PlannerSettings(Section):
     """What the planner may do."""
 
-    schedule: Literal[
-        "gpipe", "1f1b", "eager_1f1b", "h_1f1b", "h_1f1b_split", "zb_h1", "zb_h2", "search"
-    ] = Field(
+    schedule: ScheduleName = Field(
         default="h_1f1b",
         description="'gpipe', '1f1b', 'eager_1f1b', 'h_1f1b', 'h_1f1b_split', 'zb_h1', 'zb_h2' "
         "or 'search'",

@@ -94,7 +94,6 @@ def measure_host() -> HostCpu:
         The measurement.
     """
     flops, bandwidth = _core_speed()
-    pages = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     cores, quota = tuple(sorted(os.sched_getaffinity(0))), cpu_quota()
     return HostCpu(
         machine=machine_name(),
@@ -102,8 +101,19 @@ def measure_host() -> HostCpu:
         quota=_busy_cores(len(cores)) if quota is None else quota,
         core_flops=flops,
         copy_bandwidth=bandwidth,
-        memory_bytes=int(min(pages, memory_limit())),
+        memory_bytes=host_memory_bytes(),
     )
+
+
+def host_memory_bytes() -> int:
+    """Bytes of memory that this process may use, by its host and by its control groups.
+
+    Example:
+        >>> host_memory_bytes() > 10**8
+        True
+    """
+    pages = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return int(min(pages, memory_limit()))
 
 
 def measure_host_cpu(num_devices: int = 1) -> DeviceKind:

@@ -169,13 +169,26 @@ def _update(steps: Sequence[tuple[Timeline, Schedule]], stage: int) -> float:
 
 def _transfer(steps: Sequence[tuple[Timeline, Schedule]], source: int, target: int) -> float:
     track = link_track(source, target)
-    found = (list(_transfer_seconds(timeline.on(track))) for timeline, _ in steps)
+    found = (list(seconds_on_link(timeline.on(track))) for timeline, _ in steps)
     means = [mean(each) for each in found if each]
     return median(means) if means else 0.0
 
 
-def _transfer_seconds(events: Sequence[Event]) -> Iterator[float]:
-    """How long each transfer had the link."""
+def seconds_on_link(events: Sequence[Event]) -> Iterator[float]:
+    """How long each transfer had the link: one that waits for another has it from that one's end.
+
+    Args:
+        events: the transfers of one direction of a link, by their start.
+
+    Yields:
+        Seconds.
+
+    Example:
+        >>> first = Event("link 0->1", "F0", "send", microbatch=0, start=0.0, end=2.0)
+        >>> second = Event("link 0->1", "F1", "send", microbatch=1, start=1.0, end=5.0)
+        >>> list(seconds_on_link([first, second]))
+        [2.0, 3.0]
+    """
     if events:
         yield events[0].duration
     for before, event in itertools.pairwise(events):

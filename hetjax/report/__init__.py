@@ -7,6 +7,7 @@ from hetjax.report.metrics import MetricsWriter, read_metrics
 from hetjax.report.parts_table import parts_table
 from hetjax.report.plan_page import PlanReport, write_plan_page
 from hetjax.report.plan_table import plan_table
+from hetjax.report.prediction_file import write_prediction
 from hetjax.report.profile_table import profile_table
 from hetjax.report.progress import TrainingProgress
 from hetjax.report.quantities import format_bytes, format_rate, format_seconds
@@ -52,5 +53,6 @@ __all__ = [
     "visualize",
     "write_chrome_trace",
     "write_plan_page",
+    "write_prediction",
     "write_timeline_page",
 ]

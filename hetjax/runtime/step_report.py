@@ -12,6 +12,9 @@ from hetjax.runtime.transport import Arrival
 _ACTIVATIONS = {"value": "F", "cotangent": "B"}
 """The kinds of transfers that tasks wait for, and the kinds of these tasks."""
 
+_SHARED = ("gradient", "parameter")
+"""The kinds of transfers of what several stages hold."""
+
 
 @dataclass
 class StepReport:
@@ -161,6 +164,36 @@ def link_uses(reports: Sequence[StepReport]) -> list[LinkUse]:
         )
         for link, transfers in sorted(links.items())
     ]
+
+
+def exchange_seconds(reports: Sequence[StepReport]) -> float:
+    """How long stages exchanged gradients and parameters that several of them hold.
+
+    Args:
+        reports: the reports of all stages, of one timed step.
+
+    Returns:
+        Seconds: of the stage that exchanged longest, in the direction that took longer; 0 where
+        nothing is shared.
+    """
+    events: dict[tuple[int, str, str], list[Event]] = {}
+    for tag, event in _transfers(reports):
+        kind, source, target = tag.route
+        if kind in _SHARED:
+            events.setdefault((source, kind, "out"), []).append(event)
+            events.setdefault((target, kind, "in"), []).append(event)
+    busy = {
+        key: Timeline(tuple(replace(event, track="card") for event in each)).busy("card")
+        for key, each in events.items()
+    }
+    stages = {stage for stage, _, _ in busy}
+    return max(
+        (
+            sum(max(busy.get((s, kind, way), 0.0) for way in ("in", "out")) for kind in _SHARED)
+            for s in stages
+        ),
+        default=0.0,
+    )
 
 
 def _transfers(reports: Sequence[StepReport]) -> Iterator[tuple[Tag, Event]]:

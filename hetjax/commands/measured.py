@@ -1,0 +1,130 @@
+"""Predicted beside measured: the rows of a run's tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import mean, median
+
+from hetjax.pipeline.measured_times import seconds_on_link
+from hetjax.pipeline.timeline import Event, Timeline, link_track, stage_track
+from hetjax.planner import Plan
+from hetjax.report import LinkRow, PredictionRow
+from hetjax.runtime import LinkUse, StepReport
+
+
+@dataclass(frozen=True)
+class TimedStep:
+    """What was seen of a step whose operations were timed.
+
+    Args:
+        timeline: when each ran.
+        exchange_seconds: how long stages exchanged what several of them hold.
+    """
+
+    timeline: Timeline
+    exchange_seconds: float = 0.0
+
+
+def prediction_rows(
+    plan: Plan, steps: Sequence[TimedStep], step_time: float
+) -> list[PredictionRow]:
+    """Predicted beside measured.
+
+    Args:
+        plan: a plan with a prediction.
+        steps: timed steps; of each figure the median over them counts.
+        step_time: the usual step's seconds, measured without taking times inside it.
+
+    Returns:
+        The step time, then each stage's tasks and transfers, of one microbatch, and the exchange
+        between pipelines; what was not seen is left out.
+    """
+    assert plan.prediction is not None, "a plan that was prepared has a prediction"
+    rows = [PredictionRow("step time", plan.prediction.step_time, step_time)]
+    for s, stage in enumerate(plan.prediction.stages):
+        figures = (
+            (f"stage {s} forward", stage.forward_seconds),
+            (f"stage {s} backward", stage.backward_seconds + stage.recompute_seconds),
+            (f"stage {s} update", stage.update_seconds),
+            (f"activations {s} to {s + 1}", stage.communication_seconds),
+            (f"gradients {s} to {s - 1}", stage.return_seconds),
+        )
+        seen = [tuple(_stage_seconds(step.timeline, s)) for step in steps]
+        measured = [median(column) for column in zip(*seen, strict=True)] or [0.0] * len(figures)
+        rows += [PredictionRow(*row, each) for row, each in zip(figures, measured, strict=True)]
+    exchanges = [step.exchange_seconds for step in steps]
+    if plan.prediction.sharing_seconds > 0 and exchanges:
+        name, predicted = "exchange between stages", plan.prediction.sharing_seconds
+        rows.append(PredictionRow(name, predicted, median(exchanges)))
+    return [row for row in rows if row.measured > 0]
+
+
+def _stage_seconds(timeline: Timeline, stage: int) -> Iterator[float]:
+    """A stage's forward and backward pass, its update, and a transfer to either neighbour."""
+    tasks = timeline.on(stage_track(stage))
+    yield _mean([event.duration for event in tasks if event.kind == "F"])
+    yield _backward_seconds(tasks)
+    # The update runs in several programs.
+    yield sum(event.duration for event in tasks if event.kind == "update")
+    for neighbour in (stage + 1, stage - 1):
+        yield _mean(list(seconds_on_link(timeline.on(link_track(stage, neighbour)))))
+
+
+def _mean(seconds: Sequence[float]) -> float:
+    return mean(seconds) if seconds else 0.0
+
+
+def _backward_seconds(tasks: Sequence[Event]) -> float:
+    """The mean duration of a backward pass, with what the schedule runs of it by itself (R, W)."""
+    count = sum(event.kind == "B" for event in tasks)
+    return sum(event.duration for event in tasks if event.kind in ("R", "B", "W")) / max(count, 1)
+
+
+def link_rows(plan: Plan, uses: Sequence[LinkUse]) -> list[LinkRow]:
+    """What the links between stages did in a step.
+
+    Args:
+        plan: the plan.
+        uses: what was seen of each direction.
+
+    Returns:
+        One row for each direction.
+    """
+    stages = plan.stages
+    return [
+        LinkRow(
+            name=f"stage {use.source} to {use.target}",
+            num_bytes=use.num_bytes,
+            transfers=use.transfers,
+            rate=use.rate,
+            bandwidth=plan.cluster.link_between(
+                stages[use.source].submesh, stages[use.target].submesh
+            ).bandwidth,
+            busy=use.busy,
+            wait_seconds=use.wait_seconds,
+        )
+        for use in uses
+    ]
+
+
+def live_microbatches(plan: Plan, reports: Sequence[StepReport]) -> str:
+    """How many microbatches every stage held at once, beside the schedule's bound.
+
+    Args:
+        plan: the plan.
+        reports: what the stages' workers saw in a step.
+
+    Returns:
+        One line of text.
+    """
+    bounds = (
+        pipeline.schedule.live_bound(s)
+        for pipeline in plan.pipelines
+        for s in range(len(pipeline.stages))
+    )
+    held = (
+        f"stage {s}: {report.live_microbatches} (bound {bound})"
+        for s, (report, bound) in enumerate(zip(reports, bounds, strict=True))
+    )
+    return "live microbatches: " + ", ".join(held)
