@@ -64,8 +64,8 @@ def check_duration(configuration: Configuration, plan: Plan, scale: float, steps
         raise InputError(
             f"train.steps is {configuration.train.steps}; played {scale_words(scale)}, as fast as "
             f"this machine can, a step takes {format_seconds(step_seconds)} and the run "
-            f"{format_seconds(steps * step_seconds)}, more than an hour: set train.steps = {fewer}, "
-            f"take a smaller model, or set cluster.play_scale = {scale:g} to wait for it"
+            f"{format_seconds(steps * step_seconds)}, more than an hour: set train.steps = "
+            f"{fewer}, take a smaller model, or set cluster.play_scale = {scale:g} to wait for it"
         )
 
 
@@ -90,6 +90,6 @@ def lateness(late_tasks: int, tasks: int, scale: float) -> str | None:
     if late_tasks <= _LATE_SHARE * tasks:
         return None
     return (
-        f"this machine was late with {late_tasks / tasks:.0%} of the tasks, so that some figures are "
-        f"its own, not the cluster's; give it more time: cluster.play_scale = {2 * scale:g}"
+        f"this machine was late with {late_tasks / tasks:.0%} of the tasks, so that some figures "
+        f"are its own, not the cluster's; give it more time: cluster.play_scale = {2 * scale:g}"
     )

@@ -106,9 +106,9 @@ class ClusterSettings(Section):
     )
     play: bool = Field(
         default=False,
-        description="whether the local runtime plays the cluster: tasks and transfers are held back "
-        "to what is predicted of them, and times are told in the cluster's seconds; on Ray without "
-        "effect",
+        description="whether the local runtime plays the cluster: tasks and transfers are held "
+        "back to what is predicted of them, and times are told in the cluster's seconds; on Ray "
+        "without effect",
     )
     play_scale: Seconds | None = Field(
         default=None,

@@ -248,8 +248,9 @@ class Player:
     def begin(self) -> None:
         """Begin a step: all stages are free, and nothing is under way."""
         # Moments are told in seconds of `time.time`, which may jump, and awaited by another clock.
-        self._told = time.time() - self._clock.now()
-        self._free = defaultdict[int, float](lambda began=self._clock.now(): began)
+        began = self._clock.now()
+        self._told = time.time() - began
+        self._free = defaultdict[int, float](lambda: began)
         self._lanes: dict[Lane, float] = {}
         self._spans: dict[Tag, tuple[float, float]] = {}
         self._sent: dict[Tag, float] = {}
