@@ -1,6 +1,7 @@
 import math
 import signal
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from hetjax import NonfiniteError
 from hetjax.configuration import TrainSettings
-from hetjax.loop import StepDone, StopRequest, timed_steps, train, usual_step_time
+from hetjax.loop import StepDone, StopRequest, other_step_time, timed_steps, train, usual_step_time
 from hetjax.runtime import StepMetrics, Trainer
 from hetjax.runtime.nonfinite import Nonfinite
 
@@ -52,7 +53,7 @@ def test_steps_evaluations_and_checkpoints_come_in_order() -> None:
         "evaluate 3",
         "save 2",
         "timed step 3",
-        "step 4",
+        "timed step 4",
         "evaluate 3",
         "save 4",
         "timed step 5",
@@ -101,6 +102,30 @@ def test_the_usual_step_time_has_no_first_and_no_timed_step() -> None:
     ]
     assert usual_step_time(steps) == 1.0
     assert usual_step_time(steps[:1]) == 50.0
+
+
+def test_steps_by_another_schedule_are_told_apart_and_leave_the_plan() -> None:
+    @dataclass
+    class Planned(Recorder):
+        plan: Any = None
+
+        def __post_init__(self) -> None:
+            self.plan = SimpleNamespace(pipelines=("one",), name="own")
+
+        def use_plan(self, plan: Any) -> None:
+            self.calls.append(plan.name)
+            self.plan = plan
+
+    trainer = Planned()
+    with pytest.MonkeyPatch.context() as patch:
+        other = SimpleNamespace(pipelines=("one",), name="other")
+        patch.setattr("hetjax.planner.choose_schedule", lambda plan, name: other)
+        steps = run(trainer, TrainSettings(steps=12, beside="1f1b"))
+    assert [done.metrics.step for done in steps if done.beside == "1f1b"] == [4, 5, 6, 7, 8]
+    assert trainer.plan.name == "own"
+    at = trainer.calls.index("timed step 8")
+    assert trainer.calls[at - 1 : at + 2] == ["other", "timed step 8", "own"]
+    assert other_step_time(steps) == 1.0
 
 
 def test_signals_that_come_together_are_one_request() -> None:

@@ -76,15 +76,19 @@ def test_clusters_that_we_ship_are_read(path):
     assert Cluster.from_json_dict(cluster.to_json_dict()) == cluster
 
 
-def test_quickstart_shares_the_host_among_its_six_devices():
+def test_quickstart_is_the_same_cluster_on_every_machine():
     cluster = Cluster.from_file(CONFIGS / "quickstart.yaml")
     fast, slow = cluster.subclusters
-    assert ((fast.nodes, fast.devices_per_node), (slow.nodes, slow.devices_per_node)) == (
-        (1, 4),
-        (1, 2),
-    )
-    assert fast.kind.flops("float32") == measure_host_cpu(6).flops("float32")
-    assert slow.kind.flops("float32") == fast.kind.flops("float32") / 2
+    assert [each.num_devices for each in (fast, slow)] == [2, 4]
+    assert {each.kind.platform for each in (fast, slow)} == {"cpu"}
+    assert slow.kind.flops("float32") == fast.kind.flops("float32") / 2 == 20e9
+
+
+def test_host_devices_share_their_host():
+    cluster = Cluster.from_file(CONFIGS / "two_hosts.yaml")
+    count = cluster.num_devices
+    fastest = max(each.kind.flops("float32") for each in cluster.subclusters)
+    assert fastest == measure_host_cpu(count).flops("float32")
 
 
 def test_recorded_host_is_not_measured_again():

@@ -1,11 +1,15 @@
 """Predicted beside measured, from timelines that are made here."""
 
-from hetjax.commands.show import link_rows, prediction_rows
+from dataclasses import replace
+
+import pytest
+
+from hetjax.commands.measured import TimedStep, link_rows, prediction_rows
 from hetjax.mesh import Cluster, Link, Subcluster, SubMesh, kind
 from hetjax.pipeline.timeline import Event, Timeline
 from hetjax.pipeline.warm_up import from_warm_up_counts
 from hetjax.planner import PipelinePlan, Plan, Prediction, StagePlan, StagePrediction
-from hetjax.report import LinkRow
+from hetjax.report import LinkRow, PredictionRow
 from hetjax.runtime import LinkUse
 
 FAST = Link(1e9, 1e-6)
@@ -34,7 +38,7 @@ def test_every_figure_stands_beside_its_prediction() -> None:
         Event("stage 1", "update", "update", None, 8.0, 8.5),
         Event("stage 1", "update", "update", None, 9.0, 9.5),
     )
-    rows = prediction_rows(two_stages(), Timeline(events), step_time=10.0)
+    rows = prediction_rows(two_stages(), [TimedStep(Timeline(events))], step_time=10.0)
     assert [(row.name, row.predicted, row.measured) for row in rows] == [
         ("step time", 9.0, 10.0),
         ("stage 0 forward", 1.0, 2.0),
@@ -53,8 +57,25 @@ def test_a_split_backward_pass_is_the_sum_of_its_parts() -> None:
         Event("stage 0", "B1", "B", 1, 2.0, 4.0),
         Event("stage 0", "W0", "W", 0, 4.0, 4.5),
     )
-    rows = prediction_rows(two_stages(), Timeline(events), step_time=5.0)
+    rows = prediction_rows(two_stages(), [TimedStep(Timeline(events))], step_time=5.0)
     assert {row.name: row.measured for row in rows}["stage 0 backward"] == 2.0
+
+
+def test_figures_are_medians_over_timed_steps_and_waits_for_a_link_are_not_its_own() -> None:
+    def step(seconds: float, exchange: float) -> TimedStep:
+        sends = (
+            Event("link 0->1", "F0", "send", 0, 0.0, seconds),
+            Event("link 0->1", "F1", "send", 1, 0.0, 2 * seconds),
+        )
+        return TimedStep(Timeline(sends), exchange)
+
+    plan = two_stages()
+    assert plan.prediction is not None
+    plan = replace(plan, prediction=replace(plan.prediction, sharing_seconds=0.5))
+    steps = [step(0.25, 0.5), step(0.3, 0.6), step(9.0, 9.0)]
+    rows = {row.name: row for row in prediction_rows(plan, steps, step_time=5.0)}
+    assert rows["activations 0 to 1"].measured == pytest.approx(0.3)
+    assert rows["exchange between stages"] == PredictionRow("exchange between stages", 0.5, 0.6)
 
 
 def test_a_link_stands_beside_what_the_cluster_says_of_it() -> None:
