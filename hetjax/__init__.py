@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from hetjax.mesh import Cluster
     from hetjax.planner import Plan, plan, simulate
     from hetjax.report import draw_timeline, visualize
-    from hetjax.runtime import RayOptions, Trainer
+    from hetjax.runtime import Play, RayOptions, Trainer
     from hetjax.sharding import HArray, HSharding, Subgroup, reshard
 
 _HOMES = {
@@ -25,6 +25,7 @@ _HOMES = {
     "InputError": "hetjax.errors",
     "NonfiniteError": "hetjax.errors",
     "Plan": "hetjax.planner",
+    "Play": "hetjax.runtime",
     "RayOptions": "hetjax.runtime",
     "Subgroup": "hetjax.sharding",
     "Trainer": "hetjax.runtime",
@@ -46,6 +47,7 @@ __all__ = [
     "InputError",
     "NonfiniteError",
     "Plan",
+    "Play",
     "RayOptions",
     "Subgroup",
     "Trainer",

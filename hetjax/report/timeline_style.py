@@ -43,7 +43,7 @@ _COMPUTATIONS = {
     "R": Style("recomputation", "#6a5a9c"),
     "B": Style("backward", "#3f9c6d"),
     "W": Style("weight gradient", "#b4c25e"),
-    "share": Style("exchange with other pipelines", "#a8557a"),
+    "share": Style("exchange between stages", "#a8557a"),
     "update": Style("update", "#e2a13a"),
 }
 _SENDS = {
