@@ -260,6 +260,45 @@ def test_a_run_makes_its_schedule_of_measured_times(
     assert plans[0].prediction != plans[1].prediction
 
 
+def test_a_played_run_tells_predicted_and_measured_in_the_seconds_of_its_cluster(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for played in (False, True):
+        changes = [f"cluster.play = {played}", "train.beside = 'gpipe'", "train.steps = 10"]
+        overrides = [word for change in changes for word in ("--gin", change)]
+        workdir = config.parent / f"played {played}"
+        assert main(["--config", str(config), "--workdir", str(workdir), *overrides]) == 0
+        output = capsys.readouterr().out
+        told = json.loads((workdir / "prediction.json").read_text())
+        rows = {row["name"]: row for row in told["rows"]}
+        assert told["version"] == 1
+        assert told["schedule"] == "h_1f1b"
+        assert all(row["error"] == row["measured"] / row["predicted"] - 1 for row in rows.values())
+        assert told["largest_error"] == max(abs(row["error"]) for row in rows.values())
+        assert {"step time", "step time by gpipe", "stage 1 update"} < set(rows)
+        assert all(name in output for name in rows)
+        assert (workdir / "timeline_gpipe.png").exists()
+        assert ("Does it pay to mix?" in output) == played
+        assert (told["scale"] is not None) == played
+        assert ("the cluster is played at" in output) == played
+    # A process may sleep longer than it was told to, never shorter.
+    assert rows["step time"]["error"] > -0.01
+    assert losses(config.parent / "played True") == losses(config.parent / "played False")
+
+
+def test_a_played_cluster_needs_none_of_its_devices(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """GPUs are played on host devices; what would take hours is refused."""
+    cluster = CLUSTER.replace("kind: quick", "kind: RTX4090").replace("kind: slow", "kind: T4")
+    (config.parent / "cluster.yaml").write_text(cluster)
+    overrides = ["--gin", "cluster.play = True", "--gin", "train.steps = 10000000"]
+    line = fails(capsys, "--config", str(config), *overrides)
+    assert re.search(
+        r"train\.steps is 10000000; .* more than an hour: set train\.steps = \d+", line
+    )
+
+
 def losses(workdir: Path) -> list[float]:
     return [record["loss"] for record in read_metrics(workdir)]
 
