@@ -27,6 +27,9 @@ from hetjax.runtime.transport import Arrival, InProcessTransport
 ROOM = 1.5
 """How much more time a played task gets than all stages need to compute at once."""
 
+_HANDLING_SECONDS = 0.5e-3
+"""What a worker does between two programs, at about: transfers, batches, buffers."""
+
 _LATE = 0.15
 """By which share of its time a task may end late, before it counts as late."""
 
@@ -188,8 +191,8 @@ class Rehearsal:
             self.seconds.setdefault((stage, program), []).append(seconds)
 
     def usual(self) -> dict[tuple[int, str], float]:
-        """The usual seconds of each stage's programs."""
-        return {key: median(each) for key, each in self.seconds.items()}
+        """The usual seconds of each stage's programs, with what comes between two of them."""
+        return {key: median(each) + _HANDLING_SECONDS for key, each in self.seconds.items()}
 
 
 @dataclass(frozen=True)
