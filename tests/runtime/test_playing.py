@@ -22,7 +22,7 @@ from hetjax.planner.plan import Plan, Prediction, StagePrediction, times_of
 from hetjax.runtime import Play
 from hetjax.runtime.buffers import Route, Tag
 from hetjax.runtime.played import PlayedExecutor
-from hetjax.runtime.playing import Pacing, PlayedTimes, Player
+from hetjax.runtime.playing import Pacing, PlayedTimes, Player, WallClock
 
 
 def predicted(forward: float, backward: float, send: float, back: float) -> StagePrediction:
@@ -219,12 +219,24 @@ def test_scales_and_lateness_are_said() -> None:
 
 
 def test_a_task_that_ends_late_is_followed_by_a_shorter_wait() -> None:
-    pacing = Pacing(PlayedTimes.of(played_plan()), {})
-    player = Player(pacing, 0.02)
-    began = time.monotonic()
-    player.begin()
-    for seconds in (0.03, 0.0):
+    class ByHand(Instant):
+        time = 0.0
+
+        def now(self) -> float:
+            return self.time
+
+    clock = ByHand()
+    player = Player(Pacing(PlayedTimes.of(played_plan()), {}), 1.0, clock)
+    for moment in (1.5, 1.9):
         with player.running(0, "forward"):
-            time.sleep(seconds)
+            clock.time = moment
     assert player.late_tasks == 1
-    assert player._free[0] - began == pytest.approx(0.04, abs=0.01)
+    assert clock.moments == [1.0, 2.0]
+
+
+def test_the_wall_clock_sleeps_and_is_never_early() -> None:
+    clock = WallClock()
+    moment, used = clock.now() + 0.05, time.thread_time()
+    clock.wait_until(moment)
+    assert clock.now() >= moment
+    assert time.thread_time() - used < 0.025
