@@ -7,6 +7,8 @@ The names below are the public interface; they are imported when they are first 
 from __future__ import annotations
 
 import importlib
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -58,6 +60,21 @@ __all__ = [
     "simulate",
     "visualize",
 ]
+
+
+class _Package(ModuleType):
+    """The package: a command's module does not take the place of the public name it shares.
+
+    Python sets a submodule that is imported as an attribute of its package, so that after
+    ``import hetjax.plan`` the module of the command would stand where the function was.
+    """
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name not in _HOMES or not isinstance(value, ModuleType):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
 
 
 def __getattr__(name: str) -> Any:

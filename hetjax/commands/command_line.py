@@ -10,9 +10,15 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NoReturn
 
-from hetjax.configuration import Configuration, read_configuration, settings_help
+from hetjax.configuration import (
+    Configuration,
+    configuration_file,
+    read_configuration,
+    settings_help,
+)
 from hetjax.errors import InputError, NonfiniteError, WorkerLostError
 
 WRONG_INPUT = 2
@@ -31,13 +37,18 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, command: str, description: str):
         super().__init__(
-            prog=f"python -m {command}",
+            prog=_program(command),
             description=description,
             epilog=f"Settings, for gin files and --gin:\n\n{settings_help()}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
-        self.add_argument("--config", metavar="FILE", help="gin file with the settings")
+        self.add_argument(
+            "--config",
+            metavar="FILE",
+            help="gin file with the settings, or the name of one that comes with hetjax, such as "
+            "quickstart",
+        )
         self.add_argument(
             "--gin",
             metavar="'NAME = VALUE'",
@@ -55,6 +66,14 @@ class Parser(argparse.ArgumentParser):
         raise InputError(f"{message}; --help lists what is allowed")
 
 
+def _program(command: str) -> str:
+    """What a person typed to run a command: ``hetjax train`` or ``python -m hetjax.train``."""
+    typed = Path(sys.argv[0])
+    if typed.name == "__main__.py" and typed.parent.name == "hetjax":
+        return f"python -m {command.replace('.', ' ')}"
+    return command.replace(".", " ") if typed.stem == "hetjax" else f"python -m {command}"
+
+
 def configuration_of(arguments: argparse.Namespace) -> Configuration:
     """The configuration that the options name.
 
@@ -68,8 +87,10 @@ def configuration_of(arguments: argparse.Namespace) -> Configuration:
         InputError: there is no ``--config``, it is wrong, or text that it names is not UTF-8.
     """
     if arguments.config is None:
-        raise InputError("--config is missing; name a gin file, such as configs/quickstart.gin")
-    configuration = read_configuration(arguments.config, arguments.gin)
+        raise InputError(
+            "--config is missing; name a gin file, or quickstart, which comes with hetjax"
+        )
+    configuration = read_configuration(configuration_file(arguments.config), arguments.gin)
     if configuration.data.kind == "text":
         _check_text(configuration.data.paths)
     return configuration

@@ -1,0 +1,64 @@
+"""The console command: ``hetjax train|plan|profile|switch``, also ``python -m hetjax``.
+
+Each word runs the command of the same name, so ``hetjax train`` is ``python -m hetjax.train``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+import hetjax
+from hetjax.commands.command_line import WRONG_INPUT
+from hetjax.errors import unknown_name
+
+COMMANDS = {
+    "train": "train a model across a union of unlike meshes",
+    "plan": "plan a training run without training",
+    "profile": "measure a model's layers, for plans to come",
+    "switch": "show what a switch between two plans would move",
+}
+"""What each command does."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command that the first word names.
+
+    Args:
+        argv: the command line; None for this process's.
+
+    Returns:
+        The exit code; see `hetjax.commands.command_line`.
+    """
+    name, *rest = list(sys.argv[1:] if argv is None else argv) or ["--help"]
+    if name == "--version":
+        print(f"hetjax {hetjax.__version__}")
+        return 0
+    if name in ("--help", "-h"):
+        print(_help())
+        return 0
+    if name not in COMMANDS:
+        print(f"error: {unknown_name('command', name, COMMANDS)}", file=sys.stderr)
+        return WRONG_INPUT
+    return importlib.import_module(f"hetjax.{name}").main(rest)
+
+
+def _help() -> str:
+    lines = [f"  {name:<9} {what}" for name, what in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: hetjax [--help] [--version] COMMAND ...",
+            "",
+            "One training job out of unlike accelerators.",
+            "",
+            "commands:",
+            *lines,
+            "",
+            "hetjax COMMAND --help tells a command's options and all settings.",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
