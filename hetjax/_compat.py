@@ -13,6 +13,7 @@ from jax.core import Tracer
 from jax.core import eval_jaxpr as eval_open_jaxpr
 from jax.extend import core
 from jax.interpreters import ad, mlir
+from jax.interpreters import partial_eval as pe
 
 Jaxpr = core.Jaxpr
 ClosedJaxpr = core.ClosedJaxpr
@@ -103,6 +104,20 @@ def linear_identity(
         mlir.register_lowering(primitive, mlir.lower_fun(compiled, multiple_results=False))
     ad.deflinear2(primitive, lambda cotangent, _, **params: [transpose(cotangent, **params)])
     return primitive
+
+
+def depends_on(closed: ClosedJaxpr, output: int) -> list[bool]:
+    """Which inputs an output depends on, also where both go through a scan or a branch.
+
+    Args:
+        closed: the jaxpr.
+        output: which of its outputs.
+
+    Returns:
+        One truth for each input.
+    """
+    wanted = [place == output for place in range(len(closed.jaxpr.outvars))]
+    return list(pe.dce_jaxpr(closed.jaxpr, wanted)[1])
 
 
 def is_traced(x: Any) -> bool:

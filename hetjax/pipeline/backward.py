@@ -21,13 +21,8 @@ import numpy as np
 
 from hetjax.pipeline.costs import Cost, steps_cost
 from hetjax.pipeline.fences import evaluate
-from hetjax.pipeline.program import (
-    Operand,
-    Step,
-    abstract,
-    needed_steps,
-    num_bytes,
-)
+from hetjax.pipeline.loss import abstract
+from hetjax.pipeline.program import Operand, Step, needed_steps, num_bytes
 from hetjax.pipeline.split_backward import Values, divide
 from hetjax.pipeline.stages import Stage
 from hetjax.pipeline.traced_stage import Halves, TracedStage, halve, trace_stage
@@ -103,7 +98,7 @@ class StagePrograms:
         parameters: shapes of the parameter parts.
         batch: shapes of the batch leaves.
         received: shapes of the values received.
-        sent: shapes of the values sent; total and count in the last stage.
+        sent: shapes of the values sent; the program's outputs in the last stage.
         residuals: shapes of the values made for the backward pass beside the stage's inputs.
         cotangents_in: which sent values have a cotangent, by place.
         cotangents_out: which received values have a cotangent to give back, by place.

@@ -16,7 +16,8 @@ from jaxtyping import PyTree
 
 from hetjax.pipeline.backward import StagePrograms, accumulator_dtype, differentiate
 from hetjax.pipeline.holders import Shared, updated_parts, with_updates
-from hetjax.pipeline.program import Program, abstract
+from hetjax.pipeline.loss import abstract
+from hetjax.pipeline.program import Program
 from hetjax.pipeline.stages import ParameterPart, Stage, cut
 from hetjax.pipeline.update import StageUpdate, divide_update
 

@@ -143,7 +143,7 @@ def _last_uses(program: Program, starts: Sequence[int] | NDArray[np.int64]) -> d
             is_carry = first_carry <= place < first_carry + num_carry
             stop = int(start) + (1 if is_carry else step.iterations)
             last[value] = max(last.get(value, 0), stop - 1)
-    for operand in (program.total, program.count):
+    for operand in program.outputs:
         value = operand_value(operand)
         if value is not None:
             last[value] = program.num_positions - 1

@@ -18,7 +18,16 @@ import numpy as np
 from jaxtyping import PyTree
 
 from hetjax import _compat
-from hetjax.errors import InputError
+from hetjax.pipeline.loss import (
+    abstract,
+    check_count,
+    check_examples,
+    from_host,
+    host_shape,
+    parameter_shapes,
+    path_names,
+    sums,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,6 +92,8 @@ class Program:
         steps: the computation, in order.
         total: the operand that holds the summed loss.
         count: the operand that holds what the summed loss is divided by.
+        aux: where the loss has figures beside it, the count again, and each figure times the count.
+        aux_tree: the structure of these figures; None where there are none.
     """
 
     avals: tuple[jax.ShapeDtypeStruct, ...]
@@ -93,6 +104,13 @@ class Program:
     steps: tuple[Step, ...]
     total: Operand
     count: Operand
+    aux: tuple[Operand, ...] = ()
+    aux_tree: Any = None
+
+    @property
+    def outputs(self) -> tuple[Operand, ...]:
+        """The operands that hold what the last stage computes: total, count, figures."""
+        return self.total, self.count, *self.aux
 
     @property
     def num_positions(self) -> int:
@@ -114,22 +132,6 @@ class Program:
         return digest.hexdigest()[:16]
 
 
-def path_names(tree: PyTree) -> tuple[str, ...]:
-    """The path of every leaf of a pytree, as ``"a/b/0"``.
-
-    Example:
-        >>> path_names({"a": {"b": [1, 2]}})
-        ('a/b/0', 'a/b/1')
-    """
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return tuple(jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves)
-
-
-def abstract(tree: PyTree) -> PyTree[jax.ShapeDtypeStruct]:
-    """The shapes and dtypes of a pytree's leaves, without sharding or values."""
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), tree)
-
-
 def with_examples(batch: PyTree, num_examples: int) -> PyTree:
     """Shapes of a batch of another number of examples.
 
@@ -149,22 +151,29 @@ def with_examples(batch: PyTree, num_examples: int) -> PyTree:
     )
 
 
-def trace(loss_function: Callable[..., Any], parameters: PyTree, batch: PyTree) -> Program:
+def trace(
+    loss_function: Callable[..., Any],
+    parameters: PyTree,
+    batch: PyTree,
+    *,
+    has_aux: bool = False,
+) -> Program:
     """Trace a loss function to a program.
 
     Args:
         loss_function: ``loss_function(parameters, batch)``, a plain JAX function. It returns either
             a scalar (the mean over the batch's examples) or a pair of scalars ``(total, count)``:
             the loss is then the sum of totals over the sum of counts, over all microbatches.
-        parameters: pytree of arrays or shapes, all of floating dtype.
+        parameters: pytree of arrays or shapes, all of floating dtype, or a function that makes it.
         batch: pytree of arrays or shapes; the first axis of each leaf is that of the examples.
+        has_aux: whether it returns a pair of that and a pytree of scalars.
 
     Returns:
         The program.
 
     Raises:
-        InputError: a parameter is not floating, a batch leaf has no example axis, or the loss is
-            not a floating scalar.
+        InputError: a parameter is not floating, a batch leaf has no example axis, the loss is
+            not a floating scalar, or its count depends on the parameters.
 
     Example:
         >>> import jax.numpy as jnp
@@ -173,71 +182,39 @@ def trace(loss_function: Callable[..., Any], parameters: PyTree, batch: PyTree) 
         >>> [step.name for step in program.steps][0]
         'dot_general'
     """
-    parameters, batch = abstract(parameters), abstract(batch)
-    _check_leaves(parameters, batch)
+    parameters, batch = parameter_shapes(parameters), abstract(batch)
+    check_examples(batch)
     parameter_leaves, parameter_tree = jax.tree.flatten(parameters)
     batch_leaves, batch_tree = jax.tree.flatten(batch)
+    aux_trees: list[Any] = []
 
-    def flat_loss(parameter_values: Sequence[Any], batch_values: Sequence[Any]) -> Sequence[Any]:
+    def flat_loss(parameter_values: Sequence[Any], batch_values: Sequence[Any]) -> list[Any]:
+        values = map(from_host, batch_values, batch_leaves)
         result = loss_function(
             jax.tree.unflatten(parameter_tree, parameter_values),
-            jax.tree.unflatten(batch_tree, batch_values),
+            jax.tree.unflatten(batch_tree, values),
         )
-        total, count = _total_and_count(result, batch_leaves[0].shape[0])
-        return total, jnp.asarray(count, jnp.float32)
+        total, count, aux, aux_tree = sums(result, batch_leaves[0].shape[0], has_aux=has_aux)
+        aux_trees.append(aux_tree)
+        # Whoever adds up the figures needs the count beside them.
+        return [total, count, *([count] if has_aux else []), *aux]
 
-    closed = jax.make_jaxpr(flat_loss)(parameter_leaves, batch_leaves)
+    closed = jax.make_jaxpr(flat_loss)(parameter_leaves, [host_shape(x) for x in batch_leaves])
+    split, names = len(parameter_leaves), path_names(parameters)
+    check_count(_compat.depends_on(closed, 1)[:split], names)
     flat = flatten_jaxpr(closed)
-    split = len(parameter_leaves)
     return Program(
         avals=flat.avals,
         parameters=flat.inputs[:split],
-        parameter_names=path_names(parameters),
+        parameter_names=names,
         batch=flat.inputs[split:],
         batch_names=path_names(batch),
         steps=flat.steps,
         total=flat.outputs[0],
         count=flat.outputs[1],
+        aux=flat.outputs[2:],
+        aux_tree=aux_trees[-1] if has_aux else None,
     )
-
-
-def _total_and_count(result: Any, num_examples: int) -> tuple[Any, Any]:
-    """What a loss function returned, as a pair; a scalar alone is the mean over the examples."""
-    is_pair = isinstance(result, tuple) and len(result) == 2
-    total, count = result if is_pair else (result, np.float32(num_examples))
-    numbers = (jax.Array, np.ndarray, np.generic, float, int)
-    scalars = all(isinstance(x, numbers) and jnp.shape(x) == () for x in (total, count))
-    if not scalars or not jnp.issubdtype(jnp.result_type(total), jnp.floating):
-        found = jax.tree.map(
-            lambda x: f"{x.dtype}{list(x.shape)}" if hasattr(x, "dtype") else x, result
-        )
-        raise InputError(
-            f"the loss function must return a floating scalar, or a pair of scalars "
-            f"(total, count); it returned {found}"
-        )
-    if is_pair:
-        return total, count
-    # Microbatches of unlike sizes weigh as many as they have examples; narrow floats cannot count.
-    wide = jnp.promote_types(jnp.result_type(total), jnp.float32)
-    return jnp.asarray(total, wide) * jnp.asarray(num_examples, wide), count
-
-
-def _check_leaves(parameters: PyTree, batch: PyTree) -> None:
-    for name, leaf in zip(path_names(parameters), jax.tree.leaves(parameters), strict=True):
-        if not jnp.issubdtype(leaf.dtype, jnp.inexact):
-            raise InputError(
-                f"parameter {name!r} has dtype {leaf.dtype}: parameters must be floating; "
-                f"give what is not trained in the batch, or close over it"
-            )
-    sizes = {}
-    for name, leaf in zip(path_names(batch), jax.tree.leaves(batch), strict=True):
-        if not leaf.shape:
-            raise InputError(
-                f"batch leaf {name!r} is a scalar: its first axis must be the examples"
-            )
-        sizes[name] = leaf.shape[0]
-    if len(set(sizes.values())) > 1:
-        raise InputError(f"batch leaves differ in their number of examples: {sizes}")
 
 
 @dataclass(frozen=True, eq=False)

@@ -64,7 +64,8 @@ class Stage:
         receives: the numbers of the values that it gets from the stage before.
         sends: the numbers of the values that it gives to the stage after.
         function: from its parameters, batch leaves and received values (three sequences) to the
-            values that it sends; the last stage returns the summed loss and the count instead.
+            values that it sends; the last stage returns the program's outputs instead: the summed
+            loss, the count, and what the loss has beside it.
         steps: the steps that it computes.
     """
 
@@ -177,9 +178,7 @@ class _Cutter:
         self.shared = shared_steps(program)
         self.used = {value for step in program.steps for value in step.values()}
         self.used.update(
-            value
-            for operand in (program.total, program.count)
-            if (value := operand_value(operand)) is not None
+            value for operand in program.outputs if (value := operand_value(operand)) is not None
         )
         self.num_stages = len(boundaries) - 1
         self.steps: list[list[Step]] = [[] for _ in range(self.num_stages)]
@@ -236,7 +235,7 @@ class _Cutter:
     def _demands(self, index: int) -> list[Operand]:
         operands = [operand for step in self.steps[index] for operand in step.inputs]
         if index == self.num_stages - 1:
-            operands += [self.program.total, self.program.count]
+            operands += self.program.outputs
         return operands
 
     def _needs(self, index: int) -> list[Operand]:
@@ -279,7 +278,7 @@ class _Cutter:
         batch = self._batch(index)
         receives = self.crossing(index - 1) if index else ()
         sends = () if last else self.crossing(index)
-        outputs = (self.program.total, self.program.count) if last else sends
+        outputs = self.program.outputs if last else sends
         steps = self._with_shared(index)
         batch_values = [self.program.batch[leaf] for leaf in batch]
         slots = {operand: slot for slot, (operand, _) in enumerate(parts)}

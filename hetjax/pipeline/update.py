@@ -13,7 +13,8 @@ stage knows before it updates.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -21,6 +22,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from hetjax.errors import InputError
 from hetjax.pipeline.backward import accumulator_dtype
 from hetjax.pipeline.program import FlatJaxpr, flatten_jaxpr
 from hetjax.pipeline.stages import ParameterPart
@@ -106,7 +108,7 @@ def update_function(
     asked.
 
     Args:
-        optimizer: an Optax transformation.
+        optimizer: an Optax transformation; one that asks for the ``value`` of the loss gets it.
         unflatten: from leaves to the parameters' pytree.
 
     Returns:
@@ -145,15 +147,16 @@ def _unguarded(
     optimizer: optax.GradientTransformation, unflatten: Callable[[Sequence[Any]], Any]
 ) -> Callable[..., tuple[list[Any], list[Any], tuple[Any, Any, Any]]]:
     """`update_function`, but that a step is applied whatever its numbers are."""
+    extended = optax.with_extra_args_support(optimizer)
 
     def update(
         parameters: Sequence[Any], gradients: Sequence[Any], state: Any, total: Any, count: Any
     ) -> tuple[list[Any], list[Any], tuple[Any, Any, Any]]:
         means = _means(parameters, gradients, count)
         tree = unflatten(parameters)
-        updates, state = optimizer.update(unflatten(means), state, tree)
-        updated = optax.apply_updates(tree, updates)
         metrics = _metrics(means, total, count)
+        updates, state = extended.update(unflatten(means), state, tree, value=metrics[0])
+        updated = optax.apply_updates(tree, updates)
         return jax.tree.leaves(updated), jax.tree.leaves(state), metrics
 
     return update
@@ -197,12 +200,47 @@ def _trace(
     state = jax.eval_shape(lambda leaves: optimizer.init(unflatten(leaves)), list(parameters))
     gradients = [jax.ShapeDtypeStruct(p.shape, accumulator_dtype(p.dtype)) for p in parameters]
     scalar = jax.ShapeDtypeStruct((), jnp.float32)
+    _check_asks(state)
     # Optax mixes dtypes in its own arithmetic, whatever the caller is strict about.
-    with jax.numpy_dtype_promotion("standard"):
+    with jax.numpy_dtype_promotion("standard"), _naming_what_it_wants():
         closed = jax.make_jaxpr(_unguarded(optimizer, unflatten))(
             list(parameters), gradients, state, scalar, scalar
         )
     return flatten_jaxpr(closed, inline_conditionals=True)
+
+
+_LINE_SEARCHES = (
+    optax.ScaleByBacktrackingLinesearchState,
+    optax.ScaleByZoomLinesearchState,
+)
+
+
+def _check_asks(state: Any) -> None:
+    """Refuse optimizers that compute the loss again within a step, by what their state holds."""
+    kinds = (*_LINE_SEARCHES, optax.ScaleByLBFGSState)
+    parts = jax.tree.leaves(state, is_leaf=lambda part: isinstance(part, kinds))
+    if not any(isinstance(part, _LINE_SEARCHES) for part in parts):
+        return
+    is_lbfgs = any(isinstance(part, optax.ScaleByLBFGSState) for part in parts)
+    raise InputError(
+        f"the optimizer is {'optax.lbfgs with its' if is_lbfgs else 'one with a'} line search, "
+        f"which wants 'grad' and 'value_fn' to compute the loss at other parameters within a step; "
+        f"a step computes it once, and gives an optimizer its 'value' alone"
+    )
+
+
+@contextmanager
+def _naming_what_it_wants() -> Iterator[None]:
+    """Errors of an optimizer's update as what they mostly are: something that it is not given."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(
+            f"the optimizer's update fails: {error} (it is given the gradients, its state, the "
+            f"parameters, and the 'value' of the loss)"
+        ) from error
 
 
 def _stage_update(

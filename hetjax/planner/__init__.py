@@ -6,6 +6,7 @@ A plan is data: `Plan` and the file that holds it. A planner is anything that ma
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -83,9 +84,10 @@ def plan(
     parameters: PyTree,
     batch: PyTree,
     *,
-    cluster: Cluster,
+    cluster: Cluster | str | os.PathLike[str],
     optimizer: optax.GradientTransformation,
     num_microbatches: int,
+    has_aux: bool = False,
     num_layers: int | None = None,
     schedule: str = "h_1f1b",
     allow_recompute: bool = True,
@@ -100,11 +102,13 @@ def plan(
     Args:
         loss_function: ``loss_function(parameters, batch)``, a plain JAX function that returns the
             mean loss, or the pair of the summed loss and what to divide it by.
-        parameters: pytree of arrays or shapes.
+        parameters: pytree of arrays or shapes, or a function without arguments that makes it.
         batch: the batch of a whole step, pytree of arrays or shapes; first axes are the examples.
-        cluster: the devices and their links.
+        cluster: the devices and their links, or the path of a cluster file.
         optimizer: the Optax transformation, whose state takes memory.
         num_microbatches: into how many microbatches the batch is divided.
+        has_aux: whether the loss function returns a pair of that and a pytree of scalars, as in
+            `jax.value_and_grad`.
         num_layers: into how many layers of similar cost the model is divided at most; None for
             layers that follow its structure.
         schedule: one of `hetjax.pipeline.SCHEDULES`.
@@ -153,6 +157,7 @@ def plan(
         cluster=cluster,
         optimizer=optimizer,
         num_microbatches=num_microbatches,
+        has_aux=has_aux,
         num_layers=num_layers,
         schedule=schedule,
         allow_recompute=allow_recompute,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import jax
@@ -15,8 +17,9 @@ from jaxtyping import PyTree
 from hetjax.errors import InputError, unknown_name
 from hetjax.mesh.cluster import Cluster
 from hetjax.pipeline.layers import cluster_layers, crossing_bytes
+from hetjax.pipeline.loss import abstract, parameter_shapes
 from hetjax.pipeline.modules import Section, find_modules
-from hetjax.pipeline.program import Program, abstract, num_bytes, trace
+from hetjax.pipeline.program import Program, num_bytes, trace
 from hetjax.pipeline.schedule import SCHEDULES
 from hetjax.pipeline.structural_layers import LayeredSection, StructuralLayers, structural_layers
 from hetjax.planner.intra_op.tensor_axis import TensorAxis, TensorCosts
@@ -131,9 +134,10 @@ def make_problem(
     parameters: PyTree,
     batch: PyTree,
     *,
-    cluster: Cluster,
+    cluster: Cluster | str | os.PathLike[str],
     optimizer: optax.GradientTransformation,
     num_microbatches: int,
+    has_aux: bool = False,
     num_layers: int | None = None,
     schedule: str = "h_1f1b",
     allow_recompute: bool = True,
@@ -146,11 +150,12 @@ def make_problem(
 
     Args:
         loss_function: ``loss_function(parameters, batch)``; see `hetjax.pipeline.program.trace`.
-        parameters: pytree of arrays or shapes.
+        parameters: pytree of arrays or shapes, or a function without arguments that makes it.
         batch: the batch of a whole step, pytree of arrays or shapes; first axes are the examples.
-        cluster: the devices.
+        cluster: the devices, or the path of a cluster file.
         optimizer: the Optax transformation, whose state takes memory.
         num_microbatches: into how many microbatches the batch is divided.
+        has_aux: whether the loss function returns a pair of the loss and a pytree of scalars.
         num_layers: how many layers of similar cost there are at most; None for layers that follow
             the model's structure (`hetjax.pipeline.structural_layers`).
         schedule: the name of the schedule, one of `hetjax.pipeline.SCHEDULES`.
@@ -169,6 +174,7 @@ def make_problem(
     """
     if objective not in OBJECTIVES:
         raise InputError(unknown_name("objective", objective, OBJECTIVES))
+    cluster = _cluster(cluster)
     if objective == "cost":
         node_prices(cluster)
     if schedule not in SCHEDULES:
@@ -183,7 +189,8 @@ def make_problem(
             raise InputError(f"{name} is {value}; it must be 1 or more")
     _check_stage_counts(min_stages, max_stages, cluster, num_layers)
     shapes, microbatch_size = _microbatch(abstract(batch), num_microbatches)
-    program = trace(loss_function, parameters, shapes)
+    parameters = parameter_shapes(parameters)
+    program = trace(loss_function, parameters, shapes, has_aux=has_aux)
     layered = _layers(program, num_layers)
     known: Known = {}
     began = time.perf_counter()
@@ -214,6 +221,16 @@ def make_problem(
         profile_seconds=profile_seconds,
         tensor_axis=TensorAxis(program, microbatch_size, _sections(program, layered)),
     )
+
+
+def _cluster(cluster: Cluster | str | os.PathLike[str]) -> Cluster:
+    if isinstance(cluster, str | os.PathLike):
+        return Cluster.from_file(Path(cluster))
+    if not isinstance(cluster, Cluster):
+        raise InputError(
+            f"cluster is {cluster!r}; it must be a Cluster, or the path of a cluster file"
+        )
+    return cluster
 
 
 def optimizer_bytes(optimizer: optax.GradientTransformation, parameters: PyTree) -> float:

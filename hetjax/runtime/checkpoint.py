@@ -22,7 +22,7 @@ from jax.sharding import NamedSharding
 from hetjax.errors import CheckpointError, InputError
 from hetjax.pipeline.build import PipelinePrograms, Shapes
 from hetjax.pipeline.holders import covering_stages
-from hetjax.pipeline.program import path_names
+from hetjax.pipeline.loss import path_names
 from hetjax.pipeline.stages import ParameterPart
 from hetjax.runtime.checkpoint_files import (
     Manifest,

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from hetjax.errors import InputError
-from hetjax.pipeline.program import path_names
+from hetjax.pipeline.loss import host_array, host_shape, path_names
 from hetjax.runtime.worker import Feed
 
 
@@ -49,7 +49,7 @@ class BatchReader:
     def __init__(self, source: BatchSource, batch_size: int, batch: PyTree):
         self._source, self._batch_size = source, batch_size
         self._names = path_names(batch)
-        self._shapes = jax.tree.leaves(batch)
+        self._shapes = [host_shape(shape) for shape in jax.tree.leaves(batch)]
         self._ahead: dict[tuple[int, int, int], Future[list[np.ndarray]]] = {}
         self._held_out: Sequence[PyTree] | None = None
         self._lock = threading.Lock()
@@ -75,7 +75,7 @@ class BatchReader:
 
     def _read(self, step: int, first: int, end: int) -> list[np.ndarray]:
         batch = self._source.batch(step, self._batch_size, slice(first, end))
-        return jax.tree.leaves(batch)
+        return [host_array(leaf) for leaf in jax.tree.leaves(batch)]
 
     def held_out(self, index: int) -> Feed:
         """A feed of a held-out batch's rows."""
@@ -96,7 +96,7 @@ class BatchReader:
     def _complete(self, batch: PyTree) -> list[np.ndarray]:
         found: Mapping[str, Any] = dict(zip(path_names(batch), jax.tree.leaves(batch), strict=True))
         return [
-            np.asarray(found[name])
+            host_array(found[name])
             if name in found
             else np.zeros((self._batch_size, *shape.shape[1:]), shape.dtype)
             for name, shape in zip(self._names, self._shapes, strict=True)
@@ -126,8 +126,9 @@ def feed_of(batch: PyTree, shapes: PyTree, batch_size: int) -> Feed:
             f"the batch has leaves {list(path_names(batch))}, the plan was made for "
             f"{list(path_names(shapes))}"
         )
-    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(batch)]
-    for name, leaf, shape in zip(path_names(batch), leaves, jax.tree.leaves(shapes), strict=True):
+    leaves = [host_array(leaf) for leaf in jax.tree.leaves(batch)]
+    wanted = [host_shape(shape) for shape in jax.tree.leaves(shapes)]
+    for name, leaf, shape in zip(path_names(batch), leaves, wanted, strict=True):
         if leaf.shape != (batch_size, *shape.shape[1:]):
             raise InputError(
                 f"batch leaf {name!r} has shape {leaf.shape}; "

@@ -56,7 +56,7 @@ def training_instructions(
     """
     writer = _Writer(pipelines, schedule, stage, reductions=reductions)
     body = [*writer.tasks(), *writer.update()]
-    kept = frozenset({"parameter", "state", "one", "metric"})
+    kept = frozenset({"parameter", "state", "one", "metric", "aux"})
     return tuple(_with_frees(_with_expectations(body, writer.windows()), kept))
 
 
@@ -72,7 +72,7 @@ def evaluation_instructions(
         body.append(Run("evaluate", arguments, writer.made(microbatch), microbatch))
         body += writer.outputs(microbatch)
     windows = {Route("value", stage - 1, stage): 2}
-    kept = frozenset({"parameter", "total", "count"})
+    kept = frozenset({"parameter", "total", "count", "aux"})
     return tuple(_with_frees(_with_expectations(body, windows), kept))
 
 
@@ -132,7 +132,8 @@ class _Writer:
     def made(self, microbatch: int) -> Buffers:
         """What the forward pass is for: the values sent, or the loss in the last stage."""
         if self.is_last:
-            return (Buffer("total", 0, microbatch), Buffer("count", 0, microbatch))
+            aux = numbered("aux", len(self.pipelines.program.aux), microbatch)
+            return (Buffer("total", 0, microbatch), Buffer("count", 0, microbatch), *aux)
         return self.sent(microbatch)
 
     def residuals(self, microbatch: int) -> Buffers:

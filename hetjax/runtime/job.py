@@ -16,7 +16,8 @@ from hetjax.pipeline.build import (
     build_pipelines,
     cut_pipelines,
 )
-from hetjax.pipeline.program import Program, abstract, trace, with_examples
+from hetjax.pipeline.loss import parameter_shapes
+from hetjax.pipeline.program import Program, trace, with_examples
 from hetjax.planner.plan import Plan, validate, validate_for
 from hetjax.runtime.buffers import Expect, Instruction, Receive, Send, Tag
 from hetjax.runtime.feed import BatchSource
@@ -36,6 +37,7 @@ class Job:
         plan: the plan.
         source: where training batches come from; None where each step is given its batch.
         deadline: seconds after which waiting for another worker is an error.
+        has_aux: whether the loss function returns figures beside the loss.
     """
 
     loss_function: Callable[..., Any]
@@ -45,12 +47,11 @@ class Job:
     plan: Plan
     source: BatchSource | None = None
     deadline: float = 300.0
+    has_aux: bool = False
 
     def parameter_shapes(self) -> PyTree:
         """Shapes of the parameters."""
-        if callable(self.parameters):
-            return abstract(jax.eval_shape(self.parameters))
-        return abstract(self.parameters)
+        return parameter_shapes(self.parameters)
 
 
 def build(job: Job) -> Placement:
@@ -115,7 +116,7 @@ def _placed(job: Job, make: Callable[..., PipelinePrograms]) -> Placement:
 def trace_job(job: Job, microbatch_size: int) -> Program:
     """Trace a job's loss at a size of microbatches."""
     shapes = with_examples(job.batch, microbatch_size)
-    return trace(job.loss_function, job.parameter_shapes(), shapes)
+    return trace(job.loss_function, job.parameter_shapes(), shapes, has_aux=job.has_aux)
 
 
 def transfers(placement: Placement) -> list[Tag]:

@@ -143,8 +143,8 @@ class LocalExecutor:
         """How many held-out batches there are."""
         return 0 if self._reader is None else self._reader.num_held_out
 
-    def evaluate(self, index: int) -> tuple[float, float]:
-        """The summed loss of a held-out batch, and the count."""
+    def evaluate(self, index: int) -> tuple[float, ...]:
+        """The sums of a held-out batch, as `StageWorker.evaluate` returns them."""
         assert self._reader is not None
         self._call += 1
         call, feed = self._call, self._reader.held_out(index)

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import jax
-import numpy as np
 from jaxtyping import PyTree
 
 from hetjax.errors import InputError
+from hetjax.pipeline.loss import host_array
 from hetjax.pipeline.schedule import Schedule
 from hetjax.pipeline.stages import ParameterPart
 from hetjax.planner.plan import Plan, StagePlan
@@ -260,7 +260,7 @@ class RayExecutor:
         """
         if batch is not None:
             feed_of(batch, self._job.batch, self._job.plan.batch_size)
-            batch = jax.tree.map(np.asarray, batch)
+            batch = jax.tree.map(host_array, batch)
         self._call += 1
         call = self._call
         reports = self._workers.call(
@@ -289,8 +289,8 @@ class RayExecutor:
         """How many held-out batches there are."""
         return self._workers.call(lambda actor: actor.num_held_out.remote(), [(0, 0)])[0, 0]
 
-    def evaluate(self, index: int) -> tuple[float, float]:
-        """The summed loss of a held-out batch, and the count."""
+    def evaluate(self, index: int) -> tuple[float, ...]:
+        """The sums of a held-out batch, as `StageWorker.evaluate` returns them."""
         self._call += 1
         call = self._call
         results = self._workers.call(lambda actor: actor.evaluate.remote(call, index))

@@ -186,8 +186,8 @@ class HostWorker:
         """How many held-out batches there are."""
         return 0 if self.reader is None else self.reader.num_held_out
 
-    def evaluate(self, call: int, index: int) -> tuple[float, float] | None:
-        """The summed loss and the count of a held-out batch; None except in the last stage."""
+    def evaluate(self, call: int, index: int) -> tuple[float, ...] | None:
+        """The sums of a held-out batch, as `StageWorker.evaluate` returns them."""
         assert self.reader is not None
         return self.worker.evaluate(call, self.reader.held_out(index))
 

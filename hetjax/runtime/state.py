@@ -13,6 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
 from hetjax.pipeline.build import PipelinePrograms
+from hetjax.pipeline.loss import makes_parameters
 from hetjax.pipeline.stages import ParameterPart
 from hetjax.runtime.compilation import CompiledStage
 from hetjax.runtime.placement import Placement
@@ -64,7 +65,7 @@ def initial_parameters(
     parameters: PyTree | Callable[[], PyTree],
 ) -> list[jax.Array]:
     """A stage's parameter parts, from all parameters or from what makes them."""
-    if callable(parameters):
+    if makes_parameters(parameters):
 
         def make() -> list[jax.Array]:
             leaves = jax.tree.leaves(parameters())

@@ -24,6 +24,8 @@ class StepReport:
         loss: the mean loss; None except in the last stage of the first pipeline.
         gradient_norm: the global norm of the mean gradient; None except there.
         nonfinite_leaves: the parameter leaves whose gradient was not finite; none except there.
+        aux: what the loss gives beside itself, summed over the microbatches of a pipeline: the
+            count, and each figure times the count; empty except in its last stage.
         seconds: the step's duration.
         live_microbatches: of how many microbatches it held activations at once, at most.
         live_bytes: the size of these, on all devices of the stage.
@@ -37,6 +39,7 @@ class StepReport:
     loss: float | None = None
     gradient_norm: float | None = None
     nonfinite_leaves: tuple[int, ...] = ()
+    aux: tuple[float, ...] = ()
     seconds: float = 0.0
     live_microbatches: int = 0
     live_bytes: int = 0
@@ -51,15 +54,15 @@ class StepReport:
         return sum(self.waits.values())
 
 
-def summed(losses: Sequence[tuple[float, float] | None]) -> tuple[float, float]:
-    """The summed loss and the count of a batch, of what each stage knows of them.
+def summed(losses: Sequence[Sequence[float] | None]) -> tuple[float, ...]:
+    """Sums over a batch (the loss, the count, figures), of what each stage knows of them.
 
     Example:
         >>> summed([None, (6.0, 3.0), (2.0, 1.0)])
         (8.0, 4.0)
     """
     known = [loss for loss in losses if loss is not None]
-    return sum(total for total, _ in known), sum(count for _, count in known)
+    return tuple(map(sum, zip(*known, strict=True)))
 
 
 @dataclass(frozen=True)

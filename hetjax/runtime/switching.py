@@ -15,7 +15,7 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from hetjax.errors import InputError
-from hetjax.pipeline.program import path_names
+from hetjax.pipeline.loss import path_names
 from hetjax.pipeline.stages import ParameterPart
 from hetjax.planner.plan import Plan
 from hetjax.runtime.compilation import CompiledStage

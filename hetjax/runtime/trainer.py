@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from math import nan
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,7 +17,7 @@ import optax
 from jaxtyping import PyTree
 
 from hetjax.errors import InputError, unknown_name
-from hetjax.pipeline.program import abstract
+from hetjax.pipeline.loss import abstract
 from hetjax.pipeline.schedule import Schedule
 from hetjax.pipeline.stages import ParameterPart
 from hetjax.pipeline.timeline import Timeline
@@ -34,7 +35,7 @@ from hetjax.runtime.placement import Placement
 from hetjax.runtime.played import PlayedExecutor
 from hetjax.runtime.playing import Play, Player
 from hetjax.runtime.ray import RayExecutor, RayOptions
-from hetjax.runtime.step_report import LinkUse, StepReport, link_events, link_uses
+from hetjax.runtime.step_report import LinkUse, StepReport, link_events, link_uses, summed
 from hetjax.runtime.switching import check_lost
 from hetjax.sharding.switching import SwitchPlan
 
@@ -52,6 +53,8 @@ class StepMetrics:
         seconds: the step's duration.
         nonfinite: what was not finite; None where all was. A step with a loss or gradient norm that
             is not finite is applied on no stage: parameters and optimizer state stay as they were.
+        aux: with `has_aux`, the pytree of scalars that the loss function returned beside the loss:
+            their means over the microbatches of the step, weighted as the loss is, as floats.
     """
 
     step: int
@@ -59,6 +62,7 @@ class StepMetrics:
     gradient_norm: float
     seconds: float
     nonfinite: Nonfinite | None = None
+    aux: PyTree[float] = None
 
 
 class Executor(Protocol):
@@ -82,8 +86,8 @@ class Executor(Protocol):
         """How many held-out batches there are."""
         ...
 
-    def evaluate(self, index: int) -> tuple[float, float]:
-        """The summed loss of a held-out batch, and the count."""
+    def evaluate(self, index: int) -> tuple[float, ...]:
+        """The summed loss of a held-out batch, the count, and sums of figures."""
         ...
 
     def save(self, folder: str) -> None:
@@ -116,8 +120,10 @@ class Trainer:
             made for.
         parameters: pytree of arrays, or a function without arguments that makes it, in which case
             every stage makes only its own.
-        optimizer: any Optax transformation.
+        optimizer: any Optax transformation; one that asks for the ``value`` of the loss gets it.
         batch: pytree of arrays or shapes: the batch of one whole step, ``[examples, ...]``.
+        has_aux: whether the loss function returns a pair of the loss and a pytree of scalars, as in
+            `jax.value_and_grad`; `StepMetrics.aux` has their means.
         source: where batches come from; None where every step is given its own.
         runtime: ``"local"`` or ``"ray"``.
         ray: how to use Ray; None for `RayOptions()`.
@@ -153,6 +159,7 @@ class Trainer:
         optimizer: optax.GradientTransformation,
         batch: PyTree,
         *,
+        has_aux: bool = False,
         source: BatchSource | None = None,
         runtime: str = "local",
         ray: RayOptions | None = None,
@@ -171,7 +178,14 @@ class Trainer:
                 f"on Ray go as fast as their devices do"
             )
         self._job = Job(
-            loss_function, parameters, abstract(batch), optimizer, plan, source, deadline
+            loss_function,
+            parameters,
+            abstract(batch),
+            optimizer,
+            plan,
+            source,
+            deadline,
+            has_aux=has_aux,
         )
         self._placement: Placement = build(self._job)
         self._checkpoints = None
@@ -233,7 +247,17 @@ class Trainer:
         assert last.loss is not None
         assert last.gradient_norm is not None
         why = nonfinite(last, self._placement.pipelines)
-        return StepMetrics(self.steps_done, last.loss, last.gradient_norm, seconds, why)
+        of_pipelines = [self.reports[stage].aux for stage in self._placement.pipelines.loss_stages]
+        aux = self._aux_means(summed(of_pipelines))
+        return StepMetrics(self.steps_done, last.loss, last.gradient_norm, seconds, why, aux)
+
+    def _aux_means(self, sums: Sequence[float]) -> PyTree[float]:
+        """The means of what the loss gives beside itself, of the count and their sums."""
+        tree = self._placement.pipelines.program.aux_tree
+        if tree is None:
+            return None
+        count, *figures = sums
+        return jax.tree.unflatten(tree, [figure / count if count else nan for figure in figures])
 
     def rehearse(self, batch: PyTree | None = None) -> Player | None:
         """See what tasks take on this machine, and choose the scale at which a cluster is played.
@@ -390,13 +414,27 @@ class Trainer:
         Raises:
             InputError: there is no source, or it holds nothing out.
         """
+        return self.evaluate_with_aux(max_batches)[0]
+
+    def evaluate_with_aux(self, max_batches: int | None = None) -> tuple[float, PyTree[float]]:
+        """The mean loss over the held-out batches, and the means of what it gives beside itself.
+
+        Args:
+            max_batches: how many of them to use; None for all.
+
+        Returns:
+            The loss, and the figures as in `StepMetrics.aux`: None without `has_aux`.
+
+        Raises:
+            InputError: there is no source, or it holds nothing out.
+        """
         self._start()
         available = 0 if self._job.source is None else self._executor.num_held_out()
         count = available if max_batches is None else min(available, max_batches)
         if count < 1:
             raise InputError("there are no held-out batches to evaluate on")
-        results = [self._executor.evaluate(index) for index in range(count)]
-        return sum(total for total, _ in results) / sum(count for _, count in results)
+        total, number, *figures = summed([self._executor.evaluate(i) for i in range(count)])
+        return total / number, self._aux_means(figures)
 
     def save(self, *, wait: bool = False) -> None:
         """Save a checkpoint of the current step, in the background.

@@ -147,7 +147,7 @@ class StageWorker:
         run.execute(self.training)
         return run.report
 
-    def evaluate(self, step: int, feed: Feed) -> tuple[float, float] | None:
+    def evaluate(self, step: int, feed: Feed) -> tuple[float, ...] | None:
         """Compute the loss of a batch, without a backward pass.
 
         Args:
@@ -155,7 +155,8 @@ class StageWorker:
             feed: gives rows of the batch.
 
         Returns:
-            The summed loss and the count; None except in the last stage.
+            The summed loss and the count, then the figures beside the loss as `StepReport.aux` has
+            them; None except in the last stage.
         """
         if not self.evaluation:
             program = compile_evaluation(self.placement, self.stage, self.mesh)
@@ -164,11 +165,22 @@ class StageWorker:
             self.evaluation = evaluation_instructions(self.pipelines, count, self.stage)
         run = _StepRun(self, step, feed, timed=False)
         run.execute(self.evaluation)
-        totals = [self.buffers.pop(name) for name in sorted(self.buffers) if name.kind == "total"]
-        counts = [self.buffers.pop(name) for name in sorted(self.buffers) if name.kind == "count"]
-        if not totals:
-            return None
-        return float(sum(map(float, totals))), float(sum(map(float, counts)))
+        sums = [self.pop_sums(kind) for kind in ("total", "count", "aux")]
+        return sum(sums, ()) or None
+
+    def pop_sums(self, kind: str) -> tuple[float, ...]:
+        """Takes scalars out of the buffers: for each place of a kind, the sum of all microbatches.
+
+        Args:
+            kind: the kind of buffer.
+
+        Returns:
+            One sum a place; none where there are no such buffers.
+        """
+        found: dict[int, float] = {}
+        for name in sorted(name for name in self.buffers if name.kind == kind):
+            found[name.place] = found.get(name.place, 0.0) + float(self.buffers.pop(name))
+        return tuple(found[place] for place in sorted(found))
 
 
 class _StepRun:
@@ -234,6 +246,7 @@ class _StepRun:
             jax.block_until_ready([*values, *self.worker.state().parameters])
             if self.worker.stage == self.worker.pipelines.loss_stages[0]:
                 self._tell(*values)
+        self.report.aux = self.worker.pop_sums("aux")
 
     def _tell(self, loss: jax.Array, norm: jax.Array, squares: jax.Array) -> None:
         self.report.loss, self.report.gradient_norm = float(loss), float(norm)
