@@ -67,6 +67,8 @@ class Stage:
             values that it sends; the last stage returns the program's outputs instead: the summed
             loss, the count, and what the loss has beside it.
         steps: the steps that it computes.
+        avals: shape and dtype of each value by its number: the program's, and after them those of
+            the pieces of scans that are cut, which only the stages of one cut know.
     """
 
     index: int
@@ -76,6 +78,7 @@ class Stage:
     sends: tuple[int, ...]
     function: Callable[[Sequence[Any], Sequence[Any], Sequence[Any]], list[Any]]
     steps: tuple[Step, ...]
+    avals: Sequence[jax.ShapeDtypeStruct]
 
 
 def cut(program: Program, boundaries: Sequence[int]) -> tuple[Stage, ...]:
@@ -297,7 +300,14 @@ class _Cutter:
             return evaluate_steps(bound, environment, outputs)
 
         return Stage(
-            index, tuple(part for _, part in parts), batch, receives, tuple(sends), function, steps
+            index,
+            tuple(part for _, part in parts),
+            batch,
+            receives,
+            tuple(sends),
+            function,
+            steps,
+            self.avals,
         )
 
     def _parts(self, index: int) -> list[tuple[Operand, ParameterPart]]:

@@ -8,11 +8,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster
+from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster, SubMesh
 from hetjax.models.gpt import GPTConfig
-from hetjax.models.language_model import language_model
+from hetjax.models.language_model import LanguageModel, language_model
+from hetjax.pipeline.warm_up import one_f_one_b
 from hetjax.planner import DynamicProgram, complete, make_problem, predict
-from hetjax.planner.plan import validate_for
+from hetjax.planner.plan import PipelinePlan, Plan, StagePlan, validate_for
 from hetjax.planner.plan_file import plan_from_json, plan_to_json
 from hetjax.planner.plan_sharding import shard_stages
 from hetjax.planner.problem import PlanningProblem
@@ -21,12 +22,14 @@ MODEL = language_model(GPTConfig(vocabulary=64, blocks=2, width=128, heads=4, se
 LINK = Link(5e9, 1e-6)
 
 
-def problem_with(memory_bytes: int, microbatch_size: int = 1) -> PlanningProblem:
+def problem_with(
+    memory_bytes: int, microbatch_size: int = 1, model: LanguageModel = MODEL
+) -> PlanningProblem:
     """A small GPT in one stage, on a node of four devices of so much memory."""
     kind = DeviceKind("test", {"float32": 1e12}, memory_bytes, 1e11, source="made up")
     return make_problem(
-        MODEL.loss,
-        jax.eval_shape(MODEL.init, jax.random.key(0)),
+        model.loss,
+        jax.eval_shape(model.init, jax.random.key(0)),
         {"tokens": jax.ShapeDtypeStruct((4 * microbatch_size, 33), jnp.int32)},
         cluster=Cluster("test", (Subcluster("only", kind, 1, 4, LINK, LINK),)),
         optimizer=optax.adam(1e-3),
@@ -50,6 +53,25 @@ def test_a_stage_with_a_tensor_axis_is_annotated():
     assert plan.prediction is not None
     assert plan.prediction.stages[0].fits
     assert plan_from_json(plan_to_json(plan)) == plan
+
+
+def test_a_scan_that_is_cut_between_stages_is_annotated():
+    """The values between its pieces have no number in the program."""
+    config = GPTConfig(vocabulary=64, blocks=4, width=128, heads=4, sequence=32, scan_blocks=True)
+    problem = problem_with(50_000_000, model=language_model(config))
+    layers = problem.num_layers
+    stages = tuple(
+        StagePlan(layers=part, submesh=SubMesh("only", start, (1, 2)), mesh_shape=(1, 2))
+        for part, start in (((0, layers // 2), 0), ((layers // 2, layers), 2))
+    )
+    pipeline = PipelinePlan(stages, 4, 1, one_f_one_b(2, 4))
+    plan = Plan(problem.program.fingerprint, problem.layers, problem.cluster, (pipeline,))
+    sharded = shard_stages(predict(plan, problem), problem)
+    for stage in sharded.stages:
+        assert stage.parameters
+    validate_for(sharded, problem.program)
+    held = sharded.stages[1].parameters
+    assert held.keys() <= set(problem.program.parameter_names)
 
 
 def test_what_is_said_already_stays():

@@ -298,9 +298,12 @@ class StageProblem:
             layouts |= strategy.layouts
         told = {group.value for group in self.groups if group.leader is not None}
         told |= {need.value for ways in self.strategies for need in ways[0].needs}
+        # What a piece of a scan makes has no number that others know.
+        whole = set(self.program.steps)
+        made = {value for step in self.stage.steps if step in whole for value in step.outputs}
         own = {
             value
-            for value in told & self.operations.moving
+            for value in told & self.operations.moving & made
             if self.groups[self.home[value]].value not in self.parts
             and value not in self.operations.sources
         }
@@ -382,10 +385,13 @@ def _operations(program: Program, stage: Stage, microbatch_size: int) -> Operati
     parameters = [program.parameters[part.leaf] for part in stage.parameters]
     batch = [program.batch[leaf] for leaf in stage.batch]
     given = [*batch, *stage.receives]
-    examples = {value: 0 for value in given if program.avals[value].shape[:1] == (microbatch_size,)}
-    floats = [v for v in stage.receives if np.issubdtype(program.avals[v].dtype, np.inexact)]
+    avals = list(stage.avals)
+    for part in stage.parameters:
+        avals[program.parameters[part.leaf]] = part_shape(program, part)
+    examples = {value: 0 for value in given if avals[value].shape[:1] == (microbatch_size,)}
+    floats = [v for v in stage.receives if np.issubdtype(avals[v].dtype, np.inexact)]
     return Operations(
-        program.avals,
+        avals,
         stage.steps,
         [*parameters, *given],
         [*parameters, *floats],
