@@ -92,4 +92,6 @@ def _limits(plan: Plan) -> Iterator[tuple[str, float]]:
         a, b = found.link
         ends = f"{plan.stages[a].submesh.subcluster} to {plan.stages[b].submesh.subcluster}"
         yield f"link from stage {a} to {b} ({ends}) in use", found.link_busy
+    if found.sharing > 0:
+        yield "exchange of what several stages hold", found.sharing
     yield f"memory of stage {found.fullest} on {fullest.submesh}", found.memory

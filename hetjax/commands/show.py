@@ -222,6 +222,11 @@ def _limit_lines(plan: Plan) -> Iterator[str]:
             f"the busiest link, stage {a} to {b} ({ends}), is in use for {found.link_busy:.0%} of "
             f"it"
         )
+    if found.sharing > 0:
+        yield (
+            f"the exchange of what several stages hold, gradients and new parameters, takes "
+            f"{found.sharing:.0%} of it"
+        )
     yield (
         f"the fullest devices, stage {found.fullest} on {fullest.submesh}, use "
         f"{found.memory:.0%} of their memory"

@@ -92,6 +92,24 @@ def warm_up_makespan(counts: Sequence[int], num_microbatches: int, times: StepTi
         >>> warm_up_makespan([2, 2], 2, StepTimes([1.0, 1.0], [2.0, 2.0], [0.5], [0.5]))
         10.0
     """
+    ends = warm_up_ends(counts, num_microbatches, times)
+    updates = times.update or [0.0] * len(ends)
+    return max(end + update for end, update in zip(ends, updates, strict=True))
+
+
+def warm_up_ends(
+    counts: Sequence[int], num_microbatches: int, times: StepTimes
+) -> tuple[float, ...]:
+    """When every stage ends its last backward pass, in a schedule of warm-up counts.
+
+    Args:
+        counts: as for `warm_up_makespan`.
+        num_microbatches: M.
+        times: what tasks and transfers take.
+
+    Returns:
+        Seconds from the start of the step, one a stage.
+    """
     last = len(counts) - 1
     forward, backward = list(times.forward), list(times.backward)
     sends, returns = list(times.sends), list(times.returns)
@@ -119,8 +137,7 @@ def warm_up_makespan(counts: Sequence[int], num_microbatches: int, times: StepTi
             end = free[stage] = max(ready, free[stage]) + backward[stage]
             if stage:
                 ready = returned[stage - 1] = max(end, returned[stage - 1]) + returns[stage - 1]
-    updates = times.update or [0.0] * (last + 1)
-    return max(end + update for end, update in zip(free, updates, strict=True))
+    return tuple(free)
 
 
 def task_seconds(tasks: Sequence[Task], times: StepTimes, stage: int) -> tuple[float, ...]:

@@ -73,6 +73,8 @@ class StagePrediction:
         input_gradient_seconds: the first half of a split backward pass.
         weight_gradient_seconds: its second half.
         update_seconds: the optimizer's update, once a step.
+        sharing_seconds: exchanging what other stages hold too, before it: gradients of parameters
+            that are used in several stages or held by several pipelines, and their new values.
         communication_seconds: sending one microbatch's activations to the next stage (Harp's c_i).
         return_seconds: sending their gradients back.
         state_bytes: parameters, gradients and optimizer state on one device.
@@ -101,6 +103,7 @@ class StagePrediction:
     memory_bytes: int
     memory_limit_bytes: int
     bubble: float
+    sharing_seconds: float = 0.0
 
     @property
     def compute_seconds(self) -> float:
@@ -121,14 +124,16 @@ class Prediction:
         step_time: seconds a step.
         lower_bound: seconds that no schedule of these stages can go below.
         stages: each stage, those of one pipeline after those of the other.
-        sharing_seconds: of the step, exchanging gradients and parameters that stages of several
-            pipelines hold.
     """
 
     step_time: float
     lower_bound: float
     stages: tuple[StagePrediction, ...]
-    sharing_seconds: float = 0.0
+
+    @property
+    def sharing_seconds(self) -> float:
+        """Seconds of the step in which stages exchange what several of them hold."""
+        return max((stage.sharing_seconds for stage in self.stages), default=0.0)
 
     @property
     def times(self) -> StepTimes:

@@ -77,6 +77,7 @@ class _StagePrediction(_Record):
     memory_bytes: int
     memory_limit_bytes: int
     bubble: float
+    sharing_seconds: float | None = None
 
 
 class _Prediction(_Record):
@@ -179,8 +180,7 @@ def plan_from_json(value: Any) -> Plan:
         else Prediction(
             prediction.step_time,
             prediction.lower_bound,
-            tuple(StagePrediction(**stage.model_dump()) for stage in prediction.stages),
-            prediction.sharing_seconds,
+            tuple(_stage_prediction(stage, prediction) for stage in prediction.stages),
         ),
     )
     validate(plan)
@@ -237,6 +237,13 @@ def _prediction_to_json(prediction: Prediction | None) -> dict[str, Any] | None:
         "sharing_seconds": prediction.sharing_seconds,
         "stages": [vars(stage) for stage in prediction.stages],
     }
+
+
+def _stage_prediction(record: _StagePrediction, whole: _Prediction) -> StagePrediction:
+    # Files of before the exchange was told by stage have one figure for all.
+    own = record.sharing_seconds
+    sharing = whole.sharing_seconds if own is None else own
+    return StagePrediction(**{**record.model_dump(), "sharing_seconds": sharing})
 
 
 def _pipeline(record: _Pipeline, index: int) -> PipelinePlan:

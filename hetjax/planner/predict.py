@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from hetjax.errors import InputError
@@ -53,6 +53,7 @@ def predict(plan: Plan, problem: PlanningProblem, *others: PlanningProblem) -> P
     validate_for(plan, problem.program)
     problems = {each.microbatch_size: each for each in (*others, problem)}
     shared = SharedParameters.of(plan, problem.program)
+    sharing = sharing_seconds(plan, shared)
     stages: list[StagePrediction] = []
     for first, pipeline in plan.numbered_pipelines():
         if pipeline.microbatch_size not in problems:
@@ -62,9 +63,9 @@ def predict(plan: Plan, problem: PlanningProblem, *others: PlanningProblem) -> P
             )
         of_size = problems[pipeline.microbatch_size]
         for s, stage in enumerate(_stage_predictions(plan, pipeline, of_size)):
-            stages.append(_without_shared_state(plan, problem, shared, first + s, stage))
-    unfinished = Prediction(0.0, 0.0, tuple(stages), sharing_seconds(plan, shared))
-    return _with_schedules(replace(plan, prediction=unfinished))
+            alone = _without_shared_state(plan, problem, shared, first + s, stage)
+            stages.append(replace(alone, sharing_seconds=sharing[first + s]))
+    return _with_schedules(replace(plan, prediction=Prediction(0.0, 0.0, tuple(stages))))
 
 
 def _stage_predictions(
@@ -108,20 +109,31 @@ def _without_shared_state(
 def _with_schedules(plan: Plan) -> Plan:
     """A plan whose prediction has the times of its stages, with what follows from schedules."""
     prediction = _prediction(plan)
-    stages: list[StagePrediction] = []
-    ends, bounds = [], []
+    timeline = _timeline(plan)
+    stages, bounds = [], []
     for first, pipeline in plan.numbered_pipelines():
         held = prediction.stages[first : first + len(pipeline.stages)]
-        found, makespan, bound = _scheduled(held, pipeline.schedule, times_of(held))
-        stages += found
-        ends.append(makespan + prediction.sharing_seconds)
-        bounds.append(bound)
-    return replace(
-        plan,
-        prediction=replace(
-            prediction, step_time=max(ends), lower_bound=max(bounds), stages=tuple(stages)
-        ),
-    )
+        for s, stage in enumerate(held):
+            memory = _memory_bytes(stage, pipeline.schedule, s)
+            bubble = _bubble(timeline, stage_track(first + s))
+            stages.append(replace(stage, memory_bytes=memory, bubble=bubble))
+        bounds.append(_lower_bound(held, pipeline.num_microbatches))
+    # At the bound itself, sums in another order may differ in their last bit.
+    bound = min(max(bounds), timeline.makespan)
+    return replace(plan, prediction=Prediction(timeline.makespan, bound, tuple(stages)))
+
+
+def _bubble(timeline: Timeline, track: str) -> float:
+    """The share of a step in which a stage does not compute."""
+    computed = sum(event.duration for event in timeline.on(track) if event.kind != "share")
+    return max(0.0, 1 - computed / timeline.makespan) if timeline.makespan else 0.0
+
+
+def _lower_bound(held: Sequence[StagePrediction], num_microbatches: int) -> float:
+    """A time that no schedule of a pipeline beats: what a stage exchanges follows its last task."""
+    times = times_of(held)
+    closing = [stage.sharing_seconds + stage.update_seconds for stage in held]
+    return lower_bound(num_microbatches, replace(times, update=closing))
 
 
 def reschedule(plan: Plan, schedule: Schedule, times: StepTimes | None = None) -> Plan:
@@ -139,18 +151,14 @@ def reschedule(plan: Plan, schedule: Schedule, times: StepTimes | None = None) -
         InputError: the plan has no prediction.
     """
     prediction = _prediction(plan)
-    times = times or prediction.times
-    stages, makespan, bound = _scheduled(prediction.stages, schedule, times)
-    changed = plan.with_schedule(schedule)
-    return replace(changed, prediction=Prediction(makespan, bound, stages))
+    if times is not None:
+        prediction = replace(prediction, stages=_with_times(prediction.stages, times))
+    return _with_schedules(replace(plan.with_schedule(schedule), prediction=prediction))
 
 
-def _scheduled(
-    held: Sequence[StagePrediction], schedule: Schedule, times: StepTimes
-) -> tuple[tuple[StagePrediction, ...], float, float]:
-    """What is predicted of a pipeline's stages with a schedule, the makespan and its bound."""
-    timeline = simulate_schedule(schedule, times)
-    stages = tuple(
+def _with_times(held: Sequence[StagePrediction], times: StepTimes) -> tuple[StagePrediction, ...]:
+    """A pipeline's stages with other times of their tasks and transfers."""
+    return tuple(
         replace(
             stage,
             forward_seconds=times.forward[s],
@@ -161,14 +169,9 @@ def _scheduled(
             update_seconds=times.update[s],
             communication_seconds=[*times.sends, 0.0][s],
             return_seconds=[0.0, *times.returns][s],
-            memory_bytes=_memory_bytes(stage, schedule, s),
-            bubble=timeline.bubble(stage_track(s)),
         )
         for s, stage in enumerate(held)
     )
-    # At the bound itself, sums in another order may differ in their last bit.
-    bound = min(lower_bound(schedule.num_microbatches, times), timeline.makespan)
-    return stages, timeline.makespan, bound
 
 
 def choose_schedule(plan: Plan, name: str, times: StepTimes | None = None) -> Plan:
@@ -250,6 +253,11 @@ def simulate(plan: Plan) -> Timeline:
         >>> simulate(plan).makespan == plan.prediction.step_time  # doctest: +SKIP
         True
     """
+    return _timeline(plan)
+
+
+def _timeline(plan: Plan) -> Timeline:
+    """The timeline of a plan whose prediction has the times of its stages."""
     prediction = _prediction(plan)
     events = [
         event
@@ -260,16 +268,24 @@ def simulate(plan: Plan) -> Timeline:
         .from_stage(first)
         .events
     ]
-    return Timeline(tuple(_with_sharing(events, prediction.sharing_seconds)))
+    sharing = {
+        stage_track(s): stage.sharing_seconds
+        for s, stage in enumerate(prediction.stages)
+        if stage.sharing_seconds > 0
+    }
+    return Timeline(tuple(_with_sharing(events, sharing))) if sharing else Timeline(tuple(events))
 
 
-def _with_sharing(events: Sequence[Event], seconds: float) -> Iterator[Event]:
-    """Events in which pipelines exchange gradients before they update."""
+def _with_sharing(events: Sequence[Event], sharing: Mapping[str, float]) -> Iterator[Event]:
+    """Events in which stages exchange what several hold, once all of these have computed."""
+    computed = [each for each in events if each.track in sharing and each.kind != "update"]
+    begin = max(event.end for event in computed)
+    for track, seconds in sharing.items():
+        yield Event(track, "share", "share", None, begin, begin + seconds)
     for event in events:
-        if event.kind == "update" and seconds > 0:
-            until = event.start + seconds
-            yield replace(event, name="share", kind="share", end=until)
-            yield replace(event, start=until, end=event.end + seconds)
+        if event.kind == "update" and event.track in sharing:
+            start = begin + sharing[event.track]
+            yield replace(event, start=start, end=start + event.duration)
         else:
             yield event
 

@@ -75,6 +75,8 @@ class Limits:
         link: the stages at the ends of the link that is busiest in one direction; None without
             transfers.
         link_busy: the share of the step in which it is.
+        sharing: the share of the step in which stages exchange what several of them hold: gradients
+            of parameters, and their new values.
         fullest: the stage whose devices have the least memory left.
         memory: the share of their memory that is used.
     """
@@ -83,6 +85,7 @@ class Limits:
     stage_busy: float
     link: tuple[int, int] | None
     link_busy: float
+    sharing: float
     fullest: int
     memory: float
 
@@ -112,6 +115,7 @@ def limits(plan: Plan) -> Limits:
         stage_busy=longest / prediction.step_time,
         link=link if crossing > 0 else None,
         link_busy=crossing / prediction.step_time,
+        sharing=prediction.sharing_seconds / prediction.step_time,
         fullest=shares.index(max(shares)),
         memory=max(shares),
     )

@@ -120,7 +120,7 @@ def several_pipelines(problem: PlanningProblem, best_on: BestOn) -> Timed | None
             continue
         timed = [best_for(part, count) for part, count in zip(parts, counts, strict=True)]
         plan = _joined(problem, parts, [plan for each in timed if each for plan in (each[1],)])
-        step_time = slowest + sharing_seconds(plan, SharedParameters.of(plan, problem.program))
+        step_time = slowest + max(sharing_seconds(plan, SharedParameters.of(plan, problem.program)))
         score = score_of(problem, plan, step_time)
         if score < least:
             best, least = (step_time, plan), score

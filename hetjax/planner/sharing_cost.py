@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from hetjax.mesh.links import Link
-from hetjax.pipeline.holders import Shared, updated_parts, with_updates
+from hetjax.mesh.cluster import Cluster, SubMesh
+from hetjax.pipeline.holders import Holders, Shared, updated_parts, with_updates
 from hetjax.pipeline.program import Program, num_bytes
 from hetjax.pipeline.stages import ParameterPart, cut
 from hetjax.planner.execution import Execution, state_division
@@ -69,7 +70,7 @@ class SharedParameters:
         return saved
 
 
-def sharing_seconds(plan: Plan, shared: SharedParameters) -> float:
+def sharing_seconds(plan: Plan, shared: SharedParameters) -> tuple[float, ...]:
     """How long stages take to exchange gradients of what several hold, and parameters after that.
 
     Args:
@@ -77,39 +78,62 @@ def sharing_seconds(plan: Plan, shared: SharedParameters) -> float:
         shared: what its stages share.
 
     Returns:
-        Seconds: of the stage that exchanges longest, over the slowest of its links. Both directions
-        of a link move at once.
+        Seconds of each stage, over the slowest of its links; 0 where it shares nothing.
     """
-    traffic: dict[tuple[int, str, str], float] = {}
+    pieces = ((holders, shared.num_bytes(part)) for part, holders in shared.shared.items())
+    return exchange_seconds(plan.cluster, [stage.submesh for stage in plan.stages], pieces)
+
+
+def exchange_seconds(
+    cluster: Cluster, submeshes: Sequence[SubMesh], pieces: Iterable[tuple[Holders, int]]
+) -> tuple[float, ...]:
+    """How long stages take to exchange what several of them hold.
+
+    Between nodes, as many network cards work side by side as a submesh has nodes; within a node, as
+    many devices as it has. Both directions of a link move at once.
+
+    Args:
+        cluster: the cluster.
+        submeshes: where the stages are.
+        pieces: who holds and updates what is shared, and its bytes.
+
+    Returns:
+        Seconds of each stage, over the slowest of its links; 0 where it shares nothing.
+    """
+    traffic: Counter[tuple[int, str, str]] = Counter()
     partners: dict[int, set[int]] = {}
 
     def move(kind: str, source: int, target: int, size: int) -> None:
         for stage, other, way in ((source, target, "out"), (target, source, "in")):
             partners.setdefault(stage, set()).add(other)
-            traffic[stage, kind, way] = traffic.get((stage, kind, way), 0.0) + size
+            traffic[stage, kind, way] += size
 
-    for part, holders in shared.shared.items():
-        size, owner = shared.num_bytes(part), holders.updaters[0]
+    for holders, size in pieces:
+        owner = holders.updaters[0]
         for stage in holders.stages:
             for updater in holders.updaters:
                 if updater != stage:
                     move("gradient", stage, updater, size)
             if stage != owner:
                 move("value", owner, stage, size)
-    seconds = (_stage_seconds(plan, stage, others, traffic) for stage, others in partners.items())
-    return max(seconds, default=0.0)
+    seconds = [0.0] * len(submeshes)
+    for stage, others in partners.items():
+        moved = sum(
+            max(traffic[stage, kind, way] for way in ("in", "out"))
+            for kind in ("gradient", "value")
+        )
+        seconds[stage] = moved / min(
+            _bandwidth(cluster, submeshes[stage], submeshes[other]) for other in others
+        )
+    return tuple(seconds)
 
 
-def _stage_seconds(
-    plan: Plan, stage: int, others: set[int], traffic: Mapping[tuple[int, str, str], float]
-) -> float:
-    mine = plan.stages[stage].submesh
-    links: list[Link] = [
-        plan.cluster.link_between(mine, plan.stages[other].submesh) for other in others
-    ]
-    slowest = min(link.bandwidth for link in links)
-    moved = sum(
-        max(traffic.get((stage, kind, way), 0.0) for way in ("in", "out"))
-        for kind in ("gradient", "value")
-    )
-    return moved / mine.num_devices / slowest
+def _bandwidth(cluster: Cluster, mine: SubMesh, other: SubMesh) -> float:
+    """Bytes a second between two stages, over all that carries them side by side."""
+    link = cluster.link_between(mine, other)
+    near = mine.subcluster == other.subcluster and _nodes(cluster, mine) == _nodes(cluster, other)
+    return link.bandwidth * (mine.num_devices if near else len(_nodes(cluster, mine)))
+
+
+def _nodes(cluster: Cluster, submesh: SubMesh) -> set[int]:
+    return {node for node, _ in cluster.devices(submesh)}
