@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import itertools
 
+import numpy as np
+
 from hetjax.mesh.cluster import SubMesh
+from hetjax.pipeline.holders import Holders
+from hetjax.pipeline.program import num_bytes
+from hetjax.pipeline.simulate import warm_up_ends
 from hetjax.pipeline.times import StepTimes
 from hetjax.pipeline.warm_up import from_warm_up_counts
 from hetjax.planner.cost_model import Estimate, estimate
@@ -15,6 +20,7 @@ from hetjax.planner.plan import PipelinePlan, Plan, StagePlan
 from hetjax.planner.problem import PlanningProblem
 from hetjax.planner.runs import Runs
 from hetjax.planner.search import Candidate, transfers_between
+from hetjax.planner.sharing_cost import exchange_seconds
 from hetjax.planner.stage_table import Slice, StageTable
 
 
@@ -88,6 +94,37 @@ def candidate_estimates(
         run = run.repeating_forward() if option.recompute else run
         estimates.append(estimate(problem, run, option))
     return estimates
+
+
+def candidate_seconds(
+    problem: PlanningProblem, runs: Runs, table: StageTable, candidate: Candidate
+) -> float:
+    """Seconds of a candidate's step: its timeline, with the exchange of what stages share."""
+    times = candidate_times(problem, runs, table, candidate)
+    ends = warm_up_ends(candidate.warm_up_counts, table.num_microbatches, times)
+    sharing = _sharing(problem, runs, table, candidate)
+    together = max((end for end, own in zip(ends, sharing, strict=True) if own), default=0.0)
+    return max(
+        (together + own if own else end) + update
+        for end, own, update in zip(ends, sharing, times.update, strict=True)
+    )
+
+
+def _sharing(
+    problem: PlanningProblem, runs: Runs, table: StageTable, candidate: Candidate
+) -> tuple[float, ...]:
+    """How long each stage exchanges parameters that layers of several stages use."""
+    assert runs.used is not None, "a search looks at all runs"
+    pieces: list[tuple[Holders, int]] = []
+    for place in np.flatnonzero(runs.used.sum(axis=1) > 1):
+        holders = tuple(
+            s
+            for s, each in enumerate(candidate.places)
+            if runs.used[place, each.layers[0] : each.layers[1]].any()
+        )
+        if len(holders) > 1:
+            pieces.append((Holders(holders, holders), num_bytes(runs.shapes[place])))
+    return exchange_seconds(problem.cluster, _submeshes(problem, table, candidate), pieces)
 
 
 def candidate_times(

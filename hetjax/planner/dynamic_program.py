@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from hetjax.errors import InputError
-from hetjax.pipeline.simulate import warm_up_makespan
-from hetjax.planner.candidates import candidate_plan, candidate_times, slice_of
+from hetjax.planner.candidates import candidate_plan, candidate_seconds, slice_of
 from hetjax.planner.cost_search import rented_nodes, search_by_cost
 from hetjax.planner.lost_devices import check_lost, lost_of_nodes
 from hetjax.planner.no_fit import does_not_fit
+from hetjax.planner.parts import combinations
 from hetjax.planner.plan import Plan, validate
 from hetjax.planner.prices import node_prices, price_of_nodes
 from hetjax.planner.problem import PlanningProblem
 from hetjax.planner.replicas import Timed, score_of, several_pipelines
+from hetjax.planner.restriction import with_nodes
 from hetjax.planner.runs import Runs, all_runs
 from hetjax.planner.search import Candidate, search
 from hetjax.planner.stage_table import StageTable, make_stage_table
@@ -240,22 +241,68 @@ class DynamicProgram:
         tolerance: float = 0.0,
     ) -> list[_Judged]:
         """The best candidates, simulated; the one that the objective prefers first."""
+        if problem.objective == "cost" and table.lost:
+            raise InputError("the objective is 'cost' and devices are lost; plan for 'step_time'")
         prices = node_prices(problem.cluster) if problem.objective == "cost" else None
         if prices is None:
             candidates = search(table, near, tolerance)
-        elif table.lost:
-            raise InputError("the objective is 'cost' and devices are lost; plan for 'step_time'")
         else:
             candidates = search_by_cost(table, prices)
+        judged = self._simulated(problem, runs, table, prices, candidates)
+        if tolerance or not judged:
+            return sorted(judged, key=_preference)
+        # What a part of the cluster does best may be none of the best of the whole by the closed
+        # form, which knows nothing of what stages share.
+        for part in _parts(problem, table):
+            least = min(each.makespan for each in judged)
+            if prices is None and _least_seconds(problem, part) < least:
+                judged += self._simulated(problem, runs, part, prices, search(part))
+            elif prices is not None:
+                found = search_by_cost(part, prices)
+                judged += self._simulated(problem, runs, part, prices, found)
+        return sorted(judged, key=_preference)
+
+    def _simulated(
+        self,
+        problem: PlanningProblem,
+        runs: Runs,
+        table: StageTable,
+        prices: Sequence[float] | None,
+        candidates: Sequence[Candidate],
+    ) -> list[_Judged]:
+        """The first of the candidates, and what their simulations say."""
         judged = []
         for candidate in candidates[: self.finalists]:
-            times = candidate_times(problem, runs, table, candidate)
-            makespan = warm_up_makespan(candidate.warm_up_counts, table.num_microbatches, times)
+            makespan = candidate_seconds(problem, runs, table, candidate)
             rented = rented_nodes(table, candidate)
             rate = 1.0 if prices is None else price_of_nodes(prices, rented)
             devices = sum(slice_of(table, place).num_devices for place in candidate.places)
             judged.append(_Judged(candidate, makespan, rate * makespan, devices))
-        return sorted(judged, key=_preference)
+        return judged
+
+
+def _parts(problem: PlanningProblem, table: StageTable) -> Iterator[StageTable]:
+    """The tables of parts of a cluster, those of `hetjax.planner.parts`, and of one stage."""
+    if table.min_stages == 1 and table.max_stages != 1:
+        yield replace(table, max_stages=1)
+    for names in combinations(problem.cluster):
+        used = (each.name in names for each in problem.cluster.subclusters)
+        nodes = [n if use else 0 for use, (n, _) in zip(used, table.nodes, strict=True)]
+        if any(nodes) and list(nodes) != [n for n, _ in table.nodes]:
+            yield with_nodes(table, nodes)
+
+
+def _least_seconds(problem: PlanningProblem, part: StageTable) -> float:
+    """What a part takes at least: all products at the peak of its devices."""
+    peak = sum(
+        nodes * per_node * subcluster.kind.flops(problem.dtype)
+        for subcluster, (nodes, per_node) in zip(
+            problem.cluster.subclusters, part.nodes, strict=True
+        )
+    )
+    works = problem.works
+    flops = sum(work.forward.matmul_flops + work.backward.matmul_flops for work in works)
+    return problem.num_microbatches * flops / peak
 
 
 @dataclass(frozen=True)

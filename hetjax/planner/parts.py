@@ -40,7 +40,7 @@ def parts_alone(
         fastest first.
     """
     found: list[PartAlone] = []
-    for names in _combinations(cluster):
+    for names in combinations(cluster):
         part = cluster.part(names)
         plan = plan_on(part)
         step_time = plan.prediction.step_time if plan and plan.prediction else None
@@ -48,7 +48,12 @@ def parts_alone(
     return tuple(sorted(found, key=lambda part: part.step_time or float("inf")))
 
 
-def _combinations(cluster: Cluster) -> Iterator[tuple[str, ...]]:
+def combinations(cluster: Cluster) -> Iterator[tuple[str, ...]]:
+    """The names of each combination of subclusters but all of them; each alone where many.
+
+    Args:
+        cluster: the whole.
+    """
     names = [subcluster.name for subcluster in cluster.subclusters]
     largest = len(names) - 1 if len(names) <= ALL_ORDERS_UP_TO else 1
     for count in range(1, min(largest, len(names) - 1) + 1):
