@@ -21,8 +21,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-import jax
-
 from hetjax.configuration import read_configuration
 from hetjax.configuration.make import make_ingredients
 from hetjax.errors import InputError
@@ -200,7 +198,7 @@ def problem_of(name: str, num_microbatches: int, num_layers: int | None = None) 
     ingredients = make_ingredients(configuration)
     return make_problem(
         ingredients.model.loss,
-        jax.eval_shape(ingredients.parameters),
+        ingredients.parameter_shapes,
         ingredients.batch,
         cluster=Cluster.from_file(FOLDER / f"fig7{name}.yaml"),
         optimizer=ingredients.optimizer,

@@ -15,8 +15,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import jax
-
 from hetjax.configuration import read_configuration
 from hetjax.configuration.make import make_ingredients
 from hetjax.errors import InputError
@@ -252,7 +250,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     ingredients = make_ingredients(read_configuration(options.config, []))
     shapes = with_examples(ingredients.batch, 1)
-    program = trace(ingredients.model.loss, jax.eval_shape(ingredients.parameters), shapes)
+    program = trace(ingredients.model.loss, ingredients.parameter_shapes, shapes)
     options.out.mkdir(parents=True, exist_ok=True)
     for name in (name for name, each in STRATEGIES.items() if each.model == options.config.stem):
         text = json.dumps(plan_to_json(make_plan(name, program)), indent=1)

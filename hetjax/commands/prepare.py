@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from hetjax.commands.devices import use_devices
 from hetjax.commands.profiling import check_measured, profile_database, with_profile
 from hetjax.configuration import Configuration
@@ -301,7 +299,7 @@ def _problem(
     planner = ingredients.configuration.planner
     return make_problem(
         ingredients.model.loss,
-        jax.eval_shape(ingredients.parameters),
+        ingredients.parameter_shapes,
         _batch(ingredients, given),
         cluster=cluster,
         optimizer=ingredients.optimizer,

@@ -109,7 +109,7 @@ def measured_program(ingredients: Ingredients, problem: PlanningProblem) -> Meas
     """
     return Measured(
         loss_function=ingredients.model.loss,
-        parameters=jax.eval_shape(ingredients.parameters),
+        parameters=ingredients.parameter_shapes,
         batch=with_examples(ingredients.batch, problem.microbatch_size),
         optimizer=ingredients.optimizer,
         layers=problem.layers,

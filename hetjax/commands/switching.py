@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import jax
-
 from hetjax.configuration.make import Ingredients
 from hetjax.errors import InputError
 from hetjax.pipeline.program import with_examples
@@ -81,7 +79,7 @@ def switch_figures(
 
 def _placement(ingredients: Ingredients, plan: Plan) -> Placement:
     shapes = with_examples(ingredients.batch, plan.batch_size)
-    parameters = jax.eval_shape(ingredients.parameters)
+    parameters = ingredients.parameter_shapes
     job = Job(ingredients.model.loss, parameters, shapes, ingredients.optimizer, plan)
     return lay_out(job)
 

@@ -58,6 +58,11 @@ class Ingredients:
         return functools.partial(_first_parameters, self.model.init, self.configuration.train.seed)
 
     @property
+    def parameter_shapes(self) -> PyTree:
+        """Their shapes."""
+        return self.model.parameter_shapes()
+
+    @property
     def batch(self) -> dict[str, jax.ShapeDtypeStruct]:
         """Shapes of a step's batch."""
         return self.model.batch_shapes(self.configuration.train.batch_size)

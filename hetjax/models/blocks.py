@@ -14,6 +14,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from hetjax.models.pure import counted_rngs
+
 Blocks = nnx.List | nnx.Module
 """A list of blocks, or one block whose every parameter has a leading axis of blocks."""
 
@@ -34,8 +36,8 @@ def make_blocks(
     """
     keys = jax.random.split(rngs.params(), count)
     if stacked:
-        return nnx.vmap(lambda key: make(0, nnx.Rngs(key)))(keys)
-    return nnx.List([make(index, nnx.Rngs(key)) for index, key in enumerate(keys)])
+        return nnx.vmap(lambda key: make(0, counted_rngs(key)))(keys)
+    return nnx.List([make(index, counted_rngs(key)) for index, key in enumerate(keys)])
 
 
 def run_blocks(

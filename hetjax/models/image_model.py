@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,13 @@ from jaxtyping import PyTree
 
 from hetjax.errors import InputError
 from hetjax.models.layers import cross_entropies
-from hetjax.models.pure import num_parameters, parameters_of, with_parameters
+from hetjax.models.pure import (
+    counted_rngs,
+    num_parameters,
+    parameters_of,
+    structure_of,
+    with_parameters,
+)
 from hetjax.models.resnet import ResNet, ResNetConfig
 from hetjax.models.vgg import VGG, VGGConfig
 from hetjax.models.vit import ViT, ViTConfig
@@ -37,6 +44,7 @@ class ImageModel:
 
     Args:
         init: key -> float32 parameters, a nested dict with string keys.
+        parameter_shapes: () -> their shapes; nothing is allocated.
         loss: (parameters, batch) -> the weighted sum of the images' losses in nats and the sum of
             their weights (their number, where there are none), both float32 scalars. Sums, so that
             microbatches add up.
@@ -55,6 +63,7 @@ class ImageModel:
     """
 
     init: Callable[[jax.Array], PyTree]
+    parameter_shapes: Callable[[], PyTree]
     loss: Callable[[PyTree, Batch], tuple[jax.Array, jax.Array]]
     image_size: int
     classes: int
@@ -76,7 +85,7 @@ class ImageModel:
 
     def num_parameters(self) -> int:
         """How many numbers the parameters hold; nothing is allocated to count them."""
-        return num_parameters(self.init)
+        return num_parameters(self.parameter_shapes())
 
 
 def image_model(config: ImageConfig) -> ImageModel:
@@ -90,6 +99,7 @@ def image_model(config: ImageConfig) -> ImageModel:
     """
     return ImageModel(
         init=functools.partial(_init, config),
+        parameter_shapes=functools.partial(_parameter_shapes, config),
         loss=functools.partial(_loss, config),
         image_size=config.image_size,
         classes=config.classes,
@@ -98,7 +108,11 @@ def image_model(config: ImageConfig) -> ImageModel:
 
 
 def _init(config: ImageConfig, key: jax.Array) -> PyTree:
-    return parameters_of(_make(config, nnx.Rngs(key)))
+    return parameters_of(_make(config, counted_rngs(key)))
+
+
+def _parameter_shapes(config: ImageConfig) -> PyTree:
+    return _structure(config)[1]
 
 
 def _loss(config: ImageConfig, params: PyTree, batch: Batch) -> tuple[jax.Array, jax.Array]:
@@ -108,7 +122,9 @@ def _loss(config: ImageConfig, params: PyTree, batch: Batch) -> tuple[jax.Array,
             f"batch['images'] is {images.dtype}{list(images.shape)}; it must be uint8 [batch, "
             f"{size}, {size}, 3]"
         )
-    losses = cross_entropies(with_parameters(_graph(config), params)(images), batch["labels"])
+    losses = cross_entropies(
+        with_parameters(_structure(config)[0], params)(images), batch["labels"]
+    )
     weights = batch.get("weights")
     if weights is None:
         weights = jnp.ones_like(losses)
@@ -124,6 +140,6 @@ def _make(config: ImageConfig, rngs: nnx.Rngs) -> ViT | VGG | ResNet:
 
 
 @functools.lru_cache(maxsize=32)
-def _graph(config: ImageConfig) -> nnx.GraphDef[ViT | VGG | ResNet]:
-    """The module's structure without its arrays; made abstractly, once a configuration."""
-    return nnx.split(nnx.eval_shape(lambda: _make(config, nnx.Rngs(0))))[0]
+def _structure(config: ImageConfig) -> tuple[nnx.GraphDef[Any], PyTree]:
+    """The module's structure and its parameters' shapes; made abstractly, once a configuration."""
+    return structure_of(lambda: _make(config, counted_rngs(jax.random.key(0))))

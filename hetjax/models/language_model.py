@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +21,13 @@ from hetjax.errors import InputError
 from hetjax.models.gpt import GPT, GPTConfig
 from hetjax.models.layers import cross_entropies
 from hetjax.models.llama import Llama, LlamaConfig
-from hetjax.models.pure import num_parameters, parameters_of, with_parameters
+from hetjax.models.pure import (
+    counted_rngs,
+    num_parameters,
+    parameters_of,
+    structure_of,
+    with_parameters,
+)
 
 Batch = Mapping[str, jax.Array]
 """Arrays whose first axis is the examples'; see `LanguageModel` for the names."""
@@ -37,6 +44,7 @@ class LanguageModel:
 
     Args:
         init: key -> float32 parameters, a nested dict with string keys.
+        parameter_shapes: () -> their shapes; nothing is allocated.
         loss: (parameters, batch) -> the weighted sum of the tokens' losses in nats and the sum of
             their weights (their number, where there are none), both float32 scalars. Sums, so that
             microbatches add up exactly.
@@ -54,6 +62,7 @@ class LanguageModel:
     """
 
     init: Callable[[jax.Array], PyTree]
+    parameter_shapes: Callable[[], PyTree]
     loss: Callable[[PyTree, Batch], tuple[jax.Array, jax.Array]]
     sequence: int
     vocabulary: int
@@ -77,7 +86,7 @@ class LanguageModel:
 
     def num_parameters(self) -> int:
         """How many numbers the parameters hold; nothing is allocated to count them."""
-        return num_parameters(self.init)
+        return num_parameters(self.parameter_shapes())
 
 
 def language_model(config: GPTConfig | LlamaConfig) -> LanguageModel:
@@ -92,6 +101,7 @@ def language_model(config: GPTConfig | LlamaConfig) -> LanguageModel:
     family = "gpt" if isinstance(config, GPTConfig) else "llama"
     return LanguageModel(
         init=functools.partial(_init, config),
+        parameter_shapes=functools.partial(_parameter_shapes, config),
         loss=functools.partial(_loss, config),
         sequence=config.sequence,
         vocabulary=config.vocabulary,
@@ -101,7 +111,11 @@ def language_model(config: GPTConfig | LlamaConfig) -> LanguageModel:
 
 
 def _init(config: GPTConfig | LlamaConfig, key: jax.Array) -> PyTree:
-    return parameters_of(_make(config, nnx.Rngs(key)))
+    return parameters_of(_make(config, counted_rngs(key)))
+
+
+def _parameter_shapes(config: GPTConfig | LlamaConfig) -> PyTree:
+    return _structure(config)[1]
 
 
 def _loss(
@@ -127,7 +141,7 @@ def _logits(
     config: GPTConfig | LlamaConfig, params: PyTree, tokens: jax.Array, keys: jax.Array | None
 ) -> tuple[jax.Array, jax.Array | None]:
     """The logits, and what experts add to each example's loss."""
-    model = with_parameters(_graph(config), params)
+    model = with_parameters(_structure(config)[0], params)
     return model.with_balance(tokens, keys) if isinstance(model, GPT) else (model(tokens), None)
 
 
@@ -138,6 +152,6 @@ def _make(config: GPTConfig | LlamaConfig, rngs: nnx.Rngs) -> GPT | Llama:
 
 
 @functools.lru_cache(maxsize=32)
-def _graph(config: GPTConfig | LlamaConfig) -> nnx.GraphDef[GPT | Llama]:
-    """The module's structure without its arrays; made abstractly, once a configuration."""
-    return nnx.split(nnx.eval_shape(lambda: _make(config, nnx.Rngs(0))))[0]
+def _structure(config: GPTConfig | LlamaConfig) -> tuple[nnx.GraphDef[Any], PyTree]:
+    """The module's structure and its parameters' shapes; made abstractly, once a configuration."""
+    return structure_of(lambda: _make(config, counted_rngs(jax.random.key(0))))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import jax
 from flax import nnx
@@ -36,16 +36,53 @@ def with_parameters(graph: nnx.GraphDef[Any], parameters: PyTree) -> Any:
     return nnx.merge(graph, _integer_keys(parameters))
 
 
-def num_parameters(init: Callable[[jax.Array], PyTree]) -> int:
-    """How many numbers the parameters hold; nothing is allocated to count them.
+def structure_of(make: Callable[[], nnx.Module]) -> tuple[nnx.GraphDef[Any], PyTree]:
+    """A module's structure without its arrays, and the shapes of its parameters.
 
     Args:
-        init: from a key to the parameters.
+        make: makes the module; it is traced, and nothing is allocated.
+
+    Returns:
+        The structure, for `with_parameters`; shapes in the form of `parameters_of`.
+    """
+    graph, state = nnx.split(nnx.eval_shape(make))
+    return graph, _string_keys(nnx.to_pure_dict(state))
+
+
+def counted_rngs(key: jax.Array) -> nnx.Rngs:
+    """The keys that ``nnx.Rngs(key)`` gives, counted in Python.
+
+    Flax counts in an array: where a model is only traced, every key that is taken makes JAX search
+    the whole trace for the origin of that array, which takes the square of a model's size.
+
+    Args:
+        key: what all keys come from.
+
+    Returns:
+        What a module takes in the place of Flax's, for keys of its parameters alone.
+    """
+    return cast(nnx.Rngs, _CountedRngs(key))
+
+
+class _CountedRngs:
+    def __init__(self, key: jax.Array):
+        self._key, self._count = key, 0
+
+    def params(self) -> jax.Array:
+        key = jax.random.fold_in(self._key, self._count)
+        self._count += 1
+        return key
+
+
+def num_parameters(shapes: PyTree) -> int:
+    """How many numbers parameters hold.
+
+    Args:
+        shapes: the parameters' shapes.
 
     Returns:
         Their number.
     """
-    shapes = jax.eval_shape(lambda: init(jax.random.key(0)))
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
+from weakref import WeakKeyDictionary
 
 from hetjax import _compat
 from hetjax.pipeline.program import Step
@@ -90,9 +90,17 @@ def jaxpr_cost(jaxpr: _compat.Jaxpr) -> Cost:
     return sum((equation_cost(equation) for equation in jaxpr.eqns), Cost())
 
 
+_counted: WeakKeyDictionary[Step, Cost] = WeakKeyDictionary()
+"""The work of steps that was counted before: cutting and planning ask for it many times."""
+
+
 def step_cost(step: Step) -> Cost:
     """The work of one step of a program, all its iterations."""
-    return Cost() if step.equation is None else equation_cost(step.equation)
+    cost = _counted.get(step)
+    if cost is None:
+        cost = Cost() if step.equation is None else equation_cost(step.equation)
+        _counted[step] = cost
+    return cost
 
 
 def steps_cost(steps: Sequence[Step]) -> Cost:
@@ -100,20 +108,20 @@ def steps_cost(steps: Sequence[Step]) -> Cost:
     return sum((step_cost(step) for step in steps), Cost())
 
 
-def is_heavy(equation: _compat.JaxprEqn) -> bool:
-    """Whether an equation, or one inside it, is a matrix product or a convolution."""
-    return equation_cost(equation).matmul_flops > 0
+def is_heavy(step: Step) -> bool:
+    """Whether a step is a matrix product or a convolution, or has one inside it."""
+    return step_cost(step).matmul_flops > 0
 
 
 def is_expensive(step: Step) -> bool:
     """Whether a step must not run twice: all but elementwise arithmetic and changes of shape."""
     if step.equation is not None and step.name in ("custom_jvp_call", "custom_vjp_call"):
-        return is_heavy(step.equation)
+        return is_heavy(step)
     return step.name not in REPEATABLE
 
 
 def _size(variable: Any) -> int:
-    return int(np.prod(variable.aval.shape, dtype=np.int64))
+    return math.prod(variable.aval.shape)
 
 
 def _bytes(variable: Any) -> int:
@@ -125,7 +133,7 @@ def _matmul_flops(equation: _compat.JaxprEqn) -> float:
     if equation.primitive.name == "dot_general":
         (contracted, _), _ = equation.params["dimension_numbers"]
         left: Any = equation.invars[0].aval
-        depth = np.prod([left.shape[d] for d in contracted], dtype=np.int64)
+        depth = math.prod(left.shape[d] for d in contracted)
         return 2.0 * _size(equation.outvars[0]) * float(depth)
     if equation.primitive.name == "conv_general_dilated":
         return _convolution_flops(equation)

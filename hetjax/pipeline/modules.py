@@ -93,10 +93,7 @@ class _Finder:
         self.steps, self.crossing, self.min_products = program.steps, crossing, min_products
         letters: dict[Hashable, int] = {}
         self.letters = [letters.setdefault(_letter(step), len(letters)) for step in self.steps]
-        self.heavy = [
-            step.equation is not None and step.iterations == 1 and is_heavy(step.equation)
-            for step in self.steps
-        ]
+        self.heavy = [step.iterations == 1 and is_heavy(step) for step in self.steps]
         iterations = [step.iterations for step in self.steps]
         self.positions = np.concatenate([[0], np.cumsum(iterations)])
         self.flops = np.array([step_cost(step).flops for step in self.steps])

@@ -19,7 +19,7 @@ from typing import Any
 import jax
 
 from hetjax import _compat
-from hetjax.pipeline.costs import is_expensive, steps_cost
+from hetjax.pipeline.costs import is_expensive, is_heavy, steps_cost
 from hetjax.pipeline.program import (
     Constant,
     FlatJaxpr,
@@ -147,15 +147,16 @@ def _light(
     first = needed_steps(steps, first_outputs)
     made = {output for step in first for output in step.outputs}
     needed = _values(first_outputs).union(*(step.values() for step in first))
-    places = []
-    for place, output in enumerate(outputs):
-        more = needed_steps(steps, [output], tuple(made))
-        reads = _values([output]).union(*(step.values() for step in more))
-        # What a scan of the first part makes for others alone may have taken any work.
-        unknown = {v for s in first if s.name == "scan" for v in s.outputs} - needed
-        if steps_cost(more).matmul_flops == 0 and reads.isdisjoint(unknown):
-            places.append(place)
-    return tuple(places)
+    # What a scan of the first part makes for others alone may have taken any work.
+    heavy = {v for s in first if s.name == "scan" for v in s.outputs} - needed
+    for step in steps:
+        if made.isdisjoint(step.outputs) and (
+            is_heavy(step) or not heavy.isdisjoint(step.values())
+        ):
+            heavy.update(step.outputs)
+    return tuple(
+        place for place, output in enumerate(outputs) if heavy.isdisjoint(_values([output]))
+    )
 
 
 def _reached(steps: Sequence[Step], cotangents: Collection[int]) -> set[int]:

@@ -155,7 +155,7 @@ def shared_steps(program: Program) -> frozenset[int]:
     shared: set[int] = set()
     for step in program.steps:
         values, outputs = set(step.values()), set(step.outputs)
-        heavy = step.iterations > 1 or (step.equation is not None and is_heavy(step.equation))
+        heavy = step.iterations > 1 or is_heavy(step)
         of_weights, of_examples = bool(values & weights), bool(values & examples)
         costly = step.name not in REPEATABLE or bool(outputs & rows) or of_examples
         if heavy or values & learned or (of_weights and costly):
@@ -351,7 +351,7 @@ def _rebind(step: Step, slots: dict[Operand, int]) -> Step:
         -1 - slots[operand] if isinstance(operand, SliceOf) and operand in slots else operand
         for operand in step.inputs
     )
-    return replace(step, inputs=inputs)
+    return step if inputs == step.inputs else replace(step, inputs=inputs)
 
 
 def split_scan(

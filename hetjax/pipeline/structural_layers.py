@@ -127,7 +127,7 @@ def _usual_flops(
 
 
 def _is_product(step: Step) -> bool:
-    return step.iterations == 1 and step.equation is not None and is_heavy(step.equation)
+    return step.iterations == 1 and is_heavy(step)
 
 
 def _total(flops: NDArray[np.float64], section: Section) -> float:
