@@ -58,9 +58,11 @@ def _plan(arguments: argparse.Namespace) -> int:
     from hetjax.commands.plan_report import plan_report
     from hetjax.commands.prepare import alternatives, parts, predicted, prepare, published_plan
     from hetjax.report import write_plan_page
+    from hetjax.report.progress import MeasuringProgress
 
     published = published_plan(ingredients, cluster)
-    prepared = prepare(ingredients, cluster, frozenset(arguments.lost))
+    with MeasuringProgress("planned") as progress:
+        prepared = prepare(ingredients, cluster, frozenset(arguments.lost), progress.update)
     published = published and predicted(ingredients, published)
     alone, others = parts(prepared), alternatives(prepared)
     if arguments.json:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,10 @@ class Prepared:
 
 
 def prepare(
-    ingredients: Ingredients, source: Cluster | Path, lost: frozenset[int] = frozenset()
+    ingredients: Ingredients,
+    source: Cluster | Path,
+    lost: frozenset[int] = frozenset(),
+    told: Callable[[int, int, str], None] | None = None,
 ) -> Prepared:
     """Plan a run, or fit a plan to it.
 
@@ -80,6 +83,7 @@ def prepare(
         ingredients: the model, the data and the optimizer.
         source: the cluster to plan for, or the file of a plan to follow.
         lost: devices of the cluster that a plan is made without.
+        told: called after each number of microbatches that was tried; see `choose_microbatches`.
 
     Returns:
         What the run begins with.
@@ -91,7 +95,7 @@ def prepare(
     runtime, play = ingredients.configuration.runtime, ingredients.configuration.cluster.play
     if isinstance(source, Cluster):
         use_devices(source, runtime, play=play)
-        planned = _find(ingredients, source, lost)
+        planned = _find(ingredients, source, lost, told)
         plan = complete(planned.found.plan, planned.problem)
         return Prepared(ingredients, plan, time.perf_counter() - began, planned)
     given = _load(source, ingredients.configuration)
@@ -249,7 +253,12 @@ def alternatives(prepared: Prepared) -> tuple[Alternative, ...]:
     return next_best(planned.problem, planned.found, DynamicProgram(), planned.others)
 
 
-def _find(ingredients: Ingredients, cluster: Cluster, lost: frozenset[int]) -> Planned:
+def _find(
+    ingredients: Ingredients,
+    cluster: Cluster,
+    lost: frozenset[int],
+    told: Callable[[int, int, str], None] | None,
+) -> Planned:
     """The plan of the configured number of microbatches, or of the best."""
     settings, planner = ingredients.configuration, DynamicProgram()
     folder = settings.planner.profile
@@ -270,7 +279,7 @@ def _find(ingredients: Ingredients, cluster: Cluster, lost: frozenset[int]) -> P
         if not measured:
             check_measured(problems.of(batch_size), database)
         counts = tuple(measured)
-    choice = choose_microbatches(problems.of, batch_size, planner, counts)
+    choice = choose_microbatches(problems.of, batch_size, planner, counts, told)
     stated = tuple(problems.of(count) for count in counts)
     return Planned(choice.problem, choice.found, stated, choice.others)
 

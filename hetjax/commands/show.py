@@ -23,6 +23,7 @@ from hetjax.planner import (
     step_cost,
 )
 from hetjax.planner.profile import Profile
+from hetjax.planner.rates import PRODUCT_EFFICIENCY
 from hetjax.report import (
     OtherPlan,
     alternatives_table,
@@ -81,7 +82,11 @@ def show_plan(
         console.print()
     console.print(plan_table(plan))
     console.print(lines[1], highlight=False)
-    quality = (*_quality_lines(prepared, published), *_cost_lines(prepared))
+    quality = (
+        *_quality_lines(prepared, published),
+        *rate_lines(prepared),
+        *_cost_lines(prepared),
+    )
     for line in (*quality, *_limit_lines(plan)):
         console.print(line, highlight=False, markup=False)
     if alternatives:
@@ -175,6 +180,30 @@ def _quality_lines(prepared: Prepared, published: Plan | None) -> Iterator[str]:
         yield (
             f"published plan ({published.planner}): {format_seconds(theirs)}, {ratio:.2f} times as "
             f"long{fits}"
+        )
+
+
+def rate_lines(prepared: Prepared) -> Iterator[str]:
+    """What is to be known of the rates that a plan was made with.
+
+    Args:
+        prepared: a plan.
+
+    Yields:
+        A line for each kind without a rate for the model's dtype; one where efficiency is assumed.
+    """
+    if prepared.planned is None:
+        return
+    problem = prepared.planned.problem
+    kinds = dict.fromkeys(subcluster.kind for subcluster in problem.cluster.subclusters)
+    for kind in kinds:
+        said = kind.slow_path(problem.dtype)
+        if said is not None:
+            yield said
+    if not problem.profile.measurements:
+        yield (
+            f"nothing was measured: matrix products are assumed to reach {PRODUCT_EFFICIENCY:.0%} "
+            f"of the peak on {', '.join(kind.name for kind in kinds)}"
         )
 
 
@@ -289,6 +318,7 @@ def plan_figures(prepared: Prepared) -> dict[str, Any]:
         "planner": plan.planner,
         "planning_seconds": prepared.planning_seconds,
         **_search_figures(prepared),
+        "rates": list(rate_lines(prepared)),
         "batch_size": plan.batch_size,
         "pipelines": len(plan.pipelines),
         "num_microbatches": sum(each.num_microbatches for each in plan.pipelines),

@@ -111,6 +111,31 @@ class DeviceKind:
         name = dtype if isinstance(dtype, str) else np.dtype(dtype).name
         return self.peak_flops.get(name, self.peak_flops["float32"])
 
+    def slow_path(self, dtype: DTypeLike) -> str | None:
+        """What to know of a dtype that the kind has no rate of its own for.
+
+        Args:
+            dtype: a dtype or its NumPy name, such as ``"bfloat16"``.
+
+        Returns:
+            That it is rated as float32 is, and what the kind's fastest dtype would give; None where
+            the kind has a rate for it.
+
+        Example:
+            >>> print(kind("T4").slow_path("bfloat16"))
+            T4 has no bfloat16 rate: rated as float32, at 8.1 TFLOP/s; float16: 65 TFLOP/s
+            >>> kind("T4").slow_path("float16")
+        """
+        name = dtype if isinstance(dtype, str) else np.dtype(dtype).name
+        if name in self.peak_flops:
+            return None
+        slow = self.peak_flops["float32"]
+        said = f"{self.name} has no {name} rate: rated as float32, at {slow / 1e12:g} TFLOP/s"
+        best = max(self.peak_flops, key=lambda each: self.peak_flops[each])
+        if self.peak_flops[best] > slow:
+            said += f"; {best}: {self.peak_flops[best] / 1e12:g} TFLOP/s"
+        return said
+
 
 def kind(name: str) -> DeviceKind:
     """The device kind of a name.

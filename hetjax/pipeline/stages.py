@@ -187,15 +187,19 @@ class _Cutter:
         self.steps: list[list[Step]] = [[] for _ in range(self.num_stages)]
         self.producer: dict[int, int] = {}
         self.shared_step: dict[int, Step] = {}
+        self.shared_place: dict[int, int] = {}
         self._assign(boundaries)
         self.needs = [self._needs(index) for index in range(self.num_stages)]
         self.whole_leaves = self._whole_leaves()
+        self.leaf_of = {value: leaf for leaf, value in enumerate(program.parameters)}
+        self.crossings = self._crossings()
 
     def _assign(self, boundaries: Sequence[int]) -> None:
         position, stage = 0, 0
-        for step in self.program.steps:
+        for place, step in enumerate(self.program.steps):
             if self.shared.issuperset(step.outputs):
                 self.shared_step.update((output, step) for output in step.outputs)
+                self.shared_place.update((output, place) for output in step.outputs)
             cuts = [b - position for b in boundaries if position < b < position + step.iterations]
             for piece, advance in self._pieces(step, cuts):
                 stage += advance
@@ -267,13 +271,21 @@ class _Cutter:
 
     def crossing(self, index: int) -> tuple[int, ...]:
         """The values made in stages up to ``index`` and needed after it."""
-        needed = {
-            value
-            for later in range(index + 1, self.num_stages)
-            for operand in self.needs[later]
-            if (value := operand_value(operand)) in self.producer and self.producer[value] <= index
+        return self.crossings[index]
+
+    def _crossings(self) -> list[tuple[int, ...]]:
+        """The values that cross the end of each stage."""
+        last_need = {
+            value: index
+            for index, needs in enumerate(self.needs)
+            for operand in needs
+            if (value := operand_value(operand)) in self.producer
         }
-        return tuple(sorted(needed))
+        crossing: list[list[int]] = [[] for _ in range(self.num_stages)]
+        for value in sorted(last_need):
+            for index in range(self.producer[value], last_need[value]):
+                crossing[index].append(value)
+        return [tuple(values) for values in crossing]
 
     def stage(self, index: int) -> Stage:
         last = index == self.num_stages - 1
@@ -311,7 +323,7 @@ class _Cutter:
         )
 
     def _parts(self, index: int) -> list[tuple[Operand, ParameterPart]]:
-        leaf_of = {value: leaf for leaf, value in enumerate(self.program.parameters)}
+        leaf_of = self.leaf_of
         parts: dict[Operand, ParameterPart] = {}
         for operand in self.needs[index]:
             value = operand_value(operand)
@@ -341,7 +353,8 @@ class _Cutter:
             if value in self.shared_step and value not in wanted:
                 wanted.update(self.shared_step[value].outputs)
                 pending.extend(self.shared_step[value].values())
-        shared = [step for step in self.program.steps if wanted.intersection(step.outputs)]
+        places = sorted({self.shared_place[value] for value in wanted})
+        shared = [self.program.steps[place] for place in places]
         return (*shared, *self.steps[index])
 
 

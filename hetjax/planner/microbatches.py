@@ -37,6 +37,7 @@ def choose_microbatches(
     batch_size: int,
     planner: DynamicProgram,
     counts: Sequence[int] = (),
+    told: Callable[[int, int, str], None] | None = None,
 ) -> Choice:
     """Find the number of microbatches with the best plan by the objective.
 
@@ -49,6 +50,7 @@ def choose_microbatches(
         batch_size: examples in a step.
         planner: finds the plan for one problem.
         counts: the numbers to try; empty for every one that divides the batch.
+        told: called after each of them: how many were tried, of how many, and which this one is.
 
     Returns:
         The best, and the step times of all.
@@ -59,13 +61,16 @@ def choose_microbatches(
     fitting: list[tuple[PlanningProblem, Found]] = []
     step_times: dict[int, float] = {}
     plans: dict[int, Alternative] = {}
-    for count in counts or divisors(batch_size):
+    tried = counts or divisors(batch_size)
+    for place, count in enumerate(tried):
         problem = problem_for(count)
         found = planner.find(problem)
         step_times[count] = found.step_time if found else float("inf")
         if found:
             plans[count] = Alternative(found.plan, found.step_time, found.score)
             fitting.append((problem, found))
+        if told is not None:
+            told(place + 1, len(tried), f"microbatches of {problem.microbatch_size}")
     if not fitting:
         raise InputError(does_not_fit(problem_for(max(step_times))))
     best = _best(fitting)

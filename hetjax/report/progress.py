@@ -115,19 +115,23 @@ class TrainingProgress:
 
 
 class MeasuringProgress:
-    """Shows which measurement is under way, on the standard error.
+    """Shows which measurement, or other piece of work, is done, on the standard error.
 
     The standard output stays free for results. Where it is no terminal it prints a plain line for
-    each tenth of the measurements.
+    each tenth of the pieces.
+
+    Args:
+        word: what is done to a piece.
 
     Example:
         >>> with MeasuringProgress() as progress:
         ...     progress.update(1, 12, "layers 3 to 4 on a")
     """
 
-    def __init__(self) -> None:
+    def __init__(self, word: str = "measured") -> None:
         from rich.console import Console
 
+        self._word = word
         self._console = Console(stderr=True)
         self._bar: Progress | None = None
 
@@ -144,14 +148,14 @@ class MeasuringProgress:
             self._bar.stop()
 
     def update(self, count: int, total: int, what: str) -> None:
-        """Show that a measurement is made.
+        """Show that a piece is done.
 
         Args:
-            count: how many are made.
+            count: how many are done.
             total: how many there are.
-            what: the one that was made.
+            what: the one that was done.
         """
-        text = f"measured {count} of {total}: {what}"
+        text = f"{self._word} {count} of {total}: {what}"
         if self._console.is_terminal and not self._console.is_dumb_terminal:
             if self._bar is None:
                 self._bar = _bar(self._console)

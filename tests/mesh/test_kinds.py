@@ -92,3 +92,10 @@ def test_host_cpu_is_measured_once_and_shared_evenly():
     assert four.memory_bandwidth == one.memory_bandwidth / 4
     with pytest.raises(InputError, match="num_devices: 0"):
         measure_host_cpu(0)
+
+
+def test_a_dtype_without_a_rate_is_told_of_with_what_would_be_faster():
+    assert kind("A100-40").slow_path("bfloat16") is None
+    said = kind("V100").slow_path("bfloat16")
+    assert said is not None
+    assert all(part in said for part in ("V100", "float32", "15.7", "float16: 125"))

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetjax.models import layers
+from hetjax.models.pure import counted_rngs
 
 
 def normal(seed: int, *shape: int) -> jax.Array:
@@ -104,3 +105,12 @@ def test_token_losses_are_cross_entropy():
     np.testing.assert_allclose(
         layers.cross_entropies(logits, targets), expected[..., 0], rtol=1e-5, atol=1e-6
     )
+
+
+def test_keys_counted_in_python_are_those_that_flax_counts():
+    key = jax.random.key(7)
+    ours, theirs = counted_rngs(key), nnx.Rngs(key)
+    for _ in range(3):
+        assert jnp.array_equal(
+            jax.random.key_data(ours.params()), jax.random.key_data(theirs.params())
+        )
