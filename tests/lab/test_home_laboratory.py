@@ -121,7 +121,7 @@ def test_the_tutorial_of_two_pcs_runs_as_it_stands(pcs: TwoPCs):
     pcs.close_ports(open_ports(PAGE))
     terminals = {host: pcs.shell(host) for host in HOSTS.values()}
     second = pcs.shell("a")
-    said = ""
+    cluster, cards, said = pcs.clone / "two_pcs.yaml", "", ""
     trained: list[str] = []
     for block in code_blocks(PAGE):
         if block.title.endswith((".yaml", ".gin")):
@@ -135,8 +135,11 @@ def test_the_tutorial_of_two_pcs_runs_as_it_stands(pcs: TwoPCs):
             interrupt(terminals["a"])
         elif "ray status" in text:
             wait_for_nodes(terminals["a"], text)
+        elif "big.gin" in text:
+            cluster.write_text(cards)
+            said = terminals["a"].run(text)
         elif "hetjax.train" in text and "--resume" not in text:
-            give_processors(pcs.clone / "two_pcs.yaml")
+            cards = give_processors(cluster)
             terminals["a"].begin(f"{text.strip()} || test $? -eq 130")
             wait_for_steps(pcs.shared / "runs/first/metrics.jsonl", terminals["a"])
         elif "hetjax.train" in text:
@@ -182,11 +185,13 @@ def wait_for_nodes(terminal: Shell, text: str) -> None:
         time.sleep(1)
 
 
-def give_processors(file: Path) -> None:
-    """The processor plays the cards, for training; planning was for the cards."""
-    text, count = re.subn(r"kind: RTX\d+", "kind: host-cpu", file.read_text())
+def give_processors(cluster: Path) -> str:
+    """Let the processor play the cards in a cluster file, for training; what it said before."""
+    cards = cluster.read_text()
+    text, count = re.subn(r"kind: RTX\d+", "kind: host-cpu", cards)
     assert count == 2
-    file.write_text(text)
+    cluster.write_text(text)
+    return cards
 
 
 def wait_for_steps(metrics: Path, terminal: Shell) -> None:
