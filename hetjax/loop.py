@@ -7,13 +7,10 @@ with hetjax.Trainer(plan, loss, parameters, optimizer, batch, source=data) as tr
 
 from __future__ import annotations
 
-import signal
 import statistics
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from types import FrameType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING
 
 from hetjax.configuration.settings import TrainSettings
 from hetjax.errors import NonfiniteError
@@ -204,58 +201,6 @@ def other_step_time(steps: Sequence[StepDone]) -> float | None:
     others = [done for done in steps if done.beside is not None]
     usual = [done.metrics.seconds for done in others[1:] if not done.timed]
     return statistics.median(usual) if usual else None
-
-
-_SAME_REQUEST_SECONDS = 1.0
-
-
-class StopRequest:
-    """Turns Ctrl-C and SIGTERM into a wish to stop after the step, while its block runs.
-
-    A later signal acts as it would without: the process ends at once. Signals that come together
-    are one wish, since a process and its group are often signalled both.
-
-    Args:
-        announce: called with a sentence when the first signal comes.
-        clock: gives the time in seconds, from any zero.
-
-    Example:
-        >>> with StopRequest(print) as stop:
-        ...     signal.raise_signal(signal.SIGTERM)
-        ...     stop(), stop.signal == signal.SIGTERM
-        SIGTERM: stopping after this step; once more to end at once
-        (True, True)
-    """
-
-    def __init__(
-        self, announce: Callable[[str], None], clock: Callable[[], float] = time.monotonic
-    ):
-        self._announce, self._clock = announce, clock
-        self._came = 0.0
-        self._before: dict[int, Any] = {}
-        self.signal: int | None = None
-
-    def __call__(self) -> bool:
-        """Whether a stop was asked for."""
-        return self.signal is not None
-
-    def __enter__(self) -> Self:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._before[number] = signal.signal(number, self._handle)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.signal is None:
-            self.signal, self._came = number, self._clock()
-            name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
-            self._announce(f"{name}: stopping after this step; once more to end at once")
-        elif self._clock() - self._came > _SAME_REQUEST_SECONDS:
-            signal.signal(number, signal.SIG_DFL)
-            signal.raise_signal(number)
 
 
 def _is_due(step: int, every: int | None, *, is_last: bool = False) -> bool:

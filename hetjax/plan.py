@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 
 from hetjax.commands.command_line import Parser, configuration_of, run_command
+from hetjax.commands.signals import doing, run_process
 from hetjax.files import check_writable
 
 
@@ -25,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code; see `hetjax.commands.command_line`.
     """
-    return run_command(_plan, _parser(), argv)
+    return run_command(_plan, _parser, argv)
 
 
 def _parser() -> Parser:
@@ -52,6 +53,7 @@ def _plan(arguments: argparse.Namespace) -> int:
     check_lost(cluster, arguments.lost)
     from hetjax.configuration.make import make_ingredients
 
+    doing("preparing the model and the data")
     ingredients = make_ingredients(configuration)
 
     from hetjax.commands import show
@@ -60,6 +62,7 @@ def _plan(arguments: argparse.Namespace) -> int:
     from hetjax.report import write_plan_page
     from hetjax.report.progress import MeasuringProgress
 
+    doing("planning")
     published = published_plan(ingredients, cluster)
     with MeasuringProgress("planned") as progress:
         prepared = prepare(ingredients, cluster, frozenset(arguments.lost), progress.update)
@@ -85,4 +88,4 @@ def _plan(arguments: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_process(main))

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hetjax.commands.command_line import Parser, configuration_of, run_command
+from hetjax.commands.signals import doing, run_process
 from hetjax.errors import InputError
 
 
@@ -21,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code; see `hetjax.commands.command_line`.
     """
-    return run_command(_profile, _parser(), argv)
+    return run_command(_profile, _parser, argv)
 
 
 def _parser() -> Parser:
@@ -50,6 +51,7 @@ def _profile(arguments: argparse.Namespace) -> int:
     from hetjax.commands.devices import check_ray_address, configured_cluster
 
     check_ray_address(configuration.runtime)
+    doing("looking at the devices")
     cluster = configured_cluster(configuration.cluster, configuration.runtime)
 
     from hetjax.commands.profiling import measure_profile, profile_database
@@ -61,12 +63,14 @@ def _profile(arguments: argparse.Namespace) -> int:
     from hetjax.commands.prepare import problem_to_profile
     from hetjax.configuration.make import make_ingredients
 
+    doing("preparing the model and the data")
     ingredients = make_ingredients(configuration)
 
     from hetjax.commands import show
     from hetjax.report.progress import MeasuringProgress
 
     problem = problem_to_profile(ingredients, cluster)
+    doing("measuring layers; what was measured is kept")
     with MeasuringProgress() as progress:
         profiled = measure_profile(ingredients, problem, database, progress.update)
     if arguments.json:
@@ -77,4 +81,4 @@ def _profile(arguments: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_process(main))

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from hetjax.commands.command_line import Parser, configuration_of, run_command
+from hetjax.commands.signals import doing, run_process
 from hetjax.errors import InputError
 
 
@@ -24,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code; see `hetjax.commands.command_line`.
     """
-    return run_command(_switch, _parser(), argv)
+    return run_command(_switch, _parser, argv)
 
 
 def _parser() -> Parser:
@@ -64,10 +65,12 @@ def _switch(arguments: argparse.Namespace) -> int:
     plans = Plan.load(arguments.source), Plan.load(arguments.destination)
     from hetjax.configuration.make import make_ingredients
 
+    doing("preparing the model and the data")
     ingredients = make_ingredients(configuration)
 
     from hetjax.commands.switching import switch_figures, switch_table
 
+    doing("working out what moves")
     figures = switch_figures(
         ingredients,
         *plans,
@@ -84,4 +87,4 @@ def _switch(arguments: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_process(main))

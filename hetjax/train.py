@@ -3,9 +3,9 @@
     python -m hetjax.train --config configs/quickstart.gin --workdir runs/first
     python -m hetjax.train --config configs/quickstart.gin --gin "train.steps = 20" --runtime ray
 
-Ctrl-C and SIGTERM finish the step, save a checkpoint where there is a work folder, and end the
-command with 130 or 143; a second one ends it at once. The exit codes are listed in
-`hetjax.commands.command_line`.
+Ctrl-C and SIGTERM end the command with 130 or 143. While it trains it finishes the step first, and
+saves a checkpoint where there is a work folder; a second one ends it at once. The exit codes are
+listed in `hetjax.commands.command_line`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hetjax.commands.command_line import Parser, configuration_of, run_command
-from hetjax.commands.work_folder import check_work_folder, reusable_plan
+from hetjax.commands.signals import doing, run_process
 from hetjax.errors import InputError
 
 
@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code.
     """
-    return run_command(_train, _parser(), argv)
+    return run_command(_train, _parser, argv)
 
 
 def _parser() -> Parser:
@@ -50,6 +50,10 @@ def _train(arguments: argparse.Namespace) -> int:
         if getattr(arguments, option) is not None:
             arguments.gin.append(f"runtime.{setting} = {getattr(arguments, option)!r}")
     configuration = configuration_of(arguments)
+
+    # What is heavier to import comes after what can be checked without it.
+    from hetjax.commands.work_folder import check_work_folder, reusable_plan
+
     workdir = Path(arguments.workdir) if arguments.workdir else None
     plan_file = Path(arguments.plan) if arguments.plan else None
     if workdir is not None:
@@ -59,19 +63,21 @@ def _train(arguments: argparse.Namespace) -> int:
     elif arguments.resume:
         raise InputError("--resume is given without --workdir; name the folder of the run")
 
-    # What is heavier to import comes after what can be checked without it.
     from hetjax.commands.devices import check_ray_address, configured_cluster
 
     if not arguments.dry_run:
         check_ray_address(configuration.runtime)
+    doing("looking at the devices")
     source = plan_file or configured_cluster(configuration.cluster, configuration.runtime)
 
     from hetjax.configuration.make import make_ingredients
 
+    doing("preparing the model and the data")
     ingredients = make_ingredients(configuration)
 
     from hetjax.commands.prepare import parts, prepare
 
+    doing("planning")
     prepared = prepare(ingredients, source)
 
     from hetjax.commands.run import run
@@ -86,4 +92,4 @@ def _train(arguments: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_process(main))

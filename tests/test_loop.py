@@ -1,5 +1,4 @@
 import math
-import signal
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -10,7 +9,7 @@ from hypothesis import strategies as st
 
 from hetjax import NonfiniteError
 from hetjax.configuration import TrainSettings
-from hetjax.loop import StepDone, StopRequest, other_step_time, timed_steps, train, usual_step_time
+from hetjax.loop import StepDone, other_step_time, timed_steps, train, usual_step_time
 from hetjax.runtime import StepMetrics, Trainer
 from hetjax.runtime.nonfinite import Nonfinite
 
@@ -126,30 +125,6 @@ def test_steps_by_another_schedule_are_told_apart_and_leave_the_plan() -> None:
     at = trainer.calls.index("timed step 8")
     assert trainer.calls[at - 1 : at + 2] == ["other", "timed step 8", "own"]
     assert other_step_time(steps) == 1.0
-
-
-def test_signals_that_come_together_are_one_request() -> None:
-    said: list[str] = []
-    before = signal.getsignal(signal.SIGINT)
-    with StopRequest(said.append, clock=lambda: 5.0) as stop:
-        assert not stop()
-        signal.raise_signal(signal.SIGINT)
-        signal.raise_signal(signal.SIGINT)
-        assert stop()
-        assert stop.signal == signal.SIGINT
-    assert len(said) == 1
-    assert "Ctrl-C" in said[0]
-    assert signal.getsignal(signal.SIGINT) is before
-
-
-def test_a_later_signal_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    times = iter([0.0, 10.0])
-    with StopRequest(lambda text: None, clock=lambda: next(times)) as stop:
-        signal.raise_signal(signal.SIGTERM)
-        ended: list[int] = []
-        monkeypatch.setattr(signal, "raise_signal", ended.append)
-        stop._handle(signal.SIGTERM, None)
-    assert ended == [signal.SIGTERM]
 
 
 class Diverging(Recorder):

@@ -2,7 +2,7 @@
 
 A command ends with 0 when it has done what was asked, 2 when something that a person gave is wrong,
 3 when a worker was lost, 4 when losses or gradients stayed not finite, 130 when Ctrl-C stopped it
-and 143 when SIGTERM did.
+and 143 when SIGTERM did, at any moment.
 """
 
 from __future__ import annotations
@@ -11,15 +11,12 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-from hetjax.configuration import (
-    Configuration,
-    configuration_file,
-    read_configuration,
-    settings_help,
-)
 from hetjax.errors import InputError, NonfiniteError, WorkerLostError
+
+if TYPE_CHECKING:
+    from hetjax.configuration import Configuration
 
 WRONG_INPUT = 2
 LOST_WORKER = 3
@@ -36,6 +33,9 @@ class Parser(argparse.ArgumentParser):
     """
 
     def __init__(self, command: str, description: str):
+        # Not at the top: a command hears signals before it imports what takes a moment.
+        from hetjax.configuration import settings_help
+
         super().__init__(
             prog=_program(command),
             description=description,
@@ -86,6 +86,8 @@ def configuration_of(arguments: argparse.Namespace) -> Configuration:
     Raises:
         InputError: there is no ``--config``, it is wrong, or text that it names is not UTF-8.
     """
+    from hetjax.configuration import configuration_file, read_configuration
+
     if arguments.config is None:
         raise InputError(
             "--config is missing; name a gin file, or quickstart, which comes with hetjax"
@@ -104,20 +106,22 @@ def _check_text(paths: Sequence[str]) -> None:
 
 
 def run_command(
-    command: Callable[[argparse.Namespace], int], parser: Parser, argv: Sequence[str] | None
+    command: Callable[[argparse.Namespace], int],
+    make_parser: Callable[[], Parser],
+    argv: Sequence[str] | None,
 ) -> int:
     """Run a command; what a person got wrong becomes one line and an exit code.
 
     Args:
         command: from the options to the exit code.
-        parser: what reads them.
+        make_parser: makes what reads them.
         argv: the command line; None for this process's.
 
     Returns:
         The exit code.
     """
     try:
-        return command(parser.parse_args(argv))
+        return command(make_parser().parse_args(argv))
     except InputError as error:
         return _fail(error, WRONG_INPUT)
     except WorkerLostError as error:

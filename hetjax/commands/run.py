@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 from hetjax.commands.measured import TimedStep, link_rows, live_microbatches, prediction_rows
 from hetjax.commands.playing import check_duration, lateness, playing, scale_words
 from hetjax.commands.prepare import Prepared
+from hetjax.commands.signals import EXIT_BASE, StopRequest, doing
 from hetjax.commands.work_folder import (
     CHECKPOINTS_FOLDER,
     PAGE_FILE,
@@ -24,7 +24,7 @@ from hetjax.commands.work_folder import (
 )
 from hetjax.configuration import changes
 from hetjax.configuration.make import Ingredients
-from hetjax.loop import StepDone, StopRequest, other_step_time, train, usual_step_time
+from hetjax.loop import StepDone, other_step_time, train, usual_step_time
 from hetjax.planner import choose_schedule, simulate
 from hetjax.report import (
     MetricsWriter,
@@ -51,9 +51,6 @@ Say = Callable[[str], None]
 _TIMED_STEPS = 3
 """How many timed steps count for the table, the last ones."""
 
-_SIGNAL_EXIT = 128
-"""What is added to a signal's number to make an exit code, as shells do."""
-
 
 def run(prepared: Prepared, console: Console, workdir: Path | None, *, resume: bool) -> int:
     """Train as prepared.
@@ -76,6 +73,7 @@ def run(prepared: Prepared, console: Console, workdir: Path | None, *, resume: b
         console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     began = time.perf_counter()
+    doing("compiling")
     with _trainer(prepared, workdir) as trainer:
         say(f"stages compiled in {format_seconds(time.perf_counter() - began)}")
         if workdir is not None and resume:
@@ -88,12 +86,14 @@ def run(prepared: Prepared, console: Console, workdir: Path | None, *, resume: b
             say("train.tune has no effect: a plan of several pipelines keeps its schedules")
         if prepared.ingredients.configuration.train.beside and len(prepared.plan.pipelines) > 1:
             say("train.beside has no effect: a plan of several pipelines keeps its schedules")
-        with StopRequest(_say_at_once) as stop:
+        doing("training")
+        with StopRequest() as stop:
             seen = _train(trainer, prepared, console, workdir, stop)
+        doing("writing the results of the run")
         _say_end(trainer, seen.steps, stop, workdir, say)
         if seen.steps:
             _report(trainer, prepared, seen, console, workdir, say)
-    return 0 if stop.signal is None else _SIGNAL_EXIT + stop.signal
+    return 0 if stop.signal is None else EXIT_BASE + stop.signal
 
 
 def _trainer(prepared: Prepared, workdir: Path | None) -> Trainer:
@@ -298,8 +298,3 @@ def _report(
 
 def _last_timed(steps: Sequence[StepDone]) -> int:
     return max(done.metrics.step for done in steps if done.timed and done.beside is None)
-
-
-def _say_at_once(text: str) -> None:
-    """Prints from a signal handler, which may have interrupted another print."""
-    os.write(2, f"\n{text}\n".encode())

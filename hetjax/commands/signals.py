@@ -1,0 +1,182 @@
+"""Ctrl-C and SIGTERM for commands: heard at any moment, from the first line to the last.
+
+A handler would run when the main thread comes to it: not while it compiles, and not at all once a
+library has put another in its place. Ray does, with one that prints the native stacks of all
+threads. So both signals are blocked in every thread, and a thread of their own waits for them.
+
+The imports here are few, since nothing is heard before them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Self
+
+HEARD = (signal.SIGINT, signal.SIGTERM)
+"""The signals that are heard."""
+
+EXIT_BASE = 128
+"""What is added to a signal's number to make an exit code, as shells do."""
+
+_SAME_REQUEST_SECONDS = 1.0
+_END_SECONDS, _LOOK_SECONDS = 2.0, 0.01
+_SHOW_CURSOR = b"\x1b[?25h"
+
+
+class StopRequest:
+    """Turns a signal into a wish to stop after the step, while its block runs.
+
+    A later signal ends the command at once. Signals that come together are one wish, since a
+    process and its group are often signalled both.
+
+    Args:
+        clock: gives the time in seconds, from any zero.
+
+    Attributes:
+        signal: the signal that came; None as long as none has.
+
+    Example:
+        >>> stop = StopRequest()
+        >>> stop.hear(signal.SIGTERM), stop()
+        ('SIGTERM: stopping after this step; once more to end at once', True)
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic):
+        self._clock, self._came = clock, 0.0
+        self.signal: int | None = None
+
+    def __call__(self) -> bool:
+        """Whether a stop was asked for."""
+        return self.signal is not None
+
+    def __enter__(self) -> Self:
+        _PROCESS.request = self
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _PROCESS.request = None
+
+    def hear(self, number: int) -> str | None:
+        """Take a signal as the wish, or as the same wish again.
+
+        Args:
+            number: the signal.
+
+        Returns:
+            What to say of it, perhaps nothing; None if the command is to end at once.
+        """
+        if self.signal is None:
+            self.signal, self._came = number, self._clock()
+            return f"{_name(number)}: stopping after this step; once more to end at once"
+        return "" if self._clock() - self._came <= _SAME_REQUEST_SECONDS else None
+
+
+class _Process:
+    """What this process does; a process has one set of signals, and so one of these."""
+
+    def __init__(self) -> None:
+        self.doing = "starting"
+        self.request: StopRequest | None = None
+
+    def listen(self) -> None:
+        """Hear signals from now on."""
+        # Before any other thread is there: threads take over the mask of the one that starts them.
+        signal.pthread_sigmask(signal.SIG_BLOCK, HEARD)
+        # Ray's processes must not take it over: they end by SIGTERM.
+        os.register_at_fork(
+            after_in_child=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, HEARD)
+        )
+        threading.Thread(target=self._hear, name="signals", daemon=True).start()
+
+    def _hear(self) -> None:
+        while True:
+            number, request = signal.sigwait(HEARD), self.request
+            said = None if request is None else request.hear(number)
+            if said is None:
+                self._end(number)
+            elif said:
+                _say(said)
+
+    def _end(self, number: int) -> None:
+        """End this process and all that it has started, whatever the other threads do."""
+        _say(f"{_name(number)}: ended while {self.doing}")
+        end_descendants()
+        os._exit(EXIT_BASE + number)
+
+
+_PROCESS = _Process()
+
+
+def run_process(main: Callable[[], int]) -> int:
+    """Run a command as this process; a signal ends it with one line and 128 + its number.
+
+    Args:
+        main: the command.
+
+    Returns:
+        Its exit code.
+    """
+    _PROCESS.listen()
+    return main()
+
+
+def doing(what: str) -> None:
+    """Note what the command does from now on, for the line that a signal prints.
+
+    Args:
+        what: what it does, after "while", e.g. ``"planning"``.
+    """
+    _PROCESS.doing = what
+
+
+def end_descendants() -> None:
+    """End the processes that this one has started, those that they have started, and so on."""
+    end = time.monotonic() + _END_SECONDS
+    while (found := descendants(os.getpid())) and time.monotonic() < end:
+        for process in found:
+            # It may have ended meanwhile.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        time.sleep(_LOOK_SECONDS)
+
+
+def descendants(ancestor: int) -> list[int]:
+    """The processes that a process has started, those that they have started, and so on.
+
+    Args:
+        ancestor: the number of the process.
+
+    Returns:
+        Numbers of processes that run, parents first; none where there is no ``/proc``.
+    """
+    children: dict[int, list[int]] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            # The name, in parentheses, may have spaces.
+            state, parent, *_ = (folder / "stat").read_text().rpartition(")")[2].split()
+        except OSError:  # It has ended meanwhile.
+            continue
+        if state not in "ZX":
+            children.setdefault(int(parent), []).append(int(folder.name))
+    found = [ancestor]
+    for process in found:
+        found += children.get(process, ())
+    return found[1:]
+
+
+def _name(number: int) -> str:
+    return "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+
+
+def _say(text: str) -> None:
+    """Prints a line without Python's buffers, which the main thread may hold."""
+    # A bar may stand in the line, and hide the cursor.
+    before = b"\n" + _SHOW_CURSOR if os.isatty(2) else b""
+    with contextlib.suppress(OSError):
+        os.write(2, before + f"{text}\n".encode())

@@ -1,0 +1,82 @@
+"""A signal ends a command at any moment, with its code, one line and nothing left behind."""
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hetjax.commands.signals import StopRequest, descendants
+
+CONFIG = Path(__file__).parents[2] / "configs/quickstart.gin"
+LARGER = ["--gin", "model.blocks = 8", "--gin", "train.steps = 100000"]
+STOPPING = "stopping after this step"
+
+
+def test_signals_that_come_together_are_one_wish():
+    stop = StopRequest(clock=lambda: 5.0)
+    assert not stop()
+    assert stop.hear(signal.SIGINT) == "Ctrl-C: " + STOPPING + "; once more to end at once"
+    assert stop.hear(signal.SIGTERM) == ""
+    assert stop()
+    assert stop.signal == signal.SIGINT
+
+
+def test_a_later_signal_is_no_wish():
+    times = itertools.count(step=2.0)
+    stop = StopRequest(clock=lambda: next(times))
+    assert stop.hear(signal.SIGTERM)
+    assert stop.hear(signal.SIGTERM) is None
+
+
+def test_processes_of_processes_are_found():
+    script = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
+    with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE) as process:
+        end = time.monotonic() + 30
+        while len(found := descendants(process.pid)) != 1 and time.monotonic() < end:
+            time.sleep(0.01)
+        assert len(found) == 1
+        assert found[0] in descendants(os.getpid())
+        assert process.stdin is not None
+        process.stdin.write(b"\n")
+    assert not descendants(process.pid)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("command", "options", "after"),
+    [
+        ("train", LARGER, 0.1),
+        ("train", LARGER, 1.0),
+        ("train", LARGER, 4.0),
+        ("train", LARGER, 7.0),
+        ("plan", [], 0.1),
+        ("plan", ["--gin", "model.blocks = 40"], 3.0),
+        ("profile", ["--gin", "planner.profile = 'profile'"], 5.0),
+        ("switch", ["--from", "none", "--to", "none"], 0.1),
+    ],
+)
+def test_a_signal_ends_a_command_at_any_moment(
+    number: signal.Signals, command: str, options: list[str], after: float, tmp_path: Path
+):
+    """The moments are spread over a start: imports, planning, compiling, measuring."""
+    arguments = ["--config", str(CONFIG), *options]
+    process = subprocess.Popen(
+        [sys.executable, "-m", f"hetjax.{command}", *arguments],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        cwd=tmp_path,
+    )
+    time.sleep(after)
+    process.send_signal(number)
+    _, error = process.communicate(timeout=60)
+    text = error.decode()
+    assert process.returncode == 128 + number, text
+    name = "Ctrl-C" if number == signal.SIGINT else number.name
+    (line,) = text.splitlines()
+    assert line.startswith((f"{name}: ended while ", f"{name}: {STOPPING}")), line
