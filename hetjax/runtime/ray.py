@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
@@ -17,6 +18,7 @@ from hetjax.planner.plan import Plan, StagePlan
 from hetjax.runtime.clocks import ClockReading, by_our_clock, measure_offset
 from hetjax.runtime.feed import feed_of
 from hetjax.runtime.job import Job
+from hetjax.runtime.listening import LOOPBACK, SECRET_BYTES
 from hetjax.runtime.placement import Placement
 from hetjax.runtime.ray_cluster import (
     RayOptions,
@@ -93,12 +95,21 @@ class RayExecutor:
         reference = _put_job(self._job)
         self._start_workers(stages, per_process)
         self._prepare(options.cores)
-        self._join_worlds()
+        hosts = self._workers.call(lambda actor: actor.host.remote())
+        if len(set(hosts.values())) == 1:
+            hosts = dict.fromkeys(hosts, LOOPBACK)
+        self._join_worlds(hosts)
         if fetched:
             nodes = self._workers.call(lambda actor: actor.node.remote(), list(fetched))
             self._fetches = Fetches.begin([(nodes[peer], each) for peer, each in fetched.items()])
-        addresses = self._workers.call(lambda actor: actor.build.remote(reference, per_process))
+        secret = secrets.token_bytes(SECRET_BYTES)
+        self._workers.call(lambda actor: actor.build.remote(reference, per_process, secret))
+        # They listen from when all can connect to when all are connected.
+        addresses = self._workers.wait(
+            {peer: self._workers.actor(peer).listen.remote(host) for peer, host in hosts.items()}
+        )
         self._workers.call(lambda actor: actor.connect.remote(addresses))
+        self._workers.call(lambda actor: actor.stop_listening.remote())
 
     def _start_workers(self, stages: Sequence[StagePlan], per_process: Sequence[int]) -> None:
         _check_resources(self._job.plan)
@@ -123,15 +134,19 @@ class RayExecutor:
             }
         )
 
-    def _join_worlds(self) -> None:
+    def _join_worlds(self, addresses: Mapping[Peer, str]) -> None:
         """Make one `jax.distributed` world of each submesh that spans hosts."""
         wide = [stage for stage, hosts in enumerate(self._hosts) if hosts > 1]
-        found = self._workers.call(
-            lambda actor: actor.host.remote(), [(stage, 0) for stage in wide]
+        firsts = {(stage, 0): addresses[stage, 0] for stage in wide}
+        ports = self._workers.wait(
+            {
+                peer: self._workers.actor(peer).free_port.remote(address)
+                for peer, address in firsts.items()
+            }
         )
         calls = {}
         for stage in wide:
-            address, port = found[stage, 0]
+            address, port = addresses[stage, 0], ports[stage, 0]
             for host in range(self._hosts[stage]):
                 actor = self._workers.actor((stage, host))
                 calls[stage, host] = actor.join_world.remote(

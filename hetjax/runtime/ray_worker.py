@@ -89,14 +89,17 @@ class HostWorker:
             raise InputError(f"cores: {worker_name(self.peer)} has no core {core}, only {allowed}")
         pin_to_core(core)
 
-    def host(self) -> tuple[str, int]:
-        """This host's address in the cluster, and a free port on it."""
+    def host(self) -> str:
+        """This host's address in the cluster."""
         import ray
 
-        address = ray.util.get_node_ip_address()
+        return ray.util.get_node_ip_address()
+
+    def free_port(self, host: str) -> int:
+        """A port of an address of this host that nothing uses."""
         with socket.socket() as probe:
-            probe.bind((address, 0))
-            return address, probe.getsockname()[1]
+            probe.bind((host, 0))
+            return probe.getsockname()[1]
 
     def node(self) -> str:
         """The Ray node that this host is."""
@@ -115,21 +118,17 @@ class HostWorker:
             coordinator_bind_address=coordinator if self.peer[1] == 0 else None,
         )
 
-    def build(self, job: Job, devices_per_process: Sequence[int]) -> str:
-        """Trace, compile and listen.
+    def build(self, job: Job, devices_per_process: Sequence[int], secret: bytes) -> None:
+        """Trace and compile.
 
         Args:
             job: the training job.
             devices_per_process: for each stage, how many devices each of its processes has.
-
-        Returns:
-            The address where other workers reach this one.
+            secret: what only the workers of this run have.
 
         Raises:
             InputError: the hosts of this stage do not have the devices that the plan wants.
         """
-        import ray
-
         stage = self.peer[0]
         mesh = _stage_mesh(job.plan, stage)
         placement = build(job)
@@ -139,7 +138,7 @@ class HostWorker:
             mesh,
             devices_per_process,
             transfers(placement),
-            ray.util.get_node_ip_address(),
+            secret,
             job.deadline,
         )
         self.worker = StageWorker(placement, stage, mesh, self.transport)
@@ -148,11 +147,18 @@ class HostWorker:
         self.reader = (
             None if job.source is None else BatchReader(job.source, job.plan.batch_size, job.batch)
         )
-        return self.transport.address
+
+    def listen(self, host: str) -> str:
+        """Let other workers connect to an address of this host; where they reach it there."""
+        return self.transport.listen(host)
 
     def connect(self, addresses: Mapping[Peer, str]) -> None:
         """Connect to the workers that this one receives from."""
         self.transport.connect(addresses)
+
+    def stop_listening(self) -> None:
+        """Refuse further connections."""
+        self.transport.stop_listening()
 
     def start(self) -> None:
         """Make the initial state."""

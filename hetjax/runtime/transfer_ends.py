@@ -144,6 +144,11 @@ class SendingEnd:
             for origin, wanted in cut.items()
         }
 
+    @property
+    def receivers(self) -> tuple[int, ...]:
+        """The receiving processes that pull from this one."""
+        return tuple(self._offers)
+
     def offers(self, arrays: Sequence[jax.Array]) -> Iterator[tuple[int, list[jax.Array]]]:
         """What each receiving process pulls from this one.
 

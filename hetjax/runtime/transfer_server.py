@@ -4,7 +4,7 @@ The sending worker offers the pieces that each receiving process needs of it; th
 for them as early as its instructions allow, and a thread for each route notes when they are there.
 A piece crosses once: what several hosts of the receiving stage want they gather among themselves.
 JAX would wait for ever for a peer that does not answer; connecting, pulling and gathering have a
-deadline here.
+deadline here. Workers listen while they connect and no longer; see `hetjax.runtime.listening`.
 """
 
 from __future__ import annotations
@@ -16,18 +16,23 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-from jax.experimental import transfer
-from jax.sharding import Mesh
+import numpy as np
+from jax.sharding import Mesh, SingleDeviceSharding
 
 from hetjax.errors import WorkerLostError
 from hetjax.runtime.buffers import Route, Tag
+from hetjax.runtime.listening import ListeningServer, transfer_identifier
 from hetjax.runtime.placement import Placement
 from hetjax.runtime.transfer_ends import ReceivingEnd, SendingEnd, crossing_arrays
 from hetjax.runtime.transport import Arrival
 from hetjax.runtime.watching import Watched, Watcher
 
 CONNECT_SECONDS = 10.0
-"""How long a worker may take to accept a connection."""
+"""How long a worker may take to accept a connection, and then to greet."""
+
+_GREETING_BYTES = 2**16
+
+_NOT_COME = "; it hangs or is out of reach, or another has taken it (docs/security.md)"
 
 Peer = tuple[int, int]
 """A worker: its stage, and its process inside the stage."""
@@ -61,7 +66,7 @@ class TransferServerTransport:
         mesh: the mesh of its stage.
         devices_per_process: for each stage, how many of its devices each process has.
         tags: every transfer of a training or an evaluation step, the same on all workers.
-        host: the address to listen on, the worker's own.
+        secret: what only the workers of the run have; transfers are named by it.
         deadline: seconds after which a transfer that does not come is an error.
     """
 
@@ -72,10 +77,10 @@ class TransferServerTransport:
         mesh: Mesh,
         devices_per_process: Sequence[int],
         tags: Sequence[Tag],
-        host: str,
+        secret: bytes,
         deadline: float,
     ):
-        self._peer, self._deadline = peer, deadline
+        self._peer, self._secret, self._deadline = peer, secret, deadline
         self._processes = [
             stage.submesh.num_devices // count
             for stage, count in zip(placement.plan.stages, devices_per_process, strict=True)
@@ -91,8 +96,8 @@ class TransferServerTransport:
                     self._sending[tag] = SendingEnd(arrays, mesh, process)
                 else:
                     self._receiving[tag] = ReceivingEnd(arrays, mesh, process)
-        client = mesh.local_devices[0].client
-        self._server = transfer.start_transfer_server(client, f"{host}:0", [f"{host}:0"])
+        self._device = mesh.local_devices[0]
+        self._listening: ListeningServer | None = None
         self._connections: dict[Peer, Any] = {}
         self._pulls: dict[tuple[int, Tag], list[_Pull]] = {}
         self._arrivals: dict[tuple[int, Tag], Arrival] = {}
@@ -100,27 +105,70 @@ class TransferServerTransport:
         self._gatherings = Watcher("watch gathering")
 
     @property
-    def address(self) -> str:
-        """Where other workers reach this one."""
+    def _server(self) -> Any:
+        assert self._listening is not None, "nothing is sent or connected before it listens"
+        return self._listening.server
+
+    def listen(self, host: str) -> str:
+        """Let other workers connect.
+
+        Args:
+            host: the address to listen on, the worker's own.
+
+        Returns:
+            Where they reach this one.
+        """
+        self._listening = ListeningServer(self._device.client, host)
+        greeting = jax.device_put(np.zeros(_GREETING_BYTES, np.uint8), self._device)
+        receivers = {
+            (tag.route.target, receiver)
+            for tag, end in self._sending.items()
+            for receiver in end.receivers
+        }
+        for receiver in receivers:
+            self._server.await_pull(self._greeting(self._peer, receiver), [greeting])
         return self._server.address()
 
     def connect(self, addresses: Mapping[Peer, str]) -> None:
-        """Connect to the workers that this one receives from.
+        """Connect to the workers that this one receives from, and hear a greeting from each.
 
         Args:
             addresses: the address of every worker.
 
         Raises:
-            WorkerLostError: a worker cannot be reached.
+            WorkerLostError: a worker cannot be reached, or is none of the run.
         """
         sources = {
             (tag.route.source, sender)
             for tag, end in self._receiving.items()
             for sender in end.requests
         }
+        shape = jax.ShapeDtypeStruct(
+            (_GREETING_BYTES,), np.uint8, sharding=SingleDeviceSharding(self._device)
+        )
+        greetings = {}
         for peer in sorted(sources):
             _check_reachable(peer, addresses[peer])
-            self._connections[peer] = self._server.connect(addresses[peer])
+            connection = self._connections[peer] = self._server.connect(addresses[peer])
+            # A watcher each: one that stays away must not delay the others.
+            watcher = Watcher(f"watch greeting of {worker_name(peer)}")
+            greetings[peer] = watcher.watch(
+                connection.pull(self._greeting(peer, self._peer), [shape])
+            )
+            watcher.close()
+        seconds = min(CONNECT_SECONDS, self._deadline)
+        end = time.monotonic() + seconds
+        for peer, watched in greetings.items():
+            what = f"it accepts connections at {addresses[peer]}, and did not greet"
+            self._wait(watched, worker_name(peer), what, end, seconds)
+
+    def stop_listening(self) -> None:
+        """Refuse strangers from now on; to be called when all workers are connected."""
+        assert self._listening is not None
+        self._listening.stop_listening()
+
+    def _greeting(self, sender: Peer, receiver: Peer) -> int:
+        return transfer_identifier(self._secret, *sender, *receiver)
 
     def send(self, step: int, tag: Tag, arrays: Sequence[jax.Array]) -> None:
         """Offer the pieces that each receiving process needs of this one.
@@ -128,22 +176,20 @@ class TransferServerTransport:
         The server keeps them until they are fetched, and forgets them then.
         """
         for receiver, pieces in self._sending[_alike(tag)].offers(arrays):
-            self._server.await_pull(self._uuid(step, tag, self._peer[1], receiver), pieces)
+            self._server.await_pull(self._identifier(step, tag, self._peer[1], receiver), pieces)
 
     def expect(self, step: int, tag: Tag) -> None:
         """Ask for the pieces of a transfer; they come while the worker computes."""
         pulls = []
         for sender, shapes in self._receiving[_alike(tag)].requests.items():
             peer = (tag.route.source, sender)
-            uuid = self._uuid(step, tag, sender, self._peer[1])
-            arrays = self._connections[peer].pull(uuid, shapes)
+            identifier = self._identifier(step, tag, sender, self._peer[1])
+            arrays = self._connections[peer].pull(identifier, shapes)
             pulls.append(_Pull(peer, arrays, self._watcher(tag.route).watch(arrays)))
         self._pulls[step, tag] = pulls
 
-    def _uuid(self, step: int, tag: Tag, sender: int, receiver: int) -> int:
-        width = max(self._processes)
-        transfer = step * len(self._numbers) + self._numbers[tag]
-        return (transfer * width + sender) * width + receiver
+    def _identifier(self, step: int, tag: Tag, sender: int, receiver: int) -> int:
+        return transfer_identifier(self._secret, step, self._numbers[tag], sender, receiver, 0)
 
     def _watcher(self, route: Route) -> Watcher:
         if route not in self._watchers:
@@ -163,8 +209,8 @@ class TransferServerTransport:
         end = time.monotonic() + self._deadline
         pulls = self._pulls[step, tag]
         for pull in pulls:
-            what = f"its {tag.route.kind} did not come"
-            self._wait(pull.watched, worker_name(pull.peer), what, end)
+            what = f"its {_name(tag)} did not come"
+            self._wait(pull.watched, worker_name(pull.peer), what, end, self._deadline, _NOT_COME)
         del self._pulls[step, tag]
         receiving = self._receiving[_alike(tag)]
         at = max((pull.watched.arrived for pull in pulls), default=time.time())
@@ -173,19 +219,20 @@ class TransferServerTransport:
         if receiving.gathers:
             what = f"it did not gather the {tag.route.kind} with us"
             # The other hosts may wait for their own pieces until the deadline.
-            self._wait(
-                self._gatherings.watch(arrays), self._other_hosts(), what, end + self._deadline
-            )
+            gathered = self._gatherings.watch(arrays)
+            self._wait(gathered, self._other_hosts(), what, end + self._deadline, self._deadline)
         return arrays
 
-    def _wait(self, watched: Watched, worker: str, what: str, end: float) -> None:
+    def _wait(
+        self, watched: Watched, worker: str, what: str, end: float, seconds: float, hint: str = ""
+    ) -> None:
         """Wait until a moment of `time.monotonic`.
 
         Raises:
             WorkerLostError: it has passed, or what is watched will never be there.
         """
         if not watched.done.wait(max(0.0, end - time.monotonic())):
-            raise WorkerLostError(worker, f"{what} within {self._deadline:g} s")
+            raise WorkerLostError(worker, f"{what} within {seconds:g} s{hint}")
         if watched.error is not None:
             raise WorkerLostError(worker, str(watched.error).partition("\n")[0])
 
@@ -208,6 +255,12 @@ class TransferServerTransport:
 def _alike(tag: Tag) -> Tag:
     """One transfer for all that move arrays of the same shapes: those of other microbatches."""
     return tag if tag.route.kind == "message" else Tag(tag.route)
+
+
+def _name(tag: Tag) -> str:
+    """What a transfer is called in messages."""
+    is_examples = tag.route.kind in ("value", "cotangent")
+    return f"{tag.route.kind} of microbatch {tag.microbatch}" if is_examples else tag.route.kind
 
 
 def _check_reachable(peer: Peer, address: str) -> None:

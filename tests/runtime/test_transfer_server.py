@@ -14,11 +14,12 @@ from ray_jobs import BATCH, OPTIMIZER, Tokens, loss, make_cluster, make_plan, pa
 from hetjax.errors import WorkerLostError
 from hetjax.runtime.buffers import Route, Tag
 from hetjax.runtime.job import Job, build, transfers
+from hetjax.runtime.listening import transfer_identifier
 from hetjax.runtime.placement import Placement
 from hetjax.runtime.transfer_server import TransferServerTransport
 from hetjax.sharding.rules import MESH_AXES
 
-HOST = "127.0.0.1"
+HOST, SECRET = "127.0.0.1", b"of the tests"
 DEVICES = {0: jax.devices()[:2], 1: jax.devices()[2:3]}
 
 
@@ -34,11 +35,11 @@ def ends(placement: Placement) -> Iterator[dict[int, TransferServerTransport]]:
     tags = transfers(placement)
     transports = {
         stage: TransferServerTransport(
-            placement, (stage, 0), mesh_of(stage), [2, 1], tags, HOST, deadline=1.0
+            placement, (stage, 0), mesh_of(stage), [2, 1], tags, SECRET, deadline=1.0
         )
         for stage in DEVICES
     }
-    addresses = {(stage, 0): transport.address for stage, transport in transports.items()}
+    addresses = {(stage, 0): transport.listen(HOST) for stage, transport in transports.items()}
     for transport in transports.values():
         transport.connect(addresses)
     yield transports
@@ -99,21 +100,75 @@ def test_a_transfer_that_does_not_come_names_the_worker(
 
 def test_a_server_that_does_not_answer_names_the_worker(placement: Placement):
     tags = transfers(placement)
-    transport = TransferServerTransport(placement, (1, 0), mesh_of(1), [2, 1], tags, HOST, 1.0)
+    transport = TransferServerTransport(placement, (1, 0), mesh_of(1), [2, 1], tags, SECRET, 1.0)
     with pytest.raises(WorkerLostError, match=r"stage 0, host 0 is lost: no connection to .*:1: "):
         transport.connect({(0, 0): f"{HOST}:1"})
 
 
 def test_a_server_that_accepts_and_then_says_nothing_names_the_worker(placement: Placement):
     tags = transfers(placement)
-    transport = TransferServerTransport(placement, (1, 0), mesh_of(1), [2, 1], tags, HOST, 1.0)
-    with socket.create_server((HOST, 0)) as silent:
+    transport = TransferServerTransport(placement, (1, 0), mesh_of(1), [2, 1], tags, SECRET, 1.0)
+    transport.listen(HOST)
+    with (
+        socket.create_server((HOST, 0)) as silent,
+        pytest.raises(WorkerLostError, match=r"stage 0, host 0 .* did not greet within 1 s"),
+    ):
         transport.connect({(0, 0): f"{HOST}:{silent.getsockname()[1]}"})
-        tag = next(tag for tag in tags if tag.route.target == 1)
-        transport.expect(0, tag)
-        assert not transport.ready(0, tag)
-        with pytest.raises(WorkerLostError, match=r"stage 0, host 0 .* did not come within 1 s"):
-            transport.receive(0, tag)
+
+
+def test_a_server_of_another_run_does_not_greet(placement: Placement):
+    tags = transfers(placement)
+    other = TransferServerTransport(placement, (0, 0), mesh_of(0), [2, 1], tags, b"another", 1.0)
+    ours = TransferServerTransport(placement, (1, 0), mesh_of(1), [2, 1], tags, SECRET, 1.0)
+    ours.listen(HOST)
+    with pytest.raises(WorkerLostError, match=r"stage 0, host 0 .* did not greet within 1 s"):
+        ours.connect({(0, 0): other.listen(HOST)})
+
+
+def test_identifiers_differ_from_run_to_run_and_use_all_bits():
+    numbers = [(step, place) for step in range(200) for place in range(5)]
+    found = [{transfer_identifier(secret, *each) for each in numbers} for secret in (b"a", b"b")]
+    assert len(found[0] | found[1]) == 2 * len(numbers)
+    for bit in range(64):
+        assert 400 < sum(identifier >> bit & 1 for identifier in found[0]) < 600
+
+
+def test_what_a_stranger_has_taken_is_missed_within_the_deadline(
+    placement: Placement, ends: dict[int, TransferServerTransport]
+):
+    """The stranger is connected, and knows the identifier."""
+    tag = next(t for t in transfers(placement) if t.route.kind == "value")
+    ends[0].send(0, tag, sent_arrays(placement, tag))
+    stranger = ends[1]._connections[0, 0]
+    identifier = ends[1]._identifier(0, tag, 0, 0)
+    shapes = ends[1]._receiving[Tag(tag.route)].requests[0]
+    jax.block_until_ready(stranger.pull(identifier, shapes))
+    ends[1].expect(0, tag)
+    with pytest.raises(
+        WorkerLostError,
+        match=r"^stage 0, host 0 is lost: its value of microbatch \d did not come within 1 s; "
+        r"it hangs or is out of reach, or another has taken it",
+    ):
+        ends[1].receive(0, tag)
+    ends[0].send(0, tag, sent_arrays(placement, tag))
+
+
+def test_strangers_are_refused_once_all_are_connected(
+    placement: Placement, ends: dict[int, TransferServerTransport]
+):
+    assert len(listening_addresses()) >= 2 * len(ends)
+    addresses = [end._server.address().rpartition(":") for end in ends.values()]
+    for end in ends.values():
+        end.stop_listening()
+    for host, _, port in addresses:
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection((host, int(port)), timeout=5)
+    tag = next(t for t in transfers(placement) if t.route.target == 1)
+    for step in range(3):
+        ends[1].expect(step, tag)
+        ends[0].send(step, tag, sent_arrays(placement, tag))
+        ends[1].receive(step, tag)
+    ends[0].stop_listening()
 
 
 class NeverGathers:
@@ -165,10 +220,11 @@ def test_both_ends_forget_what_has_been_received(
     )
     tags = transfers(placement)
     source, target = (
-        TransferServerTransport(placement, (stage, 0), mesh_of(stage), [2, 1], tags, HOST, 60.0)
+        TransferServerTransport(placement, (stage, 0), mesh_of(stage), [2, 1], tags, SECRET, 60.0)
         for stage in DEVICES
     )
-    target.connect({(0, 0): source.address})
+    target.listen(HOST)
+    target.connect({(0, 0): source.listen(HOST)})
     before, resident = len(jax.live_arrays()), 0
     for step in range(60):
         if step == 20:
@@ -198,5 +254,5 @@ def listening_addresses() -> set[str]:
 @pytest.mark.skipif(not Path("/proc/self/net/tcp").exists(), reason="it reads Linux's tables")
 def test_servers_listen_on_their_own_address_only(ends: dict[int, TransferServerTransport]):
     ports = {int(address.rpartition(":")[2], 16) for address in listening_addresses()}
-    assert {int(end.address.rpartition(":")[2]) for end in ends.values()} <= ports
+    assert {int(end._server.address().rpartition(":")[2]) for end in ends.values()} <= ports
     assert {address.rpartition(":")[0] for address in listening_addresses()} == {"0100007F"}
