@@ -12,7 +12,6 @@ import os
 import socket
 import stat
 import struct
-import time
 from collections.abc import Iterator
 from hashlib import blake2b
 from typing import Any
@@ -24,8 +23,6 @@ LOOPBACK = "127.0.0.1"
 
 SECRET_BYTES = 32
 """The length of a run's secret."""
-
-_REFUSED_SECONDS, _WAKE_SECONDS = 5.0, 0.2
 
 
 def transfer_identifier(secret: bytes, *numbers: int) -> int:
@@ -66,34 +63,18 @@ class ListeningServer:
         self._sockets = {n: each for n, each in addresses.items() if each[0] == host.strip("[]")}
 
     def stop_listening(self) -> None:
-        """Refuse all connections from now on; those that are there stay."""
+        """Accept no connection from now on; those that are there stay.
+
+        The system refuses connections from the server's next transfer on, when its loop lets go of
+        the sockets; until then they are never read.
+        """
         # The server has no call for it. What takes the place of a listening socket never becomes
-        # ready, so that the server's loop waits for it as it did for connections. The socket is
-        # gone when the loop comes round, for which the end of a connection makes it.
-        witnesses = [socket.create_connection(address) for address in self._sockets.values()]
+        # ready, so that the server's loop waits for it as it did for connections.
         never = os.eventfd(0)
         for number in self._sockets:
             os.dup2(never, number, inheritable=False)
         os.close(never)
-        for witness in witnesses:
-            witness.close()
-        for address in self._sockets.values():
-            _wait_refused(address)
         self._sockets = {}
-
-
-def _wait_refused(address: tuple[str, int]) -> None:
-    """Connect until it is refused."""
-    end = time.monotonic() + _REFUSED_SECONDS
-    while time.monotonic() < end:
-        try:
-            socket.create_connection(address, timeout=_WAKE_SECONDS).close()
-        except ConnectionRefusedError:
-            return
-        except TimeoutError:
-            continue
-        time.sleep(0.001)
-    raise AssertionError(f"connections to {address} are still accepted")
 
 
 def _listening() -> Iterator[tuple[int, tuple[str, int]]]:
