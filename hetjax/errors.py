@@ -24,6 +24,23 @@ class NonfiniteError(RuntimeError):
     """
 
 
+class SaveError(RuntimeError):
+    """A checkpoint could not be written, e.g. since the disk is full; training is not affected.
+
+    Args:
+        step: the number of steps done that it was to hold.
+        reason: what went wrong.
+    """
+
+    def __init__(self, step: int, reason: str):
+        super().__init__(f"checkpoint {step} was not saved: {reason}")
+        self.step = step
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[type[SaveError], tuple[int, str]]:
+        return SaveError, (self.step, self.reason)
+
+
 class WorkerLostError(RuntimeError):
     """A worker died or stopped answering; the message names it.
 
@@ -39,6 +56,30 @@ class WorkerLostError(RuntimeError):
 
     def __reduce__(self) -> tuple[type[WorkerLostError], tuple[str, str]]:
         return WorkerLostError, (self.worker, self.reason)
+
+
+def reason_of(error: BaseException) -> str:
+    """What went wrong, in one line, without Python's words for it where there are others.
+
+    Args:
+        error: what was raised.
+
+    Returns:
+        For an error of the operating system its text and the file, else the error's first line.
+
+    Example:
+        >>> reason_of(OSError(28, "No space left on device", "runs/first/plan.json"))
+        'No space left on device (runs/first/plan.json)'
+        >>> reason_of(KeyError("w"))
+        "KeyError: 'w'"
+    """
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror} ({error.filename})" if error.filename else error.strerror
+    lines = str(error).strip().splitlines()
+    text = lines[0] if lines else ""
+    if isinstance(error, InputError) and text:
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def unknown_name(what: str, name: str, known: Iterable[str]) -> str:

@@ -10,7 +10,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from hetjax.appended_file import AppendedFile
 from hetjax.files import replacing
+from hetjax.report.tensorboard_file import event_file_name, first_records, scalars_record
 
 METRICS_FILE = "metrics.jsonl"
 """The name of the file of JSON lines in the work folder."""
@@ -26,9 +28,14 @@ class MetricsWriter:
     step and of later ones, and a last line that was cut off, are taken out first, so that every
     step stands in the file once. TensorBoard is told to forget the same steps.
 
+    Where the disk is full, figures wait in memory and are written when there is room again.
+
     Args:
         workdir: the work folder; it is made where it is not there.
         first_step: the first step that will be written. 0 starts afresh.
+
+    Raises:
+        OSError: the files cannot be begun.
 
     Example:
         >>> import tempfile
@@ -40,16 +47,19 @@ class MetricsWriter:
     """
 
     def __init__(self, workdir: str | os.PathLike[str], *, first_step: int = 0):
-        from tensorboardX import SummaryWriter
-
-        path = Path(workdir) / METRICS_FILE
+        path, folder = Path(workdir) / METRICS_FILE, Path(workdir) / TENSORBOARD_FOLDER
         kept = list(_lines_before(path, first_step)) if first_step > 0 else []
         with replacing(path) as temporary:
             temporary.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
-        self._file = path.open("a", encoding="utf-8")
-        self._tensorboard = SummaryWriter(
-            str(Path(workdir) / TENSORBOARD_FOLDER), purge_step=first_step, flush_secs=10
-        )
+        folder.mkdir(exist_ok=True)
+        self._lines = AppendedFile(path)
+        self._events = AppendedFile(folder / event_file_name())
+        self._events.append(first_records(first_step))
+
+    @property
+    def failure(self) -> str | None:
+        """Why figures wait to be written; None where all of them are in the files."""
+        return self._lines.failure or self._events.failure
 
     def __enter__(self) -> Self:
         return self
@@ -63,7 +73,7 @@ class MetricsWriter:
         self.close()
 
     def write(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Writes the figures of one step; they are in the file when this returns.
+        """Writes the figures of one step; unless there is a `failure`, they are in the files then.
 
         Args:
             step: the number of the step.
@@ -74,16 +84,15 @@ class MetricsWriter:
         """
         values = {name: _scalar(value) for name, value in metrics.items()}
         finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
-        self._file.write(json.dumps({"step": int(step)} | finite, allow_nan=False) + "\n")
-        self._file.flush()
-        for name, value in values.items():
-            if math.isfinite(value):
-                self._tensorboard.add_scalar(name, value, int(step))
+        line = json.dumps({"step": int(step)} | finite, allow_nan=False) + "\n"
+        self._lines.append(line.encode())
+        shown = {name: value for name, value in values.items() if math.isfinite(value)}
+        self._events.append(scalars_record(int(step), shown))
 
     def close(self) -> None:
-        """Flushes and closes both; closing twice is harmless."""
-        self._file.close()
-        self._tensorboard.close()
+        """Closes both files; closing twice is harmless."""
+        self._lines.close()
+        self._events.close()
 
 
 def read_metrics(workdir: str | os.PathLike[str]) -> list[dict[str, Any]]:

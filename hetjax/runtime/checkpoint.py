@@ -19,20 +19,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
-from hetjax.errors import CheckpointError, InputError
+from hetjax.errors import CheckpointError, InputError, reason_of
 from hetjax.pipeline.build import PipelinePrograms, Shapes
 from hetjax.pipeline.holders import covering_stages
 from hetjax.pipeline.loss import path_names
 from hetjax.pipeline.stages import ParameterPart
-from hetjax.runtime.checkpoint_files import (
-    Manifest,
-    SavedPart,
-    StageRecord,
-    read_manifest,
-    record_files,
-    row_span,
-)
+from hetjax.runtime.checkpoint_files import SaveFailure, StageRecord, read_manifest, record_files
 from hetjax.runtime.compilation import CompiledStage
+from hetjax.runtime.manifest import Manifest, SavedPart, row_span
 from hetjax.runtime.placement import Placement
 from hetjax.runtime.state import StageState, put_whole
 
@@ -155,13 +149,21 @@ class StageSaver:
         """Begin to write the stage's state.
 
         When it returns, the arrays may be overwritten or donated; the files come later, and `wait`
-        waits for them. What was saved before and never waited for is given up.
+        waits for them and tells whether they could be written. What was saved before and never
+        waited for is given up.
 
         Args:
             folder: what `CheckpointFolder.begin` returned.
             state: the state to write.
         """
         self._give_up()
+        try:
+            self._pending = self._begin(folder, state)
+        except Exception as error:
+            self._pending = Future()
+            self._pending.set_exception(error)
+
+    def _begin(self, folder: Path, state: StageState) -> Future[StageRecord | None]:
         import orbax.checkpoint as ocp
 
         arrays = dict(self._to_write(state))
@@ -173,7 +175,7 @@ class StageSaver:
             # Orbax copies to the host before it returns. Where the host sees device memory (CPU),
             # it keeps a view instead, and while there is a view JAX does not donate the memory.
             self._checkpointer.save(folder / self.item, args=ocp.args.PyTreeSave(stored))
-        self._pending = self._background.submit(self._finish, folder, tuple(arrays), bool(stored))
+        return self._background.submit(self._finish, folder, tuple(arrays), bool(stored))
 
     def done(self) -> bool:
         """Whether `wait` would return at once."""
@@ -186,7 +188,7 @@ class StageSaver:
             What was written; None in all processes of the stage but the first.
 
         Raises:
-            OSError: the files could not be written.
+            Exception: why the files could not be written.
         """
         assert self._pending is not None, "nothing was saved"
         pending, self._pending = self._pending, None
@@ -261,6 +263,24 @@ class StageSaver:
             return None
         files = record_files(folder, self.item) if wrote else ()
         return StageRecord(self.pipelines.program.fingerprint, parts, files)
+
+
+def waited(saver: StageSaver, worker: str) -> StageRecord | SaveFailure | None:
+    """What `StageSaver.wait` returns, and where it raises, that as a value.
+
+    A worker that could not write trains on: nothing of its state is lost.
+
+    Args:
+        saver: the saver.
+        worker: what to call its worker.
+
+    Returns:
+        What was written, or why it could not be.
+    """
+    try:
+        return saver.wait()
+    except Exception as error:
+        return SaveFailure(worker, reason_of(error))
 
 
 class _Load:

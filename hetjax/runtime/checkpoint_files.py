@@ -9,93 +9,29 @@ Nothing here knows JAX or any plan.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
+import uuid
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hetjax.errors import CheckpointError, InputError
+from hetjax.runtime.manifest import (
+    MANIFEST,
+    DataPosition,
+    Manifest,
+    SavedFile,
+    SavedPart,
+    uncovered,
+)
 
-FORMAT = 1
-MANIFEST = "manifest.json"
-
-_STEP_NAME = re.compile(r"\d{8,}")
-_UNFINISHED, _REPLACED = ".tmp-", ".old-"
-
-
-@dataclass(frozen=True, order=True)
-class SavedPart:
-    """What an item holds of one leaf of the training state.
-
-    Args:
-        kind: ``parameters`` or ``optimizer``.
-        path: the leaf's path in its pytree, e.g. ``"blocks/0/query"``.
-        start: first row held; 0 where the leaf is whole.
-        stop: the row after the last one held; None where the leaf is whole.
-        shape: the whole leaf's shape.
-        dtype: its dtype's name.
-        item: the item's folder.
-    """
-
-    kind: str
-    path: str
-    start: int
-    stop: int | None
-    shape: tuple[int, ...]
-    dtype: str
-    item: str
-
-    @property
-    def leaf(self) -> tuple[str, str]:
-        """What tells the leaf from others."""
-        return self.kind, self.path
-
-    @property
-    def key(self) -> str:
-        """Its name in the item: no plan changes that of a whole leaf.
-
-        Example:
-            >>> SavedPart("parameters", "blocks/query", 2, 5, (8, 4), "float32", "stage_1").key
-            'parameters/blocks/query[2:5]'
-        """
-        rows = "" if self.stop is None else f"[{self.start}:{self.stop}]"
-        return f"{self.kind}/{self.path}{rows}"
-
-    @property
-    def rows(self) -> tuple[int, int]:
-        """The first row held, and the one after the last; a scalar counts as one row."""
-        return row_span(self.start, self.stop, self.shape)
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether it has no elements, and so is in no file."""
-        return 0 in self.shape
-
-
-def row_span(start: int, stop: int | None, shape: Sequence[int]) -> tuple[int, int]:
-    """The rows of a part of a leaf: ``(start, stop)``, or all of them where `stop` is None."""
-    return (start, stop) if stop is not None else (0, shape[0] if shape else 1)
-
-
-@dataclass(frozen=True, order=True)
-class SavedFile:
-    """A file of a checkpoint.
-
-    Args:
-        path: its path in the checkpoint's folder.
-        num_bytes: its size.
-        crc32: its checksum.
-    """
-
-    path: str
-    num_bytes: int
-    crc32: int
+_STEP_NAME = re.compile(r"[0-9]{8,}")
+_UNFINISHED, _REPLACED, _REMOVED = ".tmp-", ".old-", "removed"
 
 
 @dataclass(frozen=True)
@@ -114,51 +50,16 @@ class StageRecord:
 
 
 @dataclass(frozen=True)
-class Manifest:
-    """What a checkpoint holds.
+class SaveFailure:
+    """A worker's word that it could not write what it was to save.
 
     Args:
-        step: the number of steps done.
-        model: fingerprint of the program whose state it is.
-        parts: every part of every leaf, and the item that holds it.
-        files: every file but the manifest itself.
-        metadata: what else the run wants to find again, as JSON values.
+        worker: the worker's name.
+        reason: what went wrong.
     """
 
-    step: int
-    model: str
-    parts: tuple[SavedPart, ...]
-    files: tuple[SavedFile, ...]
-    metadata: Mapping[str, Any] = field(default_factory=dict)
-
-    def to_json(self) -> str:
-        """The manifest as text, with its own checksum."""
-        body = json.loads(json.dumps({"format": FORMAT, **asdict(self)}))
-        return json.dumps({**body, "crc32": _checksum(body)}, indent=1)
-
-    @classmethod
-    def from_json(cls, text: str) -> Manifest:
-        """Read a manifest.
-
-        Raises:
-            CheckpointError: the text is not a whole manifest of this format.
-        """
-        try:
-            body = json.loads(text)
-            version, crc32 = body.pop("format"), body.pop("crc32")
-        except (ValueError, AttributeError, KeyError, TypeError):
-            raise CheckpointError(f"{MANIFEST} is not a whole manifest") from None
-        if version != FORMAT:
-            raise CheckpointError(f"{MANIFEST} has format {version!r}, {FORMAT} expected")
-        if crc32 != _checksum({"format": version, **body}):
-            raise CheckpointError(f"{MANIFEST} does not match its checksum")
-        parts = (SavedPart(**{**part, "shape": tuple(part["shape"])}) for part in body["parts"])
-        files = (SavedFile(**file) for file in body["files"])
-        return cls(body["step"], body["model"], tuple(parts), tuple(files), body["metadata"])
-
-
-def _checksum(body: Mapping[str, Any]) -> int:
-    return zlib.crc32(json.dumps(body, sort_keys=True).encode())
+    worker: str
+    reason: str
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -179,6 +80,16 @@ def read_manifest(folder: Path) -> Manifest:
         raise CheckpointError(f"{MANIFEST} is missing") from None
     except (OSError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{MANIFEST} cannot be read: {error}") from None
+
+
+def _read_manifest_of(folder: Path, step: int) -> Manifest:
+    """Read the manifest of the folder with a step's name; the step in it must be the same."""
+    manifest = read_manifest(folder)
+    if manifest.step != step:
+        raise CheckpointError(
+            f"{MANIFEST} is that of step {manifest.step}: the folder was renamed or replaced"
+        )
+    return manifest
 
 
 def record_files(root: Path, item: str) -> tuple[SavedFile, ...]:
@@ -246,6 +157,8 @@ def _check_sizes(folder: Path, files: Iterable[SavedFile]) -> None:
         path = folder / file.path
         if not path.is_file():
             raise CheckpointError(f"{file.path} is missing")
+        if not path.resolve().is_relative_to(folder.resolve()):
+            raise CheckpointError(f"{file.path} is a link out of the checkpoint")
         if (size := path.stat().st_size) != file.num_bytes:
             raise CheckpointError(f"{file.path} has {size} bytes, {file.num_bytes} expected")
 
@@ -257,12 +170,14 @@ class Checkpoint:
     Args:
         step: the number of steps done.
         path: its folder.
+        data: the place in the data; None where it was saved by a version that did not tell.
         metadata: what was saved with it.
         messages: for each newer one that was passed over, a sentence that says why.
     """
 
     step: int
     path: Path
+    data: DataPosition | None
     metadata: Mapping[str, Any]
     messages: tuple[str, ...] = ()
 
@@ -285,9 +200,9 @@ class CheckpointFolder:
         ...     for step in (10, 20, 30):
         ...         _ = checkpoints.begin(step)
         ...         record = StageRecord("model", (), ())
-        ...         _ = checkpoints.commit(step, [record], {"data": step})
-        ...     checkpoints.steps(), checkpoints.newest_whole().metadata
-        ((20, 30), {'data': 30})
+        ...         _ = checkpoints.commit(step, [record], DataPosition(8 * step, 8), {})
+        ...     checkpoints.steps(), checkpoints.newest_whole().data.examples
+        ((20, 30), 240)
     """
 
     def __init__(self, path: str | Path, *, keep_last: int = 3, keep_every: int | None = None):
@@ -296,6 +211,7 @@ class CheckpointFolder:
                 raise InputError(f"{name} is {value}; it must be 1 or more")
         self.path = Path(path)
         self.keep_last, self.keep_every = keep_last, keep_every
+        self._begun: Path | None = None
         self._broken: set[int] = set()
         self._reading: set[int] = set()
 
@@ -303,8 +219,9 @@ class CheckpointFolder:
         """The steps of all committed checkpoints, rising."""
         if not self.path.is_dir():
             return ()
-        names = (entry.name for entry in self.path.iterdir())
-        return tuple(sorted(int(name) for name in names if _STEP_NAME.fullmatch(name)))
+        names = [entry.name for entry in self.path.iterdir()]
+        steps = (int(name) for name in names if _STEP_NAME.fullmatch(name))
+        return tuple(sorted(step for step in steps if _name(step) in names))
 
     def begin(self, step: int) -> Path:
         """Make an empty folder to write a checkpoint into; what was not committed is removed.
@@ -313,18 +230,33 @@ class CheckpointFolder:
             step: the number of steps done.
 
         Returns:
-            The folder; no other than `commit` gives it the step's name.
+            The folder, which no attempt before this has had; no other than `commit` gives it the
+            step's name.
+
+        Raises:
+            OSError: it cannot be made.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         self._recover()
         for leftover in self.path.glob(f"{_UNFINISHED}*"):
             shutil.rmtree(leftover, ignore_errors=True)  # it may lose a race with its writer
-        folder = self.path / f"{_UNFINISHED}{_name(step)}"
-        folder.mkdir()
-        return folder
+        # Under a new name: a worker of a lost run may still write into an old one.
+        self._begun = self.path / f"{_UNFINISHED}{_name(step)}-{uuid.uuid4().hex[:8]}"
+        self._begun.mkdir()
+        return self._begun
+
+    def give_up(self) -> None:
+        """Remove what was begun and cannot be committed, so that its room is free again."""
+        if self._begun is not None:
+            shutil.rmtree(self._begun, ignore_errors=True)
+            self._begun = None
 
     def commit(
-        self, step: int, records: Iterable[StageRecord | None], metadata: Mapping[str, Any]
+        self,
+        step: int,
+        records: Iterable[StageRecord | None],
+        data: DataPosition,
+        metadata: Mapping[str, Any],
     ) -> Path:
         """Give a checkpoint that all stages have written its manifest and its name.
 
@@ -333,6 +265,7 @@ class CheckpointFolder:
         Args:
             step: the number of steps done, as `begin` was told.
             records: what each stage has written; None for processes that have nothing to tell.
+            data: the place in the data.
             metadata: what else to find again, as JSON values.
 
         Returns:
@@ -340,14 +273,17 @@ class CheckpointFolder:
 
         Raises:
             CheckpointError: the stages' files are not to be seen here.
+            OSError: the manifest cannot be written.
         """
         found = [record for record in records if record is not None]
         models = {record.model for record in found}
         assert len(models) == 1, models
         parts = tuple(sorted(part for record in found for part in record.parts))
         files = tuple(sorted(file for record in found for file in record.files))
-        _assert_covered(parts)
-        folder = self.path / f"{_UNFINISHED}{_name(step)}"
+        fault = uncovered(parts)
+        assert fault is None, fault
+        folder = self._begun
+        assert folder is not None, "nothing was begun"
         try:
             _check_sizes(folder, files)
         except CheckpointError as error:
@@ -355,13 +291,16 @@ class CheckpointFolder:
                 f"checkpoint {step} cannot be committed: {error}; all hosts must see the same "
                 f"files in {self.path}"
             ) from None
-        manifest = Manifest(step, models.pop(), parts, files, metadata)
+        manifest = Manifest(step, models.pop(), parts, files, data, metadata)
         (folder / MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
         _synchronize(folder / MANIFEST)
         _synchronize(folder)
         self._put_in_place(folder, step)
+        self._begun = None
         self._broken.discard(step)
-        self._prune(step)
+        # What cannot be removed does not make what was saved undone.
+        with suppress(OSError):
+            self._prune(step)
         return self.path / _name(step)
 
     def newest_whole(self, model: str | None = None) -> Checkpoint | None:
@@ -383,7 +322,7 @@ class CheckpointFolder:
         for step in reversed(self.steps()):
             folder = self.path / _name(step)
             try:
-                manifest = read_manifest(folder)
+                manifest = _read_manifest_of(folder, step)
                 is_foreign = model is not None and manifest.model != model
                 if not is_foreign:
                     verify_files(folder, manifest)
@@ -392,14 +331,33 @@ class CheckpointFolder:
                 self._broken.add(step)
                 continue
             if is_foreign:
-                raise CheckpointError(
-                    f"checkpoint {step} in {self.path} is of another model: its fingerprint is "
-                    f"{manifest.model!r}, this model's is {model!r}"
-                )
+                raise _foreign(self.path, manifest, model)
             messages = tuple(f"{fault}; using {step}" for fault in faults)
-            return Checkpoint(step, folder, manifest.metadata, messages)
+            return Checkpoint(step, folder, manifest.data, manifest.metadata, messages)
         if faults:
             raise CheckpointError(f"no checkpoint in {self.path} is whole: {'; '.join(faults)}")
+        return None
+
+    def newest_manifest(self, model: str | None = None) -> Manifest | None:
+        """The manifest of the newest checkpoint that has one; its files are not looked at.
+
+        Args:
+            model: fingerprint of the program that will use it; None for any.
+
+        Returns:
+            The manifest; None where there is none that can be read.
+
+        Raises:
+            CheckpointError: it is of another model.
+        """
+        for step in reversed(self.steps()):
+            try:
+                manifest = _read_manifest_of(self.path / _name(step), step)
+            except CheckpointError:
+                continue
+            if model is not None and manifest.model != model:
+                raise _foreign(self.path, manifest, model)
+            return manifest
         return None
 
     @contextmanager
@@ -417,8 +375,7 @@ class CheckpointFolder:
             final.rename(replaced)
         folder.rename(final)
         _synchronize(self.path)
-        if replaced.exists():
-            shutil.rmtree(replaced)
+        shutil.rmtree(replaced, ignore_errors=True)
 
     def _recover(self) -> None:
         """Finish an interrupted replacement: the old one stays where there is no new one."""
@@ -436,21 +393,17 @@ class CheckpointFolder:
         for step in whole:
             every = self.keep_every is not None and step % self.keep_every == 0
             if step not in kept and not every:
-                removed = self.path / f"{_UNFINISHED}{_name(step)}"
+                removed = self.path / f"{_UNFINISHED}{_name(step)}-{_REMOVED}"
                 (self.path / _name(step)).rename(removed)
-                shutil.rmtree(removed)
+                shutil.rmtree(removed, ignore_errors=True)
 
 
 def _name(step: int) -> str:
     return f"{step:08d}"
 
 
-def _assert_covered(parts: Sequence[SavedPart]) -> None:
-    """Every leaf is held whole or in rows that neither overlap nor leave a gap."""
-    reached: dict[tuple[str, str], int] = {}
-    for part in parts:
-        start, stop = part.rows
-        assert reached.get(part.leaf, 0) == start, f"{part.key} does not begin where rows ended"
-        reached[part.leaf] = stop
-    for part in parts:
-        assert reached[part.leaf] == row_span(0, None, part.shape)[1], f"{part.key} lacks rows"
+def _foreign(path: Path, manifest: Manifest, model: str) -> CheckpointError:
+    return CheckpointError(
+        f"checkpoint {manifest.step} in {path} is of another model: its fingerprint is "
+        f"{manifest.model!r}, this model's is {model!r}"
+    )

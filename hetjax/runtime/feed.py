@@ -1,11 +1,16 @@
-"""What feeds workers: rows of batches, read where they are used and ahead of their use."""
+"""What feeds workers: rows of batches, read where they are used and ahead of their use.
+
+A source numbers the training examples: batch ``k`` of ``n`` holds examples ``k n`` to
+``(k + 1) n - 1``. A run that goes on with another batch size reads on at the example after the last
+one that it has seen.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import numpy as np
@@ -17,14 +22,15 @@ from hetjax.runtime.worker import Feed
 
 
 class BatchSource(Protocol):
-    """Batches as a pure function of the step, so that to resume is to remember the step.
+    """Batches as a pure function of their number, so that to resume is to remember a number.
 
     `hetjax.data.DataSet` and `hetjax.data.ImageSet` are such. On Ray they are sent to every worker,
-    so they must be picklable.
+    so they must be picklable. One that is a `FingerprintedSource` too is recognized when a run
+    resumes.
     """
 
     def batch(self, step: int, batch_size: int, rows: slice | None = None) -> PyTree[np.ndarray]:
-        """The batch of a step, or some of its rows."""
+        """Examples ``step * batch_size`` to ``(step + 1) * batch_size - 1``, or some of them."""
         ...
 
     def held_out_batches(self, batch_size: int) -> Iterable[PyTree[np.ndarray]]:
@@ -33,6 +39,15 @@ class BatchSource(Protocol):
         Those of a sequence are read one by one, when they are evaluated on; any others once, and
         kept.
         """
+        ...
+
+
+@runtime_checkable
+class FingerprintedSource(Protocol):
+    """A source that tells its data from all others, so that checkpoints can."""
+
+    def fingerprint(self) -> Mapping[str, str | int | float | bool]:
+        """What tells the stream of examples from others, by name: contents, seed, and so on."""
         ...
 
 
@@ -55,27 +70,44 @@ class BatchReader:
         self._lock = threading.Lock()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="read")
 
-    def training(self, step: int) -> Feed:
-        """A feed of a training step's rows."""
+    def training(self, first_example: int) -> Feed:
+        """A feed of a training step's rows.
+
+        Args:
+            first_example: the number of the step's first example.
+        """
 
         def rows(first: int, end: int) -> Sequence[np.ndarray]:
             with self._lock:
-                self._ahead = {k: v for k, v in self._ahead.items() if k[0] >= step}
-                now = self._submit(step, first, end)
-                self._submit(step + 1, first, end)
+                self._ahead = {k: v for k, v in self._ahead.items() if k[0] >= first_example}
+                now = self._submit(first_example, first, end)
+                self._submit(first_example + self._batch_size, first, end)
             return now.result()
 
         return rows
 
-    def _submit(self, step: int, first: int, end: int) -> Future[list[np.ndarray]]:
-        key = (step, first, end)
+    def _submit(self, first_example: int, first: int, end: int) -> Future[list[np.ndarray]]:
+        key = (first_example, first, end)
         if key not in self._ahead:
-            self._ahead[key] = self._thread.submit(self._read, step, first, end)
+            self._ahead[key] = self._thread.submit(
+                self._read, first_example + first, first_example + end
+            )
         return self._ahead[key]
 
-    def _read(self, step: int, first: int, end: int) -> list[np.ndarray]:
-        batch = self._source.batch(step, self._batch_size, slice(first, end))
-        return [host_array(leaf) for leaf in jax.tree.leaves(batch)]
+    def _read(self, example: int, end: int) -> list[np.ndarray]:
+        """Examples of the stream; they lie in two of its batches where the batch size changed."""
+        pieces = []
+        while example < end:
+            step, row = divmod(example, self._batch_size)
+            stop = min(self._batch_size, row + end - example)
+            batch = self._source.batch(step, self._batch_size, slice(row, stop))
+            pieces.append([host_array(leaf) for leaf in jax.tree.leaves(batch)])
+            example += stop - row
+        return (
+            pieces[0]
+            if len(pieces) == 1
+            else [np.concatenate(leaf) for leaf in zip(*pieces, strict=True)]
+        )
 
     def held_out(self, index: int) -> Feed:
         """A feed of a held-out batch's rows."""

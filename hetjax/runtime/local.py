@@ -16,8 +16,8 @@ from hetjax.mesh.hetero import HeteroMesh
 from hetjax.pipeline.schedule import Schedule
 from hetjax.pipeline.stages import ParameterPart
 from hetjax.runtime.buffers import Tag
-from hetjax.runtime.checkpoint import StageSaver
-from hetjax.runtime.checkpoint_files import StageRecord
+from hetjax.runtime.checkpoint import StageSaver, waited
+from hetjax.runtime.checkpoint_files import SaveFailure, StageRecord
 from hetjax.runtime.feed import BatchReader, feed_of
 from hetjax.runtime.job import Job
 from hetjax.runtime.placement import Placement
@@ -113,12 +113,12 @@ class LocalExecutor:
             worker.start(self._job.parameters)
 
     def train_step(
-        self, step: int, batch: PyTree | None = None, *, timed: bool = False
+        self, first_example: int, batch: PyTree | None = None, *, timed: bool = False
     ) -> list[StepReport]:
         """Run one training step on all stages.
 
         Args:
-            step: the training step, which says which batch.
+            first_example: how many examples come before the step's in the job's source.
             batch: the batch, where it does not come from the job's source.
             timed: whether to record when each operation ran.
 
@@ -126,18 +126,18 @@ class LocalExecutor:
             The report of each stage.
         """
         self._call += 1
-        call, feed = self._call, self._feed(step, batch)
+        call, feed = self._call, self._feed(first_example, batch)
         return self._all(lambda worker: worker.train_step(call, feed, timed=timed))
 
     def use_schedule(self, schedule: Schedule) -> None:
         """Run the following training steps in another order."""
         self._all(lambda worker: worker.use_schedule(schedule))
 
-    def _feed(self, step: int, batch: PyTree | None) -> Feed:
+    def _feed(self, first_example: int, batch: PyTree | None) -> Feed:
         if batch is not None:
             return feed_of(batch, self._job.batch, self._job.plan.batch_size)
         assert self._reader is not None, "a job without a source is given its batches"
-        return self._reader.training(step)
+        return self._reader.training(first_example)
 
     def num_held_out(self) -> int:
         """How many held-out batches there are."""
@@ -155,9 +155,9 @@ class LocalExecutor:
         for worker, saver in zip(self.workers, self._savers, strict=True):
             saver.save(Path(folder), worker.state())
 
-    def wait_saved(self) -> list[StageRecord | None]:
-        """Finish saving; what each stage wrote."""
-        return [saver.wait() for saver in self._savers]
+    def wait_saved(self) -> list[StageRecord | SaveFailure | None]:
+        """Finish saving; what each stage wrote, or why it could not."""
+        return [waited(saver, f"stage {stage}") for stage, saver in enumerate(self._savers)]
 
     def load(self, folder: str) -> None:
         """Take over the state of a checkpoint."""

@@ -15,6 +15,7 @@ from hetjax.pipeline.loss import host_array
 from hetjax.pipeline.schedule import Schedule
 from hetjax.pipeline.stages import ParameterPart
 from hetjax.planner.plan import Plan, StagePlan
+from hetjax.runtime.checkpoint_files import SaveFailure
 from hetjax.runtime.clocks import ClockReading, by_our_clock, measure_offset
 from hetjax.runtime.feed import feed_of
 from hetjax.runtime.job import Job
@@ -258,11 +259,13 @@ class RayExecutor:
         """Make the initial state on every stage."""
         self._workers.call(lambda actor: actor.start.remote())
 
-    def train_step(self, step: int, batch: PyTree | None = None, *, timed: bool = False) -> list:
+    def train_step(
+        self, first_example: int, batch: PyTree | None = None, *, timed: bool = False
+    ) -> list:
         """Run one step on all stages: one call to each worker.
 
         Args:
-            step: the training step, which says which batch.
+            first_example: how many examples come before the step's in the job's source.
             batch: the batch, where it does not come from the job's source.
             timed: whether to record when each operation ran, by the driver's clock.
 
@@ -279,7 +282,7 @@ class RayExecutor:
         self._call += 1
         call = self._call
         reports = self._workers.call(
-            lambda actor: actor.train_step.remote(call, step, batch, timed)
+            lambda actor: actor.train_step.remote(call, first_example, batch, timed)
         )
         if timed:
             reports = {peer: self._by_our_clock(peer, reports[peer]) for peer in reports}
@@ -316,11 +319,12 @@ class RayExecutor:
         self._workers.call(lambda actor: actor.save.remote(folder))
 
     def wait_saved(self) -> list[Any]:
-        """Finish saving; what each stage's first host wrote."""
+        """Finish saving; what each stage's first host wrote, or why one of its hosts could not."""
         records = self._workers.call(
             lambda actor: actor.wait_saved.options(concurrency_group=SAVE).remote()
         )
-        return [records[stage, 0] for stage in range(len(self._hosts))]
+        failures = [each for each in records.values() if isinstance(each, SaveFailure)]
+        return failures or [records[stage, 0] for stage in range(len(self._hosts))]
 
     def load(self, folder: str) -> None:
         """Take over the state of a checkpoint."""

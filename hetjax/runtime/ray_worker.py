@@ -15,8 +15,8 @@ from jaxtyping import PyTree
 from hetjax.errors import InputError
 from hetjax.pipeline.schedule import Schedule
 from hetjax.planner.plan import Plan
-from hetjax.runtime.checkpoint import StageSaver
-from hetjax.runtime.checkpoint_files import StageRecord
+from hetjax.runtime.checkpoint import StageSaver, waited
+from hetjax.runtime.checkpoint_files import SaveFailure, StageRecord
 from hetjax.runtime.clocks import ClockReading, read_clock
 from hetjax.runtime.feed import BatchReader, feed_of
 from hetjax.runtime.job import Job, build, transfers
@@ -164,25 +164,27 @@ class HostWorker:
         """Make the initial state."""
         self.worker.start(self.job.parameters)
 
-    def train_step(self, call: int, step: int, batch: PyTree | None, timed: bool) -> StepReport:
+    def train_step(
+        self, call: int, first_example: int, batch: PyTree | None, timed: bool
+    ) -> StepReport:
         """Run one training step.
 
         Args:
             call: a number that grows with every step of any kind.
-            step: the training step, which says which batch.
+            first_example: how many examples come before the step's in the job's source.
             batch: the batch, where it does not come from the job's source.
             timed: whether to record when each operation ran.
 
         Returns:
             The worker's report.
         """
-        return self.worker.train_step(call, self._feed(step, batch), timed=timed)
+        return self.worker.train_step(call, self._feed(first_example, batch), timed=timed)
 
-    def _feed(self, step: int, batch: PyTree | None) -> Feed:
+    def _feed(self, first_example: int, batch: PyTree | None) -> Feed:
         if batch is not None:
             return feed_of(batch, self.job.batch, self.job.plan.batch_size)
         assert self.reader is not None, "a job without a source is given its batches"
-        return self.reader.training(step)
+        return self.reader.training(first_example)
 
     def use_schedule(self, schedule: Schedule) -> None:
         """Run the following training steps in another order."""
@@ -201,9 +203,9 @@ class HostWorker:
         """Start saving the state; what is trained meanwhile is not in it."""
         self.saver.save(Path(folder), self.worker.state())
 
-    def wait_saved(self) -> StageRecord | None:
-        """Finish saving, and say what was written."""
-        return self.saver.wait()
+    def wait_saved(self) -> StageRecord | SaveFailure | None:
+        """Finish saving, and say what was written, or why it could not be."""
+        return waited(self.saver, worker_name(self.peer))
 
     def load(self, folder: str) -> None:
         """Take over the state of a checkpoint."""
