@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hetjax.errors import CheckpointError, InputError, NonfiniteError, WorkerLostError
+    from hetjax.errors import CheckpointError, InputError, NonfiniteError, SaveError, WorkerLostError
     from hetjax.mesh import Cluster
     from hetjax.planner import Plan, plan, simulate
     from hetjax.report import draw_timeline, visualize
@@ -31,6 +31,7 @@ _HOMES = {
     "RayOptions": "hetjax.runtime",
     "Subgroup": "hetjax.sharding",
     "Trainer": "hetjax.runtime",
+    "SaveError": "hetjax.errors",
     "WorkerLostError": "hetjax.errors",
     "draw_timeline": "hetjax.report",
     "plan": "hetjax.planner",

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hetjax.data.contents import contents_of
 from hetjax.data.corpus import Corpus, StandardLibrary, Synthetic, TextFiles
 from hetjax.data.hashing import example_keys
 from hetjax.data.packing import PackedTokens
@@ -132,6 +133,33 @@ class DataSet:
         """
         return len(self._held_out) if all(len(held) for _, held in self._sources) else 0
 
+    def fingerprint(self) -> dict[str, str | int | float | bool]:
+        """What tells the stream of examples from all others. Reads the text.
+
+        Where files lie, and what they are called, does not matter.
+
+        Returns:
+            By name: the seeds, the sequence, and of each part what it holds and how it is used.
+
+        Raises:
+            InputError: if a text cannot be used.
+
+        Example:
+            >>> synthetic(vocabulary=11, sequence=8, size=1000, seed=3).fingerprint()["seed"]
+            3
+        """
+        found: dict[str, str | int | float | bool] = {"seed": self.seed, "sequence": self.sequence}
+        total = sum(part.weight for part in self.parts)
+        for index, (part, sources) in enumerate(zip(self.parts, self._sources, strict=True)):
+            name = f"text {index}" if len(self.parts) > 1 else "text"
+            training, held_out = (source.tokens for source in sources)
+            found[f"{name} tokens"] = len(training) + len(held_out)
+            found[f"{name} contents"] = f"{contents_of(training)} {contents_of(held_out)}"
+            found[f"{name} seed"] = part.seed
+            found[f"{name} held_out_fraction"] = part.held_out_fraction
+            found[f"{name} share"] = round(part.weight / total, 9)
+        return found
+
     def batch(
         self,
         step: int,
@@ -141,7 +169,7 @@ class DataSet:
         """The training batch of a step, or some of its rows.
 
         Args:
-            step: 0 for the first.
+            step: 0 for the first; it holds examples ``step * batch_size`` and following.
             batch_size: examples in the whole batch of every step.
             rows: which of them to read; ``None`` for all.
 

@@ -75,6 +75,26 @@ class ImageSet:
         """
         return len(self._places[1])
 
+    def fingerprint(self) -> dict[str, str | int | float | bool]:
+        """What tells the stream of images from all others. Opens and reads the source.
+
+        Of images that are more than `hetjax.data.contents.WHOLE_BYTES` together, blocks at even
+        distances are read.
+
+        Returns:
+            By name: the seed, what is held out, how many images there are and what they hold.
+
+        Raises:
+            InputError: if the images cannot be used.
+        """
+        return {
+            "seed": self.seed,
+            "held_out_fraction": self.held_out_fraction,
+            "images": len(self._images),
+            "image_size": self.source.image_size,
+            "contents": self._images.contents(),
+        }
+
     def batch(self, step: int, batch_size: int, rows: slice | None = None) -> dict[str, np.ndarray]:
         """The training batch of a step, or some of its rows.
 

@@ -11,6 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
+from hetjax.data.contents import contents_of
 from hetjax.data.hashing import hash64
 from hetjax.errors import InputError
 
@@ -26,6 +27,10 @@ class LabelledImages(Protocol):
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
         """Image ``index``, uint8 [H, W, 3], and its class."""
+        ...
+
+    def contents(self) -> str:
+        """What tells these images and classes from others."""
         ...
 
 
@@ -116,6 +121,9 @@ class _Arrays:
     def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
         return self.images[index], int(self.labels[index])
 
+    def contents(self) -> str:
+        return f"{contents_of(self.images)} {contents_of(self.labels)}"
+
 
 @dataclass(frozen=True)
 class Shapes:
@@ -184,6 +192,9 @@ class _Drawn:
         pixels = np.arange(size * size * 3) + index * size * size * 3
         noise = (hash64(seed, _NOISE_STREAM, pixels) % np.uint64(31)).astype(np.float64) - 15
         return (image + noise.reshape(size, size, 3)).astype(np.uint8), label
+
+    def contents(self) -> str:
+        return f"shapes drawn with seed {self.shapes.seed}"
 
 
 def _inside(shape: int, size: int, row: float, column: float, radius: float) -> np.ndarray:

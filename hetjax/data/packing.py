@@ -49,5 +49,10 @@ class PackedTokens:
         start = index * self._sequence
         return self._tokens[start : start + self._sequence + 1].astype(np.int32)
 
+    @property
+    def tokens(self) -> np.ndarray:
+        """The stream."""
+        return self._tokens
+
     def __repr__(self) -> str:
         return f"PackedTokens({len(self)} examples of {self._sequence} tokens)"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence, Set
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from math import nan
 from pathlib import Path
@@ -16,7 +15,7 @@ import numpy as np
 import optax
 from jaxtyping import PyTree
 
-from hetjax.errors import InputError, unknown_name
+from hetjax.errors import InputError, SaveError, unknown_name
 from hetjax.pipeline.loss import abstract
 from hetjax.pipeline.schedule import Schedule
 from hetjax.pipeline.stages import ParameterPart
@@ -25,16 +24,18 @@ from hetjax.pipeline.times import StepTimes
 from hetjax.planner.plan import Plan, validate
 from hetjax.planner.plan_file import plan_to_json
 from hetjax.runtime.checkpoint import check_leaves
-from hetjax.runtime.checkpoint_files import CheckpointFolder, StageRecord
+from hetjax.runtime.checkpoint_files import SaveFailure, StageRecord
 from hetjax.runtime.feed import BatchSource
 from hetjax.runtime.job import Job, build
 from hetjax.runtime.local import LocalExecutor
+from hetjax.runtime.manifest import DataPosition
 from hetjax.runtime.measuring import measuring
 from hetjax.runtime.nonfinite import Nonfinite, nonfinite
 from hetjax.runtime.placement import Placement
 from hetjax.runtime.played import PlayedExecutor
 from hetjax.runtime.playing import Play, Player
 from hetjax.runtime.ray import RayExecutor, RayOptions
+from hetjax.runtime.saving import RunCheckpoints
 from hetjax.runtime.step_report import LinkUse, StepReport, link_events, link_uses, summed
 from hetjax.runtime.switching import check_lost
 from hetjax.sharding.switching import SwitchPlan
@@ -73,7 +74,7 @@ class Executor(Protocol):
         ...
 
     def train_step(
-        self, step: int, batch: PyTree | None = None, *, timed: bool = False
+        self, first_example: int, batch: PyTree | None = None, *, timed: bool = False
     ) -> list[StepReport]:
         """Run one training step on all stages."""
         ...
@@ -94,8 +95,8 @@ class Executor(Protocol):
         """Start saving the state into a folder."""
         ...
 
-    def wait_saved(self) -> list[StageRecord | None]:
-        """Finish saving; what each stage wrote."""
+    def wait_saved(self) -> Sequence[StageRecord | SaveFailure | None]:
+        """Finish saving; what each stage wrote, or why it could not."""
         ...
 
     def load(self, folder: str) -> None:
@@ -127,7 +128,7 @@ class Trainer:
         source: where batches come from; None where every step is given its own.
         runtime: ``"local"`` or ``"ray"``.
         ray: how to use Ray; None for `RayOptions()`.
-        workdir: folder for checkpoints; None for none.
+        workdir: folder for checkpoints; None for none. The trainer has it alone until it is closed.
         keep_last: how many of the newest checkpoints to keep.
         keep_every: keep also those of every so many steps.
         deadline: seconds after which a worker that waits for another gives up.
@@ -135,8 +136,13 @@ class Trainer:
         play: play the plan's cluster on this machine, on the local runtime: every task and transfer
             takes as long as the plan predicts, and all times are told in the cluster's seconds.
 
+    Attributes:
+        steps_done: how many steps were done.
+        examples_done: how many examples they had: the next step's first has this number.
+
     Raises:
-        InputError: the plan, model, batch, optimizer and devices do not fit each other.
+        InputError: the plan, model, batch, optimizer and devices do not fit each other, or another
+            run writes to the workdir.
 
     Example:
         >>> import jax, jax.numpy as jnp, optax, hetjax
@@ -188,24 +194,29 @@ class Trainer:
             has_aux=has_aux,
         )
         self._placement: Placement = build(self._job)
-        self._checkpoints = None
-        if workdir is not None:
-            folder = Path(workdir).resolve() / "checkpoints"
-            self._checkpoints = CheckpointFolder(folder, keep_last=keep_last, keep_every=keep_every)
         self.plan = plan
         self.steps_done = 0
+        self.examples_done = 0
         self.reports: list[StepReport] = []
         self._timed: list[StepReport] = []
-        self._saving: Future[None] | None = None
-        self._commits = ThreadPoolExecutor(1, thread_name_prefix="commit")
         self._started = False
         self._devices, self._play = devices, play
         self._switched: dict[str, tuple[Job, Placement, LocalExecutor]] = {}
-        self._executor: Executor = (
-            self._local_executor(self._job, self._placement)
-            if runtime == "local"
-            else RayExecutor(self._job, self._placement, ray or RayOptions())
+        self._checkpoints = (
+            None
+            if workdir is None
+            else RunCheckpoints(workdir, keep_last=keep_last, keep_every=keep_every)
         )
+        try:
+            self._executor: Executor = (
+                self._local_executor(self._job, self._placement)
+                if runtime == "local"
+                else RayExecutor(self._job, self._placement, ray or RayOptions())
+            )
+        except BaseException:
+            if self._checkpoints is not None:
+                self._checkpoints.close()
+            raise
 
     def _local_executor(self, job: Job, placement: Placement) -> LocalExecutor:
         if self._play is None:
@@ -215,8 +226,13 @@ class Trainer:
     def __enter__(self) -> Trainer:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        try:
+            self.close()
+        except Exception as another:
+            if error is None:
+                raise
+            error.add_note(f"Closing the trainer: {another}")
 
     def train_step(self, batch: PyTree | None = None, *, timed: bool = False) -> StepMetrics:
         """Train on one batch.
@@ -230,17 +246,21 @@ class Trainer:
             The step's metrics.
 
         Raises:
-            InputError: the batch does not have the planned shape.
+            InputError: the batch does not have the planned shape, or the workdir holds checkpoints
+                that were not resumed from.
             WorkerLostError: a worker died or stopped answering.
         """
+        if self._checkpoints is not None:
+            self._checkpoints.check_ours()
         self._start()
         if batch is None and self._job.source is None:
             raise InputError("train_step was given no batch, and the trainer has no source")
         player = self.rehearse(batch)
         began = time.perf_counter()
-        self.reports = self._executor.train_step(self.steps_done, batch, timed=timed)
+        self.reports = self._executor.train_step(self.examples_done, batch, timed=timed)
         seconds = (time.perf_counter() - began) / (player.scale if player else 1.0)
         self.steps_done += 1
+        self.examples_done += self.plan.batch_size
         if timed:
             self._timed = self.reports
         last = self.reports[self._placement.pipelines.loss_stages[0]]
@@ -277,7 +297,7 @@ class Trainer:
         self._start()
         if not isinstance(self._executor, PlayedExecutor):
             return None
-        return self._executor.rehearse(self.steps_done, batch)
+        return self._executor.rehearse(self.examples_done, batch)
 
     def use_schedule(self, schedule: Schedule) -> None:
         """Train on with another schedule; what is computed stays the same.
@@ -369,7 +389,8 @@ class Trainer:
             )
         check_lost(lost, plan)
         self._start()
-        self._finish_saving()
+        if self._checkpoints is not None:
+            self._checkpoints.settle()
         source, destination = _without_prediction(self.plan), _without_prediction(plan)
         if source == destination:
             self.plan = plan
@@ -439,53 +460,88 @@ class Trainer:
     def save(self, *, wait: bool = False) -> None:
         """Save a checkpoint of the current step, in the background.
 
+        Where it cannot be written, training is not affected: `failed_save` tells, `finish_saving`
+        and `close` raise, and the next save tries again.
+
         Args:
             wait: return only when it is on the disk.
 
         Raises:
-            InputError: the trainer has no workdir.
+            InputError: the trainer has no workdir, or one with checkpoints that were not resumed
+                from.
+            SaveError: it was to wait, and the checkpoint could not be written.
+            WorkerLostError: a worker died or stopped answering.
         """
         if self._checkpoints is None:
             raise InputError("the trainer has no workdir to save checkpoints in")
         self._start()
-        self._finish_saving()
-        self._executor.save(str(self._checkpoints.begin(self.steps_done)))
-        self._saving = self._commits.submit(self._commit, self._checkpoints, self.steps_done)
-        if wait:
-            self._finish_saving()
-
-    def _commit(self, checkpoints: CheckpointFolder, step: int) -> None:
-        """Wait for the stages' files and give the checkpoint its name, in a thread of its own."""
+        data = DataPosition(self.examples_done, self.plan.batch_size)
         metadata = {"stages": len(self.plan.stages)}
-        checkpoints.commit(step, self._executor.wait_saved(), metadata)
+        self._checkpoints.save(self.steps_done, self._executor, self._job.source, data, metadata)
+        if wait:
+            self.finish_saving()
 
-    def _finish_saving(self) -> None:
-        if self._saving is not None:
-            saving, self._saving = self._saving, None
-            saving.result()
-
-    def resume(self) -> list[str] | None:
-        """Restore the newest whole checkpoint of the workdir, whatever plan saved it.
-
-        Returns:
-            What was done, in sentences for people; None where there is no checkpoint.
+    def finish_saving(self) -> None:
+        """Wait until what was last saved is on the disk.
 
         Raises:
-            CheckpointError: the checkpoint is of another model.
+            SaveError: it could not be written; each failure is raised once.
+            WorkerLostError: a worker died or stopped answering.
+        """
+        if self._checkpoints is not None:
+            self._checkpoints.finish()
+
+    @property
+    def failed_save(self) -> SaveError | None:
+        """Why the last save that has ended could not be written; None where it was."""
+        return None if self._checkpoints is None else self._checkpoints.failed
+
+    def resume(self, *, or_start: bool = False, allow_changed_data: bool = False) -> list[str]:
+        """Restore the newest whole checkpoint of the workdir, whatever plan saved it.
+
+        The data go on at the example after the last one seen, also with another batch size.
+
+        Args:
+            or_start: begin at step 0 where there is no checkpoint.
+            allow_changed_data: go on also where the data are not those of the checkpoint.
+
+        Returns:
+            What was done, in sentences for people.
+
+        Raises:
+            CheckpointError: there is no checkpoint, or none is whole, or the newest whole one is of
+                another model or other data.
             InputError: the trainer has no workdir.
         """
         if self._checkpoints is None:
             raise InputError("the trainer has no workdir to resume from")
-        pipelines = self._placement.pipelines
-        found = self._checkpoints.newest_whole(pipelines.program.fingerprint)
+        pipelines, checkpoints = self._placement.pipelines, self._checkpoints
+        found = checkpoints.find(
+            pipelines.program.fingerprint,
+            self._job.source,
+            or_start=or_start,
+            allow_changed_data=allow_changed_data,
+        )
         if found is None:
-            return None
+            return [
+                *checkpoints.messages,
+                f"there is no checkpoint in {checkpoints.path}; starting at step 0",
+            ]
         check_leaves(found.path, pipelines)
-        with self._checkpoints.reading(found.step):
+        with checkpoints.reading(found.step):
             self._executor.load(str(found.path))
         self._started = True
-        self.steps_done = found.step
-        return [*found.messages, f"resumed from step {found.step} ({found.path})"]
+        size = self.plan.batch_size
+        data = found.data or DataPosition(found.step * size, size)
+        self.steps_done, self.examples_done = found.step, data.examples
+        messages = [*checkpoints.messages, *found.messages]
+        messages.append(f"resumed from step {found.step} ({found.path})")
+        if data.batch_size != size:
+            messages.append(
+                f"the batch size is {size} (was {data.batch_size}): the data go on at example "
+                f"{data.examples}"
+            )
+        return messages
 
     def parameters(self) -> PyTree[np.ndarray]:
         """The parameters as NumPy arrays, gathered from all stages."""
@@ -523,11 +579,15 @@ class Trainer:
         return self._timed
 
     def close(self) -> None:
-        """Finish saving and end all workers. Closing twice does no harm."""
+        """Finish saving and end all workers. Closing twice does no harm.
+
+        Raises:
+            SaveError: the last save has failed, and it was not raised yet.
+        """
         try:
-            self._finish_saving()
+            if self._checkpoints is not None:
+                self._checkpoints.close()
         finally:
-            self._commits.shutdown()
             self._executor.close()
             for _, _, executor in self._switched.values():
                 executor.close()
