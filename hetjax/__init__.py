@@ -12,7 +12,13 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hetjax.errors import CheckpointError, InputError, NonfiniteError, SaveError, WorkerLostError
+    from hetjax.errors import (
+        CheckpointError,
+        InputError,
+        NonfiniteError,
+        SaveError,
+        WorkerLostError,
+    )
     from hetjax.mesh import Cluster
     from hetjax.planner import Plan, plan, simulate
     from hetjax.report import draw_timeline, visualize
@@ -29,9 +35,9 @@ _HOMES = {
     "Plan": "hetjax.planner",
     "Play": "hetjax.runtime",
     "RayOptions": "hetjax.runtime",
+    "SaveError": "hetjax.errors",
     "Subgroup": "hetjax.sharding",
     "Trainer": "hetjax.runtime",
-    "SaveError": "hetjax.errors",
     "WorkerLostError": "hetjax.errors",
     "draw_timeline": "hetjax.report",
     "plan": "hetjax.planner",
@@ -52,6 +58,7 @@ __all__ = [
     "Plan",
     "Play",
     "RayOptions",
+    "SaveError",
     "Subgroup",
     "Trainer",
     "WorkerLostError",

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hetjax.configuration.settings import TrainSettings
-from hetjax.errors import NonfiniteError
+from hetjax.errors import NonfiniteError, SaveError
 
 if TYPE_CHECKING:
     from hetjax.runtime import StepMetrics, Trainer
@@ -29,6 +29,8 @@ class StepDone:
         timed: whether the time of every operation was taken, which slows the step a little.
         saved: whether a checkpoint of it was begun.
         beside: the schedule that it ran by, where that is not the plan's.
+        failed_save: why the checkpoint that was last to be written was not; told once. Training
+            goes on, and the next one is tried.
     """
 
     metrics: StepMetrics
@@ -36,6 +38,7 @@ class StepDone:
     timed: bool = False
     saved: bool = False
     beside: str | None = None
+    failed_save: SaveError | None = None
 
 
 def train(
@@ -71,9 +74,11 @@ def train(
 
     Raises:
         NonfiniteError: `settings.max_nonfinite` steps in a row were not applied.
+        SaveError: the last checkpoint could not be written.
     """
     timed = timed_steps(trainer.steps_done, settings.steps)
     saved, save_is_due, in_a_row = trainer.steps_done, False, 0
+    failed: SaveError | None = None
     tuning = iter(()) if tune is None or len(trainer.plan.pipelines) > 1 else _tuning(trainer, tune)
     others, first = _beside(trainer, settings), trainer.steps_done + 1 + _STEPS_BEFORE_OTHERS
     while trainer.steps_done < settings.steps and not stop():
@@ -92,12 +97,16 @@ def train(
         if checkpoints and save_is_due and metrics.nonfinite is None:
             trainer.save()
             saved, save_is_due = step, False
-        yield StepDone(metrics, loss, is_timed, saved == step, other)
+        failed, told = (trainer.failed_save, failed) if checkpoints else (None, None)
+        news = failed if failed is not told else None
+        yield StepDone(metrics, loss, is_timed, saved == step, other, news)
         in_a_row = 0 if metrics.nonfinite is None else in_a_row + 1
         if in_a_row == settings.max_nonfinite:
             raise NonfiniteError(_goes_nowhere(step, metrics.nonfinite, in_a_row))
     if checkpoints and saved != trainer.steps_done:
-        trainer.save(wait=True)
+        trainer.save()
+    if checkpoints:
+        trainer.finish_saving()
 
 
 def _goes_nowhere(step: int, last: object, in_a_row: int) -> str:

@@ -14,10 +14,14 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hetjax.commands.command_line import Parser, configuration_of, run_command
 from hetjax.commands.signals import doing, run_process
 from hetjax.errors import InputError
+
+if TYPE_CHECKING:
+    from hetjax.commands.work_folder import Resumption
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -36,6 +40,16 @@ def _parser() -> Parser:
     parser = Parser("hetjax.train", "Train a model across a union of unlike meshes.")
     parser.add_argument("--workdir", metavar="DIR", help="folder for all that the run writes")
     parser.add_argument("--resume", action="store_true", help="go on with the run in --workdir")
+    parser.add_argument(
+        "--resume-or-start",
+        action="store_true",
+        help="as --resume, and begin at step 0 where there is no checkpoint",
+    )
+    parser.add_argument(
+        "--allow-changed-data",
+        action="store_true",
+        help="with --resume: go on also where the data or their seed have changed",
+    )
     parser.add_argument("--plan", metavar="FILE", help="follow this plan instead of making one")
     parser.add_argument(
         "--dry-run", action="store_true", help="print the cluster and the plan, and end"
@@ -52,15 +66,18 @@ def _train(arguments: argparse.Namespace) -> int:
     configuration = configuration_of(arguments)
 
     # What is heavier to import comes after what can be checked without it.
-    from hetjax.commands.work_folder import check_work_folder, reusable_plan
+    from hetjax.commands.work_folder import check_unused, check_work_folder, reusable_plan
 
     workdir = Path(arguments.workdir) if arguments.workdir else None
     plan_file = Path(arguments.plan) if arguments.plan else None
+    resumption = _resumption(arguments)
     if workdir is not None:
-        check_work_folder(workdir, resume=arguments.resume)
-        if arguments.resume and plan_file is None:
+        check_work_folder(workdir, resumption)
+        if not arguments.dry_run:
+            check_unused(workdir)
+        if resumption.wanted and plan_file is None:
             plan_file = reusable_plan(workdir, configuration)
-    elif arguments.resume:
+    elif resumption.wanted:
         raise InputError("--resume is given without --workdir; name the folder of the run")
 
     from hetjax.commands.devices import check_ray_address, configured_cluster
@@ -88,7 +105,19 @@ def _train(arguments: argparse.Namespace) -> int:
     show_plan(console, prepared, alone=parts(prepared) if configuration.cluster.play else ())
     if arguments.dry_run:
         return 0
-    return run(prepared, console, workdir, resume=arguments.resume)
+    return run(prepared, console, workdir, resumption)
+
+
+def _resumption(arguments: argparse.Namespace) -> Resumption:
+    from hetjax.commands.work_folder import Resumption
+
+    or_start = arguments.resume_or_start
+    wanted = arguments.resume or or_start
+    if arguments.allow_changed_data and not wanted:
+        raise InputError(
+            "--allow-changed-data is given without --resume; a new run has no data yet"
+        )
+    return Resumption(wanted, or_start, arguments.allow_changed_data)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """Options, errors and exit codes, the same for every command.
 
 A command ends with 0 when it has done what was asked, 2 when something that a person gave is wrong,
-3 when a worker was lost, 4 when losses or gradients stayed not finite, 130 when Ctrl-C stopped it
-and 143 when SIGTERM did, at any moment.
+3 when a worker was lost, 4 when losses or gradients stayed not finite, 5 when the last checkpoint
+or another file of the run could not be written, 130 when Ctrl-C stopped it and 143 when SIGTERM
+did, at any moment.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 WRONG_INPUT = 2
 LOST_WORKER = 3
 NOT_FINITE = 4
+NOT_WRITTEN = 5
 INTERRUPTED = 130
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hetjax.commands.command_line import NOT_WRITTEN
 from hetjax.commands.measured import TimedStep, link_rows, live_microbatches, prediction_rows
 from hetjax.commands.playing import check_duration, lateness, playing, scale_words
 from hetjax.commands.prepare import Prepared
@@ -19,13 +21,16 @@ from hetjax.commands.work_folder import (
     PLAN_FILE,
     PREDICTION_FILE,
     TIMELINE_FILE,
+    Resumption,
+    check_work_folder,
     earlier_configuration,
     save_configuration,
 )
 from hetjax.configuration import changes
 from hetjax.configuration.make import Ingredients
+from hetjax.errors import InputError, SaveError, reason_of
 from hetjax.loop import StepDone, other_step_time, train, usual_step_time
-from hetjax.planner import choose_schedule, simulate
+from hetjax.planner import Plan, choose_schedule, simulate
 from hetjax.report import (
     MetricsWriter,
     PredictionRow,
@@ -39,7 +44,9 @@ from hetjax.report import (
     write_prediction,
     write_timeline_page,
 )
+from hetjax.report.metrics import METRICS_FILE
 from hetjax.runtime import RayOptions, Trainer
+from hetjax.runtime.saving import check_resumable
 from hetjax.runtime.step_report import exchange_seconds
 
 if TYPE_CHECKING:
@@ -52,48 +59,99 @@ _TIMED_STEPS = 3
 """How many timed steps count for the table, the last ones."""
 
 
-def run(prepared: Prepared, console: Console, workdir: Path | None, *, resume: bool) -> int:
+def run(prepared: Prepared, console: Console, workdir: Path | None, resumption: Resumption) -> int:
     """Train as prepared.
 
     Args:
         prepared: the model, the data, the optimizer and the plan.
         console: where to print.
         workdir: folder for the run's files; None for none.
-        resume: whether to go on with the run that is in it.
+        resumption: whether to go on with the run that is in it, and how.
 
     Returns:
         The command's exit code.
 
     Raises:
-        InputError: the devices are not there, or the checkpoints are of another model.
+        InputError: the devices are not there, the checkpoints are of another model or other data,
+            or the work folder cannot be written to.
         WorkerLostError: a worker died or stopped answering.
     """
 
     def say(text: str) -> None:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
 
+    unwritten = Unwritten(say)
+    if workdir is not None and resumption.wanted:
+        check_resumable(
+            workdir,
+            prepared.plan.model,
+            prepared.ingredients.dataset,
+            allow_changed_data=resumption.allow_changed_data,
+        )
     began = time.perf_counter()
     doing("compiling")
     with _trainer(prepared, workdir) as trainer:
         say(f"stages compiled in {format_seconds(time.perf_counter() - began)}")
-        if workdir is not None and resume:
-            _resume(trainer, prepared, workdir, say)
+        if workdir is not None:
+            # Another run may have begun and ended in it since it was looked at.
+            check_work_folder(workdir, resumption)
+            if resumption.wanted:
+                _resume(trainer, prepared, workdir, resumption, say)
         _rehearse(trainer, prepared, say)
         if workdir is not None:
             save_configuration(workdir, prepared.ingredients.configuration)
-            prepared.plan.save(workdir / PLAN_FILE)
+            _write_plan(prepared.plan, workdir)
         if prepared.ingredients.configuration.train.tune and len(prepared.plan.pipelines) > 1:
             say("train.tune has no effect: a plan of several pipelines keeps its schedules")
         if prepared.ingredients.configuration.train.beside and len(prepared.plan.pipelines) > 1:
             say("train.beside has no effect: a plan of several pipelines keeps its schedules")
         doing("training")
         with StopRequest() as stop:
-            seen = _train(trainer, prepared, console, workdir, stop)
+            seen = _train(trainer, prepared, console, workdir, stop, unwritten)
         doing("writing the results of the run")
         _say_end(trainer, seen.steps, stop, workdir, say)
         if seen.steps:
-            _report(trainer, prepared, seen, console, workdir, say)
+            _report(trainer, prepared, seen, console, workdir, unwritten)
+    if unwritten.files:
+        return NOT_WRITTEN
     return 0 if stop.signal is None else EXIT_BASE + stop.signal
+
+
+class Unwritten:
+    """The files that a run could not write, told as it comes to know.
+
+    Args:
+        say: tells.
+
+    Attributes:
+        files: what to call those that are missing, or lack something, at the end.
+    """
+
+    def __init__(self, say: Say):
+        self.say = say
+        self.files: list[str] = []
+
+    @contextmanager
+    def writing(self, name: str) -> Iterator[None]:
+        """Write a file: where it cannot be written, that is told, and the run goes on."""
+        try:
+            yield
+        except OSError as error:
+            self.add(name, reason_of(error))
+
+    def add(self, name: str, reason: str) -> None:
+        """Note and tell that a file could not be written."""
+        self.files.append(name)
+        self.say(f"{name} was not written: {reason}")
+
+
+def _write_plan(plan: Plan, workdir: Path) -> None:
+    try:
+        plan.save(workdir / PLAN_FILE)
+    except OSError as error:
+        raise InputError(
+            f"--workdir {workdir}: {PLAN_FILE} cannot be written: {error.strerror}"
+        ) from None
 
 
 def _trainer(prepared: Prepared, workdir: Path | None) -> Trainer:
@@ -135,13 +193,16 @@ def _rehearse(trainer: Trainer, prepared: Prepared, say: Say) -> None:
     )
 
 
-def _resume(trainer: Trainer, prepared: Prepared, workdir: Path, say: Say) -> None:
-    messages = trainer.resume()
-    if messages is None:
-        say(f"there is no checkpoint to resume from in {workdir}; starting at step 0")
-        return
+def _resume(
+    trainer: Trainer, prepared: Prepared, workdir: Path, resumption: Resumption, say: Say
+) -> None:
+    messages = trainer.resume(
+        or_start=resumption.or_start, allow_changed_data=resumption.allow_changed_data
+    )
     for message in messages:
         say(message)
+    if trainer.steps_done == 0:
+        return
     earlier = earlier_configuration(workdir)
     for line in changes(earlier, prepared.ingredients.configuration) if earlier else ():
         say(f"changed since the run began: {line}")
@@ -178,10 +239,11 @@ def _train(
     console: Console,
     workdir: Path | None,
     stop: StopRequest,
+    unwritten: Unwritten,
 ) -> _Seen:
     """Runs the loop, shows every step and writes its figures."""
     settings, seen = prepared.ingredients.configuration.train, _Seen()
-    metrics = None if workdir is None else MetricsWriter(workdir, first_step=trainer.steps_done + 1)
+    metrics = None if workdir is None else _metrics(workdir, trainer.steps_done + 1)
     tune = prepared.ingredients.configuration.planner.schedule if settings.tune else None
     loop = train(trainer, settings, checkpoints=workdir is not None, stop=stop, tune=tune)
     unit = prepared.ingredients.model.unit
@@ -201,12 +263,30 @@ def _train(
                     progress.print(
                         f"step {done.metrics.step}: held-out loss {done.evaluation_loss:.4f}"
                     )
+                if done.failed_save is not None:
+                    progress.print(f"{done.failed_save}; training goes on, the next one is tried")
                 if metrics is not None:
+                    before = metrics.failure
                     metrics.write(done.metrics.step, figures)
+                    if metrics.failure and not before:
+                        progress.print(f"metrics wait to be written: {metrics.failure}")
+    except SaveError as error:
+        unwritten.add(f"checkpoint {error.step}", error.reason)
     finally:
         if metrics is not None:
             metrics.close()
+            if metrics.failure is not None:
+                unwritten.add(METRICS_FILE, metrics.failure)
     return seen
+
+
+def _metrics(workdir: Path, first_step: int) -> MetricsWriter:
+    try:
+        return MetricsWriter(workdir, first_step=first_step)
+    except OSError as error:
+        raise InputError(
+            f"--workdir {workdir}: {METRICS_FILE} cannot be written: {error.strerror}"
+        ) from None
 
 
 def _figures(done: StepDone, ingredients: Ingredients) -> dict[str, float]:
@@ -245,9 +325,10 @@ def _report(
     seen: _Seen,
     console: Console,
     workdir: Path | None,
-    say: Say,
+    unwritten: Unwritten,
 ) -> None:
     """Prints predicted beside measured, and writes it and the timeline."""
+    say = unwritten.say
     plan, steps, ingredients = trainer.plan, seen.steps, prepared.ingredients
     step_time, beside = usual_step_time(steps), ingredients.configuration.train.beside
     rows = prediction_rows(plan, seen.timed[-_TIMED_STEPS:], step_time)
@@ -276,23 +357,29 @@ def _report(
     if workdir is None:
         return
     if plan is not prepared.plan:
-        plan.save(workdir / PLAN_FILE)
+        with unwritten.writing(PLAN_FILE):
+            plan.save(workdir / PLAN_FILE)
     name = plan.pipelines[0].schedule.name
     scale = player.scale if player else None
-    write_prediction(rows, workdir / PREDICTION_FILE, schedule=name, scale=scale)
+    with unwritten.writing(PREDICTION_FILE):
+        write_prediction(rows, workdir / PREDICTION_FILE, schedule=name, scale=scale)
     where = f"{ingredients.model.name} on {plan.cluster.name}"
     if player is not None:
         where += f", played {scale_words(player.scale)}"
     if seen.timed:
         timeline, predicted = seen.timed[-1].timeline, simulate(plan)
-        write_chrome_trace(timeline, workdir / TIMELINE_FILE)
         title = f"{where}, step {_last_timed(steps)}"
-        draw_timeline(timeline, workdir / PICTURE_FILE, title, predicted)
-        write_timeline_page(workdir / PAGE_FILE, timeline, predicted, title)
+        with unwritten.writing(TIMELINE_FILE):
+            write_chrome_trace(timeline, workdir / TIMELINE_FILE)
+        with unwritten.writing(PICTURE_FILE):
+            draw_timeline(timeline, workdir / PICTURE_FILE, title, predicted)
+        with unwritten.writing(PAGE_FILE):
+            write_timeline_page(workdir / PAGE_FILE, timeline, predicted, title)
     if seen.beside is not None:
         picture = workdir / PICTURE_FILE.replace(".", f"_{beside}.")
         predicted = simulate(choose_schedule(plan, str(beside)))
-        draw_timeline(seen.beside.timeline, picture, f"{where}, by {beside}", predicted)
+        with unwritten.writing(picture.name):
+            draw_timeline(seen.beside.timeline, picture, f"{where}, by {beside}", predicted)
     say(f"files are in {workdir}: {', '.join(sorted(each.name for each in workdir.iterdir()))}")
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 from hetjax.configuration import Configuration, changes, read_configuration, write_configuration
 from hetjax.errors import InputError
 from hetjax.files import replacing
+from hetjax.folder_lock import holder_of, in_use
 
 CONFIGURATION_FILE = "config.gin"
 PLAN_FILE = "plan.json"
@@ -17,19 +19,36 @@ PICTURE_FILE = "timeline.png"
 PAGE_FILE = "timeline.html"
 CHECKPOINTS_FOLDER = "checkpoints"
 
+
+@dataclass(frozen=True)
+class Resumption:
+    """Whether and how a run goes on with one that is in its work folder.
+
+    Args:
+        wanted: whether it does.
+        or_start: whether it begins at step 0 where there is no checkpoint.
+        allow_changed_data: whether it goes on with other data.
+    """
+
+    wanted: bool = False
+    or_start: bool = False
+    allow_changed_data: bool = False
+
+
 _RUN = (CONFIGURATION_FILE, PLAN_FILE, "metrics.jsonl", CHECKPOINTS_FOLDER)
 _PLANNED_BY = ("train.batch_size", "train.microbatches", "cluster.", "model.", "planner.")
 
 
-def check_work_folder(path: Path, *, resume: bool) -> None:
+def check_work_folder(path: Path, resumption: Resumption) -> None:
     """Check that a run can write its files, without writing anything.
 
     Args:
         path: the folder; it need not be there.
-        resume: whether the run goes on with one that is in it.
+        resumption: whether the run goes on with one that is in it.
 
     Raises:
-        InputError: it is no folder, cannot be written, or holds a run that would be overwritten.
+        InputError: it is no folder, cannot be written, holds a run that would be overwritten, or
+            none to go on with.
     """
     there = path
     while not there.exists() and there != there.parent:
@@ -39,10 +58,37 @@ def check_work_folder(path: Path, *, resume: bool) -> None:
     if not os.access(there, os.W_OK | os.X_OK):
         raise InputError(f"--workdir {path}: {there} cannot be written to")
     found = [name for name in _RUN if (path / name).exists()]
-    if found and not resume:
+    if resumption.wanted:
+        _check_checkpoints(path, resumption)
+    elif found:
         raise InputError(
             f"--workdir {path} holds a run already ({', '.join(found)}); add --resume to go on "
             f"with it, or name another folder"
+        )
+
+
+def check_unused(path: Path) -> None:
+    """Check that no other run writes to a work folder.
+
+    Args:
+        path: the folder; it need not be there.
+
+    Raises:
+        InputError: one does, which is named.
+    """
+    holder = holder_of(path)
+    if holder is not None:
+        raise in_use(f"--workdir {path}", holder)
+
+
+def _check_checkpoints(path: Path, resumption: Resumption) -> None:
+    folder = path / CHECKPOINTS_FOLDER
+    # What is in them is looked at later, when more has been imported.
+    has_any = folder.is_dir() and any(entry.name.isdigit() for entry in folder.iterdir())
+    if not has_any and not resumption.or_start:
+        raise InputError(
+            f"--resume: there is no checkpoint in {folder}; if it is on another disk, look whether "
+            f"that is mounted; --resume-or-start begins at step 0 where there is none"
         )
 
 
@@ -75,6 +121,15 @@ def reusable_plan(path: Path, configuration: Configuration) -> Path | None:
 
 
 def save_configuration(path: Path, configuration: Configuration) -> None:
-    """Write the configuration into a work folder, whole or not at all."""
-    with replacing(path / CONFIGURATION_FILE) as temporary:
-        temporary.write_text(write_configuration(configuration), encoding="utf-8")
+    """Write the configuration into a work folder, whole or not at all.
+
+    Raises:
+        InputError: it cannot be written.
+    """
+    try:
+        with replacing(path / CONFIGURATION_FILE) as temporary:
+            temporary.write_text(write_configuration(configuration), encoding="utf-8")
+    except OSError as error:
+        raise InputError(
+            f"--workdir {path}: {CONFIGURATION_FILE} cannot be written: {error.strerror}"
+        ) from None
