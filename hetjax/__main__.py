@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import hetjax
 from hetjax.commands.command_line import WRONG_INPUT
+from hetjax.commands.signals import run_process
 from hetjax.errors import unknown_name
 
 COMMANDS = {
@@ -44,6 +45,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     return importlib.import_module(f"hetjax.{name}").main(rest)
 
 
+def console() -> int:
+    """Run the command as this process, which hears signals from its first line on.
+
+    Returns:
+        The exit code.
+    """
+    return run_process(main)
+
+
 def _help() -> str:
     lines = [f"  {name:<9} {what}" for name, what in COMMANDS.items()]
     return "\n".join(
@@ -61,4 +71,4 @@ def _help() -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(console())

@@ -38,15 +38,17 @@ def scalars_record(step: int, values: Mapping[str, float]) -> bytes:
 
     Args:
         step: the number of the step.
-        values: the figures by name.
+        values: the figures by name, one or more.
 
     Returns:
         One record.
     """
-    from tensorboardX.summary import Summary, scalar
+    from tensorboardX.summary import scalar
 
-    found = [each for name, value in values.items() for each in scalar(name, value).value]
-    return _record(step=step, summary=Summary(value=found))
+    first, *others = [scalar(name, value) for name, value in values.items()]
+    for other in others:
+        first.MergeFrom(other)
+    return _record(step=step, summary=first)
 
 
 def _record(**fields: Any) -> bytes:

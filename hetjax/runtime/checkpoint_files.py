@@ -323,14 +323,13 @@ class CheckpointFolder:
             folder = self.path / _name(step)
             try:
                 manifest = _read_manifest_of(folder, step)
-                is_foreign = model is not None and manifest.model != model
-                if not is_foreign:
+                if model is None or manifest.model == model:
                     verify_files(folder, manifest)
             except CheckpointError as fault:
                 faults.append(f"checkpoint {step} is not whole: {fault}")
                 self._broken.add(step)
                 continue
-            if is_foreign:
+            if model is not None and manifest.model != model:
                 raise _foreign(self.path, manifest, model)
             messages = tuple(f"{fault}; using {step}" for fault in faults)
             return Checkpoint(step, folder, manifest.data, manifest.metadata, messages)

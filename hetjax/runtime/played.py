@@ -84,24 +84,24 @@ class PlayedExecutor(LocalExecutor):
         return self.player
 
     def train_step(
-        self, step: int, batch: PyTree | None = None, *, timed: bool = False
+        self, first_example: int, batch: PyTree | None = None, *, timed: bool = False
     ) -> list[StepReport]:
         """Run one training step on all stages, at the cluster's pace.
 
         Args:
-            step: the training step, which says which batch.
+            first_example: the number of its first example.
             batch: the batch, where it does not come from the job's source.
             timed: whether to record when each operation ran.
 
         Returns:
             The report of each stage, in the cluster's seconds.
         """
-        player = self.rehearse(step, batch)
+        player = self.rehearse(first_example, batch)
         player.begin()
         self._played_transport.player = player
         try:
             with self._paced(player):
-                reports = super().train_step(step, batch, timed=timed)
+                reports = super().train_step(first_example, batch, timed=timed)
         finally:
             self._played_transport.player = None
         return [in_cluster_seconds(report, player) for report in reports]

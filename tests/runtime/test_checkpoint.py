@@ -26,11 +26,13 @@ from hetjax.runtime.checkpoint_files import CheckpointFolder, read_manifest
 from hetjax.runtime.compilation import CompiledStage
 from hetjax.runtime.job import Job
 from hetjax.runtime.local import LocalExecutor
+from hetjax.runtime.manifest import DataPosition
 from hetjax.runtime.placement import Placement, named
 from hetjax.runtime.state import StageState, initial_state, put_whole
 from hetjax.sharding.rules import MESH_AXES
 
 VOCABULARY, WIDTH, BLOCKS, MICROBATCHES, SIZE = 16, 8, 5, 2, 4
+POSITION = DataPosition(examples=0, batch_size=MICROBATCHES * SIZE)
 
 local = Link(10e9, 1e-6)
 cluster = Cluster(
@@ -180,7 +182,9 @@ def save(folder, step, placement, states, metadata=None):
     savers = [StageSaver(placement, stage) for stage in range(len(states))]
     for saver, state in zip(savers, states, strict=True):
         saver.save(target, state)
-    path = folder.commit(step, [saver.wait() for saver in savers], metadata or {"data": step})
+    path = folder.commit(
+        step, [saver.wait() for saver in savers], POSITION, metadata or {"data": step}
+    )
     for saver in savers:
         assert saver.done()
         saver.close()
@@ -278,7 +282,7 @@ def test_losses_after_resuming_are_those_of_the_uninterrupted_run(placements, tm
     losses(0, 2)
     executor.save(str(folder.begin(2)))
     uninterrupted = losses(2, 5)  # these steps donate the arrays while they are being written
-    folder.commit(2, executor.wait_saved(), {})
+    folder.commit(2, executor.wait_saved(), POSITION, {})
 
     found = folder.newest_whole(PROGRAM.fingerprint)
     assert found is not None
@@ -288,7 +292,7 @@ def test_losses_after_resuming_are_those_of_the_uninterrupted_run(placements, tm
 
     for step in (5, 6):  # in quick succession
         executor.save(str(folder.begin(step)))
-        folder.commit(step, executor.wait_saved(), {})
+        folder.commit(step, executor.wait_saved(), POSITION, {})
     assert folder.steps() == (2, 5, 6)
     executor.close()
 
@@ -303,7 +307,7 @@ def test_a_save_that_fails_does_not_stop_the_next(placements, tmp_path):
     with pytest.raises(OSError, match="Not a directory"):
         saver.save(blocked, state)
     saver.save(folder.begin(2), state)
-    assert_holds(placement, folder.commit(2, [saver.wait()], {}))
+    assert_holds(placement, folder.commit(2, [saver.wait()], POSITION, {}))
     saver.close()
 
 
@@ -321,7 +325,7 @@ def test_donating_an_array_does_not_change_what_is_saved(placements, tmp_path):
     rest = [StageSaver(placement, stage) for stage in (1, 2)]
     for other, state in zip(rest, random_states(placement)[1:], strict=True):
         other.save(target, state)
-    path = folder.commit(1, [s.wait() for s in (saver, *rest)], {})
+    path = folder.commit(1, [s.wait() for s in (saver, *rest)], POSITION, {})
     loaded = saver.load(path, compiled)
     for array, before in zip(loaded.parameters, expected, strict=True):
         assert np.asarray(array).tobytes() == before.tobytes()
@@ -399,7 +403,7 @@ def load_and_save(process, port, source, target):
     record = saver.wait()
     assert (record is None) == (process != 0)
     if process == 0:
-        CheckpointFolder(Path(target).parent).commit(9, [record], {})
+        CheckpointFolder(Path(target).parent).commit(9, [record], POSITION, {})
     saver.close()
     jax.distributed.shutdown()
 

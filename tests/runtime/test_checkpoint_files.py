@@ -15,6 +15,9 @@ from hetjax.runtime.checkpoint_files import (
     read_manifest,
     record_files,
 )
+from hetjax.runtime.manifest import DataPosition
+
+POSITION = DataPosition(examples=0, batch_size=4)
 
 
 def write_stage(folder, stage=0, contents=b"weights"):
@@ -31,7 +34,7 @@ def write_stage(folder, stage=0, contents=b"weights"):
 def save(checkpoints, step, contents=b"weights"):
     target = checkpoints.begin(step)
     records = [write_stage(target, stage, contents) for stage in (1, 0)]
-    return checkpoints.commit(step, [None, *records], {"data": {"step": step}})
+    return checkpoints.commit(step, [None, *records], POSITION, {"data": {"step": step}})
 
 
 @pytest.fixture
@@ -76,6 +79,7 @@ def test_a_manifest_survives_its_file():
         "model",
         (SavedPart("optimizer", "0/count", 0, None, (), "int32", "stage_0"),),
         (SavedFile("stage_0/d", 10, 123),),
+        POSITION,
         {"2": [1.5, None], "10": "ü"},
     )
     assert Manifest.from_json(manifest.to_json()) == manifest
@@ -143,7 +147,7 @@ def test_files_that_the_driver_does_not_see_are_not_committed(checkpoints):
     records = [write_stage(target, stage) for stage in (0, 1)]
     shutil.rmtree(target / "stage_1")
     with pytest.raises(CheckpointError, match="stage_1/d/data is missing; all hosts"):
-        checkpoints.commit(5, records, {})
+        checkpoints.commit(5, records, POSITION, {})
     assert checkpoints.steps() == ()
 
 
