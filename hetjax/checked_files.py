@@ -1,15 +1,42 @@
-"""Files that people write: YAML without silent losses, and sentences for what is wrong in them."""
+"""Files that people write: YAML and JSON without silent losses, and sentences for what is wrong.
+
+What a file holds is bounded before it is built: how deep it is nested, how many values its aliases
+stand for, how many digits a number has. What would be lost or guessed is refused: a key that is
+given twice, a number that YAML reads as octal or base 60, JSON's NaN.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Hashable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NoReturn, get_args
 
 import pydantic
 import yaml
 
-from hetjax.errors import InputError, unknown_name
+from hetjax.errors import InputError, shown, unknown_name
+from hetjax.reading import MAX_MADE_BYTES, read_text
+
+MAX_DEPTH = 32
+"""How deep lists and mappings may be nested."""
+
+MAX_YAML_VALUES = 30_000
+"""How many values a YAML file may have, those that its aliases repeat included."""
+
+MAX_DIGITS = 32
+"""How many digits a whole number may have."""
+
+
+class Record(pydantic.BaseModel):
+    """A mapping of a file: its fields are known, of their very types, and no number is infinite."""
+
+    model_config = pydantic.ConfigDict(
+        extra="forbid", strict=True, frozen=True, allow_inf_nan=False
+    )
 
 
 def read_yaml(path: str | Path, what: str) -> object:
@@ -23,14 +50,10 @@ def read_yaml(path: str | Path, what: str) -> object:
         Dicts, lists, texts and numbers.
 
     Raises:
-        InputError: there is no such file, it is not UTF-8 or not YAML, or a key is given twice.
+        InputError: the file cannot be read, is not YAML, nested too deep or too large, has a key
+            twice, or a tag.
     """
-    try:
-        text = Path(path).read_bytes().decode("utf-8")
-    except OSError as error:
-        raise InputError(f"{path}: the {what} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: the text is not UTF-8, from byte {error.start} on") from None
+    text = read_text(path, f"{path}: the {what}")
     try:
         return yaml.load(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
@@ -40,6 +63,102 @@ def read_yaml(path: str | Path, what: str) -> object:
     except (yaml.YAMLError, ValueError) as error:
         # ValueError: a scalar that looks like a date or a number and is none.
         raise InputError(f"{path}: this is not YAML: {str(error).splitlines()[0]}") from None
+
+
+def read_json(path: str | Path, subject: str, max_bytes: int = MAX_MADE_BYTES) -> object:
+    """Read a JSON file.
+
+    Args:
+        path: a file in UTF-8.
+        subject: how the error's sentence begins, such as ``"plan file plan.json"``.
+        max_bytes: the largest size that is allowed.
+
+    Returns:
+        Dicts, lists, texts and numbers.
+
+    Raises:
+        InputError: the file cannot be read, or is not JSON as `parse_json` reads it.
+    """
+    return parse_json(read_text(path, subject, max_bytes), subject)
+
+
+def parse_json(text: str, subject: str) -> object:
+    """Parse JSON.
+
+    Args:
+        text: one value.
+        subject: how the error's sentence begins, such as ``"plan file plan.json"``.
+
+    Returns:
+        Dicts, lists, texts and numbers.
+
+    Raises:
+        InputError: it is not JSON, nested too deep, has a key twice, or a number that is too long,
+            infinite or none.
+
+    Example:
+        >>> parse_json('{"a": 1, "a": 2}', "plan file p.json")
+        Traceback (most recent call last):
+        hetjax.errors.InputError: plan file p.json is not JSON: the key 'a' is given twice
+    """
+    try:
+        value = json.loads(
+            text,
+            object_pairs_hook=_without_repetition,
+            parse_int=_whole_number,
+            parse_float=_finite_number,
+            parse_constant=_no_number,
+        )
+    except json.JSONDecodeError as error:
+        raise InputError(f"{subject} is not JSON: {error.msg} in line {error.lineno}") from None
+    except InputError as error:
+        raise InputError(f"{subject} is not JSON: {error}") from None
+    except RecursionError:
+        raise _too_deep(f"{subject} is not JSON") from None
+    if not _is_shallow(value):
+        raise _too_deep(f"{subject} is not JSON")
+    return value
+
+
+def _too_deep(subject: str) -> InputError:
+    return InputError(f"{subject}: it is nested more than {MAX_DEPTH} levels deep")
+
+
+def _is_shallow(value: object) -> bool:
+    """Whether lists and mappings are nested as deep as is allowed, or less."""
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        level = [inner for outer in level for inner in _inside(outer)]
+    return not level
+
+
+def _inside(value: object) -> Iterable[object]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
+
+
+def _without_repetition(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice, _ = Counter(name for name, _ in pairs).most_common(1)[0]
+        raise InputError(f"the key {shown(twice)} is given twice")
+    return found
+
+
+def _whole_number(text: str) -> int:
+    if len(text) > MAX_DIGITS:
+        raise InputError(f"the number {text[:8]}... has {len(text)} digits, {MAX_DIGITS} at most")
+    return int(text)
+
+
+def _finite_number(text: str) -> float:
+    number = float(text)
+    return number if math.isfinite(number) else _no_number(text)
+
+
+def _no_number(text: str) -> NoReturn:
+    raise InputError(f"{shown(text)} is no finite number")
 
 
 def first_problem(error: pydantic.ValidationError, root: type[pydantic.BaseModel]) -> str:
@@ -66,7 +185,7 @@ def first_problem(error: pydantic.ValidationError, root: type[pydantic.BaseModel
     unknown = (problem for problem in problems if problem["type"] == "extra_forbidden")
     problem = next(unknown, problems[0])
     location = problem["loc"]
-    field, value = _field_path(location), _short(problem["input"])
+    field, value = _field_path(location), shown(problem["input"])
     match problem["type"]:
         case "extra_forbidden":
             *parents, name = location
@@ -84,18 +203,68 @@ def first_problem(error: pydantic.ValidationError, root: type[pydantic.BaseModel
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML in which a key that is given twice is an error, not a silent loss."""
+    """YAML in which nothing is lost, guessed or endless; every such thing is an error."""
+
+    def __init__(self, text: str):
+        super().__init__(text)
+        self._depth = 0
+        self._num_values = 0
+        self._sizes: dict[yaml.Node, int] = {}
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        event = self.peek_event()
+        if getattr(event, "tag", None) is not None:
+            _refuse(f"the tag {event.tag} is not allowed; give the plain value", event)
+        is_alias = isinstance(event, yaml.AliasEvent)
+        before, self._depth = self._num_values, self._depth + 1
+        if self._depth > MAX_DEPTH:
+            _refuse(f"it is nested more than {MAX_DEPTH} levels deep", event)
+        node = super().compose_node(parent, index)
+        if is_alias and node not in self._sizes:
+            _refuse(f"the alias *{event.anchor} stands inside of what it stands for", event)
+        self._num_values += self._sizes[node] if is_alias else 1
+        if self._num_values > MAX_YAML_VALUES:
+            _refuse(f"it has more than {MAX_YAML_VALUES} values", event)
+        self._sizes.setdefault(node, self._num_values - before)
+        self._depth -= 1
+        return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[object] = set()
         for key_node, _ in node.value:
-            key = key_node.value if isinstance(key_node, yaml.ScalarNode) else key_node
-            if key in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key!r} is given twice", key_node.start_mark
-                )
-            seen.add(key)
+            if not isinstance(key_node, yaml.ScalarNode):
+                _refuse("a key must be a text or a number", key_node)
+            if key_node.value in seen:
+                _refuse(f"the key {key_node.value!r} is given twice", key_node)
+            seen.add(key_node.value)
         return super().construct_mapping(node, deep)
+
+    def construct_decimal(self, node: yaml.ScalarNode) -> int | float:
+        if len(node.value) > MAX_DIGITS:
+            _refuse(f"a number has {len(node.value)} digits, {MAX_DIGITS} at most", node)
+        if not _DECIMAL.fullmatch(node.value):
+            _refuse(f"the number {node.value!r} is not written in decimal alone", node)
+        is_float = node.tag.endswith(":float")
+        return self.construct_yaml_float(node) if is_float else self.construct_yaml_int(node)
+
+
+# YAML 1.1 takes 010 for 8, 1_0 for 10 and 1:30 for 90; many who write them mean something else.
+_DECIMAL = re.compile(
+    r"[-+]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?|"
+    r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
+)
+for _tag in ("int", "float"):
+    _Loader.add_constructor(f"tag:yaml.org,2002:{_tag}", _Loader.construct_decimal)
+# As in YAML 1.2; in 1.1 a power of ten needs a point and a sign.
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)[eE][-+]?[0-9]+$"),
+    list("-+.0123456789"),
+)
+
+
+def _refuse(problem: str, at: yaml.Event | yaml.Node) -> NoReturn:
+    raise yaml.constructor.ConstructorError(None, None, problem, at.start_mark)
 
 
 def _field_path(location: Sequence[int | str]) -> str:
@@ -120,7 +289,3 @@ def _entry_in(annotation: object) -> type[pydantic.BaseModel] | None:
     found = (_entry_in(part) for part in get_args(annotation))
     return next((entry for entry in found if entry is not None), None)
 
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

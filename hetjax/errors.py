@@ -100,4 +100,25 @@ def unknown_name(what: str, name: str, known: Iterable[str]) -> str:
     allowed = sorted(known)
     near = difflib.get_close_matches(name, allowed, n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]!r}?" if near else "."
-    return f"unknown {what} {name!r}{hint} Allowed: {', '.join(allowed) or 'none'}"
+    return f"unknown {what} {shown(name)}{hint} Allowed: {', '.join(allowed) or 'none'}"
+
+
+def shown(value: object, length: int = 60) -> str:
+    """A value as a sentence can hold it: on one line, and not long.
+
+    Args:
+        value: any value.
+        length: the most characters.
+
+    Returns:
+        Its `repr`, cut off where it is longer.
+
+    Example:
+        >>> shown("a\\nb"), shown(list(range(100)), length=12)
+        ("'a\\\\nb'", '[0, 1, 2,...')
+    """
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # Thousands of digits, or of brackets.
+        text = f"a {type(value).__name__} too long to show"
+    return text if len(text) <= length else f"{text[: length - 3]}..."

@@ -7,6 +7,7 @@ would look up by ``@reference``, ``import`` or scope does not exist here, and is
 
 from __future__ import annotations
 
+import io
 import os
 import tokenize
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,18 +17,31 @@ from typing import Any
 
 from gin import config_parser
 
+from hetjax.checked_files import MAX_DEPTH, MAX_DIGITS
 from hetjax.configuration.settings import (
     Configuration,
     check_name,
     make_configuration,
     settings,
 )
-from hetjax.errors import InputError
+from hetjax.errors import InputError, shown
+from hetjax.reading import MAX_WRITTEN_BYTES, read_text, real_path
 
 PATHS = ("cluster.file", "data.paths", "data.tokenizer", "planner.published")
 """The settings that name files; relative ones are looked up where they are written."""
 
+MAX_FILES = 64
+"""How many files one configuration may be read from, each counted as often as it is included."""
+
+MAX_INCLUDES = 16
+"""How many files may include one another in a row."""
+
+MAX_VALUES = 10_000
+"""How many values a configuration may have, those that its macros repeat included."""
+
 _COMMAND_LINE = "--gin"
+_MAX_NESTED = 2 * MAX_DEPTH  # By macros as well as by brackets.
+_MAX_PARTS = 1000  # Of a text in parts; gin puts them together anew for each.
 
 
 def read_configuration(
@@ -36,7 +50,7 @@ def read_configuration(
     """Reads a gin file, and bindings that override it.
 
     A relative path in the settings is looked up beside the file that it stands in, then in the
-    working directory; what is found is made absolute.
+    working directory; ``~`` is the home folder; what is found is made absolute.
 
     Args:
         path: the gin file; None for defaults alone.
@@ -53,13 +67,14 @@ def read_configuration(
         >>> read_configuration(bindings=["train.steps = 20", "optimizer.name = 'sgd'"]).train.steps
         20
     """
+    files = _Files()
     found: list[_Binding] = []
     if path is not None:
-        found += _read_file(Path(path), ())
+        found += files.read(Path(path), ())
     for line in bindings:
-        found += _parse(line, f"{_COMMAND_LINE} {line!r}", Path(), ())
-    macros = {each.name: each for each in found if "." not in each.name}
-    _check_used(macros, [each.value for each in found])
+        found += files.parse(line, f"{_COMMAND_LINE} {shown(line)}", Path(), ())
+    macros = _Macros({each.name: each for each in found if "." not in each.name})
+    _check_used(macros.bindings, [each.value for each in found])
     values: dict[str, dict[str, Any]] = {}
     for binding in found:
         section, dot, field = binding.name.partition(".")
@@ -114,38 +129,83 @@ class _Delegate(config_parser.ParserDelegate):
         return _Name("%", macro_name)
 
 
-def _read_file(path: Path, including: tuple[Path, ...]) -> list[_Binding]:
-    if path.resolve() in including:
-        raise InputError(f"configuration {path} includes itself")
-    try:
-        text = path.read_bytes().decode("utf-8")
-    except OSError as error:
-        raise InputError(f"configuration {path} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise InputError(f"configuration {path} is not UTF-8, from byte {error.start} on") from None
-    return _parse(text, str(path), path.parent, (*including, path.resolve()))
+class _Files:
+    """Reads files and what they include, as far as there is room for."""
 
+    def __init__(self) -> None:
+        self._num_files = 0
+        self._num_left = MAX_WRITTEN_BYTES
 
-def _parse(text: str, source: str, folder: Path, including: tuple[Path, ...]) -> list[_Binding]:
-    found: list[_Binding] = []
-    parser = config_parser.ConfigParser(text, _Delegate())
-    try:
-        for statement in parser:
+    def read(self, path: Path, including: tuple[Path, ...]) -> list[_Binding]:
+        """The bindings of a file, in order."""
+        real = real_path(path)
+        if real in including:
+            raise InputError(f"configuration {path} includes itself")
+        self._num_files += 1
+        if self._num_files > MAX_FILES or len(including) > MAX_INCLUDES:
+            raise InputError(
+                f"configuration {path} is one file too many: at most {MAX_FILES} are read, and "
+                f"at most {MAX_INCLUDES} include one another in a row"
+            )
+        text = read_text(path, f"configuration {path}", self._num_left)
+        return self.parse(text, str(path), path.parent, (*including, real))
+
+    def parse(
+        self, text: str, source: str, folder: Path, including: tuple[Path, ...]
+    ) -> list[_Binding]:
+        """The bindings of a text, in order."""
+        self._num_left -= len(text)
+        if self._num_left < 0:
+            raise InputError(f"{source}: all settings are more than {MAX_WRITTEN_BYTES} characters")
+        found: list[_Binding] = []
+        for statement in _statements(text, source):
             place = _place(source, statement.location.line_num)
             if isinstance(statement, config_parser.IncludeStatement):
-                found += _read_file(_look_up(statement.filename, folder), including)
+                found += self.read(Path(_look_up(statement.filename, folder)), including)
             elif isinstance(statement, config_parser.BindingStatement):
                 found.append(_binding(statement, place, folder))
             elif isinstance(statement, config_parser.ImportStatement):
                 raise InputError(f"{place}: import is not allowed: only settings are read")
+        return found
+
+
+def _statements(text: str, source: str) -> Iterator[Any]:
+    """What gin's parser makes of a text that it can parse in time."""
+    line = 1
+    try:
+        _check_tokens(text, source)
+        parser = config_parser.ConfigParser(text, _Delegate())
+        for statement in parser:
+            yield statement
+            line = statement.location.line_num + 1
     except SyntaxError as error:
         raise InputError(
-            f"{_place(source, error.lineno or 1)}: {(error.text or text).strip()!r} is not of the "
-            f"form name = value, where texts are in quotes"
+            f"{_place(source, error.lineno or 1)}: {shown((error.text or text).strip())} is not of "
+            f"the form name = value, where texts are in quotes"
         ) from None
     except tokenize.TokenError as error:
         raise InputError(f"{_place(source, error.args[1][0])}: {error.args[0]}") from None
-    return found
+    except TypeError:
+        raise InputError(f"{_place(source, line)}: a key of a mapping must be a text") from None
+
+
+def _check_tokens(text: str, source: str) -> None:
+    """Refuses what gin's parser would not come back from."""
+    depth = parts = 0
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.OP:
+            depth += (token.string in ("(", "[", "{")) - (token.string in (")", "]", "}"))
+        parts = parts + 1 if token.type == tokenize.STRING else 0
+        place = _place(source, token.start[0])
+        if depth > MAX_DEPTH:
+            raise InputError(f"{place}: brackets are nested more than {MAX_DEPTH} levels deep")
+        if parts > _MAX_PARTS:
+            raise InputError(f"{place}: a text has more than {_MAX_PARTS} parts")
+        if token.type == tokenize.NUMBER and len(token.string) > MAX_DIGITS:
+            raise InputError(
+                f"{place}: the number {shown(token.string, 12)} has {len(token.string)} digits, "
+                f"{MAX_DIGITS} at most"
+            )
 
 
 def _binding(statement: Any, place: str, folder: Path) -> _Binding:
@@ -159,32 +219,49 @@ def _binding(statement: Any, place: str, folder: Path) -> _Binding:
     return _Binding(name, statement.value, place, folder)
 
 
-def _value(binding: _Binding, macros: Mapping[str, _Binding]) -> Any:
+def _value(binding: _Binding, macros: _Macros) -> Any:
     """A binding's value, with macros filled in and paths looked up."""
-    value = _filled(binding.value, binding.place, macros)
+    value = macros.fill(binding.value, binding.place)
     if binding.name not in PATHS:
         return value
     if isinstance(value, str):
-        return str(_look_up(value, binding.folder))
+        return _look_up(value, binding.folder)
     if isinstance(value, list | tuple):
-        return [str(_look_up(v, binding.folder)) if isinstance(v, str) else v for v in value]
+        return [_look_up(v, binding.folder) if isinstance(v, str) else v for v in value]
     return value
 
 
-def _filled(
-    value: Any, place: str, macros: Mapping[str, _Binding], inside: tuple[str, ...] = ()
-) -> Any:
-    if isinstance(value, _Name):
-        if value.sign == "@":
-            raise InputError(f"{place}: @{value.name} is not allowed: give a value")
-        if value.name not in macros or value.name in inside:
-            raise InputError(f"{place}: the macro %{value.name} has no value")
-        return _filled(macros[value.name].value, place, macros, (*inside, value.name))
-    if isinstance(value, list | tuple):
-        return type(value)(_filled(each, place, macros, inside) for each in value)
-    if isinstance(value, dict):
-        return {key: _filled(each, place, macros, inside) for key, each in value.items()}
-    return value
+class _Macros:
+    """What macros stand for, which in all has an end.
+
+    Args:
+        bindings: the macros' own bindings, by their names.
+    """
+
+    def __init__(self, bindings: Mapping[str, _Binding]):
+        self.bindings = bindings
+        self._num_values = 0
+
+    def fill(self, value: Any, place: str, inside: tuple[str, ...] = (), depth: int = 0) -> Any:
+        """A value with macros filled in."""
+        self._num_values += 1
+        if self._num_values > MAX_VALUES or depth > _MAX_NESTED:
+            raise InputError(
+                f"{place}: with its macros, a configuration has at most {MAX_VALUES} values, "
+                f"nested at most {_MAX_NESTED} deep"
+            )
+        if isinstance(value, _Name):
+            if value.sign == "@":
+                raise InputError(f"{place}: @{value.name} is not allowed: give a value")
+            if value.name not in self.bindings or value.name in inside:
+                raise InputError(f"{place}: the macro %{value.name} has no value")
+            bound = self.bindings[value.name].value
+            return self.fill(bound, place, (*inside, value.name), depth + 1)
+        if isinstance(value, list | tuple):
+            return type(value)(self.fill(each, place, inside, depth + 1) for each in value)
+        if isinstance(value, dict):
+            return {k: self.fill(each, place, inside, depth + 1) for k, each in value.items()}
+        return value
 
 
 def _check_used(macros: Mapping[str, _Binding], values: Sequence[Any]) -> None:
@@ -210,14 +287,14 @@ def _check_known(name: str, place: str) -> None:
         raise InputError(f"{place}: {error}") from None
 
 
-def _look_up(name: str, folder: Path) -> Path:
+def _look_up(name: str, folder: Path) -> str:
     """A path as seen from a folder, else from the working directory; absolute where it is there."""
-    if not name:
-        return Path(name)
-    for candidate in (folder / name, Path(name)):
-        if candidate.exists():
-            return candidate.resolve()
-    return Path(name)
+    if name:
+        for candidate in (folder / name, Path(name), Path(os.path.expanduser(name))):
+            # Unlike `Path.exists` this is False, not an error, where there can be no such file.
+            if os.path.exists(candidate):
+                return str(real_path(candidate))
+    return name
 
 
 def _place(source: str, line: int) -> str:

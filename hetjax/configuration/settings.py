@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
-from hetjax.errors import InputError, unknown_name
+from hetjax.checked_files import Record
+from hetjax.errors import InputError, shown, unknown_name
+from hetjax.limits import (
+    MAX_BATCH,
+    MAX_BLOCKS,
+    MAX_COUNT,
+    MAX_MADE_EXAMPLES,
+    MAX_MICROBATCHES,
+    MAX_SECONDS,
+    MAX_SEQUENCE,
+    MAX_VOCABULARY,
+    MAX_WIDTH,
+)
 
 
 def _as_tuple(value: object) -> object:
@@ -20,26 +33,50 @@ def _as_tuple(value: object) -> object:
 
 Texts = Annotated[tuple[str, ...], BeforeValidator(_as_tuple)]
 Numbers = Annotated[tuple[float, ...], BeforeValidator(_as_tuple)]
-Integers = Annotated[tuple[int, ...], BeforeValidator(_as_tuple)]
-Count = Annotated[int, Field(ge=1)]
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
+Microbatches = Annotated[int, Field(ge=1, le=MAX_MICROBATCHES)]
+Width = Annotated[int, Field(le=MAX_WIDTH)]
+Blocks = Annotated[int, Field(le=MAX_BLOCKS)]
+Groups = Annotated[tuple[Blocks, ...], BeforeValidator(_as_tuple)]
+Core = Annotated[int, Field(ge=0, lt=2**16)]
+Cores = Annotated[tuple[Core, ...], BeforeValidator(_as_tuple)]
+Seconds = Annotated[float, Field(gt=0, le=MAX_SECONDS)]
 ScheduleName = Literal[
     "gpipe", "1f1b", "eager_1f1b", "h_1f1b", "h_1f1b_split", "zb_h1", "zb_h2", "search"
 ]
 
 
-class Section(BaseModel):
-    """What all sections share: they are frozen, strict about types, and know their fields."""
+class Section(Record):
+    """What all sections share."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+def _plain(options: dict[str, Any]) -> dict[str, Any]:
+    """Checks that options hold what a gin file can say of an optimizer, and finite numbers."""
+    for name, value in options.items():
+        if not _is_plain(value):
+            raise InputError(
+                f"optimizer.options[{name!r}] is {shown(value)}; it must be a finite number, a "
+                f"text, True, False or None, or several of them"
+            )
+    return options
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _is_plain(each) for key, each in value.items())
+    if isinstance(value, int | float):
+        return abs(value) < 2**63 and math.isfinite(value)
+    return value is None or isinstance(value, str)
 
 
 class TrainSettings(Section):
     """The training itself."""
 
     steps: Count = Field(default=300, description="training steps of the whole run")
-    batch_size: Count = Field(default=16, description="examples in one step")
-    microbatches: Count | None = Field(
+    batch_size: int = Field(default=16, ge=1, le=MAX_BATCH, description="examples in one step")
+    microbatches: Microbatches | None = Field(
         default=4,
         description="microbatches into which a step's batch is divided; None for the fastest",
     )
@@ -139,14 +176,18 @@ class ModelSettings(Section):
     """The model: a named recipe, and what to change of it (None: as the recipe has it)."""
 
     recipe: str = Field(default="gpt-quickstart", description="name in hetjax.models.RECIPES")
-    vocabulary: int | None = Field(default=None, description="number of tokens")
-    blocks: int | None = Field(default=None, description="number of Transformer blocks")
-    width: int | None = Field(
+    vocabulary: Annotated[int, Field(le=MAX_VOCABULARY)] | None = Field(
+        default=None, description="number of tokens; None for as many as the data has"
+    )
+    blocks: Blocks | None = Field(default=None, description="number of Transformer blocks")
+    width: Width | None = Field(
         default=None,
         description="size of the residual stream; channels of the first group (VGG, ResNet)",
     )
-    heads: int | None = Field(default=None, description="attention heads")
-    sequence: int | None = Field(default=None, description="predicted tokens an example")
+    heads: Width | None = Field(default=None, description="attention heads")
+    sequence: Annotated[int, Field(le=MAX_SEQUENCE)] | None = Field(
+        default=None, description="predicted tokens an example"
+    )
     tied_embeddings: bool | None = Field(
         default=None, description="whether the embedding is the output layer too"
     )
@@ -157,7 +198,7 @@ class ModelSettings(Section):
         default=None, description="'float32', 'bfloat16' or 'float16'; parameters are float32"
     )
     dropout: float | None = Field(default=None, description="share dropped (GPT)")
-    experts: int | None = Field(
+    experts: Width | None = Field(
         default=None, description="experts in every second block; 0 for none (GPT)"
     )
     expert_capacity: float | None = Field(
@@ -166,18 +207,18 @@ class ModelSettings(Section):
     expert_balance: float | None = Field(
         default=None, description="weight of the experts' loss of balance (GPT)"
     )
-    key_value_heads: int | None = Field(default=None, description="key and value heads (Llama)")
-    ffn_width: int | None = Field(default=None, description="inner width (Llama, ViT)")
+    key_value_heads: Width | None = Field(default=None, description="key and value heads (Llama)")
+    ffn_width: Width | None = Field(default=None, description="inner width (Llama, ViT)")
     rope_base: float | None = Field(default=None, description="rotary base (Llama)")
-    image_size: int | None = Field(
+    image_size: Width | None = Field(
         default=None, description="height and width in pixels (image models)"
     )
-    classes: int | None = Field(default=None, description="number of classes (image models)")
-    patch_size: int | None = Field(default=None, description="height and width of a patch (ViT)")
-    groups: Integers | None = Field(
+    classes: Width | None = Field(default=None, description="number of classes (image models)")
+    patch_size: Width | None = Field(default=None, description="height and width of a patch (ViT)")
+    groups: Groups | None = Field(
         default=None, description="convolutions (VGG) or blocks (ResNet) of each group"
     )
-    dense_width: int | None = Field(default=None, description="of hidden dense layers (VGG)")
+    dense_width: Width | None = Field(default=None, description="of hidden dense layers (VGG)")
 
     def overrides(self) -> dict[str, Any]:
         """The fields of the recipe that are given here, and their values."""
@@ -209,8 +250,11 @@ class DataSettings(Section):
     held_out_fraction: float = Field(
         default=0.05, ge=0, lt=1, description="share that is kept for evaluation: of text the end"
     )
-    size: Count = Field(
-        default=1_000_000, description="tokens of the stream ('synthetic'), images ('shapes')"
+    size: int = Field(
+        default=1_000_000,
+        ge=1,
+        le=MAX_MADE_EXAMPLES,
+        description="tokens of the stream ('synthetic'), images ('shapes')",
     )
 
     @model_validator(mode="after")
@@ -243,7 +287,7 @@ class OptimizerSettings(Section):
         default="constant", description="how the learning rate goes on after the warm-up"
     )
     warmup_steps: int = Field(
-        default=0, ge=0, description="steps over which the learning rate rises from near 0"
+        default=0, ge=0, le=MAX_COUNT, description="steps over which the learning rate rises from near 0"
     )
     final_fraction: float = Field(
         default=0.1,
@@ -257,7 +301,7 @@ class OptimizerSettings(Section):
     clip_norm: float | None = Field(
         default=None, gt=0, description="the gradient's largest global norm; None for any"
     )
-    options: dict[str, Any] = Field(
+    options: Annotated[dict[str, Any], AfterValidator(_plain)] = Field(
         default={}, description="further arguments of the optimizer, e.g. {'b2': 0.95}"
     )
 
@@ -308,7 +352,7 @@ class RuntimeSettings(Section):
         description="host:port of a Ray cluster, 'auto' for one that runs here, 'local' for a new "
         "one; None for what RAY_ADDRESS says, else one that runs here, else a new one",
     )
-    cores: Integers = Field(
+    cores: Cores = Field(
         default=(), description="for each stage the CPU core that its Ray workers stay on"
     )
     deadline: Seconds = Field(
@@ -401,7 +445,7 @@ def check_name(name: str) -> None:
         # Only the nearest: all of them would fill a page, which --help does.
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]!r}?" if near else "--help lists what can be configured"
-        raise InputError(f"there is no setting {name!r}; {hint}")
+        raise InputError(f"there is no setting {shown(name)}; {hint}")
 
 
 def _sentence(error: ValidationError, section: str = "") -> str:
@@ -411,8 +455,9 @@ def _sentence(error: ValidationError, section: str = "") -> str:
     if isinstance(cause, InputError):
         return str(cause)
     field, *inner = first["loc"]
-    name = f"{section}.{field}" + "".join(f"[{place!r}]" for place in inner)
+    name = f"{section}.{field}" + "".join(f"[{shown(place)}]" for place in inner)
     if first["type"] == "literal_error" and isinstance(first["input"], str):
         allowed = get_args(sections()[section].model_fields[str(field)].annotation)
         return unknown_name(name, first["input"], allowed)
-    return f"{name} is {first['input']!r}; {first['msg'].replace('Input should be', 'it must be')}"
+    message = first["msg"].replace("Input should be", "it must be")
+    return f"{name} is {shown(first['input'])}; {message}"

@@ -1,0 +1,147 @@
+"""The one way in for files that people name: regular, of a size that can be held, and whole.
+
+A path may lead to anything: a folder, a pipe that nobody writes to, a device without an end, a file
+that another program is writing. All of these are told apart before a byte is read.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from hetjax.errors import InputError
+
+MAX_WRITTEN_BYTES = 2**18
+"""The largest file that a person writes by hand: a configuration, a cluster, a lab."""
+
+MAX_MADE_BYTES = 2**26
+"""The largest file of text that a program makes: a plan, a manifest, a tokenizer."""
+
+_KINDS = {
+    stat.S_IFDIR: os.strerror(errno.EISDIR),
+    stat.S_IFIFO: "it is a pipe, not a file",
+    stat.S_IFSOCK: "it is a socket, not a file",
+    stat.S_IFCHR: "it is a device, not a file",
+    stat.S_IFBLK: "it is a device, not a file",
+}
+
+
+@contextmanager
+def opened(path: str | os.PathLike[str], subject: str) -> Iterator[int]:
+    """Opens a regular file for reading; nothing that could be waited for.
+
+    Args:
+        path: the file.
+        subject: how the error's sentence begins, such as ``"configuration run.gin"``.
+
+    Yields:
+        The file's descriptor, which is closed at the end.
+
+    Raises:
+        InputError: it is not there, may not be read, or is no regular file.
+
+    Example:
+        >>> with opened("/dev/zero", "--plan /dev/zero"):
+        ...     pass
+        Traceback (most recent call last):
+        hetjax.errors.InputError: --plan /dev/zero cannot be read: it is a device, not a file
+    """
+    try:
+        # Without O_NONBLOCK, to open a pipe is to wait for whoever writes to it.
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    except OSError as error:
+        raise InputError(f"{subject} cannot be read: {error.strerror}") from None
+    except ValueError:  # A NUL, or what UTF-8 has no bytes for.
+        raise InputError(f"{subject} cannot be read: no file can have that name") from None
+    try:
+        if other := _KINDS.get(stat.S_IFMT(os.fstat(handle).st_mode)):
+            raise InputError(f"{subject} cannot be read: {other}")
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def read_bytes(
+    path: str | os.PathLike[str], subject: str, max_bytes: int = MAX_WRITTEN_BYTES
+) -> bytes:
+    """Reads a file whole.
+
+    Args:
+        path: the file.
+        subject: how the error's sentence begins, such as ``"configuration run.gin"``.
+        max_bytes: the largest size that is allowed.
+
+    Returns:
+        Its content.
+
+    Raises:
+        InputError: it is not there, may not be read, is no regular file or too large, or it changed
+            while it was read.
+    """
+    with opened(path, subject) as handle:
+        before = os.fstat(handle)
+        if before.st_size > max_bytes:
+            raise InputError(
+                f"{subject} cannot be read: it has {before.st_size} bytes, and at most {max_bytes} "
+                f"are allowed"
+            )
+        try:
+            with os.fdopen(handle, "rb", closefd=False) as file:
+                content = file.read(before.st_size + 1)
+        except OSError as error:
+            raise InputError(f"{subject} cannot be read: {error.strerror}") from None
+        after = os.fstat(handle)
+    if len(content) != before.st_size or before.st_mtime_ns != after.st_mtime_ns:
+        raise InputError(f"{subject} cannot be read: it changed while it was read")
+    return content
+
+
+def read_text(
+    path: str | os.PathLike[str], subject: str, max_bytes: int = MAX_WRITTEN_BYTES
+) -> str:
+    """Reads a text file whole; a byte order mark at its beginning is left out.
+
+    Args:
+        path: the file.
+        subject: how the error's sentence begins, such as ``"configuration run.gin"``.
+        max_bytes: the largest size that is allowed.
+
+    Returns:
+        Its text.
+
+    Raises:
+        InputError: as `read_bytes`; or it is not UTF-8, or has a NUL.
+    """
+    content = read_bytes(path, subject, max_bytes)
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: the text is not UTF-8, from byte {error.start} on") from None
+    if (place := content.find(b"\0")) >= 0:
+        raise InputError(f"{path}: the text has a NUL, which no text has, at byte {place}")
+    return text
+
+
+def real_path(path: str | os.PathLike[str]) -> Path:
+    """Where a path leads, links followed as far as they can be; it need not be there.
+
+    Unlike `Path.resolve` it never fails.
+
+    Args:
+        path: any path.
+
+    Returns:
+        An absolute path; the path itself where no file can have its name.
+
+    Example:
+        >>> real_path("no\\0such")
+        PosixPath('no\\x00such')
+    """
+    try:
+        return Path(os.path.realpath(path))
+    except ValueError:
+        return Path(path)
