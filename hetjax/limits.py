@@ -11,6 +11,8 @@ from typing import Annotated
 
 import pydantic
 
+from hetjax.errors import InputError, shown
+
 MAX_COUNT = 2**31 - 1
 """The largest count of steps: what optimizers count in 32 bits."""
 
@@ -57,7 +59,7 @@ MAX_NAME = 1000
 """The most characters of a name."""
 
 
-def check_name(name: str) -> str:
+def check_name(name: str, field: str = "") -> str:
     """Checks that a name is what it looks like.
 
     What cannot be seen (control characters, zero-width ones, those that turn the direction of the
@@ -65,22 +67,23 @@ def check_name(name: str) -> str:
 
     Args:
         name: the name.
+        field: what an error begins with, such as ``"device kind: name: "``.
 
     Returns:
         The same.
 
     Raises:
-        ValueError: it has a character that cannot be seen; the message names the first.
+        InputError: it has a character that cannot be seen; the message names the first.
 
     Example:
         >>> check_name("a\\x1b[2J")
         Traceback (most recent call last):
-        ValueError: 'a\\x1b[2J' is not allowed: it has the invisible character U+001B
+        hetjax.errors.InputError: 'a\\x1b[2J' is not allowed: it has the invisible character U+001B
     """
     for character in name:
         if unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp"):
-            raise ValueError(
-                f"{name[:60]!r} is not allowed: it has the invisible character "
+            raise InputError(
+                f"{field}{shown(name)} is not allowed: it has the invisible character "
                 f"U+{ord(character):04X}"
             )
     return name

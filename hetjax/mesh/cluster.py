@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hetjax.errors import InputError, unknown_name
+from hetjax.limits import check_name
 from hetjax.mesh.kinds import DeviceKind
 from hetjax.mesh.links import Link
 
@@ -41,8 +42,8 @@ class Subcluster:
         message_load: seconds of computing that each message costs it besides.
 
     Raises:
-        InputError: the name is empty, a count is less than 1, the price is not more than 0, or a
-            load is less than 0.
+        InputError: the name is empty or has invisible characters, a count is less than 1, the price
+            is not more than 0, or a load is less than 0.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Subcluster:
     def __post_init__(self) -> None:
         if not self.name:
             raise InputError("subcluster: name: '' is not allowed: it must not be empty")
+        check_name(self.name, "subcluster: name: ")
         for field in ("nodes", "devices_per_node"):
             if getattr(self, field) < 1:
                 raise InputError(
@@ -138,7 +140,7 @@ class Cluster:
         links: ``(name_a, name_b, link)``, one for every pair of subclusters, in either order.
 
     Raises:
-        InputError: a name is given twice, a link names no subcluster, or a pair has no link.
+        InputError: a name is given twice or has invisible characters, a link names no subcluster, or a pair has no link.
 
     Example:
         >>> from hetjax.mesh.kinds import kind
@@ -159,6 +161,7 @@ class Cluster:
     links: tuple[tuple[str, str, Link], ...] = ()
 
     def __post_init__(self) -> None:
+        check_name(self.name, "cluster: name: ")
         object.__setattr__(self, "subclusters", tuple(self.subclusters))
         object.__setattr__(self, "links", tuple((a, b, link) for a, b, link in self.links))
         if not self.subclusters:
@@ -377,9 +380,10 @@ def _check_kinds(subclusters: Sequence[Subcluster]) -> None:
 def _check_links(names: Sequence[str], ends: Sequence[tuple[str, str]]) -> None:
     """Checks that each pair of subclusters is linked exactly once."""
     linked: set[frozenset[str]] = set()
+    known = set(names)
     for index, pair in enumerate(ends):
         for name in pair:
-            if name not in names:
+            if name not in known:
                 raise InputError(f"links[{index}]: {unknown_name('subcluster', name, names)}")
         if pair[0] == pair[1]:
             raise InputError(

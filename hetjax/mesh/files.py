@@ -34,8 +34,9 @@ from typing import Annotated
 
 import pydantic
 
-from hetjax.checked_files import first_problem, read_yaml
+from hetjax.checked_files import Record, first_problem, read_yaml
 from hetjax.errors import InputError, unknown_name
+from hetjax.limits import MAX_DEVICES_PER_NODE, MAX_NODES, MAX_SUBCLUSTERS, Name, Text
 from hetjax.mesh import units
 from hetjax.mesh.cluster import Cluster, Subcluster
 from hetjax.mesh.host_cpu import HOST_CPU, measure_host_cpu
@@ -56,16 +57,11 @@ _Bandwidth = Annotated[float, _quantity(units.BYTES_PER_SECOND)]
 _Latency = Annotated[float, _quantity(units.SECONDS, allow_zero=True)]
 _Memory = Annotated[float, _quantity(units.BYTES)]
 _Flops = Annotated[float, _quantity(units.FLOPS_PER_SECOND)]
-_Name = Annotated[str, pydantic.Field(min_length=1)]
-_Count = Annotated[int, pydantic.Field(ge=1)]
-_Load = Annotated[float, pydantic.Field(ge=0, allow_inf_nan=False)]
+_Positive = Annotated[float, pydantic.Field(gt=0)]
+_Load = Annotated[float, pydantic.Field(ge=0)]
 
 
-class _Entry(pydantic.BaseModel):
-    model_config = pydantic.ConfigDict(extra="forbid", strict=True, frozen=True)
-
-
-class _LinkEntry(_Entry):
+class _LinkEntry(Record):
     bandwidth: _Bandwidth
     latency: _Latency
 
@@ -74,36 +70,38 @@ class _LinkEntry(_Entry):
 
 
 class _PairEntry(_LinkEntry):
-    between: Annotated[list[_Name], pydantic.Field(min_length=2, max_length=2)]
+    between: Annotated[list[Name], pydantic.Field(min_length=2, max_length=2)]
 
 
-class _KindEntry(_Entry):
-    like: str | None = None
-    speed: Annotated[float, pydantic.Field(gt=0, allow_inf_nan=False)] | None = None
-    peak_flops: dict[str, _Flops] | None = None
+class _KindEntry(Record):
+    like: Text | None = None
+    speed: _Positive | None = None
+    peak_flops: dict[Name, _Flops] | None = None
     memory: _Memory | None = None
     memory_bandwidth: _Bandwidth | None = None
-    source: str | None = None
-    platform: str | None = None
+    source: Text | None = None
+    platform: Text | None = None
 
 
-class _SubclusterEntry(_Entry):
-    name: _Name
-    kind: str
-    nodes: _Count
-    devices_per_node: _Count
+class _SubclusterEntry(Record):
+    name: Name
+    kind: Text
+    nodes: Annotated[int, pydantic.Field(ge=1, le=MAX_NODES)]
+    devices_per_node: Annotated[int, pydantic.Field(ge=1, le=MAX_DEVICES_PER_NODE)]
     intra_node: _LinkEntry
     inter_node: _LinkEntry | None = None
-    ray_resource: str | None = None
-    price_per_device_hour: Annotated[float, pydantic.Field(gt=0, allow_inf_nan=False)] | None = None
+    ray_resource: Text | None = None
+    price_per_device_hour: _Positive | None = None
     transfer_load: _Load = 0.0
     message_load: _Load = 0.0
 
 
-class _ClusterEntry(_Entry):
-    name: str
-    kinds: dict[_Name, _KindEntry] = {}
-    subclusters: Annotated[list[_SubclusterEntry], pydantic.Field(min_length=1)]
+class _ClusterEntry(Record):
+    name: Text
+    kinds: dict[Name, _KindEntry] = {}
+    subclusters: Annotated[
+        list[_SubclusterEntry], pydantic.Field(min_length=1, max_length=MAX_SUBCLUSTERS)
+    ]
     links: list[_PairEntry] = []
     default_link: _LinkEntry | None = None
 

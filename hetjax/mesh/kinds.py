@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from hetjax.errors import InputError, unknown_name
+from hetjax.limits import check_name
 
 PLATFORMS = ("cpu", "gpu", "tpu")
 """The platforms that a device kind may belong to."""
@@ -58,7 +59,8 @@ class DeviceKind:
         platform: JAX's name for what drives it: ``"cpu"``, ``"gpu"`` or ``"tpu"``.
 
     Raises:
-        InputError: ``"float32"`` is missing, or a figure is not positive and finite.
+        InputError: ``"float32"`` is missing, a figure is not positive and finite, or a name has
+            invisible characters.
 
     Example:
         >>> half = DeviceKind("half", {"float32": 1e12}, 8 * 10**9, 1e11, source="an example")
@@ -74,6 +76,8 @@ class DeviceKind:
     platform: str = "gpu"
 
     def __post_init__(self) -> None:
+        check_name(self.name, "device kind: name: ")
+        check_name(self.source, f"device kind {self.name!r}: source: ")
         if self.platform not in PLATFORMS:
             what = f"device kind {self.name!r}: platform"
             raise InputError(unknown_name(what, self.platform, PLATFORMS))

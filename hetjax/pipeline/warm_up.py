@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 
 from hetjax.errors import InputError
+from hetjax.limits import MAX_TASKS
 from hetjax.pipeline.schedule import EXPLICIT, Schedule, Task
 
 
@@ -185,6 +186,7 @@ def from_warm_up_counts(
         ['F0', 'F1', 'B0', 'F2', 'B1', 'B2']
     """
     require_positive(len(counts), num_microbatches)
+    require_countable(len(counts), num_microbatches)
     for stage, count in enumerate(counts):
         if count < 1:
             raise InputError(f"warm-up count of stage {stage} is {count}; it must be 1 or more")
@@ -215,6 +217,24 @@ def _extra_forwards(cost: float, longest: float, tolerance: float) -> int:
     if cost <= longest:
         return 3
     return math.ceil(1 + 2 * cost / longest)
+
+
+def require_countable(num_stages: int, num_microbatches: int) -> None:
+    """Refuses a pipeline with more tasks than can be put into an order in a second.
+
+    Args:
+        num_stages: S.
+        num_microbatches: M.
+
+    Raises:
+        InputError: there are too many tasks.
+    """
+    if 2 * num_stages * num_microbatches > MAX_TASKS:
+        raise InputError(
+            f"num_microbatches is {num_microbatches} in a pipeline of {num_stages} stages; it must "
+            f"be {MAX_TASKS // (2 * num_stages)} or less, so that a step has at most {MAX_TASKS} "
+            f"forward and backward tasks"
+        )
 
 
 def require_positive(num_stages: int, num_microbatches: int) -> None:

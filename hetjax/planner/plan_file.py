@@ -6,11 +6,12 @@ import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
-from hetjax.checked_files import first_problem
+from hetjax.checked_files import Record, first_problem, read_json
 from hetjax.errors import InputError, unknown_name
 from hetjax.files import replacing
+from hetjax.limits import MAX_BATCH, MAX_MICROBATCHES, Name, Text
 from hetjax.mesh.cluster import Cluster, SubMesh
 from hetjax.pipeline.schedule import EXPLICIT, SCHEDULES, WARM_UP_SCHEDULES, Schedule, Task
 from hetjax.pipeline.warm_up import from_warm_up_counts
@@ -24,43 +25,41 @@ from hetjax.planner.plan import (
     validate,
 )
 
-Count = Annotated[int, Field(ge=0)]
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+Pair = Annotated[tuple[int, int], Field(strict=False)]
+Spec = list[Name | None]
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class _SubMesh(_Record):
-    subcluster: str
+class _SubMesh(Record):
+    subcluster: Name
     start: Count
-    shape: tuple[int, int] = Field(strict=False)
+    shape: Pair
 
 
-class _Stage(_Record):
-    layers: tuple[int, int] = Field(strict=False)
+class _Stage(Record):
+    layers: Pair
     submesh: _SubMesh
-    mesh_shape: tuple[int, int] = Field(strict=False)
-    sharding: str = "data"
-    parameters: dict[str, list[str | None]] = {}
+    mesh_shape: Pair
+    sharding: Name = "data"
+    parameters: dict[Text, Spec] = {}
     recompute: bool = False
-    values: dict[Annotated[int, Field(strict=False)], list[str | None]] = {}
+    values: dict[Annotated[int, Field(ge=0, lt=2**63, strict=False)], Spec] = {}
 
 
-class _Schedule(_Record):
-    name: str
-    warm_up_counts: list[int] | None = None
-    order: list[list[str]] | None = None
+class _Schedule(Record):
+    name: Name
+    warm_up_counts: list[Annotated[int, Field(lt=2**63)]] | None = None
+    order: list[list[Name]] | None = None
 
 
-class _Pipeline(_Record):
-    num_microbatches: int
-    microbatch_size: int
+class _Pipeline(Record):
+    num_microbatches: Annotated[int, Field(le=MAX_MICROBATCHES)]
+    microbatch_size: Annotated[int, Field(le=MAX_BATCH)]
     schedule: _Schedule
     stages: list[_Stage]
 
 
-class _StagePrediction(_Record):
+class _StagePrediction(Record):
     forward_seconds: float
     backward_seconds: float
     recompute_seconds: float
@@ -80,17 +79,17 @@ class _StagePrediction(_Record):
     sharing_seconds: float | None = None
 
 
-class _Prediction(_Record):
+class _Prediction(Record):
     step_time: float
     lower_bound: float
     sharing_seconds: float = 0.0
     stages: list[_StagePrediction]
 
 
-class _Plan(_Record):
+class _Plan(Record):
     version: Literal[1]
-    planner: str = "by hand"
-    model: str
+    planner: Text = "by hand"
+    model: Text
     layers: list[int]
     cluster: dict[str, Any]
     pipelines: list[_Pipeline]
@@ -121,16 +120,7 @@ def load_plan(path: str | Path) -> Plan:
     Raises:
         InputError: the file is not there or not a valid plan; the message names the field.
     """
-    try:
-        value = json.loads(Path(path).read_text())
-    except OSError as error:
-        raise InputError(f"plan file {str(path)!r} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise InputError(f"plan file {str(path)!r} is not UTF-8 text") from None
-    except json.JSONDecodeError as error:
-        raise InputError(
-            f"plan file {str(path)!r} is not JSON: {error.msg} in line {error.lineno}"
-        ) from None
+    value = read_json(path, f"plan file {str(path)!r}")
     try:
         return plan_from_json(value)
     except InputError as error:

@@ -8,23 +8,19 @@ from typing import Any
 import pydantic
 from jax.sharding import PartitionSpec
 
-from hetjax.checked_files import first_problem
+from hetjax.checked_files import Record, first_problem
 from hetjax.errors import InputError
 from hetjax.sharding.annotation import HSharding, Subgroup
 
 
-class _Record(pydantic.BaseModel):
-    model_config = pydantic.ConfigDict(extra="forbid", strict=True)
-
-
-class _SubgroupRecord(_Record):
+class _SubgroupRecord(Record):
     devices: list[int]
     axes: dict[str, int]
     spec: list[str | list[str] | None]
     unreduced: list[str] = []
 
 
-class _AnnotationRecord(_Record):
+class _AnnotationRecord(Record):
     subgroups: list[_SubgroupRecord]
     hdim: int | str
     sizes: list[int | str] = []

@@ -24,7 +24,7 @@ from typing import Annotated
 
 import pydantic
 
-from hetjax.checked_files import first_problem, read_yaml
+from hetjax.checked_files import Record, first_problem, read_yaml
 from hetjax.errors import InputError, unknown_name
 from hetjax.mesh.units import BYTES_PER_SECOND, parse_quantity
 
@@ -97,11 +97,7 @@ _LabName = Annotated[str, pydantic.Field(pattern=r"^[a-z][a-z0-9_]{0,19}$")]
 _NodeName = Annotated[str, pydantic.Field(pattern=r"^[a-z][a-z0-9_]{0,8}$")]
 
 
-class _Entry(pydantic.BaseModel):
-    model_config = pydantic.ConfigDict(extra="forbid", strict=True, frozen=True)
-
-
-class Host(_Entry):
+class Host(Record):
     """A host.
 
     Args:
@@ -115,7 +111,7 @@ class Host(_Entry):
     speed: Annotated[float, pydantic.AfterValidator(check_speed)] = 1.0
 
 
-class Link(_Entry):
+class Link(Record):
     """A link between two hosts, a host and a switch, or two switches.
 
     Args:
@@ -132,7 +128,7 @@ class Link(_Entry):
         return "-".join(self.between)
 
 
-class Specification(_Entry):
+class Specification(Record):
     """A lab.
 
     Args:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
+from hetjax.checked_files import read_json
 from hetjax.errors import InputError, unknown_name
 from lab import names, network
 from lab.cgroups import find_cpu_groups
@@ -59,7 +59,7 @@ def saved(name: str) -> Specification | None:
     path = names.state_folder(name) / _SPECIFICATION
     if not path.exists():
         return None
-    return specification_from_content(json.loads(path.read_text()), str(path))
+    return specification_from_content(read_json(path, f"{path}: the lab's file"), str(path))
 
 
 def check_same(specification: Specification) -> None:

@@ -4,6 +4,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from visible_text import VISIBLE
 
 from hetjax.errors import InputError
 from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster, SubMesh, kind
@@ -16,7 +17,7 @@ OLD = Subcluster("old", kind("V100"), 1, 2, LOCAL, LOCAL, ray_resource="accelera
 CLUSTER = Cluster("test", (FAST, OLD), (("old", "fast", SLOW),))
 
 positive = st.floats(min_value=1e-12, max_value=1e18)
-texts = st.text(min_size=1, max_size=8)
+texts = st.text(VISIBLE, min_size=1, max_size=8)
 links = st.builds(Link, bandwidth=positive, latency=st.floats(min_value=0, max_value=10))
 kinds = st.builds(
     DeviceKind,
@@ -26,7 +27,7 @@ kinds = st.builds(
     ).flatmap(lambda rates: positive.map(lambda rate: rates | {"float32": rate})),
     memory_bytes=st.integers(1, 2**50),
     memory_bandwidth=positive,
-    source=st.text(max_size=8),
+    source=st.text(VISIBLE, max_size=8),
 )
 
 

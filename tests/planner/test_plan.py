@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from visible_text import VISIBLE
 
 from hetjax.errors import InputError
 from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster, SubMesh
@@ -108,7 +109,7 @@ def plans(draw: Any) -> Plan:
                 place,
                 (data, devices // data),
                 draw(st.sampled_from(sorted(RULES))),
-                draw(st.dictionaries(st.text(max_size=5), specs, max_size=2)),
+                draw(st.dictionaries(st.text(VISIBLE, max_size=5), specs, max_size=2)),
                 draw(st.booleans()),
             )
         )
@@ -126,11 +127,11 @@ def plans(draw: Any) -> Plan:
         ).map(tuple),
     )
     return Plan(
-        model=draw(st.text(max_size=8)),
+        model=draw(st.text(VISIBLE, max_size=8)),
         layers=(0, *cuts, 31),
         cluster=cluster,
         pipelines=(PipelinePlan(tuple(stages), num_microbatches, microbatch_size, schedule),),
-        planner=draw(st.text(max_size=8)),
+        planner=draw(st.text(VISIBLE, max_size=8)),
         prediction=draw(st.none() | prediction),
     )
 

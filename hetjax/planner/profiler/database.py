@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import jax
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
-from hetjax.checked_files import first_problem
+from hetjax.checked_files import Record, first_problem, read_json
 from hetjax.errors import InputError
 from hetjax.files import replacing
 from hetjax.planner.profiler.measurement import Measurement
+from hetjax.reading import MAX_WRITTEN_BYTES
 
 VERSION = 1
 
@@ -57,11 +59,7 @@ class Key:
         return Path(folder, f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json")
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class _KeyRecord(_Record):
+class _KeyRecord(Record):
     structure: str
     kind: str
     dtype: str
@@ -71,12 +69,12 @@ class _KeyRecord(_Record):
     jax: str
 
 
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(gt=0)]
+Amount = Annotated[float, Field(ge=0)]
 Bytes = Annotated[int, Field(ge=0)]
 
 
-class _MeasurementRecord(_Record):
+class _MeasurementRecord(Record):
     forward_seconds: Seconds
     backward_seconds: Seconds
     update_bytes_per_second: Amount
@@ -87,7 +85,7 @@ class _MeasurementRecord(_Record):
     yardstick_seconds: Amount = 0.0
 
 
-class _File(_Record):
+class _File(Record):
     version: Literal[1]
     key: _KeyRecord
     measurement: _MeasurementRecord
@@ -117,13 +115,9 @@ class ProfileDatabase:
             InputError: its file is not what this database writes.
         """
         path = self.folder / key.path
-        try:
-            content = path.read_bytes()
-        except FileNotFoundError:
+        if not os.path.lexists(path):
             return None
-        except OSError as error:
-            raise InputError(f"{path}: the profile cannot be read: {error.strerror}") from None
-        record = _parse(path, content)
+        record = _read(path)
         if _key(record) != key:
             raise InputError(
                 f"{path}: key is of another measurement than the file's name; a file of a profile "
@@ -169,23 +163,19 @@ class ProfileDatabase:
 
     def _all(self) -> Iterator[tuple[Key, Measurement, str]]:
         for path in sorted(self.folder.glob("*/*.json")):
-            record = _parse(path, path.read_bytes())
+            record = _read(path)
             yield _key(record), Measurement(**record.measurement.model_dump()), record.note
 
 
-def _parse(path: Path, content: bytes) -> _File:
+def _read(path: Path) -> _File:
     try:
-        data: Any = json.loads(content)
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise InputError(
-            f"{path}: this is not a profile: {error}; remove the file to have it measured again"
-        ) from None
-    try:
+        data = read_json(path, f"{path}: this is not a profile: the file", MAX_WRITTEN_BYTES)
         return _File.model_validate(data)
     except ValidationError as error:
-        raise InputError(
-            f"{path}: {first_problem(error, _File)}; remove the file to have it measured again"
-        ) from None
+        problem = f"{path}: {first_problem(error, _File)}"
+    except InputError as error:
+        problem = str(error)
+    raise InputError(f"{problem}; remove the file to have it measured again")
 
 
 def _key(record: _File) -> Key:
