@@ -31,7 +31,7 @@ MAX_DIGITS = 32
 
 
 class Record(pydantic.BaseModel):
-    """A mapping of a file: its fields are known, of their very types, and every number is finite."""
+    """A mapping of a file: its fields are known, of their very types, its numbers finite."""
 
     model_config = pydantic.ConfigDict(
         extra="forbid", strict=True, frozen=True, allow_inf_nan=False
@@ -92,7 +92,8 @@ def parse_json(text: str, subject: str) -> object:
         Dicts, lists, texts and numbers.
 
     Raises:
-        InputError: it is not JSON, nested too deep, or has a key twice or a number that is too long.
+        InputError: it is not JSON, nested too deep, or has a key twice or a number of too many
+            digits.
 
     Example:
         >>> parse_json('{"a": 1, "a": 2}', "plan file p.json")
@@ -275,4 +276,3 @@ def _entry_in(annotation: object) -> type[pydantic.BaseModel] | None:
         return annotation
     found = (_entry_in(part) for part in get_args(annotation))
     return next((entry for entry in found if entry is not None), None)
-

@@ -104,7 +104,7 @@ def unknown_name(what: str, name: str, known: Iterable[str]) -> str:
 
 
 def shown(value: object, length: int = 60) -> str:
-    """A value as a sentence can hold it: on one line, and not long.
+    r"""A value as a sentence can hold it: on one line, and not long.
 
     Args:
         value: any value.
@@ -114,8 +114,8 @@ def shown(value: object, length: int = 60) -> str:
         Its `repr`, cut off where it is longer.
 
     Example:
-        >>> shown("a\\nb"), shown(list(range(100)), length=12)
-        ("'a\\\\nb'", '[0, 1, 2,...')
+        >>> shown("a\nb"), shown(list(range(100)), length=12)
+        ("'a\\nb'", '[0, 1, 2,...')
     """
     try:
         text = repr(value)

@@ -60,7 +60,7 @@ MAX_NAME = 1000
 
 
 def check_name(name: str, field: str = "") -> str:
-    """Checks that a name is what it looks like.
+    r"""Checks that a name is what it looks like.
 
     What cannot be seen (control characters, zero-width ones, those that turn the direction of the
     text) makes two names look alike, and can write to a terminal what is not so.
@@ -76,9 +76,9 @@ def check_name(name: str, field: str = "") -> str:
         InputError: it has a character that cannot be seen; the message names the first.
 
     Example:
-        >>> check_name("a\\x1b[2J")
+        >>> check_name("a\x1b[2J")
         Traceback (most recent call last):
-        hetjax.errors.InputError: 'a\\x1b[2J' is not allowed: it has the invisible character U+001B
+        hetjax.errors.InputError: 'a\x1b[2J' is not allowed: it has the invisible character U+001B
     """
     for character in name:
         if unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp"):

@@ -127,7 +127,7 @@ def read_text(
 
 
 def real_path(path: str | os.PathLike[str]) -> Path:
-    """Where a path leads, links followed as far as they can be; it need not be there.
+    r"""Where a path leads, links followed as far as they can be; it need not be there.
 
     Unlike `Path.resolve` it never fails.
 
@@ -138,8 +138,8 @@ def real_path(path: str | os.PathLike[str]) -> Path:
         An absolute path; the path itself where no file can have its name.
 
     Example:
-        >>> real_path("no\\0such")
-        PosixPath('no\\x00such')
+        >>> real_path("no\0such")
+        PosixPath('no\x00such')
     """
     try:
         return Path(os.path.realpath(path))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -30,8 +31,18 @@ from hetjax.data import (
     synthetic,
     text,
 )
-from hetjax.errors import InputError, unknown_name
-from hetjax.models import ImageModel, LanguageModel, Model, model_of, recipe
+from hetjax.data.corpus import text_vocabulary
+from hetjax.errors import InputError, shown, unknown_name
+from hetjax.models import (
+    GPTConfig,
+    ImageModel,
+    LanguageModel,
+    LlamaConfig,
+    Model,
+    model_of,
+    recipe,
+)
+from hetjax.models.checks import COMPUTE_DTYPES
 
 Factory = Callable[..., optax.GradientTransformation]
 
@@ -85,17 +96,19 @@ def make_ingredients(configuration: Configuration) -> Ingredients:
     Raises:
         InputError: a setting cannot be met.
     """
-    model = make_model(configuration.model)
+    model = make_model(configuration.model, configuration.data)
     optimizer = make_optimizer(configuration.optimizer, configuration.train.steps)
     dataset = make_data(configuration.data, configuration.train, model)
     return Ingredients(configuration, model, dataset, optimizer)
 
 
-def make_model(settings: ModelSettings) -> Model:
+def make_model(settings: ModelSettings, data: DataSettings | None = None) -> Model:
     """The configured model.
 
     Args:
         settings: the recipe and what to change of it.
+        data: whose vocabulary a language model has where it says none of its own; None for that of
+            the recipe, which it also has for data that are made to its measure.
 
     Returns:
         The model's program.
@@ -103,7 +116,11 @@ def make_model(settings: ModelSettings) -> Model:
     Raises:
         InputError: there is no such recipe, or its configuration does not allow a value.
     """
-    return model_of(recipe(settings.recipe, **settings.overrides()))
+    config = recipe(settings.recipe, **settings.overrides())
+    follows = isinstance(config, GPTConfig | LlamaConfig) and settings.vocabulary is None
+    if follows and data is not None and data.kind in ("text", "standard_library"):
+        config = dataclasses.replace(config, vocabulary=text_vocabulary(data.tokenizer))
+    return model_of(config)
 
 
 def make_data(settings: DataSettings, train: TrainSettings, model: Model) -> DataSet | ImageSet:
@@ -176,8 +193,16 @@ def _described(settings: DataSettings, seed: int, model: LanguageModel) -> DataS
         return standard_library_text(model.sequence, seed, held_out, tokenizer)
     if settings.weights is None:
         return text(settings.paths, model.sequence, seed, held_out, tokenizer)
+    _check_paths(settings.paths)
     parts = [text(path, model.sequence, seed, held_out, tokenizer) for path in settings.paths]
     return mixture(dict(zip(parts, settings.weights, strict=True)), seed)
+
+
+def _check_paths(paths: Sequence[str]) -> None:
+    """Refuses a path that is named twice: each of them would have a weight of its own."""
+    twice = [path for path, count in Counter(paths).items() if count > 1]
+    if twice:
+        raise InputError(f"data.paths names {twice[0]!r} twice; with data.weights each stands once")
 
 
 def _first_parameters(init: Callable[[jax.Array], PyTree], seed: int) -> PyTree:
@@ -211,17 +236,38 @@ def make_optimizer(settings: OptimizerSettings, steps: int) -> optax.GradientTra
     options = dict(settings.options)
     if settings.weight_decay is not None:
         options["weight_decay"] = settings.weight_decay
-    known = [name for name in inspect.signature(factory).parameters if name != "learning_rate"]
-    for option in options:
+    parameters = inspect.signature(factory).parameters
+    known = [name for name in parameters if name != "learning_rate"]
+    for option, value in options.items():
         if option not in known:
             raise InputError(unknown_name(f"option of optimizer {settings.name}", option, known))
+        _check_option(option, value, parameters[option].default)
     try:
         optimizer = factory(learning_rate=learning_rates(settings, steps), **options)
-    except (TypeError, ValueError) as error:
-        raise InputError(f"optimizer.options is {settings.options!r}: {error}") from None
+    except Exception as error:  # Optax raises what its arithmetic does.
+        problem = shown(" ".join(str(error).split()), 200)
+        raise InputError(f"optimizer.options is {shown(settings.options)}: {problem}") from None
     if settings.clip_norm is None:
         return optimizer
     return optax.chain(optax.clip_by_global_norm(settings.clip_norm), optimizer)
+
+
+def _check_option(name: str, value: object, default: object) -> None:
+    """Checks that an option is of the kind of its default; Optax finds out in the first step."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if isinstance(default, bool):
+        fits, what = isinstance(value, bool), "True or False"
+    elif isinstance(default, int | float):
+        fits, what = is_number, f"a number, such as {default!r}"
+    elif name.endswith("dtype"):
+        fits, what = (
+            value is None or value in COMPUTE_DTYPES,
+            "None or " + ", ".join(COMPUTE_DTYPES),
+        )
+    else:
+        fits, what = value is None or is_number or isinstance(value, bool), "a number or None"
+    if not fits:
+        raise InputError(f"optimizer.options[{name!r}] is {shown(value)}; it must be {what}")
 
 
 @functools.cache

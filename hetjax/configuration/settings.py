@@ -287,7 +287,10 @@ class OptimizerSettings(Section):
         default="constant", description="how the learning rate goes on after the warm-up"
     )
     warmup_steps: int = Field(
-        default=0, ge=0, le=MAX_COUNT, description="steps over which the learning rate rises from near 0"
+        default=0,
+        ge=0,
+        le=MAX_COUNT,
+        description="steps over which the learning rate rises from near 0",
     )
     final_fraction: float = Field(
         default=0.1,

@@ -5,18 +5,21 @@ A corpus is a small picklable description; reading happens in `Corpus.tokens`.
 
 from __future__ import annotations
 
-import functools
 import importlib.util
+import os
 import sysconfig
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from hetjax.data.hashing import hash64
-from hetjax.errors import InputError
+from hetjax.data.tokenizer import load_tokenizer
+from hetjax.errors import InputError, shown
+from hetjax.limits import MAX_MADE_EXAMPLES, MAX_TEXT_BYTES, MAX_VOCABULARY
+from hetjax.reading import read_bytes
 
 BYTES = 256
 """The vocabulary when bytes are the tokens."""
@@ -37,6 +40,10 @@ class Corpus(Protocol):
 
     def tokens(self) -> np.ndarray:
         """The whole stream, [n] integers."""
+        ...
+
+    def files(self) -> list[Path]:
+        """The files that it reads; none where it makes its tokens."""
         ...
 
 
@@ -68,14 +75,14 @@ class TextFiles:
     @property
     def vocabulary(self) -> int:
         """That of the tokenizer."""
-        return _vocabulary(self.tokenizer)
+        return text_vocabulary(self.tokenizer)
 
     def files(self) -> list[Path]:
         """The files in the order in which they are read."""
         if not self.paths:
             raise InputError("paths is empty; name at least one text file or folder")
         files = (file for path in self.paths for file in _files_at(path))
-        return list({file.resolve(): file for file in files}.values())
+        return list({file_identity(file): file for file in files}.values())
 
     def tokens(self) -> np.ndarray:
         """Read, check and tokenize the files.
@@ -119,7 +126,7 @@ class StandardLibrary:
     @property
     def vocabulary(self) -> int:
         """That of the tokenizer."""
-        return _vocabulary(self.tokenizer)
+        return text_vocabulary(self.tokenizer)
 
     def tokens(self) -> np.ndarray:
         """Read and tokenize the modules.
@@ -127,12 +134,17 @@ class StandardLibrary:
         Raises:
             InputError: if this Python came without the source of its standard library.
         """
-        folder = Path(sysconfig.get_path("stdlib"))
-        documents = [_read(file) for file in sorted(folder.glob("*.py"))]
-        if not documents:
-            raise InputError(f"{folder} holds no *.py files; give text files of your own")
+        documents = [_read(file) for file in self.files()]
         utf8 = [document for document in documents if _first_wrong_byte(document) is None]
         return _tokenize(utf8, self.tokenizer)
+
+    def files(self) -> list[Path]:
+        """The modules' files, by name."""
+        folder = Path(sysconfig.get_path("stdlib"))
+        found = sorted(folder.glob("*.py"))
+        if not found:
+            raise InputError(f"{folder} holds no *.py files; give text files of your own")
+        return found
 
 
 @dataclass(frozen=True)
@@ -148,7 +160,7 @@ class Synthetic:
         seed: which cycle and which noise.
 
     Raises:
-        InputError: if the vocabulary or the size is too small.
+        InputError: if the vocabulary or the size is too small or too large.
     """
 
     vocabulary: int
@@ -161,8 +173,14 @@ class Synthetic:
     def __post_init__(self):
         if self.vocabulary < 2:
             raise InputError(f"vocabulary is {self.vocabulary}; a stream needs at least 2 tokens")
-        if self.size < 1:
-            raise InputError(f"size is {self.size}; it must be above 0")
+        if self.vocabulary > MAX_VOCABULARY:
+            raise InputError(
+                f"vocabulary is {self.vocabulary}; it must be {MAX_VOCABULARY} at most"
+            )
+        if not 1 <= self.size <= MAX_MADE_EXAMPLES:
+            raise InputError(
+                f"size is {self.size}; it must be above 0 and {MAX_MADE_EXAMPLES} at most"
+            )
 
     @property
     def name(self) -> str:
@@ -179,17 +197,38 @@ class Synthetic:
         steps = any_token.astype(np.int64)[last_drawn] + places - last_drawn
         return cycle[steps % self.vocabulary].astype(np.int32)
 
+    def files(self) -> list[Path]:
+        """None."""
+        return []
+
+
+def file_identity(file: Path) -> object:
+    """What two names of one file have in common, be they links or not.
+
+    Args:
+        file: a path.
+
+    Returns:
+        Equal things for names of one file; the path itself where nothing is there.
+    """
+    try:
+        found = os.stat(file)
+    except OSError:
+        return file
+    return found.st_dev, found.st_ino
+
 
 def _files_at(path: str) -> Iterable[Path]:
+    # Unlike those of `Path`, these are False where there can be no such file.
+    if not os.path.exists(path):
+        raise InputError(f"paths names {shown(path, 200)}, and there is no such file or folder")
+    if not os.path.isdir(path):
+        return [Path(path)]
     here = Path(path)
-    if not path or not here.exists():
-        raise InputError(f"paths names {path!r}, and there is no such file or folder")
-    if not here.is_dir():
-        return [here]
     found = sorted(
         file
         for file in here.rglob("*")
-        if file.is_file() and not any(part[0] == "." for part in file.relative_to(here).parts)
+        if os.path.isfile(file) and not any(part[0] == "." for part in file.relative_to(here).parts)
     )
     if not found:
         raise InputError(f"paths names the folder {path!r}, which holds no files")
@@ -197,10 +236,7 @@ def _files_at(path: str) -> Iterable[Path]:
 
 
 def _read(file: Path) -> bytes:
-    try:
-        return file.read_bytes()
-    except OSError as error:
-        raise InputError(f"{file} cannot be read: {error.strerror}") from error
+    return read_bytes(file, str(file), MAX_TEXT_BYTES)
 
 
 def _first_wrong_byte(document: bytes) -> int | None:
@@ -214,13 +250,23 @@ def _first_wrong_byte(document: bytes) -> int | None:
 def _tokenize(documents: Sequence[bytes], tokenizer: str | None) -> np.ndarray:
     if tokenizer is None:
         return np.frombuffer(b"".join(documents), np.uint8)
-    texts = [document.decode("utf-8") for document in documents]
-    encoded = _load_tokenizer(tokenizer).encode_batch(texts, add_special_tokens=False)
-    return np.concatenate([np.array(one.ids, np.int32) for one in encoded])
+    return load_tokenizer(tokenizer).encode([document.decode("utf-8") for document in documents])
 
 
-def _vocabulary(tokenizer: str | None) -> int:
-    return BYTES if tokenizer is None else _load_tokenizer(tokenizer).get_vocab_size()
+def text_vocabulary(tokenizer: str | None) -> int:
+    """How many tokens text has.
+
+    Args:
+        tokenizer: path of a ``tokenizer.json``; None for bytes.
+
+    Returns:
+        One more than the largest token.
+
+    Raises:
+        InputError: the tokenizer cannot be used.
+    """
+    _check_tokenizer(tokenizer)
+    return BYTES if tokenizer is None else load_tokenizer(tokenizer).vocabulary
 
 
 def _check_tokenizer(tokenizer: str | None) -> None:
@@ -231,15 +277,5 @@ def _check_tokenizer(tokenizer: str | None) -> None:
             f"tokenizer is {tokenizer!r}, which needs the tokenizers package: "
             'pip install -e ".[tokenizers]"'
         )
-    if not Path(tokenizer).is_file():
-        raise InputError(f"tokenizer is {tokenizer!r}, and there is no such file")
-
-
-@functools.lru_cache(maxsize=4)
-def _load_tokenizer(path: str) -> Any:
-    import tokenizers
-
-    try:
-        return tokenizers.Tokenizer.from_file(path)
-    except Exception as error:  # The package raises bare exceptions.
-        raise InputError(f"tokenizer {path!r} is not a tokenizer.json: {error}") from error
+    if not os.path.isfile(tokenizer):
+        raise InputError(f"tokenizer is {shown(tokenizer, 200)}, and there is no such file")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hetjax.data.contents import contents_of
-from hetjax.data.corpus import Corpus, StandardLibrary, Synthetic, TextFiles
+from hetjax.data.corpus import Corpus, StandardLibrary, Synthetic, TextFiles, file_identity
 from hetjax.data.hashing import example_keys
 from hetjax.data.packing import PackedTokens
 from hetjax.errors import InputError
@@ -109,6 +109,7 @@ class DataSet:
         _check_seed(self.seed)
         if self.sequence < 1:
             raise InputError(f"sequence is {self.sequence}; it must be above 0")
+        _check_apart(self.parts)
 
     @property
     def vocabulary(self) -> int:
@@ -342,7 +343,8 @@ def mixture(weights: Mapping[DataSet, float], seed: int = 0) -> DataSet:
         The data set; its vocabulary is the largest of the parts'.
 
     Raises:
-        InputError: if there is no part, a weight is not above 0, or sequences differ.
+        InputError: if there is no part, a weight is not above 0, sequences differ, or two parts
+            read one file.
 
     Example:
         >>> a, b = (synthetic(vocabulary=5, sequence=4, size=100, seed=seed) for seed in (0, 1))
@@ -368,6 +370,21 @@ def _single(corpus: Corpus, sequence: int, seed: int, held_out_fraction: float) 
 
 def _total_weight(dataset: DataSet) -> float:
     return sum(part.weight for part in dataset.parts)
+
+
+def _check_apart(parts: Sequence[Part]) -> None:
+    """Refuses a file in two parts: each holds out another stretch of it, and trains on the rest."""
+    if len(parts) == 1:
+        return
+    seen: dict[object, Corpus] = {}
+    for part in parts:
+        for file in part.corpus.files():
+            other = seen.setdefault(file_identity(file), part.corpus)
+            if other is not part.corpus:
+                raise InputError(
+                    f"{file} is in two parts of the mixture, {other.name} and {part.corpus.name}: "
+                    f"one would train on what the other holds out; name it once"
+                )
 
 
 def _check_seed(seed: int) -> None:

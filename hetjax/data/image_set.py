@@ -25,8 +25,9 @@ _HELD_OUT_STREAM = 7
 class ImageSet:
     """Shuffled, endless batches of labelled images. A description: reading waits for first use.
 
-    Made by `images` and `shapes`. Which images are held out for evaluation depends on how many
-    there are and on nothing else, so that no seed trains on what another one evaluates.
+    Made by `images` and `shapes`. Whether an image is held out for evaluation depends on its place
+    and on the fraction alone: no seed trains on what another one evaluates, and images that are
+    added at the end leave those before them where they were.
 
     Args:
         source: the images.
@@ -148,11 +149,12 @@ class ImageSet:
     def _places(self) -> tuple[np.ndarray, np.ndarray]:
         """Which images are trained on, and which are held out."""
         count = len(self._images)
-        num_held_out = int(count * self.held_out_fraction)
-        if count == num_held_out:
+        held_out = _held_out_places(count, self.held_out_fraction)
+        if count == len(held_out):
             raise InputError(f"{self.source.name} has no image to train on")
-        mixed = np.argsort(hash64(0, _HELD_OUT_STREAM, np.arange(count)), kind="stable")
-        return np.sort(mixed[num_held_out:]), np.sort(mixed[:num_held_out])
+        is_trained = np.ones(count, bool)
+        is_trained[held_out] = False
+        return np.flatnonzero(is_trained), held_out
 
     @functools.cached_property
     def _training(self) -> grain.MapDataset[Any]:
@@ -168,6 +170,22 @@ class ImageSet:
         for row, (image, _) in enumerate(found):
             images[row] = image
         return {"images": images, "labels": np.array([label for _, label in found], np.int32)}
+
+
+def _held_out_places(count: int, fraction: float) -> np.ndarray:
+    """Which of so many images are held out: one of each 1 / fraction, a hash says which.
+
+    It is in the later half of these, so that a few images, of which the fraction is none, keep all.
+    """
+    if not fraction:
+        return np.zeros(0, np.int64)
+    runs = np.arange(int(count * fraction) + 2)
+    starts = np.ceil(runs / fraction).astype(np.int64)
+    lengths = np.diff(starts)
+    halves = lengths // 2
+    drawn = hash64(0, _HELD_OUT_STREAM, runs[:-1]) % (lengths - halves).astype(np.uint64)
+    places = starts[:-1] + halves + drawn.astype(np.int64)
+    return places[places < count]
 
 
 @dataclass(frozen=True)

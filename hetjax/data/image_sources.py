@@ -5,6 +5,7 @@ A source is a small picklable description; reading happens in `ImageSource.open`
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -13,9 +14,13 @@ import numpy as np
 
 from hetjax.data.contents import contents_of
 from hetjax.data.hashing import hash64
-from hetjax.errors import InputError
+from hetjax.errors import InputError, shown
+from hetjax.limits import MAX_MADE_EXAMPLES
+from hetjax.reading import opened
 
 IMAGES_FILE, LABELS_FILE = "images.npy", "labels.npy"
+
+_ARRAY, _SEVERAL = b"\x93NUM", b"PK\x03\x04"
 
 
 class LabelledImages(Protocol):
@@ -147,8 +152,10 @@ class Shapes:
     seed: int = 0
 
     def __post_init__(self):
-        if self.size < 1:
-            raise InputError(f"size is {self.size}; it must be above 0")
+        if not 1 <= self.size <= MAX_MADE_EXAMPLES:
+            raise InputError(
+                f"size is {self.size}; it must be above 0 and {MAX_MADE_EXAMPLES} at most"
+            )
         if self.image_size < 8:
             raise InputError(f"image_size is {self.image_size}; a shape needs at least 8 pixels")
 
@@ -166,6 +173,8 @@ class Shapes:
         """The images, of which none is drawn yet."""
         return _Drawn(self)
 
+
+_ARRAY, _SEVERAL = b"\x93NUM", b"PK\x03\x04"
 
 _SHAPE_STREAM, _NOISE_STREAM = 5, 6
 _NUM_DRAWN = 8
@@ -211,12 +220,20 @@ def _inside(shape: int, size: int, row: float, column: float, radius: float) -> 
 
 
 def _mapped(path: Path) -> np.ndarray:
+    with opened(path, str(path)) as handle:
+        with os.fdopen(handle, "rb", closefd=False) as file:
+            start = file.read(len(_SEVERAL))
+        if start == _SEVERAL:
+            raise InputError(
+                f"{path} holds several arrays; it must be one, as numpy.save writes it"
+            )
+        if start != _ARRAY:
+            raise InputError(f"{path} is no array as numpy.save writes it")
     try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
+        return np.load(path, mmap_mode="r", allow_pickle=False)
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
-    except (ValueError, EOFError) as error:
-        raise InputError(f"{path} is no array as numpy.save writes it: {error}") from None
-    if not isinstance(array, np.ndarray):
-        raise InputError(f"{path} holds several arrays; it must be one, as numpy.save writes it")
-    return array
+    # A header is Python's text of a dict; damaged, it raises what Python's own parser does.
+    except Exception as error:
+        problem = shown(" ".join(str(error).split()), 200)
+        raise InputError(f"{path} is no array as numpy.save writes it: {problem}") from None

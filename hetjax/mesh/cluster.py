@@ -140,7 +140,8 @@ class Cluster:
         links: ``(name_a, name_b, link)``, one for every pair of subclusters, in either order.
 
     Raises:
-        InputError: a name is given twice or has invisible characters, a link names no subcluster, or a pair has no link.
+        InputError: a name is given twice or has invisible characters, a link names no subcluster,
+            or a pair has no link.
 
     Example:
         >>> from hetjax.mesh.kinds import kind

@@ -98,11 +98,11 @@ class _SubclusterEntry(Record):
 
 class _ClusterEntry(Record):
     name: Text
-    kinds: dict[Name, _KindEntry] = {}
+    kinds: dict[Name, _KindEntry] = pydantic.Field(default={})
     subclusters: Annotated[
         list[_SubclusterEntry], pydantic.Field(min_length=1, max_length=MAX_SUBCLUSTERS)
     ]
-    links: list[_PairEntry] = []
+    links: list[_PairEntry] = pydantic.Field(default=[])
     default_link: _LinkEntry | None = None
 
 

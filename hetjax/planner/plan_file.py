@@ -41,9 +41,9 @@ class _Stage(Record):
     submesh: _SubMesh
     mesh_shape: Pair
     sharding: Name = "data"
-    parameters: dict[Text, Spec] = {}
+    parameters: dict[Text, Spec] = Field(default={})
     recompute: bool = False
-    values: dict[Annotated[int, Field(ge=0, lt=2**63, strict=False)], Spec] = {}
+    values: dict[Annotated[int, Field(ge=0, lt=2**63, strict=False)], Spec] = Field(default={})
 
 
 class _Schedule(Record):

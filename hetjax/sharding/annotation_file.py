@@ -17,13 +17,13 @@ class _SubgroupRecord(Record):
     devices: list[int]
     axes: dict[str, int]
     spec: list[str | list[str] | None]
-    unreduced: list[str] = []
+    unreduced: list[str] = pydantic.Field(default=[])
 
 
 class _AnnotationRecord(Record):
     subgroups: list[_SubgroupRecord]
     hdim: int | str
-    sizes: list[int | str] = []
+    sizes: list[int | str] = pydantic.Field(default=[])
 
 
 def annotation_to_json(annotation: HSharding) -> dict[str, Any]:

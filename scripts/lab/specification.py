@@ -141,7 +141,7 @@ class Specification(Record):
     name: _LabName
     hosts: Annotated[list[Host], pydantic.Field(min_length=2, max_length=MAX_HOSTS)]
     links: Annotated[list[Link], pydantic.Field(min_length=1)]
-    switches: Annotated[list[_NodeName], pydantic.Field(max_length=MAX_SWITCHES)] = []
+    switches: list[_NodeName] = pydantic.Field(default=[], max_length=MAX_SWITCHES)
 
     @property
     def nodes(self) -> list[str]:

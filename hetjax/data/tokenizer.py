@@ -1,0 +1,108 @@
+"""A Hugging Face tokenizer, checked: every id that it gives is below its vocabulary."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+
+from hetjax.checked_files import parse_json
+from hetjax.errors import InputError, shown
+from hetjax.limits import MAX_VOCABULARY
+from hetjax.reading import MAX_MADE_BYTES, read_text
+
+if TYPE_CHECKING:
+    import tokenizers  # An extra, which not every installation has.
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class CheckedTokenizer:
+    """A tokenizer and its vocabulary.
+
+    Args:
+        path: its file.
+        vocabulary: one more than its largest id. Where ids have holes, that is more than it has
+            tokens.
+    """
+
+    path: str
+    vocabulary: int
+    _tokenizer: tokenizers.Tokenizer
+
+    def encode(self, texts: Sequence[str]) -> np.ndarray:
+        """The tokens of texts, one text after another; none is cut, padded or marked.
+
+        Args:
+            texts: the texts.
+
+        Returns:
+            [n] int32, each below the vocabulary.
+
+        Raises:
+            InputError: it cannot encode a text.
+        """
+
+        def encode() -> list[np.ndarray]:
+            encoded = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
+            return [np.array(one.ids, np.int64) for one in encoded]
+
+        found = _asked(encode, f"tokenizer {self.path!r} cannot encode the text")
+        tokens = np.concatenate([np.zeros(0, np.int64), *found])
+        if len(tokens) and tokens.max() >= self.vocabulary:
+            raise InputError(
+                f"tokenizer {self.path!r} gives the id {tokens.max()}, which is none of its "
+                f"vocabulary's; its largest is {self.vocabulary - 1}"
+            )
+        return tokens.astype(np.int32)
+
+
+@functools.lru_cache(maxsize=4)
+def load_tokenizer(path: str) -> CheckedTokenizer:
+    """Reads a tokenizer.
+
+    Args:
+        path: a ``tokenizer.json``.
+
+    Returns:
+        The tokenizer.
+
+    Raises:
+        InputError: the file cannot be read, is no ``tokenizer.json``, has no tokens, or ids that
+            are too large.
+    """
+    import tokenizers
+
+    subject = f"tokenizer {path!r}"
+    text = read_text(path, subject, MAX_MADE_BYTES)
+    parse_json(text, f"{subject} is not a tokenizer.json: the file")
+    tokenizer = _asked(
+        lambda: tokenizers.Tokenizer.from_str(text), f"{subject} is not a tokenizer.json"
+    )
+    # A file may say how its model was fed; here it would cut each document, or fill it up.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    ids = tokenizer.get_vocab(with_added_tokens=True)
+    if not ids:
+        raise InputError(f"{subject} has no tokens")
+    last = max(ids, key=lambda token: ids[token])
+    if ids[last] >= MAX_VOCABULARY:
+        raise InputError(
+            f"{subject} has the id {ids[last]} for the token {shown(last)}; ids must be below "
+            f"{MAX_VOCABULARY}"
+        )
+    return CheckedTokenizer(path, ids[last] + 1, tokenizer)
+
+
+def _asked(question: Callable[[], T], subject: str) -> T:
+    """What the package answers; whatever it raises is a sentence."""
+    try:
+        return question()
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # Bare exceptions, and panics, which are not even these.
+        raise InputError(f"{subject}: {' '.join(str(error).split())}") from None
