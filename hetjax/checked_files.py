@@ -208,6 +208,7 @@ class _Loader(yaml.SafeLoader):
         if self._depth > MAX_DEPTH:
             _refuse(f"it is nested more than {MAX_DEPTH} levels deep", event)
         node = super().compose_node(parent, index)
+        assert node is not None
         if is_alias and node not in self._sizes:
             _refuse(f"the alias *{event.anchor} stands inside of what it stands for", event)
         self._num_values += self._sizes[node] if is_alias else 1

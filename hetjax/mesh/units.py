@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Mapping
 
-from hetjax.errors import InputError
+from hetjax.errors import InputError, shown
 
 _DECIMAL = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 _BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
@@ -55,7 +55,7 @@ def parse_quantity(value: object, units: Mapping[str, float], *, allow_zero: boo
     number = _in_si(value, units)
     if not math.isfinite(number) or number < 0 or (number == 0 and not allow_zero):
         least = "0 or more" if allow_zero else "more than 0"
-        raise InputError(f"{value!r} is not allowed: it must be {least} and finite")
+        raise InputError(f"{shown(value)} is not allowed: it must be {least} and finite")
     return number
 
 
@@ -65,10 +65,12 @@ def _in_si(value: object, units: Mapping[str, float]) -> float:
         return float(value) if abs(value) < 1e300 else math.inf
     match = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
     if match is None:
-        raise InputError(f"{value!r} is not a number with a unit, such as {_samples(units)}")
+        raise InputError(f"{shown(value)} is not a number with a unit, such as {_samples(units)}")
     number, unit = match.groups()
     if unit and unit not in units:
-        raise InputError(f"{value!r} has an unknown unit {unit!r}. Allowed: {', '.join(units)}")
+        raise InputError(
+            f"{shown(value)} has an unknown unit {shown(unit)}. Allowed: {', '.join(units)}"
+        )
     # To 15 digits, so that "10 us" is 1e-05 and not 9.999999999999999e-06.
     return float(f"{float(number) * units.get(unit, 1.0):.15g}")
 

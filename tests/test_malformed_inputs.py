@@ -1,0 +1,267 @@
+"""Whatever is in a file, reading it gives a value or a sentence, and soon."""
+
+from __future__ import annotations
+
+import json
+import signal
+import tempfile
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import tokenizers
+import yaml
+from cases import examples
+from hypothesis import given
+from hypothesis import strategies as st
+from lab import read_specification
+from lab.specification import SPECIFICATIONS
+from malformed import damaged_bytes, damaged_json, damaged_values, put
+
+from hetjax.configuration import read_configuration
+from hetjax.configuration.make import make_model, make_optimizer
+from hetjax.data import images
+from hetjax.data.corpus import TextFiles
+from hetjax.errors import InputError
+from hetjax.mesh import Cluster
+from hetjax.planner import Plan
+from hetjax.planner.profiler import ProfileDatabase
+from hetjax.runtime.checkpoint_files import MANIFEST, read_manifest
+from hetjax.sharding import HSharding
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+PLANS = sorted((CONFIGS / "papers").glob("*/*.json"), key=lambda path: path.stat().st_size)[:4]
+SECONDS = 2.0
+NUMBERS = st.integers(0, 2**64 - 1)
+
+cases = examples(usual=300, full=5000)
+
+
+@contextmanager
+def soon() -> Iterator[None]:
+    """Fails what takes two seconds of the processor, or hangs."""
+
+    def hang(*_: object) -> None:
+        raise AssertionError("it hangs")
+
+    before, began = signal.signal(signal.SIGALRM, hang), time.process_time()
+    signal.alarm(60)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+    assert time.process_time() - began < SECONDS
+
+
+@contextmanager
+def one_sentence() -> Iterator[None]:
+    """Lets a sentence pass, and nothing else."""
+    said = "nothing is wrong"
+    try:
+        yield
+    except InputError as error:
+        said = str(error)
+    assert 0 < len(said) < 10_000
+
+
+def check(content: bytes, name: str, random: Random, read: Callable[[Path], object]) -> None:
+    """Reads a malformed file, which gives a value or one sentence."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / name
+        put(path, content, random)
+        with soon(), one_sentence():
+            read(path)
+
+
+def good_gin(random: Random) -> bytes:
+    return random.choice(sorted(CONFIGS.glob("*.gin"))).read_bytes()
+
+
+@cases
+@given(NUMBERS)
+def test_configurations(number: int) -> None:
+    random = Random(number)
+
+    def read(path: Path) -> None:
+        configuration = read_configuration(path, ["train.steps = 3"])
+        make_model(configuration.model)
+        make_optimizer(configuration.optimizer, configuration.train.steps)
+
+    check(damaged_bytes(good_gin(random), random), "a.gin", random, read)
+
+
+def damaged_yaml(path: Path, random: Random) -> bytes:
+    good = path.read_bytes()
+    if random.random() < 0.5:
+        return damaged_bytes(good, random)
+    values = damaged_values(yaml.safe_load(good), random)
+    return yaml.safe_dump(values).encode("utf-8", "surrogatepass")
+
+
+@cases
+@given(NUMBERS)
+def test_clusters(number: int) -> None:
+    random = Random(number)
+    good = random.choice(sorted((CONFIGS / "clusters").glob("*.yaml")))
+    check(damaged_yaml(good, random), "a.yaml", random, Cluster.from_file)
+
+
+@cases
+@given(NUMBERS)
+def test_labs(number: int) -> None:
+    random = Random(number)
+    good = random.choice(sorted(SPECIFICATIONS.glob("*.yaml")))
+    check(damaged_yaml(good, random), "a.yaml", random, read_specification)
+
+
+@cases
+@given(NUMBERS)
+def test_plans(number: int) -> None:
+    random = Random(number)
+    good = json.loads(random.choice(PLANS).read_bytes())
+    check(damaged_json(good, random), "a.json", random, Plan.load)
+
+
+MANIFEST_BODY: dict[str, Any] = {
+    "format": 1,
+    "step": 3,
+    "model": "0123",
+    "parts": [
+        {
+            "kind": "parameters",
+            "path": "w",
+            "start": 0,
+            "stop": None,
+            "shape": [4, 2],
+            "dtype": "float32",
+            "item": "stage_0",
+        }
+    ],
+    "files": [{"path": "stage_0/a", "num_bytes": 3, "crc32": 7}],
+    "metadata": {"a": [1]},
+}
+
+
+def with_checksum(body: Any) -> Any:
+    if not isinstance(body, dict):
+        return body
+    return {**body, "crc32": zlib.crc32(json.dumps(body, sort_keys=True).encode())}
+
+
+@cases
+@given(NUMBERS)
+def test_manifests(number: int) -> None:
+    random = Random(number)
+    if random.random() < 0.5:
+        content = damaged_json(with_checksum(MANIFEST_BODY), random)
+    else:
+        content = json.dumps(with_checksum(damaged_values(MANIFEST_BODY, random))).encode()
+    check(content, MANIFEST, random, lambda path: read_manifest(path.parent))
+
+
+def good_tokenizer() -> Any:
+    words = tokenizers.models.WordLevel({"[UNK]": 0, "a": 1, "words": 2}, unk_token="[UNK]")
+    tokenizer = tokenizers.Tokenizer(words)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.add_tokens(["added"])
+    return json.loads(tokenizer.to_str())
+
+
+@cases
+@given(NUMBERS)
+def test_tokenizers(number: int) -> None:
+    random = Random(number)
+
+    def read(path: Path) -> None:
+        text = path.parent / "a.txt"
+        text.write_text("a words added b")
+        corpus = TextFiles((str(text),), str(path))
+        tokens = corpus.tokens()
+        assert not len(tokens) or 0 <= tokens.min() <= tokens.max() < corpus.vocabulary
+
+    check(damaged_json(good_tokenizer(), random), "tokenizer.json", random, read)
+
+
+@cases
+@given(NUMBERS)
+def test_texts(number: int) -> None:
+    random = Random(number)
+    paths = random.choice((["{}"], ["{}", "{}"], ["{}\0"], ["{}/"], ["{}/../a.txt"], ["", "{}"]))
+
+    def read(path: Path) -> None:
+        TextFiles(tuple(each.format(path) for each in paths)).tokens()
+
+    check(damaged_bytes("Some words, some of them é.\n".encode(), random), "a.txt", random, read)
+
+
+@cases
+@given(NUMBERS)
+def test_images(number: int) -> None:
+    random = Random(number)
+    with tempfile.TemporaryFile() as file:
+        dtype = random.choice(("u1", "u1", "i8", "f4", "?", "c8", "U3", "M8[s]"))
+        shape = random.choice(((5, 8, 8, 3), (0, 8, 8, 3), (5,), ()))
+        np.save(file, np.zeros(shape, dtype))
+        file.seek(0)
+        good = file.read()
+
+    def read(path: Path) -> None:
+        np.save(path.parent / "labels.npy", np.zeros(5, np.int64))
+        assert images(str(path.parent), 8, 10).batch(0, 2)["images"].shape == (2, 8, 8, 3)
+
+    check(damaged_bytes(good, random), "images.npy", random, read)
+
+
+@cases
+@given(NUMBERS)
+def test_annotations(number: int) -> None:
+    random = Random(number)
+    group = {"devices": [0, 1], "axes": {"t": 2}, "spec": [None, "t"], "unreduced": []}
+    good = {"subgroups": [group, {**group, "devices": [2, 3]}], "hdim": 0, "sizes": [3, "2*b"]}
+    values = damaged_values(good, random)
+    with soon(), one_sentence():
+        HSharding.from_json_dict(values, "a.json")
+
+
+PROFILE: dict[str, Any] = {
+    "version": 1,
+    "key": {
+        "structure": "a",
+        "kind": "T4",
+        "dtype": "float32",
+        "shape": [1, 2],
+        "mesh_shape": [2, 1],
+        "sharding": "data",
+        "jax": "0.10",
+    },
+    "measurement": {
+        "forward_seconds": 0.1,
+        "backward_seconds": 0.2,
+        "update_bytes_per_second": 1e9,
+        "forward_bytes": 10,
+        "backward_bytes": 10,
+        "repetitions": 3,
+        "spread": 0.1,
+    },
+}
+
+
+@cases
+@given(NUMBERS)
+def test_profiles(number: int) -> None:
+    random = Random(number)
+
+    def read(path: Path) -> None:
+        folder = path.parent / "kind"
+        folder.mkdir()
+        if path.is_symlink() or path.exists():
+            path.rename(folder / path.name)
+        ProfileDatabase(path.parent / "other").merge(ProfileDatabase(path.parent))
+
+    check(damaged_json(PROFILE, random), "a.json", random, read)
