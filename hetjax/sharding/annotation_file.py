@@ -10,20 +10,21 @@ from jax.sharding import PartitionSpec
 
 from hetjax.checked_files import Record, first_problem
 from hetjax.errors import InputError
+from hetjax.limits import Name
 from hetjax.sharding.annotation import HSharding, Subgroup
 
 
 class _SubgroupRecord(Record):
     devices: list[int]
-    axes: dict[str, int]
-    spec: list[str | list[str] | None]
-    unreduced: list[str] = pydantic.Field(default=[])
+    axes: dict[Name, int]
+    spec: list[Name | list[Name] | None]
+    unreduced: list[Name] = pydantic.Field(default=[])
 
 
 class _AnnotationRecord(Record):
     subgroups: list[_SubgroupRecord]
-    hdim: int | str
-    sizes: list[int | str] = pydantic.Field(default=[])
+    hdim: int | Name
+    sizes: list[int | Name] = pydantic.Field(default=[])
 
 
 def annotation_to_json(annotation: HSharding) -> dict[str, Any]:
