@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from hetjax.errors import CheckpointError, InputError
+from hetjax.reading import MAX_MADE_BYTES, read_text
 from hetjax.runtime.manifest import (
     MANIFEST,
     DataPosition,
@@ -74,12 +75,12 @@ def read_manifest(folder: Path) -> Manifest:
     Raises:
         CheckpointError: it is not there or not whole.
     """
+    if not os.path.lexists(folder / MANIFEST):
+        raise CheckpointError(f"{MANIFEST} is missing")
     try:
-        return Manifest.from_json((folder / MANIFEST).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise CheckpointError(f"{MANIFEST} is missing") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{MANIFEST} cannot be read: {error}") from None
+        return Manifest.from_json(read_text(folder / MANIFEST, MANIFEST, MAX_MADE_BYTES))
+    except InputError as error:
+        raise CheckpointError(str(error)) from None
 
 
 def _read_manifest_of(folder: Path, step: int) -> Manifest:

@@ -16,8 +16,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from hetjax.checked_files import first_problem
-from hetjax.errors import CheckpointError
+from hetjax.checked_files import first_problem, parse_json
+from hetjax.errors import CheckpointError, InputError
 
 FORMAT = 2
 MANIFEST = "manifest.json"
@@ -144,9 +144,9 @@ class Manifest:
             CheckpointError: the text is not a whole manifest of a format that can be read.
         """
         try:
-            body = json.loads(text)
+            body: Any = parse_json(text, MANIFEST)
             version, crc32 = body["format"], body.pop("crc32")
-        except (ValueError, AttributeError, KeyError, TypeError):
+        except (InputError, AttributeError, KeyError, TypeError):
             raise CheckpointError(f"{MANIFEST} is not a whole manifest") from None
         if version not in _READABLE_FORMATS:
             raise CheckpointError(f"{MANIFEST} has format {version!r}, {FORMAT} expected")
