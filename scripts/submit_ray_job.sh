@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Submits a training run to a Ray cluster, from the root of a clone:
 #
-#   ray start --head                     # once, on the first host
+#   ray get-auth-token --generate        # once: without a token the cluster is open to its network
+#   RAY_AUTH_MODE=token ray start --head # once, on the first host
 #   ray start --address=HOST:6379        # on every further host
 #   scripts/submit_ray_job.sh            # the quick start
 #   scripts/submit_ray_job.sh --config configs/llama_quickstart.gin --gin "train.steps = 20"
@@ -18,8 +19,8 @@ cd "$(dirname "$0")/.."
 if [ $# -eq 0 ]; then
   set -- --config configs/quickstart.gin
 fi
-# `ray start` protects a new cluster with a token and leaves it in this file; the clients look at it
-# only where they are told to.
+# Where there is a token, `ray start` protects the cluster with it; the clients look at it only where
+# they are told to.
 if [ -z "${RAY_AUTH_MODE:-}" ] && [ -f "${RAY_AUTH_TOKEN_PATH:-$HOME/.ray/auth_token}" ]; then
   export RAY_AUTH_MODE=token
 fi
