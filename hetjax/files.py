@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from hetjax.errors import InputError
+from hetjax.errors import InputError, shown
+from hetjax.reading import check_path
 
 
 @contextmanager
@@ -60,10 +61,11 @@ def check_writable(path: str | os.PathLike[str], what: str) -> None:
         Traceback (most recent call last):
         hetjax.errors.InputError: --out /dev/null/a cannot be written: /dev/null is no folder
     """
+    check_path(path, f"{what} {shown(str(path), 200)}")
     target = Path(path)
     if target.is_dir():
         raise InputError(f"{what} {path} cannot be written: it is a folder; name a file")
-    folder = next(each for each in target.absolute().parents if each.exists())
+    folder = next(each for each in target.absolute().parents if os.path.exists(each))
     if not folder.is_dir():
         raise InputError(f"{what} {path} cannot be written: {folder} is no folder")
     try:

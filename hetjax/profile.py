@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -44,7 +45,7 @@ def _profile(arguments: argparse.Namespace) -> int:
     if folder is None:
         raise InputError("planner.profile is None; name the folder where measurements are kept")
     for other in arguments.merge:
-        if not Path(other).is_dir():
+        if not os.path.isdir(other):
             raise InputError(f"--merge is {other!r}; there is no such folder")
 
     # What is heavier to import comes after what can be checked without it.

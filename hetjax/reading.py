@@ -126,6 +126,31 @@ def read_text(
     return text
 
 
+def check_path(path: str | os.PathLike[str], subject: str) -> None:
+    """Checks that there could be a file of a name; it need not be there.
+
+    Args:
+        path: the name.
+        subject: how the error's sentence begins, such as ``"--workdir runs"``.
+
+    Raises:
+        InputError: the name is too long, has a NUL, or leads through links without an end.
+
+    Example:
+        >>> check_path("n" * 300, "--workdir")
+        Traceback (most recent call last):
+        hetjax.errors.InputError: --workdir is no possible path: File name too long
+    """
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        pass
+    except OSError as error:
+        raise InputError(f"{subject} is no possible path: {error.strerror}") from None
+    except ValueError:
+        raise InputError(f"{subject} is no possible path: no file can have that name") from None
+
+
 def real_path(path: str | os.PathLike[str]) -> Path:
     r"""Where a path leads, links followed as far as they can be; it need not be there.
 

@@ -1,10 +1,11 @@
 import dataclasses
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -262,3 +263,61 @@ def test_optimizers_are_those_of_optax() -> None:
         make_optimizer(OptimizerSettings(name="adamx"), 10)
     with pytest.raises(InputError, match=r"option of optimizer sgd 'weight_decay'"):
         make_optimizer(OptimizerSettings(name="sgd", weight_decay=0.1), 10)
+
+
+@pytest.mark.parametrize(
+    ("binding", "message"),
+    [
+        ("optimizer.learning_rate = 1e999", r"optimizer\.learning_rate is inf; .* finite"),
+        ("optimizer.clip_norm = 1e999", r"optimizer\.clip_norm is inf; .* finite"),
+        ("data.weights = [1e999]", r"data\.weights\[0\] is inf; .* finite"),
+        ("optimizer.options = {'b1': 1e999}", r"optimizer\.options\['b1'\] is inf; .* finite"),
+        ("model.rope_base = 1e999", r"model\.rope_base is inf; .* finite"),
+        ("train.batch_size = 10000000000", r"train\.batch_size is 10000000000; .* 1048576"),
+        ("model.blocks = 1000000000", r"model\.blocks is 1000000000; .* 4096"),
+        ("data.size = 1000000000000", r"data\.size is 1000000000000; .* 100000000"),
+        ("runtime.deadline = 1e300", r"runtime\.deadline is 1e\+300; .* 10000000"),
+        ("runtime.cores = [-1]", r"runtime\.cores\[0\] is -1"),
+    ],
+)
+def test_what_has_no_end_is_refused(binding: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        read_configuration(None, [binding])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"eps": "1"}, r"optimizer\.options\['eps'\] is '1'; it must be a number, such as 1e-08"),
+        ({"nesterov": 1}, r"optimizer\.options\['nesterov'\] is 1; it must be True or False"),
+        ({"b1": True}, r"optimizer\.options\['b1'\] is True; it must be a number"),
+        ({"mu_dtype": "float33"}, r"optimizer\.options\['mu_dtype'\] is 'float33'; .*'bfloat16'"),
+        ({"mask": [1]}, r"optimizer\.options\['mask'\] is \[1\]; it must be a number or None"),
+    ],
+)
+def test_options_are_of_the_kind_of_their_defaults(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        make_optimizer(OptimizerSettings(options=options), 10)
+
+
+def test_the_vocabulary_follows_the_data_where_it_is_not_said(tmp_path: Path) -> None:
+    words = tokenizers.models.WordLevel({"[UNK]": 0, "a": 1, "import": 9}, unk_token="[UNK]")
+    path = tmp_path / "tokenizer.json"
+    tokenizer = tokenizers.Tokenizer(words)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.save(str(path))
+
+    def vocabulary(**data: Any) -> int:
+        model = {"recipe": "gpt-bench", **TINY.overrides()}
+        made = make_ingredients(make_configuration({"model": model, "data": data})).model
+        assert isinstance(made, LanguageModel)
+        return made.vocabulary
+
+    assert vocabulary() == 256
+    assert vocabulary(tokenizer=str(path)) == 10
+    assert vocabulary(kind="synthetic", size=1000) == 1024
+    configuration = make_configuration(
+        {"model": {**TINY.overrides(), "vocabulary": 9}, "data": {"tokenizer": str(path)}}
+    )
+    with pytest.raises(InputError, match=r"model\.vocabulary is 9; .* that of the data, .* is 10"):
+        make_ingredients(configuration)

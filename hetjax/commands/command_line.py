@@ -136,5 +136,8 @@ def run_command(
 
 
 def _fail(error: Exception, code: int) -> int:
-    print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+    line = " ".join(str(error).split())
+    # A file's name or content must not tell the terminal what to do.
+    shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
+    print(f"error: {shown}", file=sys.stderr)
     return code

@@ -12,7 +12,7 @@ import jax
 
 from hetjax.commands.devices import use_devices
 from hetjax.configuration.make import Ingredients
-from hetjax.errors import InputError
+from hetjax.errors import InputError, shown
 from hetjax.mesh import Cluster
 from hetjax.pipeline.program import with_examples
 from hetjax.planner import PlanningProblem
@@ -28,6 +28,7 @@ from hetjax.planner.profiler import (
     merged,
     survey,
 )
+from hetjax.reading import check_path
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,7 @@ def profile_database(folder: str) -> ProfileDatabase:
     Raises:
         InputError: there is something else where the folder should be.
     """
+    check_path(folder, f"planner.profile = {shown(folder, 200)}")
     if Path(folder).exists() and not Path(folder).is_dir():
         raise InputError(f"planner.profile is {folder!r}, which is a file; it must be a folder")
     return ProfileDatabase(Path(folder))

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hetjax.configuration import Configuration, changes, read_configuration, write_configuration
-from hetjax.errors import InputError
+from hetjax.errors import InputError, shown
 from hetjax.files import replacing
 from hetjax.folder_lock import holder_of, in_use
+from hetjax.reading import check_path
 
 CONFIGURATION_FILE = "config.gin"
 PLAN_FILE = "plan.json"
@@ -50,8 +51,9 @@ def check_work_folder(path: Path, resumption: Resumption) -> None:
         InputError: it is no folder, cannot be written, holds a run that would be overwritten, or
             none to go on with.
     """
+    check_path(path, f"--workdir {shown(str(path), 200)}")
     there = path
-    while not there.exists() and there != there.parent:
+    while not os.path.exists(there) and there != there.parent:
         there = there.parent
     if not there.is_dir():
         raise InputError(f"--workdir {path}: {there} is a file, not a folder")

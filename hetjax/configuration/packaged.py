@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from hetjax.errors import InputError, unknown_name
+from hetjax.errors import InputError, shown, unknown_name
 
 _PACKAGE = Path(__file__).parents[1]
 
@@ -44,11 +45,12 @@ def configuration_file(name: str) -> Path:
         'llama_quickstart.gin'
     """
     path, packaged = Path(name), packaged_configurations()
-    if path.is_file():
+    # Unlike those of `Path`, these are False where there can be no such file.
+    if os.path.isfile(path):
         return path
     if name in packaged:
         return packaged[name]
-    if path.suffix or path.exists():
-        raise InputError(f"--config is {name!r}; there is no such file")
+    if path.suffix or os.path.exists(path):
+        raise InputError(f"--config is {shown(name, 200)}; there is no such file")
     short = [each for each in packaged if "/" not in each]
     raise InputError(f"--config: {unknown_name('configuration', name, short)}; or name a gin file")

@@ -180,7 +180,7 @@ def _held_out_places(count: int, fraction: float) -> np.ndarray:
     if not fraction:
         return np.zeros(0, np.int64)
     runs = np.arange(int(count * fraction) + 2)
-    starts = np.ceil(runs / fraction).astype(np.int64)
+    starts = np.minimum(np.ceil(runs / fraction), 2.0**53).astype(np.int64)
     lengths = np.diff(starts)
     halves = lengths // 2
     drawn = hash64(0, _HELD_OUT_STREAM, runs[:-1]) % (lengths - halves).astype(np.uint64)

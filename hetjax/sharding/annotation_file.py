@@ -51,7 +51,7 @@ def annotation_from_json(data: object, source: str) -> HSharding:
     try:
         groups = tuple(_subgroup_from(each) for each in record.subgroups)
         return HSharding(groups, record.hdim, tuple(record.sizes))  # pyright: ignore[reportArgumentType]
-    except InputError as error:
+    except ValueError as error:  # JAX's own too: of a `PartitionSpec` that cannot be.
         raise InputError(f"{source}: {error}") from None
 
 

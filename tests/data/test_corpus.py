@@ -1,5 +1,7 @@
 import importlib.util
+import json
 import math
+import os
 
 import numpy as np
 import pytest
@@ -109,3 +111,43 @@ def test_hashes_are_uniform_and_apart():
     assert abs(numbers.astype(float).mean() / 2**64 - 0.5) < 0.01
     assert not set(numbers.tolist()) & set(hash64(3, 1, np.arange(10_000)).tolist())
     assert len({tuple(key) for key in example_keys(0, np.arange(1000)).tolist()}) == 1000
+
+
+def write_tokenizer(path, ids, **more):
+    model = models.WordLevel(ids, unk_token="[UNK]")
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    content = json.loads(tokenizer.to_str())
+    path.write_text(json.dumps(content | more))
+    return str(path)
+
+
+def test_a_vocabulary_reaches_to_the_largest_id(folder):
+    path = write_tokenizer(folder.parent / "holes.json", {"[UNK]": 0, "a": 7})
+    corpus = TextFiles((str(folder / "a.txt"),), path)
+    assert (corpus.vocabulary, corpus.tokens().tolist()) == (8, [7])
+
+
+@pytest.mark.parametrize("largest", [2**24, 2**31 - 1, 2**31])
+def test_ids_that_are_too_large_are_refused(folder, largest):
+    path = write_tokenizer(folder.parent / f"{largest}.json", {"[UNK]": 0, "a": largest})
+    with pytest.raises(InputError, match=rf"has the id {largest} for the token 'a'"):
+        _ = TextFiles((str(folder / "a.txt"),), path).vocabulary
+
+
+def test_a_tokenizer_neither_cuts_nor_fills_up(folder):
+    cut = {"max_length": 2, "strategy": "LongestFirst", "stride": 0, "direction": "Right"}
+    path = write_tokenizer(folder.parent / "cut.json", {"[UNK]": 0, "a": 1}, truncation=cut)
+    (folder / "long.txt").write_text("a a a a a")
+    assert TextFiles((str(folder / "long.txt"),), path).tokens().tolist() == [1] * 5
+
+
+def test_a_file_under_another_name_is_read_once(folder):
+    os.link(folder / "a.txt", folder / "z.txt")
+    assert TextFiles((str(folder),)).tokens().tobytes() == "abéc".encode()
+
+
+def test_a_pipe_is_not_waited_for(folder):
+    os.mkfifo(folder / "pipe")
+    with pytest.raises(InputError, match="pipe cannot be read: it is a pipe, not a file"):
+        TextFiles((str(folder / "pipe"),)).tokens()

@@ -163,3 +163,12 @@ def test_a_bad_mixture_is_refused():
         mixture({DATA: 1.0, synthetic(5, 8, 400): 1.0})
     with pytest.raises(InputError, match=r"weight of a synthetic stream .* is 0\.0"):
         mixture({DATA: 0.0})
+
+
+def test_parts_of_a_mixture_share_no_file(tmp_path):
+    (tmp_path / "a.txt").write_text("some words " * 20)
+    (tmp_path / "b.txt").write_text("others here " * 20)
+    whole, part = text(str(tmp_path), 4), text(str(tmp_path / "a.txt"), 4)
+    with pytest.raises(InputError, match=r"a\.txt is in two parts of the mixture"):
+        mixture({whole: 1.0, part: 1.0})
+    assert len(mixture({part: 1.0, text(str(tmp_path / "b.txt"), 4): 1.0}).parts) == 2

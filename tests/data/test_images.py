@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetjax.data import images, shapes
+from hetjax.data.image_set import _held_out_places
 from hetjax.data.image_sources import Shapes
 from hetjax.errors import InputError
 
@@ -189,3 +190,14 @@ def test_describing_images_imports_neither_grain_nor_jax():
     )
     printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert printed.stdout.strip() == "[]"
+
+
+@given(
+    count=st.integers(1, 500),
+    more=st.integers(0, 500),
+    fraction=st.floats(0, 0.999) | st.sampled_from([0.05, 0.1, 0.5, 0.9]),
+)
+def test_images_that_grow_leave_held_out_what_was(count: int, more: int, fraction: float):
+    few, many = (_held_out_places(size, fraction) for size in (count, count + more))
+    np.testing.assert_array_equal(few, many[many < count])
+    assert abs(len(few) - count * fraction) <= 1

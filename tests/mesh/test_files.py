@@ -177,3 +177,40 @@ def test_no_module_imports_jax_or_ray_before_it_is_needed():
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.Import | ast.ImportFrom):
                 assert not {"jax", "ray"} & set(ast.unparse(node).replace(".", " ").split()), path
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("nodes: 2", "nodes: 010", r"line 10: .*'010' is not written in decimal alone"),
+        ("nodes: 2", "nodes: 1:30", r"'1:30' is not written in decimal alone"),
+        ("nodes: 2", "nodes: 1_0", r"'1_0' is not written in decimal alone"),
+        ("nodes: 2", f"nodes: {'9' * 6000}", "a number has 6000 digits, 32 at most"),
+        ("nodes: 2", "nodes: 10001", r"nodes: 10001 is not allowed: .* 10000"),
+        ("devices_per_node: 2", "devices_per_node: 100000", r"100000 is not allowed: .* 1024"),
+        ("name: pair", "name: !!bool x", r"the tag tag:yaml\.org,2002:bool is not allowed"),
+        ("name: pair", "name: &a [*a]", "stands inside of what it stands for"),
+        ("name: pair", 'name: "a\\eb"', r"name: .* has the invisible character U\+001B"),
+        ("name: new\n", 'name: "n\\u202ew"\n', r"\.name: .* the invisible character U\+202E"),
+        ("name: pair", "{[]: 1}: 2\nname: pair", "a key must be a text or a number"),
+        ("name: pair", f"name: {'[' * 500}{']' * 500}", "nested more than 32 levels deep"),
+    ],
+)
+def test_what_would_be_guessed_or_has_no_end_is_refused(tmp_path, old, new, message):
+    assert old in GOOD
+    with pytest.raises(InputError, match=message):
+        Cluster.from_file(write(tmp_path, GOOD.replace(old, new, 1)))
+
+
+def test_aliases_stand_for_little(tmp_path):
+    shared = GOOD.replace(
+        "intra_node: {bandwidth: 25 GB/s", "intra_node: &near {bandwidth: 25 GB/s"
+    )
+    shared = shared.replace("{bandwidth: 25e9, latency: 0}", "*near")
+    old = Cluster.from_file(write(tmp_path, shared)).subcluster("old")
+    assert old.intra_node == Link(25e9, 1e-5)
+    bomb = "a0: &a0 [x]\n" + "".join(
+        f"a{n + 1}: &a{n + 1} [{', '.join([f'*a{n}'] * 9)}]\n" for n in range(30)
+    )
+    with pytest.raises(InputError, match="more than 30000 values"):
+        Cluster.from_file(write(tmp_path, bomb))

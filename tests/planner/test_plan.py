@@ -305,3 +305,16 @@ def test_a_specification_that_fits_no_parameter(parameters, message):
     )
     with pytest.raises(InputError, match=message):
         validate_for(plan, program)
+
+
+def test_more_tasks_than_can_be_put_in_order_are_refused():
+    data = json.loads(json.dumps(plan_to_json(plan_of_two_stages())))
+    for count, message in (
+        (10**15, r"num_microbatches: 1000000000000000 is not allowed: .* 16384"),
+        (10**4 * 7, r"num_microbatches: 70000 is not allowed"),
+    ):
+        data["pipelines"][0]["num_microbatches"] = count
+        with pytest.raises(InputError, match=message):
+            plan_from_json(data)
+    with pytest.raises(InputError, match=r"16384 in a pipeline of 8 stages; it must be 8192"):
+        from_warm_up_counts([1] * 8, 2**14)
