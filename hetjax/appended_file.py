@@ -24,6 +24,7 @@ class AppendedFile:
 
     Example:
         >>> import tempfile
+        >>> from pathlib import Path
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     file = AppendedFile(f"{folder}/records")
         ...     for record in (b"one ", b"two"):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetjax import NonfiniteError
+from hetjax import NonfiniteError, SaveError
 from hetjax.configuration import TrainSettings
 from hetjax.loop import StepDone, other_step_time, timed_steps, train, usual_step_time
 from hetjax.runtime import StepMetrics, Trainer
@@ -24,6 +24,7 @@ class Recorder:
 
     steps_done: int = 0
     calls: list[str] = field(default_factory=list)
+    failures: dict[int, SaveError] = field(default_factory=dict)
 
     def train_step(self, *, timed: bool = False) -> StepMetrics:
         self.steps_done += 1
@@ -36,6 +37,13 @@ class Recorder:
 
     def save(self, *, wait: bool = False) -> None:
         self.calls.append(f"save {self.steps_done}{' and wait' if wait else ''}")
+
+    @property
+    def failed_save(self) -> SaveError | None:
+        return self.failures.get(self.steps_done)
+
+    def finish_saving(self) -> None:
+        self.calls.append("finish saving")
 
 
 def run(trainer: Recorder, settings: TrainSettings, **arguments: Any) -> list[StepDone]:
@@ -57,7 +65,8 @@ def test_steps_evaluations_and_checkpoints_come_in_order() -> None:
         "save 4",
         "timed step 5",
         "evaluate 3",
-        "save 5 and wait",
+        "save 5",
+        "finish saving",
     ]
     assert [done.evaluation_loss for done in steps] == [None, 2.0, None, 2.0, 2.0]
     assert [done.metrics.step for done in steps if done.saved] == [2, 4]
@@ -77,13 +86,13 @@ def test_a_stop_is_followed_by_a_checkpoint() -> None:
     trainer, settings = Recorder(steps_done=4), TrainSettings(steps=100)
     steps = run(trainer, settings, checkpoints=True, stop=lambda: trainer.steps_done == 6)
     assert [done.metrics.step for done in steps] == [5, 6]
-    assert trainer.calls[-1] == "save 6 and wait"
+    assert trainer.calls[-1] == "finish saving"
 
 
 def test_a_run_that_is_done_does_nothing() -> None:
     trainer = Recorder(steps_done=5)
     assert not run(trainer, TrainSettings(steps=5), checkpoints=True)
-    assert not trainer.calls
+    assert trainer.calls == ["finish saving"]
 
 
 @given(st.integers(0, 50), st.integers(1, 50))

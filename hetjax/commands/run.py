@@ -310,7 +310,8 @@ def _say_end(
     say: Say,
 ) -> None:
     if stop():
-        where = f"its checkpoint is in {workdir / CHECKPOINTS_FOLDER}" if workdir else "not saved"
+        is_saved = workdir is not None and trainer.failed_save is None
+        where = f"its checkpoint is in {workdir / CHECKPOINTS_FOLDER}" if is_saved else "not saved"
         say(f"stopped after step {trainer.steps_done}; {where}")
     else:
         say(f"{trainer.steps_done} steps are done")

@@ -28,7 +28,7 @@ def first_records(first_step: int) -> bytes:
     Returns:
         Two records.
     """
-    messages = _messages()
+    messages = _messages("event")
     restart = messages.SessionLog(status=messages.SessionLog.START)
     return _record(file_version="brain.Event:2") + _record(step=first_step, session_log=restart)
 
@@ -38,29 +38,27 @@ def scalars_record(step: int, values: Mapping[str, float]) -> bytes:
 
     Args:
         step: the number of the step.
-        values: the figures by name, one or more.
+        values: the figures by name.
 
     Returns:
         One record.
     """
     from tensorboardX.summary import scalar
 
-    first, *others = [scalar(name, value) for name, value in values.items()]
-    for other in others:
-        first.MergeFrom(other)
-    return _record(step=step, summary=first)
+    found = [each for name, value in values.items() for each in scalar(name, value).value]
+    return _record(step=step, summary=_messages("summary").Summary(value=found))
 
 
 def _record(**fields: Any) -> bytes:
     """An event as a record: its length and its bytes, each followed by a checksum."""
     from tensorboardX.record_writer import masked_crc32c
 
-    event = _messages().Event(wall_time=time.time(), **fields).SerializeToString()
+    event = _messages("event").Event(wall_time=time.time(), **fields).SerializeToString()
     length = struct.pack("<Q", len(event))
     checksums = [struct.pack("<I", masked_crc32c(part)) for part in (length, event)]
     return length + checksums[0] + event + checksums[1]
 
 
-def _messages() -> Any:
-    # The generated module names its classes at run time, where no type checker sees them.
-    return importlib.import_module("tensorboardX.proto.event_pb2")
+def _messages(name: str) -> Any:
+    # The generated modules name their classes at run time, where no type checker sees them.
+    return importlib.import_module(f"tensorboardX.proto.{name}_pb2")

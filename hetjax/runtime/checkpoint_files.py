@@ -402,7 +402,7 @@ def _name(step: int) -> str:
     return f"{step:08d}"
 
 
-def _foreign(path: Path, manifest: Manifest, model: str) -> CheckpointError:
+def _foreign(path: Path, manifest: Manifest, model: str | None) -> CheckpointError:
     return CheckpointError(
         f"checkpoint {manifest.step} in {path} is of another model: its fingerprint is "
         f"{manifest.model!r}, this model's is {model!r}"

@@ -32,7 +32,6 @@ from hetjax.runtime.state import StageState, initial_state, put_whole
 from hetjax.sharding.rules import MESH_AXES
 
 VOCABULARY, WIDTH, BLOCKS, MICROBATCHES, SIZE = 16, 8, 5, 2, 4
-POSITION = DataPosition(examples=0, batch_size=MICROBATCHES * SIZE)
 
 local = Link(10e9, 1e-6)
 cluster = Cluster(
@@ -176,15 +175,13 @@ def put(arrays, shardings):
     return [put_whole(a, s) for a, s in zip(arrays, shardings, strict=True)]
 
 
-def save(folder, step, placement, states, metadata=None):
+def save(folder, step, placement, states):
     """Save all stages as a driver would."""
     target = folder.begin(step)
     savers = [StageSaver(placement, stage) for stage in range(len(states))]
     for saver, state in zip(savers, states, strict=True):
         saver.save(target, state)
-    path = folder.commit(
-        step, [saver.wait() for saver in savers], POSITION, metadata or {"data": step}
-    )
+    path = folder.commit(step, [saver.wait() for saver in savers], DataPosition(0, 1), {})
     for saver in savers:
         assert saver.done()
         saver.close()
@@ -282,7 +279,7 @@ def test_losses_after_resuming_are_those_of_the_uninterrupted_run(placements, tm
     losses(0, 2)
     executor.save(str(folder.begin(2)))
     uninterrupted = losses(2, 5)  # these steps donate the arrays while they are being written
-    folder.commit(2, executor.wait_saved(), POSITION, {})
+    folder.commit(2, executor.wait_saved(), DataPosition(0, 1), {})
 
     found = folder.newest_whole(PROGRAM.fingerprint)
     assert found is not None
@@ -292,7 +289,7 @@ def test_losses_after_resuming_are_those_of_the_uninterrupted_run(placements, tm
 
     for step in (5, 6):  # in quick succession
         executor.save(str(folder.begin(step)))
-        folder.commit(step, executor.wait_saved(), POSITION, {})
+        folder.commit(step, executor.wait_saved(), DataPosition(0, 1), {})
     assert folder.steps() == (2, 5, 6)
     executor.close()
 
@@ -304,10 +301,11 @@ def test_a_save_that_fails_does_not_stop_the_next(placements, tmp_path):
     saver.save(folder.begin(1), state)  # never waited for
     blocked = tmp_path / "a file"
     blocked.touch()
+    saver.save(blocked, state)
     with pytest.raises(OSError, match="Not a directory"):
-        saver.save(blocked, state)
+        saver.wait()
     saver.save(folder.begin(2), state)
-    assert_holds(placement, folder.commit(2, [saver.wait()], POSITION, {}))
+    assert_holds(placement, folder.commit(2, [saver.wait()], DataPosition(0, 1), {}))
     saver.close()
 
 
@@ -325,7 +323,7 @@ def test_donating_an_array_does_not_change_what_is_saved(placements, tmp_path):
     rest = [StageSaver(placement, stage) for stage in (1, 2)]
     for other, state in zip(rest, random_states(placement)[1:], strict=True):
         other.save(target, state)
-    path = folder.commit(1, [s.wait() for s in (saver, *rest)], POSITION, {})
+    path = folder.commit(1, [s.wait() for s in (saver, *rest)], DataPosition(0, 1), {})
     loaded = saver.load(path, compiled)
     for array, before in zip(loaded.parameters, expected, strict=True):
         assert np.asarray(array).tobytes() == before.tobytes()
@@ -403,7 +401,7 @@ def load_and_save(process, port, source, target):
     record = saver.wait()
     assert (record is None) == (process != 0)
     if process == 0:
-        CheckpointFolder(Path(target).parent).commit(9, [record], POSITION, {})
+        CheckpointFolder(Path(target).parent).commit(9, [record], DataPosition(0, 1), {})
     saver.close()
     jax.distributed.shutdown()
 

@@ -6,18 +6,14 @@ import pytest
 
 from hetjax.errors import CheckpointError, InputError
 from hetjax.runtime.checkpoint_files import (
-    MANIFEST,
     CheckpointFolder,
-    Manifest,
-    SavedFile,
-    SavedPart,
     StageRecord,
     read_manifest,
     record_files,
 )
-from hetjax.runtime.manifest import DataPosition
+from hetjax.runtime.manifest import MANIFEST, DataPosition, Manifest, SavedFile, SavedPart
 
-POSITION = DataPosition(examples=0, batch_size=4)
+DATA = DataPosition(40, 8, {"seed": 3, "share": 0.5})
 
 
 def write_stage(folder, stage=0, contents=b"weights"):
@@ -34,7 +30,7 @@ def write_stage(folder, stage=0, contents=b"weights"):
 def save(checkpoints, step, contents=b"weights"):
     target = checkpoints.begin(step)
     records = [write_stage(target, stage, contents) for stage in (1, 0)]
-    return checkpoints.commit(step, [None, *records], POSITION, {"data": {"step": step}})
+    return checkpoints.commit(step, [None, *records], DATA, {"stages": step})
 
 
 @pytest.fixture
@@ -58,7 +54,7 @@ def test_a_committed_checkpoint_is_found_with_its_metadata(checkpoints):
     path = save(checkpoints, 5)
     found = newest(checkpoints)
     assert (found.step, found.path, found.messages) == (5, path, ())
-    assert found.metadata == {"data": {"step": 5}}
+    assert (found.data, found.metadata) == (DATA, {"stages": 5})
     assert path.name == "00000005"
 
 
@@ -79,7 +75,7 @@ def test_a_manifest_survives_its_file():
         "model",
         (SavedPart("optimizer", "0/count", 0, None, (), "int32", "stage_0"),),
         (SavedFile("stage_0/d", 10, 123),),
-        POSITION,
+        DATA,
         {"2": [1.5, None], "10": "ü"},
     )
     assert Manifest.from_json(manifest.to_json()) == manifest
@@ -96,7 +92,7 @@ def flip_a_bit(path):
 
 
 def other_format(path):
-    path.write_text(path.read_text().replace('"format": 1', '"format": 99'))
+    path.write_text(path.read_text().replace('"format": 2', '"format": 99'))
 
 
 @pytest.mark.parametrize(
@@ -110,7 +106,7 @@ def other_format(path):
         (MANIFEST, truncate, "manifest.json is not a whole manifest"),
         (MANIFEST, lambda path: path.write_text("[]"), "manifest.json is not a whole manifest"),
         (MANIFEST, flip_a_bit, r"manifest.json (does not match its checksum|is not|cannot be)"),
-        (MANIFEST, other_format, "manifest.json has format 99, 1 expected"),
+        (MANIFEST, other_format, "manifest.json has format 99, 2 expected"),
     ],
 )
 def test_the_newest_whole_one_is_used_and_said(checkpoints, file, damage, reason):
@@ -138,8 +134,11 @@ def test_what_was_not_committed_leaves_the_others_alone(checkpoints):
     again = CheckpointFolder(checkpoints.path)
     assert newest(again).step == 5
     again.begin(10)
-    assert names(again) == [".tmp-00000010", "00000005"]
-    assert not list((checkpoints.path / ".tmp-00000010").iterdir())
+    assert len(names(again)) == 2
+    assert again._begun is not None
+    assert not list(again._begun.iterdir())
+    again.give_up()
+    assert names(again) == ["00000005"]
 
 
 def test_files_that_the_driver_does_not_see_are_not_committed(checkpoints):
@@ -147,14 +146,14 @@ def test_files_that_the_driver_does_not_see_are_not_committed(checkpoints):
     records = [write_stage(target, stage) for stage in (0, 1)]
     shutil.rmtree(target / "stage_1")
     with pytest.raises(CheckpointError, match="stage_1/d/data is missing; all hosts"):
-        checkpoints.commit(5, records, POSITION, {})
+        checkpoints.commit(5, records, DATA, {})
     assert checkpoints.steps() == ()
 
 
 def test_rows_that_are_missing_are_not_committed(checkpoints):
     target = checkpoints.begin(5)
-    with pytest.raises(AssertionError, match="lacks rows"):
-        checkpoints.commit(5, [write_stage(target, 0)], {})
+    with pytest.raises(AssertionError, match="rows 2 to 3 are missing"):
+        checkpoints.commit(5, [write_stage(target, 0)], DATA, {})
 
 
 @pytest.mark.parametrize(

@@ -207,7 +207,7 @@ def test_checkpoints_know_no_division(
         trainer.save(wait=True)
         saved = state_of(trainer)
     with trainer_of(plans[1], tmp_path) as trainer:
-        assert trainer.resume() is not None
+        assert trainer.resume()
         for ours, theirs in zip(state_of(trainer), saved, strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-12)
         trainer.train_step(make_batch(1))

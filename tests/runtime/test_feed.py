@@ -52,7 +52,7 @@ def reader(source: Source) -> Iterator[BatchReader]:
 
 def test_rows_are_those_of_the_source(source: Source, reader: BatchReader):
     for step in (0, 1, 2, 7, 8, 3):
-        feed = reader.training(step)
+        feed = reader.training(step * SIZE)
         for first, end in ((0, 2), (2, 4), (4, 6)):
             rows = source.batch(step, SIZE, slice(first, end))
             for found, expected in zip(feed(first, end), jax.tree.leaves(rows), strict=True):
@@ -63,16 +63,16 @@ def test_the_next_step_is_read_ahead_and_only_once(source: Source, reader: Batch
     reader.training(0)(0, 3)
     with source.changed:
         assert source.changed.wait_for(lambda: len(source.reads) == 2, timeout=30)
-    reader.training(1)(0, 3)
+    reader.training(SIZE)(0, 3)
     with source.changed:
         assert source.changed.wait_for(lambda: len(source.reads) == 3, timeout=30)
     assert source.reads == [(step, slice(0, 3)) for step in range(3)]
 
 
 def test_an_error_of_the_source_comes_when_its_step_does(reader: BatchReader):
-    reader.training(8)(0, 3)
+    reader.training(8 * SIZE)(0, 3)
     with pytest.raises(OSError, match="the file is gone"):
-        reader.training(9)(0, 3)
+        reader.training(9 * SIZE)(0, 3)
 
 
 def test_held_out_batches_have_every_leaf(source: Source, reader: BatchReader):

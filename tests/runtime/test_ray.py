@@ -69,7 +69,7 @@ def test_a_run_goes_from_local_to_ray_and_back(tmp_path: Path):
     shutil.copytree(tmp_path / "local", tmp_path / "ray")
 
     trainer = make_trainer("ray", workdir=tmp_path / "ray")
-    assert trainer.resume() is not None
+    assert trainer.resume()
     assert trainer.steps_done == 3
     assert_equal(trainer.parameters(), saved[0])
     trainer.save()
@@ -91,7 +91,7 @@ def test_a_run_goes_from_local_to_ray_and_back(tmp_path: Path):
         trainer.train_step()
 
     with make_trainer("local", workdir=tmp_path / "ray") as trainer:
-        assert trainer.resume() is not None
+        assert trainer.resume()
         assert trainer.steps_done == 3
         assert_equal(trainer.parameters(), saved[0])
         assert_equal(optimizer_state(trainer), saved[1])
@@ -120,7 +120,7 @@ def test_a_submesh_of_two_hosts_is_one_world(tmp_path: Path):
     np.testing.assert_allclose(found, losses, rtol=1e-6)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), saved, final)
     with make_trainer("local", workdir=tmp_path) as trainer:
-        assert trainer.resume() is not None
+        assert trainer.resume()
         assert_equal(trainer.parameters(), saved)
 
 
@@ -143,7 +143,7 @@ def test_pipelines_of_unlike_depth_and_width(tmp_path: Path):
     np.testing.assert_allclose(found, losses, rtol=1e-6)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), saved, final)
     with make_trainer("local", workdir=tmp_path) as trainer:
-        assert trainer.resume() is not None
+        assert trainer.resume()
         assert_equal(trainer.parameters(), saved)
 
 
@@ -177,7 +177,7 @@ def test_a_switch_moves_the_state_to_other_workers(tmp_path: Path):
     np.testing.assert_allclose(found, losses, rtol=1e-5)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), saved, final)
     with make_trainer("local", workdir=tmp_path) as trainer:
-        assert trainer.resume() is not None
+        assert trainer.resume()
         assert_equal(trainer.parameters(), saved)
 
 

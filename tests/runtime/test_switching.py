@@ -141,7 +141,7 @@ def test_checkpoints_and_switches_go_together(tmp_path: Path):
         trainer.save(wait=True)
         saved = state_of(trainer)
     with made(plans[1]) as trainer:
-        assert trainer.resume() is not None
+        assert trainer.resume()
         assert trainer.steps_done == 2
         assert_same(state_of(trainer), saved)
 

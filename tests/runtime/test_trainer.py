@@ -120,7 +120,9 @@ def test_a_timed_step_shows_every_stage_and_link(trainer: Trainer):
 
 def test_a_resumed_run_continues_bitwise(tmp_path: Path):
     with make(workdir=tmp_path, parameters=parameters()) as trainer:
-        assert trainer.resume() is None
+        with pytest.raises(CheckpointError, match="there is no checkpoint to resume from"):
+            trainer.resume()
+        assert trainer.resume(or_start=True)[-1].endswith("starting at step 0")
         assert_equal(trainer.parameters(), parameters())
         trainer.train_step()
         trainer.train_step()
@@ -130,7 +132,6 @@ def test_a_resumed_run_continues_bitwise(tmp_path: Path):
     batches = [Tokens().batch(step, BATCH) for step in range(2, 5)]
     with make(workdir=tmp_path, source=None) as trainer:
         messages = trainer.resume()
-        assert messages is not None
         assert messages[-1].startswith("resumed from step 2 (")
         assert trainer.steps_done == 2
         assert [trainer.train_step(batch).loss for batch in batches] == expected
