@@ -310,8 +310,9 @@ def _say_end(
     say: Say,
 ) -> None:
     if stop():
-        is_saved = workdir is not None and trainer.failed_save is None
-        where = f"its checkpoint is in {workdir / CHECKPOINTS_FOLDER}" if is_saved else "not saved"
+        where = "not saved"
+        if workdir is not None and trainer.failed_save is None:
+            where = f"its checkpoint is in {workdir / CHECKPOINTS_FOLDER}"
         say(f"stopped after step {trainer.steps_done}; {where}")
     else:
         say(f"{trainer.steps_done} steps are done")
