@@ -8,7 +8,7 @@ hold the rows that it needs, so the plan that saved and the plan that loads may 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
+from jaxtyping import PyTree
 
 from hetjax.errors import CheckpointError, InputError, reason_of
 from hetjax.pipeline.build import PipelinePrograms, Shapes
@@ -27,6 +28,7 @@ from hetjax.pipeline.stages import ParameterPart
 from hetjax.runtime.checkpoint_files import SaveFailure, StageRecord, read_manifest, record_files
 from hetjax.runtime.compilation import CompiledStage
 from hetjax.runtime.manifest import Manifest, SavedPart, row_span
+from hetjax.runtime.nonfinite import are_finite, were_finite
 from hetjax.runtime.placement import Placement
 from hetjax.runtime.state import StageState, put_whole
 
@@ -135,10 +137,18 @@ class StageSaver:
     Args:
         placement: shardings of all buffers, with the programs.
         stage: which stage.
+        initial: the parameters that training began with, or what makes them. A state with a
+            parameter that is not finite, or with optimizer state of one, is then not saved, unless
+            the parameter was so from the start. None: any state is saved.
     """
 
-    def __init__(self, placement: Placement, stage: int):
-        self.pipelines, self.stage = placement.pipelines, stage
+    def __init__(
+        self,
+        placement: Placement,
+        stage: int,
+        initial: PyTree | Callable[[], PyTree] | None = None,
+    ):
+        self.pipelines, self.stage, self._initial = placement.pipelines, stage, initial
         self.item = f"stage_{stage}"
         self._kinds = _leaves_of(placement.pipelines)
         self._background = ThreadPoolExecutor(1, thread_name_prefix=f"save {self.item}")
@@ -175,7 +185,9 @@ class StageSaver:
             # Orbax copies to the host before it returns. Where the host sees device memory (CPU),
             # it keeps a view instead, and while there is a view JAX does not donate the memory.
             self._checkpointer.save(folder / self.item, args=ocp.args.PyTreeSave(stored))
-        return self._background.submit(self._finish, folder, tuple(arrays), bool(stored))
+        judged = {} if self._initial is None else dict(self._judged(arrays))
+        finite = dict(zip(judged, are_finite([arrays[part] for part in judged]), strict=True))
+        return self._background.submit(self._finish, folder, tuple(arrays), judged, finite)
 
     def done(self) -> bool:
         """Whether `wait` would return at once."""
@@ -254,11 +266,31 @@ class StageSaver:
             for part, sharding in zip(leaves.held[self.stage], shardings, strict=True)
         ]
 
+    def _judged(self, parts: Iterable[SavedPart]) -> Iterator[tuple[SavedPart, int]]:
+        """The parts that are to be finite, each with the parameter leaf that it belongs to."""
+        parameters, optimizer = self._kinds
+        update = self.pipelines.updates[self.stage]
+        owners = {("parameters", name): leaf for leaf, name in enumerate(parameters.names)}
+        for part, leaf in zip(update.state, update.like, strict=True):
+            if leaf is not None:
+                owners["optimizer", optimizer.names[part.leaf]] = leaf
+        for part in parts:
+            if part.leaf in owners and not part.is_empty:
+                yield part, owners[part.leaf]
+
     def _finish(
-        self, folder: Path, parts: tuple[SavedPart, ...], wrote: bool
+        self,
+        folder: Path,
+        parts: tuple[SavedPart, ...],
+        judged: Mapping[SavedPart, int],
+        finite: Mapping[SavedPart, jax.Array],
     ) -> StageRecord | None:
+        wrote = any(not part.is_empty for part in parts)
         if wrote:
             self._checkpointer.wait_until_finished()
+        for part, is_finite in finite.items():
+            if not is_finite and were_finite(self._initial, judged[part]):
+                raise CheckpointError(f"{part.kind} leaf {part.path!r} is not finite")
         if jax.process_index() != 0:
             return None
         files = record_files(folder, self.item) if wrote else ()

@@ -66,7 +66,9 @@ class LocalExecutor:
                 lambda i: StageWorker(placement, i, meshes[i], self.transport), range(len(stages))
             )
         )
-        self._savers = [StageSaver(placement, stage) for stage in range(len(stages))]
+        self._savers = [
+            StageSaver(placement, stage, job.parameters) for stage in range(len(stages))
+        ]
         self._call = 0
         self._reader = (
             None if job.source is None else BatchReader(job.source, job.plan.batch_size, job.batch)

@@ -1,4 +1,4 @@
-"""Losses and gradients that are not finite: what of a step was not, and where.
+"""What is not finite: losses and gradients of a step, and states that are to be saved.
 
 Whether a step is applied is decided on the devices, by `hetjax.pipeline.update.update_function`;
 here it is put into words.
@@ -7,7 +7,12 @@ here it is put into words.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import PyTree
 
 from hetjax.pipeline.build import PipelinePrograms
 from hetjax.runtime.step_report import StepReport
@@ -75,3 +80,41 @@ def nonfinite(report: StepReport, pipelines: PipelinePrograms) -> Nonfinite | No
     leaf = max(held, key=lambda each: max(held[each]))
     name = pipelines.program.parameter_names[leaf]
     return Nonfinite(report.loss, report.gradient_norm, name, held[leaf], len(held))
+
+
+@jax.jit
+def are_finite(arrays: Sequence[jax.Array]) -> list[jax.Array]:
+    """Whether each of some arrays has finite elements alone; integers have.
+
+    Args:
+        arrays: any.
+
+    Returns:
+        A boolean scalar for each.
+
+    Example:
+        >>> [bool(each) for each in are_finite([jnp.ones(2), jnp.array([1.0, jnp.inf])])]
+        [True, False]
+    """
+    return [jnp.isfinite(array).all() for array in arrays]
+
+
+def were_finite(parameters: PyTree | Callable[[], PyTree] | None, leaf: int) -> bool:
+    """Whether a parameter had finite elements alone when training began.
+
+    A mask of infinities that a model keeps among its parameters has not.
+
+    Args:
+        parameters: what training began with: arrays, or a function that makes them, of which only
+            this leaf is computed.
+        leaf: which of them.
+
+    Returns:
+        Whether it had.
+    """
+
+    def finite() -> jax.Array:
+        made = parameters() if is_initializer(parameters) else parameters
+        return jnp.isfinite(jax.tree.leaves(made)[leaf]).all()
+
+    return bool(jax.jit(finite)())

@@ -142,7 +142,7 @@ class HostWorker:
             job.deadline,
         )
         self.worker = StageWorker(placement, stage, mesh, self.transport)
-        self.saver = StageSaver(placement, stage)
+        self.saver = StageSaver(placement, stage, job.parameters)
         self.job = job
         self.reader = (
             None if job.source is None else BatchReader(job.source, job.plan.batch_size, job.batch)

@@ -3,16 +3,21 @@
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from execution import gathered_state
 from ray_jobs import BATCH, Tokens, make_plan, make_trainer
 
 from hetjax import NonfiniteError, Trainer
 from hetjax.configuration import TrainSettings
+from hetjax.errors import SaveError
 from hetjax.loop import train
-from hetjax.runtime import StepMetrics
+from hetjax.runtime import CheckpointFolder, StepMetrics
 from hetjax.runtime.local import LocalExecutor
+from hetjax.runtime.nonfinite import were_finite
 
 
 def batch_of(step: int, weight: float = 1.0, *, example: int = 5) -> Any:
@@ -110,3 +115,23 @@ def test_a_run_that_stays_bad_ends_and_keeps_its_last_checkpoints(tmp_path: Path
     with make_trainer("local", plan, **arguments) as trainer:
         trainer.resume()
         assert trainer.steps_done == 4
+
+
+def test_a_state_that_is_not_finite_is_never_a_checkpoint(tmp_path: Path):
+    """Loss and gradient are finite, and yet the step makes parameters infinite."""
+
+    def to_infinity(updates: Any, parameters: Any = None) -> Any:
+        return jax.tree.map(lambda update: jnp.inf + 0 * update, updates)
+
+    with make(optimizer=optax.stateless(to_infinity), workdir=tmp_path) as trainer:
+        trainer.save(wait=True)
+        assert trainer.train_step(batch_of(0)).nonfinite is None
+        with pytest.raises(SaveError, match=r"parameters leaf '.*' is not finite"):
+            trainer.save(wait=True)
+    assert CheckpointFolder(tmp_path / "checkpoints").steps() == (0,)
+
+
+def test_what_was_not_finite_from_the_start_is_the_models_own():
+    parameters = {"mask": np.array([0.0, -np.inf]), "weight": np.ones(2)}
+    assert [were_finite(parameters, leaf) for leaf in range(2)] == [False, True]
+    assert [were_finite(lambda: parameters, leaf) for leaf in range(2)] == [False, True]
