@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from hetjax.pipeline.build import PipelinePrograms
+from hetjax.pipeline.loss import makes_parameters
 from hetjax.runtime.step_report import StepReport
 
 
@@ -99,7 +100,7 @@ def are_finite(arrays: Sequence[jax.Array]) -> list[jax.Array]:
     return [jnp.isfinite(array).all() for array in arrays]
 
 
-def were_finite(parameters: PyTree | Callable[[], PyTree] | None, leaf: int) -> bool:
+def were_finite(parameters: PyTree | Callable[[], PyTree], leaf: int) -> bool:
     """Whether a parameter had finite elements alone when training began.
 
     A mask of infinities that a model keeps among its parameters has not.
@@ -114,7 +115,7 @@ def were_finite(parameters: PyTree | Callable[[], PyTree] | None, leaf: int) -> 
     """
 
     def finite() -> jax.Array:
-        made = parameters() if is_initializer(parameters) else parameters
+        made = parameters() if makes_parameters(parameters) else parameters
         return jnp.isfinite(jax.tree.leaves(made)[leaf]).all()
 
     return bool(jax.jit(finite)())

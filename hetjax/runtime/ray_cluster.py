@@ -15,6 +15,7 @@ from hetjax.errors import InputError
 from hetjax.mesh.cluster import Subcluster
 from hetjax.mesh.host_cpu import HOST_DEVICES
 from hetjax.mesh.measured import NODE_RESOURCE
+from hetjax.runtime.orphans import ending_with_this_process
 
 _PROBE_SECONDS = 1.5
 
@@ -103,7 +104,8 @@ def _initialize(address: str | None) -> None:
                 pass
         # Ray gives way to every other process, which a stage of a pipeline must not.
         os.environ.setdefault("RAY_worker_niceness", "0")
-        ray.init(address="local", include_dashboard=False, **quiet)
+        with ending_with_this_process():
+            ray.init(address="local", include_dashboard=False, **quiet)
 
 
 def _check_reachable(address: str) -> None:
