@@ -1,8 +1,7 @@
-"""The command runs as ``python -m hetjax.plan``: the package's own name ``plan`` is a function."""
+"""The plan command; the package's own name ``plan`` is a function."""
 
+import importlib
 import json
-import runpy
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,20 +11,16 @@ from hetjax.planner import Plan
 QUICKSTART = Path(__file__).parent.parent / "configs" / "quickstart.gin"
 
 
-def plan_command(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["hetjax.plan", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        runpy.run_module("hetjax.plan", run_name="__main__")
-    assert isinstance(ended.value.code, int)
-    return ended.value.code
+def plan_command(*arguments: str) -> int:
+    return importlib.import_module("hetjax.plan").main(arguments)
 
 
 def test_json_is_one_object_with_the_figures(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "made" / "plan.json"
     arguments = ["--config", str(QUICKSTART), "--json", "--out", str(file)]
-    assert plan_command(monkeypatch, *arguments, "--gin", "train.batch_size = 32") == 0
+    assert plan_command(*arguments, "--gin", "train.batch_size = 32") == 0
     captured = capsys.readouterr()
     figures = json.loads(captured.out)
     assert str(file) in captured.err
@@ -54,15 +49,15 @@ def test_json_is_one_object_with_the_figures(
 
 
 def test_a_published_plan_and_the_best_number_of_microbatches(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "published.json"
     given = ["--config", str(QUICKSTART), "--json"]
-    assert plan_command(monkeypatch, *given, "--out", str(file)) == 0
+    assert plan_command(*given, "--out", str(file)) == 0
     theirs = json.loads(capsys.readouterr().out)
     published = f"planner.published = {str(file)!r}"
     free = ("--gin", "train.microbatches = None", "--gin", published)
-    assert plan_command(monkeypatch, *given, *free) == 0
+    assert plan_command(*given, *free) == 0
     captured = capsys.readouterr()
     assert "planned 1 of " in captured.err
     ours = json.loads(captured.out)
@@ -74,24 +69,22 @@ def test_a_published_plan_and_the_best_number_of_microbatches(
 
 
 def test_a_published_plan_is_checked_before_anything_is_planned(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "published.json"
     given = ["--config", str(QUICKSTART)]
     published = ("--gin", f"planner.published = {str(file)!r}")
-    assert plan_command(monkeypatch, *given, *published) == 2
+    assert plan_command(*given, *published) == 2
     assert "planner.published" in capsys.readouterr().err
-    assert plan_command(monkeypatch, *given, "--out", str(file)) == 0
+    assert plan_command(*given, "--out", str(file)) == 0
     capsys.readouterr()
     other = ("--gin", f"cluster.file = {str(QUICKSTART.parent / 'clusters/two_hosts.yaml')!r}")
-    assert plan_command(monkeypatch, *given, *published, *other) == 2
+    assert plan_command(*given, *published, *other) == 2
     assert "a plan for the cluster 'quickstart'" in capsys.readouterr().err
 
 
-def test_the_tables_are_printed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert plan_command(monkeypatch, "--config", str(QUICKSTART)) == 0
+def test_the_tables_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan_command("--config", str(QUICKSTART)) == 0
     out = capsys.readouterr().out
     pieces = (
         *("Cluster quickstart", "fast to slow", "warm-up", "predicted step time", "bound"),
@@ -102,20 +95,16 @@ def test_the_tables_are_printed(
         assert piece in out
 
 
-def test_an_image_model_is_planned(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_image_model_is_planned(capsys: pytest.CaptureFixture[str]) -> None:
     config = QUICKSTART.parent / "vgg19_home_laboratory.gin"
-    assert plan_command(monkeypatch, "--config", str(config), "--json") == 0
+    assert plan_command("--config", str(config), "--json") == 0
     figures = json.loads(capsys.readouterr().out)
     assert (figures["model"], figures["layers"]) == ("vgg-19", 16)
     assert figures["images_per_second"] == pytest.approx(1024 / figures["step_time"])
 
 
-def test_wrong_input_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert plan_command(monkeypatch, "--config", str(QUICKSTART), "--gin", "train.stepz = 1") == 2
+def test_wrong_input_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan_command("--config", str(QUICKSTART), "--gin", "train.stepz = 1") == 2
     captured = capsys.readouterr()
     assert captured.err.startswith("error: --gin")
     assert captured.err.count("\n") == 1
@@ -146,7 +135,7 @@ links:
 
 
 def test_a_plan_of_several_pipelines_with_its_price_and_its_page(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster, page = tmp_path / "priced.yaml", tmp_path / "made" / "plan.html"
     cluster.write_text(PRICED)
@@ -159,7 +148,7 @@ def test_a_plan_of_several_pipelines_with_its_price_and_its_page(
     )
     arguments = [each for setting in settings for each in ("--gin", setting)]
     given = ["--config", str(QUICKSTART), "--json", "--report", str(page), *arguments]
-    assert plan_command(monkeypatch, *given) == 0
+    assert plan_command(*given) == 0
     figures = json.loads(capsys.readouterr().out)
     assert figures["pipelines"] == 2
     assert figures["num_microbatches"] == 8
@@ -178,26 +167,24 @@ def test_a_plan_of_several_pipelines_with_its_price_and_its_page(
 
 
 def test_a_file_that_cannot_be_written_is_told_before_anything_is_planned(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     for option in ("--report", "--out"):
         wrong = [option, "/dev/null/plan.html", "--config", str(QUICKSTART)]
-        assert plan_command(monkeypatch, *wrong) == 2
+        assert plan_command(*wrong) == 2
         captured = capsys.readouterr()
         assert captured.err.startswith(f"error: {option} /dev/null/plan.html cannot be written")
         assert not captured.out
 
 
-def test_lost_devices_are_not_used(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_lost_devices_are_not_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "plan.json"
     given = ["--config", str(QUICKSTART), "--out", str(file)]
-    assert plan_command(monkeypatch, *given, "--lost", "1", "4") == 0
+    assert plan_command(*given, "--lost", "1", "4") == 0
     plan = Plan.load(file)
     used = {device for stage in plan.stages for device in plan.cluster.device_ids(stage.submesh)}
     assert used
     assert not used & {1, 4}
     capsys.readouterr()
-    assert plan_command(monkeypatch, *given, "--lost", "6") == 2
+    assert plan_command(*given, "--lost", "6") == 2
     assert "lost: device 6 is not in cluster 'quickstart'" in capsys.readouterr().err

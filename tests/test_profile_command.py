@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
 import json
-import runpy
-import sys
 from pathlib import Path
 
 import pytest
@@ -43,13 +42,8 @@ def options(tmp_path: Path) -> list[str]:
 
 
 def plan_main(arguments: list[str]) -> int:
-    """The command in a process's main module: the package's own name ``plan`` is a function."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["hetjax.plan", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            runpy.run_module("hetjax.plan", run_name="__main__")
-    assert isinstance(ended.value.code, int)
-    return ended.value.code
+    """The plan command; the package's own name ``plan`` is a function."""
+    return importlib.import_module("hetjax.plan").main(arguments)
 
 
 def run(main, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:

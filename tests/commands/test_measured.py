@@ -71,7 +71,9 @@ def test_figures_are_medians_over_timed_steps_and_waits_for_a_link_are_not_its_o
 
     plan = two_stages()
     assert plan.prediction is not None
-    plan = replace(plan, prediction=replace(plan.prediction, sharing_seconds=0.5))
+    first, *others = plan.prediction.stages
+    stages = (replace(first, sharing_seconds=0.5), *others)
+    plan = replace(plan, prediction=replace(plan.prediction, stages=stages))
     steps = [step(0.25, 0.5), step(0.3, 0.6), step(9.0, 9.0)]
     rows = {row.name: row for row in prediction_rows(plan, steps, step_time=5.0)}
     assert rows["activations 0 to 1"].measured == pytest.approx(0.3)

@@ -46,6 +46,18 @@ def test_processes_of_processes_are_found():
     assert not descendants(process.pid)
 
 
+def wait_until_it_hears(process: subprocess.Popen[bytes]) -> None:
+    """Wait for a command's first lines: before them there is only Python."""
+    status, wanted = Path(f"/proc/{process.pid}/status"), 1 << (signal.SIGTERM - 1)
+    end = time.monotonic() + 30
+    while time.monotonic() < end:
+        blocked = status.read_text().partition("SigBlk:")[2].split()
+        if blocked and int(blocked[0], 16) & wanted:
+            return
+        time.sleep(0.005)
+    raise AssertionError("the command does not hear signals")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize(
@@ -72,6 +84,7 @@ def test_a_signal_ends_a_command_at_any_moment(
         stdout=subprocess.DEVNULL,
         cwd=tmp_path,
     )
+    wait_until_it_hears(process)
     time.sleep(after)
     process.send_signal(number)
     _, error = process.communicate(timeout=60)
