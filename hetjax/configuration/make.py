@@ -262,7 +262,7 @@ def _check_option(name: str, value: object, default: object) -> None:
     elif name.endswith("dtype"):
         fits, what = (
             value is None or value in COMPUTE_DTYPES,
-            "None or " + ", ".join(COMPUTE_DTYPES),
+            f"None, {', '.join(map(repr, COMPUTE_DTYPES))}",
         )
     else:
         fits, what = value is None or is_number or isinstance(value, bool), "a number or None"

@@ -177,10 +177,10 @@ def _held_out_places(count: int, fraction: float) -> np.ndarray:
 
     It is in the later half of these, so that a few images, of which the fraction is none, keep all.
     """
-    if not fraction:
+    if 2 * count * fraction < 1:  # All are in the first half of the first run.
         return np.zeros(0, np.int64)
     runs = np.arange(int(count * fraction) + 2)
-    starts = np.minimum(np.ceil(runs / fraction), 2.0**53).astype(np.int64)
+    starts = np.ceil(runs / fraction).astype(np.int64)
     lengths = np.diff(starts)
     halves = lengths // 2
     drawn = hash64(0, _HELD_OUT_STREAM, runs[:-1]) % (lengths - halves).astype(np.uint64)

@@ -182,7 +182,7 @@ def test_no_module_imports_jax_or_ray_before_it_is_needed():
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("nodes: 2", "nodes: 010", r"line 10: .*'010' is not written in decimal alone"),
+        ("nodes: 2", "nodes: 010", r"line 11: .*'010' is not written in decimal alone"),
         ("nodes: 2", "nodes: 1:30", r"'1:30' is not written in decimal alone"),
         ("nodes: 2", "nodes: 1_0", r"'1_0' is not written in decimal alone"),
         ("nodes: 2", f"nodes: {'9' * 6000}", "a number has 6000 digits, 32 at most"),
