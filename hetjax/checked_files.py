@@ -258,7 +258,7 @@ def _refuse(problem: str, at: yaml.Event | yaml.Node) -> NoReturn:
 
 def _field_path(location: Sequence[int | str]) -> str:
     """A path as a person writes it: ``subclusters[0].intra_node.bandwidth``."""
-    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
+    parts = (f"[{part}]" if isinstance(part, int) else f".{part[:100]}" for part in location)
     return "".join(parts).removeprefix(".")
 
 

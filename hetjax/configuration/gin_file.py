@@ -147,7 +147,7 @@ class _Files:
                 f"configuration {path} is one file too many: at most {MAX_FILES} are read, and "
                 f"at most {MAX_INCLUDES} include one another in a row"
             )
-        text = read_text(path, f"configuration {path}", self._num_left)
+        text = read_text(path, f"configuration {str(path)[:1000]}", self._num_left)
         return self.parse(text, str(path), path.parent, (*including, real))
 
     def parse(
