@@ -321,3 +321,9 @@ def test_the_vocabulary_follows_the_data_where_it_is_not_said(tmp_path: Path) ->
     )
     with pytest.raises(InputError, match=r"model\.vocabulary is 9; .* that of the data, .* is 10"):
         make_ingredients(configuration)
+
+
+def test_options_may_be_what_optax_allows() -> None:
+    sgd = {"momentum": None, "nesterov": True, "accumulator_dtype": "bfloat16"}
+    make_optimizer(OptimizerSettings(name="sgd", options=sgd), 10)
+    make_optimizer(OptimizerSettings(options={"mu_dtype": "bfloat16", "b2": 0.95}), 10)

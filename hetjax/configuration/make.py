@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -241,7 +242,7 @@ def make_optimizer(settings: OptimizerSettings, steps: int) -> optax.GradientTra
     for option, value in options.items():
         if option not in known:
             raise InputError(unknown_name(f"option of optimizer {settings.name}", option, known))
-        _check_option(option, value, parameters[option].default)
+        _check_option(value, parameters[option])
     try:
         optimizer = factory(learning_rate=learning_rates(settings, steps), **options)
     except Exception as error:  # Optax raises what its arithmetic does.
@@ -252,22 +253,26 @@ def make_optimizer(settings: OptimizerSettings, steps: int) -> optax.GradientTra
     return optax.chain(optax.clip_by_global_norm(settings.clip_norm), optimizer)
 
 
-def _check_option(name: str, value: object, default: object) -> None:
+def _check_option(value: object, parameter: inspect.Parameter) -> None:
     """Checks that an option is of the kind of its default; Optax finds out in the first step."""
+    default, may_lack = parameter.default, re.search("None|Optional", str(parameter.annotation))
+    if value is None and (may_lack or default is None):
+        return
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if isinstance(default, bool):
+    if "dtype" in parameter.name:
+        fits, what = value in COMPUTE_DTYPES, ", ".join(map(repr, COMPUTE_DTYPES))
+    elif isinstance(default, bool):
         fits, what = isinstance(value, bool), "True or False"
     elif isinstance(default, int | float):
         fits, what = is_number, f"a number, such as {default!r}"
-    elif name.endswith("dtype"):
-        fits, what = (
-            value is None or value in COMPUTE_DTYPES,
-            f"None, {', '.join(map(repr, COMPUTE_DTYPES))}",
-        )
+    elif default is None:
+        fits, what = is_number or isinstance(value, bool), "a number or None"
     else:
-        fits, what = value is None or is_number or isinstance(value, bool), "a number or None"
+        fits = isinstance(value, list | tuple | type(default))
+        what = f"like its default, {default!r}"
     if not fits:
-        raise InputError(f"optimizer.options[{name!r}] is {shown(value)}; it must be {what}")
+        name = f"optimizer.options[{parameter.name!r}]"
+        raise InputError(f"{name} is {shown(value)}; it must be {what}")
 
 
 @functools.cache
