@@ -22,6 +22,7 @@ from pydantic import Field, ValidationError
 from hetjax.checked_files import Record, first_problem, read_json
 from hetjax.errors import InputError
 from hetjax.files import replacing
+from hetjax.limits import Name
 from hetjax.planner.profiler.measurement import Measurement
 from hetjax.reading import MAX_WRITTEN_BYTES
 
@@ -55,18 +56,18 @@ class Key:
     def path(self) -> Path:
         """The file of this key, relative to the database."""
         text = json.dumps(asdict(self), sort_keys=True)
-        folder = re.sub(r"[^\w.-]+", "_", self.kind).strip("._") or "kind"
+        folder = re.sub(r"[^\w.-]+", "_", self.kind)[:60].strip("._") or "kind"
         return Path(folder, f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json")
 
 
 class _KeyRecord(Record):
-    structure: str
-    kind: str
-    dtype: str
+    structure: Name
+    kind: Name
+    dtype: Name
     shape: tuple[int, int] = Field(strict=False)
     mesh_shape: tuple[int, int] = Field(strict=False)
-    sharding: str
-    jax: str
+    sharding: Name
+    jax: Name
 
 
 Seconds = Annotated[float, Field(gt=0)]
