@@ -15,8 +15,9 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Self
+
+from hetjax.processes import end_descendants
 
 HEARD = (signal.SIGINT, signal.SIGTERM)
 """The signals that are heard."""
@@ -25,7 +26,6 @@ EXIT_BASE = 128
 """What is added to a signal's number to make an exit code, as shells do."""
 
 _SAME_REQUEST_SECONDS = 1.0
-_END_SECONDS, _LOOK_SECONDS = 2.0, 0.01
 _SHOW_CURSOR = b"\x1b[?25h"
 
 
@@ -133,41 +133,6 @@ def doing(what: str) -> None:
         what: what it does, after "while", e.g. ``"planning"``.
     """
     _PROCESS.doing = what
-
-
-def end_descendants() -> None:
-    """End the processes that this one has started, those that they have started, and so on."""
-    end = time.monotonic() + _END_SECONDS
-    while (found := descendants(os.getpid())) and time.monotonic() < end:
-        for process in found:
-            # It may have ended meanwhile.
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process, signal.SIGKILL)
-        time.sleep(_LOOK_SECONDS)
-
-
-def descendants(ancestor: int) -> list[int]:
-    """The processes that a process has started, those that they have started, and so on.
-
-    Args:
-        ancestor: the number of the process.
-
-    Returns:
-        Numbers of processes that run, parents first; none where there is no ``/proc``.
-    """
-    children: dict[int, list[int]] = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            # The name, in parentheses, may have spaces.
-            state, parent, *_ = (folder / "stat").read_text().rpartition(")")[2].split()
-        except OSError:  # It has ended meanwhile.
-            continue
-        if state not in "ZX":
-            children.setdefault(int(parent), []).append(int(folder.name))
-    found = [ancestor]
-    for process in found:
-        found += children.get(process, ())
-    return found[1:]
 
 
 def _name(number: int) -> str:

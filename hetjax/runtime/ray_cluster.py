@@ -15,7 +15,7 @@ from hetjax.errors import InputError
 from hetjax.mesh.cluster import Subcluster
 from hetjax.mesh.host_cpu import HOST_DEVICES
 from hetjax.mesh.measured import NODE_RESOURCE
-from hetjax.runtime.orphans import ending_with_this_process
+from hetjax.processes import ending_with_this_process
 
 _PROBE_SECONDS = 1.5
 

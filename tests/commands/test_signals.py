@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from hetjax.commands.signals import StopRequest, descendants
+from hetjax.commands.signals import StopRequest
+from hetjax.processes import descendants
 
 CONFIG = Path(__file__).parents[2] / "configs/quickstart.gin"
 LARGER = ["--gin", "model.blocks = 8", "--gin", "train.steps = 100000"]

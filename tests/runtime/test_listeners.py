@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from hetjax.commands.signals import descendants
+from hetjax.processes import descendants, is_running
 
 pytestmark = pytest.mark.ray
 
@@ -55,7 +55,8 @@ def test_every_listener_of_a_run_is_in_the_table_and_a_killed_driver_leaves_noth
     ) as process:
         assert process.stdout is not None
         assert any(line.startswith("step 10/") for line in process.stdout)
-        processes = {process.pid, *descendants(process.pid)}
+        started = descendants(process.pid)
+        processes = {process.pid, *(each.number for each in started)}
         known = [name for names in table_rows() for name in names]
         found = listening(processes)
         for owner, address in found:
@@ -70,17 +71,9 @@ def test_every_listener_of_a_run_is_in_the_table_and_a_killed_driver_leaves_noth
         process.send_signal(signal.SIGKILL)
         process.wait()
     end = time.monotonic() + 30
-    while left := [each for each in processes if is_running(each)]:
-        assert time.monotonic() < end, [command_line(each) for each in left]
+    while left := [each for each in started if is_running(each)]:
+        assert time.monotonic() < end, [command_line(each.number) for each in left]
         time.sleep(0.2)
-
-
-def is_running(process: int) -> bool:
-    try:
-        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state not in "ZX"
 
 
 def test_a_token_is_made_where_there_is_none(tmp_path: Path):

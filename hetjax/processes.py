@@ -1,0 +1,158 @@
+"""The processes that this one has started, and their end.
+
+A driver that starts a Ray cluster is the parent of its first processes. They end with it, and when
+it is killed so suddenly that they leave others behind: agents that look after a raylet, and workers
+that are stopped. So a process outside of all this, the guard, waits until the driver is gone, and
+ends what is left. It runs this file, which therefore imports nothing of hetjax.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import sys
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+_MARK = "HETJAX_DRIVER"
+"""What is started in `ending_with_this_process` has this in its environment."""
+
+_END_SECONDS, _LOOK_SECONDS = 2.0, 0.01
+_GUARD_SECONDS, _GUARD_LOOK_SECONDS = 20.0, 0.2
+
+
+class Process(NamedTuple):
+    """A process.
+
+    Args:
+        number: its number, which another may have when it has ended.
+        began: when it began, in the kernel's ticks.
+    """
+
+    number: int
+    began: int
+
+
+def descendants(ancestor: int) -> list[Process]:
+    """The processes that a process has started, those that they have started, and so on.
+
+    Args:
+        ancestor: the number of the process.
+
+    Returns:
+        Processes that run, parents first; none where there is no ``/proc``.
+    """
+    children: dict[int, list[Process]] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        found = _running(int(folder.name))
+        if found is not None:
+            parent, process = found
+            children.setdefault(parent, []).append(process)
+    found = list(children.get(ancestor, ()))
+    for process in found:
+        found += children.get(process.number, ())
+    return found
+
+
+def is_running(process: Process) -> bool:
+    """Whether a process has not ended."""
+    found = _running(process.number)
+    return found is not None and found[1] == process
+
+
+def end_descendants() -> None:
+    """End the processes that this one has started, those that they have started, and so on."""
+    end = time.monotonic() + _END_SECONDS
+    while (found := descendants(os.getpid())) and time.monotonic() < end:
+        _kill(found)
+        time.sleep(_LOOK_SECONDS)
+
+
+@contextlib.contextmanager
+def ending_with_this_process() -> Iterator[None]:
+    """Let all that is started in the block end with this process, however it ends."""
+    mark = uuid.uuid4().hex
+    earlier = [str(each.number) for each in descendants(os.getpid())]
+    reading, writing = os.pipe()
+    os.posix_spawn(
+        sys.executable,
+        [sys.executable, "-I", "-S", __file__, f"{_MARK}={mark}", str(os.getpid()), *earlier],
+        {name: value for name, value in os.environ.items() if name != _MARK},
+        file_actions=[(os.POSIX_SPAWN_DUP2, reading, 0)],
+        setsid=True,
+    )
+    os.close(reading)
+    before = os.environ.get(_MARK)
+    os.environ[_MARK] = mark
+    try:
+        yield
+    finally:
+        os.environ.pop(_MARK)
+        if before is not None:
+            os.environ[_MARK] = before
+        # It stays open as long as this process is there: its end is what the guard waits for.
+        os.write(writing, b"1")
+
+
+def _running(number: int) -> tuple[int, Process] | None:
+    """The parent of a process, and the process; None where it has ended."""
+    try:
+        # The name, in parentheses, may have spaces.
+        fields = Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else (int(fields[1]), Process(number, int(fields[19])))
+
+
+def _kill(processes: Iterable[Process]) -> None:
+    for process in processes:
+        # It may have ended meanwhile.
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.number, signal.SIGKILL)
+
+
+def _marked(mark: str) -> list[Process]:
+    """The processes that have a mark in their environment."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        # It may have ended meanwhile, or be another user's.
+        with contextlib.suppress(OSError):
+            if mark.encode() in (folder / "environ").read_bytes().split(b"\0"):
+                running = _running(int(folder.name))
+                found += [] if running is None else [running[1]]
+    return found
+
+
+def _guard(mark: str, driver: int, spared: Sequence[int]) -> None:
+    """Wait until a driver is gone, and end what it has started.
+
+    A process that gives itself a title may lose its environment, and so the mark: those that are
+    there when the driver has started them are noted.
+    """
+    known: list[Process] = []
+    while True:
+        ready, _, _ = select.select([0], [], [], _GUARD_LOOK_SECONDS)
+        if ready and not os.read(0, 1):
+            break
+        known = descendants(driver) or known
+        if ready:
+            os.read(0, 1)  # Until the driver is gone.
+            break
+    end = time.monotonic() + _GUARD_SECONDS
+    while time.monotonic() < end:
+        # Each is looked at again: another process may have its number by now.
+        left = [each for each in {*known, *_marked(mark)} if is_running(each)]
+        left = [each for each in left if each.number not in (os.getpid(), *spared)]
+        if not left:
+            break
+        _kill(left)
+        time.sleep(_GUARD_LOOK_SECONDS)
+
+
+if __name__ == "__main__":
+    _guard(sys.argv[1], int(sys.argv[2]), [int(each) for each in sys.argv[3:]])
