@@ -13,7 +13,7 @@ import jax
 from hetjax.commands.devices import use_devices
 from hetjax.configuration.make import Ingredients
 from hetjax.errors import InputError, shown
-from hetjax.mesh import Cluster
+from hetjax.mesh import Cluster, devices_in_order
 from hetjax.pipeline.program import with_examples
 from hetjax.planner import PlanningProblem
 from hetjax.planner.profile import Profile
@@ -186,6 +186,7 @@ def _measure_here(
             f"the cluster {cluster.name!r} has {cluster.num_devices} devices, and this process "
             f"sees {len(devices)}; measure where the devices are, or with runtime.name = 'ray'"
         )
+    devices = devices_in_order(cluster, devices)
     first = 0
     for subcluster in cluster.subclusters:
         measurer = StageMeasurer(measured, devices[first : first + subcluster.devices_per_node])

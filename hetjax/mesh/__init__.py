@@ -8,11 +8,11 @@ from hetjax.mesh.discovery import (
     cluster_from_connected_ray,
     cluster_from_local_devices,
     cluster_from_ray,
-    local_devices_in_order,
 )
 from hetjax.mesh.files import read_cluster_file
 from hetjax.mesh.hetero import HeteroMesh
 from hetjax.mesh.host_cpu import measure_host_cpu
+from hetjax.mesh.jax_devices import devices_in_order
 from hetjax.mesh.kinds import KINDS, DeviceKind, kind
 from hetjax.mesh.links import Link
 
@@ -27,8 +27,8 @@ __all__ = [
     "cluster_from_connected_ray",
     "cluster_from_local_devices",
     "cluster_from_ray",
+    "devices_in_order",
     "kind",
-    "local_devices_in_order",
     "measure_host_cpu",
     "read_cluster_file",
 ]

@@ -20,7 +20,7 @@ from hetjax.mesh.kinds import DeviceKind
 from hetjax.mesh.links import Link
 
 if TYPE_CHECKING:
-    from hetjax.mesh.hetero import JaxDevice
+    from hetjax.mesh.jax_devices import JaxDevice
 
 
 @dataclass(frozen=True)

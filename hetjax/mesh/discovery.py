@@ -7,15 +7,14 @@ What can be found is which devices there are. Links cannot, and are assumed (`PC
 from __future__ import annotations
 
 import itertools
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from hetjax.errors import InputError
 from hetjax.mesh.cluster import Cluster, Subcluster
-from hetjax.mesh.hetero import JaxDevice
 from hetjax.mesh.host_cpu import HOST_CPU, measure_host_cpu
+from hetjax.mesh.jax_devices import JaxDevice, kind_name
 from hetjax.mesh.kinds import KINDS, DeviceKind, kind
 from hetjax.mesh.links import Link
 from hetjax.mesh.ray_offers import Offer, connected_ray_nodes, ray_offers, subcluster_names
@@ -29,29 +28,6 @@ HOST_MEMORY = Link(bandwidth=5e9, latency=20e-6)
 NETWORK = Link(bandwidth=1.25e9, latency=100e-6)
 """Assumed between nodes: 10 Gbit/s Ethernet."""
 
-_JAX_NAMES = (
-    (r"Tesla P100.*-16GB", "P100"),
-    (r"Tesla V100.*-16GB", "V100"),
-    (r"Tesla V100.*-32GB", "V100e"),
-    (r"(NVIDIA |Tesla )T4", "T4"),
-    (r"(NVIDIA )?A100-(SXM4|PCIE)-40GB", "A100-40"),
-    (r"(NVIDIA )?A100(-SXM4-80GB|-SXM-80GB| 80GB PCIe)", "A100-80"),
-    (r"(NVIDIA )?A800(-SXM4-80GB| 80GB PCIe)", "A800"),
-    (r"NVIDIA H100( 80GB HBM3)?", "H100"),
-    (r"NVIDIA H800", "H800"),
-    (r"NVIDIA H200", "H200"),
-    (r"NVIDIA H20", "H20"),
-    (r"NVIDIA L4", "L4"),
-    (r"NVIDIA L40S", "L40S"),
-    (r"(NVIDIA )?GeForce RTX (3080|3090|4090|5090)", r"RTX\2"),
-    (r"AMD Instinct MI250(X ?/ ?MI250)?", "MI250"),
-    (r"AMD Instinct MI300X.*", "MI300X"),
-    (r"TPU v4", "TPUv4"),
-    (r"TPU (v5 lite|v5e)", "TPUv5e"),
-    (r"TPU (v6 lite|v6e)", "TPUv6e"),
-)
-"""What JAX calls the device kinds (`jax.Device.device_kind`), as patterns, and what we do."""
-
 
 # From the devices of this process
 
@@ -59,35 +35,13 @@ _JAX_NAMES = (
 def cluster_from_local_devices(devices: Sequence[JaxDevice] | None = None) -> Cluster:
     """The devices of this process as a cluster: a subcluster of one node for each kind.
 
-    Args:
-        devices: the devices; `jax.local_devices` unless given.
-
-    Returns:
-        A cluster named ``"local"``, whose order is that of `local_devices_in_order`.
-
-    Raises:
-        InputError: a device is of a kind that has no known figures.
-    """
-    ordered = local_devices_in_order(devices)
-    counts = Counter(_local_kind_name(device) for device in ordered)
-    subclusters = []
-    for name, count in counts.items():
-        link = HOST_MEMORY if name == HOST_CPU else PCIE
-        device_kind = measure_host_cpu(count) if name == HOST_CPU else kind(name)
-        subclusters.append(Subcluster(name, device_kind, 1, count, link, link))
-    return Cluster("local", tuple(subclusters), _all_linked(subclusters, PCIE))
-
-
-def local_devices_in_order(devices: Sequence[JaxDevice] | None = None) -> list[JaxDevice]:
-    """The devices of this process in the order of `cluster_from_local_devices`.
-
-    JAX may count cards of two kinds by turns; a cluster counts one kind after the other.
+    JAX may count cards of two kinds by turns; `devices_in_order` finds them again.
 
     Args:
         devices: the devices; `jax.local_devices` unless given.
 
     Returns:
-        The same devices, those of a kind beside each other, otherwise in their order.
+        A cluster named ``"local"``, its kinds in the order in which they come first.
 
     Raises:
         InputError: a device is of a kind that has no known figures.
@@ -97,20 +51,23 @@ def local_devices_in_order(devices: Sequence[JaxDevice] | None = None) -> list[J
         import jax
 
         devices = jax.local_devices()
-    first_seen = list(dict.fromkeys(_local_kind_name(device) for device in devices))
-    return sorted(devices, key=lambda device: first_seen.index(_local_kind_name(device)))
+    counts = Counter(_known_kind_name(device) for device in devices)
+    subclusters = []
+    for name, count in counts.items():
+        link = HOST_MEMORY if name == HOST_CPU else PCIE
+        device_kind = measure_host_cpu(count) if name == HOST_CPU else kind(name)
+        subclusters.append(Subcluster(name, device_kind, 1, count, link, link))
+    return Cluster("local", tuple(subclusters), _all_linked(subclusters, PCIE))
 
 
-def _local_kind_name(device: JaxDevice) -> str:
-    if device.platform == "cpu":
-        return HOST_CPU
-    for pattern, name in _JAX_NAMES:
-        if match := re.fullmatch(pattern, device.device_kind):
-            return match.expand(name)
-    raise InputError(
-        f"device {device}: {device.device_kind!r} is of no known device kind; "
-        f"write a cluster file that gives its figures under 'kinds'. Known: {', '.join(KINDS)}"
-    )
+def _known_kind_name(device: JaxDevice) -> str:
+    name = kind_name(device)
+    if name is None:
+        raise InputError(
+            f"device {device}: {device.device_kind!r} is of no known device kind; "
+            f"write a cluster file that gives its figures under 'kinds'. Known: {', '.join(KINDS)}"
+        )
+    return name
 
 
 # From a Ray cluster
@@ -134,7 +91,8 @@ def cluster_from_ray(nodes: Iterable[Mapping[str, Any]]) -> Cluster:
     The kind of a node's devices is read from the first of these that it has:
 
     - resources ``hetjax:<kind>``, whose amount is the number of devices; a node of two kinds has
-      two (``ray start --resources '{"hetjax:RTX3080": 2, "hetjax:RTX4090": 2}'``),
+      two (``ray start --resources '{"hetjax:RTX3080": 2, "hetjax:RTX4090": 2}'``);
+      Ray may give a worker any of its cards, which refuses those of another kind,
     - the label ``hetjax=<kind>``,
     - the resource ``accelerator_type:<type>`` or the label ``ray.io/accelerator-type``, which Ray
       sets by itself.

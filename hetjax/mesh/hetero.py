@@ -5,29 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hetjax.errors import InputError
 from hetjax.mesh.cluster import Cluster, SubMesh
+from hetjax.mesh.jax_devices import JaxDevice, devices_in_order
 
 if TYPE_CHECKING:
     import jax
-
-
-class JaxDevice(Protocol):
-    """What is read of a `jax.Device`, which has no type of its own for a type checker."""
-
-    @property
-    def platform(self) -> str:
-        """The backend: ``"cpu"``, ``"gpu"`` or ``"tpu"``."""
-        ...
-
-    @property
-    def device_kind(self) -> str:
-        """The maker's name of the device, such as ``"NVIDIA A100-SXM4-40GB"``."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -55,23 +42,19 @@ class HeteroMesh:
         Args:
             cluster: the cluster.
             submeshes: slices of it.
-            devices: the device behind each device of the cluster, in the cluster's order. More
-                than it has may be given; the rest is not used.
+            devices: as many devices as it has or more, in any order: each goes where its kind is
+                wanted, see `devices_in_order`.
 
         Returns:
             The bound union.
 
         Raises:
-            InputError: there are fewer devices than the cluster has, or a submesh is not in it.
+            InputError: there are fewer devices than the cluster has, they are of other kinds, or a
+                submesh is not in it.
         """
-        if len(devices) < cluster.num_devices:
-            raise InputError(
-                f"devices: cluster {cluster.name!r} has {cluster.num_devices} devices, and "
-                f"{len(devices)} are given (host CPU devices are made before JAX starts, by "
-                f"XLA_FLAGS=--xla_force_host_platform_device_count={cluster.num_devices})"
-            )
+        ordered = devices_in_order(cluster, devices)
         bound = tuple(
-            tuple(devices[number] for number in cluster.device_ids(submesh))
+            tuple(ordered[number] for number in cluster.device_ids(submesh))
             for submesh in submeshes
         )
         return cls(cluster, tuple(submeshes), bound)

@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from hetjax.mesh.hetero import HeteroMesh
+from hetjax.mesh.jax_devices import devices_in_order
 from hetjax.pipeline.schedule import Schedule
 from hetjax.pipeline.stages import ParameterPart
 from hetjax.runtime.buffers import Tag
@@ -38,18 +39,18 @@ class LocalExecutor:
     Args:
         job: the job.
         placement: its programs and shardings.
-        devices: the process's devices, as many as the cluster has or more; ``jax.devices()`` where
-            none are given.
+        devices: the process's devices, as many as the cluster has or more, in any order: each goes
+            where its kind is wanted; ``jax.devices()`` where none are given.
 
     Raises:
-        InputError: there are fewer devices than the cluster has.
+        InputError: there are fewer devices than the cluster has, or they are of other kinds.
     """
 
     def __init__(self, job: Job, placement: Placement, devices: Sequence[Any] | None = None):
         self._job, self._placement = job, placement
         stages = placement.plan.stages
         submeshes = tuple(stage.submesh for stage in stages)
-        self._devices = list(devices or jax.devices())
+        self._devices = devices_in_order(job.plan.cluster, list(devices or jax.devices()))
         union = HeteroMesh.bind(job.plan.cluster, submeshes, self._devices)
         meshes = [union.mesh(i, MESH_AXES, stage.mesh_shape) for i, stage in enumerate(stages)]
 

@@ -44,7 +44,8 @@ class PlayedExecutor(LocalExecutor):
         devices: the process's devices, as many as the cluster has or more.
 
     Raises:
-        InputError: there are fewer devices than the cluster has, or the plan has no prediction.
+        InputError: there are fewer devices than the cluster has, they are of other kinds and not
+            host CPU devices, or the plan has no prediction.
     """
 
     def __init__(

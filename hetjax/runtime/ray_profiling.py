@@ -10,11 +10,12 @@ from typing import Any
 import jax
 
 from hetjax.errors import InputError, WorkerLostError
-from hetjax.mesh.cluster import Cluster
+from hetjax.mesh.cluster import Cluster, Subcluster
 from hetjax.planner.profiler.measurement import ROUNDS, Measured, Measurement, Request
 from hetjax.planner.profiler.profiler import Wanted
 from hetjax.runtime.profiling import StageMeasurer
 from hetjax.runtime.ray_cluster import check_resources, worker_options, worker_resources
+from hetjax.runtime.ray_devices import given_devices
 from hetjax.runtime.ray_worker import computation_settings
 
 START_SECONDS = 120.0
@@ -25,7 +26,14 @@ MEASURE_SECONDS = 600.0
 
 
 class ProfilingWorker:
-    """Measures on one node; runs in an actor of its own."""
+    """Measures on one node; runs in an actor of its own.
+
+    Args:
+        subcluster: where the node is.
+    """
+
+    def __init__(self, subcluster: Subcluster):
+        self._subcluster = subcluster
 
     def prepare(self, settings: Mapping[str, Any], measured: Measured) -> int:
         """Take over the driver's JAX settings and trace the program.
@@ -36,11 +44,18 @@ class ProfilingWorker:
 
         Returns:
             How many devices there are.
+
+        Raises:
+            InputError: they are fewer than a node of the subcluster has, or of another kind.
         """
         for name, value in settings.items():
             jax.config.update(name, value)
-        self._measurer = StageMeasurer(measured)
-        return jax.local_device_count()
+        name = f"the profiling worker on {self._subcluster.name}"
+        devices = given_devices(
+            self._subcluster, self._subcluster.devices_per_node, name, lambda _: name
+        )
+        self._measurer = StageMeasurer(measured, devices)
+        return len(devices)
 
     def measure(self, request: Request) -> Measurement:
         """Make one measurement."""
@@ -104,7 +119,7 @@ def _workers(cluster: Cluster, queues: Mapping[str, Sequence[Wanted]]) -> Iterat
     )
     try:
         for subcluster, count in places:
-            actor = actor_class.options(**worker_options(subcluster, count)).remote()
+            actor = actor_class.options(**worker_options(subcluster, count)).remote(subcluster)
             workers[actor] = subcluster.name
         yield workers
     finally:

@@ -21,6 +21,7 @@ from hetjax.runtime.clocks import ClockReading, read_clock
 from hetjax.runtime.feed import BatchReader, feed_of
 from hetjax.runtime.job import Job, build, transfers
 from hetjax.runtime.placement import Placement
+from hetjax.runtime.ray_devices import given_devices
 from hetjax.runtime.ray_switching import Parcel, StateExchange, devices_of_process
 from hetjax.runtime.step_report import StepReport
 from hetjax.runtime.switching import Devices
@@ -252,14 +253,10 @@ class HostWorker:
 def _stage_mesh(plan: Plan, stage: int) -> jax.sharding.Mesh:
     """The mesh of a stage, of the devices that its processes see."""
     wanted = plan.stages[stage]
-    platform = plan.cluster.subcluster(wanted.submesh.subcluster).kind.platform
-    devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
-    count = wanted.submesh.num_devices
-    if len(devices) < count or devices[0].platform != platform:
-        raise InputError(
-            f"stage {stage} wants {count} {platform} devices of subcluster "
-            f"{wanted.submesh.subcluster!r}, and where Ray placed it JAX sees {len(devices)} "
-            f"{devices[0].platform} devices"
-        )
-    grid = np.array(devices[:count]).reshape(wanted.mesh_shape)
-    return jax.sharding.Mesh(grid, MESH_AXES)
+    devices = given_devices(
+        plan.cluster.subcluster(wanted.submesh.subcluster),
+        wanted.submesh.num_devices,
+        f"stage {stage}",
+        lambda process: worker_name((stage, process)),
+    )
+    return jax.sharding.Mesh(np.array(devices).reshape(wanted.mesh_shape), MESH_AXES)

@@ -132,7 +132,8 @@ class Trainer:
         keep_last: how many of the newest checkpoints to keep.
         keep_every: keep also those of every so many steps.
         deadline: seconds after which a worker that waits for another gives up.
-        devices: this process's devices, for the local runtime.
+        devices: this process's devices, for the local runtime, in any order: each goes where its
+            kind is wanted, and what does not say its kind keeps the order given.
         play: play the plan's cluster on this machine, on the local runtime: every task and transfer
             takes as long as the plan predicts, and all times are told in the cluster's seconds.
 

@@ -9,8 +9,8 @@ from hetjax.mesh import (
     Cluster,
     cluster_from_local_devices,
     cluster_from_ray,
+    devices_in_order,
     kind,
-    local_devices_in_order,
     measure_host_cpu,
 )
 from hetjax.mesh.discovery import HOST_MEMORY, NETWORK, PCIE
@@ -94,7 +94,7 @@ def test_kinds_that_jax_counts_by_turns_are_grouped():
         ("RTX3080", "RTX3080", 1, 2, None),
         ("RTX4090", "RTX4090", 1, 2, None),
     ]
-    ordered = local_devices_in_order(devices)
+    ordered = devices_in_order(cluster, devices)
     assert [device.number for device in ordered if isinstance(device, Device)] == [0, 2, 1, 3]
 
 
