@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from hetjax.mesh.quantities import format_bytes
 from hetjax.planner.candidates import candidate_estimates, slice_of
 from hetjax.planner.cost_model import estimate
 from hetjax.planner.execution import Execution
@@ -17,7 +18,6 @@ from hetjax.planner.stage_table import (
     make_stage_table,
     submesh_shapes,
 )
-from hetjax.report.quantities import format_bytes
 
 
 def does_not_fit(problem: PlanningProblem) -> str:

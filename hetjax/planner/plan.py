@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from hetjax.errors import InputError, unknown_name
 from hetjax.mesh.cluster import Cluster, SubMesh
@@ -43,6 +44,19 @@ class StagePlan:
     parameters: Mapping[str, Spec] = field(default_factory=dict)
     recompute: bool = False
     values: Mapping[int, Spec] = field(default_factory=dict)
+
+    @property
+    def sharding_text(self) -> str:
+        """How its arrays are divided over its devices, and whether it recomputes, for people.
+
+        Example:
+            >>> StagePlan((0, 2), SubMesh("fast", 0, (1, 4)), (2, 2), recompute=True).sharding_text
+            'data 2 x tensor 2, recompute'
+        """
+        axes = zip(MESH_AXES, self.mesh_shape, strict=True)
+        divided = " x ".join(f"{axis} {size}" for axis, size in axes if size > 1) or "one device"
+        rule = "" if self.sharding == "data" else f", {self.sharding.replace('_', ' ')}"
+        return divided + rule + (", recompute" if self.recompute else "")
 
 
 @dataclass(frozen=True)
@@ -179,8 +193,12 @@ class Plan:
 
     Example:
         >>> plan = Plan.load("plan.json")  # doctest: +SKIP
-        >>> plan.pipeline.schedule.warm_up_counts  # doctest: +SKIP
-        (4, 1)
+        >>> print(plan)  # doctest: +SKIP
+        Plan on cluster home: 2 stages on 6 of 6 devices, 16 examples a step, made by hand
+          4 microbatches of 4 examples, schedule h_1f1b
+            stage 0: layers 0-4 on fast[0:2] 1x2, data 2, 1.2 GB of 16 GB
+            stage 1: layers 5-9 on slow[0:4] 1x4, data 4, 1.1 GB of 16 GB
+          predicted step time 412 ms, lower bound 380 ms
     """
 
     model: str
@@ -230,6 +248,15 @@ class Plan:
         """This plan with another schedule, and without a prediction."""
         pipeline = replace(self.pipeline, schedule=schedule)
         return replace(self, pipelines=(pipeline,), prediction=None)
+
+    def __str__(self) -> str:
+        from hetjax.planner.plan_text import plan_text
+
+        return plan_text(self)
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """What IPython shows of a plan that a cell ends with; its `repr` would fill pages."""
+        printer.text(str(self))
 
     def save(self, path: str | Path) -> None:
         """Write the plan to a JSON file, at once or not at all."""

@@ -1,5 +1,6 @@
 """What a run shows of itself: tables, progress, metrics, and timelines in several forms."""
 
+from hetjax.mesh.quantities import format_bytes, format_rate, format_seconds
 from hetjax.report.alternatives_table import OtherPlan, alternatives_table
 from hetjax.report.annotation_picture import visualize
 from hetjax.report.layer_table import LayerRow, ModuleRun, layer_rows, layer_table, module_runs
@@ -10,7 +11,6 @@ from hetjax.report.plan_table import plan_table
 from hetjax.report.prediction_file import write_prediction
 from hetjax.report.profile_table import profile_table
 from hetjax.report.progress import TrainingProgress
-from hetjax.report.quantities import format_bytes, format_rate, format_seconds
 from hetjax.report.tables import (
     LinkRow,
     PredictionRow,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hetjax.report.quantities import format_seconds
+from hetjax.mesh.quantities import format_seconds
 from hetjax.report.tables import empty_table
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hetjax.report.quantities import format_bytes, format_rate
+from hetjax.mesh.quantities import format_bytes, format_rate
 from hetjax.report.tables import empty_table
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hetjax.mesh.cluster import Cluster
-from hetjax.report.quantities import format_seconds
+from hetjax.mesh.quantities import format_seconds
 from hetjax.report.tables import empty_table
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from hetjax.files import replacing
 from hetjax.mesh.cluster import Cluster
 from hetjax.mesh.links import Link
+from hetjax.mesh.quantities import format_bytes, format_rate, format_seconds
 from hetjax.pipeline.timeline import Timeline
 from hetjax.report.parts_table import name_of_whole
 from hetjax.report.plan_pictures import (
@@ -22,8 +23,6 @@ from hetjax.report.plan_pictures import (
     stage_picture,
     subcluster_styles,
 )
-from hetjax.report.plan_table import sharding_text
-from hetjax.report.quantities import format_bytes, format_rate, format_seconds
 from hetjax.report.timeline_page import fill, part_of_page, timeline_chart
 
 if TYPE_CHECKING:
@@ -146,7 +145,7 @@ def _stages(plan: Plan) -> str:
                     str(first + s),
                     f"{stage.layers[0]}&ndash;{stage.layers[1] - 1}",
                     html.escape(str(stage.submesh)),
-                    html.escape(sharding_text(stage)),
+                    html.escape(stage.sharding_text),
                     str(pipeline.schedule.warm_up_counts[s]),
                     format_seconds(held.compute_seconds),
                     format_seconds(held.communication_seconds)

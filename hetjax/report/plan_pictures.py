@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hetjax.mesh.cluster import Cluster
-from hetjax.report.quantities import format_bytes, format_seconds
+from hetjax.mesh.quantities import format_bytes, format_seconds
 from hetjax.report.timeline_style import Style
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from hetjax.report.tables import StageRow, stage_table
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from hetjax.planner.plan import PipelinePlan, Plan, StagePlan, StagePrediction
+    from hetjax.planner.plan import PipelinePlan, Plan, StagePrediction
 
 
 def plan_table(plan: Plan) -> Table:
@@ -47,18 +47,10 @@ def _row(pipeline: PipelinePlan, index: int, first: int, predicted: StagePredict
         stage=first + index,
         layers=f"{stage.layers[0]}-{stage.layers[1] - 1}",
         submesh=str(stage.submesh),
-        sharding=sharding_text(stage),
+        sharding=stage.sharding_text,
         warm_up=pipeline.schedule.warm_up_counts[index],
         compute_seconds=predicted.compute_seconds,
         communication_seconds=predicted.communication_seconds,
         memory_bytes=predicted.memory_bytes,
         memory_limit_bytes=predicted.memory_limit_bytes,
     )
-
-
-def sharding_text(stage: StagePlan) -> str:
-    """How a stage divides its arrays over its devices, and whether it recomputes."""
-    axes = zip(("data", "tensor"), stage.mesh_shape, strict=True)
-    divided = " x ".join(f"{axis} {size}" for axis, size in axes if size > 1) or "one device"
-    rule = "" if stage.sharding == "data" else f", {stage.sharding.replace('_', ' ')}"
-    return divided + rule + (", recompute" if stage.recompute else "")

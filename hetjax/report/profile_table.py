@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from hetjax.report.quantities import format_seconds
+from hetjax.mesh.quantities import format_seconds
 from hetjax.report.tables import empty_table
 
 if TYPE_CHECKING:

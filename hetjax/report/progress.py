@@ -7,7 +7,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from hetjax.report.quantities import format_seconds
+from hetjax.mesh.quantities import format_seconds
 
 if TYPE_CHECKING:
     from rich.console import Console

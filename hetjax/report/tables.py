@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from hetjax.mesh.cluster import Cluster
 from hetjax.mesh.links import Link
-from hetjax.report.quantities import format_bytes, format_rate, format_seconds
+from hetjax.mesh.quantities import format_bytes, format_rate, format_seconds
 
 if TYPE_CHECKING:
     from rich.table import Table

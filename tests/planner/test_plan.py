@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -318,3 +319,65 @@ def test_more_tasks_than_can_be_put_in_order_are_refused():
             plan_from_json(data)
     with pytest.raises(InputError, match=r"16384 in a pipeline of 8 stages; it must be 8192"):
         from_warm_up_counts([1] * 8, 2**14)
+
+
+def test_a_plan_is_printed_in_a_few_lines() -> None:
+    plan = plan_of_two_stages()
+    assert str(plan).splitlines() == [
+        "Plan on cluster test: 2 stages on 6 of 6 devices, 32 examples a step, made by hand",
+        "  4 microbatches of 8 examples, schedule 1f1b",
+        "    stage 0: layers 0-1 on sub0[0:4] 1x4, data 4",
+        "    stage 1: layer 2 on sub1[0:2] 1x2, tensor 2, fully sharded, recompute",
+        "  without a prediction",
+    ]
+    fits, not_fits = (prediction_of_a_stage(needed) for needed in (4 * 10**8, 2 * 10**9))
+    prediction = Prediction(0.0412, 0.038, (fits, not_fits))
+    *_, first, second, whole = str(replace(plan, prediction=prediction)).splitlines()
+    assert first.endswith(", data 4, 400 MB of 1 GB")
+    assert second.endswith(", recompute, 2 GB of 1 GB, which is too little")
+    assert whole == "  predicted step time 41.2 ms, lower bound 38 ms"
+
+
+def test_pipelines_of_a_printed_plan_are_numbered_and_their_stages_too() -> None:
+    one = PipelinePlan(
+        (StagePlan((0, 3), SubMesh("sub0", 0, (1, 1)), (1, 1)),), 1, 1, one_f_one_b(1, 1)
+    )
+    other = PipelinePlan(
+        (StagePlan((0, 3), SubMesh("sub1", 0, (1, 1)), (1, 1)),), 2, 3, one_f_one_b(1, 2)
+    )
+    lines = str(replace(plan_of_two_stages(), pipelines=(one, other))).splitlines()
+    assert lines[0].startswith("Plan on cluster test: 2 stages on 2 of 6 devices, 7 examples")
+    assert lines[1:5] == [
+        "  pipeline 0: 1 microbatch of 1 example, schedule 1f1b",
+        "    stage 0: layers 0-2 on sub0[0:1] 1x1, one device",
+        "  pipeline 1: 2 microbatches of 3 examples, schedule 1f1b",
+        "    stage 1: layers 0-2 on sub1[0:1] 1x1, one device",
+    ]
+
+
+def test_a_notebook_shows_a_plan_as_it_is_printed() -> None:
+    from IPython.lib.pretty import pretty
+
+    plan = plan_of_two_stages()
+    assert pretty(plan) == str(plan)
+
+
+def prediction_of_a_stage(memory_bytes: int) -> StagePrediction:
+    return StagePrediction(
+        forward_seconds=0.1,
+        backward_seconds=0.2,
+        recompute_seconds=0.0,
+        input_gradient_seconds=0.1,
+        weight_gradient_seconds=0.1,
+        update_seconds=0.1,
+        communication_seconds=0.1,
+        return_seconds=0.1,
+        state_bytes=1,
+        working_bytes=1,
+        activation_bytes=1,
+        recomputed_bytes=0,
+        deferred_bytes=0,
+        memory_bytes=memory_bytes,
+        memory_limit_bytes=10**9,
+        bubble=0.1,
+    )

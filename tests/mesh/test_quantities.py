@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetjax.report.quantities import format_bytes, format_rate, format_seconds
+from hetjax.mesh.quantities import format_bytes, format_rate, format_seconds
 
 
 @pytest.mark.parametrize(
