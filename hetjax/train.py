@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from hetjax.commands.command_line import Parser, configuration_of, run_command
 from hetjax.commands.signals import doing, run_process
-from hetjax.errors import InputError
+from hetjax.errors import InputError, shown
 
 if TYPE_CHECKING:
     from hetjax.commands.work_folder import Resumption
@@ -79,6 +79,14 @@ def _train(arguments: argparse.Namespace) -> int:
             plan_file = reusable_plan(workdir, configuration)
     elif resumption.wanted:
         raise InputError("--resume is given without --workdir; name the folder of the run")
+    if writers := configuration.train.writers:
+        from hetjax.report import check_writers
+
+        if workdir is None:
+            raise InputError(
+                f"train.writers is {shown(writers)} without --workdir; name a folder for the run"
+            )
+        check_writers(writers, "train.writers")
 
     from hetjax.commands.devices import check_ray_address, configured_cluster
 

@@ -26,7 +26,7 @@ from hetjax.commands.work_folder import (
     earlier_configuration,
     save_configuration,
 )
-from hetjax.configuration import changes
+from hetjax.configuration import changes, settings
 from hetjax.configuration.make import Ingredients
 from hetjax.errors import InputError, SaveError, reason_of
 from hetjax.loop import StepDone, other_step_time, train, usual_step_time
@@ -243,7 +243,8 @@ def _train(
 ) -> _Seen:
     """Runs the loop, shows every step and writes its figures."""
     settings, seen = prepared.ingredients.configuration.train, _Seen()
-    metrics = None if workdir is None else _metrics(workdir, trainer.steps_done + 1)
+    metrics = None if workdir is None else _metrics(workdir, trainer.steps_done + 1, prepared)
+    told: set[str] = set()
     tune = prepared.ingredients.configuration.planner.schedule if settings.tune else None
     loop = train(trainer, settings, checkpoints=workdir is not None, stop=stop, tune=tune)
     unit = prepared.ingredients.model.unit
@@ -270,6 +271,9 @@ def _train(
                     metrics.write(done.metrics.step, figures)
                     if metrics.failure and not before:
                         progress.print(f"metrics wait to be written: {metrics.failure}")
+                    for name in metrics.lost.keys() - told:
+                        progress.print(f"{name} lacks figures: {metrics.lost[name]}")
+                        told.add(name)
     except SaveError as error:
         unwritten.add(f"checkpoint {error.step}", error.reason)
     finally:
@@ -277,12 +281,20 @@ def _train(
             metrics.close()
             if metrics.failure is not None:
                 unwritten.add(METRICS_FILE, metrics.failure)
+            for name, why in metrics.lost.items():
+                unwritten.add(f"what {name} was to hold", why)
     return seen
 
 
-def _metrics(workdir: Path, first_step: int) -> MetricsWriter:
+def _metrics(workdir: Path, first_step: int, prepared: Prepared) -> MetricsWriter:
+    configuration = prepared.ingredients.configuration
     try:
-        return MetricsWriter(workdir, first_step=first_step)
+        return MetricsWriter(
+            workdir,
+            first_step=first_step,
+            writers=configuration.train.writers,
+            settings=dict(settings(configuration)),
+        )
     except OSError as error:
         raise InputError(
             f"--workdir {workdir}: {METRICS_FILE} cannot be written: {error.strerror}"

@@ -71,6 +71,15 @@ def _is_plain(value: object) -> bool:
     return value is None or isinstance(value, str)
 
 
+def _known_writers(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Checks names alone: a configuration can be read where the packages are not installed."""
+    if names:
+        from hetjax.report.writers import check_writer_names
+
+        check_writer_names(names, "train.writers")
+    return names
+
+
 class TrainSettings(Section):
     """The training itself."""
 
@@ -114,6 +123,11 @@ class TrainSettings(Section):
         default=10,
         description="how many steps in a row may have a loss or gradient that is not finite, which "
         "are not applied, before the run ends with an error",
+    )
+    writers: Annotated[Texts, AfterValidator(_known_writers)] = Field(
+        default=(),
+        description="'wandb', 'mlflow' or both: what gets the figures of every step beside "
+        "metrics.jsonl and TensorBoard; needs --workdir",
     )
 
     @model_validator(mode="after")

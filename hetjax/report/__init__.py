@@ -23,8 +23,10 @@ from hetjax.report.tables import (
 from hetjax.report.timeline_page import write_timeline_page
 from hetjax.report.timeline_picture import draw_timeline
 from hetjax.report.trace_file import write_chrome_trace
+from hetjax.report.writers import WRITERS, check_writers
 
 __all__ = [
+    "WRITERS",
     "LayerRow",
     "LinkRow",
     "MetricsWriter",
@@ -35,6 +37,7 @@ __all__ = [
     "StageRow",
     "TrainingProgress",
     "alternatives_table",
+    "check_writers",
     "cluster_table",
     "draw_timeline",
     "format_bytes",

@@ -1,11 +1,11 @@
-"""The figures of every step, in a file of JSON lines and in TensorBoard's event files."""
+"""The figures of every step: a file of JSON lines, TensorBoard's event files, optional writers."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -13,6 +13,7 @@ from typing import Any, Self
 from hetjax.appended_file import AppendedFile
 from hetjax.files import replacing
 from hetjax.report.tensorboard_file import event_file_name, first_records, scalars_record
+from hetjax.report.writers import Destination, FigureWriter, check_writers, open_writers
 
 METRICS_FILE = "metrics.jsonl"
 """The name of the file of JSON lines in the work folder."""
@@ -30,12 +31,19 @@ class MetricsWriter:
 
     Where the disk is full, figures wait in memory and are written when there is room again.
 
+    W&B and MLflow get the same figures where they are asked for, each on a thread of its own; what
+    they do not take is missing there, and `lost` tells why.
+
     Args:
         workdir: the work folder; it is made where it is not there.
         first_step: the first step that will be written. 0 starts afresh.
+        writers: optional writers, names of `hetjax.report.WRITERS`. Each time a run resumes it
+            begins a run of its own there.
+        settings: the run's settings by name, for the optional writers.
 
     Raises:
         OSError: the files cannot be begun.
+        InputError: a writer's name is not known, its package is not installed, or it has no key.
 
     Example:
         >>> import tempfile
@@ -46,20 +54,32 @@ class MetricsWriter:
         [{'step': 1, 'loss': 5.5, 'grad_norm': 1.25}]
     """
 
-    def __init__(self, workdir: str | os.PathLike[str], *, first_step: int = 0):
-        path, folder = Path(workdir) / METRICS_FILE, Path(workdir) / TENSORBOARD_FOLDER
-        kept = list(_lines_before(path, first_step)) if first_step > 0 else []
-        with replacing(path) as temporary:
-            temporary.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
-        folder.mkdir(exist_ok=True)
-        self._lines = AppendedFile(path)
-        self._events = AppendedFile(folder / event_file_name())
-        self._events.append(first_records(first_step))
+    def __init__(
+        self,
+        workdir: str | os.PathLike[str],
+        *,
+        first_step: int = 0,
+        writers: Sequence[str] = (),
+        settings: Mapping[str, Any] | None = None,
+    ):
+        check_writers(writers)
+        folder = Path(workdir)
+        self._files: tuple[FigureWriter, ...] = (
+            _Lines(folder / METRICS_FILE, first_step),
+            _Events(folder / TENSORBOARD_FOLDER, first_step),
+        )
+        self._others = open_writers(writers, Destination(folder, first_step, settings or {}))
 
     @property
     def failure(self) -> str | None:
         """Why figures wait to be written; None where all of them are in the files."""
-        return self._lines.failure or self._events.failure
+        return next((file.failure for file in self._files if file.failure), None)
+
+    @property
+    def lost(self) -> dict[str, str]:
+        """The optional writers that lack figures, and why."""
+        failures = {name: writer.failure for name, writer in self._others.items()}
+        return {name: why for name, why in failures.items() if why is not None}
 
     def __enter__(self) -> Self:
         return self
@@ -83,16 +103,57 @@ class MetricsWriter:
                 TensorBoard.
         """
         values = {name: _scalar(value) for name, value in metrics.items()}
-        finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
-        line = json.dumps({"step": int(step)} | finite, allow_nan=False) + "\n"
-        self._lines.append(line.encode())
-        shown = {name: value for name, value in values.items() if math.isfinite(value)}
-        self._events.append(scalars_record(int(step), shown))
+        for writer in (*self._files, *self._others.values()):
+            writer.write(int(step), values)
 
     def close(self) -> None:
-        """Closes both files; closing twice is harmless."""
-        self._lines.close()
-        self._events.close()
+        """Closes the files and ends the writers; closing twice is harmless."""
+        for writer in (*self._files, *self._others.values()):
+            writer.close()
+
+
+class _Lines:
+    """The file of JSON lines."""
+
+    def __init__(self, path: Path, first_step: int):
+        kept = list(_lines_before(path, first_step)) if first_step > 0 else []
+        with replacing(path) as temporary:
+            temporary.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+        self._file = AppendedFile(path)
+
+    @property
+    def failure(self) -> str | None:
+        return self._file.failure
+
+    def write(self, step: int, figures: Mapping[str, float]) -> None:
+        known = {name: value if math.isfinite(value) else None for name, value in figures.items()}
+        self._file.append((json.dumps({"step": step} | known, allow_nan=False) + "\n").encode())
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class _Events:
+    """TensorBoard's event file of this run."""
+
+    def __init__(self, folder: Path, first_step: int):
+        folder.mkdir(exist_ok=True)
+        self._file = AppendedFile(folder / event_file_name())
+        self._file.append(first_records(first_step))
+
+    @property
+    def failure(self) -> str | None:
+        return self._file.failure
+
+    def write(self, step: int, figures: Mapping[str, float]) -> None:
+        self._file.append(scalars_record(step, _finite(figures)))
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _finite(figures: Mapping[str, float]) -> dict[str, float]:
+    return {name: value for name, value in figures.items() if math.isfinite(value)}
 
 
 def read_metrics(workdir: str | os.PathLike[str]) -> list[dict[str, Any]]:
