@@ -20,7 +20,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jaxtyping import PyTree
 
-from hetjax.errors import CheckpointError, InputError, reason_of
+from hetjax.errors import CheckpointError, InputError
 from hetjax.pipeline.build import PipelinePrograms, Shapes
 from hetjax.pipeline.holders import covering_stages
 from hetjax.pipeline.loss import path_names
@@ -29,6 +29,7 @@ from hetjax.runtime.checkpoint_files import SaveFailure, StageRecord, read_manif
 from hetjax.runtime.compilation import CompiledStage
 from hetjax.runtime.manifest import Manifest, SavedPart, row_span
 from hetjax.runtime.nonfinite import are_finite, were_finite
+from hetjax.runtime.orbax_words import quieten, write_reason
 from hetjax.runtime.placement import Placement
 from hetjax.runtime.state import StageState, put_whole
 
@@ -312,7 +313,7 @@ def waited(saver: StageSaver, worker: str) -> StageRecord | SaveFailure | None:
     try:
         return saver.wait()
     except Exception as error:
-        return SaveFailure(worker, reason_of(error))
+        return SaveFailure(worker, write_reason(error))
 
 
 class _Load:
@@ -393,6 +394,7 @@ def _read(folder: Path, loads: Sequence[_Load]) -> dict[str, Any]:
 def _asynchronous_checkpointer() -> Any:
     import orbax.checkpoint as ocp
 
+    quieten()
     # Orbax numbers folders that it makes in the background for the whole process, and the stages
     # of one process save at the same time.
     options = ocp.options.AsyncOptions(create_directories_asynchronously=False)

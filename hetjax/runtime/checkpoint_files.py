@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import time
 import uuid
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -32,6 +33,7 @@ from hetjax.runtime.manifest import (
 )
 
 _STEP_NAME = re.compile(r"[0-9]{8,}")
+_REMOVALS, _REMOVAL_SECONDS = 5, 0.1
 _UNFINISHED, _REPLACED, _REMOVED = ".tmp-", ".old-", "removed"
 
 
@@ -239,18 +241,25 @@ class CheckpointFolder:
         """
         self.path.mkdir(parents=True, exist_ok=True)
         self._recover()
-        for leftover in self.path.glob(f"{_UNFINISHED}*"):
-            shutil.rmtree(leftover, ignore_errors=True)  # it may lose a race with its writer
+        self.give_up()
         # Under a new name: a worker of a lost run may still write into an old one.
         self._begun = self.path / f"{_UNFINISHED}{_name(step)}-{uuid.uuid4().hex[:8]}"
         self._begun.mkdir()
         return self._begun
 
     def give_up(self) -> None:
-        """Remove what was begun and cannot be committed, so that its room is free again."""
-        if self._begun is not None:
-            shutil.rmtree(self._begun, ignore_errors=True)
-            self._begun = None
+        """Remove what was begun and not committed, so that its room is free again.
+
+        Writes that were under way when another one failed may end later, and make their folders
+        anew; what is left of them is removed with the next one that is begun or given up.
+        """
+        self._begun = None
+        for leftover in self.path.glob(f"{_UNFINISHED}*"):
+            for _ in range(_REMOVALS):
+                shutil.rmtree(leftover, ignore_errors=True)
+                if not leftover.exists():
+                    break
+                time.sleep(_REMOVAL_SECONDS)
 
     def commit(
         self,

@@ -131,10 +131,11 @@ class RunCheckpoints:
             records = [each for each in found if isinstance(each, StageRecord)]
             told = DataPosition(data.examples, data.batch_size, fingerprint_of(source))
             self._folder.commit(step, records, told, metadata)
-        except (OSError, InputError) as error:
-            raise SaveError(step, reason_of(error)) from error
-        finally:
+        except BaseException as error:
             self._folder.give_up()
+            if isinstance(error, OSError | InputError):
+                raise SaveError(step, reason_of(error)) from error
+            raise
 
     @property
     def failed(self) -> SaveError | None:
@@ -223,6 +224,7 @@ class RunCheckpoints:
             self.finish()
         finally:
             self._commits.shutdown()
+            self._folder.give_up()
             self._lock.release()
 
 
