@@ -179,9 +179,10 @@ def test_training_resuming_and_replaying(
     assert json.loads((whole / "timeline.json").read_text())["traceEvents"]
     assert read_configuration(whole / "config.gin") == read_configuration(config)
 
-    arguments = ["--config", str(config), "--workdir", str(parts), "--resume"]
+    arguments = ["--config", str(config), "--workdir", str(parts), "--resume-or-start"]
     assert main([*arguments, "--gin", "train.steps = 2"]) == 0
     assert "no checkpoint to resume from" in capsys.readouterr().out
+    arguments[-1] = "--resume"
     assert main(arguments) == 0
     out = capsys.readouterr().out
     assert "resumed from step 2" in out

@@ -1,7 +1,9 @@
+import json
 import os
 import socket
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import jax
@@ -22,11 +24,16 @@ from hetjax.pipeline.program import trace
 from hetjax.pipeline.warm_up import one_f_one_b
 from hetjax.planner.plan import PipelinePlan, Plan, StagePlan
 from hetjax.runtime.checkpoint import StageSaver, check_leaves
-from hetjax.runtime.checkpoint_files import CheckpointFolder, SaveFailure, read_manifest
+from hetjax.runtime.checkpoint_files import (
+    CheckpointFolder,
+    SaveFailure,
+    StageRecord,
+    read_manifest,
+)
 from hetjax.runtime.compilation import CompiledStage
 from hetjax.runtime.job import Job
 from hetjax.runtime.local import LocalExecutor
-from hetjax.runtime.manifest import DataPosition
+from hetjax.runtime.manifest import DataPosition, SavedFile, SavedPart
 from hetjax.runtime.placement import Placement, named
 from hetjax.runtime.state import StageState, initial_state, put_whole
 from hetjax.sharding.rules import MESH_AXES
@@ -391,7 +398,7 @@ def test_leaves_of_another_model_or_optimizer(saved, placements):
         StageSaver(other, stage).load(path, compiled)
 
 
-def load_and_save(process, port, source, target):
+def load_and_save(process, port, source, target, told):
     """What each of two processes does that hold one stage together."""
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(f"127.0.0.1:{port}", 2, process)
@@ -403,8 +410,8 @@ def load_and_save(process, port, source, target):
     saver.save(Path(target), saver.load(Path(source), compiled))
     record = saver.wait()
     assert (record is None) == (process != 0)
-    if process == 0:
-        CheckpointFolder(Path(target).parent).commit(9, [record], DataPosition(0, 1), {})
+    if record is not None:
+        Path(told).write_text(json.dumps(asdict(record)))
     saver.close()
     jax.distributed.shutdown()
 
@@ -418,7 +425,8 @@ def test_two_processes_that_share_a_stage(placements, saved, tmp_path):
         port = free.getsockname()[1]
     code = "import sys; sys.path.insert(0, sys.argv[1]); import test_checkpoint as t; "
     code += "t.load_and_save(int(sys.argv[2]), *sys.argv[3:])"
-    arguments = (port, saved["THREE"], target)
+    told = tmp_path / "record.json"
+    arguments = (port, saved["THREE"], target, told)
     environment = os.environ | {
         "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
         "PYTHONPATH": os.pathsep.join(sys.path),
@@ -440,4 +448,8 @@ def test_two_processes_that_share_a_stage(placements, saved, tmp_path):
         for process in processes:
             process.kill()
             process.communicate()
-    assert_holds(placements["ONE"], folder.path / "00000009")
+    record = json.loads(told.read_text())
+    parts = tuple(SavedPart(**{**part, "shape": tuple(part["shape"])}) for part in record["parts"])
+    files = tuple(SavedFile(**file) for file in record["files"])
+    path = folder.commit(9, [StageRecord(record["model"], parts, files)], DataPosition(0, 1), {})
+    assert_holds(placements["ONE"], path)
