@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -205,7 +206,11 @@ class StageSaver:
         """
         assert self._pending is not None, "nothing was saved"
         pending, self._pending = self._pending, None
-        return pending.result()
+        try:
+            return pending.result()
+        except Exception:
+            self._forget_checkpointer()
+            raise
 
     def load(self, folder: Path, compiled: CompiledStage) -> StageState:
         """Read the stage's state, and of the checkpoint only the parts that make it up.
@@ -247,8 +252,16 @@ class StageSaver:
     def _give_up(self) -> None:
         """End what is being written, if anything is; whether it succeeded no longer matters."""
         if self._pending is not None:
-            self._pending.exception()
+            if self._pending.exception() is not None:
+                self._forget_checkpointer()
             self._pending = None
+
+    def _forget_checkpointer(self) -> None:
+        """Save with another one from now on: this one may raise its failure again at the next."""
+        checkpointer, self._checkpointer = self._checkpointer, None
+        if checkpointer is not None:
+            with suppress(Exception):
+                checkpointer.close()
 
     def _to_write(self, state: StageState) -> Iterator[tuple[SavedPart, jax.Array]]:
         for leaves, arrays in zip(self._kinds, (state.parameters, state.optimizer), strict=True):
