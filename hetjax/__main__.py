@@ -1,4 +1,4 @@
-"""The console command: ``hetjax train|plan|profile|switch``, also ``python -m hetjax``.
+"""The console command: ``hetjax train|plan|profile|switch|generate``, also ``python -m hetjax``.
 
 Each word runs the command of the same name, so ``hetjax train`` is ``python -m hetjax.train``.
 """
@@ -19,6 +19,7 @@ COMMANDS = {
     "plan": "plan a training run without training",
     "profile": "measure a model's layers, for plans to come",
     "switch": "show what a switch between two plans would move",
+    "generate": "go on with a text, by a checkpoint of a run",
 }
 """What each command does."""
 
@@ -65,7 +66,7 @@ def _help() -> str:
             "commands:",
             *lines,
             "",
-            "hetjax COMMAND --help tells a command's options and all settings.",
+            "hetjax COMMAND --help tells a command's options, and all settings where it has some.",
         ]
     )
 

@@ -32,19 +32,24 @@ class Parser(argparse.ArgumentParser):
     Args:
         command: the module that is run, e.g. ``"hetjax.train"``.
         description: what it does, in a sentence.
+        configured: whether a person names the settings; else they are those of a work folder.
     """
 
-    def __init__(self, command: str, description: str):
-        # Not at the top: a command hears signals before it imports what takes a moment.
-        from hetjax.configuration import settings_help
-
+    def __init__(self, command: str, description: str, *, configured: bool = True):
         super().__init__(
             prog=_program(command),
             description=description,
-            epilog=f"Settings, for gin files and --gin:\n\n{settings_help()}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
+        if configured:
+            self._add_settings()
+
+    def _add_settings(self) -> None:
+        # Not at the top: a command hears signals before it imports what takes a moment.
+        from hetjax.configuration import settings_help
+
+        self.epilog = f"Settings, for gin files and --gin:\n\n{settings_help()}"
         self.add_argument(
             "--config",
             metavar="FILE",

@@ -104,6 +104,28 @@ def earlier_configuration(path: Path) -> Configuration | None:
     return read_configuration(file) if file.exists() else None
 
 
+def configuration_in(path: Path) -> Configuration:
+    """The configuration of the run that a work folder must hold.
+
+    Args:
+        path: the folder.
+
+    Returns:
+        The configuration.
+
+    Raises:
+        InputError: there is no such folder or no run in it, or its configuration cannot be read.
+    """
+    subject = f"--workdir {shown(str(path), 200)}"
+    check_path(path, subject)
+    if not path.is_dir():
+        raise InputError(f"{subject}: there is no such folder")
+    found = earlier_configuration(path)
+    if found is None:
+        raise InputError(f"{subject} holds no run: {CONFIGURATION_FILE} is missing")
+    return found
+
+
 def reusable_plan(path: Path, configuration: Configuration) -> Path | None:
     """The plan of the run that a work folder holds, where it still is what would be planned for.
 

@@ -46,12 +46,7 @@ class CheckedTokenizer:
         Raises:
             InputError: it cannot encode a text.
         """
-
-        def encode() -> list[np.ndarray]:
-            encoded = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
-            return [np.array(one.ids, np.int64) for one in encoded]
-
-        found = _asked(encode, f"tokenizer {self.path!r} cannot encode the text")
+        found = [np.array(one.ids, np.int64) for one in self._encoded(texts)]
         tokens = np.concatenate([np.zeros(0, np.int64), *found])
         if len(tokens) and tokens.max() >= self.vocabulary:
             raise InputError(
@@ -59,6 +54,47 @@ class CheckedTokenizer:
                 f"vocabulary's; its largest is {self.vocabulary - 1}"
             )
         return tokens.astype(np.int32)
+
+    def check_known(self, text: str) -> None:
+        """Check that every piece of a text has a token of its own.
+
+        Args:
+            text: the text.
+
+        Raises:
+            InputError: a piece has none; it is named.
+        """
+        unknown = getattr(self._tokenizer.model, "unk_token", None)
+        (encoded,) = self._encoded([text])
+        for token, (start, stop) in zip(encoded.tokens, encoded.offsets, strict=True):
+            if token == unknown:
+                raise InputError(
+                    f"tokenizer {self.path!r} does not know {shown(text[start:stop])}, of which "
+                    f"it makes {unknown!r}"
+                )
+
+    def decode(self, tokens: np.ndarray) -> str:
+        """The text of tokens.
+
+        Args:
+            tokens: [n] integers below the vocabulary.
+
+        Returns:
+            The text; ids that are no token's have none.
+
+        Raises:
+            InputError: it cannot decode them.
+        """
+        return _asked(
+            lambda: self._tokenizer.decode(tokens.tolist(), skip_special_tokens=False),
+            f"tokenizer {self.path!r} cannot decode tokens",
+        )
+
+    def _encoded(self, texts: Sequence[str]) -> list[tokenizers.Encoding]:
+        return _asked(
+            lambda: self._tokenizer.encode_batch(list(texts), add_special_tokens=False),
+            f"tokenizer {self.path!r} cannot encode the text",
+        )
 
 
 @functools.lru_cache(maxsize=4)

@@ -1,5 +1,6 @@
 """The reference models, in Flax NNX: GPT, Llama, ViT, VGG and ResNet, with named recipes."""
 
+from hetjax.models.generation import generate
 from hetjax.models.gpt import GPT, GPTConfig
 from hetjax.models.image_model import ImageConfig, ImageModel, image_model
 from hetjax.models.language_model import Batch, LanguageModel, language_model
@@ -28,6 +29,7 @@ __all__ = [
     "VGGConfig",
     "ViT",
     "ViTConfig",
+    "generate",
     "image_model",
     "language_model",
     "model_of",

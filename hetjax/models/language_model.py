@@ -48,6 +48,8 @@ class LanguageModel:
         loss: (parameters, batch) -> the weighted sum of the tokens' losses in nats and the sum of
             their weights (their number, where there are none), both float32 scalars. Sums, so that
             microbatches add up exactly.
+        logits: (parameters, tokens, int32 [B, T] with T up to ``sequence``) -> float32
+            [B, T, vocabulary], the logits of the token that follows each; nothing is dropped out.
         sequence: number of predicted tokens an example.
         vocabulary: number of tokens.
         name: for people, e.g. ``"gpt-12x768"``.
@@ -64,6 +66,7 @@ class LanguageModel:
     init: Callable[[jax.Array], PyTree]
     parameter_shapes: Callable[[], PyTree]
     loss: Callable[[PyTree, Batch], tuple[jax.Array, jax.Array]]
+    logits: Callable[[PyTree, jax.Array], jax.Array]
     sequence: int
     vocabulary: int
     name: str
@@ -103,6 +106,7 @@ def language_model(config: GPTConfig | LlamaConfig) -> LanguageModel:
         init=functools.partial(_init, config),
         parameter_shapes=functools.partial(_parameter_shapes, config),
         loss=functools.partial(_loss, config),
+        logits=functools.partial(_next_logits, config),
         sequence=config.sequence,
         vocabulary=config.vocabulary,
         name=f"{family}-{config.blocks}x{config.width}",
@@ -135,6 +139,10 @@ def _loss(
     if balance is not None:
         losses = losses + balance[:, None]
     return jnp.sum(losses * weights), jnp.sum(weights)
+
+
+def _next_logits(config: GPTConfig | LlamaConfig, params: PyTree, tokens: jax.Array) -> jax.Array:
+    return _logits(config, params, tokens, None)[0]
 
 
 def _logits(

@@ -18,17 +18,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
-from hetjax.errors import CheckpointError, InputError
+from hetjax.errors import CheckpointError, InputError, reason_of
+from hetjax.mesh.hetero import JaxDevice
 from hetjax.pipeline.build import PipelinePrograms, Shapes
 from hetjax.pipeline.holders import covering_stages
 from hetjax.pipeline.loss import path_names
 from hetjax.pipeline.stages import ParameterPart
 from hetjax.runtime.checkpoint_files import SaveFailure, StageRecord, read_manifest, record_files
 from hetjax.runtime.compilation import CompiledStage
-from hetjax.runtime.manifest import Manifest, SavedPart, row_span
+from hetjax.runtime.manifest import SavedPart, row_span
 from hetjax.runtime.nonfinite import are_finite, were_finite
 from hetjax.runtime.orbax_words import quieten, write_reason
 from hetjax.runtime.placement import Placement
@@ -102,11 +103,11 @@ def check_leaves(folder: Path, pipelines: PipelinePrograms) -> None:
         CheckpointError: naming a leaf that is missing, or not expected, or of another shape or
             dtype, with both sides.
     """
-    _check_leaves(folder, read_manifest(folder), _leaves_of(pipelines))
+    _check_leaves(folder, read_manifest(folder).parts, _leaves_of(pipelines))
 
 
-def _check_leaves(folder: Path, manifest: Manifest, kinds: Sequence[_Leaves]) -> None:
-    saved = {part.leaf: (part.shape, part.dtype) for part in manifest.parts}
+def _check_leaves(folder: Path, parts: Sequence[SavedPart], kinds: Sequence[_Leaves]) -> None:
+    saved = {part.leaf: (part.shape, part.dtype) for part in parts}
     wanted = {
         (leaves.kind, name): (tuple(shape.shape), str(shape.dtype))
         for leaves in kinds
@@ -129,6 +130,43 @@ def _check_leaves(folder: Path, manifest: Manifest, kinds: Sequence[_Leaves]) ->
                 f"checkpoint {folder} holds {kind} leaf {name!r}, which this model and optimizer "
                 f"do not have; it was saved with another model or optimizer"
             )
+
+
+def _by_leaf(parts: Iterable[SavedPart]) -> dict[tuple[str, str], list[SavedPart]]:
+    leaves: dict[tuple[str, str], list[SavedPart]] = {}
+    for part in parts:
+        leaves.setdefault(part.leaf, []).append(part)
+    return leaves
+
+
+def load_parameters(folder: Path, shapes: PyTree, device: JaxDevice) -> PyTree:
+    """Read all parameters of a checkpoint onto one device, whatever plan saved them.
+
+    Args:
+        folder: the checkpoint.
+        shapes: of the model's parameters.
+        device: where they shall be.
+
+    Returns:
+        The parameters.
+
+    Raises:
+        CheckpointError: it holds other parameters, or a file went away meanwhile.
+    """
+    leaves = _Leaves("parameters", path_names(shapes), tuple(jax.tree.leaves(shapes)), ())
+    parts = [part for part in read_manifest(folder).parts if part.kind == leaves.kind]
+    _check_leaves(folder, parts, [leaves])
+    saved = _by_leaf(parts)
+    sharding = NamedSharding(jax.make_mesh((1,), ("device",), devices=[device]), PartitionSpec())
+    loads = [
+        _Load(leaves.part(ParameterPart(leaf), ""), shape.dtype, sharding, saved)
+        for leaf, shape in enumerate(leaves.shapes)
+    ]
+    try:
+        stored = _read(folder, loads)
+    except OSError as error:
+        raise CheckpointError(f"checkpoint {folder} cannot be read: {reason_of(error)}") from None
+    return jax.tree.unflatten(jax.tree.structure(shapes), [load.assemble(stored) for load in loads])
 
 
 class StageSaver:
@@ -226,10 +264,8 @@ class StageSaver:
             CheckpointError: the checkpoint is of another model or optimizer.
         """
         manifest = read_manifest(folder)
-        _check_leaves(folder, manifest, self._kinds)
-        saved: dict[tuple[str, str], list[SavedPart]] = {}
-        for part in manifest.parts:
-            saved.setdefault(part.leaf, []).append(part)
+        _check_leaves(folder, manifest.parts, self._kinds)
+        saved = _by_leaf(manifest.parts)
         parameters, optimizer = (
             self._loads(leaves, shardings, saved)
             for leaves, shardings in zip(

@@ -192,6 +192,7 @@ class CheckpointFolder:
         path: the folder; it is made with the first checkpoint.
         keep_last: how many of the newest to keep.
         keep_every: keep also those whose step is a multiple of it; None for no more.
+        read_only: leave all as it is found, since another process may be writing.
 
     Raises:
         InputError: one of these numbers is below 1.
@@ -208,12 +209,19 @@ class CheckpointFolder:
         ((20, 30), 240)
     """
 
-    def __init__(self, path: str | Path, *, keep_last: int = 3, keep_every: int | None = None):
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        keep_last: int = 3,
+        keep_every: int | None = None,
+        read_only: bool = False,
+    ):
         for name, value in (("keep_last", keep_last), ("keep_every", keep_every)):
             if value is not None and value < 1:
                 raise InputError(f"{name} is {value}; it must be 1 or more")
         self.path = Path(path)
-        self.keep_last, self.keep_every = keep_last, keep_every
+        self.keep_last, self.keep_every, self.read_only = keep_last, keep_every, read_only
         self._begun: Path | None = None
         self._broken: set[int] = set()
         self._reading: set[int] = set()
@@ -239,6 +247,7 @@ class CheckpointFolder:
         Raises:
             OSError: it cannot be made.
         """
+        assert not self.read_only
         self.path.mkdir(parents=True, exist_ok=True)
         self._recover()
         self.give_up()
@@ -327,25 +336,60 @@ class CheckpointFolder:
             CheckpointError: there are checkpoints, but none is whole, or the newest whole one is
                 of another model.
         """
-        self._recover()
+        if not self.read_only:
+            self._recover()
         faults: list[str] = []
         for step in reversed(self.steps()):
-            folder = self.path / _name(step)
             try:
-                manifest = _read_manifest_of(folder, step)
-                if model is None or manifest.model == model:
-                    verify_files(folder, manifest)
+                manifest = self._verified(step, model)
             except CheckpointError as fault:
-                faults.append(f"checkpoint {step} is not whole: {fault}")
+                faults.append(str(fault))
                 self._broken.add(step)
                 continue
-            if model is not None and manifest.model != model:
-                raise _foreign(self.path, manifest, model)
             messages = tuple(f"{fault}; using {step}" for fault in faults)
-            return Checkpoint(step, folder, manifest.data, manifest.metadata, messages)
+            return self._found(manifest, model, messages)
         if faults:
             raise CheckpointError(f"no checkpoint in {self.path} is whole: {'; '.join(faults)}")
         return None
+
+    def whole(self, step: int, model: str | None = None) -> Checkpoint:
+        """Find the checkpoint of a step, every file of which is as it was written.
+
+        Args:
+            step: the number of steps done.
+            model: fingerprint of the program that will use it; None for any.
+
+        Returns:
+            The checkpoint.
+
+        Raises:
+            CheckpointError: there is none of this step, or it is not whole, or of another model.
+        """
+        if step not in self.steps():
+            known = ", ".join(map(str, self.steps())) or "none"
+            raise CheckpointError(
+                f"there is no checkpoint of step {step} in {self.path}; there are: {known}"
+            )
+        return self._found(self._verified(step, model), model)
+
+    def _verified(self, step: int, model: str | None) -> Manifest:
+        """A step's manifest; the files of another model are not looked at."""
+        folder = self.path / _name(step)
+        try:
+            manifest = _read_manifest_of(folder, step)
+            if model is None or manifest.model == model:
+                verify_files(folder, manifest)
+        except CheckpointError as fault:
+            raise CheckpointError(f"checkpoint {step} is not whole: {fault}") from None
+        return manifest
+
+    def _found(
+        self, manifest: Manifest, model: str | None, messages: tuple[str, ...] = ()
+    ) -> Checkpoint:
+        if model is not None and manifest.model != model:
+            raise _foreign(self.path, manifest, model)
+        folder = self.path / _name(manifest.step)
+        return Checkpoint(manifest.step, folder, manifest.data, manifest.metadata, messages)
 
     def newest_manifest(self, model: str | None = None) -> Manifest | None:
         """The manifest of the newest checkpoint that has one; its files are not looked at.
