@@ -1,6 +1,7 @@
 """Pages whose examples are executed, whose tables the code writes; links, and what fences hold."""
 
 import doctest
+import importlib
 import importlib.util
 import re
 import subprocess
@@ -33,14 +34,51 @@ def test_the_page_on_limits_runs_as_it_stands():
     assert (found.failed, found.attempted > 8) == (0, True)
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("mkdocs") is None, reason="the documentation's tools are missing"
-)
-def test_the_site_is_built_with_every_page_in_the_menu_and_no_broken_link(tmp_path: Path):
-    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built site: every page is in the menu, and no link is broken."""
+    if importlib.util.find_spec("mkdocs") is None:
+        pytest.skip("the documentation's tools are missing")
+    folder = tmp_path_factory.mktemp("site")
+    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "home_laboratory" / "index.html").exists()
+    return folder
+
+
+def test_the_site_is_built_with_every_page_in_the_menu_and_no_broken_link(site: Path):
+    assert (site / "home_laboratory" / "index.html").exists()
+
+
+@pytest.mark.parametrize("home", ["hetjax", "hetjax.models", "hetjax.data"])
+def test_every_public_name_is_on_the_reference_page(home: str):
+    page = (DOCS / "reference" / "api.md").read_text()
+    listed = re.findall(rf"^::: {re.escape(home)}\.(\w+)$", page, re.M)
+    assert sorted(listed) == sorted(importlib.import_module(home).__all__)
+
+
+def test_all_that_the_reference_page_names_is_public():
+    page = (DOCS / "reference" / "api.md").read_text()
+    for home, name in re.findall(r"^::: (\S+)\.(\w+)$", page, re.M):
+        module = importlib.import_module(home)
+        assert hasattr(module, name), f"{home}.{name}"
+        assert name in getattr(module, "__all__", [name]), f"{home}.{name}"
+
+
+def test_the_reference_page_shows_functions_where_modules_share_their_names(site: Path):
+    page = (site / "reference" / "api" / "index.html").read_text()
+    shared = ("hetjax.plan", "hetjax.simulate", "hetjax.reshard", "hetjax.models.image_model")
+    for name in (*shared, "hetjax.models.language_model"):
+        found = re.search(rf'class="doc doc-object doc-(\w+)">\s*<h3 id="{name}"', page)
+        assert found is not None, name
+        assert found[1] == "function", name
+
+
+def test_the_reference_pages_examples_are_code(site: Path):
+    page = (site / "reference" / "api" / "index.html").read_text()
+    assert "<blockquote>" not in page
+    assert page.count("Examples:</span>") + page.count('class="doc-section-title">Examples') > 20
+    assert re.search(r'<span class="gp">&gt;&gt;&gt; </span>', page)
 
 
 def test_links_of_the_readme_lead_somewhere():
