@@ -34,6 +34,13 @@ def test_the_page_on_limits_runs_as_it_stands():
     assert (found.failed, found.attempted > 8) == (0, True)
 
 
+def test_the_page_on_notebooks_runs_as_it_stands():
+    options = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+    page = str(DOCS / "notebooks.md")
+    found = doctest.testfile(page, module_relative=False, optionflags=options)
+    assert (found.failed, found.attempted > 25) == (0, True)
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The built site: every page is in the menu, and no link is broken."""

@@ -85,7 +85,7 @@ def check_writers(names: Sequence[str], what: str = "writers") -> None:
 
     Raises:
         InputError: a name is not known or there twice, its package is not installed, or W&B has no
-            key and is not offline.
+            key that could be one and is not offline.
 
     Example:
         >>> check_writers(["wandb", "csv"])
@@ -99,10 +99,8 @@ def check_writers(names: Sequence[str], what: str = "writers") -> None:
                 f"{what} has {name!r}, and the package {name} is not installed: "
                 f"pip install 'hetjax[{name}]'"
             )
-    if "wandb" in names and not _has_key():
-        raise InputError(
-            f"{what} has 'wandb', and W&B has no key: run `wandb login`, or set WANDB_MODE=offline"
-        )
+    if "wandb" in names and (problem := _key_problem()):
+        raise InputError(f"{what} has 'wandb': {problem}")
 
 
 def check_writer_names(names: Sequence[str], what: str = "writers") -> None:
@@ -274,9 +272,13 @@ class _Mlflow:
         self._client.set_terminated(self._id)
 
 
-def _has_key() -> bool:
-    """Whether W&B needs no key or has one; it would ask for one at the terminal otherwise."""
+def _key_problem() -> str | None:
+    """Why W&B cannot know who it is, without asking at the terminal or over the network."""
     wandb = importlib.import_module("wandb")
-    if wandb.setup().settings.mode in ("offline", "dryrun", "disabled"):
-        return True
-    return wandb.login(prompt=False)
+    try:
+        if wandb.setup().settings.mode in ("offline", "dryrun", "disabled"):
+            return None
+        has_key = wandb.login(prompt=False, verify=False)
+    except Exception as error:  # A key that can be none, in W&B's own words.
+        return reason_of(error)
+    return None if has_key else "it has no key: run `wandb login`, or set WANDB_MODE=offline"
