@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hetjax.commands.command_line import NOT_WRITTEN
 from hetjax.commands.devices import host_device_flags, use_devices
 from hetjax.configuration import Configuration, RuntimeSettings, read_configuration, settings
 from hetjax.errors import WorkerLostError
@@ -91,6 +92,7 @@ def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["--gin", "optimizer.name = 'adamx'"], ["'adamx'", "did you mean"]),
         (["--gin", "data.kind = 'text'", "--gin", "data.paths = 'latin.txt'"], ["not UTF-8"]),
         (["--gin", "data.kind = 'text'", "--gin", "data.paths = 'no.txt'"], ["'no.txt'"]),
+        (["--gin", "train.writers = 'wand'"], ["train.writers 'wand'", "did you mean 'wandb'?"]),
         (["--runtime", "rya"], ["'rya'", "did you mean 'ray'?"]),
         (["--runtime", "ray", "--ray-address", "here"], ["'here'", "host:port"]),
         (["--runtime", "ray", "--ray-address", "127.0.0.1:1"], ["127.0.0.1:1", "nothing answers"]),
@@ -199,6 +201,27 @@ def test_training_resuming_and_replaying(
     assert main([*arguments, "--gin", "train.steps = 1"]) == 0
     assert Plan.load(replay / "plan.json").pipeline.schedule.warm_up_counts == (2, 2)
     assert losses(replay)[0] == pytest.approx(losses(whole)[0], rel=1e-6)
+
+
+def test_writers_need_a_work_folder(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = fails(capsys, "--config", str(config), "--gin", "train.writers = 'mlflow'")
+    assert "train.writers is ('mlflow',) without --workdir" in line
+
+
+@pytest.mark.filterwarnings("default")  # Those of the package are not ours to mend.
+def test_a_writer_that_nobody_answers_ends_no_run(
+    config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    workdir = config.parent / "run"
+    arguments = ["--config", str(config), "--workdir", str(workdir)]
+    assert main([*arguments, "--gin", "train.writers = 'mlflow'"]) == NOT_WRITTEN
+    output = capsys.readouterr().out
+    assert "what mlflow was to hold was not written" in output
+    assert "4 steps are done" in output
+    assert [record["step"] for record in read_metrics(workdir)] == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("runtime", ["local", pytest.param("ray", marks=pytest.mark.ray)])

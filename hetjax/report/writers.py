@@ -226,8 +226,9 @@ class _Wandb:
             dir=str(destination.workdir),
             config=dict(destination.settings),
             reinit="create_new",
-            # Else it would take hold of this process's stdout and stderr.
-            settings=wandb.Settings(console="off"),
+            # Else it would take hold of this process's stdout and stderr. A server that does not
+            # answer is told before the run ends waiting for it.
+            settings=wandb.Settings(console="off", init_timeout=_CLOSING_SECONDS / 2),
         )
 
     def write(self, step: int, figures: Mapping[str, float]) -> None:
