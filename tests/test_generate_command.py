@@ -135,7 +135,7 @@ def likeliest(model: LanguageModel, parameters, prompt: Sequence[int], length: i
     for _ in range(length):
         last = tokens[-model.sequence :]
         after = [77] * (model.sequence - len(last)) if filled else []
-        logits = model.logits(parameters, np.array([last + after], np.int32))
+        logits = model.logits(parameters, jnp.array([last + after], jnp.int32))
         tokens.append(int(np.argmax(logits[0, len(last) - 1])))
     return tokens[len(prompt) :]
 
@@ -193,7 +193,7 @@ def test_one_program_does_for_prompts_of_any_length(run):
 def test_draws_follow_the_models_probabilities(run):
     folder, parameters = run
     model, prompt = model_of_run(folder), list(b"all the")
-    seen = np.array([prompt], np.int32)
+    seen = jnp.array([prompt], jnp.int32)
     for temperature in (1.0, 0.5):
         logits = np.asarray(model.logits(parameters[2], seen))[0, -1, :128] / temperature
         wanted = np.exp(logits - logits.max())
