@@ -246,6 +246,12 @@ class _Mlflow:
         self._entities = importlib.import_module("mlflow.entities")
         uri = os.environ.get("MLFLOW_TRACKING_URI")
         folder = destination.workdir.resolve()
+        if not uri and any(sign in str(folder) for sign in "?#"):
+            # They end the path in the address of a database, which would be made elsewhere.
+            raise InputError(
+                f"MLflow has no address for a database in {folder}, whose name has '?' or '#'; set "
+                f"MLFLOW_TRACKING_URI, or name another folder"
+            )
         self._client = mlflow.MlflowClient(uri or f"sqlite:///{folder / 'mlflow.db'}")
         experiment = self._experiment(None if uri else (folder / "mlartifacts").as_uri())
         run = self._client.create_run(

@@ -135,6 +135,20 @@ def test_mlflow_holds_a_run_and_the_one_that_resumes_it(
 
 
 @OWN_WARNINGS
+def test_mlflow_writes_to_the_work_folder_or_tells_why_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("mlflow")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    for name, refused in (("a b%c", False), ("q?x=1", True), ("n#1", True)):
+        (tmp_path / name).mkdir()
+        lost = write(tmp_path / name, "mlflow").lost
+        assert ("'?' or '#'" in lost.get("mlflow", "")) == refused
+        assert (tmp_path / name / "mlflow.db").exists() != refused
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a b%c", "n#1", "q?x=1"]
+
+
+@OWN_WARNINGS
 def test_mlflow_that_cannot_be_reached_ends_no_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
