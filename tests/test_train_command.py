@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from full_disk import small_disk
 
 from hetjax.commands.command_line import NOT_WRITTEN
 from hetjax.commands.devices import host_device_flags, use_devices
 from hetjax.configuration import Configuration, RuntimeSettings, read_configuration, settings
 from hetjax.errors import WorkerLostError
+from hetjax.folder_lock import FolderLock
 from hetjax.mesh import Cluster
 from hetjax.planner import Plan
 from hetjax.report import read_metrics
@@ -183,7 +185,7 @@ def test_training_resuming_and_replaying(
 
     arguments = ["--config", str(config), "--workdir", str(parts), "--resume-or-start"]
     assert main([*arguments, "--gin", "train.steps = 2"]) == 0
-    assert "no checkpoint to resume from" in capsys.readouterr().out
+    assert "starting at step 0" in capsys.readouterr().out
     arguments[-1] = "--resume"
     assert main(arguments) == 0
     out = capsys.readouterr().out
@@ -411,3 +413,79 @@ def test_host_devices_are_asked_for_before_jax_starts(monkeypatch: pytest.Monkey
     use_devices(cluster, RuntimeSettings())
     assert os.environ["XLA_FLAGS"] == "--xla_force_host_platform_device_count=12 --xla_other=1"
     assert host_device_flags(os.environ["XLA_FLAGS"], 4) == os.environ["XLA_FLAGS"]
+
+
+@pytest.mark.slow
+def test_a_full_disk_costs_lines_and_no_state(config: Path, tmp_path: Path) -> None:
+    """In processes of its own: what they print is what a person sees."""
+    wide = ["--gin", "model.width = 128", "--gin", "train.steps = 8"]
+    saving = [*wide, "--gin", "train.checkpoint_every = 2"]
+
+    def command(workdir: Path, *options: str) -> "subprocess.CompletedProcess[str]":
+        words = ["--config", str(config), "--workdir", str(workdir), *saving, *options]
+        command = [sys.executable, "-m", "hetjax.train", *words]
+        return subprocess.run(command, capture_output=True, text=True, timeout=300)
+
+    whole = tmp_path / "whole"
+    assert command(whole).returncode == 0
+    with small_disk(tmp_path / "disk") as disk:
+        ended = command(disk / "run")
+        assert ended.returncode == 5, ended.stderr
+        assert "Traceback" not in ended.stdout + ended.stderr
+        assert "was not saved: stage 0: No space left on device; training goes on" in ended.stdout
+        assert "8 steps are done" in ended.stdout
+        assert losses(disk / "run") == losses(whole)
+        subprocess.run(["mount", "-o", "remount,size=64m", str(disk)], check=True)
+        ended = command(disk / "run", "--resume")
+        assert ended.returncode == 0, ended.stderr
+        assert "resumed from step 2" in ended.stdout
+        assert losses(disk / "run") == losses(whole)
+        for name in ("plan.json", "timeline.png", "checkpoints/00000008/manifest.json"):
+            assert (disk / "run" / name).stat().st_size > 0
+
+
+def test_a_folder_in_use_is_refused_with_its_holder(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with FolderLock(tmp_path / "run", "the folder"):
+        line = fails(capsys, "--config", str(config), "--workdir", str(tmp_path / "run"))
+        assert "in use by this very process, since 20" in line
+
+
+def test_what_cannot_be_resumed_is_refused(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    (run / "checkpoints").mkdir(parents=True)
+    (run / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\n')
+    words = ["--config", str(config), "--workdir", str(run)]
+    line = fails(capsys, *words, "--resume")
+    assert "there is no checkpoint in" in line
+    assert "--resume-or-start" in line
+    assert (run / "metrics.jsonl").read_text() == '{"step": 1, "loss": 2.0}\n'
+    assert "without --resume" in fails(capsys, *words, "--allow-changed-data")
+
+
+@pytest.mark.slow
+def test_changed_data_are_refused_before_anything_is_compiled(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = tmp_path / "data.txt"
+    text.write_text("".join(f"line {number}\n" for number in range(2000)))
+    words = ["--config", str(config), "--workdir", str(tmp_path / "run")]
+    words += ["--gin", "data.kind = 'text'", "--gin", f"data.paths = {str(text)!r}"]
+    words += ["--gin", "train.evaluate_every = None", "--gin", "train.steps = 2"]
+    assert main(words) == 0
+    text.write_text(text.read_text().replace("line 1000\n", "line 1009\n"))
+    before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+    capsys.readouterr()
+    line = fails(capsys, *words, "--resume", "--gin", "train.steps = 4")
+    assert "the data are not those of checkpoint 2: text contents is" in line
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
+    line = fails(capsys, *words, "--resume", "--gin", "train.seed = 7")
+    assert "seed is 7 (was 0)" in line
+    more = ["--resume", "--allow-changed-data", "--gin", "train.steps = 4"]
+    assert main([*words, *more, "--gin", "train.batch_size = 16"]) == 0
+    out = capsys.readouterr().out
+    assert "the data have changed since checkpoint 2" in out
+    assert "the batch size is 16 (was 8): the data go on at example 16" in out
