@@ -46,6 +46,7 @@ def test_a_manifest_tells_the_place_in_the_data(tmp_path: Path):
     assert data is not None
     assert (data.examples, data.batch_size) == (2 * BATCH, BATCH)
     assert data.fingerprint == DATA.fingerprint()
+    assert data.fingerprint is not None
     assert data.fingerprint["seed"] == 0
 
 
