@@ -123,13 +123,22 @@ def exchange_seconds(
             for kind in ("gradient", "value")
         )
         seconds[stage] = moved / min(
-            _bandwidth(cluster, submeshes[stage], submeshes[other]) for other in others
+            exchange_bandwidth(cluster, submeshes[stage], submeshes[other]) for other in others
         )
     return tuple(seconds)
 
 
-def _bandwidth(cluster: Cluster, mine: SubMesh, other: SubMesh) -> float:
-    """Bytes a second between two stages, over all that carries them side by side."""
+def exchange_bandwidth(cluster: Cluster, mine: SubMesh, other: SubMesh) -> float:
+    """How fast a stage exchanges what it holds with another one.
+
+    Args:
+        cluster: the cluster.
+        mine: where the stage is.
+        other: where the other one is.
+
+    Returns:
+        Bytes/s, over all network cards or devices that work side by side.
+    """
     link = cluster.link_between(mine, other)
     near = mine.subcluster == other.subcluster and _nodes(cluster, mine) == _nodes(cluster, other)
     return link.bandwidth * (mine.num_devices if near else len(_nodes(cluster, mine)))

@@ -21,6 +21,7 @@ import jax
 
 from hetjax.errors import InputError
 from hetjax.planner.plan import Plan
+from hetjax.planner.sharing_cost import exchange_bandwidth
 from hetjax.runtime.buffers import Route, Tag
 from hetjax.runtime.transport import Arrival, InProcessTransport
 
@@ -102,8 +103,8 @@ class PlayedTimes:
             for b, other in enumerate(plan.stages):
                 if a != b:
                     link = plan.cluster.link_between(one.submesh, other.submesh)
-                    devices = min(one.submesh.num_devices, other.submesh.num_devices)
-                    links[a, b] = link.latency, 1 / (devices * link.bandwidth)
+                    rate = exchange_bandwidth(plan.cluster, one.submesh, other.submesh)
+                    links[a, b] = link.latency, 1 / rate
         tasks = [
             {
                 "forward": stage.forward_seconds,
