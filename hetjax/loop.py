@@ -17,6 +17,7 @@ from hetjax.errors import NonfiniteError, SaveError
 
 if TYPE_CHECKING:
     from hetjax.runtime import StepMetrics, Trainer
+    from hetjax.runtime.nonfinite import Nonfinite
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ def train(
         news = failed if failed is not told else None
         yield StepDone(metrics, loss, is_timed, saved == step, other, news)
         in_a_row = 0 if metrics.nonfinite is None else in_a_row + 1
-        if in_a_row == settings.max_nonfinite:
+        if metrics.nonfinite is not None and in_a_row == settings.max_nonfinite:
             raise NonfiniteError(_goes_nowhere(step, metrics.nonfinite, in_a_row))
     if checkpoints and saved != trainer.steps_done:
         trainer.save()
@@ -109,7 +110,7 @@ def train(
         trainer.finish_saving()
 
 
-def _goes_nowhere(step: int, last: object, in_a_row: int) -> str:
+def _goes_nowhere(step: int, last: Nonfinite, in_a_row: int) -> str:
     return (
         f"{in_a_row} steps in a row up to step {step} were not finite and not applied, as many as "
         f"train.max_nonfinite allows; the last: {last}. Try a lower learning rate, clip gradients, "
@@ -188,8 +189,7 @@ def usual_step_time(steps: Sequence[StepDone]) -> float:
         2.0
     """
     own = [done for done in steps if done.beside is None]
-    usual = [done.metrics.seconds for done in own[1:] if not done.timed]
-    return statistics.median(usual or [done.metrics.seconds for done in own])
+    return statistics.median(_usual_seconds(own) or [done.metrics.seconds for done in own])
 
 
 def other_step_time(steps: Sequence[StepDone]) -> float | None:
@@ -207,9 +207,13 @@ def other_step_time(steps: Sequence[StepDone]) -> float | None:
         >>> other_step_time([StepDone(each, beside="1f1b") for each in metrics])
         3.0
     """
-    others = [done for done in steps if done.beside is not None]
-    usual = [done.metrics.seconds for done in others[1:] if not done.timed]
+    usual = _usual_seconds([done for done in steps if done.beside is not None])
     return statistics.median(usual) if usual else None
+
+
+def _usual_seconds(steps: Sequence[StepDone]) -> list[float]:
+    """The seconds of steps by one schedule, without the first and those that were timed."""
+    return [done.metrics.seconds for done in steps[1:] if not done.timed]
 
 
 def _is_due(step: int, every: int | None, *, is_last: bool = False) -> bool:

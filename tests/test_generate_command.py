@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tokenizers
+from cluster_files import TWO_AND_TWO
 from compilations import counted_compilations
 from tokenizers import models, pre_tokenizers
 
@@ -21,21 +22,6 @@ from hetjax.models import LanguageModel, generate
 from hetjax.planner import plan
 from hetjax.runtime import CheckpointFolder, Trainer
 
-CLUSTER = """
-name: test
-kinds:
-  quick: {peak_flops: {float32: 1.0e+9}, memory: 1 GB, memory_bandwidth: 10 GB/s, source: a test,
-          platform: cpu}
-  slow: {peak_flops: {float32: 5.0e+8}, memory: 1 GB, memory_bandwidth: 5 GB/s, source: a test,
-         platform: cpu}
-subclusters:
-  - {name: quick, kind: quick, nodes: 1, devices_per_node: 2,
-     intra_node: {bandwidth: 5 GB/s, latency: 20 us}}
-  - {name: slow, kind: slow, nodes: 1, devices_per_node: 2,
-     intra_node: {bandwidth: 5 GB/s, latency: 20 us}}
-links:
-  - {between: [quick, slow], bandwidth: 1 Gbit/s, latency: 0.1 ms}
-"""
 SHAPES = {
     "gpt": """
 model.recipe = "gpt-quickstart"
@@ -76,7 +62,7 @@ TEXT = "all the cats and all the dogs and all the birds. " * 40
 
 def write_run(folder: Path, settings: str) -> Path:
     folder.mkdir()
-    (folder / "cluster.yaml").write_text(CLUSTER)
+    (folder / "cluster.yaml").write_text(TWO_AND_TWO)
     (folder / "text.txt").write_text(TEXT)
     (folder / "config.gin").write_text(settings)
     return folder

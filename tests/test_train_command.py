@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cluster_files import TWO_AND_TWO
 from full_disk import small_disk
 
 from hetjax.commands.command_line import NOT_WRITTEN
@@ -21,22 +22,6 @@ from hetjax.report import read_metrics
 from hetjax.runtime import CheckpointFolder
 from hetjax.train import main
 
-# Device kinds with figures of their own: measured ones would make another plan each time.
-CLUSTER = """
-name: test
-kinds:
-  quick: {peak_flops: {float32: 1.0e+9}, memory: 1 GB, memory_bandwidth: 10 GB/s, source: a test,
-          platform: cpu}
-  slow: {peak_flops: {float32: 5.0e+8}, memory: 1 GB, memory_bandwidth: 5 GB/s, source: a test,
-         platform: cpu}
-subclusters:
-  - {name: quick, kind: quick, nodes: 1, devices_per_node: 2,
-     intra_node: {bandwidth: 5 GB/s, latency: 20 us}}
-  - {name: slow, kind: slow, nodes: 1, devices_per_node: 2,
-     intra_node: {bandwidth: 5 GB/s, latency: 20 us}}
-links:
-  - {between: [quick, slow], bandwidth: 1 Gbit/s, latency: 0.1 ms}
-"""
 CONFIGURATION = """
 cluster.file = "cluster.yaml"
 model.recipe = "gpt-quickstart"
@@ -57,7 +42,7 @@ planner.min_stages = 2
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
-    (tmp_path / "cluster.yaml").write_text(CLUSTER)
+    (tmp_path / "cluster.yaml").write_text(TWO_AND_TWO)
     file = tmp_path / "run.gin"
     file.write_text(CONFIGURATION)
     return file
@@ -115,7 +100,7 @@ def test_wrong_input_is_one_line_and_leaves_nothing(
 ) -> None:
     monkeypatch.chdir(config.parent)
     Path("broken.yaml").write_text("name: broken\n")
-    Path("kind.yaml").write_text(CLUSTER.replace("kind: slow", "kind: TPU5e"))
+    Path("kind.yaml").write_text(TWO_AND_TWO.replace("kind: slow", "kind: TPU5e"))
     Path("latin.txt").write_bytes(b"caf\xe9")
     before = sorted(config.parent.iterdir())
     line = fails(capsys, "--config", str(config), "--workdir", "run", *arguments)
@@ -316,7 +301,7 @@ def test_a_played_cluster_needs_none_of_its_devices(
     config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """GPUs are played on host devices; what would take hours is refused."""
-    cluster = CLUSTER.replace("kind: quick", "kind: RTX4090").replace("kind: slow", "kind: T4")
+    cluster = TWO_AND_TWO.replace("kind: quick", "kind: RTX4090").replace("kind: slow", "kind: T4")
     (config.parent / "cluster.yaml").write_text(cluster)
     overrides = ["--gin", "cluster.play = True", "--gin", "train.steps = 10000000"]
     line = fails(capsys, "--config", str(config), *overrides)
