@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
-
-import numpy as np
-
 from hetjax.mesh.cluster import SubMesh
-from hetjax.pipeline.holders import Holders
-from hetjax.pipeline.program import num_bytes
-from hetjax.pipeline.simulate import warm_up_ends
-from hetjax.pipeline.times import StepTimes
 from hetjax.pipeline.warm_up import from_warm_up_counts
 from hetjax.planner.cost_model import Estimate, estimate
 from hetjax.planner.fixed_pace import Place
 from hetjax.planner.lost_devices import around_lost
-from hetjax.planner.network_cards import with_shared_cards
 from hetjax.planner.plan import PipelinePlan, Plan, StagePlan
 from hetjax.planner.problem import PlanningProblem
 from hetjax.planner.runs import Runs
-from hetjax.planner.search import Candidate, transfers_between
-from hetjax.planner.sharing_cost import exchange_seconds
+from hetjax.planner.search import Candidate
 from hetjax.planner.stage_table import Slice, StageTable
 
 
@@ -38,7 +28,7 @@ def candidate_plan(
     Returns:
         The plan, without a prediction.
     """
-    submeshes = _submeshes(problem, table, candidate)
+    submeshes = candidate_submeshes(problem, table, candidate)
     stages = []
     for place, chosen, submesh in zip(candidate.places, candidate.options, submeshes, strict=True):
         option = slice_of(table, place).options[chosen]
@@ -68,9 +58,10 @@ def candidate_plan(
     )
 
 
-def _submeshes(
+def candidate_submeshes(
     problem: PlanningProblem, table: StageTable, candidate: Candidate
 ) -> tuple[SubMesh, ...]:
+    """Where a candidate's stages are, around devices that are lost."""
     names = [subcluster.name for subcluster in problem.cluster.subclusters]
     found = (
         SubMesh(names[place.subcluster], place.start, slice_of(table, place).shape)
@@ -94,53 +85,3 @@ def candidate_estimates(
         run = run.repeating_forward() if option.recompute else run
         estimates.append(estimate(problem, run, option))
     return estimates
-
-
-def candidate_seconds(
-    problem: PlanningProblem, runs: Runs, table: StageTable, candidate: Candidate
-) -> float:
-    """Seconds of a candidate's step: its timeline, with the exchange of what stages share."""
-    times = candidate_times(problem, runs, table, candidate)
-    ends = warm_up_ends(candidate.warm_up_counts, table.num_microbatches, times)
-    sharing = _sharing(problem, runs, table, candidate)
-    together = max((end for end, own in zip(ends, sharing, strict=True) if own), default=0.0)
-    return max(
-        (together + own if own else end) + update
-        for end, own, update in zip(ends, sharing, times.update, strict=True)
-    )
-
-
-def _sharing(
-    problem: PlanningProblem, runs: Runs, table: StageTable, candidate: Candidate
-) -> tuple[float, ...]:
-    """How long each stage exchanges parameters that layers of several stages use."""
-    assert runs.used is not None, "a search looks at all runs"
-    pieces: list[tuple[Holders, int]] = []
-    for place in np.flatnonzero(runs.used.sum(axis=1) > 1):
-        holders = tuple(
-            s
-            for s, each in enumerate(candidate.places)
-            if runs.used[place, each.layers[0] : each.layers[1]].any()
-        )
-        if len(holders) > 1:
-            pieces.append((Holders(holders, holders), num_bytes(runs.shapes[place])))
-    return exchange_seconds(problem.cluster, _submeshes(problem, table, candidate), pieces)
-
-
-def candidate_times(
-    problem: PlanningProblem, runs: Runs, table: StageTable, candidate: Candidate
-) -> StepTimes:
-    """The times of a candidate's tasks."""
-    estimates = candidate_estimates(problem, runs, table, candidate)
-    crossings = [
-        (transfers_between(table, a, b), b.layers[0])
-        for a, b in itertools.pairwise(candidate.places)
-    ]
-    times = StepTimes(
-        forward=[float(each.forward_seconds) for each in estimates],
-        backward=[float(each.backward_seconds) for each in estimates],
-        sends=[float(transfers.forward[layer]) for transfers, layer in crossings],
-        returns=[float(transfers.backward[layer]) for transfers, layer in crossings],
-        update=[float(each.update_seconds) for each in estimates],
-    )
-    return with_shared_cards(times, problem.cluster, _submeshes(problem, table, candidate))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,22 +10,24 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from hetjax.errors import InputError
-from hetjax.planner.candidates import candidate_plan, candidate_seconds, slice_of
-from hetjax.planner.cost_search import rented_nodes, search_by_cost
+from hetjax.planner.candidates import candidate_plan
 from hetjax.planner.lost_devices import check_lost, lost_of_nodes
 from hetjax.planner.no_fit import does_not_fit
 from hetjax.planner.parts import combinations
 from hetjax.planner.plan import Plan, validate
-from hetjax.planner.prices import node_prices, price_of_nodes
 from hetjax.planner.problem import PlanningProblem
 from hetjax.planner.replicas import Timed, score_of, several_pipelines
 from hetjax.planner.restriction import with_nodes
 from hetjax.planner.runs import Runs, all_runs
-from hetjax.planner.search import Candidate, search
+from hetjax.planner.search import Candidate
+from hetjax.planner.simulated_search import Judged, preference, simulated_search
 from hetjax.planner.stage_table import StageTable, make_stage_table
 
 _SOON = 0.01
 """By what share a plan that is wanted soon may be slower than the best, in Harp's closed form."""
+
+_RUNNERS_UP = 8
+"""How many plans that were met on the way are kept."""
 
 _UNEVEN = 1.13
 """How much longer the pace is, at a guess, where devices cannot be shared out evenly any more."""
@@ -82,16 +85,11 @@ class DynamicProgram:
     `hetjax.planner.cost_search.search_by_cost`. Where a plan may have several pipelines, the best
     of them are weighed against the one; see `hetjax.planner.replicas.several_pipelines`.
 
-    Latencies are Harp's closed form, which leaves out how links of unlike speed fill and drain. So
-    the best few candidates are simulated, and the least makespan decides.
-
-    Args:
-        finalists: how many candidates are simulated.
+    Latencies are Harp's closed form; what is nearly the best by it is simulated, and the least
+    makespan decides; see `hetjax.planner.simulated_search`.
 
     Source: Harp section 5.2.
     """
-
-    finalists: int = 8
 
     def plan(self, problem: PlanningProblem) -> Plan:
         """The fastest plan that fits.
@@ -200,11 +198,7 @@ class DynamicProgram:
             candidates=_num_candidates(table),
             profile_seconds=profile_seconds,
             search_seconds=time.perf_counter() - began,
-            runners_up=tuple(
-                _alternative(problem, table, other)
-                for other in others
-                if _manner(other.candidate) != _manner(best.candidate)
-            ),
+            runners_up=_runners_up(problem, table, best, others),
             table=table,
             pace=best.candidate.pace,
         )
@@ -239,46 +233,20 @@ class DynamicProgram:
         table: StageTable,
         near: float | None = None,
         tolerance: float = 0.0,
-    ) -> list[_Judged]:
+    ) -> list[Judged]:
         """The best candidates, simulated; the one that the objective prefers first."""
         if problem.objective == "cost" and table.lost:
             raise InputError("the objective is 'cost' and devices are lost; plan for 'step_time'")
-        prices = node_prices(problem.cluster) if problem.objective == "cost" else None
-        if prices is None:
-            candidates = search(table, near, tolerance)
-        else:
-            candidates = search_by_cost(table, prices)
-        judged = self._simulated(problem, runs, table, prices, candidates)
+        judged = list(simulated_search(problem, runs, table, near, tolerance))
         if tolerance or not judged:
-            return sorted(judged, key=_preference)
+            return judged
         # What a part of the cluster does best may be none of the best of the whole by the closed
         # form, which knows nothing of what stages share.
         for part in _parts(problem, table):
             least = min(each.makespan for each in judged)
-            if prices is None and _least_seconds(problem, part) < least:
-                judged += self._simulated(problem, runs, part, prices, search(part))
-            elif prices is not None:
-                found = search_by_cost(part, prices)
-                judged += self._simulated(problem, runs, part, prices, found)
-        return sorted(judged, key=_preference)
-
-    def _simulated(
-        self,
-        problem: PlanningProblem,
-        runs: Runs,
-        table: StageTable,
-        prices: Sequence[float] | None,
-        candidates: Sequence[Candidate],
-    ) -> list[_Judged]:
-        """The first of the candidates, and what their simulations say."""
-        judged = []
-        for candidate in candidates[: self.finalists]:
-            makespan = candidate_seconds(problem, runs, table, candidate)
-            rented = rented_nodes(table, candidate)
-            rate = 1.0 if prices is None else price_of_nodes(prices, rented)
-            devices = sum(slice_of(table, place).num_devices for place in candidate.places)
-            judged.append(_Judged(candidate, makespan, rate * makespan, devices))
-        return judged
+            if problem.objective == "cost" or _least_seconds(problem, part) < least:
+                judged += simulated_search(problem, runs, part)
+        return sorted(judged, key=preference)
 
 
 def _parts(problem: PlanningProblem, table: StageTable) -> Iterator[StageTable]:
@@ -305,33 +273,27 @@ def _least_seconds(problem: PlanningProblem, part: StageTable) -> float:
     return problem.num_microbatches * flops / peak
 
 
-@dataclass(frozen=True)
-class _Judged:
-    """A candidate and what its simulation says."""
-
-    candidate: Candidate
-    makespan: float
-    score: float
-    num_devices: int
-
-
-def _preference(judged: _Judged) -> tuple[float, float, int, int]:
-    candidate = judged.candidate
-    # Rounded to nine digits: a difference below them should not cost devices.
-    return (
-        float(f"{judged.score:.9g}"),
-        round(candidate.latency, 9),
-        judged.num_devices,
-        len(candidate.places),
-    )
+def _runners_up(
+    problem: PlanningProblem, table: StageTable, best: Judged, others: Sequence[Judged]
+) -> tuple[Alternative, ...]:
+    """The first few that differ in more than in their layers."""
+    by_manner: dict[_Manner, Judged] = {}
+    for each in others:
+        by_manner.setdefault(_manner(each.candidate), each)
+    by_manner.pop(_manner(best.candidate), None)
+    first = itertools.islice(by_manner.values(), _RUNNERS_UP)
+    return tuple(_alternative(problem, table, each) for each in first)
 
 
-def _alternative(problem: PlanningProblem, table: StageTable, judged: _Judged) -> Alternative:
+def _alternative(problem: PlanningProblem, table: StageTable, judged: Judged) -> Alternative:
     plan = candidate_plan(problem, table, judged.candidate, DynamicProgram.__name__)
     return Alternative(plan, judged.makespan, judged.score)
 
 
-def _manner(candidate: Candidate) -> tuple[tuple[int, int, int, int], ...]:
+_Manner = tuple[tuple[int, int, int, int], ...]
+
+
+def _manner(candidate: Candidate) -> _Manner:
     """Where a candidate's stages are and how they run, but for their layers."""
     return tuple(
         (place.subcluster, place.slice, place.start, option)

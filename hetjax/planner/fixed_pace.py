@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import heapq
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -70,6 +73,24 @@ class Move:
     extra: IntArray
 
 
+class _Behind(NamedTuple):
+    """What is known of a pipeline, from its first stage on, and what is left of it.
+
+    Args:
+        found: the layers, head and slice of the stages that are known.
+        head: where the rest begins.
+        stage_row: the row of its number of stages.
+        row: the row of its warm-up count.
+        first: its first layer.
+    """
+
+    found: tuple[tuple[tuple[int, int], Head, int], ...]
+    head: Head
+    stage_row: int
+    row: int
+    first: int
+
+
 class FixedPace:
     """The dynamic program of one pace.
 
@@ -113,6 +134,58 @@ class FixedPace:
             np.argmin(self.best[head][rows, :, 0]), self.best[head][rows, :, 0].shape
         )
         return value, self._trace(head, int(stage_row) + self.table.min_stages - 1, int(row))
+
+    def pipelines(self, most: float = np.inf) -> Iterator[tuple[float, tuple[Place, ...]]]:
+        """The pipelines of this pace, the least total first.
+
+        Args:
+            most: totals above this are left out.
+
+        Yields:
+            The total, and the stages' places: each the best of all with these places.
+        """
+        ties = itertools.count()
+        waiting: list[tuple[float, int, float, _Behind]] = []
+
+        def push(value: float, before: float, behind: _Behind) -> None:
+            if value <= most and np.isfinite(value):
+                heapq.heappush(waiting, (value, next(ties), before, behind))
+
+        for head, values in self.best.items():
+            for s in range(self.table.min_stages - 1, self.num_stage_rows):
+                for n in range(self.num_counts):
+                    push(float(values[s, n, 0]), 0.0, _Behind((), head, s, n, 0))
+        while waiting:
+            value, _, before, behind = heapq.heappop(waiting)
+            if behind.first == self.table.num_layers:
+                yield value, _placed(self.table, behind.found)
+                continue
+            for seconds, then in self._steps(behind):
+                rest = 0.0
+                if then.first < self.table.num_layers:
+                    rest = float(self.best[then.head][then.stage_row, then.row, then.first])
+                push(before + seconds + rest, before + seconds, then)
+
+    def _steps(self, behind: _Behind) -> Iterator[tuple[float, _Behind]]:
+        """Each first stage of a suffix: what it takes with its transfers, and what is left."""
+        used, subcluster, consumed = behind.head
+        layers = self.table.num_layers
+        for chosen, rest in self._extensions(behind.head):
+            band = self.stages[subcluster][chosen]
+            alone = band.from_layer(behind.first, behind.row, np.zeros(layers + 1))
+            whole = alone + rest[behind.stage_row, behind.row]
+            before = consumed - self.table.slices[subcluster][chosen].num_devices
+            start = used, subcluster, before
+            for end in map(int, np.flatnonzero(np.isfinite(whole))):
+                stage = (behind.first, end), behind.head, chosen
+                found = (*behind.found, stage)
+                if end == layers:
+                    yield float(alone[end]), _Behind(found, behind.head, 0, 0, end)
+                    continue
+                for seconds, (head, s, n) in self._sources_at(
+                    start, behind.stage_row, behind.row, end
+                ):
+                    yield float(alone[end]) + seconds, _Behind(found, head, s, n, end)
 
     def _move(self, transfers: Transfers, pace: float) -> Move:
         slowest = np.maximum(transfers.forward, transfers.backward)
@@ -248,20 +321,28 @@ class FixedPace:
 
     def _source(self, start: Head, stage_row: int, row: int, layer: int) -> tuple[Head, int, int]:
         """Which suffix, and which of its rows, the best rest at some rows came from."""
+        return min(
+            (float(self.best[head][s, n, layer]) + seconds, (head, s, n))
+            for seconds, (head, s, n) in self._sources_at(start, stage_row, row, layer)
+        )[1]
+
+    def _sources_at(
+        self, start: Head, stage_row: int, row: int, layer: int
+    ) -> Iterator[tuple[float, tuple[Head, int, int]]]:
+        """The suffixes and their rows that a rest may come from, each with its transfers."""
         last = self.num_stage_rows - 1
         stage_rows = [stage_row - 1] if stage_row else []
         if stage_row == last and self.table.max_stages is None:
             stage_rows.append(last)
-        return min(
-            (float(self.best[head][s, n, layer] + move.seconds[layer]), (head, s, int(n)))
-            for move, heads in self._sources(start)
-            for head in heads
-            if head in self.best
-            for s in stage_rows
-            for n in np.flatnonzero(
+        for move, heads in self._sources(start):
+            rows = np.flatnonzero(
                 np.minimum(self.rows + move.extra[layer], self.num_counts - 1) == row
             )
-        )[1]
+            for head in heads:
+                if head in self.best:
+                    for s in stage_rows:
+                        for n in map(int, rows):
+                            yield float(move.seconds[layer]), (head, s, n)
 
 
 def _members(used: int) -> list[int]:

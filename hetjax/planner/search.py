@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -70,7 +70,7 @@ def search(
 
     Source: Harp section 5.2, equations 12 to 19.
     """
-    paces = _paces(table)
+    paces = all_paces(table)
     repeats = table.num_microbatches - 1
     most_counts, tracked = _most_counts(table), 1
     found: dict[tuple[Place, ...], Candidate] = {}
@@ -136,10 +136,10 @@ def price(table: StageTable, places: Sequence[Place], pace: float) -> Candidate 
     Returns:
         The candidate; None where a stage or a transfer is slower than the pace, or does not fit.
     """
-    crossed = _crossed(table, places)
+    crossed = crossing_seconds(table, places)
     if any(max(pair) > pace for pair in crossed):
         return None
-    counts = _warm_up_counts(table, crossed, pace)
+    counts = warm_up_counts(table, crossed, pace)
     options, total = [], sum(map(sum, crossed))
     for place, count in zip(places, counts, strict=True):
         cut = table.slices[place.subcluster][place.slice]
@@ -156,7 +156,7 @@ def price(table: StageTable, places: Sequence[Place], pace: float) -> Candidate 
     return Candidate(tuple(places), tuple(options), tuple(counts), total, pace, latency)
 
 
-def _crossed(table: StageTable, places: Sequence[Place]) -> list[tuple[float, float]]:
+def crossing_seconds(table: StageTable, places: Sequence[Place]) -> list[tuple[float, float]]:
     """The seconds of both transfers between each two stages."""
     return [
         (float(t.forward[b.layers[0]]), float(t.backward[b.layers[0]]))
@@ -165,7 +165,7 @@ def _crossed(table: StageTable, places: Sequence[Place]) -> list[tuple[float, fl
     ]
 
 
-def _warm_up_counts(
+def warm_up_counts(
     table: StageTable, crossed: Sequence[tuple[float, float]], pace: float
 ) -> list[int]:
     """The warm-up count of each stage."""
@@ -188,6 +188,33 @@ def transfers_between(table: StageTable, a: Place, b: Place) -> Transfers:
     return table.between[a.subcluster][a.subcluster]
 
 
+def counts_at_paces(
+    table: StageTable, crossed: Sequence[tuple[float, float]], slowest: float = 0.0
+) -> Iterator[tuple[float, tuple[int, ...]]]:
+    """The warm-up counts that a pipeline may have, each with the least pace that gives it.
+
+    Args:
+        table: what stages and transfers cost.
+        crossed: both transfers between each two stages, in seconds.
+        slowest: what its slowest stage or transfer takes, which is the least pace.
+
+    Yields:
+        Paces, rising, and a warm-up count for each stage.
+    """
+    slowest = max(slowest, *(each for pair in crossed for each in pair), 0.0)
+    paces = [slowest]
+    if table.schedule == "h_1f1b":
+        means = [sum(pair) / 2 for pair in crossed]
+        # Where a count falls; a hair above where the division rounds.
+        paces += [pace for m in means if m for pace in (2 * m, m / TOLERANCE * (1 + _ROUNDING))]
+    seen: set[tuple[int, ...]] = set()
+    for pace in sorted(paces):
+        counts = tuple(warm_up_counts(table, crossed, pace)) if pace >= slowest else None
+        if counts is not None and counts not in seen:
+            seen.add(counts)
+            yield pace, counts
+
+
 def _own_pace(table: StageTable, candidate: Candidate) -> float:
     """The slowest stage or transfer of a candidate."""
     times = [
@@ -200,7 +227,7 @@ def _own_pace(table: StageTable, candidate: Candidate) -> float:
     return max(times)
 
 
-def _paces(table: StageTable) -> FloatArray:
+def all_paces(table: StageTable) -> FloatArray:
     """Every pace at which something changes, rising."""
     stages = [
         cut.seconds[np.isfinite(cut.seconds) & (cut.live_limits > 0)]
@@ -257,7 +284,7 @@ def _solve(
             return total, None, tracked
         assert not gpipe, "one count has one price"
         assert tracked < most_counts, "all counts were told from each other"
-        reached = _warm_up_counts(table, _crossed(table, places), pace)[0]
+        reached = warm_up_counts(table, crossing_seconds(table, places), pace)[0]
         least, most = tracked + max(1, tracked // 2), max(8, 2 * tracked)
         tracked = min(max(reached, least), most, most_counts)
 

@@ -1,0 +1,184 @@
+"""The search by simulated steps: what the closed form finds is timed, and improved.
+
+The closed form, Harp's equation 12, leaves out how links of unlike speed fill and drain, that
+warm-up counts are whole numbers, what stages with the same parameters exchange, and that the update
+of a stage may end after those before it. So it only names pipelines that are worth timing: the best
+of all, and those that are nearly so at a few paces. The best of these by the clock are improved
+step by step, until no neighbour is better.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from hetjax.planner.candidate_clock import CandidateClock
+from hetjax.planner.candidates import slice_of
+from hetjax.planner.cost_search import rented_nodes, search_by_cost
+from hetjax.planner.fixed_pace import Place
+from hetjax.planner.near_best import near_best
+from hetjax.planner.neighbours import descend, fastest_ways
+from hetjax.planner.prices import node_prices, price_of_nodes
+from hetjax.planner.problem import PlanningProblem
+from hetjax.planner.restriction import with_nodes
+from hetjax.planner.runs import Runs
+from hetjax.planner.search import Candidate, search
+from hetjax.planner.stage_table import StageTable
+
+_TASKS = 400_000
+"""How many tasks of candidates are timed, about: some tenths of a second on a usual processor."""
+
+_AT_LEAST = 8
+"""So many candidates are timed, however many tasks they have."""
+
+_IMPROVED = 4
+"""The descent begins at so many candidates."""
+
+_RENTED = 4
+"""For so many numbers of rented nodes, the cheapest, pipelines near the best are timed."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A candidate and what its simulation says.
+
+    Args:
+        candidate: the candidate.
+        makespan: seconds of its step.
+        score: what the objective makes least: these seconds, or what they cost.
+        num_devices: how many devices it uses.
+    """
+
+    candidate: Candidate
+    makespan: float
+    score: float
+    num_devices: int
+
+
+def simulated_search(
+    problem: PlanningProblem,
+    runs: Runs,
+    table: StageTable,
+    near: float | None = None,
+    tolerance: float = 0.0,
+) -> tuple[Judged, ...]:
+    """Find the pipeline whose simulated step has the least time, or the least cost.
+
+    Args:
+        problem: what to plan.
+        runs: the work of every run of its layers.
+        table: what stages and transfers cost.
+        near: as for `hetjax.planner.search.search`.
+        tolerance: as there; where it is not 0 an answer is wanted soon, and nothing is improved.
+
+    Returns:
+        Candidates, the best first; empty where nothing fits.
+    """
+    judge = _Judge(problem, runs, table)
+    if judge.prices is None:
+        found = search(table, near, tolerance)
+    else:
+        found = search_by_cost(table, judge.prices)
+    if tolerance or not found:
+        return judge.ranked(found[:_AT_LEAST])
+    first = judge.ranked(found[:_AT_LEAST])
+    every = dict.fromkeys(each.places for each in found)
+    every.update(dict.fromkeys(_worth_timing(table, judge, found, first[0])))
+    judge.time_ways(every)
+    for each in judge.ranked(judge.timed())[:_IMPROVED]:
+        if judge.may_time(each.candidate):
+            descend(table, each.candidate, judge.score, judge.may_time)
+    return judge.ranked(judge.timed())
+
+
+def _worth_timing(
+    table: StageTable, judge: _Judge, found: Sequence[Candidate], best: Judged
+) -> Iterator[tuple[Place, ...]]:
+    """Pipelines besides those of the least latency, or the least cost, by the closed form."""
+    number = judge.left(best.candidate) // 2
+    if judge.prices is None:
+        yield from near_best(table, best.makespan, number)
+        return
+    rented = list(dict.fromkeys(rented_nodes(table, each) for each in found))[:_RENTED]
+    for nodes in rented:
+        most = best.score / price_of_nodes(judge.prices, nodes)
+        yield from near_best(with_nodes(table, nodes), most, number // len(rented))
+
+
+class _Judge:
+    """Times candidates and keeps what it found, until it has timed enough."""
+
+    def __init__(self, problem: PlanningProblem, runs: Runs, table: StageTable):
+        self.prices = node_prices(problem.cluster) if problem.objective == "cost" else None
+        self._table = table
+        self._clock = CandidateClock(problem, runs, table)
+        self._makespans: dict[_Key, tuple[float, Candidate]] = {}
+        self._tasks_left = _TASKS
+
+    def makespan(self, candidate: Candidate) -> float:
+        """Seconds of a step."""
+        key = candidate.places, candidate.options, candidate.warm_up_counts
+        if key not in self._makespans:
+            self._tasks_left -= self._num_tasks(candidate)
+            self._makespans[key] = self._clock.seconds(candidate), candidate
+        return self._makespans[key][0]
+
+    def score(self, candidate: Candidate) -> float:
+        """What the objective makes least."""
+        return self._rate(candidate) * self.makespan(candidate)
+
+    def _rate(self, candidate: Candidate) -> float:
+        if self.prices is None:
+            return 1.0
+        return price_of_nodes(self.prices, rented_nodes(self._table, candidate))
+
+    def _num_tasks(self, candidate: Candidate) -> int:
+        return 2 * self._table.num_microbatches * len(candidate.places)
+
+    def left(self, like: Candidate) -> int:
+        """How many more candidates may be timed that have as many tasks as this one."""
+        return max(0, self._tasks_left // self._num_tasks(like))
+
+    def may_time(self, candidate: Candidate) -> bool:
+        """Whether one more may be timed."""
+        return self.left(candidate) > 0
+
+    def time_ways(self, every: Iterable[Sequence[Place]]) -> None:
+        """Time the fastest ways to run pipelines."""
+        for places in every:
+            for candidate in fastest_ways(self._table, places):
+                if not self.may_time(candidate):
+                    return
+                self.makespan(candidate)
+
+    def timed(self) -> list[Candidate]:
+        """All that were timed."""
+        return [candidate for _, candidate in self._makespans.values()]
+
+    def ranked(self, candidates: Iterable[Candidate]) -> tuple[Judged, ...]:
+        """The best of each pipeline's candidates, the best of all first."""
+        judged = sorted(map(self._judged, candidates), key=preference)
+        best: dict[tuple[Place, ...], Judged] = {}
+        for each in judged:
+            best.setdefault(each.candidate.places, each)
+        return tuple(best.values())
+
+    def _judged(self, candidate: Candidate) -> Judged:
+        devices = sum(slice_of(self._table, place).num_devices for place in candidate.places)
+        makespan = self.makespan(candidate)
+        return Judged(candidate, makespan, self._rate(candidate) * makespan, devices)
+
+
+_Key = tuple[tuple[Place, ...], tuple[int, ...], tuple[int, ...]]
+
+
+def preference(judged: Judged) -> tuple[float, float, int, int]:
+    """What candidates are sorted by, the best first."""
+    candidate = judged.candidate
+    # Rounded to nine digits: a difference below them should not cost devices.
+    return (
+        float(f"{judged.score:.9g}"),
+        round(candidate.latency, 9),
+        judged.num_devices,
+        len(candidate.places),
+    )
