@@ -346,7 +346,7 @@ class PlannerSettings(Section):
         "by the analytic model",
     )
     max_pipelines: Count = Field(
-        default=1, description="pipelines at most; several share the batch by their speed"
+        default=4, description="pipelines at most; several share the batch by their speed"
     )
     objective: Literal["step_time", "cost"] = Field(
         default="step_time",

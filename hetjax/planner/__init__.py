@@ -93,7 +93,7 @@ def plan(
     allow_recompute: bool = True,
     min_stages: int = 1,
     max_stages: int | None = None,
-    max_pipelines: int = 1,
+    max_pipelines: int = 4,
     objective: str = "step_time",
     planner: Planner | None = None,
 ) -> Plan:

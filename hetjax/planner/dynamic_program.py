@@ -20,7 +20,7 @@ from hetjax.planner.replicas import Timed, score_of, several_pipelines
 from hetjax.planner.restriction import with_nodes
 from hetjax.planner.runs import Runs, all_runs
 from hetjax.planner.search import Candidate
-from hetjax.planner.simulated_search import Judged, preference, simulated_search
+from hetjax.planner.simulated_search import Judged, first_look, simulated_search
 from hetjax.planner.stage_table import StageTable, make_stage_table
 
 _SOON = 0.01
@@ -64,6 +64,7 @@ class Found:
         runners_up: plans that were met on the way, of other submeshes or ways to run them.
         table: what the search chose from, to search it again.
         pace: seconds from one microbatch to the next.
+        met: the candidates that were timed.
     """
 
     plan: Plan
@@ -75,6 +76,7 @@ class Found:
     runners_up: tuple[Alternative, ...] = ()
     table: StageTable | None = field(default=None, repr=False)
     pace: float | None = None
+    met: tuple[Candidate, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True)
@@ -117,37 +119,68 @@ class DynamicProgram:
         Returns:
             The plan and the figures of the search; None where the model fits nowhere.
         """
-        began = time.perf_counter()
-        one = self._find_one(problem)
-        if one is None or problem.max_pipelines == 1 or problem.lost:
-            return one
-        timed = several_pipelines(problem, self._timed)
-        if timed is None:
-            return one
-        step_time, plan = timed
-        validate(plan)
-        other = Alternative(plan, step_time, score_of(problem, plan, step_time))
-        seconds = time.perf_counter() - began + problem.profile_seconds - one.profile_seconds
-        single = Alternative(one.plan, one.step_time, one.score)
-        chosen, beaten = (other, single) if other.score < one.score else (single, other)
-        return replace(
-            one,
-            **vars(chosen),
-            search_seconds=seconds,
-            runners_up=(beaten, *one.runners_up),
-        )
+        found = self.first_look(problem)
+        return found and self.improved(problem, found)
 
-    def _timed(self, problem: PlanningProblem) -> Timed | None:
-        found = self._find_one(problem)
-        return found and (found.step_time, found.plan)
+    def first_look(self, problem: PlanningProblem) -> Found | None:
+        """A plan of one pipeline that is the best by the closed form, or about so.
 
-    def _find_one(self, problem: PlanningProblem) -> Found | None:
-        """The plan of one pipeline."""
+        It takes a part of the time that it takes to find the best, and is mostly that; so it tells
+        which of many problems are worth more.
+
+        Args:
+            problem: what to plan.
+
+        Returns:
+            The plan and the figures of the search; None where the model fits nowhere.
+        """
         began = time.perf_counter()
         runs = all_runs(problem.program, problem.works)
         table = make_stage_table(problem, runs)
         seconds = problem.profile_seconds + time.perf_counter() - began
-        return self._found(problem, runs, table, seconds)
+        return _found(problem, runs, table, seconds)
+
+    def improved(self, problem: PlanningProblem, first: Found) -> Found:
+        """The best plan, by what is known from a first look.
+
+        Args:
+            problem: what to plan.
+            first: what the first look found.
+
+        Returns:
+            The plan, of one pipeline or several, and the figures of both searches.
+        """
+        began = time.perf_counter()
+        assert first.table is not None, "what was found has its table"
+        runs = all_runs(problem.program, problem.works)
+        judged = simulated_search(problem, runs, first.table, first.met)
+        one = _made(problem, first.table, judged, first.profile_seconds)
+        if problem.max_pipelines > 1 and not problem.lost:
+            one = self._or_several(problem, one)
+        seconds = time.perf_counter() - began
+        return replace(one, search_seconds=first.search_seconds + seconds)
+
+    def _or_several(self, problem: PlanningProblem, one: Found) -> Found:
+        """The better of a plan of one pipeline and the best of several."""
+
+        def timed(found: Found | None) -> Timed | None:
+            return found and (found.step_time, found.plan)
+
+        def look(smaller: PlanningProblem) -> Timed | None:
+            return timed(self.first_look(smaller))
+
+        def find(smaller: PlanningProblem) -> Timed | None:
+            return timed(self.find(smaller))
+
+        several = several_pipelines(problem, look, find, one.score)
+        if several is None:
+            return one
+        step_time, plan = several
+        validate(plan)
+        other = Alternative(plan, step_time, score_of(problem, plan, step_time))
+        single = Alternative(one.plan, one.step_time, one.score)
+        chosen, beaten = (other, single) if other.score < one.score else (single, other)
+        return replace(one, **vars(chosen), runners_up=(beaten, *one.runners_up))
 
     def find_without(
         self, problem: PlanningProblem, lost: Collection[int], before: Found
@@ -173,35 +206,7 @@ class DynamicProgram:
         assert before.pace is not None, "what was found has its pace"
         left = problem.cluster.num_devices - len(set(lost))
         near = before.pace * problem.cluster.num_devices / left * _UNEVEN
-        return self._found(without, runs, table, 0.0, near, _SOON)
-
-    def _found(
-        self,
-        problem: PlanningProblem,
-        runs: Runs,
-        table: StageTable,
-        profile_seconds: float,
-        near: float | None = None,
-        tolerance: float = 0.0,
-    ) -> Found | None:
-        began = time.perf_counter()
-        judged = self._judged(problem, runs, table, near, tolerance)
-        if not judged:
-            return None
-        best, *others = judged
-        plan = candidate_plan(problem, table, best.candidate, DynamicProgram.__name__)
-        validate(plan)
-        return Found(
-            plan=plan,
-            step_time=best.makespan,
-            score=best.score,
-            candidates=_num_candidates(table),
-            profile_seconds=profile_seconds,
-            search_seconds=time.perf_counter() - began,
-            runners_up=_runners_up(problem, table, best, others),
-            table=table,
-            pace=best.candidate.pace,
-        )
+        return _found(without, runs, table, 0.0, near, _SOON)
 
     def find_within(
         self,
@@ -222,31 +227,52 @@ class DynamicProgram:
         found: list[Alternative | None] = []
         for restriction in restrictions:
             table = restriction(whole)
-            judged = self._judged(problem, runs, table)
+            met = first_look(problem, runs, table, _parts(problem, table))
+            judged = met and simulated_search(
+                problem, runs, table, [each.candidate for each in met]
+            )
             found.append(_alternative(problem, table, judged[0]) if judged else None)
         return tuple(found)
 
-    def _judged(
-        self,
-        problem: PlanningProblem,
-        runs: Runs,
-        table: StageTable,
-        near: float | None = None,
-        tolerance: float = 0.0,
-    ) -> list[Judged]:
-        """The best candidates, simulated; the one that the objective prefers first."""
-        if problem.objective == "cost" and table.lost:
-            raise InputError("the objective is 'cost' and devices are lost; plan for 'step_time'")
-        judged = list(simulated_search(problem, runs, table, near, tolerance))
-        if tolerance or not judged:
-            return judged
-        # What a part of the cluster does best may be none of the best of the whole by the closed
-        # form, which knows nothing of what stages share.
-        for part in _parts(problem, table):
-            least = min(each.makespan for each in judged)
-            if problem.objective == "cost" or _least_seconds(problem, part) < least:
-                judged += simulated_search(problem, runs, part)
-        return sorted(judged, key=preference)
+
+def _found(
+    problem: PlanningProblem,
+    runs: Runs,
+    table: StageTable,
+    profile_seconds: float,
+    near: float | None = None,
+    tolerance: float = 0.0,
+) -> Found | None:
+    """What a first look at a table finds."""
+    began = time.perf_counter()
+    if problem.objective == "cost" and table.lost:
+        raise InputError("the objective is 'cost' and devices are lost; plan for 'step_time'")
+    parts = () if tolerance else _parts(problem, table)
+    judged = first_look(problem, runs, table, parts, near, tolerance)
+    if not judged:
+        return None
+    seconds = time.perf_counter() - began
+    return replace(_made(problem, table, judged, profile_seconds), search_seconds=seconds)
+
+
+def _made(
+    problem: PlanningProblem, table: StageTable, judged: Sequence[Judged], profile_seconds: float
+) -> Found:
+    best, *others = judged
+    plan = candidate_plan(problem, table, best.candidate, DynamicProgram.__name__)
+    validate(plan)
+    return Found(
+        plan=plan,
+        step_time=best.makespan,
+        score=best.score,
+        candidates=_num_candidates(table),
+        profile_seconds=profile_seconds,
+        search_seconds=0.0,
+        runners_up=_runners_up(problem, table, best, others),
+        table=table,
+        pace=best.candidate.pace,
+        met=tuple(each.candidate for each in judged),
+    )
 
 
 def _parts(problem: PlanningProblem, table: StageTable) -> Iterator[StageTable]:
@@ -258,19 +284,6 @@ def _parts(problem: PlanningProblem, table: StageTable) -> Iterator[StageTable]:
         nodes = [n if use else 0 for use, (n, _) in zip(used, table.nodes, strict=True)]
         if any(nodes) and list(nodes) != [n for n, _ in table.nodes]:
             yield with_nodes(table, nodes)
-
-
-def _least_seconds(problem: PlanningProblem, part: StageTable) -> float:
-    """What a part takes at least: all products at the peak of its devices."""
-    peak = sum(
-        nodes * per_node * subcluster.kind.flops(problem.dtype)
-        for subcluster, (nodes, per_node) in zip(
-            problem.cluster.subclusters, part.nodes, strict=True
-        )
-    )
-    works = problem.works
-    flops = sum(work.forward.matmul_flops + work.backward.matmul_flops for work in works)
-    return problem.num_microbatches * flops / peak
 
 
 def _runners_up(

@@ -14,6 +14,9 @@ from hetjax.planner.problem import PlanningProblem
 _CLOSE = 0.02
 """By what share a search's own times may differ from those of a whole prediction."""
 
+_PROMISING = 0.15
+"""Plans that look worse than the best by more than this share are not improved."""
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -43,7 +46,7 @@ def choose_microbatches(
 
     Few large microbatches make bubbles, many small ones cost their start and starve data
     parallelism, which needs a size that it divides: step times go up and down over the divisors of
-    the batch. So all of them are tried.
+    the batch. So there is a first look at all of them, and what promises the most is improved.
 
     Args:
         problem_for: the problem for a number of microbatches.
@@ -60,19 +63,28 @@ def choose_microbatches(
     """
     fitting: list[tuple[PlanningProblem, Found]] = []
     step_times: dict[int, float] = {}
-    plans: dict[int, Alternative] = {}
     tried = counts or divisors(batch_size)
     for place, count in enumerate(tried):
         problem = problem_for(count)
-        found = planner.find(problem)
+        found = planner.first_look(problem)
         step_times[count] = found.step_time if found else float("inf")
         if found:
-            plans[count] = Alternative(found.plan, found.step_time, found.score)
             fitting.append((problem, found))
         if told is not None:
             told(place + 1, len(tried), f"microbatches of {problem.microbatch_size}")
     if not fitting:
         raise InputError(does_not_fit(problem_for(max(step_times))))
+    fitting = [
+        (problem, planner.improved(problem, found) if promising else found)
+        for least in [min(found.score for _, found in fitting)]
+        for problem, found in fitting
+        for promising in [found.score <= least * (1 + _PROMISING)]
+    ]
+    step_times |= {problem.num_microbatches: found.step_time for problem, found in fitting}
+    plans = {
+        problem.num_microbatches: Alternative(found.plan, found.step_time, found.score)
+        for problem, found in fitting
+    }
     best = _best(fitting)
     del plans[best[0].num_microbatches]
     return Choice(*best, step_times, tuple(plans.values()))

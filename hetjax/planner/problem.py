@@ -70,7 +70,7 @@ class PlanningProblem:
     allow_recompute: bool = True
     min_stages: int = 1
     max_stages: int | None = None
-    max_pipelines: int = 1
+    max_pipelines: int = 4
     objective: str = "step_time"
     sections: tuple[LayeredSection, ...] = ()
     known: Known = field(default_factory=dict, repr=False)
@@ -143,7 +143,7 @@ def make_problem(
     allow_recompute: bool = True,
     min_stages: int = 1,
     max_stages: int | None = None,
-    max_pipelines: int = 1,
+    max_pipelines: int = 4,
     objective: str = "step_time",
 ) -> PlanningProblem:
     """State what is to be planned: trace, find layers, count their work.

@@ -12,11 +12,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from hetjax.mesh.cluster import Cluster, SubMesh
+from hetjax.pipeline.program import num_bytes
 from hetjax.planner.plan import PipelinePlan, Plan
-from hetjax.planner.prices import step_cost
+from hetjax.planner.prices import node_prices, step_cost
 from hetjax.planner.problem import PlanningProblem
 from hetjax.planner.sharing_cost import SharedParameters, sharing_seconds
 from hetjax.planner.stage_table import ALL_ORDERS_UP_TO
+
+_WORTH = 0.99
+"""Divisions of a cluster that can save less than 1% of the score are not planned for."""
 
 
 @dataclass(frozen=True)
@@ -81,21 +85,54 @@ def divisions(cluster: Cluster, most: int) -> Iterator[tuple[Part, ...]]:
                 )
 
 
-def several_pipelines(problem: PlanningProblem, best_on: BestOn) -> Timed | None:
+def several_pipelines(
+    problem: PlanningProblem, look: BestOn, find: BestOn, below: float = float("inf")
+) -> Timed | None:
     """The best plan of several pipelines, by the problem's objective.
 
     Microbatches have one size. For each division of the cluster their numbers are such that the
     slowest pipeline is as fast as it can be, which is exact where more microbatches take longer: no
     number is faster once it does not help to give one of the slowest pipeline's to another.
+    Divisions are tried in the order of what they take at least, and the best of them is planned
+    anew with the better of two planners.
 
     Args:
         problem: what to plan; its `max_pipelines` limits the number of pipelines.
-        best_on: plans one pipeline.
+        look: plans one pipeline, soon.
+        find: plans one pipeline, well.
+        below: no plan is wanted whose score is this or more, nor one that must be nearly so.
 
     Returns:
-        Seconds of a step, with the exchange of gradients, and the plan; None where nothing fits.
+        Seconds of a step, with the exchange of gradients, and the plan; None where nothing fits, or
+        nothing can be better.
     """
-    known: dict[tuple[object, int], Timed | None] = {}
+    most = min(problem.max_pipelines, problem.num_microbatches)
+    by_least = sorted(
+        ((least_score(problem, parts), parts) for parts in divisions(problem.cluster, most)),
+        key=lambda pair: pair[0],
+    )
+    best: tuple[float, tuple[Part, ...]] | None = None
+    known: _Known = {}
+    for least, parts in by_least:
+        if least >= below * _WORTH:
+            break
+        timed = _shared_out(problem, parts, look, known)
+        if timed is None:
+            continue
+        score = score_of(problem, timed[1], timed[0])
+        below = min(below, score)
+        if best is None or score < best[0]:
+            best = score, parts
+    return best and _shared_out(problem, best[1], find, {})
+
+
+_Known = dict[tuple[object, int], Timed | None]
+
+
+def _shared_out(
+    problem: PlanningProblem, parts: Sequence[Part], best_on: BestOn, known: _Known
+) -> Timed | None:
+    """The best plan of pipelines on given parts of a cluster."""
 
     def best_for(part: Part, count: int) -> Timed | None:
         key = tuple(replace(taken, start=0) for taken in part), count
@@ -107,24 +144,67 @@ def several_pipelines(problem: PlanningProblem, best_on: BestOn) -> Timed | None
         found = best_for(part, count)
         return found[0] if found else float("inf")
 
-    best: Timed | None = None
-    least = float("inf")
-    for parts in divisions(problem.cluster, min(problem.max_pipelines, problem.num_microbatches)):
-        counts = share_out(
-            problem.num_microbatches,
-            [lambda count, part=part: seconds(part, count) for part in parts],
-            [_peak_flops(problem, part) for part in parts],
+    counts = share_out(
+        problem.num_microbatches,
+        [lambda count, part=part: seconds(part, count) for part in parts],
+        [_peak_flops(problem, part) for part in parts],
+    )
+    timed = [best_for(part, count) for part, count in zip(parts, counts, strict=True)]
+    found = [each for each in timed if each]
+    if len(found) < len(parts):
+        return None
+    plan = _joined(problem, parts, [plan for _, plan in found])
+    exchange = max(sharing_seconds(plan, SharedParameters.of(plan, problem.program)))
+    return max(seconds for seconds, _ in found) + exchange, plan
+
+
+def least_score(problem: PlanningProblem, parts: Sequence[Part]) -> float:
+    """A floor under the score of a plan whose pipelines are on given parts of a cluster.
+
+    All devices compute all products at their peak, and pipelines exchange the gradients of all
+    parameters, and their new values, over all their links at once.
+
+    Args:
+        problem: what to plan.
+        parts: what the pipelines get.
+
+    Returns:
+        Seconds, or what they cost.
+    """
+    works = problem.works
+    flops = sum(work.forward.matmul_flops + work.backward.matmul_flops for work in works)
+    flops *= problem.num_microbatches
+    size = sum(num_bytes(problem.program.avals[value]) for value in problem.program.parameters)
+    # Who updates nothing sends its gradients and gets new values; who shares in updates, less.
+    moved = 2 * size * (1 - 1 / len(parts))
+    exchange = max(moved / _exchange_bandwidth(problem.cluster, part) for part in parts)
+    if problem.objective == "step_time":
+        return flops / sum(_peak_flops(problem, part) for part in parts) + exchange
+    prices = dict(
+        zip(
+            (s.name for s in problem.cluster.subclusters), node_prices(problem.cluster), strict=True
         )
-        slowest = max(map(seconds, parts, counts))
-        if slowest == float("inf") or (problem.objective == "step_time" and slowest >= least):
-            continue
-        timed = [best_for(part, count) for part, count in zip(parts, counts, strict=True)]
-        plan = _joined(problem, parts, [plan for each in timed if each for plan in (each[1],)])
-        step_time = slowest + max(sharing_seconds(plan, SharedParameters.of(plan, problem.program)))
-        score = score_of(problem, plan, step_time)
-        if score < least:
-            best, least = (step_time, plan), score
-    return best
+    )
+    cheapest = min(
+        prices[taken.subcluster] / _node_flops(problem, taken.subcluster)
+        for part in parts
+        for taken in part
+    )
+    waiting = sum(min(prices[taken.subcluster] for taken in part) for part in parts)
+    return flops * cheapest + exchange * waiting
+
+
+def _exchange_bandwidth(cluster: Cluster, part: Part) -> float:
+    """Bytes/s that leave a part for others at most, of one direction."""
+    fastest = 0.0
+    for taken in part:
+        subcluster = cluster.subcluster(taken.subcluster)
+        links = [link for a, b, link in cluster.links if subcluster.name in (a, b)]
+        far = max(link.bandwidth for link in (subcluster.inter_node, *links))
+        near = subcluster.intra_node.bandwidth * taken.devices_per_node
+        in_node = taken.devices_per_node < subcluster.devices_per_node
+        fastest += taken.nodes * max(far, near * in_node)
+    return fastest
 
 
 def score_of(problem: PlanningProblem, plan: Plan, step_time: float) -> float:
@@ -252,6 +332,12 @@ def _peak_flops(problem: PlanningProblem, part: Part) -> float:
         * problem.cluster.subcluster(taken.subcluster).kind.flops(problem.dtype)
         for taken in part
     )
+
+
+def _node_flops(problem: PlanningProblem, name: str) -> float:
+    """The peak FLOP/s of a node of a subcluster."""
+    subcluster = problem.cluster.subcluster(name)
+    return subcluster.devices_per_node * subcluster.kind.flops(problem.dtype)
 
 
 def _joined(problem: PlanningProblem, parts: Sequence[Part], plans: Sequence[Plan]) -> Plan:

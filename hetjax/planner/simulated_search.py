@@ -56,11 +56,7 @@ class Judged:
 
 
 def simulated_search(
-    problem: PlanningProblem,
-    runs: Runs,
-    table: StageTable,
-    near: float | None = None,
-    tolerance: float = 0.0,
+    problem: PlanningProblem, runs: Runs, table: StageTable, met: Sequence[Candidate]
 ) -> tuple[Judged, ...]:
     """Find the pipeline whose simulated step has the least time, or the least cost.
 
@@ -68,38 +64,84 @@ def simulated_search(
         problem: what to plan.
         runs: the work of every run of its layers.
         table: what stages and transfers cost.
+        met: what `first_look` found.
+
+    Returns:
+        Candidates, the best first.
+    """
+    judge = _Judge(problem, runs, table)
+    judge.time(met)
+    judge.time_ways(dict.fromkeys(each.places for each in met))
+    judge.time_ways(dict.fromkeys(_worth_timing(table, judge, met)))
+    for each in judge.ranked()[:_IMPROVED]:
+        if judge.may_time(each.candidate):
+            descend(table, each.candidate, judge.score, judge.may_time)
+    return judge.ranked()
+
+
+def first_look(
+    problem: PlanningProblem,
+    runs: Runs,
+    table: StageTable,
+    parts: Iterable[StageTable] = (),
+    near: float | None = None,
+    tolerance: float = 0.0,
+) -> tuple[Judged, ...]:
+    """Time what is the best by the closed form.
+
+    Args:
+        problem: what to plan.
+        runs: the work of every run of its layers.
+        table: what stages and transfers cost.
+        parts: tables that allow less, whose best are timed as well: these may be none of the best
+            of the whole, by a form that knows nothing of what stages share.
         near: as for `hetjax.planner.search.search`.
-        tolerance: as there; where it is not 0 an answer is wanted soon, and nothing is improved.
+        tolerance: as there.
 
     Returns:
         Candidates, the best first; empty where nothing fits.
     """
     judge = _Judge(problem, runs, table)
+    judge.time(_closed_form(table, judge, near, tolerance)[:_AT_LEAST])
+    for part in parts if judge.ranked() else ():
+        if judge.prices is not None or _least_seconds(problem, part) < judge.best().makespan:
+            judge.time(_closed_form(part, judge)[:_AT_LEAST])
+    return judge.ranked()
+
+
+def _closed_form(
+    table: StageTable, judge: _Judge, near: float | None = None, tolerance: float = 0.0
+) -> tuple[Candidate, ...]:
+    """The best by the closed form, and what was met on the way."""
     if judge.prices is None:
-        found = search(table, near, tolerance)
-    else:
-        found = search_by_cost(table, judge.prices)
-    if tolerance or not found:
-        return judge.ranked(found[:_AT_LEAST])
-    first = judge.ranked(found[:_AT_LEAST])
-    every = dict.fromkeys(each.places for each in found)
-    every.update(dict.fromkeys(_worth_timing(table, judge, found, first[0])))
-    judge.time_ways(every)
-    for each in judge.ranked(judge.timed())[:_IMPROVED]:
-        if judge.may_time(each.candidate):
-            descend(table, each.candidate, judge.score, judge.may_time)
-    return judge.ranked(judge.timed())
+        return search(table, near, tolerance)
+    return search_by_cost(table, judge.prices)
+
+
+def _least_seconds(problem: PlanningProblem, part: StageTable) -> float:
+    """What a part takes at least: all products at the peak of its devices."""
+    peak = sum(
+        nodes * per_node * subcluster.kind.flops(problem.dtype)
+        for subcluster, (nodes, per_node) in zip(
+            problem.cluster.subclusters, part.nodes, strict=True
+        )
+    )
+    works = problem.works
+    flops = sum(work.forward.matmul_flops + work.backward.matmul_flops for work in works)
+    return problem.num_microbatches * flops / peak
 
 
 def _worth_timing(
-    table: StageTable, judge: _Judge, found: Sequence[Candidate], best: Judged
+    table: StageTable, judge: _Judge, found: Sequence[Candidate]
 ) -> Iterator[tuple[Place, ...]]:
-    """Pipelines besides those of the least latency, or the least cost, by the closed form."""
+    """Pipelines besides those that are the best by the closed form."""
+    best = judge.best()
     number = judge.left(best.candidate) // 2
     if judge.prices is None:
         yield from near_best(table, best.makespan, number)
         return
-    rented = list(dict.fromkeys(rented_nodes(table, each) for each in found))[:_RENTED]
+    cheapest = sorted(found, key=judge.closed_form_score)
+    rented = list(dict.fromkeys(rented_nodes(table, each) for each in cheapest))[:_RENTED]
     for nodes in rented:
         most = best.score / price_of_nodes(judge.prices, nodes)
         yield from near_best(with_nodes(table, nodes), most, number // len(rented))
@@ -127,6 +169,10 @@ class _Judge:
         """What the objective makes least."""
         return self._rate(candidate) * self.makespan(candidate)
 
+    def closed_form_score(self, candidate: Candidate) -> float:
+        """The same by the closed form."""
+        return self._rate(candidate) * candidate.latency
+
     def _rate(self, candidate: Candidate) -> float:
         if self.prices is None:
             return 1.0
@@ -143,6 +189,11 @@ class _Judge:
         """Whether one more may be timed."""
         return self.left(candidate) > 0
 
+    def time(self, candidates: Iterable[Candidate]) -> None:
+        """Time some candidates, however many there were before."""
+        for each in candidates:
+            self.makespan(each)
+
     def time_ways(self, every: Iterable[Sequence[Place]]) -> None:
         """Time the fastest ways to run pipelines."""
         for places in every:
@@ -151,15 +202,15 @@ class _Judge:
                     return
                 self.makespan(candidate)
 
-    def timed(self) -> list[Candidate]:
-        """All that were timed."""
-        return [candidate for _, candidate in self._makespans.values()]
+    def best(self) -> Judged:
+        """The best of all that were timed."""
+        return self.ranked()[0]
 
-    def ranked(self, candidates: Iterable[Candidate]) -> tuple[Judged, ...]:
-        """The best of each pipeline's candidates, the best of all first."""
-        judged = sorted(map(self._judged, candidates), key=preference)
+    def ranked(self) -> tuple[Judged, ...]:
+        """The best of each pipeline's candidates that were timed, the best of all first."""
+        timed = (candidate for _, candidate in self._makespans.values())
         best: dict[tuple[Place, ...], Judged] = {}
-        for each in judged:
+        for each in sorted(map(self._judged, timed), key=_preference):
             best.setdefault(each.candidate.places, each)
         return tuple(best.values())
 
@@ -172,8 +223,7 @@ class _Judge:
 _Key = tuple[tuple[Place, ...], tuple[int, ...], tuple[int, ...]]
 
 
-def preference(judged: Judged) -> tuple[float, float, int, int]:
-    """What candidates are sorted by, the best first."""
+def _preference(judged: Judged) -> tuple[float, float, int, int]:
     candidate = judged.candidate
     # Rounded to nine digits: a difference below them should not cost devices.
     return (

@@ -120,7 +120,7 @@ def test_no_division_and_no_numbers_are_better(cluster: Cluster):
         found = planner_of_one.find(smaller)
         return found and (found.step_time, found.plan)
 
-    timed = several_pipelines(problem, best_on)
+    timed = several_pipelines(problem, best_on, best_on)
     assert timed is not None
     best = float("inf")
     for parts in divisions(cluster, 4):
