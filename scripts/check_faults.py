@@ -4,10 +4,13 @@
     python scripts/check_faults.py --tries 2 --kinds kill-worker terminate-local --json
 
 Every try trains a small model with `python -m hetjax.train`, on a Ray cluster of its own or in one
-process, does something to it at a moment of the undisturbed run's duration, from its first second
-on, and looks at the exit code, at the message, and at what runs 30 seconds later. Then it resumes,
-and compares losses, gradient norms and the last checkpoint's arrays with the undisturbed run's,
-bit by bit. A full disk is a small file system in memory, which takes root to make.
+process, does something to it at a random moment, and looks at the exit code, at the message, and at
+what runs 30 seconds later. Then it resumes, and compares losses, gradient norms and the last
+checkpoint's arrays with the undisturbed run's, bit by bit.
+
+A driver is killed or told to end at a moment from the run's first second on; a worker is killed or
+stopped at one from the first worker's beginning on; a disk is full from a step of the training on.
+That disk is a small file system in memory, which takes root to make.
 """
 
 from __future__ import annotations
@@ -40,7 +43,13 @@ RUN_SECONDS = 180.0
 """How long a run may take in all."""
 
 FIRST_SECONDS = 1.0
+"""How long a driver is left alone."""
+
+STEPS = 100
+SAVE_EVERY = 10
+
 DISK_BYTES = 24 << 20
+LOOK_SECONDS = 0.02
 
 CLUSTER = """
 name: faults
@@ -57,7 +66,7 @@ subclusters:
 links:
   - {between: [quick, slow], bandwidth: 1 Gbit/s, latency: 0.1 ms}
 """
-CONFIGURATION = """
+CONFIGURATION = f"""
 cluster.file = "cluster.yaml"
 model.recipe = "gpt-quickstart"
 model.blocks = 2
@@ -66,10 +75,10 @@ model.heads = 2
 model.sequence = 32
 data.kind = "synthetic"
 data.size = 40000
-train.steps = 100
+train.steps = {STEPS}
 train.batch_size = 8
 train.microbatches = 4
-train.checkpoint_every = 10
+train.checkpoint_every = {SAVE_EVERY}
 planner.min_stages = 2
 planner.max_pipelines = 1
 """
@@ -83,23 +92,25 @@ class Kind:
         runtime: where the run is.
         codes: the exit codes that it may have.
         says: a pattern of what it says on its last line; None for nothing.
+        since: what its moment is counted from: seconds after the run's ``"start"``, seconds after
+            the first ``"worker"`` is there, or a ``"step"``'s number.
     """
 
     runtime: str
     codes: tuple[int, ...]
     says: str | None
+    since: str = "start"
 
 
 _LOST = r"error: (stage \d, host 0|.* worker.*) is lost: "
 _STOPPED = r"SIGTERM: (ended while |stopping after this step)"
 KINDS = {
-    "kill-worker": Kind("ray", (3,), _LOST),
-    "stop-worker": Kind("ray", (3,), _LOST),
+    "kill-worker": Kind("ray", (3,), _LOST, "worker"),
+    "stop-worker": Kind("ray", (3,), _LOST, "worker"),
     "kill-driver": Kind("ray", (-signal.SIGKILL,), None),
     "terminate-ray": Kind("ray", (128 + signal.SIGTERM,), _STOPPED),
     "terminate-local": Kind("local", (128 + signal.SIGTERM,), _STOPPED),
-    # It may be filled after the last file is written, or before the first one: then nothing begins.
-    "full-disk": Kind("ray", (0, 2, 5), r"error: .*(No space left|full)|.*No space left"),
+    "full-disk": Kind("ray", (5,), r"error: .*No space left", "step"),
 }
 
 
@@ -118,6 +129,7 @@ class Run:
         command += ["--workdir", str(workdir), "--runtime", runtime, *options]
         if runtime == "ray":
             command += ["--ray-address", "local"]
+        self._workdir = workdir
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 (it is closed with the run)
         self.began = time.monotonic()
         environment = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "RAY_ADDRESS")}
@@ -128,6 +140,32 @@ class Run:
     def workers(self) -> list[Process]:
         """The workers' processes that are there."""
         return [each for each in descendants(self.process.pid) if _is_worker(each)]
+
+    def steps_done(self) -> int:
+        """How many steps are in its metrics."""
+        return max((record["step"] for record in read_metrics(self._workdir)), default=0)
+
+    def reaches(self, since: str, moment: float) -> bool:
+        """Wait until a moment.
+
+        Args:
+            since: what it is counted from; see `Kind`.
+            moment: when.
+
+        Returns:
+            Whether the run is still there.
+        """
+        seconds = 0.0 if since == "step" else moment
+        while (since == "worker" and not self.workers()) or (
+            since == "step" and self.steps_done() < moment
+        ):
+            if self.process.poll() is not None:
+                return False
+            time.sleep(LOOK_SECONDS)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(seconds)
+            return False
+        return True
 
     def end(self) -> tuple[int | None, str]:
         """Wait for its end.
@@ -159,20 +197,17 @@ def try_fault(
         name: the kind of fault.
         folder: with the configuration.
         workdir: the run's work folder, which is not there yet.
-        moment: seconds after the start; a fault of a worker waits until there is one.
+        moment: when, as the kind counts it.
         chooser: chooses the worker.
 
     Returns:
         What came of it.
     """
     kind, run = KINDS[name], Run(folder, workdir, KINDS[name].runtime)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        run.process.wait(moment)
+    if not run.reaches(kind.since, moment):
         # The machine has become faster since the undisturbed run.
         return try_fault(name, folder, workdir.with_name(f"{workdir.name}-"), moment / 2, chooser)
-    while name.endswith("worker") and not run.workers() and run.process.poll() is None:
-        time.sleep(0.02)
-    started, workers = descendants(run.process.pid), run.workers()
+    started, workers, step = descendants(run.process.pid), run.workers(), run.steps_done()
     began = time.monotonic()
     if name == "kill-driver":
         run.process.kill()
@@ -192,18 +227,16 @@ def try_fault(
     gone = time.monotonic() - began
     for process in left:
         os.kill(process.number, signal.SIGKILL)
-    in_vain = name == "full-disk" and code == 0
     last = [line for line in text.splitlines() if kind.says and re.match(kind.says, line)]
     native = "Check failure stack trace" in text or "*** SIG" in text or "Traceback" in text
     return {
         "kind": name,
         "workdir": str(workdir),
         "moment": round(began - run.began, 2),
+        "step": step,
         "code": code,
         "message": last[-1] if last else text.strip().splitlines()[-1] if text.strip() else "",
-        "as_expected": code in kind.codes
-        and (kind.says is None or bool(last) or in_vain)
-        and not native,
+        "as_expected": code in kind.codes and (kind.says is None or bool(last)) and not native,
         "seconds": round(ended, 2),
         "gone_seconds": round(gone, 2),
         "left": len(left),
@@ -255,23 +288,56 @@ def arrays_of(checkpoint: Path) -> str:
     return found.hexdigest()
 
 
+@dataclass(frozen=True)
+class Undisturbed:
+    """A run to which nothing was done.
+
+    Args:
+        seconds: how long it took.
+        first_worker: seconds until there was a worker, or the run's end.
+        result: what it computed; see `result_of`.
+    """
+
+    seconds: float
+    first_worker: float
+    result: tuple[Any, ...]
+
+    def draw(self, since: str, chooser: random.Random) -> float:
+        """Draw a moment of such a run: not of its last tenth, when it may be over before."""
+        end = 0.9 * self.seconds
+        if since == "step":
+            # The last checkpoint is yet to be written then.
+            return chooser.randint(1, STEPS - SAVE_EVERY)
+        if since == "worker":
+            return chooser.uniform(0.0, max(0.0, end - self.first_worker))
+        return chooser.uniform(FIRST_SECONDS, max(FIRST_SECONDS, end))
+
+
+def undisturbed(folder: Path, runtime: str) -> Undisturbed:
+    """Do a run, and do nothing to it."""
+    workdir = folder / f"whole-{runtime}"
+    run = Run(folder, workdir, runtime)
+    run.reaches("worker", 0.0)
+    first_worker = time.monotonic() - run.began
+    code, text = run.end()
+    assert code == 0, text
+    return Undisturbed(time.monotonic() - run.began, first_worker, result_of(workdir))
+
+
 def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """All tries of all kinds."""
     (folder / "cluster.yaml").write_text(CLUSTER)
     (folder / "run.gin").write_text(CONFIGURATION)
     chooser = random.Random(options.seed)
-    whole, seconds = {}, {}
-    for runtime in sorted({KINDS[name].runtime for name in options.kinds}):
-        run = Run(folder, folder / f"whole-{runtime}", runtime)
-        code, text = run.end()
-        assert code == 0, text
-        seconds[runtime] = time.monotonic() - run.began
-        whole[runtime] = result_of(folder / f"whole-{runtime}")
+    whole = {
+        runtime: undisturbed(folder, runtime)
+        for runtime in sorted({KINDS[name].runtime for name in options.kinds})
+    }
     rows = []
     for number in range(options.tries):
         for name in options.kinds:
             runtime = KINDS[name].runtime
-            moment = chooser.uniform(FIRST_SECONDS, max(FIRST_SECONDS, 0.9 * seconds[runtime]))
+            moment = whole[runtime].draw(KINDS[name].since, chooser)
             at = folder / f"{name}-{number}"
             is_disk = name == "full-disk"
             with _small_disk(at) if is_disk else contextlib.nullcontext(at) as place:
@@ -282,12 +348,12 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
                 again = Run(folder, workdir, runtime, ["--resume-or-start"])
                 code, text = again.end()
                 row["resumed"] = code == 0
-                row["bitwise"] = code == 0 and result_of(workdir) == whole[runtime]
+                row["bitwise"] = code == 0 and result_of(workdir) == whole[runtime].result
                 row["resumed_says"] = "" if code == 0 else text.strip().splitlines()[-1]
             rows.append(row)
             print(json.dumps(row), file=sys.stderr)
     return {
-        "undisturbed_seconds": seconds,
+        "undisturbed_seconds": {runtime: run.seconds for runtime, run in whole.items()},
         "kinds": {
             name: {
                 "tries": len(of),
