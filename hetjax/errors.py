@@ -7,10 +7,28 @@ from collections.abc import Iterable
 
 
 class InputError(ValueError):
-    """Something that a person gave is wrong: a configuration, a file, a plan, a model.
+    r"""Something that a person gave is wrong: a configuration, a file, a plan, a model.
 
-    The commands print it as one line and exit with code 2, before anything is allocated.
+    The commands print it as one line and exit with code 2, before anything is allocated. What a
+    terminal would not show, or would obey, is written as Python writes it in a string.
+
+    Args:
+        message: the sentence, which may quote what was given as it is.
+
+    Example:
+        >>> print(InputError("unknown name a\x1b[2Jb"))
+        unknown name a\x1b[2Jb
     """
+
+    def __init__(self, message: str):
+        super().__init__(
+            "".join(
+                each
+                if each.isprintable() or each == "\n"
+                else each.encode("unicode_escape").decode()
+                for each in message
+            )
+        )
 
 
 class CheckpointError(InputError):

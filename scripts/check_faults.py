@@ -110,7 +110,7 @@ KINDS = {
     "kill-driver": Kind("ray", (-signal.SIGKILL,), None),
     "terminate-ray": Kind("ray", (128 + signal.SIGTERM,), _STOPPED),
     "terminate-local": Kind("local", (128 + signal.SIGTERM,), _STOPPED),
-    "full-disk": Kind("ray", (5,), r"error: .*No space left", "step"),
+    "full-disk": Kind("ray", (5,), r"checkpoint \d+ was not (saved|written): .*No space left", "step"),
 }
 
 

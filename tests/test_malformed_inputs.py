@@ -9,11 +9,13 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import numpy as np
+import pytest
 import tokenizers
 import yaml
 from cases import examples
@@ -31,7 +33,8 @@ from hetjax.errors import InputError
 from hetjax.mesh import Cluster
 from hetjax.planner import Plan
 from hetjax.planner.profiler import ProfileDatabase
-from hetjax.runtime.checkpoint_files import MANIFEST, read_manifest
+from hetjax.runtime.checkpoint_files import read_manifest, verify_files
+from hetjax.runtime.manifest import MANIFEST, DataPosition, Manifest, SavedFile, SavedPart
 from hetjax.sharding import HSharding
 
 CONFIGS = Path(__file__).parents[1] / "configs"
@@ -68,6 +71,7 @@ def one_sentence() -> Iterator[None]:
     except InputError as error:
         said = str(error)
     assert 0 < len(said) < 10_000
+    assert said.isprintable(), repr(said)  # It is one line, and no terminal obeys it.
 
 
 def check(content: bytes, name: str, random: Random, read: Callable[[Path], object]) -> None:
@@ -128,24 +132,25 @@ def test_plans(number: int) -> None:
     check(damaged_json(good, random), "a.json", random, Plan.load)
 
 
-MANIFEST_BODY: dict[str, Any] = {
-    "format": 1,
-    "step": 3,
-    "model": "0123",
-    "parts": [
-        {
-            "kind": "parameters",
-            "path": "w",
-            "start": 0,
-            "stop": None,
-            "shape": [4, 2],
-            "dtype": "float32",
-            "item": "stage_0",
-        }
-    ],
-    "files": [{"path": "stage_0/a", "num_bytes": 3, "crc32": 7}],
-    "metadata": {"a": [1]},
-}
+WRITTEN = Manifest(
+    step=3,
+    model="0123",
+    parts=(
+        SavedPart("optimizer", "0/mu/w", 0, 2, (4, 2), "float32", "stage_0"),
+        SavedPart("optimizer", "0/mu/w", 2, 4, (4, 2), "float32", "stage_1"),
+        SavedPart("parameters", "w", 0, None, (4, 2), "float32", "stage_0"),
+    ),
+    files=(SavedFile("stage_0/a", 3, 7), SavedFile("stage_1/d/0", 0, 0)),
+    data=DataPosition(24, 8, {"kind": "text", "size": 4000, "crc32": [1, 2]}),
+    metadata={"a": [1]},
+)
+
+
+def manifest_bodies() -> list[dict[str, Any]]:
+    """A manifest as it is written now, and one of format 1, both without their checksum."""
+    now = json.loads(WRITTEN.to_json())
+    del now["crc32"]
+    return [now, {**{name: value for name, value in now.items() if name != "data"}, "format": 1}]
 
 
 def with_checksum(body: Any) -> Any:
@@ -154,15 +159,29 @@ def with_checksum(body: Any) -> Any:
     return {**body, "crc32": zlib.crc32(json.dumps(body, sort_keys=True).encode())}
 
 
+def read_checkpoint(path: Path) -> None:
+    """Do with a manifest what a run does that goes on: look for each file that it names."""
+    manifest = read_manifest(path.parent)
+    manifest.to_json()
+    verify_files(path.parent, manifest)
+
+
+@pytest.mark.parametrize("body", manifest_bodies(), ids=lambda body: f"format {body['format']}")
+def test_the_manifests_that_are_damaged_are_good_ones(body: dict[str, Any]) -> None:
+    found = Manifest.from_json(json.dumps(with_checksum(body)))
+    assert found == (WRITTEN if body["format"] == 2 else replace(WRITTEN, data=None))
+
+
 @cases
 @given(NUMBERS)
 def test_manifests(number: int) -> None:
     random = Random(number)
+    body = random.choice(manifest_bodies())
     if random.random() < 0.5:
-        content = damaged_json(with_checksum(MANIFEST_BODY), random)
+        content = damaged_json(with_checksum(body), random)
     else:
-        content = json.dumps(with_checksum(damaged_values(MANIFEST_BODY, random))).encode()
-    check(content, MANIFEST, random, lambda path: read_manifest(path.parent))
+        content = json.dumps(with_checksum(damaged_values(body, random))).encode()
+    check(content, MANIFEST, random, read_checkpoint)
 
 
 def good_tokenizer() -> Any:

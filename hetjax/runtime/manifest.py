@@ -17,12 +17,13 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hetjax.checked_files import first_problem, parse_json
-from hetjax.errors import CheckpointError, InputError
+from hetjax.errors import CheckpointError, InputError, shown
 
 FORMAT = 2
 MANIFEST = "manifest.json"
 
 _READABLE_FORMATS = (1, FORMAT)
+_LONGEST_NAME = 255
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
@@ -261,7 +262,9 @@ def _outside(manifest: Manifest) -> str | None:
     for file in manifest.files:
         places = file.path.split("/")
         if places[0] not in items or len(places) < 2 or {"", ".", ".."} & set(places):
-            return f"the file {file.path!r} is in none of the items' folders"
+            return f"the file {shown(file.path)} is in none of the items' folders"
+        if not file.path.isprintable() or max(map(len, places)) > _LONGEST_NAME:
+            return f"the file {shown(file.path)} has a name that none of a checkpoint's files has"
     missing = items - {PurePosixPath(file.path).parts[0] for file in manifest.files}
     return f"there are no files of the item {min(missing)!r}" if missing else None
 

@@ -165,6 +165,13 @@ def edit(workdir: Path, change: Any) -> None:
             lambda body: body["files"][0].update(path="stage_0/../../00000001/x"),
             "is in none of the items' folders",
         ),
+        *(
+            (
+                lambda body, name=name: body["files"][0].update(path=f"stage_0/{name}"),
+                "has a name that none of a checkpoint's files has",
+            )
+            for name in ("\x1b[2J", "\ud800", "x" * 300)
+        ),
         (lambda body: body.update(files=[]), "there are no files of the item"),
         (lambda body: body["parts"].remove(cut_part(body)), "rows .* are missing|does not begin"),
     ],
