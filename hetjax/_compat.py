@@ -5,7 +5,10 @@ A new JAX release that moves one of these is mended here and nowhere else.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import os
+import socket
+import stat
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -150,3 +153,58 @@ def inner_jaxprs(equation: JaxprEqn) -> list[Jaxpr]:
             elif isinstance(item, Jaxpr):
                 found.append(item)
     return found
+
+
+class ListeningServer:
+    """A server of `jax.experimental.transfer`, which can be told to listen no more.
+
+    JAX has no call for that. The sockets that the server has opened are found among this process's
+    own, and other descriptors are put in their places.
+
+    Args:
+        client: the client of the devices whose arrays it moves.
+        host: the only address that it listens on.
+
+    Attributes:
+        server: the server.
+    """
+
+    def __init__(self, client: Any, host: str):
+        from jax.experimental import transfer
+
+        before = set(_listening())
+        self.server = transfer.start_transfer_server(client, f"{host}:0", [f"{host}:0"])
+        addresses = {number: each for number, each in _listening() if (number, each) not in before}
+        self._sockets = {n: each for n, each in addresses.items() if each[0] == host.strip("[]")}
+
+    def stop_listening(self) -> None:
+        """Accept no connection from now on; those that are there stay.
+
+        The system refuses connections from the server's next transfer on, when its loop lets go of
+        the sockets; until then they are never read.
+        """
+        # What takes the place of a listening socket never becomes ready, so that the server's loop
+        # waits for it as it did for connections.
+        never = os.eventfd(0)
+        for number in self._sockets:
+            os.dup2(never, number, inheritable=False)
+        os.close(never)
+        self._sockets = {}
+
+
+def _listening() -> Iterator[tuple[int, tuple[str, int]]]:
+    """The descriptors and the addresses of this process's sockets that listen for TCP."""
+    if not os.path.isdir("/proc/self/fd"):
+        return
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            copy = os.dup(int(name))
+        except OSError:  # It has been closed meanwhile.
+            continue
+        if not stat.S_ISSOCK(os.fstat(copy).st_mode):
+            os.close(copy)
+            continue
+        with socket.socket(fileno=copy) as found:
+            is_internet = found.family in (socket.AF_INET, socket.AF_INET6)
+            if is_internet and found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                yield int(name), found.getsockname()[:2]

@@ -10,6 +10,7 @@ compute less is what the messages cost them.
 from __future__ import annotations
 
 import itertools
+import secrets
 import socket
 import threading
 import time
@@ -19,9 +20,9 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.experimental import transfer
 from jax.sharding import SingleDeviceSharding
 
+from hetjax._compat import ListeningServer
 from hetjax.errors import WorkerLostError
 from hetjax.mesh.cluster import Cluster
 from hetjax.mesh.host_cpu import HOST_CPU, HOST_DEVICES, HostCpu, machine_name, measure_host
@@ -29,6 +30,7 @@ from hetjax.mesh.link_fit import fit_link
 from hetjax.mesh.links import Link
 from hetjax.mesh.measured import Load, measured_cluster, measured_nodes
 from hetjax.mesh.ray_offers import connected_ray_nodes, ray_offers
+from hetjax.runtime.listening import SECRET_BYTES, transfer_identifier
 
 START_SECONDS = 120.0
 """How long the actors may take to start."""
@@ -105,13 +107,13 @@ class NodeProbe:
 
     Args:
         host: the node's own address, the only one that it listens on.
+        secret: what only the probes of the measurement have; messages are named by it.
     """
 
-    def __init__(self, host: str):
+    def __init__(self, host: str, secret: bytes):
         (self._device,) = jax.local_devices()
-        self._server = transfer.start_transfer_server(
-            self._device.client, f"{host}:0", [f"{host}:0"]
-        )
+        self._secret = secret
+        self._server = ListeningServer(self._device.client, host).server
         self._connections: dict[str, Any] = {}
         self._computing = Computing(self._device)
 
@@ -150,7 +152,7 @@ class NodeProbe:
             jax.block_until_ready(message)
             # The next one is asked for before its sender may send it, as in training.
             message = self._pull(peer, number + 2, size) if number < last else None
-            self._server.await_pull(number + 1, [answer])
+            self._offer(number + 1, answer)
 
     def time_messages(self, peer: str, first: int, size: int, repeats: int) -> list[float]:
         """Send messages to a probe that runs `echo` with the same arguments.
@@ -162,7 +164,7 @@ class NodeProbe:
         for number in range(first, first + 2 * repeats, 2):
             answer = self._pull(peer, number + 1, _TOKEN_BYTES)
             start = time.perf_counter()
-            self._server.await_pull(number, [message])
+            self._offer(number, message)
             jax.block_until_ready(answer)
             seconds.append(time.perf_counter() - start)
         return seconds
@@ -184,7 +186,7 @@ class NodeProbe:
         for place in range(repeats):
             start = time.perf_counter()
             coming = self._pull(peer, theirs + 2 * place, size)
-            self._server.await_pull(mine + 2 * place, [message])
+            self._offer(mine + 2 * place, message)
             jax.block_until_ready(coming)
             seconds.append(time.perf_counter() - start)
         return seconds
@@ -214,10 +216,13 @@ class NodeProbe:
     def _array(self, size: int) -> jax.Array:
         return jax.block_until_ready(jax.device_put(np.ones(size, np.uint8), self._device))
 
+    def _offer(self, number: int, message: jax.Array) -> None:
+        self._server.await_pull(transfer_identifier(self._secret, number), [message])
+
     def _pull(self, peer: str, number: int, size: int) -> Any:
         sharding = SingleDeviceSharding(self._device)
         shape = jax.ShapeDtypeStruct((size,), np.uint8, sharding=sharding)
-        return self._connections[peer].pull(number, [shape])
+        return self._connections[peer].pull(transfer_identifier(self._secret, number), [shape])
 
 
 class Computing:
@@ -281,13 +286,13 @@ class _Probes:
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        actor_class = ray.remote(NodeProbe)
+        actor_class, secret = ray.remote(NodeProbe), secrets.token_bytes(SECRET_BYTES)
         for node, address in self.names.items():
             self._actors[node] = actor_class.options(
                 num_cpus=0,
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
                 runtime_env={"env_vars": _ENVIRONMENT},
-            ).remote(address)
+            ).remote(address, secret)
         calls = {node: actor.describe.remote() for node, actor in self._actors.items()}
         for node, (machine, address) in self._wait(calls, START_SECONDS).items():
             self._machines[node], self._addresses[node] = machine, address

@@ -19,9 +19,10 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, SingleDeviceSharding
 
+from hetjax._compat import ListeningServer
 from hetjax.errors import WorkerLostError
 from hetjax.runtime.buffers import Route, Tag
-from hetjax.runtime.listening import ListeningServer, transfer_identifier
+from hetjax.runtime.listening import transfer_identifier
 from hetjax.runtime.placement import Placement
 from hetjax.runtime.transfer_ends import ReceivingEnd, SendingEnd, crossing_arrays
 from hetjax.runtime.transport import Arrival

@@ -1,0 +1,68 @@
+"""What JAX does not promise and `_compat` is built on: a release that changes it fails here."""
+
+import contextlib
+import itertools
+import os
+import socket
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import SingleDeviceSharding
+
+from hetjax._compat import ListeningServer
+
+NUMBERS = itertools.count(1)
+
+
+def can_listen(host: str, family: socket.AddressFamily) -> bool:
+    with contextlib.suppress(OSError), socket.socket(family) as found:
+        found.bind((host, 0))
+        return True
+    return False
+
+
+def move(sender: ListeningServer, connection) -> None:
+    """Send an array over a connection that is there."""
+    device, number = jax.devices()[0], next(NUMBERS)
+    array = jax.device_put(np.arange(1000, dtype=np.float32), device)
+    shape = jax.ShapeDtypeStruct((1000,), np.float32, sharding=SingleDeviceSharding(device))
+    sender.server.await_pull(number, [array])
+    (found,) = connection.pull(number, [shape])
+    np.testing.assert_array_equal(np.asarray(found), np.asarray(array))
+
+
+def connect(address: str) -> socket.socket:
+    host, _, port = address.rpartition(":")
+    return socket.create_connection((host.strip("[]"), int(port)), timeout=5)
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="it looks among Linux's descriptors")
+@pytest.mark.parametrize(
+    ("host", "family"), [("127.0.0.1", socket.AF_INET), ("[::1]", socket.AF_INET6)]
+)
+def test_a_server_that_listens_no_more_keeps_its_connections(
+    host: str, family: socket.AddressFamily
+):
+    if not can_listen(host.strip("[]"), family):
+        pytest.skip(f"nothing can listen on {host}")
+    client = jax.devices()[0].client
+    sender, receiver = ListeningServer(client, host), ListeningServer(client, host)
+    address = sender.server.address()
+    assert address.startswith(host)
+    connection = receiver.server.connect(address)
+    move(sender, connection)
+    connect(address).close()  # It listens.
+    before = set(os.listdir("/proc/self/fd"))
+    for server in (sender, receiver):
+        server.stop_listening()
+        server.stop_listening()
+    assert set(os.listdir("/proc/self/fd")) == before, "no descriptor is left behind, or lost"
+    with contextlib.suppress(ConnectionRefusedError), connect(address) as stranger:
+        stranger.sendall(bytes(4096))  # It would end the process if it were read.
+    for _ in range(3):
+        move(sender, connection)
+    for server in (sender, receiver):
+        with pytest.raises(ConnectionRefusedError):
+            connect(server.server.address())
