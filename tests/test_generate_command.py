@@ -160,6 +160,13 @@ def test_at_temperature_0_it_is_the_argmax_of_the_trainers_parameters(run, capsy
         assert found == shown + "\n"
 
 
+def test_a_work_folder_may_be_named_from_where_one_is(run, capsys, monkeypatch):
+    arguments = ["--prompt", "all", "--length", 3, "--temperature", 0]
+    absolute = output(capsys, "--workdir", run[0], *arguments)
+    monkeypatch.chdir(run[0].parent)
+    assert output(capsys, "--workdir", run[0].name, *arguments) == absolute
+
+
 def test_the_seed_decides_what_is_drawn(run, capsys):
     arguments = ["--workdir", run[0], "--prompt", "all", "--length", 30, "--temperature", 1]
     first = output(capsys, *arguments, "--seed", 4)

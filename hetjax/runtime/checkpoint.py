@@ -436,7 +436,8 @@ def _read(folder: Path, loads: Sequence[_Load]) -> dict[str, Any]:
         for item, how in sorted(wanted.items()):
             tree = dict.fromkeys(how, 0)
             arguments = ocp.args.PyTreeRestore(tree, restore_args=how, partial_restore=True)
-            stored.update(checkpointer.restore(folder / item, args=arguments))
+            # Orbax refuses a relative path.
+            stored.update(checkpointer.restore(folder.absolute() / item, args=arguments))
     return stored
 
 
