@@ -33,7 +33,8 @@ from hetjax.runtime.ray_worker import computation_settings
 from hetjax.runtime.ray_workers import SAVE, START_SECONDS, RayWorkers
 from hetjax.runtime.step_report import StepReport, stage_report, summed
 from hetjax.runtime.switching import moved_arrays
-from hetjax.runtime.transfer_server import Peer
+from hetjax.runtime.transfer_server import CONNECT_SECONDS, Peer, worker_name
+from hetjax.runtime.waiting import together
 from hetjax.sharding.network import Network
 from hetjax.sharding.switching import SwitchPlan, plan_switch
 
@@ -109,7 +110,11 @@ class RayExecutor:
         addresses = self._workers.wait(
             {peer: self._workers.actor(peer).listen.remote(host) for peer, host in hosts.items()}
         )
-        self._workers.call(lambda actor: actor.connect.remote(addresses))
+        self._workers.wait(
+            {peer: self._workers.actor(peer).connect.remote(addresses) for peer in hosts},
+            f"workers to connect to {_places(addresses)}",
+            2 * CONNECT_SECONDS,
+        )
         self._workers.call(lambda actor: actor.stop_listening.remote())
 
     def _start_workers(self, stages: Sequence[StagePlan], per_process: Sequence[int]) -> None:
@@ -145,15 +150,16 @@ class RayExecutor:
                 for peer, address in firsts.items()
             }
         )
-        calls = {}
+        calls, meetings = {}, {}
         for stage in wide:
-            address, port = addresses[stage, 0], ports[stage, 0]
+            meeting = meetings[stage, 0] = f"{addresses[stage, 0]}:{ports[stage, 0]}"
             for host in range(self._hosts[stage]):
                 actor = self._workers.actor((stage, host))
                 calls[stage, host] = actor.join_world.remote(
-                    f"{address}:{port}", self._hosts[stage], START_SECONDS
+                    meeting, self._hosts[stage], START_SECONDS
                 )
-        self._workers.wait(calls)
+        what = f"the hosts of a stage to meet at {_places(meetings)}"
+        self._workers.wait(calls, what, START_SECONDS)
 
     def switch_to(
         self, job: Job, placement: Placement, lost: Set[int] = frozenset()
@@ -391,6 +397,11 @@ def _put_job(job: Job) -> Any:
                     f"of their own: {error.__cause__ or error}"
                 ) from None
         raise
+
+
+def _places(addresses: Mapping[Peer, str]) -> str:
+    """Where workers are, for a message."""
+    return together([f"{worker_name(peer)} at {each}" for peer, each in addresses.items()])
 
 
 def _hosts(stage: StagePlan) -> int:

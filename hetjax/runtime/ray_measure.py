@@ -31,6 +31,7 @@ from hetjax.mesh.links import Link
 from hetjax.mesh.measured import Load, measured_cluster, measured_nodes
 from hetjax.mesh.ray_offers import connected_ray_nodes, ray_offers
 from hetjax.runtime.listening import SECRET_BYTES, transfer_identifier
+from hetjax.runtime.waiting import tell_of_late
 
 START_SECONDS = 120.0
 """How long the actors may take to start."""
@@ -81,8 +82,8 @@ def measure_cluster(say: Callable[[str], None] = lambda _: None) -> Cluster:
     """
     nodes = measured_nodes(connected_ray_nodes())
     hosts = [node["NodeID"] for node in nodes if _is_host(node)]
-    with _Probes(nodes) as probes:
-        say(f"measuring {len(nodes)} nodes")
+    say(f"measuring {len(nodes)} nodes")
+    with _Probes(nodes, say) as probes:
         processors = probes.processors(hosts)
         pairs = list(itertools.combinations([node["NodeID"] for node in nodes], 2))
         links, loads = {}, {node: list[Load]() for node in hosts}
@@ -134,7 +135,10 @@ class NodeProbe:
         if address not in self._connections:
             host, _, port = address.rpartition(":")
             place = host.strip("[]"), int(port)
-            socket.create_connection(place, timeout=CONNECT_SECONDS).close()
+            try:
+                socket.create_connection(place, timeout=CONNECT_SECONDS).close()
+            except OSError as error:
+                raise OSError(f"no connection to {address}: {error}") from None
             self._connections[address] = self._server.connect(address)
 
     def echo(self, peer: str, first: int, size: int, repeats: int) -> None:
@@ -261,7 +265,8 @@ class Computing:
 class _Probes:
     """A probe on every node, from `with` to its end."""
 
-    def __init__(self, nodes: Sequence[Mapping[str, Any]]):
+    def __init__(self, nodes: Sequence[Mapping[str, Any]], say: Callable[[str], None]):
+        self._say = say
         self.names = {node["NodeID"]: node["NodeManagerAddress"] for node in nodes}
         self._actors: dict[str, Any] = {}
         self._machines: dict[str, str] = {}
@@ -294,6 +299,8 @@ class _Probes:
                 runtime_env={"env_vars": _ENVIRONMENT},
             ).remote(address, secret)
         calls = {node: actor.describe.remote() for node, actor in self._actors.items()}
+        late = {self.names[node]: call for node, call in calls.items()}
+        tell_of_late(late, "to start a process that measures", START_SECONDS, self._say)
         for node, (machine, address) in self._wait(calls, START_SECONDS).items():
             self._machines[node], self._addresses[node] = machine, address
 

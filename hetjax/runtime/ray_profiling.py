@@ -17,6 +17,7 @@ from hetjax.runtime.profiling import StageMeasurer
 from hetjax.runtime.ray_cluster import check_resources, worker_options, worker_resources
 from hetjax.runtime.ray_devices import given_devices
 from hetjax.runtime.ray_worker import computation_settings
+from hetjax.runtime.waiting import tell_of_late
 
 START_SECONDS = 120.0
 """How long a worker may take to start and to trace the program."""
@@ -135,6 +136,9 @@ def _measure(
     reference = ray.put(measured)
     settings = computation_settings()
     started = {actor: actor.prepare.remote(settings, reference) for actor in workers}
+    names = [f"{name} ({place})" for place, name in enumerate(workers.values(), start=1)]
+    late = dict(zip(names, started.values(), strict=True))
+    tell_of_late(late, "to start a process that measures", START_SECONDS)
     for actor, name in workers.items():
         _result(started[actor], name, START_SECONDS)
     running: dict[Any, tuple[Any, Wanted]] = {}

@@ -10,6 +10,7 @@ from typing import Any
 from hetjax.errors import InputError, WorkerLostError
 from hetjax.runtime.ray_worker import HostWorker
 from hetjax.runtime.transfer_server import Peer, worker_name
+from hetjax.runtime.waiting import Awaited, together
 
 PING_SECONDS = 0.5
 """How often workers are asked for a sign of life while a call runs."""
@@ -68,10 +69,15 @@ class RayWorkers:
             self._actors[peer] = actor_class.options(**wanted).remote(peer)
         pings = {peer: self._ping(peer) for peer in self._actors}
         waiting, end = list(pings.values()), time.monotonic() + START_SECONDS
+        awaited = Awaited(START_SECONDS)
         while waiting and time.monotonic() < end:
             ready, waiting = ray.wait(waiting, timeout=PING_SECONDS)
             started = [peer for peer, reference in pings.items() if reference in ready]
             self.processes.update(self.wait({peer: pings[peer] for peer in started}))
+            if waiting and not awaited.silence:
+                late = [worker_name(peer) for peer, each in pings.items() if each in waiting]
+                nodes = [each["NodeManagerAddress"] for each in ray.nodes() if each["Alive"]]
+                awaited.tell(f"{together(late)} to start, on one of {together(nodes)}")
         for peer, reference in pings.items():
             if reference in waiting:
                 raise WorkerLostError(
@@ -119,11 +125,16 @@ class RayWorkers:
             }
         return self.wait(calls)
 
-    def wait(self, calls: Mapping[Peer, Any]) -> dict[Peer, Any]:
+    def wait(
+        self, calls: Mapping[Peer, Any], what: str = "", seconds: float = 0.0
+    ) -> dict[Peer, Any]:
         """Wait for calls, watching that every worker lives.
 
         Args:
             calls: references to the answers of calls that were made.
+            what: what is awaited, with addresses, to be told where it takes long; empty where
+                nothing is told.
+            seconds: how long that may take.
 
         Returns:
             The answers.
@@ -137,7 +148,7 @@ class RayWorkers:
 
         peers = {reference: peer for peer, reference in calls.items()}
         results: dict[Peer, Any] = {}
-        pending = list(peers)
+        pending, awaited = list(peers), Awaited(seconds)
         try:
             while pending:
                 ready, pending = ray.wait(pending, timeout=PING_SECONDS)
@@ -145,6 +156,8 @@ class RayWorkers:
                     results[peers[reference]] = ray.get(reference)
                 if not ready:
                     self._check_alive()
+                    if what:
+                        awaited.tell(what)
         except (RayError, WorkerLostError) as error:
             with self._lock:
                 raise self.end(self.ended or self._blame(error)) from None

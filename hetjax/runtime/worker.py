@@ -165,8 +165,7 @@ class StageWorker:
             self.evaluation = evaluation_instructions(self.pipelines, count, self.stage)
         run = _StepRun(self, step, feed, timed=False)
         run.execute(self.evaluation)
-        sums = [self.pop_sums(kind) for kind in ("total", "count", "aux")]
-        return sum(sums, ()) or None
+        return (*self.pop_sums("total"), *self.pop_sums("count"), *run.report.aux) or None
 
     def pop_sums(self, kind: str) -> tuple[float, ...]:
         """Takes scalars out of the buffers: for each place of a kind, the sum of all microbatches.

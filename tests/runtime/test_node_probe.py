@@ -56,3 +56,8 @@ def test_a_stranger_who_counts_gets_nothing(probe: Any):
         sender._server.await_pull(identifier, [message])
     assert all(each.done.wait(30) for each in pulls)
     watcher.close()
+
+
+def test_a_probe_that_is_not_there_is_named(probe: Any):
+    with pytest.raises(OSError, match=r"no connection to 127\.0\.0\.1:1: .*refused"):
+        probe(b"ours").connect(f"{HOST}:1")

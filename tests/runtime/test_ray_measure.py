@@ -11,7 +11,7 @@ from ray.cluster_utils import Cluster as RayCluster
 from hetjax.commands.devices import configured_cluster
 from hetjax.configuration import ClusterSettings, RuntimeSettings
 from hetjax.errors import InputError, WorkerLostError
-from hetjax.runtime import measure_cluster, ray_measure
+from hetjax.runtime import measure_cluster, ray_measure, waiting
 from hetjax.runtime.ray_cluster import check_resources, worker_resources
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -62,3 +62,15 @@ def test_a_measurement_that_takes_too_long_names_the_nodes(monkeypatch: pytest.M
     monkeypatch.setattr(ray_measure, "CALL_SECONDS", 1e-3)
     with pytest.raises(WorkerLostError, match=r"the measurement on \S+ is lost: .* 0\.001 s"):
         measure_cluster()
+
+
+@pytest.mark.usefixtures("two_nodes")
+def test_nodes_that_are_awaited_are_said_with_their_addresses(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(waiting, "TELL_SECONDS", 0.0)
+    monkeypatch.setattr(ray_measure, "START_SECONDS", 1e-3)
+    said: list[str] = []
+    with pytest.raises(WorkerLostError, match=r"took longer than 0\.001 s"):
+        measure_cluster(said.append)
+    address = ray.util.get_node_ip_address()
+    assert said[1].startswith(f"waiting for {address}")
+    assert "to start a process that measures: 0 s of at most 0.001; a closed port" in said[1]

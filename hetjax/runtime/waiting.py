@@ -1,0 +1,82 @@
+"""No wait for other hosts is silent: after some seconds it is said what is awaited, and where."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+TELL_SECONDS = 8.0
+"""After how long it is said: a process that imports JAX on a busy host takes less, mostly."""
+
+_PORTS = "a closed port looks like this; docs/home_laboratory.md lists those that must be open"
+
+
+class Awaited:
+    """Something that is awaited, which is told once.
+
+    Args:
+        seconds: how long it may take in all.
+        say: is told; the logger ``hetjax`` unless given, which prints to the standard error.
+
+    Example:
+        >>> awaited = Awaited(120.0, say=print)
+        >>> awaited.tell("a worker on 10.0.0.2")  # It is too early.
+    """
+
+    def __init__(self, seconds: float, say: Callable[[str], None] | None = None):
+        self._seconds, self._began = seconds, time.monotonic()
+        self._say = say or logging.getLogger("hetjax").warning
+        self._told = False
+
+    @property
+    def silence(self) -> float:
+        """Seconds until it is told; 0 when it is time, or it was."""
+        return 0.0 if self._told else max(0.0, self._began + TELL_SECONDS - time.monotonic())
+
+    def tell(self, what: str) -> None:
+        """Say what is awaited, if it is time and it was not said.
+
+        Args:
+            what: what it is, with the addresses that it comes from.
+        """
+        if self._told or self.silence > 0:
+            return
+        self._told = True
+        passed = time.monotonic() - self._began
+        self._say(f"waiting for {what}: {passed:.0f} s of at most {self._seconds:g}; {_PORTS}")
+
+
+def tell_of_late(
+    calls: Mapping[str, Any], what: str, seconds: float, say: Callable[[str], None] | None = None
+) -> None:
+    """Wait some seconds for answers from Ray's actors, and say which are not there then.
+
+    Args:
+        calls: references to the answers, by the names of those that answer.
+        what: what they are to do, after their names.
+        seconds: how long it may take in all.
+        say: is told; see `Awaited`.
+    """
+    import ray
+
+    awaited = Awaited(seconds, say)
+    references = list(calls.values())
+    _, late = ray.wait(
+        references, num_returns=len(references), timeout=min(awaited.silence, seconds)
+    )
+    if late:
+        names = [name for name, reference in calls.items() if reference in late]
+        awaited.tell(f"{together(names)} {what}")
+
+
+def together(names: Sequence[str], most: int = 8) -> str:
+    """Names in a row, the first of many.
+
+    Example:
+        >>> together(["a", "b", "c"]), together(["a", "b", "c"], most=2)
+        ('a, b, c', 'a, b and 1 more')
+    """
+    left = len(names) - most
+    return ", ".join(names[:most]) + (f" and {left} more" if left > 0 else "")
