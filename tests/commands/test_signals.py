@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from hetjax.commands.signals import StopRequest
+from hetjax.models.generation import MAX_LENGTH
 from hetjax.processes import descendants
 
 CONFIG = Path(__file__).parents[2] / "configs/quickstart.gin"
@@ -59,6 +60,54 @@ def wait_until_it_hears(process: subprocess.Popen[bytes]) -> None:
     raise AssertionError("the command does not hear signals")
 
 
+@pytest.fixture(scope="module")
+def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The work folder of a run of one step."""
+    folder = tmp_path_factory.mktemp("runs") / "finished"
+    changes = ("model.blocks = 2", "train.steps = 1", "train.evaluate_every = None")
+    options = [word for change in (*changes, "cluster.play = False") for word in ("--gin", change)]
+    command = [sys.executable, "-m", "hetjax.train", "--config", str(CONFIG), *options]
+    done = subprocess.run([*command, "--workdir", str(folder)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("after", [0.1, 3.0, 8.0])
+def test_a_signal_ends_generation_at_any_moment(
+    number: signal.Signals, after: float, finished_run: Path
+):
+    options = ["--workdir", str(finished_run), "--prompt", "def ", "--length", str(MAX_LENGTH)]
+    words = ["hetjax.generate", *options]
+    *told, line = told_until_the_end(words, number, after, finished_run)
+    assert line.startswith(f"{called(number)}: ended while ")
+    assert all(" at step 1 " in each for each in told)
+
+
+def called(number: signal.Signals) -> str:
+    return "Ctrl-C" if number == signal.SIGINT else number.name
+
+
+def told_until_the_end(
+    words: list[str], number: signal.Signals, after: float, folder: Path
+) -> list[str]:
+    """The lines that a command prints to standard error, which a signal ends."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", *words],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        cwd=folder,
+    )
+    wait_until_it_hears(process)
+    time.sleep(after)
+    process.send_signal(number)
+    _, error = process.communicate(timeout=60)
+    text = error.decode()
+    assert process.returncode == 128 + number, text
+    return text.splitlines()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize(
@@ -78,19 +127,6 @@ def test_a_signal_ends_a_command_at_any_moment(
     number: signal.Signals, command: str, options: list[str], after: float, tmp_path: Path
 ):
     """The moments are spread over a start: imports, planning, compiling, measuring."""
-    arguments = ["--config", str(CONFIG), *options]
-    process = subprocess.Popen(
-        [sys.executable, "-m", f"hetjax.{command}", *arguments],
-        stderr=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        cwd=tmp_path,
-    )
-    wait_until_it_hears(process)
-    time.sleep(after)
-    process.send_signal(number)
-    _, error = process.communicate(timeout=60)
-    text = error.decode()
-    assert process.returncode == 128 + number, text
-    name = "Ctrl-C" if number == signal.SIGINT else number.name
-    (line,) = text.splitlines()
-    assert line.startswith((f"{name}: ended while ", f"{name}: {STOPPING}")), line
+    words = [f"hetjax.{command}", "--config", str(CONFIG), *options]
+    (line,) = told_until_the_end(words, number, after, tmp_path)
+    assert line.startswith((f"{called(number)}: ended while ", f"{called(number)}: {STOPPING}"))
