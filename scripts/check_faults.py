@@ -104,13 +104,16 @@ class Kind:
 
 _LOST = r"error: (stage \d, host 0|.* worker.*) is lost: "
 _STOPPED = r"SIGTERM: (ended while |stopping after this step)"
+_UNWRITTEN = r"checkpoint \d+ was not (saved|written): .*No space left"
 KINDS = {
     "kill-worker": Kind("ray", (3,), _LOST, "worker"),
     "stop-worker": Kind("ray", (3,), _LOST, "worker"),
     "kill-driver": Kind("ray", (-signal.SIGKILL,), None),
     "terminate-ray": Kind("ray", (128 + signal.SIGTERM,), _STOPPED),
     "terminate-local": Kind("local", (128 + signal.SIGTERM,), _STOPPED),
-    "full-disk": Kind("ray", (5,), r"checkpoint \d+ was not (saved|written): .*No space left", "step"),
+    "full-disk": Kind(
+        "ray", (5,), r"checkpoint \d+ was not (saved|written): .*No space left", "step"
+    ),
 }
 
 
@@ -177,8 +180,9 @@ class Run:
             code = self.process.wait(max(0.0, self.began + RUN_SECONDS - time.monotonic()))
         except subprocess.TimeoutExpired:
             code = None
-        self._output.seek(0)
-        return code, self._output.read().decode()
+        with self._output as output:
+            output.seek(0)
+            return code, output.read().decode()
 
 
 def _is_worker(process: Process) -> bool:
@@ -206,6 +210,7 @@ def try_fault(
     kind, run = KINDS[name], Run(folder, workdir, KINDS[name].runtime)
     if not run.reaches(kind.since, moment):
         # The machine has become faster since the undisturbed run.
+        run.end()
         return try_fault(name, folder, workdir.with_name(f"{workdir.name}-"), moment / 2, chooser)
     started, workers, step = descendants(run.process.pid), run.workers(), run.steps_done()
     began = time.monotonic()
