@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 from hspmd_page import with_rules
+from kinds_page import with_kinds
 from pages import code_blocks
 
 ROOT = Path(__file__).parent.parent
@@ -27,6 +28,11 @@ def test_the_page_on_hspmd_runs_as_it_stands():
 def test_the_table_of_rules_is_the_one_of_the_code():
     page = (DOCS / "hspmd.md").read_text()
     assert with_rules(page) == page, "run scripts/hspmd_page.py"
+
+
+def test_the_table_of_kinds_is_the_one_of_the_code():
+    page = (DOCS / "clusters.md").read_text()
+    assert with_kinds(page) == page, "run scripts/kinds_page.py"
 
 
 def test_the_page_on_limits_runs_as_it_stands():

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hetjax.commands.prepare import Prepared
 from hetjax.commands.profiling import Profiled
+from hetjax.mesh.kinds import ASSUMED_EFFICIENCY, USUAL_SHARE, DeviceKind
 from hetjax.models import Model
 from hetjax.planner import (
     Alternative,
@@ -23,7 +24,6 @@ from hetjax.planner import (
     step_cost,
 )
 from hetjax.planner.profile import Profile
-from hetjax.planner.rates import PRODUCT_EFFICIENCY
 from hetjax.report import (
     OtherPlan,
     alternatives_table,
@@ -75,7 +75,8 @@ def show_plan(
     )
     console.print(lines[0], highlight=False)
     console.print()
-    console.print(cluster_table(plan.cluster))
+    dtype = prepared.planned.problem.dtype if prepared.planned else "float32"
+    console.print(cluster_table(plan.cluster, dtype))
     console.print()
     if prepared.planned is not None and (sections := prepared.planned.problem.sections):
         console.print(layer_table(layer_rows(sections), len(plan.layers) - 1))
@@ -190,7 +191,8 @@ def rate_lines(prepared: Prepared) -> Iterator[str]:
         prepared: a plan.
 
     Yields:
-        A line for each kind without a rate for the model's dtype; one where efficiency is assumed.
+        A line for each kind without a rate for the model's dtype; how near to their peaks kinds are
+        taken to come.
     """
     if prepared.planned is None:
         return
@@ -201,10 +203,24 @@ def rate_lines(prepared: Prepared) -> Iterator[str]:
         if said is not None:
             yield said
     if not problem.profile.measurements:
+        yield from _efficiency_lines(tuple(kinds), problem.dtype)
+
+
+def _efficiency_lines(kinds: Sequence[DeviceKind], dtype: str) -> Iterator[str]:
+    """How near to the peak products are taken to come, of each kind; where that is known from."""
+    assumed = [kind for kind in kinds if kind.assumes_efficiency(dtype)]
+    if assumed:
         yield (
-            f"nothing was measured: matrix products are assumed to reach {PRODUCT_EFFICIENCY:.0%} "
-            f"of the peak on {', '.join(kind.name for kind in kinds)}"
+            f"nothing was measured: matrix products are assumed to reach "
+            f"{ASSUMED_EFFICIENCY:.0%} of the peak on {', '.join(kind.name for kind in assumed)}"
         )
+    for kind in kinds:
+        if kind not in assumed:
+            yield (
+                f"matrix products are taken to reach {kind.product_efficiency(dtype):.0%} of the "
+                f"peak on {kind.name}, {USUAL_SHARE:.0%} of the best one that was measured "
+                f"({kind.product_source or 'the cluster file'})"
+            )
 
 
 def _profile_lines(profile: Profile) -> Iterator[str]:

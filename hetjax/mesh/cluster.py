@@ -413,6 +413,8 @@ def _kind_to_json(kind: DeviceKind) -> dict[str, Any]:
         "memory_bandwidth": kind.memory_bandwidth,
         "source": kind.source,
         "platform": kind.platform,
+        **({"product_shares": dict(kind.product_shares)} if kind.product_shares else {}),
+        **({"product_source": kind.product_source} if kind.product_source else {}),
     }
 
 

@@ -21,8 +21,10 @@
 
 Plain numbers are bytes, seconds, FLOP/s and bytes/s. A kind is defined whole (``peak_flops``,
 ``memory``, ``memory_bandwidth``, ``source``, ``platform``) or ``like`` another, with ``speed`` as a
-factor on its FLOP/s and memory bandwidth. The kind ``host-cpu`` is this host's processor, measured,
-and shared evenly by all host devices of the file. `Cluster.to_json_dict` writes the same layout.
+factor on its FLOP/s and memory bandwidth. Either may say ``product_shares``, by dtype the share of
+the peak that a matrix product of the best shape was measured to reach, and ``product_source``. The
+kind ``host-cpu`` is this host's processor, measured, and shared evenly by all host devices of the
+file. `Cluster.to_json_dict` writes the same layout.
 """
 
 from __future__ import annotations
@@ -81,6 +83,8 @@ class _KindEntry(Record):
     memory_bandwidth: _Bandwidth | None = None
     source: Text | None = None
     platform: Text | None = None
+    product_shares: dict[Name, _Positive] | None = None
+    product_source: Text | None = None
 
 
 class _SubclusterEntry(Record):
@@ -241,6 +245,8 @@ def _whole_kind(name: str, own: _KindEntry) -> DeviceKind:
         memory_bandwidth=own.memory_bandwidth,
         source=source,
         platform=own.platform or "gpu",
+        product_shares=own.product_shares or {},
+        product_source=own.product_source or "",
     )
 
 
@@ -253,4 +259,6 @@ def _like(name: str, own: _KindEntry, base: DeviceKind) -> DeviceKind:
         memory_bandwidth=speed * base.memory_bandwidth,
         source=own.source or f"the cluster file: {speed:g} x {base.name} ({base.source})",
         platform=base.platform,
+        product_shares=own.product_shares or base.product_shares,
+        product_source=own.product_source or ("" if own.product_shares else base.product_source),
     )

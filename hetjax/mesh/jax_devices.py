@@ -53,6 +53,7 @@ _JAX_NAMES = (
     (r"AMD Instinct MI300X.*", "MI300X"),
     (r"TPU v4", "TPUv4"),
     (r"TPU (v5 lite|v5e)", "TPUv5e"),
+    (r"TPU v5p?", "TPUv5p"),
     (r"TPU (v6 lite|v6e)", "TPUv6e"),
 )
 """What JAX calls the device kinds (`jax.Device.device_kind`), as patterns, and what we do."""

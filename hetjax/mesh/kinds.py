@@ -4,13 +4,16 @@ The figures are the peaks that makers publish, without sparsity, and for 16-bit 
 accumulation in float32, as training uses it. ``float32`` is the rate at full float32 precision:
 TF32 and one-pass bfloat16 products are faster and less exact, and are not counted. A GB is 1e9
 bytes. One device is what JAX calls one device, which matters for cards of two dies.
+
+No matrix product reaches a peak, and kinds are unlike in how near they come: what was measured of a
+kind stands beside its peak, with its source. Of all other kinds one share is assumed.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 import numpy as np
@@ -22,27 +25,37 @@ from hetjax.limits import check_name
 PLATFORMS = ("cpu", "gpu", "tpu")
 """The platforms that a device kind may belong to."""
 
+ASSUMED_EFFICIENCY = 0.7
+"""Share of the peak that usual matrix products are taken to reach where nothing was measured."""
 
-class PeakFlops(Mapping[str, float]):
-    """Peak FLOP/s by NumPy dtype name; a mapping that cannot change and can be hashed."""
+USUAL_SHARE = 0.8
+"""Share of the best shape's rate that matrix products of usual sizes are taken to reach.
 
-    def __init__(self, rates: Mapping[str, float]):
-        self._rates = dict(sorted(rates.items()))
+What is published of a kind is its best shape. On an A100 this comes to the share of the peak that
+is assumed where nothing was measured.
+"""
+
+
+class ByDtype(Mapping[str, float]):
+    """Figures by NumPy dtype name; a mapping that cannot change and can be hashed."""
+
+    def __init__(self, figures: Mapping[str, float]):
+        self._figures = dict(sorted(figures.items()))
 
     def __getitem__(self, dtype: str) -> float:
-        return self._rates[dtype]
+        return self._figures[dtype]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._rates)
+        return iter(self._figures)
 
     def __len__(self) -> int:
-        return len(self._rates)
+        return len(self._figures)
 
     def __hash__(self) -> int:
-        return hash(tuple(self._rates.items()))
+        return hash(tuple(self._figures.items()))
 
     def __repr__(self) -> str:
-        return repr(self._rates)
+        return repr(self._figures)
 
 
 @dataclass(frozen=True)
@@ -57,10 +70,13 @@ class DeviceKind:
         memory_bandwidth: bytes/s between the device and its memory.
         source: where the figures come from.
         platform: JAX's name for what drives it: ``"cpu"``, ``"gpu"`` or ``"tpu"``.
+        product_shares: by dtype name, the share of the peak that a matrix product of the best
+            shape was measured to reach; nothing where that is not known.
+        product_source: who measured that.
 
     Raises:
-        InputError: ``"float32"`` is missing, a figure is not positive and finite, or a name has
-            invisible characters.
+        InputError: ``"float32"`` is missing, a figure is not positive and finite, a share is over 1
+            or of a dtype without a peak, or a name has invisible characters.
 
     Example:
         >>> half = DeviceKind("half", {"float32": 1e12}, 8 * 10**9, 1e11, source="an example")
@@ -74,14 +90,19 @@ class DeviceKind:
     memory_bandwidth: float
     source: str
     platform: str = "gpu"
+    product_shares: Mapping[str, float] = field(default_factory=dict)
+    product_source: str = ""
 
     def __post_init__(self) -> None:
         check_name(self.name, "device kind: name: ")
         check_name(self.source, f"device kind {self.name!r}: source: ")
+        if self.product_source:
+            check_name(self.product_source, f"device kind {self.name!r}: product_source: ")
         if self.platform not in PLATFORMS:
             what = f"device kind {self.name!r}: platform"
             raise InputError(unknown_name(what, self.platform, PLATFORMS))
-        object.__setattr__(self, "peak_flops", PeakFlops(self.peak_flops))
+        object.__setattr__(self, "peak_flops", ByDtype(self.peak_flops))
+        object.__setattr__(self, "product_shares", ByDtype(self.product_shares))
         if "float32" not in self.peak_flops:
             raise InputError(
                 f"device kind {self.name!r}: peak_flops: 'float32' must be given, "
@@ -89,12 +110,18 @@ class DeviceKind:
             )
         figures = {f"peak_flops.{dtype}": rate for dtype, rate in self.peak_flops.items()}
         figures |= {"memory_bytes": self.memory_bytes, "memory_bandwidth": self.memory_bandwidth}
-        for field, figure in figures.items():
+        for place, figure in figures.items():
             if not (math.isfinite(figure) and figure > 0):
                 raise InputError(
-                    f"device kind {self.name!r}: {field}: {figure!r} is not allowed: "
+                    f"device kind {self.name!r}: {place}: {figure!r} is not allowed: "
                     "it must be more than 0 and finite"
                 )
+        for dtype, share in self.product_shares.items():
+            place = f"device kind {self.name!r}: product_shares.{dtype}"
+            if dtype not in self.peak_flops:
+                raise InputError(f"{place}: peak_flops has no {dtype!r}")
+            if not 0 < share <= 1:
+                raise InputError(f"{place}: {share!r} is not allowed: it must be over 0, at most 1")
 
     def flops(self, dtype: DTypeLike) -> float:
         """Peak FLOP/s for matrix products of a dtype.
@@ -112,8 +139,53 @@ class DeviceKind:
             >>> kind("A100-40").flops("bfloat16") / kind("V100").flops("bfloat16") > 10
             True
         """
+        return self.peak_flops[self._rated_as(dtype)]
+
+    def product_efficiency(self, dtype: DTypeLike) -> float:
+        """Share of the peak that matrix products of usual sizes are taken to reach.
+
+        Args:
+            dtype: a dtype or its NumPy name.
+
+        Returns:
+            From 0 to 1: `USUAL_SHARE` of what the best shape was measured to reach, else
+            `ASSUMED_EFFICIENCY`.
+
+        Example:
+            >>> kind("RTX4090").product_efficiency("bfloat16")
+            0.7
+            >>> round(kind("MI300X").product_efficiency("bfloat16"), 3)
+            0.411
+        """
+        best = self.product_shares.get(self._rated_as(dtype))
+        return ASSUMED_EFFICIENCY if best is None else USUAL_SHARE * best
+
+    def assumes_efficiency(self, dtype: DTypeLike) -> bool:
+        """Whether nothing was measured of how near products come to the peak.
+
+        Args:
+            dtype: a dtype or its NumPy name.
+
+        Returns:
+            Whether `product_efficiency` is `ASSUMED_EFFICIENCY`.
+        """
+        return self._rated_as(dtype) not in self.product_shares
+
+    def product_flops(self, dtype: DTypeLike) -> float:
+        """FLOP/s that matrix products of usual sizes are taken to reach.
+
+        Args:
+            dtype: a dtype or its NumPy name.
+
+        Returns:
+            The peak's share by `product_efficiency`.
+        """
+        return self.flops(dtype) * self.product_efficiency(dtype)
+
+    def _rated_as(self, dtype: DTypeLike) -> str:
+        """The dtype whose figures count for a dtype."""
         name = dtype if isinstance(dtype, str) else np.dtype(dtype).name
-        return self.peak_flops.get(name, self.peak_flops["float32"])
+        return name if name in self.peak_flops else "float32"
 
     def slow_path(self, dtype: DTypeLike) -> str | None:
         """What to know of a dtype that the kind has no rate of its own for.
@@ -172,12 +244,30 @@ def _published(
     float16: float | None = None,
     bfloat16: float | None = None,
     platform: str = "gpu",
+    product: tuple[float, str] | None = None,
 ) -> DeviceKind:
-    """A kind from figures as datasheets print them: GB, GB/s and TFLOP/s."""
+    """A kind from figures as datasheets print them: GB, GB/s and TFLOP/s.
+
+    ``product`` is what a 16-bit product of the best shape was measured to reach, in TFLOP/s, and
+    who measured it.
+    """
     rates = {"float32": float32, "float16": float16, "bfloat16": bfloat16}
     peak_flops = {dtype: rate * 1e12 for dtype, rate in rates.items() if rate is not None}
     memory_bytes, bandwidth = memory_gb * 10**9, bandwidth_gb * 1e9
-    return DeviceKind(name, peak_flops, memory_bytes, bandwidth, source, platform)
+    shares: dict[str, float] = {}
+    if product is not None:
+        halves = [dtype for dtype in ("float16", "bfloat16") if dtype in peak_flops]
+        shares = {dtype: round(product[0] * 1e12 / peak_flops[dtype], 3) for dtype in halves}
+    return DeviceKind(
+        name=name,
+        peak_flops=peak_flops,
+        memory_bytes=memory_bytes,
+        memory_bandwidth=bandwidth,
+        source=source,
+        platform=platform,
+        product_shares=shares,
+        product_source=product[1] if product is not None else "",
+    )
 
 
 def _h2_chip(letter: str, memory_gb: int, float16: float, how: str) -> DeviceKind:
@@ -197,6 +287,19 @@ def _h2_chip(letter: str, memory_gb: int, float16: float, how: str) -> DeviceKin
         bfloat16=float16,
     )
 
+
+def _mamf(tflops: float, what: str) -> tuple[float, str]:
+    """A rate of the table of the largest products that were measured, and its source."""
+    source = (
+        "S. Bekman, Machine Learning Engineering, 'Maximum Achievable Matmul FLOPS' (BF16, mean "
+        f"of 100 products of the best shape): {what}, {tflops:g} TFLOP/s"
+    )
+    return tflops, source
+
+
+_A100_PRODUCT = _mamf(271.2, "A100 SXM, torch 2.6.0+cu126")
+_H100_PRODUCT = _mamf(794.5, "H100 SXM, of which the table says that an H200 is the same")
+_MI300X_PRODUCT = _mamf(668.4, "MI300X, torch 2.5.1, ROCm 6.3")
 
 _NVIDIA = (
     _published(
@@ -223,6 +326,7 @@ _NVIDIA = (
         float32=19.5,
         float16=312,
         bfloat16=312,
+        product=_A100_PRODUCT,
     ),
     _published(
         "A100-80",
@@ -232,6 +336,7 @@ _NVIDIA = (
         float32=19.5,
         float16=312,
         bfloat16=312,
+        product=_A100_PRODUCT,
     ),
     _published(
         "A800",
@@ -250,6 +355,7 @@ _NVIDIA = (
         float32=67,
         float16=989.5,
         bfloat16=989.5,
+        product=_H100_PRODUCT,
     ),
     _published(
         "H800",
@@ -268,6 +374,7 @@ _NVIDIA = (
         float32=67,
         float16=989.5,
         bfloat16=989.5,
+        product=_H100_PRODUCT,
     ),
     _published(
         "H20",
@@ -343,6 +450,7 @@ _AMD = (
         float32=163.4,
         float16=1307.4,
         bfloat16=1307.4,
+        product=_MI300X_PRODUCT,
     ),
 )
 
@@ -360,6 +468,7 @@ _TPU = tuple(
     for name, version, memory_gb, bandwidth_gb, bfloat16 in (
         ("TPUv4", "v4", 32, 1200, 275.0),
         ("TPUv5e", "v5e", 16, 819, 197.0),
+        ("TPUv5p", "v5p", 95, 2765, 459.0),
         ("TPUv6e", "v6e", 32, 1640, 918.0),
     )
 )

@@ -26,6 +26,7 @@ _RAY_NAMES = {
     "AMD-Instinct-MI300X-HF": "MI300X",
     "TPU-V4": "TPUv4",
     "TPU-V5LITEPOD": "TPUv5e",
+    "TPU-V5P": "TPUv5p",
     "TPU-V6E": "TPUv6e",
 }
 """Ray's accelerator types, where they are not our names already."""

@@ -19,7 +19,6 @@ from hetjax.planner.intra_op.tensor_axis import TensorCosts
 from hetjax.planner.problem import PlanningProblem
 from hetjax.planner.profile import WayTimes
 from hetjax.planner.rates import (
-    PRODUCT_EFFICIENCY,
     TASK_SECONDS,
     TRAFFIC_SHARE,
     ring_seconds,
@@ -254,7 +253,7 @@ def _roofline(
 ) -> FloatArray:
     """Seconds of one program's computation, divided among the submesh's devices."""
     kind, devices = execution.kind, math.prod(execution.mesh_shape)
-    speed = devices * PRODUCT_EFFICIENCY * kind.flops(problem.dtype)
+    speed = devices * kind.product_flops(problem.dtype)
     bandwidth = devices * kind.memory_bandwidth / TRAFFIC_SHARE
     return np.asarray(TASK_SECONDS + flops / speed + traffic / bandwidth)
 
@@ -268,7 +267,7 @@ def _tensor_pass(problem: PlanningProblem, runs: Runs, execution: Execution) -> 
     kind, link = execution.kind, problem.cluster.subcluster(execution.subcluster).intra_node
     waiting = (tensor - 1) * link.latency * runs.total(costs.passes)
     moving = (tensor - 1) / tensor / link.bandwidth * runs.total(costs.bytes)
-    speed = PRODUCT_EFFICIENCY * kind.flops(problem.dtype)
+    speed = kind.product_flops(problem.dtype)
     computing = runs.total(costs.flops) / speed
     computing = computing + runs.total(costs.traffic) * TRAFFIC_SHARE / kind.memory_bandwidth
     return (waiting + (moving + computing) / data) / 3

@@ -6,9 +6,6 @@ from hetjax.mesh.cluster import Cluster, SubMesh
 from hetjax.mesh.links import Link
 from hetjax.planner.runs import FloatArray
 
-PRODUCT_EFFICIENCY = 0.7
-"""Share of the peak FLOP/s that matrix products of usual sizes reach."""
-
 TRAFFIC_SHARE = 0.3
 """Share of the unfused memory traffic that is left once XLA has fused what it can."""
 

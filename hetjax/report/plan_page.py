@@ -23,6 +23,7 @@ from hetjax.report.plan_pictures import (
     stage_picture,
     subcluster_styles,
 )
+from hetjax.report.tables import format_efficiency
 from hetjax.report.timeline_page import fill, part_of_page, timeline_chart
 
 if TYPE_CHECKING:
@@ -110,6 +111,7 @@ def _cluster(cluster: Cluster, dtype: str) -> str:
             html.escape(each.kind.name),
             f"{each.nodes} &times; {each.devices_per_node}",
             format_rate(each.kind.flops(dtype), "FLOP/s"),
+            format_efficiency(each.kind, dtype),
             format_bytes(each.kind.memory_bytes),
             format_rate(each.kind.memory_bandwidth, "B/s"),
             _link(each.intra_node) if each.devices_per_node > 1 else "",
@@ -122,6 +124,7 @@ def _cluster(cluster: Cluster, dtype: str) -> str:
         "kind",
         "nodes &times; devices",
         html.escape(dtype),
+        "products reach",
         "memory",
         "memory bandwidth",
         "link in a node",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hetjax.mesh.cluster import Cluster
+from hetjax.mesh.kinds import DeviceKind
 from hetjax.mesh.links import Link
 from hetjax.mesh.quantities import format_bytes, format_rate, format_seconds
 
@@ -83,7 +84,8 @@ def cluster_table(cluster: Cluster, dtype: str = "float32") -> Table:
     """A cluster: one row a subcluster, the links between them below.
 
     Speed, memory and memory bandwidth are those of one device; a link is shown by its bandwidth
-    and its latency.
+    and its latency. Below the peak stands the share of it that matrix products are taken to reach,
+    and whether that is assumed or has a source.
 
     Args:
         cluster: the cluster.
@@ -95,7 +97,8 @@ def cluster_table(cluster: Cluster, dtype: str = "float32") -> Table:
     from rich.text import Text
 
     table = empty_table(f"Cluster {cluster.name}", left=("subcluster", "kind"))
-    for heading in ("nodes x\ndevices", dtype, "memory", "in a\nnode", "between\nnodes"):
+    peak = f"{dtype} peak,\nproducts reach"
+    for heading in ("nodes x\ndevices", peak, "memory", "in a\nnode", "between\nnodes"):
         table.add_column(heading, justify="right")
     for subcluster in cluster.subclusters:
         kind = subcluster.kind
@@ -103,7 +106,7 @@ def cluster_table(cluster: Cluster, dtype: str = "float32") -> Table:
             Text(subcluster.name),
             Text(kind.name),
             f"{subcluster.nodes} x {subcluster.devices_per_node}",
-            format_rate(kind.flops(dtype), "FLOP/s"),
+            f"{format_rate(kind.flops(dtype), 'FLOP/s')}\n{format_efficiency(kind, dtype)}",
             f"{format_bytes(kind.memory_bytes)}\n{format_rate(kind.memory_bandwidth, 'B/s')}",
             _format_link(subcluster.intra_node, "\n") if subcluster.devices_per_node > 1 else "",
             _format_link(subcluster.inter_node, "\n") if subcluster.nodes > 1 else "",
@@ -238,6 +241,26 @@ def empty_table(title: str, left: Sequence[str]) -> Table:
         caption_justify="left",
         caption_style="",
     )
+
+
+def format_efficiency(kind: DeviceKind, dtype: str) -> str:
+    """The share of its peak that a kind's matrix products are taken to reach, and how it is known.
+
+    Args:
+        kind: the kind.
+        dtype: the dtype.
+
+    Returns:
+        The share, and ``"assumed"``, or ``"sourced"`` where `DeviceKind.product_source` says who
+        measured it.
+
+    Example:
+        >>> from hetjax.mesh import kind
+        >>> [format_efficiency(kind(name), "float16") for name in ("RTX3080", "H100")]
+        ['70%, assumed', '64%, sourced']
+    """
+    known = "assumed" if kind.assumes_efficiency(dtype) else "sourced"
+    return f"{kind.product_efficiency(dtype):.0%}, {known}"
 
 
 def _format_link(link: Link, between: str) -> str:

@@ -70,6 +70,7 @@ def summary(cluster: Cluster) -> list[tuple[str, str, int, int, str | None]]:
         ("AMD Instinct MI300X", "MI300X"),
         ("TPU v4", "TPUv4"),
         ("TPU v5 lite", "TPUv5e"),
+        ("TPU v5", "TPUv5p"),
         ("TPU v6 lite", "TPUv6e"),
     ],
 )

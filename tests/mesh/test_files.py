@@ -70,6 +70,25 @@ def test_reads_every_field(tmp_path):
     assert Cluster.from_json_dict(cluster.to_json_dict()) == cluster
 
 
+def test_what_a_person_measured_of_a_kind_is_read_and_kept(tmp_path):
+    own = "tired: {like: RTX3080, product_shares: {bfloat16: 0.5}, product_source: mine, speed: 0.5"
+    cluster = Cluster.from_file(
+        write(tmp_path, GOOD.replace("tired: {like: RTX3080, speed: 0.5", own))
+    )
+    _, old, oldest = cluster.subclusters
+    assert old.kind.product_efficiency("bfloat16") == 0.4
+    assert (old.kind.product_source, old.kind.assumes_efficiency("float32")) == ("mine", True)
+    assert oldest.kind.assumes_efficiency("float16")
+    assert Cluster.from_json_dict(cluster.to_json_dict()) == cluster
+
+
+def test_a_kind_like_another_reaches_the_same_share_of_its_peak(tmp_path):
+    text = GOOD.replace("like: RTX3080", "like: H100")
+    old = Cluster.from_file(write(tmp_path, text)).subclusters[1].kind
+    assert old.product_efficiency("bfloat16") == kind("H100").product_efficiency("bfloat16")
+    assert old.product_source == kind("H100").product_source
+
+
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
 def test_clusters_that_we_ship_are_read(path):
     cluster = Cluster.from_file(path)

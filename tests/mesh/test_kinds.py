@@ -11,7 +11,7 @@ from hetjax.mesh.kinds import KINDS, DeviceKind, kind
 PAPERS = {"A100-40", "A100-80", "V100", "V100e", "P100", "T4", "H100", "H800", "H200", "H20"}
 PAPERS |= {"A800", "L40S", "H2-A", "H2-B", "H2-C", "H2-D"}
 OWNED = {"RTX3080", "RTX3090", "RTX4090", "RTX5090", "L4", "MI250", "MI300X"}
-CLOUD = {"TPUv4", "TPUv5e", "TPUv6e"}
+CLOUD = {"TPUv4", "TPUv5e", "TPUv5p", "TPUv6e"}
 
 
 def test_registry_holds_every_published_kind():
@@ -75,6 +75,8 @@ def test_unknown_kind_names_the_nearest():
         ({"peak_flops": {"float32": 0.0}}, r"peak_flops\.float32: 0\.0 is not allowed"),
         ({"memory_bytes": 0}, "memory_bytes: 0 is not allowed"),
         ({"memory_bandwidth": float("inf")}, "memory_bandwidth: inf is not allowed"),
+        ({"product_shares": {"float16": 1.2}}, r"product_shares\.float16: 1\.2 is not allowed"),
+        ({"product_shares": {"bfloat16": 0.5}}, "peak_flops has no 'bfloat16'"),
     ],
 )
 def test_bad_figures_are_refused(change, part):
@@ -99,3 +101,28 @@ def test_a_dtype_without_a_rate_is_told_of_with_what_would_be_faster():
     said = kind("V100").slow_path("bfloat16")
     assert said is not None
     assert all(part in said for part in ("V100", "float32", "15.7", "float16: 125"))
+
+
+def test_a_kind_holds_its_own_efficiency_with_a_source_or_is_marked_as_assumed():
+    for each in KINDS.values():
+        for dtype in each.peak_flops:
+            assert each.assumes_efficiency(dtype) == (dtype not in each.product_shares)
+        assert bool(each.product_shares) == bool(each.product_source)
+    rtx, h100 = kind("RTX4090"), kind("H100")
+    assert rtx.assumes_efficiency("bfloat16")
+    assert rtx.product_flops("bfloat16") == 0.7 * 165.2e12
+    # 794.5 TFLOP/s were measured of the best shape; usual shapes reach less.
+    assert not h100.assumes_efficiency("bfloat16")
+    assert h100.product_flops("bfloat16") == pytest.approx(0.8 * 794.5e12, rel=1e-3)
+    assert h100.assumes_efficiency("float32")
+
+
+def test_of_two_cards_the_one_with_the_higher_peak_may_be_the_slower_one():
+    h100, mi300x = kind("H100"), kind("MI300X")
+    assert mi300x.flops("bfloat16") > h100.flops("bfloat16")
+    assert mi300x.product_flops("bfloat16") < h100.product_flops("bfloat16")
+
+
+def test_a_dtype_without_a_rate_has_the_efficiency_of_the_one_that_stands_in():
+    own = DeviceKind("k", {"float32": 1.0}, 1, 1.0, "s", product_shares={"float32": 0.5})
+    assert own.product_efficiency("bfloat16") == own.product_efficiency("float32") == 0.4

@@ -5,7 +5,7 @@ import io
 from rich.console import Console
 
 from hetjax.mesh.cluster import Cluster, Subcluster
-from hetjax.mesh.kinds import DeviceKind
+from hetjax.mesh.kinds import DeviceKind, kind
 from hetjax.mesh.links import Link
 from hetjax.report.tables import (
     LinkRow,
@@ -25,21 +25,28 @@ def rendered(table) -> str:
 
 
 def test_cluster_table():
-    kind = DeviceKind("card", {"float32": 10e12, "bfloat16": 80e12}, 24 * 10**9, 1e12, "a test")
+    card = DeviceKind("card", {"float32": 10e12, "bfloat16": 80e12}, 24 * 10**9, 1e12, "a test")
     local, slow = Link(10e9, 1e-6), Link(25e6, 5e-4)
     cluster = Cluster(
         "home",
         (
-            Subcluster("fast[bold]", kind, 2, 4, local, slow),
-            Subcluster("b", kind, 1, 1, slow, slow),
+            Subcluster("fast[bold]", card, 2, 4, local, slow),
+            Subcluster("b", card, 1, 1, slow, slow),
         ),
         (("fast[bold]", "b", slow),),
     )
     text = rendered(cluster_table(cluster, dtype="bfloat16"))
     for part in ("Cluster home", "fast[bold]", "2 x 4", "80 TFLOP/s", "24 GB", "1 TB/s", "10 GB/s"):
         assert part in text
+    assert text.count("70%, assumed") == 2
     assert "fast[bold] to b: 25 MB/s, 500 us" in text
     assert text.count("25 MB/s") == 2, "a link that joins nothing is not shown"
+
+
+def test_cluster_table_says_what_of_a_kind_has_a_source():
+    link = Link(10e9, 1e-6)
+    cluster = Cluster("c", (Subcluster("s", kind("MI300X"), 1, 8, link, link),), ())
+    assert "41%, sourced" in rendered(cluster_table(cluster, dtype="bfloat16"))
 
 
 def test_stage_table():

@@ -28,7 +28,7 @@ from hetjax.planner.intra_op.kept import kept_values
 from hetjax.planner.intra_op.operations import Operations
 from hetjax.planner.intra_op.ties import solve_alike
 from hetjax.planner.plan import Spec
-from hetjax.planner.rates import PRODUCT_EFFICIENCY, TRAFFIC_SHARE
+from hetjax.planner.rates import TRAFFIC_SHARE
 from hetjax.planner.work import part_shape
 from hetjax.sharding.rules import DATA, TENSOR, state_spec
 
@@ -238,7 +238,7 @@ class StageProblem:
             self.operations,
             Ring(devices.link, tensor, optimizes),
             data,
-            devices.kind.flops(training.dtype) * PRODUCT_EFFICIENCY,
+            devices.kind.product_flops(training.dtype),
             devices.kind.memory_bandwidth / TRAFFIC_SHARE,
             optimizes,
         )
