@@ -58,20 +58,21 @@ def _plan(arguments: argparse.Namespace) -> int:
 
     from hetjax.commands import show
     from hetjax.commands.plan_report import plan_report
-    from hetjax.commands.prepare import alternatives, parts, predicted, prepare, published_plan
+    from hetjax.commands.prepare import alternatives, parts, prepare, published_plan
+    from hetjax.commands.published import published_figures, rated
     from hetjax.report import write_plan_page
     from hetjax.report.progress import MeasuringProgress
 
     doing("planning")
-    published = published_plan(ingredients, cluster)
+    given = published_plan(ingredients, cluster)
     with MeasuringProgress("planned") as progress:
         prepared = prepare(ingredients, cluster, frozenset(arguments.lost), progress.update)
-    published = published and predicted(ingredients, published)
+    published = rated(ingredients, given)
     alone, others = parts(prepared), alternatives(prepared)
     if arguments.json:
         figures = {
             **show.plan_figures(prepared),
-            **show.published_figures(published),
+            **published_figures(published),
             **show.alternatives_figures(prepared, others),
             **show.parts_figures(alone),
         }

@@ -5,7 +5,8 @@ tables of appendix C give the stages of four of the eight plans, and with them t
 146 layers of every model. What the paper leaves open is assumed, and said so in the files: the
 clusters of the other four settings, the size of the model between 15 and 39 billion parameters,
 latencies, and for the plans the microbatches, what is recomputed and how state is sharded (here the
-fastest that fits, by hetjax's own cost model).
+fastest that fits, by hetjax's own cost model: what must recompute to fit is charged for it, so
+`hetjax.plan` also shows what such a plan would take if nothing had to be).
 
 python scripts/harp_settings.py
 python scripts/harp_settings.py --plans a h
@@ -31,11 +32,9 @@ from hetjax.planner import (
     Plan,
     PlanningProblem,
     StagePlan,
-    choose_schedule,
     make_problem,
-    predict,
 )
-from hetjax.sharding.rules import RULES
+from hetjax.planner.refit import refitted
 
 FOLDER = Path(__file__).parent.parent / "configs" / "papers" / "harp"
 
@@ -154,42 +153,24 @@ def published_stages(setting: Setting) -> Iterator[StagePlan]:
 
 
 def published_plan(name: str, problem: PlanningProblem) -> Plan | None:
-    """The published plan with the fastest stages that fit; None where it does not fit.
-
-    A stage that does not fit first divides its optimizer's state, which costs nothing, then
-    recomputes, which costs a forward pass, then gathers its parameters for every microbatch.
-    """
-    ways = [(rule, again) for again in (False, True) for rule in RULES if rule != "fully_sharded"]
-    ways += [("fully_sharded", again) for again in (False, True)]
-    chosen = [0] * len(list(published_stages(SETTINGS[name])))
-    while True:
-        stages = tuple(
-            replace(stage, sharding=ways[way][0], recompute=ways[way][1])
-            for stage, way in zip(published_stages(SETTINGS[name]), chosen, strict=True)
-        )
-        plan = _predicted(f"Harp, table {TABLES[name]}", stages, problem)
-        assert plan.prediction is not None
-        full = [s for s, each in enumerate(plan.prediction.stages) if not each.fits]
-        if not full:
-            return plan
-        for s in full:
-            chosen[s] += 1
-            if chosen[s] == len(ways):
-                return None
-
-
-def _predicted(name: str, stages: tuple[StagePlan, ...], problem: PlanningProblem) -> Plan:
-    """The plan with the warm-up counts of its own predicted times."""
-    counts = (problem.num_microbatches, problem.microbatch_size)
+    """The published plan in the fastest ways to run its stages that fit; None where none does."""
+    stages = tuple(published_stages(SETTINGS[name]))
     schedule = one_f_one_b(len(stages), problem.num_microbatches)
     plan = Plan(
         model=problem.program.fingerprint,
         layers=problem.layers,
         cluster=problem.cluster,
-        pipelines=(PipelinePlan(stages, *counts, schedule),),
-        planner=name,
+        pipelines=(
+            PipelinePlan(
+                stages,
+                problem.num_microbatches,
+                problem.microbatch_size,
+                replace(schedule, name="h_1f1b"),
+            ),
+        ),
+        planner=f"Harp, table {TABLES[name]}",
     )
-    return choose_schedule(predict(plan, problem), "h_1f1b")
+    return refitted(plan, problem)
 
 
 def problem_of(name: str, num_microbatches: int, num_layers: int | None = None) -> PlanningProblem:

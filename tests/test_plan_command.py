@@ -2,6 +2,7 @@
 
 import importlib
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -64,8 +65,39 @@ def test_a_published_plan_and_the_best_number_of_microbatches(
     assert any("assumed" in line for line in ours["rates"])
     assert ours["published_step_time"] == theirs["step_time"]
     assert ours["published_fits"] is True
+    assert ours["published_recomputing_stages"] == 0
+    # Of what it gives itself, other ways to run its stages change little.
+    for rating in ("refitted", "keeping_all"):
+        seconds = ours[f"published_{rating}_step_time"]
+        assert 0.97 * theirs["step_time"] < seconds <= theirs["step_time"]
+        assert ours[f"published_{rating}_recomputing_stages"] == 0
     assert ours["step_time"] <= theirs["step_time"]
     assert ours["num_microbatches"] * ours["microbatch_size"] == theirs["batch_size"]
+
+
+def test_what_a_published_plan_has_to_recompute_is_told_and_shown_without(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "published.json"
+    given = ["--config", str(QUICKSTART)]
+    assert plan_command(*given, "--out", str(file)) == 0
+    plan = Plan.load(file)
+    stages = tuple(replace(stage, recompute=True) for stage in plan.stages)
+    pipeline = replace(plan.pipeline, stages=stages)
+    replace(plan, pipelines=(pipeline,), planner="a paper").save(file)
+    capsys.readouterr()
+    published = ("--gin", f"planner.published = {str(file)!r}")
+    assert plan_command(*given, *published, "--json") == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["published_recomputing_stages"] == len(stages)
+    assert figures["published_refitted_recomputing_stages"] == 0
+    assert figures["published_keeping_all_fits"] is True
+    assert figures["published_refitted_step_time"] < 0.9 * figures["published_step_time"]
+    assert plan_command(*given, *published) == 0
+    out = capsys.readouterr().out
+    assert "published plan (a paper), as given: " in out
+    assert f"{len(stages)} of {len(stages)} stages recompute" in out
+    assert "its stages run as the planner would: " in out
 
 
 def test_a_published_plan_is_checked_before_anything_is_planned(

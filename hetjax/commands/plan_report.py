@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from statistics import mean
 
 from hetjax.commands.prepare import Prepared
+from hetjax.commands.published import Published
 from hetjax.commands.show import batch_words, batches, cost_figures, told_alternatives
 from hetjax.planner import (
     Alternative,
@@ -21,7 +22,7 @@ from hetjax.report import PlanReport, format_rate, format_seconds, module_runs
 
 def plan_report(
     prepared: Prepared,
-    published: Plan | None = None,
+    published: Published | None = None,
     alone: Sequence[PartAlone] = (),
     alternatives: Sequence[Alternative] = (),
 ) -> PlanReport:
@@ -29,7 +30,7 @@ def plan_report(
 
     Args:
         prepared: the plan.
-        published: a plan to compare with, with its prediction.
+        published: a plan to compare with, and its ratings.
         alone: what parts of the cluster would do.
         alternatives: the next best plans.
 
@@ -62,7 +63,7 @@ def plan_report(
     )
 
 
-def _figures(prepared: Prepared, published: Plan | None) -> Iterator[tuple[str, str]]:
+def _figures(prepared: Prepared, published: Published | None) -> Iterator[tuple[str, str]]:
     plan, prediction = prepared.plan, prepared.plan.prediction
     assert prediction is not None
     yield "predicted step time", format_seconds(prediction.step_time)
@@ -79,9 +80,15 @@ def _figures(prepared: Prepared, published: Plan | None) -> Iterator[tuple[str, 
         yield f"for a million {unit}", f"{cost * 1e6:.3g}"
     yield "bubble", f"{mean(stage.bubble for stage in prediction.stages):.0%}"
     yield "over the lower bound", f"{prediction.step_time / prediction.lower_bound:.2f} times"
-    if published is not None and published.prediction is not None:
-        ratio = published.prediction.step_time / prediction.step_time
-        yield "the published plan takes", f"{ratio:.2f} times as long"
+    if published is not None:
+        ratings = (
+            ("the published plan takes", published.given),
+            ("if it recomputed nothing", published.keeping),
+        )
+        for said, rating in ratings:
+            if rating is not None and rating.prediction is not None:
+                ratio = rating.prediction.step_time / prediction.step_time
+                yield said, f"{ratio:.2f} times as long"
 
 
 def _limits(plan: Plan) -> Iterator[tuple[str, float]]:

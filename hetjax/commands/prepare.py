@@ -147,10 +147,23 @@ def predicted(ingredients: Ingredients, given: Plan) -> Plan:
     Raises:
         InputError: the plan was made for another model.
     """
-    # One trace does for all pipelines whose microbatches have one size.
+    return predict(given, *problems_of(ingredients, given))
+
+
+def problems_of(ingredients: Ingredients, given: Plan) -> tuple[PlanningProblem, ...]:
+    """The problems that a plan which was given solves.
+
+    Args:
+        ingredients: the model, the data and the optimizer.
+        given: the plan.
+
+    Returns:
+        One for each size of microbatches: a trace does for all pipelines of one.
+    """
     unlike = {each.microbatch_size: each for each in given.pipelines}.values()
-    problems = (_problem(ingredients, given.cluster, p.num_microbatches, given=p) for p in unlike)
-    return predict(given, *problems)
+    return tuple(
+        _problem(ingredients, given.cluster, each.num_microbatches, given=each) for each in unlike
+    )
 
 
 def parts(prepared: Prepared) -> tuple[PartAlone, ...]:

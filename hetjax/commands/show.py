@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hetjax.commands.prepare import Prepared
 from hetjax.commands.profiling import Profiled
+from hetjax.commands.published import Published, published_lines
 from hetjax.mesh.kinds import ASSUMED_EFFICIENCY, USUAL_SHARE, DeviceKind
 from hetjax.models import Model
 from hetjax.planner import (
@@ -53,7 +54,7 @@ def make_console() -> Console:
 def show_plan(
     console: Console,
     prepared: Prepared,
-    published: Plan | None = None,
+    published: Published | None = None,
     alone: Sequence[PartAlone] = (),
     alternatives: Sequence[Alternative] = (),
 ) -> None:
@@ -163,7 +164,7 @@ def batch_words(batch_size: int, model: Model) -> str:
     return f"{batch_size} x {count} {model.unit}" if count > 1 else f"{batch_size} {model.unit}"
 
 
-def _quality_lines(prepared: Prepared, published: Plan | None) -> Iterator[str]:
+def _quality_lines(prepared: Prepared, published: Published | None) -> Iterator[str]:
     if prepared.planned is not None:
         problem, found = prepared.planned.problem, prepared.planned.found
         balance = load_balance(prepared.plan, problem.dtype)
@@ -174,14 +175,7 @@ def _quality_lines(prepared: Prepared, published: Plan | None) -> Iterator[str]:
             f"{format_seconds(found.search_seconds)}"
         )
         yield from _profile_lines(problem.profile)
-    if published is not None:
-        theirs = _prediction(published).step_time
-        ratio = theirs / _prediction(prepared.plan).step_time
-        fits = "" if _fits(published) else ", and more memory than there is"
-        yield (
-            f"published plan ({published.planner}): {format_seconds(theirs)}, {ratio:.2f} times as "
-            f"long{fits}"
-        )
+    yield from published_lines(published, _prediction(prepared.plan).step_time)
 
 
 def rate_lines(prepared: Prepared) -> Iterator[str]:
@@ -391,20 +385,6 @@ def alternatives_figures(prepared: Prepared, alternatives: Sequence[Alternative]
 def parts_figures(alone: Sequence[PartAlone]) -> dict[str, Any]:
     """What parts of the cluster would do alone, as plain values."""
     return {"parts": [vars(part) for part in alone]}
-
-
-def published_figures(published: Plan | None) -> dict[str, Any]:
-    """What is predicted of a published plan; nothing where there is none."""
-    if published is None:
-        return {}
-    return {
-        "published_step_time": _prediction(published).step_time,
-        "published_fits": _fits(published),
-    }
-
-
-def _fits(plan: Plan) -> bool:
-    return all(stage.fits for stage in _prediction(plan).stages)
 
 
 def _prediction(plan: Plan) -> Prediction:
