@@ -40,6 +40,8 @@ def test_json_is_one_object_with_the_figures(
     assert 0 < figures["load_balance"] <= 1
     assert 0 < figures["mfu"] < 1
     assert "published_step_time" not in figures
+    assert figures["candidates_measured"] == 0
+    assert 0 < figures["candidates_a_profile_would_measure"] < figures["candidates"]
     assert [part["subclusters"] for part in figures["parts"]] == [["fast"], ["slow"]]
     assert all(part["step_time"] > 0 for part in figures["parts"])
     assert 0 <= figures["bubble"] < 1
@@ -122,6 +124,7 @@ def test_the_tables_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
         *("Cluster quickstart", "fast to slow", "warm-up", "predicted step time", "bound"),
         *("Layers by structure", "load balance", "what limits it", "busiest link"),
         *("Does it pay to mix?", "fast (", "slow ("),
+        "a profile would measure",
     )
     for piece in pieces:
         assert piece in out

@@ -72,7 +72,15 @@ def test_a_model_is_measured_once_and_planned_with_it(
 
     code, out, _ = run(plan_main, capsys, *options, "--json")
     assert code == 0
-    assert json.loads(out)["candidates_measured"] == figures["measurements"]
+    planned = json.loads(out)
+    assert planned["candidates_measured"] == figures["measurements"]
+    assert "candidates_a_profile_would_measure" not in planned
+
+    code, out, _ = run(plan_main, capsys, *options, "--gin", "planner.profile = None", "--json")
+    assert code == 0
+    planned = json.loads(out)
+    assert planned["candidates_measured"] == 0
+    assert planned["candidates_a_profile_would_measure"] == figures["candidates_to_measure"]
 
     other = [*options, "--gin", f"planner.profile = {str(tmp_path / 'other')!r}"]
     merge = ["--merge", str(tmp_path / "profiles"), "--json"]

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
-from hetjax.commands.prepare import Prepared
+from hetjax.commands.prepare import Planned, Prepared
 from hetjax.commands.profiling import Profiled
 from hetjax.commands.published import Published, published_lines
 from hetjax.mesh.kinds import ASSUMED_EFFICIENCY, USUAL_SHARE, DeviceKind
@@ -24,7 +24,7 @@ from hetjax.planner import (
     load_balance,
     step_cost,
 )
-from hetjax.planner.profile import Profile
+from hetjax.planner.profiler import num_to_measure
 from hetjax.report import (
     OtherPlan,
     alternatives_table,
@@ -174,7 +174,7 @@ def _quality_lines(prepared: Prepared, published: Published | None) -> Iterator[
             f"profile {format_seconds(found.profile_seconds)}, search "
             f"{format_seconds(found.search_seconds)}"
         )
-        yield from _profile_lines(problem.profile)
+        yield from _profile_lines(prepared.planned)
     yield from published_lines(published, _prediction(prepared.plan).step_time)
 
 
@@ -217,11 +217,25 @@ def _efficiency_lines(kinds: Sequence[DeviceKind], dtype: str) -> Iterator[str]:
             )
 
 
-def _profile_lines(profile: Profile) -> Iterator[str]:
+def _profile_lines(planned: Planned) -> Iterator[str]:
+    profile, missing = planned.problem.profile, _to_measure(planned)
     if profile.measurements:
         error = profile.composition_error
         within = "" if error is None else f", composed to within {error:.1%}"
         yield f"costs of {profile.measurements} measurements{within}"
+    elif missing is not None:
+        yield (
+            f"costs are computed; a profile would measure {missing:,} candidates and compose the "
+            f"others of them"
+        )
+
+
+def _to_measure(planned: Planned) -> int | None:
+    """How many candidates a profile would measure; None where some of it was made."""
+    problem, table = planned.problem, planned.found.table
+    if problem.profile.measurements or table is None:
+        return None
+    return num_to_measure(problem, table)
 
 
 def told_alternatives(prepared: Prepared, alternatives: Sequence[Alternative]) -> list[OtherPlan]:
@@ -367,11 +381,13 @@ def _search_figures(prepared: Prepared) -> dict[str, Any]:
     if prepared.planned is None:
         return {}
     problem, found = prepared.planned.problem, prepared.planned.found
+    missing = _to_measure(prepared.planned)
     return {
         "profile_seconds": found.profile_seconds,
         "search_seconds": found.search_seconds,
         "candidates": found.candidates,
-        "candidates_measured": prepared.planned.problem.profile.measurements,
+        "candidates_measured": problem.profile.measurements,
+        **({} if missing is None else {"candidates_a_profile_would_measure": missing}),
         "load_balance": load_balance(prepared.plan, problem.dtype),
         "mfu": flops_utilization(prepared.plan, problem),
     }

@@ -35,11 +35,13 @@ from hetjax.planner.profiler import (
     make_profile,
     merged,
     num_structures,
+    num_to_measure,
     structure_digest,
     survey,
     units,
 )
 from hetjax.planner.runs import all_runs
+from hetjax.planner.stage_table import make_stage_table
 
 NEAR, FAR = Link(1e10, 1e-5), Link(1e9, 1e-4)
 KEY = Key("0" * 64, "test", "float32", (1, 1), (1, 1), "data")
@@ -144,6 +146,16 @@ def test_few_of_the_candidates_are_measured():
     assert more.candidates > 20 * len(more.wanted)
     assert more.share(len(more.wanted)) < 0.05
     assert more.structures < more.candidates - more.pruned
+
+
+def test_how_many_would_be_measured_is_counted_without_stating_them():
+    slow = PROBLEM.cluster.subclusters[1]
+    alike = replace(slow, name="alike", kind=PROBLEM.cluster.subclusters[0].kind)
+    pair = replace(PROBLEM.cluster, subclusters=(PROBLEM.cluster.subclusters[0], alike))
+    pair = replace(pair, links=(("fast", "alike", FAR),))
+    for problem in (PROBLEM, problem_of(blocks=7), replace(PROBLEM, cluster=pair)):
+        table = make_stage_table(problem, all_runs(problem.program, problem.works))
+        assert num_to_measure(problem, table) == len(survey(problem).wanted)
 
 
 def test_what_does_not_fit_is_not_measured():

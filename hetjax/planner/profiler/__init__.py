@@ -14,7 +14,13 @@ from hetjax.planner.profiler.measurement import (
     merged,
     typical,
 )
-from hetjax.planner.profiler.profiler import Survey, Wanted, make_profile, survey
+from hetjax.planner.profiler.profiler import (
+    Survey,
+    Wanted,
+    make_profile,
+    num_to_measure,
+    survey,
+)
 from hetjax.planner.profiler.structure import structure_digest
 
 __all__ = [
@@ -34,6 +40,7 @@ __all__ = [
     "make_profile",
     "merged",
     "num_structures",
+    "num_to_measure",
     "structure_digest",
     "survey",
     "typical",

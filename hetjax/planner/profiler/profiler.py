@@ -19,7 +19,7 @@ from hetjax.planner.profiler.database import Key, ProfileDatabase
 from hetjax.planner.profiler.measurement import Measurement, Request
 from hetjax.planner.profiler.structure import structure_digest
 from hetjax.planner.runs import all_runs
-from hetjax.planner.stage_table import Slice, make_stage_table
+from hetjax.planner.stage_table import Slice, StageTable, make_stage_table
 
 _NOTHING = 1e-9
 """What a figure of 0 counts as: relative errors are fitted."""
@@ -114,6 +114,27 @@ def survey(problem: PlanningProblem) -> Survey:
         candidates=candidates,
         pruned=candidates - fitting,
         structures=num_structures(classes),
+    )
+
+
+def num_to_measure(problem: PlanningProblem, table: StageTable) -> int:
+    """How many measurements a profile of a problem takes, without stating them.
+
+    Args:
+        problem: the planning problem, of which nothing was measured.
+        table: its stage table.
+
+    Returns:
+        As many as `survey` wants: few of the candidates, since the others are composed of them.
+    """
+    return len(
+        {
+            # Runs of unlike structure: their layers tell them apart as well as a digest does.
+            _key(problem, subcluster, way, str(unit.layers))
+            for unit in units(problem, layer_classes(problem))
+            for subcluster, slices in zip(problem.cluster.subclusters, table.slices, strict=True)
+            for way in _ways(slices, unit.layers)
+        }
     )
 
 
