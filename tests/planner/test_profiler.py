@@ -149,10 +149,8 @@ def test_few_of_the_candidates_are_measured():
 
 
 def test_how_many_would_be_measured_is_counted_without_stating_them():
-    slow = PROBLEM.cluster.subclusters[1]
-    alike = replace(slow, name="alike", kind=PROBLEM.cluster.subclusters[0].kind)
-    pair = replace(PROBLEM.cluster, subclusters=(PROBLEM.cluster.subclusters[0], alike))
-    pair = replace(pair, links=(("fast", "alike", FAR),))
+    fast, slow = PROBLEM.cluster.subclusters
+    pair = replace(PROBLEM.cluster, subclusters=(fast, replace(slow, kind=fast.kind)))
     for problem in (PROBLEM, problem_of(blocks=7), replace(PROBLEM, cluster=pair)):
         table = make_stage_table(problem, all_runs(problem.program, problem.works))
         assert num_to_measure(problem, table) == len(survey(problem).wanted)
