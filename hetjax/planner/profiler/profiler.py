@@ -13,7 +13,7 @@ from hetjax.planner.cost_model import estimate
 from hetjax.planner.execution import Execution
 from hetjax.planner.problem import PlanningProblem
 from hetjax.planner.profile import Composition, Profile, Way, WayTimes
-from hetjax.planner.profiler.candidates import layer_classes, num_structures, units
+from hetjax.planner.profiler.candidates import Unit, layer_classes, num_structures, units
 from hetjax.planner.profiler.composition import RunFigure, compose, composition_error
 from hetjax.planner.profiler.database import Key, ProfileDatabase
 from hetjax.planner.profiler.measurement import Measurement, Request
@@ -92,11 +92,8 @@ def survey(problem: PlanningProblem) -> Survey:
     # The longest run tells how fast parameters are updated that no cache holds.
     updated = max(found, key=lambda unit: unit.layers[1] - unit.layers[0])
     for unit in found:
-        end = unit.layers[1]
-        after = problem.works[end : end + 1]
-        # The loss has a cotangent, the count that it is divided by has none.
-        cotangents = after[0].returned if after else (0,)
-        digest = structure_digest(problem.program, problem.layers, unit.layers, cotangents)
+        cotangents = _cotangents(problem, unit)
+        digest = _digest(problem, unit)
         for subcluster, slices in zip(problem.cluster.subclusters, table.slices, strict=True):
             for way in _ways(slices, unit.layers):
                 key = _key(problem, subcluster, way, digest)
@@ -117,8 +114,23 @@ def survey(problem: PlanningProblem) -> Survey:
     )
 
 
+def _cotangents(problem: PlanningProblem, unit: Unit) -> tuple[int, ...]:
+    """Which of the values that a run sends have a cotangent."""
+    end = unit.layers[1]
+    after = problem.works[end : end + 1]
+    # The loss has a cotangent, the count that it is divided by has none.
+    return tuple(after[0].returned) if after else (0,)
+
+
+def _digest(problem: PlanningProblem, unit: Unit) -> str:
+    cotangents = _cotangents(problem, unit)
+    return structure_digest(problem.program, problem.layers, unit.layers, cotangents)
+
+
 def num_to_measure(problem: PlanningProblem, table: StageTable) -> int:
     """How many measurements a profile of a problem takes, without stating them.
+
+    Runs are traced to compare them only where others compute as much.
 
     Args:
         problem: the planning problem, of which nothing was measured.
@@ -127,15 +139,29 @@ def num_to_measure(problem: PlanningProblem, table: StageTable) -> int:
     Returns:
         As many as `survey` wants: few of the candidates, since the others are composed of them.
     """
+    by_flops: dict[tuple[float, ...], list[Unit]] = {}
+    for unit in units(problem, layer_classes(problem)):
+        by_flops.setdefault(_forward_flops(problem, unit), []).append(unit)
+    structures = {
+        unit: _digest(problem, unit) if len(alike) > 1 else str(flops)
+        for flops, alike in by_flops.items()
+        for unit in alike
+    }
     return len(
         {
-            # Runs of unlike structure: their layers tell them apart as well as a digest does.
-            _key(problem, subcluster, way, str(unit.layers))
-            for unit in units(problem, layer_classes(problem))
+            _key(problem, subcluster, way, structure)
+            for unit, structure in structures.items()
             for subcluster, slices in zip(problem.cluster.subclusters, table.slices, strict=True)
             for way in _ways(slices, unit.layers)
         }
     )
+
+
+def _forward_flops(problem: PlanningProblem, unit: Unit) -> tuple[float, ...]:
+    """What runs of one structure have in common at least, each figure to nine digits."""
+    costs = [work.forward for work in problem.works[slice(*unit.layers)]]
+    sums = (sum(each.flops for each in costs), sum(each.matmul_flops for each in costs))
+    return tuple(float(f"{figure:.9g}") for figure in sums)
 
 
 def _ways(slices: Sequence[Slice], run: tuple[int, int]) -> Sequence[Way]:
