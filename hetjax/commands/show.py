@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hetjax.commands.prepare import Planned, Prepared
 from hetjax.commands.profiling import Profiled
 from hetjax.commands.published import Published, published_lines
+from hetjax.commands.shared_cores import shared_core_lines
 from hetjax.mesh.kinds import ASSUMED_EFFICIENCY, USUAL_SHARE, DeviceKind
 from hetjax.models import Model
 from hetjax.planner import (
@@ -88,6 +89,7 @@ def show_plan(
         *_quality_lines(prepared, published),
         *rate_lines(prepared),
         *_cost_lines(prepared),
+        *shared_core_lines(plan, prepared.ingredients.configuration),
     )
     for line in (*quality, *_limit_lines(plan)):
         console.print(line, highlight=False, markup=False)
@@ -343,6 +345,7 @@ def plan_figures(prepared: Prepared) -> dict[str, Any]:
         "planning_seconds": prepared.planning_seconds,
         **_search_figures(prepared),
         "rates": list(rate_lines(prepared)),
+        "notes": list(shared_core_lines(plan, prepared.ingredients.configuration)),
         "batch_size": plan.batch_size,
         "pipelines": len(plan.pipelines),
         "num_microbatches": sum(each.num_microbatches for each in plan.pipelines),

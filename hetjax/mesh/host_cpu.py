@@ -105,6 +105,17 @@ def measure_host() -> HostCpu:
     )
 
 
+def usable_cores() -> float:
+    """How many cores' time this process may use, as far as affinity and control groups say.
+
+    Example:
+        >>> usable_cores() > 0
+        True
+    """
+    cores, quota = len(os.sched_getaffinity(0)), cpu_quota()
+    return float(cores) if quota is None else min(cores, quota)
+
+
 def host_memory_bytes() -> int:
     """Bytes of memory that this process may use, by its host and by its control groups.
 
