@@ -1,0 +1,127 @@
+"""Asking the planner: a model on a cluster that is put together in a line, and its answer."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from hetjax.commands.prepare import Prepared, prepare
+from hetjax.commands.show import batches, cost_figures
+from hetjax.configuration import read_configuration
+from hetjax.configuration.make import make_ingredients
+from hetjax.mesh import Cluster
+from hetjax.planner import Plan
+
+NEAR = {"bandwidth": "25 GB/s", "latency": "10 us"}
+"""Within a node."""
+
+
+class Part(NamedTuple):
+    """A subcluster: its kind, nodes, devices of a node, price of a device's hour, and speed."""
+
+    kind: str
+    nodes: int
+    devices: int
+    price: float | None = None
+    speed: float = 1.0
+
+    @property
+    def name(self) -> str:
+        """What the cluster file calls it."""
+        slow = "" if self.speed == 1 else "_slow"
+        return self.kind.lower().replace("-", "_") + slow
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is put to the planner.
+
+    Args:
+        parts: the subclusters.
+        network: what links nodes, and subclusters.
+        settings: gin settings.
+    """
+
+    parts: tuple[Part, ...]
+    network: str
+    settings: tuple[str, ...]
+
+    def cluster(self) -> dict[str, Any]:
+        """The content of the cluster file."""
+        far = {"bandwidth": self.network, "latency": "50 us"}
+        names = [part.name for part in self.parts]
+        kinds = {
+            f"{part.kind} at {part.speed:g}": {"like": part.kind, "speed": part.speed}
+            for part in self.parts
+            if part.speed != 1
+        }
+        return {
+            "name": "asked",
+            "kinds": kinds,
+            "subclusters": [_subcluster(part, far) for part in self.parts],
+            "links": [{"between": [a, b], **far} for i, a in enumerate(names) for b in names[:i]],
+        }
+
+    def prepared(self) -> Prepared:
+        """The answer, by what ``python -m hetjax.plan`` does.
+
+        Raises:
+            InputError: the model fits nowhere.
+        """
+        with tempfile.TemporaryDirectory() as folder:
+            configuration = read_configuration(self.written(Path(folder)))
+            cluster = Cluster.from_file(Path(folder) / "cluster.yaml")
+            return prepare(make_ingredients(configuration), cluster)
+
+    def written(self, folder: Path) -> Path:
+        """The file of the configuration, beside that of the cluster, in a folder."""
+        (folder / "cluster.yaml").write_text(yaml.safe_dump(self.cluster()))
+        lines = ("cluster.file = 'cluster.yaml'", *self.settings)
+        (folder / "asked.gin").write_text("\n".join(lines) + "\n")
+        return folder / "asked.gin"
+
+
+def _subcluster(part: Part, far: dict[str, str]) -> dict[str, Any]:
+    kind = part.kind if part.speed == 1 else f"{part.kind} at {part.speed:g}"
+    return {
+        "name": part.name,
+        "kind": kind,
+        "nodes": part.nodes,
+        "devices_per_node": part.devices,
+        "intra_node": NEAR,
+        "inter_node": far,
+        **({} if part.price is None else {"price_per_device_hour": part.price}),
+    }
+
+
+def step_time(prepared: Prepared) -> float:
+    """Predicted seconds of a step."""
+    assert prepared.plan.prediction is not None
+    return prepared.plan.prediction.step_time
+
+
+def cost_per_step(prepared: Prepared) -> float:
+    """Price of a step, in the currency of the cluster file."""
+    return cost_figures(prepared)["cost_per_step"]
+
+
+def in_words(plan: Plan) -> str:
+    """Which layers are where, and how many microbatches there are."""
+    stages = [_stage_words(plan, s) for s in range(len(plan.stages))]
+    return f"{_runs(stages)}; {batches(plan)}"
+
+
+def _stage_words(plan: Plan, stage: int) -> str:
+    each = plan.stages[stage]
+    again = ", recomputed" if each.recompute else ""
+    return f"{each.layers[1] - each.layers[0]} layers on {each.submesh}{again}"
+
+
+def _runs(stages: Sequence[str], most: int = 8) -> str:
+    shown = ", ".join(stages[:most])
+    return shown if len(stages) <= most else f"{shown}, and {len(stages) - most} stages more"
