@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import jax
 import jax.numpy as jnp
@@ -136,6 +137,10 @@ def crossing_values(program: Program, boundary: int) -> tuple[jax.ShapeDtypeStru
     return tuple(cutter.avals[value] for value in cutter.crossing(0))
 
 
+_shared: WeakKeyDictionary[Program, frozenset[int]] = WeakKeyDictionary()
+"""What was found of programs before: every cut of one asks for it."""
+
+
 def shared_steps(program: Program) -> frozenset[int]:
     """The outputs of cheap steps that every stage computes for itself, where it needs them.
 
@@ -143,6 +148,12 @@ def shared_steps(program: Program) -> frozenset[int]:
     parameters in another form (cast, transposed), which cost less to make again than to send. What
     a scan takes in rows is not among these: its rows belong to the stages of their iterations.
     """
+    if program not in _shared:
+        _shared[program] = _shared_steps(program)
+    return _shared[program]
+
+
+def _shared_steps(program: Program) -> frozenset[int]:
     rows = {
         value
         for step in program.steps

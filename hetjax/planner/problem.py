@@ -23,6 +23,7 @@ from hetjax.pipeline.program import Program, num_bytes, trace
 from hetjax.pipeline.schedule import SCHEDULES
 from hetjax.pipeline.structural_layers import LayeredSection, StructuralLayers, structural_layers
 from hetjax.planner.intra_op.tensor_axis import TensorAxis, TensorCosts
+from hetjax.planner.known_slices import KnownSlices
 from hetjax.planner.plan import Plan
 from hetjax.planner.prices import OBJECTIVES, node_prices
 from hetjax.planner.profile import Profile
@@ -56,6 +57,8 @@ class PlanningProblem:
         lost: devices that cannot be used, counted through the cluster.
         profile: what was measured of the layers on the cluster's devices; empty for the analytic
             cost model alone.
+        slices: what was found of stages on slices of subclusters; problems that are made from this
+            one share it.
     """
 
     program: Program
@@ -78,6 +81,7 @@ class PlanningProblem:
     profile: Profile = field(default_factory=Profile, repr=False)
     lost: frozenset[int] = frozenset()
     tensor_axis: TensorAxis | None = field(default=None, repr=False)
+    slices: KnownSlices = field(default_factory=KnownSlices, repr=False)
 
     def tensor_costs(self, devices: int) -> TensorCosts | None:
         """What a tensor axis costs in each layer, if that can be told.

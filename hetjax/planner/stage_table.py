@@ -235,9 +235,17 @@ def _all_slices(
     problem: PlanningProblem, runs: Runs, memory_factor: float
 ) -> tuple[tuple[Slice, ...], ...]:
     by_recompute = {False: runs, True: runs.repeating_forward()}
+
+    def known(subcluster: Subcluster, shape: tuple[int, int]) -> Slice:
+        found = problem.slices.get(problem, subcluster, shape, memory_factor)
+        if found is None:
+            found = _slice(problem, by_recompute, subcluster, shape, memory_factor)
+            problem.slices.add(problem, subcluster, memory_factor, found)
+        return found
+
     return tuple(
         tuple(
-            _slice(problem, by_recompute, subcluster, shape, memory_factor)
+            known(subcluster, shape)
             for shape in submesh_shapes(subcluster.nodes, subcluster.devices_per_node)
         )
         for subcluster in problem.cluster.subclusters

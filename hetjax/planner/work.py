@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import jax
 
@@ -99,7 +100,7 @@ def measure(
     runs = cut(program, boundaries)
     again = list(recompute) or [False] * len(runs)
     structures = [_structure(program, run) for run in runs]
-    inputs = _inputs(program, runs, structures)
+    inputs = _inputs(program, runs)
     measured: Known = {} if known is None else known
     works: list[Work] = []
     cotangents: tuple[int, ...] = ()
@@ -162,7 +163,7 @@ def structure_keys(
     """
     runs = cut(program, boundaries)
     structures = [_structure(program, run) for run in runs]
-    inputs = _inputs(program, runs, structures)
+    inputs = _inputs(program, runs)
     after = [*(work.returned for work in works[1:]), None]
     return tuple(
         (structure, _shape_keys(shapes), cotangents)
@@ -257,22 +258,16 @@ def part_shape(program: Program, part: ParameterPart) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(part.shape(whole.shape), whole.dtype)
 
 
-def _inputs(
-    program: Program, runs: Sequence[Stage], structures: Sequence[Hashable]
-) -> list[Inputs]:
+def _inputs(program: Program, runs: Sequence[Stage]) -> list[Inputs]:
     """The shapes of every run's inputs."""
-    inputs: list[Inputs] = []
-    outputs: dict[Hashable, Shapes] = {}
-    received: Shapes = []
-    for run, structure in zip(runs, structures, strict=True):
-        parameters = [part_shape(program, part) for part in run.parameters]
-        batch = [program.avals[program.batch[leaf]] for leaf in run.batch]
-        inputs.append((parameters, batch, received))
-        key = (structure, _shape_keys(inputs[-1]))
-        if key not in outputs:
-            outputs[key] = jax.eval_shape(run.function, parameters, batch, received)
-        received = outputs[key]
-    return inputs
+    return [
+        (
+            [part_shape(program, part) for part in run.parameters],
+            [program.avals[program.batch[leaf]] for leaf in run.batch],
+            [run.avals[value] for value in run.receives],
+        )
+        for run in runs
+    ]
 
 
 def _shape_keys(inputs: Inputs) -> Hashable:
@@ -302,14 +297,19 @@ def _structure(program: Program, run: Stage) -> Hashable:
     steps = []
     for step in run.steps:
         codes |= {output: len(codes) + place for place, output in enumerate(step.outputs)}
-        variables = (*step.equation.invars, *step.equation.outvars) if step.equation else ()
-        steps.append(
-            (
-                step.name,
-                step.iterations,
-                step_cost(step),
-                tuple(code(operand) for operand in step.inputs),
-                tuple(str(variable.aval) for variable in variables),
-            )
-        )
+        steps.append((_form(step), tuple(code(operand) for operand in step.inputs)))
     return tuple(steps), tuple(code(value) for value in run.sends)
+
+
+_forms: WeakKeyDictionary[Step, Hashable] = WeakKeyDictionary()
+"""The forms of steps that were looked at before: every step is in several runs."""
+
+
+def _form(step: Step) -> Hashable:
+    """What a step does, and the shapes of what it reads and makes."""
+    form = _forms.get(step)
+    if form is None:
+        variables = (*step.equation.invars, *step.equation.outvars) if step.equation else ()
+        avals = tuple(str(variable.aval) for variable in variables)
+        form = _forms[step] = (step.name, step.iterations, step_cost(step), avals)
+    return form

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -80,6 +80,25 @@ class StageGraph:
             if sum(by_cluster.values()) > 1
         ]
         self._viewed = {view.value: place for place, view in enumerate(self.views)}
+
+    def with_choice(
+        self, costs: Costs, strategies: Sequence[Strategy], viewings: Sequence[int]
+    ) -> StageGraph:
+        """The graph of one choice, at other rates.
+
+        Args:
+            costs: what work and communication take.
+            strategies: for each group the strategy that is chosen, at these rates.
+            viewings: for each view the place of that which is chosen.
+        """
+        memory = [np.zeros(1)] * len(strategies)
+        ways = [[strategy] for strategy in strategies]
+        made = StageGraph(self.groups, ways, memory, self.home, costs)
+        made.views = [
+            replace(view, ways=(view.ways[place],))
+            for view, place in zip(self.views, viewings, strict=True)
+        ]
+        return made
 
     def _view(self, value: int, readers: tuple[int, ...], again: bool) -> View:
         layouts = layouts_of(value, self.costs)

@@ -190,15 +190,32 @@ def strategies_of(group: Group, costs: Costs) -> list[Strategy]:
         First that which divides nothing; then one for each label of the leader that the axis can
         divide, and where that is summed over, one for each way in which the sum may lie.
     """
-    if group.leader is None:
-        return [_followed(group, costs, {group.value: d}) for d in layouts_of(group.value, costs)]
-    found = []
-    for label in _leading_labels(group.leader, costs):
-        for layouts, seconds in _results(group.leader, label, costs):
-            needs = _needs(group.leader, label)
-            seconds += costs.computing(group.leader, label)
-            found.append(_followed(group, costs, layouts, needs, seconds))
-    return found
+    return [_followed(group, costs, *beginning) for beginning in _beginnings(group, costs)]
+
+
+def strategy_of(group: Group, costs: Costs, place: int) -> Strategy:
+    """One of the ways to divide a group, without the work of finding what the others cost.
+
+    Args:
+        group: the group.
+        costs: what work and communication take.
+        place: its place among `strategies_of`, which rates do not change.
+    """
+    return _followed(group, costs, *_beginnings(group, costs)[place])
+
+
+def _beginnings(
+    group: Group, costs: Costs
+) -> list[tuple[dict[int, Layout], Sequence[Need], float]]:
+    """For each strategy how the first values lie, what these need, and what they take."""
+    leader = group.leader
+    if leader is None:
+        return [({group.value: d}, (), 0.0) for d in layouts_of(group.value, costs)]
+    return [
+        (layouts, _needs(leader, label), seconds + costs.computing(leader, label))
+        for label in _leading_labels(leader, costs)
+        for layouts, seconds in _results(leader, label, costs)
+    ]
 
 
 def layouts_of(value: int, costs: Costs) -> list[Layout]:
@@ -272,8 +289,8 @@ def _followed(
     group: Group,
     costs: Costs,
     layouts: dict[int, Layout],
-    needs: Sequence[Need] = (),
-    seconds: float = 0.0,
+    needs: Sequence[Need],
+    seconds: float,
 ) -> Strategy:
     """The strategy in which all operations of a group follow its first values."""
     layouts, outward = dict(layouts), list(needs)

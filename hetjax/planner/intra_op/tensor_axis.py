@@ -20,8 +20,7 @@ from hetjax.pipeline.program import Program
 from hetjax.pipeline.stages import Stage, cut
 from hetjax.planner.intra_op.collectives import Ring
 from hetjax.planner.intra_op.graph import StageGraph
-from hetjax.planner.intra_op.groups import Costs, Group, strategies_of
-from hetjax.planner.intra_op.integer_program import Graph
+from hetjax.planner.intra_op.groups import Costs, Group, strategies_of, strategy_of
 from hetjax.planner.intra_op.stage_sharding import StageParts
 from hetjax.planner.intra_op.ties import solve_alike
 from hetjax.planner.runs import FloatArray
@@ -193,12 +192,13 @@ class _Division:
 
     def booked(self) -> FloatArray | None:
         """The figures of `TensorCosts`, one a row, booked at positions."""
-        choice = self._choice()
-        if choice is None:
+        made = self._graph(self._costs(_LINK, _FLOPS, _BANDWIDTH))
+        solution = solve_alike(made.graph())
+        if solution is None:
             return None
         rows = np.zeros((len(_UNITS), self.program.num_positions))
-        for row, (link, flops, bandwidth) in zip(rows, _UNITS, strict=True):
-            self._book(row, self._graph(self._costs(link, flops, bandwidth)), choice)
+        for row, unit in zip(rows, _UNITS, strict=True):
+            self._book(row, self._chosen(made, self._costs(*unit), solution.choice))
         ring = self.devices - 1
         rows[0] *= self.devices / ring
         rows[1] /= ring
@@ -210,31 +210,33 @@ class _Division:
         # What the examples' axis was taken to divide; a pass is one, however long it is.
         return rows * np.array([_DATA, 1, _DATA, _DATA])[:, None]
 
-    def _choice(self) -> tuple[int, ...] | None:
-        graph, _ = self._graph(self._costs(_LINK, _FLOPS, _BANDWIDTH))
-        solution = solve_alike(graph)
-        return solution and solution.choice
-
     def _costs(self, link: Link, flops: float, bandwidth: float) -> Costs:
         ring = Ring(link, self.devices)
         return Costs(self.parts.operations, ring, _DATA, flops, bandwidth, joins_sums=True)
 
-    def _graph(self, costs: Costs) -> tuple[Graph, StageGraph]:
+    def _graph(self, costs: Costs) -> StageGraph:
         groups = self.parts.groups
         strategies = [strategies_of(group, costs) for group in groups]
         memory = [np.zeros(len(each)) for each in strategies]
-        made = StageGraph(groups, strategies, memory, self.parts.home, costs)
-        return made.graph(), made
+        return StageGraph(groups, strategies, memory, self.parts.home, costs)
 
-    def _book(self, row: FloatArray, made: tuple[Graph, StageGraph], choice: Sequence[int]) -> None:
+    def _chosen(self, made: StageGraph, costs: Costs, choice: Sequence[int]) -> StageGraph:
+        """The graph of what is chosen alone: nothing else is booked."""
+        groups = self.parts.groups
+        chosen = [
+            strategy_of(group, costs, place) for group, place in zip(groups, choice, strict=False)
+        ]
+        return made.with_choice(costs, chosen, choice[len(groups) :])
+
+    def _book(self, row: FloatArray, of: StageGraph) -> None:
         """Add what a choice costs, that of an edge where it leads to."""
-        graph, of = made
+        graph = of.graph()
         places = [self._place(group) for group in self.parts.groups]
         places += [min(places[reader] for reader in view.readers) for view in of.views]
-        for place, seconds, chosen in zip(places, graph.seconds, choice, strict=True):
-            row[place] += seconds[chosen]
+        for place, seconds in zip(places, graph.seconds, strict=True):
+            row[place] += seconds[0]
         for edge in graph.edges:
-            row[places[edge.target]] += edge.seconds[choice[edge.source], choice[edge.target]]
+            row[places[edge.target]] += edge.seconds[0, 0]
 
     def _place(self, group: Group) -> int:
         """Where a group's costs are booked: at the first of what it does."""
