@@ -5,18 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hetjax.commands.devices import use_devices
+from hetjax.commands.problems import Problems
 from hetjax.commands.profiling import check_measured, profile_database, with_profile
 from hetjax.configuration import Configuration
 from hetjax.configuration.make import Ingredients
 from hetjax.errors import InputError
 from hetjax.mesh import Cluster
-from hetjax.pipeline.program import with_examples
+from hetjax.pipeline.program import Program, with_examples
 from hetjax.planner import (
     Alternative,
+    Choice,
     DynamicProgram,
     Found,
     PartAlone,
@@ -33,6 +36,7 @@ from hetjax.planner import (
 )
 from hetjax.planner.lost_devices import lost_in_part
 from hetjax.planner.microbatches import divisors
+from hetjax.planner.problem import trace_microbatch
 from hetjax.planner.profiler import ProfileDatabase
 from hetjax.report import format_bytes
 
@@ -44,13 +48,15 @@ class Planned:
     Args:
         problem: what was planned.
         found: the figures of the search.
-        tried: the problem for every number of microbatches that was tried.
+        tried: the numbers of microbatches that were tried.
+        problems: the problem for each of them.
         others: the plans for the other numbers.
     """
 
     problem: PlanningProblem
     found: Found
-    tried: tuple[PlanningProblem, ...]
+    tried: tuple[int, ...]
+    problems: Problems
     others: tuple[Alternative, ...] = ()
 
 
@@ -178,23 +184,27 @@ def parts(prepared: Prepared) -> tuple[PartAlone, ...]:
     planned = prepared.planned
     if planned is None:
         return ()
+    problems = planned.problems
 
     def plan_on(part: Cluster) -> Plan | None:
         stages = min(planned.problem.min_stages, part.num_devices)
         lost = lost_in_part(prepared.plan.cluster, part, planned.problem.lost)
         if len(lost) == part.num_devices:
             return None
+        on_part = partial(replace, cluster=part, min_stages=stages, lost=lost)
+        was_misled = problems.is_misled
         found = [
-            (each.score, problem, each.plan)
-            for whole in planned.tried
-            for problem in [replace(whole, cluster=part, min_stages=stages, lost=lost)]
-            for each in [DynamicProgram().find(problem)]
+            (each.score, count, each.plan)
+            for count in planned.tried
+            for each in [DynamicProgram().find(on_part(problems.of(count)))]
             if each is not None
         ]
         if not found:
             return None
-        _, problem, plan = min(found, key=lambda each: each[0])
-        return complete(plan, problem)
+        _, count, plan = min(found, key=lambda each: each[0])
+        problem = on_part(problems.traced(count))
+        # Once, since all are traced after it.
+        return plan_on(part) if problems.is_misled > was_misled else complete(plan, problem)
 
     return parts_alone(prepared.plan.cluster, plan_on)
 
@@ -216,39 +226,9 @@ def problem_to_profile(ingredients: Ingredients, cluster: Cluster) -> PlanningPr
     train = ingredients.configuration.train
     if train.microbatches is not None:
         return _problem(ingredients, cluster, train.microbatches)
-    problems = _Problems(ingredients, cluster)
-    return choose_microbatches(problems.of, train.batch_size, DynamicProgram()).problem
-
-
-class _Problems:
-    """The problems for every number of microbatches, each stated once.
-
-    Args:
-        ingredients: the model, the data and the optimizer.
-        cluster: the devices.
-        database: where measurements are taken from.
-        lost: devices to do without.
-    """
-
-    def __init__(
-        self,
-        ingredients: Ingredients,
-        cluster: Cluster,
-        database: ProfileDatabase | None = None,
-        lost: frozenset[int] = frozenset(),
-    ):
-        self._ingredients, self._cluster, self._database = ingredients, cluster, database
-        self._lost = lost
-        self.stated: dict[int, PlanningProblem] = {}
-
-    def of(self, count: int) -> PlanningProblem:
-        """The problem for a number of microbatches."""
-        if count not in self.stated:
-            problem = replace(_problem(self._ingredients, self._cluster, count), lost=self._lost)
-            if self._database is not None:
-                problem = with_profile(problem, self._database)
-            self.stated[count] = problem
-        return self.stated[count]
+    counts = divisors(train.batch_size)
+    problems = _problems(ingredients, cluster, counts)
+    return _chosen(problems, train.batch_size, counts).problem
 
 
 def alternatives(prepared: Prepared) -> tuple[Alternative, ...]:
@@ -274,27 +254,71 @@ def _find(
 ) -> Planned:
     """The plan of the configured number of microbatches, or of the best."""
     settings, planner = ingredients.configuration, DynamicProgram()
+    batch_size, count = settings.train.batch_size, settings.train.microbatches
     folder = settings.planner.profile
     database = None if folder is None else profile_database(folder)
-    problems = _Problems(ingredients, cluster, database, lost)
-    if settings.train.microbatches is not None:
-        problem = problems.of(settings.train.microbatches)
+    counts = divisors(batch_size) if count is None else (count,)
+    problems = _problems(ingredients, cluster, counts, database, lost)
+    if count is not None:
+        problem = problems.of(count)
         if database is not None:
             check_measured(problem, database)
         found = planner.find(problem)
         if found is None:
             raise InputError(does_not_fit(problem))
-        return Planned(problem, found, (problem,))
-    batch_size = settings.train.batch_size
-    counts = divisors(batch_size)
+        return Planned(problem, found, counts, problems)
     if database is not None:
         measured = [n for n in counts if problems.of(n).profile.measurements]
         if not measured:
             check_measured(problems.of(batch_size), database)
         counts = tuple(measured)
-    choice = choose_microbatches(problems.of, batch_size, planner, counts, told)
-    stated = tuple(problems.of(count) for count in counts)
-    return Planned(choice.problem, choice.found, stated, choice.others)
+    choice = _chosen(problems, batch_size, counts, told)
+    return Planned(choice.problem, choice.found, counts, problems, choice.others)
+
+
+def _chosen(
+    problems: Problems,
+    batch_size: int,
+    counts: tuple[int, ...],
+    told: Callable[[int, int, str], None] | None = None,
+) -> Choice:
+    """The best number of microbatches."""
+    was_misled = problems.is_misled
+    choice = choose_microbatches(
+        problems.of, batch_size, DynamicProgram(), counts, told, problems.traced
+    )
+    # Once, since all are traced after it.
+    if problems.is_misled > was_misled:
+        return _chosen(problems, batch_size, counts, told)
+    return choice
+
+
+def _problems(
+    ingredients: Ingredients,
+    cluster: Cluster,
+    counts: tuple[int, ...],
+    database: ProfileDatabase | None = None,
+    lost: frozenset[int] = frozenset(),
+) -> Problems:
+    """The problems for numbers of microbatches."""
+    settings = ingredients.configuration
+
+    def state(count: int) -> PlanningProblem:
+        problem = replace(_problem(ingredients, cluster, count), lost=lost)
+        return problem if database is None else with_profile(problem, database)
+
+    def trace(count: int) -> Program:
+        parameters, batch = ingredients.parameter_shapes, ingredients.batch
+        return trace_microbatch(ingredients.model.loss, parameters, batch, count)[0]
+
+    return Problems(
+        state,
+        trace,
+        settings.train.batch_size,
+        # What was measured is found by what is computed, which takes a trace.
+        counts if database is None else (),
+        settings.planner.num_layers,
+    )
 
 
 def _load(path: Path, configuration: Configuration) -> Plan:

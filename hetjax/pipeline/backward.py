@@ -25,7 +25,7 @@ from hetjax.pipeline.loss import abstract
 from hetjax.pipeline.program import Operand, Step, needed_steps, num_bytes
 from hetjax.pipeline.split_backward import Values, divide
 from hetjax.pipeline.stages import Stage
-from hetjax.pipeline.traced_stage import Halves, TracedStage, halve, trace_stage
+from hetjax.pipeline.traced_stage import Halves, TracedStage, Tracer, halve, trace_stage
 
 Shapes = tuple[jax.ShapeDtypeStruct, ...]
 
@@ -161,6 +161,7 @@ def differentiate(
     cotangents_in: Sequence[int],
     recompute: bool = False,
     accumulate: bool = True,
+    tracer: Tracer = trace_stage,
 ) -> StagePrograms:
     """Differentiate a stage.
 
@@ -175,13 +176,12 @@ def differentiate(
         recompute: keep only the stage's inputs, and make the residuals again before the backward
             pass.
         accumulate: whether gradients are added to those of earlier microbatches.
+        tracer: what traces the stage.
 
     Returns:
         The stage's programs.
     """
-    traced = trace_stage(
-        stage, parameters, batch, received, (0,) if is_last else tuple(cotangents_in)
-    )
+    traced = tracer(stage, parameters, batch, received, (0,) if is_last else tuple(cotangents_in))
     halves = halve(traced, is_last=is_last)
     again = needed_steps(halves.before, halves.residuals)
     forward = needed_steps(halves.before, traced.sent) if recompute else halves.forward

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,6 +54,19 @@ class TracedStage:
     returned_places: tuple[int, ...]
     seeds: tuple[int, ...]
     sent_shapes: Sequence[jax.ShapeDtypeStruct]
+
+
+Tracer = Callable[
+    [
+        Stage,
+        Sequence[jax.ShapeDtypeStruct],
+        Sequence[jax.ShapeDtypeStruct],
+        Sequence[jax.ShapeDtypeStruct],
+        tuple[int, ...],
+    ],
+    TracedStage,
+]
+"""What traces a stage, as `trace_stage` does."""
 
 
 def trace_stage(

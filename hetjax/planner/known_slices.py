@@ -13,11 +13,12 @@ if TYPE_CHECKING:
 
 _WITHOUT_EFFECT = frozenset(
     """
-    cluster schedule min_stages max_stages max_pipelines objective sections known profile_seconds
-    lost slices
+    program cluster schedule min_stages max_stages max_pipelines objective sections known traces
+    profile_seconds lost slices
     """.split()
 )
-"""What of a problem says nothing of what a stage costs; subclusters are compared by themselves."""
+"""What of a problem says nothing of what a stage costs, or no more than its works do; subclusters
+are compared by themselves."""
 
 
 @dataclass(eq=False)

@@ -41,6 +41,7 @@ def choose_microbatches(
     planner: DynamicProgram,
     counts: Sequence[int] = (),
     told: Callable[[int, int, str], None] | None = None,
+    traced: Callable[[int], PlanningProblem] | None = None,
 ) -> Choice:
     """Find the number of microbatches with the best plan by the objective.
 
@@ -54,6 +55,8 @@ def choose_microbatches(
         planner: finds the plan for one problem.
         counts: the numbers to try; empty for every one that divides the batch.
         told: called after each of them: how many were tried, of how many, and which this one is.
+        traced: the problem for a number of microbatches, with a program that can be computed;
+            None where all have one.
 
     Returns:
         The best, and the step times of all.
@@ -85,15 +88,21 @@ def choose_microbatches(
         problem.num_microbatches: Alternative(found.plan, found.step_time, found.score)
         for problem, found in fitting
     }
-    best = _best(fitting)
-    del plans[best[0].num_microbatches]
-    return Choice(*best, step_times, tuple(plans.values()))
+    problem, found = _best(fitting, traced or problem_for)
+    del plans[problem.num_microbatches]
+    return Choice(problem, found, step_times, tuple(plans.values()))
 
 
-def _best(fitting: Sequence[tuple[PlanningProblem, Found]]) -> tuple[PlanningProblem, Found]:
+def _best(
+    fitting: Sequence[tuple[PlanningProblem, Found]], traced: Callable[[int], PlanningProblem]
+) -> tuple[PlanningProblem, Found]:
     """The best by the objective; of those that are about as good, the best as it is predicted."""
     least = min(found.score for _, found in fitting)
-    close = [each for each in fitting if each[1].score <= least * (1 + _CLOSE)]
+    close = [
+        (traced(problem.num_microbatches), found)
+        for problem, found in fitting
+        if found.score <= least * (1 + _CLOSE)
+    ]
     return close[0] if len(close) == 1 else min(close, key=lambda each: _predicted_score(*each))
 
 

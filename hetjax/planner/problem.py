@@ -27,7 +27,8 @@ from hetjax.planner.known_slices import KnownSlices
 from hetjax.planner.plan import Plan
 from hetjax.planner.prices import OBJECTIVES, node_prices
 from hetjax.planner.profile import Profile
-from hetjax.planner.work import Known, Work, measure_layers, product_dtype
+from hetjax.planner.stage_traces import StageTraces
+from hetjax.planner.work import Known, Traces, Work, measure_layers, product_dtype
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +60,7 @@ class PlanningProblem:
             cost model alone.
         slices: what was found of stages on slices of subclusters; problems that are made from this
             one share it.
+        traces: the traces of the layers; None where they are not kept.
     """
 
     program: Program
@@ -82,6 +84,7 @@ class PlanningProblem:
     lost: frozenset[int] = frozenset()
     tensor_axis: TensorAxis | None = field(default=None, repr=False)
     slices: KnownSlices = field(default_factory=KnownSlices, repr=False)
+    traces: Traces | None = field(default=None, repr=False)
 
     def tensor_costs(self, devices: int) -> TensorCosts | None:
         """What a tensor axis costs in each layer, if that can be told.
@@ -192,27 +195,20 @@ def make_problem(
         if value is not None and value < 1:
             raise InputError(f"{name} is {value}; it must be 1 or more")
     _check_stage_counts(min_stages, max_stages, cluster, num_layers)
-    shapes, microbatch_size = _microbatch(abstract(batch), num_microbatches)
     parameters = parameter_shapes(parameters)
-    program = trace(loss_function, parameters, shapes, has_aux=has_aux)
-    layered = _layers(program, num_layers)
-    known: Known = {}
-    began = time.perf_counter()
-    works = measure_layers(program, layered.positions, known)
-    profile_seconds = time.perf_counter() - began
-    if layered.num_layers < min_stages:
+    program, microbatch_size = trace_microbatch(
+        loss_function, parameters, batch, num_microbatches, has_aux=has_aux
+    )
+    figures = model_figures(program, StageTraces(program), microbatch_size, num_layers)
+    found = len(figures["works"])
+    if found < min_stages:
         raise InputError(
-            f"min_stages is {min_stages}; the model has {layered.num_layers} layers, and a stage "
-            f"needs one"
+            f"min_stages is {min_stages}; the model has {found} layers, and a stage needs one"
         )
     return PlanningProblem(
-        program=program,
-        layers=layered.positions,
-        works=works,
+        **figures,
         cluster=cluster,
         num_microbatches=num_microbatches,
-        microbatch_size=microbatch_size,
-        dtype=product_dtype(program),
         optimizer_bytes=optimizer_bytes(optimizer, parameters),
         schedule=schedule,
         allow_recompute=allow_recompute,
@@ -220,11 +216,61 @@ def make_problem(
         max_stages=max_stages,
         max_pipelines=max_pipelines,
         objective=objective,
-        sections=layered.sections,
-        known=known,
-        profile_seconds=profile_seconds,
-        tensor_axis=TensorAxis(program, microbatch_size, _sections(program, layered)),
     )
+
+
+def trace_microbatch(
+    loss_function: Callable[..., Any],
+    parameters: PyTree,
+    batch: PyTree,
+    num_microbatches: int,
+    *,
+    has_aux: bool = False,
+) -> tuple[Program, int]:
+    """Trace a loss function at the size of a microbatch, and say how many examples that has.
+
+    Args:
+        loss_function: ``loss_function(parameters, batch)``; see `hetjax.pipeline.program.trace`.
+        parameters: pytree of arrays or shapes, or a function without arguments that makes it.
+        batch: the batch of a whole step, pytree of arrays or shapes; first axes are the examples.
+        num_microbatches: into how many microbatches the batch is divided.
+        has_aux: whether the loss function returns a pair of the loss and a pytree of scalars.
+
+    Raises:
+        InputError: the batch does not divide, or the loss function cannot be traced.
+    """
+    shapes, microbatch_size = _microbatch(abstract(batch), num_microbatches)
+    return trace(loss_function, parameters, shapes, has_aux=has_aux), microbatch_size
+
+
+def model_figures(
+    program: Program, traces: Traces, microbatch_size: int, num_layers: int | None
+) -> dict[str, Any]:
+    """The fields of a planning problem that say what the model takes.
+
+    Args:
+        program: the loss function, traced at the size of a microbatch.
+        traces: where the traces of its layers come from.
+        microbatch_size: examples in a microbatch.
+        num_layers: how many layers of similar cost there are at most; None for layers that follow
+            the model's structure.
+    """
+    layered = _layers(program, num_layers)
+    known: Known = {}
+    began = time.perf_counter()
+    works = measure_layers(program, layered.positions, known, traces)
+    return {
+        "program": program,
+        "layers": layered.positions,
+        "works": works,
+        "microbatch_size": microbatch_size,
+        "dtype": product_dtype(program),
+        "sections": layered.sections,
+        "known": known,
+        "profile_seconds": time.perf_counter() - began,
+        "tensor_axis": TensorAxis(program, microbatch_size, _sections(program, layered)),
+        "traces": traces,
+    }
 
 
 def _cluster(cluster: Cluster | str | os.PathLike[str]) -> Cluster:

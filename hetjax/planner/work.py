@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 import jax
@@ -15,6 +15,7 @@ from hetjax.pipeline.backward import StagePrograms, differentiate
 from hetjax.pipeline.costs import Cost, equation_cost, step_cost
 from hetjax.pipeline.program import Constant, Operand, Program, SliceOf, Step, num_bytes
 from hetjax.pipeline.stages import ParameterPart, Stage, cut
+from hetjax.pipeline.traced_stage import TracedStage, Tracer, trace_stage
 
 Shapes = list[jax.ShapeDtypeStruct]
 Inputs = tuple[Shapes, Shapes, Shapes]
@@ -74,6 +75,20 @@ Known = dict[Hashable, tuple[Work, tuple[int, ...]]]
 """The work of runs by their structure, and which of the values they receive have a cotangent."""
 
 
+class Traces(Protocol):
+    """Where traces of a program's runs come from."""
+
+    def of(self, boundaries: tuple[int, ...], index: int, seeds: tuple[int, ...]) -> TracedStage:
+        """The trace of a run.
+
+        Args:
+            boundaries: the positions where runs begin, and the end.
+            index: which run.
+            seeds: which of its outputs have a cotangent, by place.
+        """
+        ...
+
+
 def measure(
     program: Program,
     boundaries: Sequence[int],
@@ -81,6 +96,7 @@ def measure(
     *,
     split: bool = False,
     known: Known | None = None,
+    traces: Traces | None = None,
 ) -> tuple[Work, ...]:
     """Count the work of a program's runs of positions, each differentiated by itself.
 
@@ -92,6 +108,7 @@ def measure(
         recompute: whether each run recomputes; empty for none.
         split: whether to divide the backward passes and count their halves, too.
         known: what was measured before of this program; what is measured now is added.
+        traces: where the traces of runs come from; None to trace them.
 
     Returns:
         The work of each run. Where it recomputes, its backward pass counts the forward steps that
@@ -100,7 +117,7 @@ def measure(
     runs = cut(program, boundaries)
     again = list(recompute) or [False] * len(runs)
     structures = [_structure(program, run) for run in runs]
-    inputs = _inputs(program, runs)
+    inputs = inputs_of(program, runs)
     measured: Known = {} if known is None else known
     works: list[Work] = []
     cotangents: tuple[int, ...] = ()
@@ -116,14 +133,24 @@ def measure(
                 is_last=is_last,
                 recompute=again[run.index],
                 split=split,
+                tracer=_tracer(traces, tuple(boundaries)),
             )
         work, cotangents = measured[key]
         works.append(replace(work, parts=run.parameters))
     return tuple(reversed(works))
 
 
+def _tracer(traces: Traces | None, boundaries: tuple[int, ...]) -> Tracer:
+    if traces is None:
+        return trace_stage
+    return lambda run, *inputs: traces.of(boundaries, run.index, inputs[-1])
+
+
 def measure_layers(
-    program: Program, layers: Sequence[int], known: Known | None = None
+    program: Program,
+    layers: Sequence[int],
+    known: Known | None = None,
+    traces: Traces | None = None,
 ) -> tuple[Work, ...]:
     """Count the work of layers, and what neighbours among them both keep.
 
@@ -131,16 +158,18 @@ def measure_layers(
         program: the traced loss function.
         layers: the positions where layers begin, and the end.
         known: what was measured before of this program; what is measured now is added.
+        traces: where the traces of runs come from; None to trace them.
 
     Returns:
         The work of each layer.
     """
     known = {} if known is None else known
-    works = measure(program, layers, known=known)
+    works = measure(program, layers, known=known, traces=traces)
     twice = [0] * len(works)
     for first in (1, 2):
         edges = sorted({0, *range(first, len(works), 2), len(works)})
-        pairs = measure(program, [layers[edge] for edge in edges], known=known)
+        positions = [layers[edge] for edge in edges]
+        pairs = measure(program, positions, known=known, traces=traces)
         for (begin, end), pair in zip(itertools.pairwise(edges), pairs, strict=True):
             if end - begin == 2:
                 apart = works[begin].residual_bytes + works[begin + 1].residual_bytes
@@ -163,7 +192,7 @@ def structure_keys(
     """
     runs = cut(program, boundaries)
     structures = [_structure(program, run) for run in runs]
-    inputs = _inputs(program, runs)
+    inputs = inputs_of(program, runs)
     after = [*(work.returned for work in works[1:]), None]
     return tuple(
         (structure, _shape_keys(shapes), cotangents)
@@ -179,11 +208,17 @@ def _measure_run(
     is_last: bool,
     recompute: bool,
     split: bool,
+    tracer: Tracer,
 ) -> tuple[Work, tuple[int, ...]]:
     """A run's work, and which of the values it receives have a cotangent."""
     _, batch, received = inputs
     programs = differentiate(
-        run, *inputs, is_last=is_last, cotangents_in=cotangents_in, recompute=recompute
+        run,
+        *inputs,
+        is_last=is_last,
+        cotangents_in=cotangents_in,
+        recompute=recompute,
+        tracer=tracer,
     )
     work = Work(
         forward=programs.forward_cost,
@@ -258,8 +293,13 @@ def part_shape(program: Program, part: ParameterPart) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(part.shape(whole.shape), whole.dtype)
 
 
-def _inputs(program: Program, runs: Sequence[Stage]) -> list[Inputs]:
-    """The shapes of every run's inputs."""
+def inputs_of(program: Program, runs: Sequence[Stage]) -> list[Inputs]:
+    """The shapes of the inputs of a program's runs.
+
+    Args:
+        program: the traced loss function.
+        runs: its runs, as it was cut.
+    """
     return [
         (
             [part_shape(program, part) for part in run.parameters],
