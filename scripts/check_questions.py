@@ -2,8 +2,9 @@
 
 Every answer is compared with something that is found in another way: a part of the cluster that is
 planned for by itself, a search that is restricted by hand, another objective, every plan there is.
-It holds where it is no worse than any of these, and within 1% of the best of every plan. By itself the script asserts nothing: its exit
-code is 0 whatever holds, and 1 where a question could not be asked.
+It holds where it is no worse than any of these, and within 1% of the best of every plan. By itself
+the script asserts nothing: its exit code is 0 whatever holds, and 1 where a question could not be
+asked.
 
 python scripts/check_questions.py
 python scripts/check_questions.py --json

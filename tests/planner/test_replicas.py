@@ -9,13 +9,21 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetjax import planner
 from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster
 from hetjax.planner import DynamicProgram, PlanningProblem
-from hetjax.planner.replicas import divisions, several_pipelines, share_out
+from hetjax.planner.replicas import (
+    _joined,
+    _problem_on,
+    divisions,
+    least_score,
+    score_of,
+    several_pipelines,
+    share_out,
+)
 from hetjax.planner.sharing_cost import SharedParameters, sharing_seconds
 
 NEAR, FAR = Link(10e9, 1e-5), Link(2e8, 1e-4)
@@ -131,8 +139,6 @@ def test_no_division_and_no_numbers_are_better(cluster: Cluster):
 
 
 def time_of(problem, parts, numbers, best_on) -> float:
-    from hetjax.planner.replicas import _joined, _problem_on
-
     found = [best_on(_problem_on(problem, *each)) for each in zip(parts, numbers, strict=True)]
     plan = _joined(problem, parts, [plan for _, plan in found])
     planner.validate(plan)
@@ -174,3 +180,39 @@ def test_what_is_dear_gets_no_pipeline():
     problem = problem_of(replace(cluster, subclusters=dear), objective="cost")
     plan = planner.solve(problem)
     assert {stage.submesh.subcluster for stage in plan.stages} == {"fast"}
+
+
+@settings(max_examples=15)
+@given(
+    shapes=st.lists(st.sampled_from([(1, 1), (1, 2), (2, 1), (2, 2)]), min_size=1, max_size=2),
+    speed=st.floats(1e11, 1e13),
+    objective=st.sampled_from(planner.OBJECTIVES),
+)
+def test_no_division_is_better_than_its_floor(shapes, speed, objective):
+    parts = (part(f"p{i}", speed * (i + 1), *shape) for i, shape in enumerate(shapes))
+    cluster = cluster_of(
+        *(replace(each, price_per_device_hour=i + 1.0) for i, each in enumerate(parts))
+    )
+    problem = problem_of(cluster, objective=objective)
+    for each in divisions(cluster, 4):
+        numbers = [1] * (len(each) - 1) + [7 - len(each)]
+        found = [
+            DynamicProgram().find(_problem_on(problem, *pair))
+            for pair in zip(each, numbers, strict=True)
+        ]
+        plan = _joined(problem, each, [one.plan for one in found if one])
+        shared = sharing_seconds(plan, SharedParameters.of(plan, problem.program))
+        step_time = max(one.step_time for one in found if one) + max(shared)
+        assert least_score(problem, each) <= score_of(problem, plan, step_time)
+
+
+def test_several_are_weighed_unless_it_is_said_otherwise():
+    options = {"cluster": CLUSTERS[0], "optimizer": optax.sgd(1.0), "num_microbatches": 6}
+    shape = jax.ShapeDtypeStruct((48, 4096, 64), jnp.float32)
+
+    def loss(weight: jax.Array, x: jax.Array) -> jax.Array:
+        return jnp.mean(jnp.tanh(x @ weight @ weight) ** 2)
+
+    weight = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+    assert len(planner.plan(loss, weight, shape, **options).pipelines) > 1
+    assert len(planner.plan(loss, weight, shape, max_pipelines=1, **options).pipelines) == 1
