@@ -18,6 +18,7 @@ from hetjax.errors import InputError
 from hetjax.mesh import Cluster
 from hetjax.pipeline.program import Program, with_examples
 from hetjax.planner import (
+    MAX_PIPELINES,
     Alternative,
     Choice,
     DynamicProgram,
@@ -355,9 +356,17 @@ def _problem(
         allow_recompute=planner.allow_recompute,
         min_stages=1 if given else planner.min_stages,
         max_stages=None if given else planner.max_stages,
-        max_pipelines=1 if given else planner.max_pipelines,
+        max_pipelines=1 if given else _max_pipelines(ingredients.configuration),
         objective="step_time" if given else planner.objective,
     )
+
+
+def _max_pipelines(configuration: Configuration) -> int:
+    """As many as are set; one where a schedule will be changed, which is of one pipeline."""
+    if configuration.planner.max_pipelines is not None:
+        return configuration.planner.max_pipelines
+    train = configuration.train
+    return 1 if train.tune or train.beside else MAX_PIPELINES
 
 
 def _batch(ingredients: Ingredients, given: PipelinePlan | None) -> Mapping[str, Any]:

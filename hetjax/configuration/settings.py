@@ -345,8 +345,10 @@ class PlannerSettings(Section):
         description="folder of measurements that `hetjax.profile` made, to plan with; None to plan "
         "by the analytic model",
     )
-    max_pipelines: Count = Field(
-        default=4, description="pipelines at most; several share the batch by their speed"
+    max_pipelines: Count | None = Field(
+        default=None,
+        description="pipelines at most; several share the batch by their speed. None for 4, or 1 "
+        "where train.tune or train.beside ask for another schedule",
     )
     objective: Literal["step_time", "cost"] = Field(
         default="step_time",

@@ -37,10 +37,11 @@ from hetjax.planner.predict import (
     simulate,
 )
 from hetjax.planner.prices import OBJECTIVES, step_cost
-from hetjax.planner.problem import Planner, PlanningProblem, make_problem
+from hetjax.planner.problem import MAX_PIPELINES, Planner, PlanningProblem, make_problem
 from hetjax.planner.quality import Limits, flops_utilization, limits, load_balance, peak_flops
 
 __all__ = [
+    "MAX_PIPELINES",
     "OBJECTIVES",
     "Alternative",
     "Choice",
@@ -93,7 +94,7 @@ def plan(
     allow_recompute: bool = True,
     min_stages: int = 1,
     max_stages: int | None = None,
-    max_pipelines: int = 4,
+    max_pipelines: int = MAX_PIPELINES,
     objective: str = "step_time",
     planner: Planner | None = None,
 ) -> Plan:

@@ -29,6 +29,8 @@ def near_best(table: StageTable, most: float, number: int) -> Iterator[tuple[Pla
     Yields:
         The places of their stages; some of them several times.
     """
+    if number < _NUM_PACES:
+        return
     paces = all_paces(table)
     low, high = float(paces[0]), min(float(paces[-1]), most / table.num_microbatches)
     count = (table.num_microbatches,) if table.schedule == "gpipe" else (1,)

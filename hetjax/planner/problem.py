@@ -30,6 +30,9 @@ from hetjax.planner.profile import Profile
 from hetjax.planner.stage_traces import StageTraces
 from hetjax.planner.work import Known, Traces, Work, measure_layers, product_dtype
 
+MAX_PIPELINES = 4
+"""How many pipelines a plan has at most, unless it is said otherwise."""
+
 
 @dataclass(frozen=True, eq=False)
 class PlanningProblem:
@@ -75,7 +78,7 @@ class PlanningProblem:
     allow_recompute: bool = True
     min_stages: int = 1
     max_stages: int | None = None
-    max_pipelines: int = 4
+    max_pipelines: int = MAX_PIPELINES
     objective: str = "step_time"
     sections: tuple[LayeredSection, ...] = ()
     known: Known = field(default_factory=dict, repr=False)
@@ -150,7 +153,7 @@ def make_problem(
     allow_recompute: bool = True,
     min_stages: int = 1,
     max_stages: int | None = None,
-    max_pipelines: int = 4,
+    max_pipelines: int = MAX_PIPELINES,
     objective: str = "step_time",
 ) -> PlanningProblem:
     """State what is to be planned: trace, find layers, count their work.
