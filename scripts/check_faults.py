@@ -94,20 +94,23 @@ class Kind:
         says: a pattern of what it says on its last line; None for nothing.
         since: what its moment is counted from: seconds after the run's ``"start"``, seconds after
             the first ``"worker"`` is there, or a ``"step"``'s number.
+        or_complete: whether the run may also end as if nothing were, with all its results there: a
+            worker that has done its last is no loss.
     """
 
     runtime: str
     codes: tuple[int, ...]
     says: str | None
     since: str = "start"
+    or_complete: bool = False
 
 
 _LOST = r"error: (stage \d, host 0|.* worker.*) is lost: "
 _STOPPED = r"SIGTERM: (ended while |stopping after this step)"
 _UNWRITTEN = r"checkpoint \d+ was not (saved|written): .*No space left"
 KINDS = {
-    "kill-worker": Kind("ray", (3,), _LOST, "worker"),
-    "stop-worker": Kind("ray", (3,), _LOST, "worker"),
+    "kill-worker": Kind("ray", (3,), _LOST, "worker", or_complete=True),
+    "stop-worker": Kind("ray", (3,), _LOST, "worker", or_complete=True),
     "kill-driver": Kind("ray", (-signal.SIGKILL,), None),
     "terminate-ray": Kind("ray", (128 + signal.SIGTERM,), _STOPPED),
     "terminate-local": Kind("local", (128 + signal.SIGTERM,), _STOPPED),
@@ -170,6 +173,15 @@ class Run:
             return False
         return True
 
+    def fill(self, path: Path) -> None:
+        """Write to a file until the run ends: what a failed save gives back is taken too."""
+        with path.open("wb", buffering=0) as file:
+            while self.process.poll() is None and time.monotonic() < self.began + RUN_SECONDS:
+                with contextlib.suppress(OSError):
+                    file.write(bytes(1 << 12))
+                    continue
+                time.sleep(LOOK_SECONDS)
+
     def end(self) -> tuple[int | None, str]:
         """Wait for its end.
 
@@ -193,7 +205,12 @@ def _is_worker(process: Process) -> bool:
 
 
 def try_fault(
-    name: str, folder: Path, workdir: Path, moment: float, chooser: random.Random
+    name: str,
+    folder: Path,
+    workdir: Path,
+    moment: float,
+    chooser: random.Random,
+    whole: tuple[Any, ...],
 ) -> dict[str, Any]:
     """Do something to a run at a moment, and look at what comes of it.
 
@@ -203,6 +220,7 @@ def try_fault(
         workdir: the run's work folder, which is not there yet.
         moment: when, as the kind counts it.
         chooser: chooses the worker.
+        whole: what an undisturbed run computes; see `result_of`.
 
     Returns:
         What came of it.
@@ -211,7 +229,8 @@ def try_fault(
     if not run.reaches(kind.since, moment):
         # The machine has become faster since the undisturbed run.
         run.end()
-        return try_fault(name, folder, workdir.with_name(f"{workdir.name}-"), moment / 2, chooser)
+        workdir = workdir.with_name(f"{workdir.name}-")
+        return try_fault(name, folder, workdir, moment / 2, chooser, whole)
     started, workers, step = descendants(run.process.pid), run.workers(), run.steps_done()
     began = time.monotonic()
     if name == "kill-driver":
@@ -219,7 +238,7 @@ def try_fault(
     elif name.startswith("terminate"):
         run.process.terminate()
     elif name == "full-disk":
-        _fill(workdir.parent / "filler")
+        run.fill(workdir.parent / "filler")
     elif workers:
         how = signal.SIGKILL if name == "kill-worker" else signal.SIGSTOP
         os.kill(chooser.choice(workers).number, how)
@@ -233,6 +252,7 @@ def try_fault(
     for process in left:
         os.kill(process.number, signal.SIGKILL)
     last = [line for line in text.splitlines() if kind.says and re.match(kind.says, line)]
+    in_vain = kind.or_complete and code == 0 and result_of(workdir) == whole
     native = "Check failure stack trace" in text or "*** SIG" in text or "Traceback" in text
     return {
         "kind": name,
@@ -241,17 +261,13 @@ def try_fault(
         "step": step,
         "code": code,
         "message": last[-1] if last else text.strip().splitlines()[-1] if text.strip() else "",
-        "as_expected": code in kind.codes and (kind.says is None or bool(last)) and not native,
+        "in_vain": in_vain,
+        "as_expected": not native
+        and (in_vain or (code in kind.codes and (kind.says is None or bool(last)))),
         "seconds": round(ended, 2),
         "gone_seconds": round(gone, 2),
         "left": len(left),
     }
-
-
-def _fill(path: Path) -> None:
-    with contextlib.suppress(OSError), path.open("wb", buffering=0) as file:
-        while True:
-            file.write(bytes(1 << 16))
 
 
 @contextlib.contextmanager
@@ -347,7 +363,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
             is_disk = name == "full-disk"
             with _small_disk(at) if is_disk else contextlib.nullcontext(at) as place:
                 workdir = place / "run"
-                row = try_fault(name, folder, workdir, moment, chooser)
+                row = try_fault(name, folder, workdir, moment, chooser, whole[runtime].result)
                 workdir = Path(row.pop("workdir"))
                 (place / "filler").unlink(missing_ok=True)
                 again = Run(folder, workdir, runtime, ["--resume-or-start"])
@@ -362,6 +378,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "kinds": {
             name: {
                 "tries": len(of),
+                "in_vain": sum(row["in_vain"] for row in of),
                 "as_expected": sum(row["as_expected"] for row in of),
                 "nothing_left": sum(row["left"] == 0 for row in of),
                 "bitwise": sum(row["bitwise"] for row in of),
@@ -386,11 +403,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.json:
         print(json.dumps(result, indent=1))
     else:
-        print(f"{'':16} tries  as expected  nothing left  bitwise  longest")
+        print(f"{'':16} tries  in vain  as expected  nothing left  bitwise  longest")
         for name, row in result["kinds"].items():
             print(
-                f"{name:16} {row['tries']:5}  {row['as_expected']:11}  {row['nothing_left']:12}  "
-                f"{row['bitwise']:7}  {row['longest_seconds']:5.1f} s"
+                f"{name:16} {row['tries']:5}  {row['in_vain']:7}  {row['as_expected']:11}  "
+                f"{row['nothing_left']:12}  {row['bitwise']:7}  {row['longest_seconds']:5.1f} s"
             )
     kinds = result["kinds"].values()
     wanted = ("as_expected", "nothing_left", "bitwise")

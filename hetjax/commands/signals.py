@@ -83,6 +83,8 @@ class _Process:
     def __init__(self) -> None:
         self.doing = "starting"
         self.request: StopRequest | None = None
+        # Whoever has it decides how the process ends, and never gives it back.
+        self._ending = threading.Lock()
 
     def listen(self) -> None:
         """Hear signals from now on."""
@@ -105,9 +107,19 @@ class _Process:
 
     def _end(self, number: int) -> None:
         """End this process and all that it has started, whatever the other threads do."""
+        if not self._ending.acquire(blocking=False):
+            return  # The command is done, and the process is about to end.
         _say(f"{_name(number)}: ended while {self.doing}")
+        # That was the last line: the main thread may see its workers end, and would tell of it.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for output in (1, 2):
+            os.dup2(nowhere, output)
         end_descendants()
         os._exit(EXIT_BASE + number)
+
+    def finish(self) -> None:
+        """Let the command's own exit code be the process's, unless a signal is ending it."""
+        self._ending.acquire()
 
 
 _PROCESS = _Process()
@@ -123,7 +135,10 @@ def run_process(main: Callable[[], int]) -> int:
         Its exit code.
     """
     _PROCESS.listen()
-    return main()
+    try:
+        return main()
+    finally:
+        _PROCESS.finish()
 
 
 def doing(what: str) -> None:

@@ -35,6 +35,37 @@ def test_a_later_signal_is_no_wish():
     assert stop.hear(signal.SIGTERM) is None
 
 
+ENDS_SLOWLY = """
+import atexit, os, signal, sys, time
+from hetjax.commands import signals
+
+signals.end_descendants = lambda: time.sleep(1)
+
+def main():
+    {main}
+    return 0
+
+sys.exit(signals.run_process(main))
+"""
+SIGNAL = "os.kill(os.getpid(), signal.SIGTERM)"
+
+
+def test_a_command_that_is_done_while_it_is_ended_has_the_signals_code():
+    """Its workers are gone before it is, and it may come to its own end, with its own words."""
+    main = f"{SIGNAL}; time.sleep(0.5); print('done', flush=True)"
+    words = [sys.executable, "-c", ENDS_SLOWLY.format(main=main)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (128 + signal.SIGTERM, "")
+    assert done.stderr == "SIGTERM: ended while starting\n"
+
+
+def test_a_signal_that_comes_when_a_command_is_done_says_nothing():
+    main = f"atexit.register(lambda: ({SIGNAL}, time.sleep(0.5)))"
+    words = [sys.executable, "-c", ENDS_SLOWLY.format(main=main)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
 def test_processes_of_processes_are_found():
     script = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
     with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE) as process:
