@@ -8,9 +8,11 @@ import stat
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
+from ray_jobs import make_plan, make_trainer
 
 from hetjax.processes import descendants, is_running
 
@@ -74,6 +76,24 @@ def test_every_listener_of_a_run_is_in_the_table_and_a_killed_driver_leaves_noth
     while left := [each for each in started if is_running(each)]:
         assert time.monotonic() < end, [command_line(each.number) for each in left]
         time.sleep(0.2)
+
+
+@pytest.mark.usefixtures("ray_cluster")
+@pytest.mark.skipif(shutil.which("ss") is None, reason="it asks iproute2's ss")
+def test_the_hosts_of_a_stage_listen_for_each_other_where_the_table_says():
+    """On one machine: Ray's own server in each worker, and `jax.distributed` on loopback."""
+    with make_trainer("ray", make_plan(hosts=2)) as trainer:
+        trainer.train_step()
+        processes = {each.number for each in descendants(os.getpid())}
+        found = listening({each for each in processes if "HostWorker" in command_line(each)})
+    everywhere = [owner for owner, address in found if address.startswith("*:")]
+    assert len(everywhere) == len(set(everywhere)) == 3, found
+    loopback = [
+        owner for owner, address in found if re.match(r"\[?(::ffff:)?127\.0\.0\.1", address)
+    ]
+    # The first host of the stage has the coordinator's port besides; the other stage has none.
+    assert sorted(Counter(loopback).values()) == [1, 2], found
+    assert len(found) == 6, found
 
 
 def test_a_token_is_made_where_there_is_none(tmp_path: Path):
