@@ -6,8 +6,9 @@
 Every command of every ``bash`` block of README.md is run in its order, in one terminal's
 environment, in a clone of what is committed. A ``yaml`` block is written to the file that the text
 before it names last. What a ``text`` block shows right after a ``bash`` block must be printed by
-that block's last command, but for how long something took; ``...`` stands for any lines. A command
-under a comment with the words ``needs ...`` is not run. Then the notebooks of ``examples/`` are run
+that block's last command, but for how long something took; ``...`` stands for any lines. Figures in
+sentences that a command prints are compared, too (`CLAIMS`). A command under a comment with the
+words ``needs ...`` is not run. Then the notebooks of ``examples/`` are run
 with the same home, and the tutorial of two PCs in the lab, where this machine can make one.
 
 It takes most of an hour, nearly all of it the tests; it starts Ray on its usual ports, where none
@@ -28,7 +29,7 @@ import tempfile
 import time
 import venv
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from pages import Block, code_blocks
@@ -61,6 +62,30 @@ _TUTORIAL = "tests/lab/test_home_laboratory.py"
 
 
 @dataclass(frozen=True)
+class Claim:
+    """A figure in the page's sentences that a command prints.
+
+    Args:
+        command: what the command has in it.
+        said: a pattern of the sentence, whose group is the figure.
+        printed: a pattern of the line that is printed, whose group is the figure.
+    """
+
+    command: str
+    said: str
+    printed: str
+
+
+CLAIMS = (
+    Claim(
+        "hetjax.train --config configs/quickstart.gin",
+        r"\(([\d.]+) times the\s+speed of the fast devices alone\)",
+        r"^fast \(2\) .* ([\d.]+) times *$",
+    ),
+)
+
+
+@dataclass(frozen=True)
 class Command:
     """A command of a page.
 
@@ -69,12 +94,14 @@ class Command:
         line: the page's line that it begins at.
         needs: what it needs that is not everywhere, as the page says; None for nothing.
         shown: what the page shows of its output; None for nothing.
+        figures: what the page's sentences say of its output: patterns, and what their groups are.
     """
 
     text: str
     line: int
     needs: str | None = None
     shown: str | None = None
+    figures: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -86,7 +113,7 @@ class Outcome:
         line: where it is in the README; None for what is not there.
         state: ``"ok"``, ``"failed"`` or ``"not run"``.
         why: of a failure, or of not running it.
-        shown: whether the README shows output that was compared.
+        shown: whether the README shows or says something of its output, which was compared.
         seconds: how long it took.
     """
 
@@ -165,10 +192,44 @@ def readme(page: str) -> Iterator[Command | tuple[str, str]]:
                 raise ValueError(f"line {block.line}: nothing says what the file is called")
             yield names[-1], block.text
         elif block.language == SHELL:
-            *first, last = commands(block)
+            *first, last = (replace(each, figures=_figures(page, each)) for each in commands(block))
             yield from first
             shown = after.text if after is not None and after.language == SHOWN else None
-            yield Command(last.text, last.line, last.needs, shown)
+            yield replace(last, shown=shown)
+
+
+def _figures(page: str, command: Command) -> tuple[tuple[str, str], ...]:
+    """What a page's sentences say of a command's output."""
+    return tuple(
+        (claim.printed, figure)
+        for claim in CLAIMS
+        if claim.command in command.text
+        for figure in re.findall(claim.said, page)
+    )
+
+
+def untrue(command: Command, printed: str) -> str | None:
+    r"""What a page says of a command's output that is not so.
+
+    Args:
+        command: the command.
+        printed: what it printed.
+
+    Returns:
+        A sentence; None where all is true.
+
+    Example:
+        >>> command = Command("plan", 1, shown="a\n", figures=((r"(\d) times", "2"),))
+        >>> untrue(command, "a\n2 times\n"), untrue(command, "a\n3 times\n")
+        (None, 'it prints 3 where the page says 2')
+    """
+    if command.shown is not None and (line := missing(command.shown, printed)):
+        return f"it does not print what is shown, from here on: {line.strip()}"
+    for pattern, figure in command.figures:
+        found = re.findall(pattern, printed, re.M)
+        if found != [figure]:
+            return f"it prints {', '.join(found) or 'nothing'} where the page says {figure}"
+    return None
 
 
 def missing(shown: str, printed: str) -> str | None:
@@ -265,14 +326,14 @@ def outcome(newcomer: Newcomer, command: Command, folder: Path | None = None) ->
         how = f"takes more than {COMMAND_SECONDS:g} s" if code is None else f"exit code {code}"
         why = ": ".join([how, *last])
         print("\n".join([printed, errors])[-4000:], file=sys.stderr)
-    elif command.shown is not None and (line := missing(command.shown, printed)):
-        why = f"it does not print what is shown, from here on: {line.strip()}"
+    else:
+        why = untrue(command, printed) or ""
     return Outcome(
         command.text,
         command.line or None,
         "failed" if why else "ok",
         why,
-        command.shown is not None,
+        bool(command.shown or command.figures),
         round(time.monotonic() - began, 1),
     )
 
@@ -354,7 +415,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _tell(found: Outcome) -> None:
     line = f"{found.line:4}" if found.line else "    "
     first = found.what.splitlines()[0]
-    shown = ", prints what is shown" if found.shown and found.state == "ok" else ""
+    shown = ", prints what is said" if found.shown and found.state == "ok" else ""
     why = f"\n{'':24}{found.why}" if found.why else ""
     print(f"{line}  {found.state:7} {found.seconds:7.1f} s  {first}{shown}{why}", flush=True)
 

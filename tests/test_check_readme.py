@@ -2,12 +2,16 @@
 
 import doctest
 import importlib
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import check_readme
 import pytest
 from check_readme import Command, missing, readme
 
+README = Path(__file__).parents[1] / "README.md"
 PAGE = """
 Install:
 
@@ -97,11 +101,11 @@ def test_what_is_shown_is_to_be_printed_but_for_durations(shown: str, first: str
 
 
 def test_every_command_of_the_readme_is_found_and_the_cards_are_said_to_be_needed():
-    page = (Path(__file__).parents[1] / "README.md").read_text()
-    steps = list(readme(page))
+    steps = list(readme(README.read_text()))
     found = [step for step in steps if isinstance(step, Command)]
     assert [step.text.split()[0] for step in found].count("ray") == 3
     assert [step.needs for step in found if step.needs] == ["needs these cards"]
+    assert any(step.figures for step in found), "what the quick start prints has moved"
     (shown,) = [step for step in found if step.shown]
     assert "llama7b_home_laboratory.gin" in shown.text
     assert [step[0] for step in steps if isinstance(step, tuple)] == ["my_cluster.yaml"]
@@ -119,3 +123,22 @@ def test_a_command_that_fails_and_one_that_prints_something_else_are_told(tmp_pa
     assert [each.state for each in outcomes] == ["failed", "ok", "failed"]
     assert outcomes[0].why == "exit code 1: went wrong"
     assert outcomes[2].why.endswith("from here on: else")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config", ["llama7b_home_laboratory", "quickstart"])
+def test_what_the_readme_shows_and_says_of_plans_is_printed(config: str):
+    """The plan command prints what the train command prints of a plan."""
+    steps = [each for each in readme(README.read_text()) if isinstance(each, Command)]
+    told = next(each for each in steps if config in each.text and (each.shown or each.figures))
+    words = ["-m", "hetjax.plan", "--config", f"configs/{config}.gin"]
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    done = subprocess.run(
+        [sys.executable, *words],
+        cwd=README.parent,
+        env={**environment, "COLUMNS": str(check_readme.COLUMNS)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert check_readme.untrue(told, done.stdout) is None, done.stdout
