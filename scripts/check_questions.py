@@ -44,6 +44,10 @@ HERE = Path(__file__).parent
 CONFIGS = HERE.parent / "configs"
 
 
+VOCABULARIES = {"gpt2": 50257, "gpt": 51200, "llama": 32000}
+"""Tokens by family. With a vocabulary of bytes there would be no tables to exchange."""
+
+
 class Question(NamedTuple):
     """What a person asks.
 
@@ -61,8 +65,14 @@ class Question(NamedTuple):
 
 
 def settings(recipe: str, batch: int, *more: str) -> tuple[str, ...]:
-    """Settings of a question."""
-    return (f"model.recipe = '{recipe}'", f"train.batch_size = {batch}", *more)
+    """Settings of a question, with the vocabulary that the model is published with."""
+    return (
+        f"model.recipe = '{recipe}'",
+        f"model.vocabulary = {VOCABULARIES[recipe.partition('-')[0]]}",
+        "data.kind = 'synthetic'",
+        f"train.batch_size = {batch}",
+        *more,
+    )
 
 
 def asked(network: str, chosen: tuple[str, ...], *parts: Part) -> Asked:

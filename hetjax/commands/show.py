@@ -19,11 +19,13 @@ from hetjax.planner import (
     PartAlone,
     Plan,
     Prediction,
+    StepParts,
     differences,
     flops_utilization,
     limits,
     load_balance,
     step_cost,
+    step_parts,
 )
 from hetjax.planner.profiler import num_to_measure
 from hetjax.report import (
@@ -270,6 +272,7 @@ def _limit_lines(plan: Plan) -> Iterator[str]:
         f"what limits it: stage {found.stage} on {stage.submesh} computes for "
         f"{found.stage_busy:.0%} of the step"
     )
+    yield f"its step: {_parts_words(step_parts(plan)[found.stage])}"
     if found.link is not None:
         a, b = found.link
         ends = f"{plan.stages[a].submesh.subcluster} to {plan.stages[b].submesh.subcluster}"
@@ -286,6 +289,22 @@ def _limit_lines(plan: Plan) -> Iterator[str]:
         f"the fullest devices, stage {found.fullest} on {fullest.submesh}, use "
         f"{found.memory:.0%} of their memory"
     )
+
+
+def _parts_words(parts: StepParts) -> str:
+    """What a stage's step is spent on; rounded so that the shares add up."""
+    seconds = vars(parts)
+    shares = dict(zip(seconds, _percentages(list(seconds.values())), strict=True))
+    return ", ".join(f"{share}% {name}" for name, share in shares.items() if seconds[name] > 0)
+
+
+def _percentages(parts: Sequence[float]) -> list[int]:
+    """Whole percentages that add up to 100: the largest remainders are rounded up."""
+    exact = [100 * part / sum(parts) for part in parts]
+    whole = [int(each) for each in exact]
+    for place in sorted(range(len(exact)), key=lambda p: whole[p] - exact[p])[: 100 - sum(whole)]:
+        whole[place] += 1
+    return whole
 
 
 def _cost_lines(prepared: Prepared) -> Iterator[str]:
@@ -334,7 +353,7 @@ def plan_figures(prepared: Prepared) -> dict[str, Any]:
         Numbers in SI units, by name; ``"stages"`` holds one object a stage.
     """
     plan, prediction = prepared.plan, _prediction(prepared.plan)
-    model = prepared.ingredients.model
+    model, parts = prepared.ingredients.model, step_parts(plan)
     return {
         "model": model.name,
         "parameters": model.num_parameters(),
@@ -372,6 +391,7 @@ def plan_figures(prepared: Prepared) -> dict[str, Any]:
                 "pipeline": p,
                 "warm_up_count": pipeline.schedule.warm_up_counts[s],
                 **vars(prediction.stages[first + s]),
+                "step": vars(parts[first + s]),
             }
             for p, (first, pipeline) in enumerate(plan.numbered_pipelines())
             for s, stage in enumerate(pipeline.stages)

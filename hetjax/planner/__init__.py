@@ -38,7 +38,15 @@ from hetjax.planner.predict import (
 )
 from hetjax.planner.prices import OBJECTIVES, step_cost
 from hetjax.planner.problem import MAX_PIPELINES, Planner, PlanningProblem, make_problem
-from hetjax.planner.quality import Limits, flops_utilization, limits, load_balance, peak_flops
+from hetjax.planner.quality import (
+    Limits,
+    StepParts,
+    flops_utilization,
+    limits,
+    load_balance,
+    peak_flops,
+    step_parts,
+)
 
 __all__ = [
     "MAX_PIPELINES",
@@ -56,6 +64,7 @@ __all__ = [
     "Prediction",
     "StagePlan",
     "StagePrediction",
+    "StepParts",
     "choose_microbatches",
     "choose_schedule",
     "complete",
@@ -75,6 +84,7 @@ __all__ = [
     "simulate",
     "solve",
     "step_cost",
+    "step_parts",
     "validate",
     "validate_for",
 ]

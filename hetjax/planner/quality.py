@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from hetjax.pipeline.timeline import Event, stage_track
 from hetjax.planner.plan import Plan, Prediction
+from hetjax.planner.predict import simulate
 from hetjax.planner.problem import PlanningProblem
 
 
@@ -119,6 +122,45 @@ def limits(plan: Plan) -> Limits:
         fullest=shares.index(max(shares)),
         memory=max(shares),
     )
+
+
+@dataclass(frozen=True)
+class StepParts:
+    """What a stage does in a step, in seconds; together they are the step.
+
+    Args:
+        computing: forward and backward passes, recomputation included.
+        updating: the optimizer's update, with the sum of gradients inside the stage.
+        exchanging: gradients and new values of what other stages hold too.
+        waiting: everything else: for transfers, for other stages, for the schedule.
+    """
+
+    computing: float
+    updating: float
+    exchanging: float
+    waiting: float
+
+
+def step_parts(plan: Plan) -> tuple[StepParts, ...]:
+    """What every stage of a plan does in a step, by the plan's timeline.
+
+    Args:
+        plan: a plan with a prediction.
+
+    Returns:
+        Of each stage its parts, those of one pipeline after those of the other.
+    """
+    step_time, timeline = _prediction(plan).step_time, simulate(plan)
+    return tuple(_parts_of(timeline.on(stage_track(s)), step_time) for s in range(len(plan.stages)))
+
+
+def _parts_of(events: Iterable[Event], step_time: float) -> StepParts:
+    seconds = {"computing": 0.0, "updating": 0.0, "exchanging": 0.0}
+    for event in events:
+        part = {"update": "updating", "share": "exchanging"}.get(event.kind, "computing")
+        seconds[part] += event.duration
+    # Sums in another order differ in their last bit.
+    return StepParts(**seconds, waiting=max(0.0, step_time - sum(seconds.values())))
 
 
 def _prediction(plan: Plan) -> Prediction:
