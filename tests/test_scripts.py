@@ -105,6 +105,31 @@ def test_planner():
     assert "L =  24" in result.stderr
 
 
+def test_a_question_is_answered_beside_what_is_found_in_another_way():
+    result = run("check_questions.py", "--only", "where to cut", "--json")
+    assert result.returncode == 0, result.stderr
+    [row] = json.loads(result.stdout)["questions"]
+    assert "where to cut" in row["question"]
+    assert "rtx4090" in row["answer"]
+    [(what, best)] = row["compared_with"].items()
+    assert "plans, each predicted" in what
+    assert row["step_time"] >= best * (1 - 1e-9), "no plan is better than the best of all"
+    assert row["holds"] == (row["step_time"] <= 1.01 * best)
+    assert row["asking_seconds"] > 0
+
+
+def test_every_question_of_a_person_is_asked_of_a_cluster_that_can_be_read():
+    questions = importlib.import_module("check_questions")
+    for question in questions.QUESTIONS:
+        for asked in (question.asked, *question.compared.values()):
+            assert Cluster.from_json_dict(asked.cluster()).num_devices > 0
+        assert question.compared
+    names = [*(each.name for each in questions.QUESTIONS), *questions.OTHERS]
+    assert len(set(names)) == len(names)
+    for part in ("two PCs", "V100", "MI300X", "TPU", "slow node", "prices", "how long"):
+        assert any(part in name for name in names)
+
+
 def test_the_settings_of_the_harp_paper_are_as_the_script_writes_them():
     harp = importlib.import_module("harp_settings")
     for name, setting in harp.SETTINGS.items():
