@@ -116,10 +116,27 @@ _SLOW_NODE = asked(
 )
 _PRICED = asked(
     "100 Gbit/s",
-    settings("llama-7b", 64, "train.microbatches = 16", SCANNED, "planner.objective = 'cost'"),
+    settings("llama-7b", 64, "train.microbatches = 64", SCANNED, "planner.objective = 'cost'"),
     *(Part("H100", 2, 8, 3.0), Part("A100-80", 4, 8, 1.2), Part("T4", 4, 4, 0.2)),
 )
-_FASTEST = tuple(each for each in _PRICED.settings if "objective" not in each)
+_PRICED_SHORT = replace(_PRICED, settings=(*_PRICED.settings, "model.sequence = 2048"))
+
+
+def at_a_price(whole: Asked) -> dict[str, Asked]:
+    """Clusters that are rented by hand, and the fastest plan."""
+    h100, a100, t4 = whole.parts
+    fastest = tuple(each for each in whole.settings if "objective" not in each)
+    rented = {
+        "two nodes of H100 and two of A100": (h100, a100._replace(nodes=2)),
+        "one node of H100": (h100._replace(nodes=1),),
+        "one node of H100 and one of T4": (h100._replace(nodes=1), t4._replace(nodes=1)),
+        "the four nodes of A100": (a100,),
+    }
+    return {
+        **{name: replace(whole, parts=parts) for name, parts in rented.items()},
+        "the fastest plan": replace(whole, settings=fastest),
+    }
+
 
 QUESTIONS = (
     Question(
@@ -159,13 +176,13 @@ QUESTIONS = (
     Question(
         "prices: the cheapest way to train Llama-7B on H100, A100 and T4",
         _PRICED,
-        {
-            "two nodes of H100 and two of A100": replace(
-                _PRICED, parts=(Part("H100", 2, 8, 3.0), Part("A100-80", 2, 8, 1.2))
-            ),
-            "the four nodes of A100": alone(_PRICED, 1),
-            "the fastest plan": replace(_PRICED, settings=_FASTEST),
-        },
+        at_a_price(_PRICED),
+        cost_per_step,
+    ),
+    Question(
+        "prices: the same with half as long texts",
+        _PRICED_SHORT,
+        at_a_price(_PRICED_SHORT),
         cost_per_step,
     ),
 )
@@ -196,8 +213,8 @@ def _figure(other: Asked, question: Question) -> float | None:
 def where_to_cut() -> dict[str, Any]:
     """A 4090 and a 3080, every cut, order and way to run the stages: within 1% of the best?"""
     pair = asked(
-        "10 Gbit/s",
-        settings("gpt2-small", 16, "train.microbatches = 8", "model.blocks = 3", SGD),
+        "25 GB/s",
+        settings("gpt2-small", 16, "train.microbatches = 8", "model.blocks = 4", SGD),
         *(Part("RTX4090", 1, 1), Part("RTX3080", 1, 1)),
     )
     prepared = pair.prepared()
@@ -256,7 +273,7 @@ def seconds_for_four_cards() -> dict[str, Any]:
 
 
 OTHERS: dict[str, Callable[[], dict[str, Any]]] = {
-    "where to cut between a 4090 and a 3080, GPT-2 small of three blocks": where_to_cut,
+    "where to cut between a 4090 and a 3080 in one box, GPT-2 small of four blocks": where_to_cut,
     "is the answer the best plan? random small cases": best_of_random_cases,
     "how long does it take? Llama-7B at home": lambda: seconds_to_plan(
         CONFIGS / "llama7b_home_laboratory.gin", 4.0
