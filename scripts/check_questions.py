@@ -230,10 +230,7 @@ def where_to_cut() -> dict[str, Any]:
 
 def best_of_random_cases() -> dict[str, Any]:
     """Line 12: in how many random small cases the answer is the best of all plans."""
-    script = HERE / "check_best.py"
-    if not script.exists():
-        return {"answer": None, "compared_with": {}, "holds": None, "note": "no such script"}
-    found = json.loads(_output([sys.executable, str(script), "--json"]))
+    found = json.loads(_output([sys.executable, str(HERE / "check_best.py"), "--json"]))
     within, worst = found["within_1_percent"], found["worst_slower"]
     return {
         "answer": f"within 1% of the best in {within:.1%} of {found['cases']} cases",
@@ -309,7 +306,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _in_lines(row: dict[str, Any]) -> str:
-    held = {True: "holds", False: "DOES NOT HOLD", None: "not asked"}[row["holds"]]
+    held = "holds" if row["holds"] else "DOES NOT HOLD"
     figure = row.get("step_time", row.get("cost_per_step"))
     answer = row.get("error") or row["answer"]
     lines = [row["question"], f"  {held}: {answer}" + (f": {figure:.4g}" if figure else "")]
