@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from hetjax.commands.collecting import seldom_collected
 from hetjax.commands.devices import use_devices
 from hetjax.commands.problems import Problems
 from hetjax.commands.profiling import check_measured, profile_database, with_profile
@@ -78,6 +79,7 @@ class Prepared:
     planned: Planned | None = None
 
 
+@seldom_collected()
 def prepare(
     ingredients: Ingredients,
     source: Cluster | Path,
@@ -141,6 +143,7 @@ def published_plan(ingredients: Ingredients, cluster: Cluster) -> Plan | None:
     return plan
 
 
+@seldom_collected()
 def predicted(ingredients: Ingredients, given: Plan) -> Plan:
     """A plan that was given, with its prediction.
 
@@ -173,6 +176,7 @@ def problems_of(ingredients: Ingredients, given: Plan) -> tuple[PlanningProblem,
     )
 
 
+@seldom_collected()
 def parts(prepared: Prepared) -> tuple[PartAlone, ...]:
     """What parts of the cluster would do alone, each with its best number of microbatches.
 
@@ -232,6 +236,7 @@ def problem_to_profile(ingredients: Ingredients, cluster: Cluster) -> PlanningPr
     return _chosen(problems, train.batch_size, counts).problem
 
 
+@seldom_collected()
 def alternatives(prepared: Prepared) -> tuple[Alternative, ...]:
     """The next best plans.
 

@@ -28,23 +28,15 @@ from hetjax.planner.work import Work
 
 
 @dataclass(frozen=True, eq=False)
-class Estimate:
-    """What runs of layers take, on one device; each field an array over the runs.
+class Memory:
+    """What runs of layers hold, on one device; each field an array over the runs.
 
     Args:
-        forward_seconds: the forward pass of one microbatch.
-        backward_seconds: its backward pass, recomputation included.
-        update_seconds: the optimizer's update.
-        exchange_seconds: of that, the exchange of gradients and parameters over the data axis.
         state_bytes: parameters, gradients and optimizer state.
         activation_bytes: what one microbatch keeps for its backward pass.
         working_bytes: what a task needs while it runs, beside these.
     """
 
-    forward_seconds: FloatArray
-    backward_seconds: FloatArray
-    update_seconds: FloatArray
-    exchange_seconds: FloatArray
     state_bytes: FloatArray
     activation_bytes: FloatArray
     working_bytes: FloatArray
@@ -59,6 +51,61 @@ class Estimate:
         count = np.full(room.shape, float(most))
         np.divide(room, self.activation_bytes, out=count, where=self.activation_bytes > 0)
         return np.where(room < 0, 0, np.clip(np.floor(count), 0, most)).astype(np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class Estimate(Memory):
+    """What runs of layers take beside what they hold.
+
+    Args:
+        forward_seconds: the forward pass of one microbatch.
+        backward_seconds: its backward pass, recomputation included.
+        update_seconds: the optimizer's update.
+        exchange_seconds: of that, the exchange of gradients and parameters over the data axis.
+    """
+
+    forward_seconds: FloatArray
+    backward_seconds: FloatArray
+    update_seconds: FloatArray
+    exchange_seconds: FloatArray
+
+
+def memory(problem: PlanningProblem, runs: Runs, execution: Execution) -> Memory:
+    """Estimate what runs of layers hold, without what they take.
+
+    Args:
+        problem: the planning problem.
+        runs: the work; where `execution` recomputes, the backward pass has the repetition in it.
+        execution: where and how.
+
+    Returns:
+        The estimate.
+    """
+    gathered, state, _ = parameter_bytes(problem.program, problem.optimizer_bytes, runs, execution)
+    return _memory(problem, runs, execution, gathered, state)
+
+
+def _memory(
+    problem: PlanningProblem,
+    runs: Runs,
+    execution: Execution,
+    gathered: FloatArray,
+    state: FloatArray,
+) -> Memory:
+    """What runs hold, given what their parameters do."""
+    data, _ = execution.mesh_shape
+    times = measured_times(problem, runs, execution)
+    temporary = 0.0 if times is None else times.temporary_bytes.of(runs.layers)
+    kept = runs.input_bytes if execution.recompute else runs.residual_bytes
+    repeated = runs.residual_bytes if execution.recompute else 0.0
+    fully_sharded = execution.sharding == "fully_sharded"
+    return Memory(
+        state_bytes=state,
+        activation_bytes=kept / data,
+        working_bytes=(runs.boundary_bytes + repeated) / data
+        + gathered * fully_sharded
+        + temporary,
+    )
 
 
 def estimate(problem: PlanningProblem, runs: Runs, execution: Execution) -> Estimate:
@@ -93,29 +140,21 @@ def estimate(problem: PlanningProblem, runs: Runs, execution: Execution) -> Esti
     forward = forward + parameter_pass * fully_sharded + product_pass
     backward = backward + (3 if execution.recompute else 2) * product_pass
     backward = backward + 2 * parameter_pass * fully_sharded
-    temporary = 0.0
     times = measured_times(problem, runs, execution)
     if times is not None:
         forward = times.forward.of(runs.layers)
         again = forward if execution.recompute else 0.0
         backward = times.backward.of(runs.layers) + again
-        temporary = times.temporary_bytes.of(runs.layers)
     handling = handling_seconds(problem, runs, execution)
     forward, backward = forward + handling, backward + handling
     exchange = 2 * parameter_pass * (not fully_sharded)
 
-    kept = runs.input_bytes if execution.recompute else runs.residual_bytes
-    repeated = runs.residual_bytes if execution.recompute else 0.0
     return Estimate(
+        **vars(_memory(problem, runs, execution, gathered, state)),
         forward_seconds=forward,
         backward_seconds=backward,
         update_seconds=TASK_SECONDS + updated / update_rate(problem, execution) + exchange,
         exchange_seconds=exchange,
-        state_bytes=state,
-        activation_bytes=kept / data,
-        working_bytes=(runs.boundary_bytes + repeated) / data
-        + gathered * fully_sharded
-        + temporary,
     )
 
 

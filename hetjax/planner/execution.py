@@ -68,6 +68,19 @@ def parameter_bytes(
         Of whole parameters; of parameters, gradients and optimizer state as held; of the same as
         far as the device updates them.
     """
+    # Subclusters have submeshes of the same logical meshes, and recomputation holds no more.
+    way = (execution.mesh_shape, execution.sharding, optimizer_bytes)
+    if execution.parameters:
+        return _parameter_bytes(program, optimizer_bytes, runs, execution)
+    if way not in runs.parameter_bytes:
+        found = _parameter_bytes(program, optimizer_bytes, runs, execution)
+        runs.parameter_bytes[way] = found
+    return runs.parameter_bytes[way]
+
+
+def _parameter_bytes(
+    program: Program, optimizer_bytes: float, runs: Runs, execution: Execution
+) -> tuple[FloatArray, FloatArray, FloatArray]:
     mesh_shape = execution.mesh_shape
     whole, held, updated = (np.zeros(len(runs.parts)) for _ in range(3))
     # The blocks of a model have parameters of few shapes.

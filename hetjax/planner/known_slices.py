@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from hetjax.mesh.cluster import Subcluster
 
 if TYPE_CHECKING:
     from hetjax.planner.problem import PlanningProblem
-    from hetjax.planner.stage_table import Slice
+
+Answer = TypeVar("Answer")
 
 _WITHOUT_EFFECT = frozenset(
     """
@@ -23,58 +25,56 @@ are compared by themselves."""
 
 @dataclass(eq=False)
 class KnownSlices:
-    """The slices that were made for one problem, and for others about the same model.
+    """What was found of slices for one problem, and for others about the same model.
 
     A slice is of one subcluster, and knows nothing of how many nodes there are, nor of other
     subclusters. So the tables of parts of a cluster are put together of those of the whole.
     """
 
-    _made: list[tuple[PlanningProblem, Subcluster, float, Slice]] = field(default_factory=list)
+    _found: list[tuple[Question, object]] = field(default_factory=list)
 
-    def get(
-        self,
-        problem: PlanningProblem,
-        subcluster: Subcluster,
-        shape: tuple[int, int],
-        memory_factor: float,
-    ) -> Slice | None:
-        """A slice that was made before.
+    def answer(self, question: Question, find: Callable[[], Answer]) -> Answer:
+        """What is known of a slice.
 
         Args:
-            problem: the planning problem.
-            subcluster: what the slice is cut from.
-            shape: its nodes, and devices in each.
-            memory_factor: by how much the devices' memory is multiplied.
-
-        Returns:
-            The slice; None where none was made of all the same figures.
+            question: what is asked, always in the same words for what `find` tells.
+            find: tells it where it is not known yet.
         """
-        for before, of, factor, made in self._made:
-            if (
-                made.shape == shape
-                and factor == memory_factor
-                and replace(of, nodes=subcluster.nodes) == subcluster
-                and _cost_the_same(before, problem)
-            ):
-                return made
-        return None
+        for before, found in self._found:
+            if before.is_same(question):
+                return cast(Answer, found)
+        found = find()
+        self._found.append((question, found))
+        return found
 
-    def add(
-        self,
-        problem: PlanningProblem,
-        subcluster: Subcluster,
-        memory_factor: float,
-        made: Slice,
-    ) -> None:
-        """Keep a slice.
 
-        Args:
-            problem: what it was made for.
-            subcluster: what it is cut from.
-            memory_factor: by how much the devices' memory is multiplied.
-            made: the slice.
-        """
-        self._made.append((problem, subcluster, memory_factor, made))
+@dataclass(frozen=True, eq=False)
+class Question:
+    """What is asked of a slice.
+
+    Args:
+        what: the question, in words.
+        problem: the planning problem.
+        subcluster: what the slice is cut from.
+        shape: its nodes, and devices in each.
+        memory_factor: by how much every device's memory is multiplied.
+    """
+
+    what: str
+    problem: PlanningProblem
+    subcluster: Subcluster
+    shape: tuple[int, int]
+    memory_factor: float
+
+    def is_same(self, other: Question) -> bool:
+        """Whether another question has the same answer."""
+        return (
+            self.what == other.what
+            and self.shape == other.shape
+            and self.memory_factor == other.memory_factor
+            and replace(self.subcluster, nodes=other.subcluster.nodes) == other.subcluster
+            and _cost_the_same(self.problem, other.problem)
+        )
 
 
 def _cost_the_same(a: PlanningProblem, b: PlanningProblem) -> bool:

@@ -81,7 +81,7 @@ class PlanningProblem:
     max_pipelines: int = MAX_PIPELINES
     objective: str = "step_time"
     sections: tuple[LayeredSection, ...] = ()
-    known: Known = field(default_factory=dict, repr=False)
+    known: Known = field(default_factory=Known, repr=False)
     profile_seconds: float = 0.0
     profile: Profile = field(default_factory=Profile, repr=False)
     lost: frozenset[int] = frozenset()
@@ -259,7 +259,7 @@ def model_figures(
             the model's structure.
     """
     layered = _layers(program, num_layers)
-    known: Known = {}
+    known = Known()
     began = time.perf_counter()
     works = measure_layers(program, layered.positions, known, traces)
     return {

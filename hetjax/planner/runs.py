@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import functools
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field, fields, replace
 
 import jax
 import numpy as np
@@ -36,6 +37,8 @@ class Runs:
             there is one run, which holds all parts.
         layers: where there is one run: its first layer, and the one after its last; None for layers
             that the planning problem does not have.
+        parameter_bytes: what was found before of the runs' parameters, by logical mesh, sharding
+            rule and bytes of optimizer state; see `hetjax.planner.execution.parameter_bytes`.
     """
 
     forward_flops: FloatArray
@@ -51,6 +54,9 @@ class Runs:
     shapes: tuple[jax.ShapeDtypeStruct, ...]
     used: FloatArray | None = None
     layers: tuple[int, int] | None = None
+    parameter_bytes: dict[Hashable, tuple[FloatArray, FloatArray, FloatArray]] = field(
+        default_factory=dict, repr=False
+    )
 
     def held(self, sizes: FloatArray) -> FloatArray:
         """What each run holds of its parts together.
@@ -63,11 +69,19 @@ class Runs:
         """
         if self.used is None:
             return np.asarray(sizes.sum())
-        alone = self.used.sum(axis=1) == 1
-        total = sums_of_runs(sizes[alone] @ self.used[alone])
-        for size, layers in zip(sizes[~alone], self.used[~alone], strict=True):
-            total = total + size * (sums_of_runs(layers) > 0)
+        alone, of_one, of_several = self._users
+        total = sums_of_runs(sizes[alone] @ of_one)
+        for size, is_used in zip(sizes[~alone], of_several, strict=True):
+            total = total + size * is_used
         return total
+
+    @functools.cached_property
+    def _users(self) -> tuple[NDArray[np.bool_], FloatArray, list[NDArray[np.bool_]]]:
+        """Which parts one layer uses alone, which one; and the runs that use each of the others."""
+        assert self.used is not None, "this is one run, which holds all parts"
+        alone = self.used.sum(axis=1) == 1
+        others = [sums_of_runs(layers) > 0 for layers in self.used[~alone]]
+        return alone, self.used[alone], others
 
     @property
     def known_layers(self) -> bool:
@@ -98,9 +112,9 @@ class Runs:
         assert self.used is not None, "this is one run already"
         places = np.flatnonzero(self.used[:, first:end].any(axis=1))
         sizes = {
-            name: value[layers]
-            for name, value in vars(self).items()
-            if name not in ("parts", "shapes", "used", "layers")
+            each.name: getattr(self, each.name)[layers]
+            for each in fields(self)
+            if each.name not in ("parts", "shapes", "used", "layers", "parameter_bytes")
         }
         parts = tuple(self.parts[place] for place in places)
         shapes = tuple(self.shapes[place] for place in places)

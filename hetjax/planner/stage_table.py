@@ -6,7 +6,7 @@ It is all that the search looks at, so that a measured profile can take the cost
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from hetjax.mesh.cluster import Cluster, Subcluster, SubMesh
 from hetjax.mesh.links import Link
-from hetjax.planner.cost_model import estimate, told_tensor_costs
+from hetjax.planner.cost_model import estimate, memory, told_tensor_costs
 from hetjax.planner.execution import Execution
+from hetjax.planner.known_slices import Question
 from hetjax.planner.lost_devices import lost_of_nodes
 from hetjax.planner.problem import PlanningProblem
 from hetjax.planner.rates import USABLE_MEMORY, collective_link, transfer_seconds
@@ -235,21 +236,63 @@ def _all_slices(
     problem: PlanningProblem, runs: Runs, memory_factor: float
 ) -> tuple[tuple[Slice, ...], ...]:
     by_recompute = {False: runs, True: runs.repeating_forward()}
+    if problem.tensor_axis is not None and not _may_fit(problem, by_recompute, memory_factor):
+        # Whatever a tensor axis costs, there is no plan: what it takes to tell is saved.
+        problem = replace(problem, tensor_axis=None)
 
-    def known(subcluster: Subcluster, shape: tuple[int, int]) -> Slice:
-        found = problem.slices.get(problem, subcluster, shape, memory_factor)
-        if found is None:
-            found = _slice(problem, by_recompute, subcluster, shape, memory_factor)
-            problem.slices.add(problem, subcluster, memory_factor, found)
-        return found
+    def find(subcluster: Subcluster, shape: tuple[int, int]) -> Slice:
+        question = Question("slice", problem, subcluster, shape, memory_factor)
+        return problem.slices.answer(
+            question, lambda: _slice(problem, by_recompute, subcluster, shape, memory_factor)
+        )
 
     return tuple(
         tuple(
-            known(subcluster, shape)
+            find(subcluster, shape)
             for shape in submesh_shapes(subcluster.nodes, subcluster.devices_per_node)
         )
         for subcluster in problem.cluster.subclusters
     )
+
+
+def _may_fit(
+    problem: PlanningProblem, by_recompute: dict[bool, Runs], memory_factor: float
+) -> bool:
+    """Whether runs that fit follow each other from the first layer to the last.
+
+    That is, on no more devices than there are, of whichever kind, one live microbatch on each.
+    """
+    size, total = problem.num_layers + 1, problem.cluster.num_devices
+    devices = np.full((size, size), np.inf)
+    for subcluster in problem.cluster.subclusters:
+        for shape in submesh_shapes(subcluster.nodes, subcluster.devices_per_node):
+            asked = Question("what fits", problem, subcluster, shape, memory_factor)
+            fits = problem.slices.answer(asked, functools.partial(_fitting, by_recompute, asked))
+            devices[fits] = np.minimum(devices[fits], shape[0] * shape[1])
+            if _fewest_devices(devices) <= total:
+                return True
+    return False
+
+
+def _fitting(by_recompute: dict[bool, Runs], asked: Question) -> NDArray[np.bool_]:
+    """The runs of layers that fit on a submesh with one live microbatch, in some way."""
+    problem, kind = asked.problem, asked.subcluster.kind
+    usable = kind.memory_bytes * USABLE_MEMORY * asked.memory_factor
+    size = problem.num_layers + 1
+    fits = np.zeros((size, size), dtype=bool)
+    for option in execution_options(problem, asked.subcluster, asked.shape):
+        held = memory(problem, by_recompute[option.recompute], option)
+        fits |= held.live_limit(usable, 1) > 0
+    return np.triu(fits, k=1)
+
+
+def _fewest_devices(devices: FloatArray) -> float:
+    """The fewest devices for all layers, from what every run of them needs."""
+    needed = np.full(len(devices), np.inf)
+    needed[0] = 0
+    for first, of_runs in enumerate(devices):
+        np.minimum(needed, needed[first] + of_runs, out=needed)
+    return float(needed[-1])
 
 
 def _slice(

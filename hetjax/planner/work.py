@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
@@ -71,8 +71,17 @@ class SplitWork:
     deferred_bytes: int
 
 
-Known = dict[Hashable, tuple[Work, tuple[int, ...]]]
-"""The work of runs by their structure, and which of the values they receive have a cotangent."""
+@dataclass(frozen=True, eq=False)
+class Known:
+    """What was found of a program's runs, by their structure.
+
+    Args:
+        works: their work, and which of the values they receive have a cotangent.
+        traces: their traces, which serve with recomputation and without, whole and in halves.
+    """
+
+    works: dict[Hashable, tuple[Work, tuple[int, ...]]] = field(default_factory=dict)
+    traces: dict[Hashable, TracedStage] = field(default_factory=dict)
 
 
 class Traces(Protocol):
@@ -118,32 +127,44 @@ def measure(
     again = list(recompute) or [False] * len(runs)
     structures = [_structure(program, run) for run in runs]
     inputs = inputs_of(program, runs)
-    measured: Known = {} if known is None else known
+    known = known or Known()
     works: list[Work] = []
     cotangents: tuple[int, ...] = ()
     for run, structure in zip(reversed(runs), reversed(structures), strict=True):
         is_last = run is runs[-1]
-        given = _shape_keys(inputs[run.index])
-        key = (structure, given, cotangents, is_last, again[run.index], split)
-        if key not in measured:
-            measured[key] = _measure_run(
+        alike = (structure, _shape_keys(inputs[run.index]))
+        key = (alike, cotangents, is_last, again[run.index], split)
+        if key not in known.works:
+            known.works[key] = _measure_run(
                 run,
                 inputs[run.index],
                 cotangents,
                 is_last=is_last,
                 recompute=again[run.index],
                 split=split,
-                tracer=_tracer(traces, tuple(boundaries)),
+                tracer=_tracer(known, alike, traces, tuple(boundaries)),
             )
-        work, cotangents = measured[key]
+        work, cotangents = known.works[key]
         works.append(replace(work, parts=run.parameters))
     return tuple(reversed(works))
 
 
-def _tracer(traces: Traces | None, boundaries: tuple[int, ...]) -> Tracer:
-    if traces is None:
-        return trace_stage
-    return lambda run, *inputs: traces.of(boundaries, run.index, inputs[-1])
+def _tracer(
+    known: Known, alike: Hashable, traces: Traces | None, boundaries: tuple[int, ...]
+) -> Tracer:
+    """What traces a run, unless that was done of one that is alike."""
+
+    def tracer(run: Stage, *inputs: Any) -> TracedStage:
+        seeds = inputs[-1]
+        if (alike, seeds) not in known.traces:
+            known.traces[alike, seeds] = (
+                trace_stage(run, *inputs)
+                if traces is None
+                else traces.of(boundaries, run.index, seeds)
+            )
+        return known.traces[alike, seeds]
+
+    return tracer
 
 
 def measure_layers(
@@ -163,7 +184,7 @@ def measure_layers(
     Returns:
         The work of each layer.
     """
-    known = {} if known is None else known
+    known = known or Known()
     works = measure(program, layers, known=known, traces=traces)
     twice = [0] * len(works)
     for first in (1, 2):

@@ -168,7 +168,7 @@ def test_what_passes_through_a_run_is_counted_by_its_own_size():
 
     narrow, broad = problem_with(16), problem_with(64)
     boundaries = (0, *range(2, narrow.program.num_positions, 2), narrow.program.num_positions)
-    known: Any = {}
+    known = work_module.Known()
     first = measure(narrow.program, boundaries, known=known)
     again = measure(broad.program, boundaries, known=known)
     alone = measure(broad.program, boundaries)

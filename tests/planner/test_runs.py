@@ -20,7 +20,7 @@ def test_what_neighbouring_layers_both_keep_counts_once():
     parameters = jax.eval_shape(model.init, jax.random.key(0))
     program = trace(model.loss, parameters, model.batch_shapes(2))
     layers = structural_layers(program).positions
-    known: Known = {}
+    known = Known()
     works = measure_layers(program, layers, known)
     kept = all_runs(program, works).residual_bytes
     assert any(work.kept_twice for work in works)
