@@ -79,7 +79,7 @@ def test_every_block_is_resized(name: str):
     check_resized(model.loss, parameters, make_batch(EXAMPLES), (2, 6, 8))
 
 
-@settings(max_examples=15)
+@settings(max_examples=10)
 @given(
     blocks=st.lists(st.sampled_from(RESIZED), min_size=1, max_size=3),
     tied=st.booleans(),

@@ -118,7 +118,6 @@ class Costs:
         bandwidth: bytes/s of unfused traffic that a device's memory manages.
         joins_sums: whether the compiler adds partial sums before it reduces them, where their sum
             is wanted; XLA for CPUs reduces each of them.
-        known_labels: the labels that were found of operations, which many strategies ask for.
     """
 
     operations: Operations
@@ -127,7 +126,6 @@ class Costs:
     flops: float
     bandwidth: float
     joins_sums: bool
-    known_labels: dict[Operation, list[int | None]] = field(default_factory=dict, repr=False)
 
     def size(self, value: int) -> float:
         """Bytes of a value on the devices of one tensor axis together."""
@@ -230,12 +228,6 @@ def layouts_of(value: int, costs: Costs) -> list[Layout]:
 
 def _labels(operation: Operation, costs: Costs) -> list[int | None]:
     """The labels along which an operation can be divided, and None."""
-    if operation not in costs.known_labels:
-        costs.known_labels[operation] = _find_labels(operation, costs)
-    return costs.known_labels[operation]
-
-
-def _find_labels(operation: Operation, costs: Costs) -> list[int | None]:
     labels = [*(read.labels for read in operation.reads), *operation.labels]
     names = dict.fromkeys(label.name for each in labels for label in each if label is not None)
     taken = costs.operations.examples_label(operation) if costs.data > 1 else None
