@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from hetjax.pipeline.program import Program
 from hetjax.pipeline.resized import UnlikeError, is_alike
 from hetjax.planner import PlanningProblem
-from hetjax.planner.resized_problem import ResizedProblems
-from hetjax.planner.stage_traces import StageTraces
+from hetjax.planner.resized_problem import ResizedProblems, with_program
 
 
 class Problems:
@@ -70,7 +68,7 @@ class Problems:
         """A problem with its traced program; None where that is another one."""
         program = self._trace(before.num_microbatches)
         if is_alike(before.program, program):
-            return replace(before, program=program, traces=StageTraces(program))
+            return with_program(before, program)
         self.is_misled = True
         self._inner.clear()
         self._resized.clear()

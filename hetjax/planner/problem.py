@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,6 +22,7 @@ from hetjax.pipeline.modules import Section, find_modules
 from hetjax.pipeline.program import Program, num_bytes, trace
 from hetjax.pipeline.schedule import SCHEDULES
 from hetjax.pipeline.structural_layers import LayeredSection, StructuralLayers, structural_layers
+from hetjax.planner.grouped_stage import Groups
 from hetjax.planner.intra_op.tensor_axis import TensorAxis, TensorCosts
 from hetjax.planner.known_slices import KnownSlices
 from hetjax.planner.plan import Plan
@@ -259,7 +260,8 @@ def model_figures(
             the model's structure.
     """
     layered = _layers(program, num_layers)
-    known = Known()
+    sections = _sections(program, layered)
+    known = Known(groups=groups_of(program, sections))
     began = time.perf_counter()
     works = measure_layers(program, layered.positions, known, traces)
     return {
@@ -271,9 +273,19 @@ def model_figures(
         "sections": layered.sections,
         "known": known,
         "profile_seconds": time.perf_counter() - began,
-        "tensor_axis": TensorAxis(program, microbatch_size, _sections(program, layered)),
+        "tensor_axis": TensorAxis(program, microbatch_size, sections),
         "traces": traces,
     }
+
+
+def groups_of(program: Program, sections: Sequence[Section]) -> Groups:
+    """The groups of a program's steps that are alike.
+
+    Args:
+        program: the traced loss function.
+        sections: its modules and what stands between them.
+    """
+    return Groups(program, [section.start for section in sections])
 
 
 def _cluster(cluster: Cluster | str | os.PathLike[str]) -> Cluster:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from hetjax.pipeline.program import Program
 from hetjax.pipeline.resized import Between, SizedProgram
 from hetjax.planner.known_slices import KnownSlices
-from hetjax.planner.problem import PlanningProblem, model_figures
-from hetjax.planner.stage_traces import TwoTraces
+from hetjax.planner.problem import PlanningProblem, groups_of, model_figures
+from hetjax.planner.stage_traces import StageTraces, TwoTraces
 
 
 class ResizedProblems:
@@ -53,3 +54,16 @@ class ResizedProblems:
             self._program.at(between), self._traces.at(between), microbatch_size, self._num_layers
         )
         return replace(first, **figures, num_microbatches=num_microbatches, slices=KnownSlices())
+
+
+def with_program(problem: PlanningProblem, program: Program) -> PlanningProblem:
+    """A problem with a program that can be computed.
+
+    Args:
+        problem: a problem of `ResizedProblems`.
+        program: the same program, traced at the size of its microbatches.
+    """
+    assert problem.tensor_axis is not None, "a problem that was made has one"
+    groups = groups_of(program, problem.tensor_axis.sections)
+    known = replace(problem.known, groups=groups)
+    return replace(problem, program=program, known=known, traces=StageTraces(program))

@@ -6,16 +6,16 @@ import itertools
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
-from weakref import WeakKeyDictionary
 
 import jax
 
 from hetjax import _compat
 from hetjax.pipeline.backward import StagePrograms, differentiate
-from hetjax.pipeline.costs import Cost, equation_cost, step_cost
+from hetjax.pipeline.costs import Cost, equation_cost
 from hetjax.pipeline.program import Constant, Operand, Program, SliceOf, Step, num_bytes
 from hetjax.pipeline.stages import ParameterPart, Stage, cut
 from hetjax.pipeline.traced_stage import TracedStage, Tracer, trace_stage
+from hetjax.planner.grouped_stage import Groups, form_of
 
 Shapes = list[jax.ShapeDtypeStruct]
 Inputs = tuple[Shapes, Shapes, Shapes]
@@ -78,10 +78,12 @@ class Known:
     Args:
         works: their work, and which of the values they receive have a cotangent.
         traces: their traces, which serve with recomputation and without, whole and in halves.
+        groups: how the program's steps are grouped where runs are traced; None for not at all.
     """
 
     works: dict[Hashable, tuple[Work, tuple[int, ...]]] = field(default_factory=dict)
     traces: dict[Hashable, TracedStage] = field(default_factory=dict)
+    groups: Groups | None = None
 
 
 class Traces(Protocol):
@@ -142,7 +144,7 @@ def measure(
                 is_last=is_last,
                 recompute=again[run.index],
                 split=split,
-                tracer=_tracer(known, alike, traces, tuple(boundaries)),
+                tracer=_tracer(known, alike, traces, tuple(boundaries), is_last=is_last),
             )
         work, cotangents = known.works[key]
         works.append(replace(work, parts=run.parameters))
@@ -150,19 +152,26 @@ def measure(
 
 
 def _tracer(
-    known: Known, alike: Hashable, traces: Traces | None, boundaries: tuple[int, ...]
+    known: Known,
+    alike: Hashable,
+    traces: Traces | None,
+    boundaries: tuple[int, ...],
+    *,
+    is_last: bool,
 ) -> Tracer:
     """What traces a run, unless that was done of one that is alike."""
 
     def tracer(run: Stage, *inputs: Any) -> TracedStage:
         seeds = inputs[-1]
         if (alike, seeds) not in known.traces:
-            known.traces[alike, seeds] = (
-                trace_stage(run, *inputs)
-                if traces is None
-                else traces.of(boundaries, run.index, seeds)
-            )
+            known.traces[alike, seeds] = trace(run, *inputs)
         return known.traces[alike, seeds]
+
+    def trace(run: Stage, *inputs: Any) -> TracedStage:
+        if traces is not None:
+            return traces.of(boundaries, run.index, inputs[-1])
+        grouped = known.groups and known.groups.grouped(run, is_last=is_last)
+        return trace_stage(grouped or run, *inputs)
 
     return tracer
 
@@ -358,19 +367,5 @@ def _structure(program: Program, run: Stage) -> Hashable:
     steps = []
     for step in run.steps:
         codes |= {output: len(codes) + place for place, output in enumerate(step.outputs)}
-        steps.append((_form(step), tuple(code(operand) for operand in step.inputs)))
+        steps.append((form_of(step), tuple(code(operand) for operand in step.inputs)))
     return tuple(steps), tuple(code(value) for value in run.sends)
-
-
-_forms: WeakKeyDictionary[Step, Hashable] = WeakKeyDictionary()
-"""The forms of steps that were looked at before: every step is in several runs."""
-
-
-def _form(step: Step) -> Hashable:
-    """What a step does, and the shapes of what it reads and makes."""
-    form = _forms.get(step)
-    if form is None:
-        variables = (*step.equation.invars, *step.equation.outvars) if step.equation else ()
-        avals = tuple(str(variable.aval) for variable in variables)
-        form = _forms[step] = (step.name, step.iterations, step_cost(step), avals)
-    return form
