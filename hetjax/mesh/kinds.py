@@ -155,7 +155,7 @@ class DeviceKind:
             >>> kind("RTX4090").product_efficiency("bfloat16")
             0.7
             >>> round(kind("MI300X").product_efficiency("bfloat16"), 3)
-            0.411
+            0.409
         """
         best = self.product_shares.get(self._rated_as(dtype))
         return ASSUMED_EFFICIENCY if best is None else USUAL_SHARE * best

@@ -35,6 +35,7 @@ def problem_with(
         optimizer=optax.adam(1e-3),
         num_microbatches=4,
         max_stages=1,
+        max_pipelines=1,
     )
 
 

@@ -60,7 +60,12 @@ def loss(weights: list[jax.Array], x: jax.Array) -> jax.Array:
 
 
 def problem_of(cluster: Cluster, *, width: int = 512, blocks: int = 8, **options: Any):
-    given = {"optimizer": optax.adam(1e-3), "num_microbatches": 4, "num_layers": 8}
+    given = {
+        "optimizer": optax.adam(1e-3),
+        "num_microbatches": 4,
+        "num_layers": 8,
+        "max_pipelines": 1,
+    }
     return planner.make_problem(
         loss,
         [jax.ShapeDtypeStruct((width, width), jnp.float32)] * blocks,

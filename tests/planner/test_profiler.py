@@ -78,6 +78,7 @@ def problem_of(blocks: int = 8, width: int = 64) -> PlanningProblem:
         cluster=two_kinds(),
         optimizer=optax.adam(1e-3),
         num_microbatches=8,
+        max_pipelines=1,
     )
 
 
