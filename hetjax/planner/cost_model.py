@@ -284,6 +284,22 @@ def _computation(
     return forward * slower[0], backward * slower[1]
 
 
+def most_flops(problem: PlanningProblem, subcluster: str) -> float:
+    """FLOP/s of matrix products that no device of a subcluster exceeds, by this model.
+
+    Args:
+        problem: the planning problem.
+        subcluster: the name of the subcluster.
+
+    Returns:
+        What products of usual sizes reach; the peak where passes were measured, which may have
+        come nearer to it.
+    """
+    kind = problem.cluster.subcluster(subcluster).kind
+    measured = problem.profile.measurements > 0
+    return kind.flops(problem.dtype) if measured else kind.product_flops(problem.dtype)
+
+
 def _roofline(
     problem: PlanningProblem,
     execution: Execution,

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from hetjax.mesh.cluster import Cluster, SubMesh
 from hetjax.pipeline.program import num_bytes
+from hetjax.planner.cost_model import most_flops
 from hetjax.planner.plan import PipelinePlan, Plan
 from hetjax.planner.prices import node_prices, step_cost
 from hetjax.planner.problem import PlanningProblem
@@ -147,7 +148,7 @@ def _shared_out(
     counts = share_out(
         problem.num_microbatches,
         [lambda count, part=part: seconds(part, count) for part in parts],
-        [_peak_flops(problem, part) for part in parts],
+        [_part_flops(problem, part) for part in parts],
     )
     timed = [best_for(part, count) for part, count in zip(parts, counts, strict=True)]
     found = [each for each in timed if each]
@@ -161,7 +162,7 @@ def _shared_out(
 def least_score(problem: PlanningProblem, parts: Sequence[Part]) -> float:
     """A floor under the score of a plan whose pipelines are on given parts of a cluster.
 
-    All devices compute all products at their peak, and pipelines exchange the gradients of all
+    All devices compute products as fast as they can, and pipelines exchange the gradients of all
     parameters, and their new values, over all their links at once.
 
     Args:
@@ -179,7 +180,7 @@ def least_score(problem: PlanningProblem, parts: Sequence[Part]) -> float:
     moved = 2 * size * (1 - 1 / len(parts))
     exchange = max(moved / _exchange_bandwidth(problem.cluster, part) for part in parts)
     if problem.objective == "step_time":
-        return flops / sum(_peak_flops(problem, part) for part in parts) + exchange
+        return flops / sum(_part_flops(problem, part) for part in parts) + exchange
     prices = dict(
         zip(
             (s.name for s in problem.cluster.subclusters), node_prices(problem.cluster), strict=True
@@ -325,19 +326,16 @@ def _problem_on(problem: PlanningProblem, part: Part, count: int) -> PlanningPro
     )
 
 
-def _peak_flops(problem: PlanningProblem, part: Part) -> float:
+def _part_flops(problem: PlanningProblem, part: Part) -> float:
     return sum(
-        taken.nodes
-        * taken.devices_per_node
-        * problem.cluster.subcluster(taken.subcluster).kind.flops(problem.dtype)
+        taken.nodes * taken.devices_per_node * most_flops(problem, taken.subcluster)
         for taken in part
     )
 
 
 def _node_flops(problem: PlanningProblem, name: str) -> float:
-    """The peak FLOP/s of a node of a subcluster."""
-    subcluster = problem.cluster.subcluster(name)
-    return subcluster.devices_per_node * subcluster.kind.flops(problem.dtype)
+    """FLOP/s that a node of a subcluster reaches at most."""
+    return problem.cluster.subcluster(name).devices_per_node * most_flops(problem, name)
 
 
 def _joined(problem: PlanningProblem, parts: Sequence[Part], plans: Sequence[Plan]) -> Plan:

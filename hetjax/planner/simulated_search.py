@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from hetjax.planner.candidate_clock import CandidateClock
 from hetjax.planner.candidates import slice_of
+from hetjax.planner.cost_model import most_flops
 from hetjax.planner.cost_search import rented_nodes, search_by_cost
 from hetjax.planner.fixed_pace import Place
 from hetjax.planner.near_best import near_best
@@ -119,16 +120,16 @@ def _closed_form(
 
 
 def _least_seconds(problem: PlanningProblem, part: StageTable) -> float:
-    """What a part takes at least: all products at the peak of its devices."""
-    peak = sum(
-        nodes * per_node * subcluster.kind.flops(problem.dtype)
+    """What a part takes at least: all products, as fast as its devices can."""
+    speed = sum(
+        nodes * per_node * most_flops(problem, subcluster.name)
         for subcluster, (nodes, per_node) in zip(
             problem.cluster.subclusters, part.nodes, strict=True
         )
     )
     works = problem.works
     flops = sum(work.forward.matmul_flops + work.backward.matmul_flops for work in works)
-    return problem.num_microbatches * flops / peak
+    return problem.num_microbatches * flops / speed
 
 
 def _worth_timing(
