@@ -8,6 +8,7 @@ the sum of what its layers take, but for what happens once in it.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -284,20 +285,30 @@ def _computation(
     return forward * slower[0], backward * slower[1]
 
 
-def most_flops(problem: PlanningProblem, subcluster: str) -> float:
-    """FLOP/s of matrix products that no device of a subcluster exceeds, by this model.
+def least_seconds(problem: PlanningProblem, devices: Mapping[str, int]) -> float:
+    """A floor under the computation of one microbatch, by the rules of `estimate`.
 
     Args:
         problem: the planning problem.
-        subcluster: the name of the subcluster.
+        devices: how many devices of each subcluster share it, as evenly as they are fast.
 
     Returns:
-        What products of usual sizes reach; the peak where passes were measured, which may have
-        come nearer to it.
+        Seconds. Where passes were measured, which may be faster than the rules have it, they count
+        the products alone, at the peak.
     """
-    kind = problem.cluster.subcluster(subcluster).kind
+    works = problem.works
+    flops = sum(work.forward.matmul_flops + work.backward.matmul_flops for work in works)
+    traffic = sum(work.forward.bytes + work.backward.bytes for work in works)
     measured = problem.profile.measurements > 0
-    return kind.flops(problem.dtype) if measured else kind.product_flops(problem.dtype)
+    rate = 0.0
+    for name, count in devices.items():
+        kind = problem.cluster.subcluster(name).kind
+        if measured:
+            rate += count / (flops / kind.flops(problem.dtype))
+        else:
+            moving = traffic * TRAFFIC_SHARE / kind.memory_bandwidth
+            rate += count / (flops / kind.product_flops(problem.dtype) + moving)
+    return 1 / rate
 
 
 def _roofline(

@@ -140,12 +140,15 @@ class DynamicProgram:
         seconds = problem.profile_seconds + time.perf_counter() - began
         return _found(problem, runs, table, seconds)
 
-    def improved(self, problem: PlanningProblem, first: Found) -> Found:
+    def improved(
+        self, problem: PlanningProblem, first: Found, below: float = float("inf")
+    ) -> Found:
         """The best plan, by what is known from a first look.
 
         Args:
             problem: what to plan.
             first: what the first look found.
+            below: a plan of several pipelines is only wanted where its score is less than this.
 
         Returns:
             The plan, of one pipeline or several, and the figures of both searches.
@@ -156,11 +159,11 @@ class DynamicProgram:
         judged = simulated_search(problem, runs, first.table, first.met)
         one = _made(problem, first.table, judged, first.profile_seconds)
         if problem.max_pipelines > 1 and not problem.lost:
-            one = self._or_several(problem, one)
+            one = self._or_several(problem, one, min(below, one.score))
         seconds = time.perf_counter() - began
         return replace(one, search_seconds=first.search_seconds + seconds)
 
-    def _or_several(self, problem: PlanningProblem, one: Found) -> Found:
+    def _or_several(self, problem: PlanningProblem, one: Found, below: float) -> Found:
         """The better of a plan of one pipeline and the best of several."""
 
         def timed(found: Found | None) -> Timed | None:
@@ -172,7 +175,7 @@ class DynamicProgram:
         def find(smaller: PlanningProblem) -> Timed | None:
             return timed(self.find(smaller))
 
-        several = several_pipelines(problem, look, find, one.score)
+        several = several_pipelines(problem, look, find, below)
         if several is None:
             return one
         step_time, plan = several

@@ -77,12 +77,12 @@ def choose_microbatches(
             told(place + 1, len(tried), f"microbatches of {problem.microbatch_size}")
     if not fitting:
         raise InputError(does_not_fit(problem_for(max(step_times))))
-    fitting = [
-        (problem, planner.improved(problem, found) if promising else found)
-        for least in [min(found.score for _, found in fitting)]
-        for problem, found in fitting
-        for promising in [found.score <= least * (1 + _PROMISING)]
-    ]
+    fitting.sort(key=lambda each: each[1].score)
+    least = fitting[0][1].score
+    for place, (problem, found) in enumerate(fitting):
+        if found.score <= least * (1 + _PROMISING):
+            better = planner.improved(problem, found, min(each.score for _, each in fitting))
+            fitting[place] = problem, better
     step_times |= {problem.num_microbatches: found.step_time for problem, found in fitting}
     plans = {
         problem.num_microbatches: Alternative(found.plan, found.step_time, found.score)

@@ -8,12 +8,13 @@ pipeline over the whole cluster would be long, or would cross slow links for eac
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from hetjax.mesh.cluster import Cluster, SubMesh
 from hetjax.pipeline.program import num_bytes
-from hetjax.planner.cost_model import most_flops
+from hetjax.planner.cost_model import least_seconds
 from hetjax.planner.plan import PipelinePlan, Plan
 from hetjax.planner.prices import node_prices, step_cost
 from hetjax.planner.problem import PlanningProblem
@@ -112,87 +113,121 @@ def several_pipelines(
         ((least_score(problem, parts), parts) for parts in divisions(problem.cluster, most)),
         key=lambda pair: pair[0],
     )
-    best: tuple[float, tuple[Part, ...]] | None = None
+    best: tuple[Part, ...] | None = None
     known: _Known = {}
     for least, parts in by_least:
         if least >= below * _WORTH:
             break
-        timed = _shared_out(problem, parts, look, known)
-        if timed is None:
+        division = _Division(problem, parts, look, known)
+        if division.floor() >= below * _WORTH:
             continue
-        score = score_of(problem, timed[1], timed[0])
-        below = min(below, score)
-        if best is None or score < best[0]:
-            best = score, parts
-    return best and _shared_out(problem, best[1], find, {})
+        timed = division.best()
+        if timed is not None and score_of(problem, timed[1], timed[0]) < below:
+            below, best = score_of(problem, timed[1], timed[0]), parts
+    return None if best is None else _Division(problem, best, find, {}).best()
 
 
 _Known = dict[tuple[object, int], Timed | None]
 
 
-def _shared_out(
-    problem: PlanningProblem, parts: Sequence[Part], best_on: BestOn, known: _Known
-) -> Timed | None:
-    """The best plan of pipelines on given parts of a cluster."""
-
-    def best_for(part: Part, count: int) -> Timed | None:
-        key = tuple(replace(taken, start=0) for taken in part), count
-        if key not in known:
-            known[key] = best_on(_problem_on(problem, part, count))
-        return known[key]
-
-    def seconds(part: Part, count: int) -> float:
-        found = best_for(part, count)
-        return found[0] if found else float("inf")
-
-    counts = share_out(
-        problem.num_microbatches,
-        [lambda count, part=part: seconds(part, count) for part in parts],
-        [_part_flops(problem, part) for part in parts],
-    )
-    timed = [best_for(part, count) for part, count in zip(parts, counts, strict=True)]
-    found = [each for each in timed if each]
-    if len(found) < len(parts):
-        return None
-    plan = _joined(problem, parts, [plan for _, plan in found])
-    exchange = max(sharing_seconds(plan, SharedParameters.of(plan, problem.program)))
-    return max(seconds for seconds, _ in found) + exchange, plan
-
-
-def least_score(problem: PlanningProblem, parts: Sequence[Part]) -> float:
-    """A floor under the score of a plan whose pipelines are on given parts of a cluster.
-
-    All devices compute products as fast as they can, and pipelines exchange the gradients of all
-    parameters, and their new values, over all their links at once.
+class _Division:
+    """Pipelines on given parts of a cluster.
 
     Args:
         problem: what to plan.
         parts: what the pipelines get.
+        best_on: plans one pipeline.
+        known: what was planned before, on parts that may be the same.
+    """
+
+    def __init__(
+        self, problem: PlanningProblem, parts: Sequence[Part], best_on: BestOn, known: _Known
+    ):
+        self._problem, self._parts, self._best_on, self._known = problem, parts, best_on, known
+        self._speeds = [1 / least_seconds(problem, _devices(part)) for part in parts]
+
+    def floor(self) -> float:
+        """A floor under the score, by one number of microbatches for each pipeline.
+
+        With any other numbers some pipeline has more than here, and takes no less time.
+        """
+        counts = _proportional(self._problem.num_microbatches, self._speeds)
+        fastest = min(map(self._seconds, self._parts, counts))
+        return least_score(self._problem, self._parts, fastest)
+
+    def best(self) -> Timed | None:
+        """The best plan; None where a pipeline does not fit."""
+        counts = share_out(
+            self._problem.num_microbatches,
+            [lambda count, part=part: self._seconds(part, count) for part in self._parts],
+            self._speeds,
+        )
+        timed = [self._best(part, count) for part, count in zip(self._parts, counts, strict=True)]
+        found = [each for each in timed if each]
+        if len(found) < len(self._parts):
+            return None
+        plan = _joined(self._problem, self._parts, [plan for _, plan in found])
+        shared = SharedParameters.of(plan, self._problem.program)
+        exchange = max(sharing_seconds(plan, shared))
+        return max(seconds for seconds, _ in found) + exchange, plan
+
+    def _best(self, part: Part, count: int) -> Timed | None:
+        key = tuple(replace(taken, start=0) for taken in part), count
+        if key not in self._known:
+            self._known[key] = self._best_on(_problem_on(self._problem, part, count))
+        return self._known[key]
+
+    def _seconds(self, part: Part, count: int) -> float:
+        found = self._best(part, count)
+        return found[0] if found else float("inf")
+
+
+def least_score(
+    problem: PlanningProblem, parts: Sequence[Part], slowest: float | None = None
+) -> float:
+    """A floor under the score of a plan whose pipelines are on given parts of a cluster.
+
+    All devices compute as fast as they can, and pipelines exchange the gradients of all parameters,
+    and their new values, over all their links at once.
+
+    Args:
+        problem: what to plan.
+        parts: what the pipelines get.
+        slowest: what the slowest pipeline takes at least before that, in seconds, where more is
+            known than that.
 
     Returns:
         Seconds, or what they cost.
     """
-    works = problem.works
-    flops = sum(work.forward.matmul_flops + work.backward.matmul_flops for work in works)
-    flops *= problem.num_microbatches
+    devices: Counter[str] = Counter()
+    for part in parts:
+        devices.update(_devices(part))
+    computing = problem.num_microbatches * least_seconds(problem, devices)
     size = sum(num_bytes(problem.program.avals[value]) for value in problem.program.parameters)
     # Who updates nothing sends its gradients and gets new values; who shares in updates, less.
     moved = 2 * size * (1 - 1 / len(parts))
     exchange = max(moved / _exchange_bandwidth(problem.cluster, part) for part in parts)
+    seconds = max(computing, slowest or 0.0) + exchange
     if problem.objective == "step_time":
-        return flops / sum(_part_flops(problem, part) for part in parts) + exchange
-    prices = dict(
-        zip(
-            (s.name for s in problem.cluster.subclusters), node_prices(problem.cluster), strict=True
+        return seconds
+    names = [subcluster.name for subcluster in problem.cluster.subclusters]
+    prices = dict(zip(names, node_prices(problem.cluster), strict=True))
+    # Every pipeline rents a node, or has its share of one, and all work is done somewhere.
+    waiting = sum(
+        min(
+            prices[each.subcluster]
+            * each.devices_per_node
+            / problem.cluster.subcluster(each.subcluster).devices_per_node
+            for each in part
         )
-    )
-    cheapest = min(
-        prices[taken.subcluster] / _node_flops(problem, taken.subcluster)
         for part in parts
-        for taken in part
     )
-    waiting = sum(min(prices[taken.subcluster] for taken in part) for part in parts)
-    return flops * cheapest + exchange * waiting
+    working = problem.num_microbatches * min(
+        prices[name] * least_seconds(problem, {name: subcluster.devices_per_node})
+        for name, subcluster in zip(names, problem.cluster.subclusters, strict=True)
+        if name in devices
+    )
+    return max(working + exchange * waiting, seconds * waiting)
 
 
 def _exchange_bandwidth(cluster: Cluster, part: Part) -> float:
@@ -326,16 +361,9 @@ def _problem_on(problem: PlanningProblem, part: Part, count: int) -> PlanningPro
     )
 
 
-def _part_flops(problem: PlanningProblem, part: Part) -> float:
-    return sum(
-        taken.nodes * taken.devices_per_node * most_flops(problem, taken.subcluster)
-        for taken in part
-    )
-
-
-def _node_flops(problem: PlanningProblem, name: str) -> float:
-    """FLOP/s that a node of a subcluster reaches at most."""
-    return problem.cluster.subcluster(name).devices_per_node * most_flops(problem, name)
+def _devices(part: Part) -> dict[str, int]:
+    """How many devices of each subcluster a part has."""
+    return {taken.subcluster: taken.nodes * taken.devices_per_node for taken in part}
 
 
 def _joined(problem: PlanningProblem, parts: Sequence[Part], plans: Sequence[Plan]) -> Plan:

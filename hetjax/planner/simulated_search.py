@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from hetjax.planner.candidate_clock import CandidateClock
 from hetjax.planner.candidates import slice_of
-from hetjax.planner.cost_model import most_flops
+from hetjax.planner.cost_model import least_seconds
 from hetjax.planner.cost_search import rented_nodes, search_by_cost
 from hetjax.planner.fixed_pace import Place
 from hetjax.planner.near_best import near_best
@@ -105,7 +105,7 @@ def first_look(
     judge = _Judge(problem, runs, table)
     judge.time(_closed_form(table, judge, near, tolerance)[:_AT_LEAST])
     for part in parts if judge.ranked() else ():
-        if judge.prices is not None or _least_seconds(problem, part) < judge.best().makespan:
+        if judge.prices is not None or _least_makespan(problem, part) < judge.best().makespan:
             judge.time(_closed_form(part, judge)[:_AT_LEAST])
     return judge.ranked()
 
@@ -119,17 +119,15 @@ def _closed_form(
     return search_by_cost(table, judge.prices)
 
 
-def _least_seconds(problem: PlanningProblem, part: StageTable) -> float:
-    """What a part takes at least: all products, as fast as its devices can."""
-    speed = sum(
-        nodes * per_node * most_flops(problem, subcluster.name)
+def _least_makespan(problem: PlanningProblem, part: StageTable) -> float:
+    """What a part takes at least."""
+    devices = {
+        subcluster.name: nodes * per_node
         for subcluster, (nodes, per_node) in zip(
             problem.cluster.subclusters, part.nodes, strict=True
         )
-    )
-    works = problem.works
-    flops = sum(work.forward.matmul_flops + work.backward.matmul_flops for work in works)
-    return problem.num_microbatches * flops / speed
+    }
+    return problem.num_microbatches * least_seconds(problem, devices)
 
 
 def _worth_timing(
