@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 
 import jax
 
+from hetjax import _compat
 from hetjax.pipeline.costs import step_cost
 from hetjax.pipeline.program import (
     Constant,
@@ -77,10 +78,12 @@ class Groups:
             is_last: whether it returns the program's outputs.
 
         Returns:
-            The stage; as it is where it has a piece of a scan, which no other stage may have.
+            The stage; as it is where it has a piece of a scan, which no other stage may have, or a
+            step whose inner jaxpr JAX divides otherwise where it is called.
         """
         is_whole = all(part.stop is None for part in stage.parameters)
-        if not is_whole or not self._groups.keys() >= set(stage.steps):
+        is_known = all(step in self._groups and _is_plain(step) for step in stage.steps)
+        if not (is_whole and is_known):
             return stage
         outputs: Sequence[Operand] = self.program.outputs if is_last else stage.sends
         names = (
@@ -119,6 +122,13 @@ class Groups:
             if key not in self._functions:
                 self._functions[key] = _function(steps, reads, made)
             yield self._functions[key], reads, made
+
+
+def _is_plain(step: Step) -> bool:
+    """Whether a step has no inner jaxpr that is differentiated: a branch, a loop, a region."""
+    if step.equation is None or not _compat.inner_jaxprs(step.equation):
+        return True
+    return step.name.startswith(("custom_jvp_call", "reduce", "scatter", "sort", "argm"))
 
 
 def _function(
