@@ -80,6 +80,7 @@ def train(folder: Path) -> dict[int, object]:
         optimizer=ingredients.optimizer,
         num_microbatches=2,
         min_stages=2,
+        max_pipelines=1,
     )
     assert len(made.pipeline.stages) == 2
     parameters = {}

@@ -37,6 +37,7 @@ train.microbatches = 2
 train.evaluate_every = 2
 train.evaluation_batches = 1
 planner.min_stages = 2
+planner.max_pipelines = 1
 """
 
 
@@ -247,6 +248,7 @@ def test_an_image_model_trains_on_a_folder_of_images(
         'model.ffn_width = 8\nmodel.classes = 3\ndata.kind = "images"\ndata.paths = "data"\n'
         "data.held_out_fraction = 0.2\ntrain.steps = 2\ntrain.batch_size = 8\n"
         "train.microbatches = 2\ntrain.evaluate_every = 2\nplanner.min_stages = 2\n"
+        "planner.max_pipelines = 1\n"
     )
     assert main(["--config", str(file), "--workdir", str(workdir)]) == 0
     out = capsys.readouterr().out

@@ -48,7 +48,7 @@ def test_stages_on_the_same_cores_are_told_of(tmp_path: Path, capsys: pytest.Cap
     [
         ("planner.min_stages = 2", "cluster.play = True"),
         ("planner.min_stages = 2", 'runtime.name = "ray"'),
-        ("planner.max_stages = 1",),
+        ("planner.max_stages = 1", "planner.max_pipelines = 1"),
     ],
     ids=["played", "workers of their own", "one stage"],
 )

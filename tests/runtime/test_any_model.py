@@ -75,6 +75,7 @@ def planned(model: Model, cluster: Cluster, **options: Any) -> hetjax.Plan:
         optimizer=OPTIMIZER,
         num_microbatches=MICROBATCHES,
         min_stages=2,
+        max_pipelines=1,
         max_stages=2,
         **options,
     )

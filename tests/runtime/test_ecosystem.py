@@ -70,6 +70,7 @@ def planned(loss: Any, data: Any, optimizer: Any = optax.sgd(0.1), **options: An
         optimizer=optimizer,
         num_microbatches=2,
         min_stages=2,
+        max_pipelines=1,
         **options,
     )
 
