@@ -37,10 +37,14 @@ from hetjax.planner import (
     predict,
 )
 from hetjax.planner.lost_devices import lost_in_part
-from hetjax.planner.microbatches import divisors
+from hetjax.planner.microbatches import divisors, improve_promising
 from hetjax.planner.problem import trace_microbatch
 from hetjax.planner.profiler import ProfileDatabase
 from hetjax.report import format_bytes
+
+_NEAR = 0.1
+"""A part of a cluster that is slower than the whole by more than this share is predicted without
+annotations of its stages, which an integer program would take long to find."""
 
 
 @dataclass(frozen=True)
@@ -198,18 +202,24 @@ def parts(prepared: Prepared) -> tuple[PartAlone, ...]:
             return None
         on_part = partial(replace, cluster=part, min_stages=stages, lost=lost)
         was_misled = problems.is_misled
-        found = [
-            (each.score, count, each.plan)
+        looked = [
+            (problem, found)
             for count in planned.tried
-            for each in [DynamicProgram().find(on_part(problems.of(count)))]
-            if each is not None
+            for problem in [on_part(problems.of(count))]
+            for found in [DynamicProgram().first_look(problem)]
+            if found is not None
         ]
-        if not found:
+        if not looked:
             return None
-        _, count, plan = min(found, key=lambda each: each[0])
-        problem = on_part(problems.traced(count))
-        # Once, since all are traced after it.
-        return plan_on(part) if problems.is_misled > was_misled else complete(plan, problem)
+        improved = improve_promising(looked, DynamicProgram())
+        searched, found = min(improved, key=lambda each: each[1].score)
+        problem = on_part(problems.traced(searched.num_microbatches))
+        if problems.is_misled > was_misled:
+            # Once, since all are traced after it.
+            return plan_on(part)
+        # What is far behind need not be known to the last percent.
+        is_near = found.step_time <= planned.found.step_time * (1 + _NEAR)
+        return complete(found.plan, problem, annotate=is_near)
 
     return parts_alone(prepared.plan.cluster, plan_on)
 

@@ -8,7 +8,7 @@ from hetjax.planner.predict import choose_schedule, predict
 from hetjax.planner.problem import PlanningProblem
 
 
-def complete(plan: Plan, problem: PlanningProblem) -> Plan:
+def complete(plan: Plan, problem: PlanningProblem, *, annotate: bool = True) -> Plan:
     """Predict a plan, with the schedule that its problem names.
 
     Stages with a tensor axis are annotated by intra-operator sharding.
@@ -16,11 +16,14 @@ def complete(plan: Plan, problem: PlanningProblem) -> Plan:
     Args:
         plan: a plan for the problem, with the warm-up schedule that its stages were chosen for.
         problem: the problem.
+        annotate: whether they are; where not, the plan is not meant to be run.
 
     Returns:
         The plan with that schedule and its prediction.
     """
-    made = _annotated(predict(plan, problem), problem)
+    made = predict(plan, problem)
+    if annotate:
+        made = _annotated(made, problem)
     if problem.schedule == problem.warm_up_schedule:
         return made
     return choose_schedule(made, problem.schedule)

@@ -215,12 +215,14 @@ class DynamicProgram:
         self,
         problem: PlanningProblem,
         restrictions: Sequence[Callable[[StageTable], StageTable]],
+        near: float | None = None,
     ) -> tuple[Alternative | None, ...]:
         """The best plans where less is allowed.
 
         Args:
             problem: what to plan.
             restrictions: each makes a stage table that allows less.
+            near: the pace of a plan that allows more, which theirs are expected to be near.
 
         Returns:
             For each restriction the best plan; None where nothing fits.
@@ -230,7 +232,7 @@ class DynamicProgram:
         found: list[Alternative | None] = []
         for restriction in restrictions:
             table = restriction(whole)
-            met = first_look(problem, runs, table, _parts(problem, table))
+            met = first_look(problem, runs, table, near=near)
             judged = met and simulated_search(
                 problem, runs, table, [each.candidate for each in met]
             )

@@ -77,12 +77,7 @@ def choose_microbatches(
             told(place + 1, len(tried), f"microbatches of {problem.microbatch_size}")
     if not fitting:
         raise InputError(does_not_fit(problem_for(max(step_times))))
-    fitting.sort(key=lambda each: each[1].score)
-    least = fitting[0][1].score
-    for place, (problem, found) in enumerate(fitting):
-        if found.score <= least * (1 + _PROMISING):
-            better = planner.improved(problem, found, min(each.score for _, each in fitting))
-            fitting[place] = problem, better
+    fitting = improve_promising(fitting, planner)
     step_times |= {problem.num_microbatches: found.step_time for problem, found in fitting}
     plans = {
         problem.num_microbatches: Alternative(found.plan, found.step_time, found.score)
@@ -91,6 +86,27 @@ def choose_microbatches(
     problem, found = _best(fitting, traced or problem_for)
     del plans[problem.num_microbatches]
     return Choice(problem, found, step_times, tuple(plans.values()))
+
+
+def improve_promising(
+    looked: Sequence[tuple[PlanningProblem, Found]], planner: DynamicProgram
+) -> list[tuple[PlanningProblem, Found]]:
+    """Improve those of some plans that are not far behind the best.
+
+    Args:
+        looked: problems, and what a first look at each found; one or more.
+        planner: what looked.
+
+    Returns:
+        The same, by rising score of the first look.
+    """
+    better = sorted(looked, key=lambda each: each[1].score)
+    least = better[0][1].score
+    for place, (problem, found) in enumerate(better):
+        if found.score <= least * (1 + _PROMISING):
+            below = min(each.score for _, each in better)
+            better[place] = problem, planner.improved(problem, found, below)
+    return better
 
 
 def _best(
