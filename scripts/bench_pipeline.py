@@ -131,6 +131,7 @@ def two_stages(size: Size, schedule: str, ends: contextlib.ExitStack) -> System:
         schedule=schedule,
         allow_recompute=False,
         min_stages=len(CORES),
+        max_pipelines=1,
     )
     trainer = ends.enter_context(
         hetjax.Trainer(

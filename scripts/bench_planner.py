@@ -90,6 +90,7 @@ def problem_of(case: Case) -> Any:
         cluster=Cluster("scaling", subclusters, links),
         optimizer=optax.adamw(1e-3),
         num_microbatches=case.microbatches,
+        max_pipelines=1,
     )
 
 

@@ -95,6 +95,7 @@ def check(name: str, batch_size: int, microbatches: int, steps: int) -> dict[str
         num_microbatches=microbatches,
         min_stages=2,
         max_stages=2,
+        max_pipelines=1,
     )
     plan = on_unlike_submeshes(plan)
     began = time.perf_counter()

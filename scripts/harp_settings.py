@@ -185,6 +185,8 @@ def problem_of(name: str, num_microbatches: int, num_layers: int | None = None) 
         optimizer=ingredients.optimizer,
         num_microbatches=num_microbatches,
         num_layers=num_layers,
+        # As Harp's plans are.
+        max_pipelines=1,
     )
 
 

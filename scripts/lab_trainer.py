@@ -204,6 +204,7 @@ class PipelineTrainer:
             allow_recompute=False,
             min_stages=num_stages,
             max_stages=num_stages,
+            max_pipelines=1,
         )
         plan = replace(solve(problem), cluster=cluster)
         self.plan = plan
