@@ -69,7 +69,7 @@ class Server:
     def do_profile(self) -> dict[str, Any]:
         """Measure the hosts, the links and the model's layers."""
         cluster = measure_cluster()
-        problem = problem_to_profile(self.ingredients, cluster)
+        problem = replace(problem_to_profile(self.ingredients, cluster), max_pipelines=1)
         with tempfile.TemporaryDirectory() as folder:
             database = ProfileDatabase(Path(folder))
             profiled = measure_profile(self.ingredients, problem, database, lambda *_: None)
