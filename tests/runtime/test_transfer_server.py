@@ -2,6 +2,7 @@ import contextlib
 import gc
 import os
 import socket
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,16 @@ from hetjax.sharding.rules import MESH_AXES
 
 HOST, SECRET = "127.0.0.1", b"of the tests"
 DEVICES = {0: jax.devices()[:2], 1: jax.devices()[2:3]}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_watcher_is_left() -> Iterator[None]:
+    """A thread that waits inside XLA when the interpreter ends would abort the process."""
+    yield
+    waiting = [each for each in threading.enumerate() if each.name.startswith("watch ")]
+    for each in waiting:
+        each.join(timeout=5)
+    assert not [each.name for each in waiting if each.is_alive()]
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +113,10 @@ def test_a_transfer_that_does_not_come_names_the_worker(
 def test_a_server_that_does_not_answer_names_the_worker(placement: Placement):
     tags = transfers(placement)
     transport = TransferServerTransport(placement, (1, 0), mesh_of(1), [2, 1], tags, SECRET, 1.0)
-    with pytest.raises(WorkerLostError, match=r"stage 0, host 0 is lost: no connection to .*:1: "):
+    with (
+        contextlib.closing(transport),
+        pytest.raises(WorkerLostError, match=r"stage 0, host 0 is lost: no connection to .*:1: "),
+    ):
         transport.connect({(0, 0): f"{HOST}:1"})
 
 
@@ -111,6 +125,7 @@ def test_a_server_that_accepts_and_then_says_nothing_names_the_worker(placement:
     transport = TransferServerTransport(placement, (1, 0), mesh_of(1), [2, 1], tags, SECRET, 1.0)
     transport.listen(HOST)
     with (
+        contextlib.closing(transport),
         socket.create_server((HOST, 0)) as silent,
         pytest.raises(WorkerLostError, match=r"stage 0, host 0 .* did not greet within 1 s"),
     ):
@@ -122,8 +137,14 @@ def test_a_server_of_another_run_does_not_greet(placement: Placement):
     other = TransferServerTransport(placement, (0, 0), mesh_of(0), [2, 1], tags, b"another", 1.0)
     ours = TransferServerTransport(placement, (1, 0), mesh_of(1), [2, 1], tags, SECRET, 1.0)
     ours.listen(HOST)
-    with pytest.raises(WorkerLostError, match=r"stage 0, host 0 .* did not greet within 1 s"):
+    with (
+        contextlib.closing(other),
+        contextlib.closing(ours),
+        pytest.raises(WorkerLostError, match=r"stage 0, host 0 .* did not greet within 1 s"),
+    ):
         ours.connect({(0, 0): other.listen(HOST)})
+    late = jax.device_put(np.zeros(2**16, np.uint8), DEVICES[0][0])
+    other._server.await_pull(ours._greeting((0, 0), (1, 0)), [late])
 
 
 def test_identifiers_differ_from_run_to_run_and_use_all_bits():
