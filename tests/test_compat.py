@@ -35,7 +35,7 @@ def move(sender: ListeningServer, connection) -> None:
 
 
 def settled_descriptors(within: float = 5.0) -> dict[str, str]:
-    """What this process has open, once what it is closing is closed: a server's loop lets go late."""
+    """What this process has open, once it has closed what it is closing."""
     deadline, before = time.monotonic() + within, None
     while before != (now := descriptors()):
         assert time.monotonic() < deadline, "descriptors come and go"
