@@ -37,7 +37,7 @@ from hetjax.planner import (
     predict,
 )
 from hetjax.planner.lost_devices import lost_in_part
-from hetjax.planner.microbatches import divisors, improve_promising
+from hetjax.planner.microbatches import divisors, improve_promising, look_at
 from hetjax.planner.problem import trace_microbatch
 from hetjax.planner.profiler import ProfileDatabase
 from hetjax.report import format_bytes
@@ -202,13 +202,12 @@ def parts(prepared: Prepared) -> tuple[PartAlone, ...]:
             return None
         on_part = partial(replace, cluster=part, min_stages=stages, lost=lost)
         was_misled = problems.is_misled
-        looked = [
-            (problem, found)
-            for count in planned.tried
-            for problem in [on_part(problems.of(count))]
-            for found in [DynamicProgram().first_look(problem)]
-            if found is not None
-        ]
+        looked = look_at(
+            lambda count: on_part(problems.of(count)),
+            prepared.plan.batch_size,
+            DynamicProgram(),
+            planned.tried,
+        )
         if not looked:
             return None
         improved = improve_promising(looked, DynamicProgram())

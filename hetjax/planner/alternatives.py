@@ -48,7 +48,7 @@ def next_best(
         The best by the objective first.
     """
     restrictions = _restrictions(problem, found.plan) if len(found.plan.pipelines) == 1 else []
-    restricted = planner.find_within(problem, restrictions, found.pace)
+    restricted = planner.find_within(problem, restrictions)
     every = [*found.runners_up, *others, *(each for each in restricted if each is not None)]
     by_words: dict[str, Alternative] = {}
     for each in sorted(every, key=lambda each: each.score):

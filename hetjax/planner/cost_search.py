@@ -24,7 +24,9 @@ _ROUNDING = 1e-12
 Nodes = tuple[int, ...]
 
 
-def search_by_cost(table: StageTable, prices: Sequence[float]) -> tuple[Candidate, ...]:
+def search_by_cost(
+    table: StageTable, prices: Sequence[float], below: float = float("inf")
+) -> tuple[Candidate, ...]:
     """Find the pipeline of the least cost: its latency times the price of the nodes that it uses.
 
     The search space is that of `hetjax.planner.search.search`.
@@ -32,13 +34,14 @@ def search_by_cost(table: StageTable, prices: Sequence[float]) -> tuple[Candidat
     Args:
         table: what stages and transfers take.
         prices: what a node of each subcluster costs a second, more than 0.
+        below: no pipeline is wanted whose cost is this or more.
 
     Returns:
         The best candidate first, proven to be that, then others that were met on the way, by cost.
-        Empty where nothing fits.
+        Empty where nothing fits, or only what is not wanted.
     """
     found: dict[tuple[Place, ...], tuple[float, Candidate]] = {}
-    best = float("inf")
+    best = below
 
     @functools.cache
     def least_latency(nodes: Nodes) -> float:
@@ -71,7 +74,8 @@ def search_by_cost(table: StageTable, prices: Sequence[float]) -> tuple[Candidat
         middle = (low[widest] + high[widest]) // 2
         push(low, (*high[:widest], middle, *high[widest + 1 :]))
         push((*low[:widest], middle + 1, *low[widest + 1 :]), high)
-    return tuple(each for _, each in sorted(found.values(), key=lambda pair: pair[0]))
+    met = sorted(found.values(), key=lambda pair: pair[0])
+    return tuple(each for _, each in met) if met and met[0][0] < below else ()
 
 
 def rented_nodes(table: StageTable, candidate: Candidate) -> Nodes:

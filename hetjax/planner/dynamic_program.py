@@ -21,7 +21,7 @@ from hetjax.planner.restriction import with_nodes
 from hetjax.planner.runs import Runs, all_runs
 from hetjax.planner.search import Candidate
 from hetjax.planner.simulated_search import Judged, first_look, simulated_search
-from hetjax.planner.stage_table import StageTable, make_stage_table
+from hetjax.planner.stage_table import StageTable, make_stage_table, may_fit
 
 _SOON = 0.01
 """By what share a plan that is wanted soon may be slower than the best, in Harp's closed form."""
@@ -65,6 +65,7 @@ class Found:
         table: what the search chose from, to search it again.
         pace: seconds from one microbatch to the next.
         met: the candidates that were timed.
+        closed_form_score: the least score by Harp's closed form.
     """
 
     plan: Plan
@@ -77,6 +78,7 @@ class Found:
     table: StageTable | None = field(default=None, repr=False)
     pace: float | None = None
     met: tuple[Candidate, ...] = field(default=(), repr=False)
+    closed_form_score: float = float("inf")
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,7 @@ class DynamicProgram:
         found = self.first_look(problem)
         return found and self.improved(problem, found)
 
-    def first_look(self, problem: PlanningProblem) -> Found | None:
+    def first_look(self, problem: PlanningProblem, below: float = float("inf")) -> Found | None:
         """A plan of one pipeline that is the best by the closed form, or about so.
 
         It takes a part of the time that it takes to find the best, and is mostly that; so it tells
@@ -130,15 +132,25 @@ class DynamicProgram:
 
         Args:
             problem: what to plan.
+            below: no plan is wanted whose score by the closed form is this or more.
 
         Returns:
-            The plan and the figures of the search; None where the model fits nowhere.
+            The plan and the figures of the search; None where the model fits nowhere, or only as it
+            is not wanted.
         """
         began = time.perf_counter()
         runs = all_runs(problem.program, problem.works)
         table = make_stage_table(problem, runs)
         seconds = problem.profile_seconds + time.perf_counter() - began
-        return _found(problem, runs, table, seconds)
+        return _found(problem, runs, table, seconds, below=below)
+
+    def may_fit(self, problem: PlanningProblem) -> bool:
+        """Whether a model might fit with one microbatch at a time; if not, nothing fits.
+
+        Args:
+            problem: what to plan.
+        """
+        return may_fit(problem, all_runs(problem.program, problem.works))
 
     def improved(
         self, problem: PlanningProblem, first: Found, below: float = float("inf")
@@ -169,10 +181,10 @@ class DynamicProgram:
         def timed(found: Found | None) -> Timed | None:
             return found and (found.step_time, found.plan)
 
-        def look(smaller: PlanningProblem) -> Timed | None:
-            return timed(self.first_look(smaller))
+        def look(smaller: PlanningProblem, below: float) -> Timed | None:
+            return timed(self.first_look(smaller, below))
 
-        def find(smaller: PlanningProblem) -> Timed | None:
+        def find(smaller: PlanningProblem, _: float) -> Timed | None:
             return timed(self.find(smaller))
 
         several = several_pipelines(problem, look, find, below)
@@ -215,14 +227,12 @@ class DynamicProgram:
         self,
         problem: PlanningProblem,
         restrictions: Sequence[Callable[[StageTable], StageTable]],
-        near: float | None = None,
     ) -> tuple[Alternative | None, ...]:
         """The best plans where less is allowed.
 
         Args:
             problem: what to plan.
             restrictions: each makes a stage table that allows less.
-            near: the pace of a plan that allows more, which theirs are expected to be near.
 
         Returns:
             For each restriction the best plan; None where nothing fits.
@@ -232,7 +242,7 @@ class DynamicProgram:
         found: list[Alternative | None] = []
         for restriction in restrictions:
             table = restriction(whole)
-            met = first_look(problem, runs, table, near=near)
+            met = first_look(problem, runs, table)
             judged = met and simulated_search(
                 problem, runs, table, [each.candidate for each in met]
             )
@@ -247,13 +257,14 @@ def _found(
     profile_seconds: float,
     near: float | None = None,
     tolerance: float = 0.0,
+    below: float = float("inf"),
 ) -> Found | None:
     """What a first look at a table finds."""
     began = time.perf_counter()
     if problem.objective == "cost" and table.lost:
         raise InputError("the objective is 'cost' and devices are lost; plan for 'step_time'")
     parts = () if tolerance else _parts(problem, table)
-    judged = first_look(problem, runs, table, parts, near, tolerance)
+    judged = first_look(problem, runs, table, parts, near, tolerance, below)
     if not judged:
         return None
     seconds = time.perf_counter() - began
@@ -277,6 +288,7 @@ def _made(
         table=table,
         pace=best.candidate.pace,
         met=tuple(each.candidate for each in judged),
+        closed_form_score=min(each.closed_form_score for each in judged),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -10,12 +11,17 @@ from hetjax.planner.complete import complete
 from hetjax.planner.dynamic_program import Alternative, DynamicProgram, Found
 from hetjax.planner.no_fit import does_not_fit
 from hetjax.planner.problem import PlanningProblem
+from hetjax.planner.stage_table import submesh_shapes
 
 _CLOSE = 0.02
 """By what share a search's own times may differ from those of a whole prediction."""
 
 _PROMISING = 0.15
 """Plans that look worse than the best by more than this share are not improved."""
+
+_FAR = 0.3
+"""Plans whose closed form is worse than the best by more than this share are not looked at. By the
+clock it is longer or shorter by less than half as much."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +31,8 @@ class Choice:
     Args:
         problem: the problem with this number.
         found: its plan.
-        step_times: seconds of a step for each number that was tried; infinite where nothing fits.
+        step_times: seconds of a step for each number that was tried; infinite where nothing fits,
+            or where a glance tells that nothing is near the best.
         others: the plans for the other numbers.
     """
 
@@ -64,20 +71,12 @@ def choose_microbatches(
     Raises:
         InputError: the model fits with no number; the message is that of the most microbatches.
     """
-    fitting: list[tuple[PlanningProblem, Found]] = []
-    step_times: dict[int, float] = {}
     tried = counts or divisors(batch_size)
-    for place, count in enumerate(tried):
-        problem = problem_for(count)
-        found = planner.first_look(problem)
-        step_times[count] = found.step_time if found else float("inf")
-        if found:
-            fitting.append((problem, found))
-        if told is not None:
-            told(place + 1, len(tried), f"microbatches of {problem.microbatch_size}")
+    fitting = look_at(problem_for, batch_size, planner, tried, told)
     if not fitting:
-        raise InputError(does_not_fit(problem_for(max(step_times))))
+        raise InputError(does_not_fit(problem_for(max(tried))))
     fitting = improve_promising(fitting, planner)
+    step_times = dict.fromkeys(tried, float("inf"))
     step_times |= {problem.num_microbatches: found.step_time for problem, found in fitting}
     plans = {
         problem.num_microbatches: Alternative(found.plan, found.step_time, found.score)
@@ -86,6 +85,60 @@ def choose_microbatches(
     problem, found = _best(fitting, traced or problem_for)
     del plans[problem.num_microbatches]
     return Choice(problem, found, step_times, tuple(plans.values()))
+
+
+def look_at(
+    problem_for: Callable[[int], PlanningProblem],
+    batch_size: int,
+    planner: DynamicProgram,
+    counts: Sequence[int],
+    told: Callable[[int, int, str], None] | None = None,
+) -> list[tuple[PlanningProblem, Found]]:
+    """Have a first look at numbers of microbatches, the smallest microbatches first.
+
+    Args:
+        problem_for: the problem for a number of microbatches.
+        batch_size: examples in a step.
+        planner: what looks.
+        counts: the numbers.
+        told: as for `choose_microbatches`.
+
+    Returns:
+        Problems, and what was found; without numbers where nothing fits, or where a glance tells
+        that nothing is near the best. Empty where nothing fits at all.
+    """
+    looked: list[tuple[PlanningProblem, Found]] = []
+    too_large: list[PlanningProblem] = []
+    for place, count in enumerate(sorted(counts, reverse=True)):
+        size = batch_size // count
+        if not any(_holds_no_less(size, problem) for problem in too_large):
+            problem = problem_for(count)
+            found = planner.first_look(problem, _not_far(looked))
+            if found is not None:
+                looked.append((problem, found))
+            elif not planner.may_fit(problem):
+                too_large.append(problem)
+        if told is not None:
+            told(place + 1, len(counts), f"microbatches of {size}")
+    return looked
+
+
+def _holds_no_less(size: int, small: PlanningProblem) -> bool:
+    """Whether a device holds no less of a microbatch of some size than of a small one.
+
+    The small ones can be divided among as many devices as the large ones, whatever the submesh.
+    """
+    return size % small.microbatch_size == 0 and all(
+        small.microbatch_size % math.gcd(size, nodes * per_node) == 0
+        for subcluster in small.cluster.subclusters
+        for nodes, per_node in submesh_shapes(subcluster.nodes, subcluster.devices_per_node)
+    )
+
+
+def _not_far(looked: Sequence[tuple[PlanningProblem, Found]]) -> float:
+    """The score by the closed form from which on a plan is far behind the best."""
+    least = min((found.closed_form_score for _, found in looked), default=float("inf"))
+    return least * (1 + _FAR)
 
 
 def improve_promising(
@@ -123,7 +176,8 @@ def _best(
 
 
 def _predicted_score(problem: PlanningProblem, found: Found) -> float:
-    prediction = complete(found.plan, problem).prediction
+    """The score by a prediction, without annotations: an integer program takes long for these."""
+    prediction = complete(found.plan, problem, annotate=False).prediction
     assert prediction is not None
     return found.score * prediction.step_time / found.step_time
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from hetjax.mesh.cluster import Cluster, SubMesh
 from hetjax.pipeline.program import num_bytes
@@ -23,6 +23,9 @@ from hetjax.planner.stage_table import ALL_ORDERS_UP_TO
 
 _WORTH = 0.99
 """Divisions of a cluster that can save less than 1% of the score are not planned for."""
+
+_CLOSED_FORM = 1.15
+"""By how much longer a pipeline may take by Harp's closed form than by the clock, at most."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +51,9 @@ Part = tuple[Taken, ...]
 Timed = tuple[float, Plan]
 """Seconds of a step, and the plan that takes them."""
 
-BestOn = Callable[[PlanningProblem], Timed | None]
-"""The best plan of one pipeline for a problem; None where nothing fits."""
+BestOn = Callable[[PlanningProblem, float], Timed | None]
+"""The best plan of one pipeline for a problem; None where nothing fits, or only what takes these
+seconds or more by Harp's closed form."""
 
 
 def divisions(cluster: Cluster, most: int) -> Iterator[tuple[Part, ...]]:
@@ -114,20 +118,25 @@ def several_pipelines(
         key=lambda pair: pair[0],
     )
     best: tuple[Part, ...] | None = None
-    known: _Known = {}
+    known = _Known()
     for least, parts in by_least:
         if least >= below * _WORTH:
             break
         division = _Division(problem, parts, look, known)
-        if division.floor() >= below * _WORTH:
+        if division.floor(below) >= below * _WORTH:
             continue
         timed = division.best()
         if timed is not None and score_of(problem, timed[1], timed[0]) < below:
             below, best = score_of(problem, timed[1], timed[0]), parts
-    return None if best is None else _Division(problem, best, find, {}).best()
+    return None if best is None else _Division(problem, best, find, _Known()).best()
 
 
-_Known = dict[tuple[object, int], Timed | None]
+@dataclass(frozen=True)
+class _Known:
+    """What was planned before: for each pipeline what it takes, or what it takes at least."""
+
+    plans: dict[tuple[object, int], Timed | None] = field(default_factory=dict)
+    floors: dict[tuple[object, int], float] = field(default_factory=dict)
 
 
 class _Division:
@@ -146,13 +155,21 @@ class _Division:
         self._problem, self._parts, self._best_on, self._known = problem, parts, best_on, known
         self._speeds = [1 / least_seconds(problem, _devices(part)) for part in parts]
 
-    def floor(self) -> float:
+    def floor(self, below: float) -> float:
         """A floor under the score, by one number of microbatches for each pipeline.
 
         With any other numbers some pipeline has more than here, and takes no less time.
+
+        Args:
+            below: a score from which on it does not matter by how much it is more.
         """
         counts = _proportional(self._problem.num_microbatches, self._speeds)
-        fastest = min(map(self._seconds, self._parts, counts))
+        in_time = self._problem.objective == "step_time"
+        most = below if in_time else float("inf")
+        fastest = min(
+            self._seconds_up_to(part, count, most)
+            for part, count in zip(self._parts, counts, strict=True)
+        )
         return least_score(self._problem, self._parts, fastest)
 
     def best(self) -> Timed | None:
@@ -172,14 +189,34 @@ class _Division:
         return max(seconds for seconds, _ in found) + exchange, plan
 
     def _best(self, part: Part, count: int) -> Timed | None:
-        key = tuple(replace(taken, start=0) for taken in part), count
-        if key not in self._known:
-            self._known[key] = self._best_on(_problem_on(self._problem, part, count))
-        return self._known[key]
+        key = _key(part, count)
+        plans = self._known.plans
+        if key not in plans:
+            plans[key] = self._best_on(_problem_on(self._problem, part, count), float("inf"))
+        return plans[key]
+
+    def _seconds_up_to(self, part: Part, count: int, most: float) -> float:
+        """What a pipeline takes, or `most` where it is about that or more."""
+        key, known = _key(part, count), self._known
+        if key not in known.plans:
+            if known.floors.get(key, 0.0) >= most:
+                return most
+            problem = _problem_on(self._problem, part, count)
+            found = self._best_on(problem, most * _CLOSED_FORM)
+            if found is None and most < float("inf"):
+                known.floors[key] = most
+                return most
+            known.plans[key] = found
+        return self._seconds(part, count)
 
     def _seconds(self, part: Part, count: int) -> float:
         found = self._best(part, count)
         return found[0] if found else float("inf")
+
+
+def _key(part: Part, count: int) -> tuple[object, int]:
+    """What tells whether two pipelines are planned alike."""
+    return tuple(replace(taken, start=0) for taken in part), count
 
 
 def least_score(

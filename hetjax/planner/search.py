@@ -47,7 +47,10 @@ class Candidate:
 
 
 def search(
-    table: StageTable, near: float | None = None, tolerance: float = 0.0
+    table: StageTable,
+    near: float | None = None,
+    tolerance: float = 0.0,
+    below: float = np.inf,
 ) -> tuple[Candidate, ...]:
     """Find the pipeline of the least latency.
 
@@ -63,10 +66,11 @@ def search(
             proven.
         tolerance: by what share of it the best latency may be below the one that is found; 0 for
             the best itself.
+        below: no pipeline is wanted whose latency is this or more, which is soon told.
 
     Returns:
         The best candidate first, proven to be that or as near as is asked for, then others that
-        were met on the way, by latency. Empty where nothing fits.
+        were met on the way, by latency. Empty where nothing fits, or only what is not wanted.
 
     Source: Harp section 5.2, equations 12 to 19.
     """
@@ -74,7 +78,7 @@ def search(
     repeats = table.num_microbatches - 1
     most_counts, tracked = _most_counts(table), 1
     found: dict[tuple[Place, ...], Candidate] = {}
-    best, better = np.inf, 1 - max(tolerance, _ROUNDING)
+    best, better = below, 1 - max(tolerance, _ROUNDING)
 
     def settle(low: int, index: int) -> tuple[float, int]:
         """Solves one pace; returns a floor under the totals below it, and the index settled."""
@@ -103,10 +107,10 @@ def search(
         # A floor alone costs less than a candidate, and one near the best rules out more.
         floor, _ = FixedPace(table, _no_counts(table), paces[last]).solution()
         first = min(last, int(np.searchsorted(paces, near)))
-        below, index = settle(0, first)
+        rest, index = settle(0, first)
         ranges = [(floor + repeats * paces[0], first + 1, last, floor)]
-        if np.isfinite(below):
-            heapq.heappush(ranges, (below + repeats * paces[0], 0, index - 1, below))
+        if np.isfinite(rest):
+            heapq.heappush(ranges, (rest + repeats * paces[0], 0, index - 1, rest))
     while ranges:
         _, low, high, floor = heapq.heappop(ranges)
         if repeats:
@@ -116,13 +120,14 @@ def search(
             continue
         # Where the best need not be found, floors from one end pass over the paces the fastest.
         middle = high if tolerance else (low + high) // 2
-        below, index = settle(low, middle)
-        if np.isfinite(below):
-            heapq.heappush(ranges, (below + repeats * paces[low], low, index - 1, below))
+        rest, index = settle(low, middle)
+        if np.isfinite(rest):
+            heapq.heappush(ranges, (rest + repeats * paces[low], low, index - 1, rest))
         if middle < high:
             bound = floor + repeats * paces[middle + 1]
             heapq.heappush(ranges, (bound, middle + 1, high, floor))
-    return tuple(sorted(found.values(), key=lambda candidate: candidate.latency))
+    met = sorted(found.values(), key=lambda candidate: candidate.latency)
+    return tuple(met) if met and met[0].latency < below else ()
 
 
 def price(table: StageTable, places: Sequence[Place], pace: float) -> Candidate | None:

@@ -55,6 +55,11 @@ class Judged:
     score: float
     num_devices: int
 
+    @property
+    def closed_form_score(self) -> float:
+        """The score by the closed form."""
+        return self.score * self.candidate.latency / self.makespan
+
 
 def simulated_search(
     problem: PlanningProblem, runs: Runs, table: StageTable, met: Sequence[Candidate]
@@ -87,6 +92,7 @@ def first_look(
     parts: Iterable[StageTable] = (),
     near: float | None = None,
     tolerance: float = 0.0,
+    below: float = float("inf"),
 ) -> tuple[Judged, ...]:
     """Time what is the best by the closed form.
 
@@ -98,12 +104,13 @@ def first_look(
             of the whole, by a form that knows nothing of what stages share.
         near: as for `hetjax.planner.search.search`.
         tolerance: as there.
+        below: nothing is wanted whose score by the closed form is this or more.
 
     Returns:
-        Candidates, the best first; empty where nothing fits.
+        Candidates, the best first; empty where nothing fits, or only what is not wanted.
     """
     judge = _Judge(problem, runs, table)
-    judge.time(_closed_form(table, judge, near, tolerance)[:_AT_LEAST])
+    judge.time(_closed_form(table, judge, near, tolerance, below)[:_AT_LEAST])
     for part in parts if judge.ranked() else ():
         if judge.prices is not None or _least_makespan(problem, part) < judge.best().makespan:
             judge.time(_closed_form(part, judge)[:_AT_LEAST])
@@ -111,12 +118,16 @@ def first_look(
 
 
 def _closed_form(
-    table: StageTable, judge: _Judge, near: float | None = None, tolerance: float = 0.0
+    table: StageTable,
+    judge: _Judge,
+    near: float | None = None,
+    tolerance: float = 0.0,
+    below: float = float("inf"),
 ) -> tuple[Candidate, ...]:
     """The best by the closed form, and what was met on the way."""
     if judge.prices is None:
-        return search(table, near, tolerance)
-    return search_by_cost(table, judge.prices)
+        return search(table, near, tolerance, below)
+    return search_by_cost(table, judge.prices, below)
 
 
 def _least_makespan(problem: PlanningProblem, part: StageTable) -> float:

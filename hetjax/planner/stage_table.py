@@ -210,6 +210,16 @@ def memory_first_order(cluster: Cluster, dtype: str) -> tuple[int, ...]:
     return tuple(sorted(range(len(cluster.subclusters)), key=memory_per_flops, reverse=True))
 
 
+def may_fit(problem: PlanningProblem, runs: Runs) -> bool:
+    """Whether a model might fit with one live microbatch on each device; if not, nothing fits.
+
+    Args:
+        problem: the planning problem.
+        runs: the work of every run of its layers.
+    """
+    return _may_fit(problem, {False: runs, True: runs.repeating_forward()}, 1.0)
+
+
 def submesh_shapes(nodes: int, devices_per_node: int) -> tuple[tuple[int, int], ...]:
     """The shapes of submesh that may be cut from a subcluster.
 
