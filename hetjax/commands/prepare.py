@@ -37,7 +37,7 @@ from hetjax.planner import (
     predict,
 )
 from hetjax.planner.lost_devices import lost_in_part
-from hetjax.planner.microbatches import divisors, improve_promising, look_at
+from hetjax.planner.microbatches import PROMISING, divisors, improve_promising, look_at
 from hetjax.planner.problem import trace_microbatch
 from hetjax.planner.profiler import ProfileDatabase
 from hetjax.report import format_bytes
@@ -45,6 +45,10 @@ from hetjax.report import format_bytes
 _NEAR = 0.1
 """A part of a cluster that is slower than the whole by more than this share is predicted without
 annotations of its stages, which an integer program would take long to find."""
+
+_FAR = 0.25
+"""Of a part that looks slower by more than this share only the best number of microbatches is
+searched well."""
 
 
 @dataclass(frozen=True)
@@ -210,15 +214,16 @@ def parts(prepared: Prepared) -> tuple[PartAlone, ...]:
         )
         if not looked:
             return None
-        improved = improve_promising(looked, DynamicProgram())
+        # What is far behind need not be known to the last percent.
+        whole = planned.found.step_time
+        is_far = min(found.step_time for _, found in looked) > whole * (1 + _FAR)
+        improved = improve_promising(looked, DynamicProgram(), 0.0 if is_far else PROMISING)
         searched, found = min(improved, key=lambda each: each[1].score)
         problem = on_part(problems.traced(searched.num_microbatches))
         if problems.is_misled > was_misled:
             # Once, since all are traced after it.
             return plan_on(part)
-        # What is far behind need not be known to the last percent.
-        is_near = found.step_time <= planned.found.step_time * (1 + _NEAR)
-        return complete(found.plan, problem, annotate=is_near)
+        return complete(found.plan, problem, annotate=found.step_time <= whole * (1 + _NEAR))
 
     return parts_alone(prepared.plan.cluster, plan_on)
 

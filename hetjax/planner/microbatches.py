@@ -16,7 +16,7 @@ from hetjax.planner.stage_table import submesh_shapes
 _CLOSE = 0.02
 """By what share a search's own times may differ from those of a whole prediction."""
 
-_PROMISING = 0.15
+PROMISING = 0.15
 """Plans that look worse than the best by more than this share are not improved."""
 
 _FAR = 0.3
@@ -142,13 +142,16 @@ def _not_far(looked: Sequence[tuple[PlanningProblem, Found]]) -> float:
 
 
 def improve_promising(
-    looked: Sequence[tuple[PlanningProblem, Found]], planner: DynamicProgram
+    looked: Sequence[tuple[PlanningProblem, Found]],
+    planner: DynamicProgram,
+    promising: float = PROMISING,
 ) -> list[tuple[PlanningProblem, Found]]:
     """Improve those of some plans that are not far behind the best.
 
     Args:
         looked: problems, and what a first look at each found; one or more.
         planner: what looked.
+        promising: by what share a plan may be worse than the best one to be improved.
 
     Returns:
         The same, by rising score of the first look.
@@ -156,7 +159,7 @@ def improve_promising(
     better = sorted(looked, key=lambda each: each[1].score)
     least = better[0][1].score
     for place, (problem, found) in enumerate(better):
-        if found.score <= least * (1 + _PROMISING):
+        if found.score <= least * (1 + promising):
             below = min(each.score for _, each in better)
             better[place] = problem, planner.improved(problem, found, below)
     return better
