@@ -139,6 +139,28 @@ def test_the_number_of_microbatches_is_the_best_of_all(batch: int):
     assert choice.step_times[choice.problem.num_microbatches] == choice.found.step_time
 
 
+@pytest.mark.parametrize("memory", [12, 20])
+def test_microbatches_that_are_too_large_are_not_planned_for(memory: int):
+    """Where nothing fits, nothing does with those that are larger and divide no better."""
+    few = subcluster("fast", 1e12, 2, memory * 2**20), subcluster("slow", 5e11, 2, memory * 2**20)
+    cluster, batch = cluster_of(*few), 2**13
+    stated: list[int] = []
+
+    def problem_for(count: int) -> PlanningProblem:
+        stated.append(batch // count)
+        return problem_of(cluster, count, batch=batch)
+
+    choice = choose_microbatches(problem_for, batch, DynamicProgram())
+    fitting = {
+        count: found.step_time
+        for count in choice.step_times
+        for found in [DynamicProgram().find(problem_of(cluster, count, batch=batch))]
+        if found
+    }
+    assert choice.found.step_time == min(fitting.values())
+    assert batch // min(fitting) <= max(stated) < batch // 2
+
+
 def test_a_model_that_fits_with_no_number_says_so():
     cluster = cluster_of(subcluster("small", 1e12, 2, memory=10**6))
     with pytest.raises(InputError, match="layer 0 of 8 is too large"):

@@ -124,7 +124,7 @@ def test_no_division_and_no_numbers_are_better(cluster: Cluster):
     problem = problem_of(cluster)
     planner_of_one = DynamicProgram()
 
-    def best_on(smaller: PlanningProblem):
+    def best_on(smaller: PlanningProblem, _: float = float("inf")):
         found = planner_of_one.find(smaller)
         return found and (found.step_time, found.plan)
 

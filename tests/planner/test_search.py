@@ -14,6 +14,7 @@ from hetjax.pipeline.schedule import WARM_UP_SCHEDULES
 from hetjax.pipeline.warm_up import h_1f1b_counts
 from hetjax.planner.cost_search import rented_nodes, search_by_cost
 from hetjax.planner.fixed_pace import Place
+from hetjax.planner.prices import price_of_nodes
 from hetjax.planner.restriction import with_nodes
 from hetjax.planner.search import price, search, transfers_between
 from hetjax.planner.stage_table import Slice, StageTable, Transfers, submesh_shapes
@@ -255,6 +256,26 @@ def test_limits_on_stages_and_a_fixed_order_are_kept(seed, stages, order):
     assert (found[0].latency if found else np.inf) == pytest.approx(best, rel=1e-9)
     for candidate in found:
         assert stages[0] <= len(candidate.places) <= (stages[1] or 4)
+
+
+@given(seed=st.integers(0, 2**32), schedule=st.sampled_from(WARM_UP_SCHEDULES))
+def test_what_is_not_wanted_is_not_found(seed, schedule):
+    table = random_table(
+        seed, num_layers=4, nodes=((1, 2), (2, 1)), num_microbatches=6, schedule=schedule
+    )
+    found, prices = search(table), (1.0, 2.0)
+    cheapest = search_by_cost(table, prices)
+    if not found:
+        assert search(table, below=1e9) == search_by_cost(table, prices, 1e9) == ()
+        return
+    least = found[0].latency
+    (nearly, *_) = search(table, below=least * 1.01)
+    assert nearly.latency == least
+    assert search(table, below=least) == ()
+    cost = price_of_nodes(prices, rented_nodes(table, cheapest[0])) * cheapest[0].latency
+    (nearly, *_) = search_by_cost(table, prices, cost * 1.01)
+    assert price_of_nodes(prices, rented_nodes(table, nearly)) * nearly.latency == cost
+    assert search_by_cost(table, prices, cost) == ()
 
 
 @given(seed=st.integers(0, 2**32))
