@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,11 +19,7 @@ from hetjax.planner.execution import Execution, parameter_bytes
 from hetjax.planner.intra_op.tensor_axis import TensorCosts
 from hetjax.planner.problem import PlanningProblem
 from hetjax.planner.profile import WayTimes
-from hetjax.planner.rates import (
-    TASK_SECONDS,
-    TRAFFIC_SHARE,
-    ring_seconds,
-)
+from hetjax.planner.rates import TASK_SECONDS, TRAFFIC_SHARE, ring_seconds
 from hetjax.planner.runs import FloatArray, Runs
 from hetjax.planner.work import Work
 
@@ -48,10 +44,12 @@ class Memory:
 
     def live_limit(self, memory_bytes: float, most: int) -> NDArray[np.int64]:
         """How many live microbatches fit, from 0 to ``most``."""
-        room = memory_bytes - self.state_bytes - self.working_bytes
-        count = np.full(room.shape, float(most))
-        np.divide(room, self.activation_bytes, out=count, where=self.activation_bytes > 0)
-        return np.where(room < 0, 0, np.clip(np.floor(count), 0, most)).astype(np.int64)
+        room = np.asarray(memory_bytes - self.state_bytes - self.working_bytes)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            count = np.asarray(room / np.maximum(self.activation_bytes, 0.0))
+        # What keeps nothing fits as often as is asked, also where it leaves no room.
+        np.fmax(np.fmin(count, most, out=count), 0, out=count)
+        return count.astype(np.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,31 +80,29 @@ def memory(problem: PlanningProblem, runs: Runs, execution: Execution) -> Memory
     Returns:
         The estimate.
     """
-    gathered, state, _ = parameter_bytes(problem.program, problem.optimizer_bytes, runs, execution)
-    return _memory(problem, runs, execution, gathered, state)
-
-
-def _memory(
-    problem: PlanningProblem,
-    runs: Runs,
-    execution: Execution,
-    gathered: FloatArray,
-    state: FloatArray,
-) -> Memory:
-    """What runs hold, given what their parameters do."""
-    data, _ = execution.mesh_shape
     times = measured_times(problem, runs, execution)
-    temporary = 0.0 if times is None else times.temporary_bytes.of(runs.layers)
-    kept = runs.input_bytes if execution.recompute else runs.residual_bytes
-    repeated = runs.residual_bytes if execution.recompute else 0.0
-    fully_sharded = execution.sharding == "fully_sharded"
-    return Memory(
-        state_bytes=state,
-        activation_bytes=kept / data,
-        working_bytes=(runs.boundary_bytes + repeated) / data
-        + gathered * fully_sharded
-        + temporary,
-    )
+    if times is not None:
+        held = _memory(problem, runs, execution)
+        temporary = runs.in_form(times.temporary_bytes.of(runs.layers))
+        return replace(held, working_bytes=held.working_bytes + temporary)
+    if execution.parameters:
+        return _memory(problem, runs, execution)
+    # Devices of all subclusters hold the same.
+    way = (execution.mesh_shape, execution.sharding, execution.recompute, problem.optimizer_bytes)
+    return runs.once(("memory", *way), lambda: _memory(problem, runs, execution))
+
+
+def _memory(problem: PlanningProblem, runs: Runs, execution: Execution) -> Memory:
+    """What runs hold, but for what was measured."""
+    data, _ = execution.mesh_shape
+    gathered, state, _ = parameter_bytes(problem.program, problem.optimizer_bytes, runs, execution)
+    kept, working = runs.residual_bytes, runs.boundary_bytes
+    if execution.recompute:
+        kept, working = runs.input_bytes, working + runs.residual_bytes
+    working = working / data
+    if execution.sharding == "fully_sharded":
+        working = working + gathered
+    return Memory(state_bytes=state, activation_bytes=kept / data, working_bytes=working)
 
 
 def estimate(problem: PlanningProblem, runs: Runs, execution: Execution) -> Estimate:
@@ -130,33 +126,66 @@ def estimate(problem: PlanningProblem, runs: Runs, execution: Execution) -> Esti
     Returns:
         The estimate.
     """
-    data, _ = execution.mesh_shape
     fully_sharded = execution.sharding == "fully_sharded"
-    gathered, state, updated = parameter_bytes(
-        problem.program, problem.optimizer_bytes, runs, execution
-    )
-    parameter_pass = ring_seconds(execution.link, gathered, data)
-    product_pass = _tensor_pass(problem, runs, execution)
-    forward, backward = _computation(problem, runs, execution)
-    forward = forward + parameter_pass * fully_sharded + product_pass
-    backward = backward + (3 if execution.recompute else 2) * product_pass
-    backward = backward + 2 * parameter_pass * fully_sharded
     times = measured_times(problem, runs, execution)
     if times is not None:
-        forward = times.forward.of(runs.layers)
+        forward = runs.in_form(times.forward.of(runs.layers))
         again = forward if execution.recompute else 0.0
-        backward = times.backward.of(runs.layers) + again
+        backward = runs.in_form(times.backward.of(runs.layers)) + again
+    else:
+        forward, backward = _computation(problem, runs, execution)
+        parameter_pass = _parameter_pass(problem, runs, execution) if fully_sharded else 0.0
+        if fully_sharded:
+            forward = forward + parameter_pass
+        if execution.mesh_shape[1] > 1:
+            product_pass = _tensor_pass(problem, runs, execution)
+            forward = forward + product_pass
+            backward = backward + (3 if execution.recompute else 2) * product_pass
+        if fully_sharded:
+            backward = backward + 2 * parameter_pass
     handling = handling_seconds(problem, runs, execution)
-    forward, backward = forward + handling, backward + handling
-    exchange = 2 * parameter_pass * (not fully_sharded)
-
+    update, exchange = update_seconds(problem, runs, execution)
     return Estimate(
-        **vars(_memory(problem, runs, execution, gathered, state)),
-        forward_seconds=forward,
-        backward_seconds=backward,
-        update_seconds=TASK_SECONDS + updated / update_rate(problem, execution) + exchange,
+        **vars(memory(problem, runs, execution)),
+        forward_seconds=forward + handling,
+        backward_seconds=backward + handling,
+        update_seconds=update,
         exchange_seconds=exchange,
     )
+
+
+def update_seconds(
+    problem: PlanningProblem, runs: Runs, execution: Execution
+) -> tuple[FloatArray, FloatArray]:
+    """Estimate what runs of layers do once a step.
+
+    Args:
+        problem: the planning problem.
+        runs: the work.
+        execution: where and how.
+
+    Returns:
+        Seconds of the optimizer's update, and of that the exchange over the data axis.
+    """
+
+    def found() -> tuple[FloatArray, FloatArray]:
+        _, _, updated = parameter_bytes(problem.program, problem.optimizer_bytes, runs, execution)
+        once = execution.sharding != "fully_sharded"
+        exchange = 2 * _parameter_pass(problem, runs, execution) * once
+        return TASK_SECONDS + updated / rate + exchange, exchange
+
+    rate = update_rate(problem, execution)
+    if execution.parameters:
+        return found()
+    # Recomputation changes nothing of it.
+    way = (execution.mesh_shape, execution.sharding, execution.link, problem.optimizer_bytes)
+    return runs.once(("update", rate, *way), found)
+
+
+def _parameter_pass(problem: PlanningProblem, runs: Runs, execution: Execution) -> FloatArray:
+    """Seconds of one pass of whole parameters over the data axis."""
+    gathered, _, _ = parameter_bytes(problem.program, problem.optimizer_bytes, runs, execution)
+    return ring_seconds(execution.link, gathered, execution.mesh_shape[0])
 
 
 def handling_seconds(
@@ -175,6 +204,8 @@ def handling_seconds(
     if not execution.subcluster:
         return 0.0
     subcluster = problem.cluster.subcluster(execution.subcluster)
+    if not subcluster.transfer_load and not subcluster.message_load:
+        return 0.0
     share = runs.boundary_bytes / execution.mesh_shape[0]
     return subcluster.transfer_load * share + subcluster.message_load * runs.messages
 
@@ -238,8 +269,7 @@ def estimate_halves(
     """
     assert work.split is not None, "the work of the halves was not measured"
     data, _ = execution.mesh_shape
-    gathered, _, _ = parameter_bytes(problem.program, problem.optimizer_bytes, runs, execution)
-    parameter_pass = float(ring_seconds(execution.link, gathered, data))
+    parameter_pass = float(_parameter_pass(problem, runs, execution))
     product_pass = float(_tensor_pass(problem, runs, execution))
 
     slower, slower_backward = problem.profile.slowness(execution.subcluster, execution.shape)
@@ -279,10 +309,16 @@ def _computation(
     problem: PlanningProblem, runs: Runs, execution: Execution
 ) -> tuple[FloatArray, FloatArray]:
     """Seconds of the passes' computation by their work, as measurements nearby correct it."""
-    forward = _roofline(problem, execution, runs.forward_flops, runs.forward_traffic)
-    backward = _roofline(problem, execution, runs.backward_flops, runs.backward_traffic)
     slower = problem.profile.slowness(execution.subcluster, execution.shape)
-    return forward * slower[0], backward * slower[1]
+
+    def passes() -> tuple[FloatArray, FloatArray]:
+        forward = _roofline(problem, execution, runs.forward_flops, runs.forward_traffic)
+        backward = _roofline(problem, execution, runs.backward_flops, runs.backward_traffic)
+        return forward * slower[0], backward * slower[1]
+
+    # However many devices share it, it is divided evenly among them.
+    key = (execution.kind, problem.dtype, math.prod(execution.mesh_shape), slower)
+    return runs.once(("computation", execution.recompute, *key), passes)
 
 
 def least_seconds(problem: PlanningProblem, devices: Mapping[str, int]) -> float:
@@ -326,6 +362,14 @@ def _roofline(
 
 def _tensor_pass(problem: PlanningProblem, runs: Runs, execution: Execution) -> FloatArray:
     """Seconds of a third of what a tensor axis costs; there is one forward and two backward."""
+    key = ("tensor pass", problem.tensor_axis, problem.dtype, execution.kind, execution.link)
+    return runs.once(
+        (*key, execution.subcluster, execution.mesh_shape),
+        lambda: _found_tensor_pass(problem, runs, execution),
+    )
+
+
+def _found_tensor_pass(problem: PlanningProblem, runs: Runs, execution: Execution) -> FloatArray:
     data, tensor = execution.mesh_shape
     costs = told_tensor_costs(problem, execution)
     if costs is None or not runs.known_layers:

@@ -68,34 +68,42 @@ def parameter_bytes(
         Of whole parameters; of parameters, gradients and optimizer state as held; of the same as
         far as the device updates them.
     """
-    # Subclusters have submeshes of the same logical meshes, and recomputation holds no more.
-    way = (execution.mesh_shape, execution.sharding, optimizer_bytes)
     if execution.parameters:
         return _parameter_bytes(program, optimizer_bytes, runs, execution)
-    if way not in runs.parameter_bytes:
-        found = _parameter_bytes(program, optimizer_bytes, runs, execution)
-        runs.parameter_bytes[way] = found
-    return runs.parameter_bytes[way]
+    # Subclusters have submeshes of the same logical meshes, and recomputation holds no more.
+    way = ("parameter bytes", execution.mesh_shape, execution.sharding, optimizer_bytes)
+    return runs.once(way, lambda: _parameter_bytes(program, optimizer_bytes, runs, execution))
 
 
 def _parameter_bytes(
     program: Program, optimizer_bytes: float, runs: Runs, execution: Execution
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
-    mesh_shape = execution.mesh_shape
-    whole, held, updated = (np.zeros(len(runs.parts)) for _ in range(3))
     # The blocks of a model have parameters of few shapes.
-    known: dict[Hashable, tuple[float, float, float]] = {}
-    for place, (part, shape) in enumerate(zip(runs.parts, runs.shapes, strict=True)):
-        override = execution.parameters.get(program.parameter_names[part.leaf])
-        key = (shape.shape, shape.dtype, override)
-        if key not in known:
-            spec = _spec_of(shape.shape, override, execution)
-            known[key] = (
-                num_bytes(shape) / division(spec, (1, mesh_shape[1])),
-                *state_bytes(shape, spec, execution.sharding, mesh_shape, optimizer_bytes),
-            )
-        whole[place], held[place], updated[place] = known[key]
+    kinds, of_parts = runs.kinds
+    sizes = np.array([_part_bytes(kind, None, optimizer_bytes, execution) for kind in kinds])
+    sizes = sizes.reshape(-1, 3)[of_parts]
+    if execution.parameters:
+        known: dict[Hashable, tuple[float, float, float]] = {}
+        for place, (part, kind) in enumerate(zip(runs.parts, of_parts, strict=True)):
+            override = execution.parameters.get(program.parameter_names[part.leaf])
+            if override is None:
+                continue
+            key = (kind, override)
+            if key not in known:
+                known[key] = _part_bytes(kinds[kind], override, optimizer_bytes, execution)
+            sizes[place] = known[key]
+    whole, held, updated = np.ascontiguousarray(sizes.T)
     return runs.held(whole), runs.held(held), runs.held(updated)
+
+
+def _part_bytes(
+    shape: jax.ShapeDtypeStruct, override: Spec | None, optimizer_bytes: float, execution: Execution
+) -> tuple[float, float, float]:
+    """Of one part, whole, as held and as updated."""
+    mesh_shape = execution.mesh_shape
+    spec = _spec_of(shape.shape, override, execution)
+    whole = num_bytes(shape) / division(spec, (1, mesh_shape[1]))
+    return whole, *state_bytes(shape, spec, execution.sharding, mesh_shape, optimizer_bytes)
 
 
 def state_bytes(

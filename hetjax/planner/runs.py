@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, fields, replace
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -15,6 +16,8 @@ from hetjax.pipeline.stages import ParameterPart
 from hetjax.planner.work import Work, part_shape
 
 FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.integer]
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,8 +40,9 @@ class Runs:
             there is one run, which holds all parts.
         layers: where there is one run: its first layer, and the one after its last; None for layers
             that the planning problem does not have.
-        parameter_bytes: what was found before of the runs' parameters, by logical mesh, sharding
-            rule and bytes of optimizer state; see `hetjax.planner.execution.parameter_bytes`.
+        listed: the first layer of each run and the one after its last, where runs are listed one
+            after another; see `by_length`.
+        known: what was found of the runs before, by whatever it depends on beside them; see `once`.
     """
 
     forward_flops: FloatArray
@@ -54,9 +58,20 @@ class Runs:
     shapes: tuple[jax.ShapeDtypeStruct, ...]
     used: FloatArray | None = None
     layers: tuple[int, int] | None = None
-    parameter_bytes: dict[Hashable, tuple[FloatArray, FloatArray, FloatArray]] = field(
-        default_factory=dict, repr=False
-    )
+    listed: tuple[IntArray, IntArray] | None = None
+    known: dict[Hashable, Any] = field(default_factory=dict, repr=False)
+
+    def once(self, key: Hashable, find: Callable[[], Found]) -> Found:
+        """What is found of the runs a single time, however many ways to run them share it.
+
+        Args:
+            key: all that it depends on beside the runs; whether their backward pass repeats the
+                forward pass is said there, too.
+            find: finds it, in arrays that nobody changes.
+        """
+        if key not in self.known:
+            self.known[key] = find()
+        return self.known[key]
 
     def held(self, sizes: FloatArray) -> FloatArray:
         """What each run holds of its parts together.
@@ -70,7 +85,7 @@ class Runs:
         if self.used is None:
             return np.asarray(sizes.sum())
         alone, of_one, of_several = self._users
-        total = sums_of_runs(sizes[alone] @ of_one)
+        total = self._sums(sizes[alone] @ of_one)
         for size, is_used in zip(sizes[~alone], of_several, strict=True):
             total = total + size * is_used
         return total
@@ -80,8 +95,20 @@ class Runs:
         """Which parts one layer uses alone, which one; and the runs that use each of the others."""
         assert self.used is not None, "this is one run, which holds all parts"
         alone = self.used.sum(axis=1) == 1
-        others = [sums_of_runs(layers) > 0 for layers in self.used[~alone]]
+        others = [self._sums(layers) > 0 for layers in self.used[~alone]]
         return alone, self.used[alone], others
+
+    @functools.cached_property
+    def kinds(self) -> tuple[tuple[jax.ShapeDtypeStruct, ...], IntArray]:
+        """The shapes that parts have, each once, and which of them each part has."""
+        places: dict[Hashable, int] = {}
+        found: dict[int, jax.ShapeDtypeStruct] = {}
+        of_parts = []
+        for shape in self.shapes:
+            place = places.setdefault((shape.shape, shape.dtype), len(places))
+            found.setdefault(place, shape)
+            of_parts.append(place)
+        return tuple(found.values()), np.array(of_parts, dtype=int)
 
     @property
     def known_layers(self) -> bool:
@@ -95,7 +122,7 @@ class Runs:
             values: one a layer of the planning problem.
         """
         if self.used is not None:
-            return sums_of_runs(values)
+            return self._sums(values)
         assert self.layers is not None, "the run is not of layers of the problem"
         return np.asarray(values[slice(*self.layers)].sum())
 
@@ -110,15 +137,62 @@ class Runs:
         """
         first, end = layers
         assert self.used is not None, "this is one run already"
+        assert self.listed is None, "a list is of no use where one run is wanted"
         places = np.flatnonzero(self.used[:, first:end].any(axis=1))
         sizes = {
             each.name: getattr(self, each.name)[layers]
             for each in fields(self)
-            if each.name not in ("parts", "shapes", "used", "layers", "parameter_bytes")
+            if each.name in _FIGURES
         }
         parts = tuple(self.parts[place] for place in places)
         shapes = tuple(self.shapes[place] for place in places)
         return Runs(**sizes, parts=parts, shapes=shapes, layers=layers)
+
+    def in_form(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Values of every run in the form of these runs.
+
+        Args:
+            values: ``[L + 1, L + 1]``, or of one run where there is one.
+        """
+        return values if self.listed is None else values[self.listed]
+
+    def by_length(self) -> Runs:
+        """Every run once, in a list: half as much to compute as on a square.
+
+        Returns:
+            Arrays ``[1 + L (L + 1) / 2]``: the run without a layer before the first one, which is
+            no stage; then the runs of one layer, of two and so on, each by its first layer.
+        """
+        assert self.used is not None, "this is one run already"
+        num_layers = self.used.shape[1]
+        lengths = np.arange(1, num_layers + 1)
+        firsts = np.concatenate([[0], *(np.arange(num_layers + 1 - n) for n in lengths)])
+        ends = firsts + np.concatenate([[0], np.repeat(lengths, lengths[::-1])])
+        figures = {name: getattr(self, name)[firsts, ends] for name in _FIGURES}
+        return replace(self, **figures, listed=(firsts, ends), known={})
+
+    def on_square(self, values: NDArray[Any], rest: float | bool) -> NDArray[Any]:
+        """Values of a list of runs, each where `all_runs` has its run.
+
+        Args:
+            values: those of the list, in the last dimension.
+            rest: what stands where there is no run.
+        """
+        assert self.listed is not None, "these runs are not in a list"
+        assert self.used is not None, "this is one run"
+        size = self.used.shape[1] + 1
+        firsts, ends = self.listed
+        square = np.full((*values.shape[:-1], size * size), rest, values.dtype)
+        square[..., firsts * size + ends] = values
+        return square.reshape(*values.shape[:-1], size, size)
+
+    def _sums(self, values: FloatArray) -> FloatArray:
+        """The sums over all runs."""
+        if self.listed is None:
+            return sums_of_runs(values)
+        before = np.concatenate([[0.0], np.cumsum(values)])
+        firsts, ends = self.listed
+        return before[ends] - before[firsts]
 
     def repeating_forward(self) -> Runs:
         """The same runs with a backward pass that computes the forward pass again."""
@@ -127,6 +201,12 @@ class Runs:
             backward_flops=self.backward_flops + self.forward_flops,
             backward_traffic=self.backward_traffic + self.forward_traffic,
         )
+
+
+_FIGURES = frozenset(each.name for each in fields(Runs)) - frozenset(
+    ("parts", "shapes", "used", "layers", "listed", "known")
+)
+"""The fields that are arrays over the runs."""
 
 
 def all_runs(program: Program, works: Sequence[Work]) -> Runs:

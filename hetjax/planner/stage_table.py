@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 
 from hetjax.mesh.cluster import Cluster, Subcluster, SubMesh
 from hetjax.mesh.links import Link
-from hetjax.planner.cost_model import estimate, memory, told_tensor_costs
 from hetjax.planner.execution import Execution
 from hetjax.planner.known_slices import Question
 from hetjax.planner.lost_devices import lost_of_nodes
 from hetjax.planner.problem import PlanningProblem
-from hetjax.planner.rates import USABLE_MEMORY, collective_link, transfer_seconds
+from hetjax.planner.rates import collective_link, transfer_seconds
 from hetjax.planner.runs import Runs
+from hetjax.planner.stage_options import best_options, fitting
 from hetjax.sharding.rules import RULES
 
 FloatArray = NDArray[np.float64]
@@ -245,7 +245,8 @@ def submesh_shapes(nodes: int, devices_per_node: int) -> tuple[tuple[int, int], 
 def _all_slices(
     problem: PlanningProblem, runs: Runs, memory_factor: float
 ) -> tuple[tuple[Slice, ...], ...]:
-    by_recompute = {False: runs, True: runs.repeating_forward()}
+    listed = runs.by_length()
+    by_recompute = {False: listed, True: listed.repeating_forward()}
     if problem.tensor_axis is not None and not _may_fit(problem, by_recompute, memory_factor):
         # Whatever a tensor axis costs, there is no plan: what it takes to tell is saved.
         problem = replace(problem, tensor_axis=None)
@@ -286,14 +287,9 @@ def _may_fit(
 
 def _fitting(by_recompute: dict[bool, Runs], asked: Question) -> NDArray[np.bool_]:
     """The runs of layers that fit on a submesh with one live microbatch, in some way."""
-    problem, kind = asked.problem, asked.subcluster.kind
-    usable = kind.memory_bytes * USABLE_MEMORY * asked.memory_factor
-    size = problem.num_layers + 1
-    fits = np.zeros((size, size), dtype=bool)
-    for option in execution_options(problem, asked.subcluster, asked.shape):
-        held = memory(problem, by_recompute[option.recompute], option)
-        fits |= held.live_limit(usable, 1) > 0
-    return np.triu(fits, k=1)
+    options = execution_options(asked.problem, asked.subcluster, asked.shape)
+    fits = fitting(asked.problem, by_recompute, options, asked.memory_factor)
+    return by_recompute[False].on_square(fits, False)
 
 
 def _fewest_devices(devices: FloatArray) -> float:
@@ -312,41 +308,16 @@ def _slice(
     shape: tuple[int, int],
     memory_factor: float,
 ) -> Slice:
-    """The options that are the best for any run of layers.
-
-    A tensor axis of which the integer program tells nothing is for runs that fit in no other way:
-    generic rules divide it, which the cost model cannot judge well enough to weigh them.
-    """
-    usable = subcluster.kind.memory_bytes * USABLE_MEMORY * memory_factor
-    no_run = np.tri(problem.num_layers + 1, dtype=bool)
-    fits = np.zeros_like(no_run)
-    kept: list[tuple[FloatArray, FloatArray, IntArray, Execution]] = []
+    """The options that are the best for any run of layers."""
     options = execution_options(problem, subcluster, shape)
-    untold = [o.mesh_shape[1] > 1 and not told_tensor_costs(problem, o) for o in options]
-    last = sorted(zip(options, untold, strict=True), key=lambda pair: pair[1])
-    for option, is_untold in last:
-        each = estimate(problem, runs[option.recompute], option)
-        limits = each.live_limit(usable, problem.num_microbatches).astype(np.int32)
-        limits[no_run] = 0
-        if is_untold:
-            limits[fits] = 0
-        else:
-            fits |= limits > 0
-        seconds = each.forward_seconds + each.backward_seconds
-        share = np.broadcast_to(each.exchange_seconds, seconds.shape) / problem.num_microbatches
-        seconds[1:] += share[1:]
-        # To the nanosecond, so that stages that are alike share one cost.
-        seconds = np.round(seconds, 9)
-        seconds[limits == 0] = np.inf
-        closing = np.array(np.broadcast_to(each.update_seconds, seconds.shape)[0])
-        if not any(
-            (s <= seconds).all() and (c <= closing).all() and (n >= limits).all()
-            for s, c, n, _ in kept
-        ):
-            kept.append((seconds, closing, limits, option))
-    every = zip(*kept, strict=True)
-    seconds, closing, limits, chosen = (tuple(each) for each in every)
-    return Slice(shape, np.array(seconds), np.array(limits), chosen, np.array(closing))
+    kept = best_options(problem, runs, options, memory_factor)
+    return Slice(
+        shape,
+        runs[False].on_square(np.array([each.seconds for each in kept]), np.inf),
+        runs[False].on_square(np.array([each.limits for each in kept]), 0),
+        tuple(each.option for each in kept),
+        np.array([each.closing for each in kept]),
+    )
 
 
 def execution_options(

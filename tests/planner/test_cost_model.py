@@ -16,6 +16,7 @@ from hetjax.planner.execution import Execution
 from hetjax.planner.problem import PlanningProblem, make_problem
 from hetjax.planner.rates import TASK_SECONDS, ring_seconds, transfer_seconds
 from hetjax.planner.runs import all_runs, one_run
+from hetjax.planner.stage_table import execution_options
 
 KIND = DeviceKind("test", {"float32": 1e12}, 10**9, 1e11, source="made up")
 LINK = Link(1e9, 1e-5)
@@ -165,3 +166,39 @@ def test_rings_and_transfers():
     assert ring_seconds(LINK, np.array(4e6), 1) == 0
     assert transfer_seconds(LINK, 1e6) == pytest.approx(1e-5 + 1e-3)
     assert transfer_seconds(LINK, 0) == 0
+
+
+def test_a_list_of_runs_takes_what_the_square_has():
+    square = all_runs(PROBLEM.program, PROBLEM.works)
+    for runs in (square, square.repeating_forward()):
+        listed = runs.by_length()
+        assert listed.listed is not None
+        firsts, ends = listed.listed
+        size = PROBLEM.num_layers + 1
+        assert [*zip(firsts, ends, strict=True)] == [
+            (0, 0),
+            *((i, i + n) for n in range(1, size) for i in range(size - n)),
+        ]
+        for option in execution_options(PROBLEM, CLUSTER.subclusters[0], (1, 4)):
+            if option.recompute != (runs is not square):
+                continue
+            one_by_one, at_once = (estimate(PROBLEM, each, option) for each in (listed, runs))
+            for name, values in vars(one_by_one).items():
+                assert (values == vars(at_once)[name][firsts, ends]).all(), name
+
+
+def test_a_list_goes_back_to_where_its_runs_are():
+    listed = all_runs(PROBLEM.program, PROBLEM.works).by_length()
+    assert listed.listed is not None
+    length = listed.listed[1] - listed.listed[0]
+    square = listed.on_square(np.array([length, -length]), 0)
+    layers = np.arange(PROBLEM.num_layers + 1)
+    expected = np.maximum(layers[None, :] - layers[:, None], 0)
+    assert (square == [expected, -expected]).all()
+
+
+def test_what_is_found_once_is_not_found_again():
+    runs = all_runs(PROBLEM.program, PROBLEM.works)
+    assert runs.once("answer", lambda: 42) == 42
+    assert runs.repeating_forward().once("answer", lambda: 0) == 42
+    assert runs.by_length().once("answer", lambda: 7) == 7
