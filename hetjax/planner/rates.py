@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 from hetjax.mesh.cluster import Cluster, SubMesh
 from hetjax.mesh.links import Link
 from hetjax.planner.runs import FloatArray
+
+Size = TypeVar("Size", float, FloatArray)
 
 TRAFFIC_SHARE = 0.3
 """Share of the unfused memory traffic that is left once XLA has fused what it can."""
@@ -16,7 +20,7 @@ USABLE_MEMORY = 0.9
 """Share of a device's memory that a plan may fill; the rest is the runtime's."""
 
 
-def ring_seconds(link: Link, size: FloatArray, devices: int) -> FloatArray:
+def ring_seconds(link: Link, size: Size, devices: int) -> Size:
     """One pass of a ring, an all-gather or a reduce-scatter; an all-reduce is two.
 
     Args:

@@ -17,8 +17,10 @@ from hetjax.pipeline.program import Program, trace
 from hetjax.pipeline.stages import Stage, cut
 from hetjax.planner.intra_op import Devices, Training
 from hetjax.planner.intra_op.collectives import Ring
+from hetjax.planner.intra_op.elimination import sole_choice
 from hetjax.planner.intra_op.integer_program import Edge, Graph, solve
 from hetjax.planner.intra_op.stage_sharding import StageProblem
+from hetjax.planner.intra_op.ties import solve_alike
 
 KIND = DeviceKind("test", {"float32": 1e12}, 10**9, 1e11, source="made up")
 MOST_CHOICES = 3_000_000
@@ -109,9 +111,8 @@ def test_the_integer_program_finds_what_brute_force_finds(graph, share):
         assert bound.seconds == pytest.approx(expected, rel=1e-9)
 
 
-@settings(max_examples=40, deadline=None)
-@given(st.integers(0, 2**32 - 1), st.booleans())
-def test_random_graphs_in_which_not_everything_goes_together(seed, with_limit):
+def random_graph(seed: int) -> Graph:
+    """Costs are whole, so that many choices cost the same."""
     random = np.random.default_rng(seed)
     counts = random.integers(1, 5, size=5)
     edges = []
@@ -124,13 +125,57 @@ def test_random_graphs_in_which_not_everything_goes_together(seed, with_limit):
     for node in seconds:
         node[1:][random.random(len(node) - 1) < 0.15] = np.inf
     memory = tuple(random.integers(0, 9, n).astype(float) for n in counts)
-    graph = Graph(seconds, memory, tuple(edges))
+    return Graph(seconds, memory, tuple(edges))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.booleans())
+def test_random_graphs_in_which_not_everything_goes_together(seed, with_limit):
+    graph = random_graph(seed)
     limit = 15.0 if with_limit else np.inf
     expected, found = brute_force(graph, limit), solve(graph, limit)
     if found is None:
         assert expected == np.inf
     else:
         assert found.seconds == pytest.approx(expected)
+        assert found.memory_bytes <= limit
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.booleans())
+def test_what_is_eliminated_is_the_sole_best_choice(seed, alone):
+    graph = random_graph(seed)
+    if alone:
+        random = np.random.default_rng(seed)
+        seconds = tuple(node + random.random(len(node)) for node in graph.seconds)
+        graph = Graph(seconds, graph.memory, graph.edges)
+    choices = [*itertools.product(*(range(len(node)) for node in graph.seconds))]
+    costs = [graph.cost(choice) for choice in choices]
+    first, second = sorted([*costs, np.inf])[:2]
+    found = sole_choice(graph)
+    if second > first:
+        assert found == choices[costs.index(first)]
+    else:
+        assert found is None
+
+
+def test_too_large_tables_are_left_to_the_integer_program():
+    random = np.random.default_rng(0)
+    pairs = itertools.combinations(range(12), 2)
+    edges = tuple(Edge(*pair, random.random((8, 8))) for pair in pairs)
+    node = np.zeros(8)
+    assert sole_choice(Graph((node,) * 12, (node,) * 12, edges)) is None
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.floats(1.0, 20.0))
+def test_the_sole_best_choice_is_only_taken_where_it_fits(seed, limit):
+    graph = random_graph(seed)
+    expected, found = brute_force(graph, limit), solve_alike(graph, limit)
+    if found is None:
+        assert expected == np.inf
+    else:
+        assert found.seconds == pytest.approx(expected, abs=1e-6)
         assert found.memory_bytes <= limit
 
 

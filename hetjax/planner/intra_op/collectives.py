@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from hetjax.mesh.links import Link
 from hetjax.planner.rates import ring_seconds
 
@@ -39,7 +37,7 @@ class Ring:
 
     def all_gather(self, size: float) -> float:
         """Seconds to make a divided value of so many bytes whole."""
-        return float(ring_seconds(self.link, np.asarray(size), self.devices))
+        return ring_seconds(self.link, size, self.devices)
 
     def reduce_scatter(self, size: float) -> float:
         """Seconds to add up a value of so many bytes and divide the sum."""

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hetjax.planner.intra_op.collectives import Layout
-from hetjax.planner.intra_op.groups import Costs, Group, Need, Strategy, layouts_of
+from hetjax.planner.intra_op.groups import Costs, Group, Strategy, layouts_of
 from hetjax.planner.intra_op.integer_program import Edge, FloatArray, Graph
+from hetjax.planner.intra_op.operations import Need
 
 
 class Viewing(NamedTuple):
@@ -184,6 +185,8 @@ def _matrix(
     rows: Sequence[Any], columns: Sequence[Any], seconds: Callable[[Any, Any], float]
 ) -> FloatArray:
     """A function of all pairs; what is alike is computed once."""
+    if len(rows) == len(columns) == 1:
+        return np.array([[seconds(rows[0], columns[0])]])
     row_keys = [str(row) for row in rows]
     found: dict[tuple[str, object], float] = {}
     result = np.empty((len(rows), len(columns)))

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hetjax.planner.intra_op.collectives import Layout, Ring
-from hetjax.planner.intra_op.operations import Operation, Operations, Read, place_of
+from hetjax.planner.intra_op.operations import Need, Operation, Operations, Read, place_of
 
 
 @dataclass(eq=False)
@@ -71,23 +71,6 @@ def _main(operations: Operations, operation: Operation, depth: Mapping[int, int]
         return depth[value], operations.size(value), -place
 
     return max(range(len(operation.reads)), key=rank)
-
-
-@dataclass(frozen=True)
-class Need:
-    """How an operation needs a value of another group.
-
-    Args:
-        value: the value.
-        layout: how it is to lie.
-        is_partial: whether its cotangent comes back as a partial sum.
-        again: whether the backward pass reads it in the same way.
-    """
-
-    value: int
-    layout: Layout
-    is_partial: bool
-    again: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,7 +193,7 @@ def _beginnings(
     if leader is None:
         return [({group.value: d}, (), 0.0) for d in layouts_of(group.value, costs)]
     return [
-        (layouts, _needs(leader, label), seconds + costs.computing(leader, label))
+        (layouts, leader.needs(label), seconds + costs.computing(leader, label))
         for label in _leading_labels(leader, costs)
         for layouts, seconds in _results(leader, label, costs)
     ]
@@ -228,10 +211,14 @@ def layouts_of(value: int, costs: Costs) -> list[Layout]:
 
 def _labels(operation: Operation, costs: Costs) -> list[int | None]:
     """The labels along which an operation can be divided, and None."""
-    labels = [*(read.labels for read in operation.reads), *operation.labels]
-    names = dict.fromkeys(label.name for each in labels for label in each if label is not None)
-    taken = costs.operations.examples_label(operation) if costs.data > 1 else None
-    return [None, *(name for name in names if name != taken and _is_free(operation, name, costs))]
+    known, key = costs.operations.divisions, (operation, costs.ring.devices, costs.data > 1)
+    if key not in known:
+        labels = [*(read.labels for read in operation.reads), *operation.labels]
+        names = dict.fromkeys(label.name for each in labels for label in each if label is not None)
+        taken = costs.operations.examples_label(operation) if costs.data > 1 else None
+        free = (name for name in names if name != taken and _is_free(operation, name, costs))
+        known[key] = [None, *free]
+    return known[key]
 
 
 def _leading_labels(operation: Operation, costs: Costs) -> list[int | None]:
@@ -267,16 +254,6 @@ def _results(
         yield {result: layout}, costs.ring.add_up(size, layout) + back
 
 
-def _needs(operation: Operation, label: int | None) -> list[Need]:
-    """How an operation that is divided along a label needs what it reads."""
-    return [_need(read, label) for read in operation.reads]
-
-
-def _need(read: Read, label: int | None) -> Need:
-    place = place_of(read.labels, label)
-    return Need(read.value, place, label is not None and place is None, read.again)
-
-
 def _followed(
     group: Group,
     costs: Costs,
@@ -289,7 +266,7 @@ def _followed(
     for operation, main in group.followers:
         label = _follow(operation, operation.reads[main], layouts, costs)
         inner = []
-        for need in _needs(operation, label):
+        for need in operation.needs(label):
             (inner if need.value in layouts else outward).append(need)
         seconds += costs.moving(inner, layouts) + costs.computing(operation, label)
         for result, labels in zip(operation.results, operation.labels, strict=True):

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from hetjax import _compat
 from hetjax.pipeline.costs import REPEATABLE, step_cost
 from hetjax.pipeline.program import Constant, Operand, Step, num_bytes, operand_value
+from hetjax.planner.intra_op.collectives import Layout
 from hetjax.sharding.signature import Label, Labels, Signature
 from hetjax.sharding.signature_rules import elementwise_rule
 from hetjax.sharding.signatures import signature_of
@@ -36,6 +37,23 @@ class Read:
     value: int
     labels: Labels
     again: bool = False
+
+
+@dataclass(frozen=True)
+class Need:
+    """How an operation needs a value.
+
+    Args:
+        value: the value.
+        layout: how it is to lie.
+        is_partial: whether its cotangent comes back as a partial sum.
+        again: whether the backward pass reads it in the same way.
+    """
+
+    value: int
+    layout: Layout
+    is_partial: bool
+    again: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,6 +81,18 @@ class Operation:
     passes: int
     flops: float
     traffic: float
+    _needs: dict[int | None, tuple[Need, ...]] = field(default_factory=dict, repr=False)
+
+    def needs(self, label: int | None) -> tuple[Need, ...]:
+        """How it needs what it reads where it is divided along a label, or not at all."""
+        if label not in self._needs:
+            self._needs[label] = tuple(_need(read, label) for read in self.reads)
+        return self._needs[label]
+
+
+def _need(read: Read, label: int | None) -> Need:
+    place = place_of(read.labels, label)
+    return Need(read.value, place, label is not None and place is None, read.again)
 
 
 def place_of(labels: Labels, name: int | None) -> int | None:
@@ -82,6 +112,12 @@ class Operations:
         learned: those of them that have a gradient.
         examples: for values that have a dimension of examples, which one it is.
         weights: the sources that are parameters; and what is made of them alone.
+        found: the operations.
+        moving: values that have a cotangent.
+        broadcasts: for widened values what they were before, and what became of its dimensions.
+        sizes: bytes of values, where they were asked for.
+        divisions: labels along which operations can be divided, where they were asked for: among
+            how many devices, and whether others divide the examples.
     """
 
     avals: Sequence[jax.ShapeDtypeStruct]
@@ -94,6 +130,7 @@ class Operations:
     moving: set[int] = field(default_factory=set)
     broadcasts: dict[int, tuple[int, Labels]] = field(default_factory=dict)
     sizes: dict[int, int] = field(default_factory=dict)
+    divisions: dict[tuple[Operation, int, bool], list[int | None]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.known = set(self.sources)

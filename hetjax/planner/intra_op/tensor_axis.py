@@ -153,9 +153,10 @@ class TensorAxis:
     def _windows(self) -> list[tuple[Window, StageParts]]:
         """The windows and what of them is the same for axes of all sizes."""
         program = self.program
+        found = windows(self.sections, program.num_positions)
         return [
-            (window, StageParts.of(program, _stage(program, window), self.microbatch_size))
-            for window in windows(self.sections, program.num_positions)
+            (window, StageParts.of(program, stage, self.microbatch_size))
+            for window, stage in zip(found, _stages(program, found), strict=True)
         ]
 
     def _find(self, devices: int) -> TensorCosts | None:
@@ -255,6 +256,11 @@ _UNITS = (
 """Links, FLOP/s and bytes/s at which the seconds are bytes, passes, FLOPs and traffic."""
 
 
-def _stage(program: Program, window: Window) -> Stage:
-    boundaries = sorted({0, window.first, window.end, program.num_positions})
-    return cut(program, boundaries)[boundaries.index(window.first)]
+def _stages(program: Program, found: Sequence[Window]) -> list[Stage]:
+    """The windows as stages; those that follow each other are cut at once."""
+    if any(before.end > after.first for before, after in itertools.pairwise(found)):
+        return [stage for window in found for stage in _stages(program, [window])]
+    edges = {edge for window in found for edge in (window.first, window.end)}
+    boundaries = sorted({0, *edges, program.num_positions})
+    stages = cut(program, boundaries)
+    return [stages[boundaries.index(window.first)] for window in found]

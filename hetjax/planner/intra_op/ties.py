@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from hetjax.planner.intra_op.elimination import sole_choice
 from hetjax.planner.intra_op.integer_program import Edge, FloatArray, Graph, Solution, solve
 
 RADIUS = 3
@@ -36,8 +37,18 @@ def solve_alike(
     classes = list(range(len(graph.seconds)))
     if len(classes) > _MOST_NODES:
         classes = classes_of(graph)
-    solution = solve(tied(graph, classes), memory_limit, time_limit=time_limit)
+    small = tied(graph, classes)
+    solution = _without_program(small, memory_limit)
+    solution = solution or solve(small, memory_limit, time_limit=time_limit)
     return solution and replace(solution, choice=tuple(solution.choice[each] for each in classes))
+
+
+def _without_program(graph: Graph, memory_limit: float) -> Solution | None:
+    """The cheapest choice of all, where it is the only one and fits."""
+    choice = sole_choice(graph)
+    if choice is None or graph.held(choice) > memory_limit:
+        return None
+    return Solution(choice, graph.cost(choice), graph.held(choice), is_optimal=True)
 
 
 def classes_of(graph: Graph, radius: int = RADIUS) -> list[int]:
