@@ -192,7 +192,7 @@ class Runs:
             return sums_of_runs(values)
         before = np.concatenate([[0.0], np.cumsum(values)])
         firsts, ends = self.listed
-        return before[ends] - before[firsts]
+        return before.take(ends) - before.take(firsts)
 
     def repeating_forward(self) -> Runs:
         """The same runs with a backward pass that computes the forward pass again."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -187,13 +187,14 @@ def _matrix(
     """A function of all pairs; what is alike is computed once."""
     if len(rows) == len(columns) == 1:
         return np.array([[seconds(rows[0], columns[0])]])
-    row_keys = [str(row) for row in rows]
-    found: dict[tuple[str, object], float] = {}
-    result = np.empty((len(rows), len(columns)))
-    for i, row in enumerate(rows):
-        for j, column in enumerate(columns):
-            key = (row_keys[i], column)
-            if key not in found:
-                found[key] = seconds(row, column)
-            result[i, j] = found[key]
-    return result
+    unlike_rows, of_rows = _unlike(rows, str)
+    unlike_columns, of_columns = _unlike(columns, tuple)
+    found = [[seconds(row, column) for column in unlike_columns] for row in unlike_rows]
+    return np.array(found)[np.ix_(of_rows, of_columns)]
+
+
+def _unlike(values: Sequence[Any], key: Callable[[Any], Hashable]) -> tuple[list[Any], list[int]]:
+    """Values of which none is like another one, and which of them each value is like."""
+    places: dict[Hashable, int] = {}
+    of_values = [places.setdefault(key(value), len(places)) for value in values]
+    return [values[of_values.index(place)] for place in range(len(places))], of_values

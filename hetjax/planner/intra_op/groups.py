@@ -121,7 +121,7 @@ class Costs:
     def computing(self, operation: Operation, label: int | None) -> float:
         """Seconds of an operation, forward and backward, divided along a label or not."""
         division = 1 if label is None else self.ring.devices
-        if any(value in self.operations.examples for value in operation.results):
+        if not self.operations.examples.keys().isdisjoint(operation.results):
             division *= self.data
         once = operation.flops / self.flops + operation.traffic / self.bandwidth
         return operation.passes * once / division
@@ -132,6 +132,8 @@ class Costs:
         That of a parameter cannot be said beside how it is stored: a compiler that finds it divided
         otherwise than a product asks for is as likely to move what the product makes.
         """
+        if lies is None or lies == layout:
+            return 0.0
         seconds = self.ring.move(self.size(value), lies, layout)
         return math.inf if seconds and value in self.operations.weights else seconds
 
@@ -143,10 +145,11 @@ class Costs:
         """Seconds to bring the cotangent of what was read to where the value lies."""
         if need.value not in self.operations.moving:
             return 0.0
-        size = self.size(need.value)
         if need.is_partial:
-            return self.ring.add_up(size, lies)
-        return self.ring.move(size, need.layout, lies)
+            return self.ring.add_up(self.size(need.value), lies)
+        if need.layout is None or need.layout == lies:
+            return 0.0
+        return self.ring.move(self.size(need.value), need.layout, lies)
 
     def moving(self, needs: Sequence[Need], lies: Mapping[int, Layout]) -> float:
         """Seconds of all moves between values and one group that reads them.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -39,8 +39,7 @@ class Read:
     again: bool = False
 
 
-@dataclass(frozen=True)
-class Need:
+class Need(NamedTuple):
     """How an operation needs a value.
 
     Args:

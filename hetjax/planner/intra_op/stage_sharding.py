@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,13 +17,7 @@ from hetjax.pipeline.stages import Stage
 from hetjax.planner.execution import state_bytes
 from hetjax.planner.intra_op.collectives import Layout, Ring
 from hetjax.planner.intra_op.graph import StageGraph
-from hetjax.planner.intra_op.groups import (
-    Costs,
-    Group,
-    Strategy,
-    groups_of,
-    strategies_of,
-)
+from hetjax.planner.intra_op.groups import Costs, Group, Strategy, groups_of, strategies_of
 from hetjax.planner.intra_op.integer_program import Graph
 from hetjax.planner.intra_op.kept import kept_values
 from hetjax.planner.intra_op.operations import Operations
@@ -171,20 +166,23 @@ class StageParts:
         operations: the stage's operations.
         groups: its groups.
         home: for each value the place of its group.
-        kept: the values that a microbatch keeps for its backward pass.
     """
 
     operations: Operations
     groups: list[Group]
     home: Mapping[int, int]
-    kept: frozenset[int]
 
     @classmethod
     def of(cls, program: Program, stage: Stage, microbatch_size: int) -> StageParts:
         """Those of a stage, whose program was traced at a size of microbatches."""
         found = _operations(program, stage, microbatch_size)
-        kept = kept_values(found.steps, found.avals, found.sources, found.moving)
-        return cls(found, *groups_of(found), kept)
+        return cls(found, *groups_of(found))
+
+    @functools.cached_property
+    def kept(self) -> frozenset[int]:
+        """The values that a microbatch keeps for its backward pass."""
+        of = self.operations
+        return kept_values(of.steps, of.avals, of.sources, of.moving)
 
 
 @dataclass(frozen=True, eq=False)
