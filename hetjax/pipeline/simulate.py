@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from hetjax.errors import InputError
 from hetjax.pipeline.schedule import (
+    Operation,
     Schedule,
     Task,
     dependency_order,
-    input_source,
     split_microbatches,
 )
 from hetjax.pipeline.timeline import Event, Timeline, link_track, stage_track
@@ -42,38 +44,139 @@ def simulate_schedule(schedule: Schedule, times: StepTimes) -> Timeline:
         >>> simulate_schedule(gpipe(2, 2), StepTimes([1.0, 1.0], [2.0, 2.0], [0.5], [0.5])).makespan
         10.0
     """
+    events = []
+    for source, target, task, start, end in _spans(schedule, times):
+        here = source == target
+        track = stage_track(source) if here else link_track(source, target)
+        kind = task.kind if here else "send"
+        events.append(Event(track, str(task), kind, task.microbatch, start, end))
+    ends = {event.track: event.end for event in events}
+    for stage, update in enumerate(times.update):
+        if update > 0:
+            track = stage_track(stage)
+            start = ends.get(track, 0.0)
+            events.append(Event(track, "update", "update", None, start, start + update))
+    return Timeline(tuple(events))
+
+
+@dataclass(frozen=True)
+class StageClock:
+    """What the timeline of a schedule says of one stage, but for its update.
+
+    Args:
+        durations: seconds of each of its tasks, as between its start and its end.
+        end: when the last of them ends.
+    """
+
+    durations: tuple[float, ...]
+    end: float
+
+
+def stage_clocks(schedule: Schedule, times: StepTimes) -> tuple[StageClock, ...]:
+    """What `simulate_schedule` finds of every stage, to the bit, without an event for each task.
+
+    Args:
+        schedule: what every stage runs, in order.
+        times: what it takes.
+
+    Returns:
+        One clock a stage; a transfer ends before the task that waits for it.
+
+    Raises:
+        InputError: as for `simulate_schedule`.
+
+    Example:
+        >>> from hetjax.pipeline.warm_up import gpipe
+        >>> clocks = stage_clocks(gpipe(2, 1), StepTimes([1.0, 1.0], [2.0, 2.0], [0.5], [0.5]))
+        >>> [clock.end for clock in clocks]
+        [7.0, 4.5]
+    """
+    durations: list[list[float]] = [[] for _ in schedule.order]
+    ends = [0.0] * schedule.num_stages
+    for source, target, _, start, end in _spans(schedule, times):
+        if source == target:
+            durations[source].append(end - start)
+            ends[source] = end
+    return tuple(StageClock(tuple(each), end) for each, end in zip(durations, ends, strict=True))
+
+
+_Span = tuple[int, int, Task, float, float]
+"""What occupies a stage, given twice, or a link between two, for a task: its start and its end."""
+
+_NOT_SENT = -1.0
+
+
+class _Link:
+    """One direction of the link between two stages: what is sent first arrives first."""
+
+    def __init__(self, source: int, target: int, seconds: float, num_microbatches: int):
+        self.source, self.target, self.seconds = source, target, seconds
+        self.free = 0.0
+        self.arrivals = [_NOT_SENT] * num_microbatches
+
+    def send(self, task: Task, ready: float) -> _Span:
+        start = max(ready, self.free)
+        end = self.free = self.arrivals[task.microbatch] = start + self.seconds
+        return self.source, self.target, task, start, end
+
+
+def _spans(schedule: Schedule, times: StepTimes) -> Iterator[_Span]:
+    """All tasks, and the transfers that take time, in the order of `dependency_order`."""
     if times.num_stages != schedule.num_stages:
         raise InputError(
             f"times are of {times.num_stages} stages; the schedule has {schedule.num_stages}"
         )
-    seconds = [
-        dict(zip(tasks, task_seconds(tasks, times, stage), strict=True))
+    count = schedule.num_microbatches
+    there = [_Link(s, s + 1, each, count) for s, each in enumerate(times.sends)]
+    back = [_Link(s + 1, s, each, count) for s, each in enumerate(times.returns)]
+    # What the first stage and the last one begin with is there.
+    begun = [0.0] * count
+    stages = [
+        _stage_spans(
+            stage,
+            zip(tasks, task_seconds(tasks, times, stage), strict=True),
+            {
+                "F": there[stage - 1].arrivals if stage else begun,
+                "B": back[stage].arrivals if stage < len(back) else begun,
+            },
+            {"F": there[stage : stage + 1], "B": back[stage - 1 : stage]},
+        )
         for stage, tasks in enumerate(schedule.order)
     ]
-    events: list[Event] = []
-    free: dict[str, float] = {}
-    arrival: dict[tuple[int, Task], float] = {}
+    moved = True
+    while moved:
+        moved = False
+        for spans in stages:
+            for span in spans:
+                if span is None:
+                    break
+                yield span
+                moved = True
+    if any(next(spans, ()) is None for spans in stages):
+        # This says what they wait for.
+        for _ in dependency_order(schedule):
+            pass
 
-    def occupy(track: str, kind: str, task: Task | None, ready: float, seconds: float) -> float:
-        start = max(ready, free.get(track, 0.0))
-        end = free[track] = start + seconds
-        if seconds > 0 or kind not in ("send", "update"):
-            name, microbatch = (str(task), task.microbatch) if task else (kind, None)
-            events.append(Event(track, name, kind, microbatch, start, end))
-        return end
 
-    for stage, task in dependency_order(schedule):
-        source = input_source(schedule, stage, task)
-        ready = arrival[source] if source else 0.0
-        end = occupy(stage_track(stage), task.kind, task, ready, seconds[stage][task])
-        if task.kind == "F" and stage + 1 < schedule.num_stages:
-            end = occupy(link_track(stage, stage + 1), "send", task, end, times.sends[stage])
-        elif task.kind == "B" and stage > 0:
-            end = occupy(link_track(stage, stage - 1), "send", task, end, times.returns[stage - 1])
-        arrival[stage, task] = end
-    for stage, update in enumerate(times.update):
-        occupy(stage_track(stage), "update", None, 0.0, update)
-    return Timeline(tuple(events))
+def _stage_spans(
+    stage: int,
+    tasks: Iterable[tuple[Task, float]],
+    received: Mapping[str, Sequence[float]],
+    sending: Mapping[str, Sequence[_Link]],
+) -> Iterator[_Span | None]:
+    """What a stage does and sends, and None whenever what it waits for is not there yet."""
+    now = 0.0
+    for task, seconds in tasks:
+        arrivals = received.get(task.kind)
+        while arrivals is not None and arrivals[task.microbatch] == _NOT_SENT:
+            yield None
+        start = now if arrivals is None else max(arrivals[task.microbatch], now)
+        now = start + seconds
+        yield stage, stage, task, start, now
+        for link in sending.get(task.kind, ()):
+            span = link.send(task, now)
+            if link.seconds > 0:
+                yield span
 
 
 def warm_up_makespan(counts: Sequence[int], num_microbatches: int, times: StepTimes) -> float:
@@ -157,19 +260,19 @@ def task_seconds(tasks: Sequence[Task], times: StepTimes, stage: int) -> tuple[f
     split = split_microbatches(tasks)
     recomputed = {task.microbatch for task in tasks if task.kind == "R"}
 
-    def seconds(task: Task) -> float:
-        match task.kind:
+    @functools.cache
+    def seconds(kind: Operation, is_split: bool, is_recomputed: bool) -> float:
+        match kind:
             case "F":
                 return times.forward[stage]
             case "R":
                 return times.recompute_seconds(stage)
             case "B":
-                return times.backward_seconds(
-                    stage,
-                    split=task.microbatch in split,
-                    recomputed=task.microbatch in recomputed,
-                )
+                return times.backward_seconds(stage, split=is_split, recomputed=is_recomputed)
             case "W":
                 return times.weight_gradient[stage]
 
-    return tuple(map(seconds, tasks))
+    return tuple(
+        seconds(task.kind, task.microbatch in split, task.microbatch in recomputed)
+        for task in tasks
+    )

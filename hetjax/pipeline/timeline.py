@@ -148,6 +148,8 @@ class Timeline:
         Returns:
             The timeline.
         """
+        if first == 0:
+            return self
 
         def moved(track: str) -> str:
             if is_link(track):

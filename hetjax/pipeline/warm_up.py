@@ -195,15 +195,17 @@ def from_warm_up_counts(
                 f"warm-up count of stage {stage} is {count}, above the {counts[stage - 1]} of "
                 f"stage {stage - 1}: the two would deadlock; counts may not rise along the pipeline"
             )
-    order = tuple(_stage_order(min(count, num_microbatches), num_microbatches) for count in counts)
-    return Schedule(name, order)
-
-
-def _stage_order(count: int, num_microbatches: int) -> tuple[Task, ...]:
-    """`count` forwards, then backward and forward in turn, then the backwards that are left."""
     forwards = [Task("F", microbatch) for microbatch in range(num_microbatches)]
     backwards = [Task("B", microbatch) for microbatch in range(num_microbatches)]
-    steady = num_microbatches - count
+    order = (_stage_order(min(count, num_microbatches), forwards, backwards) for count in counts)
+    return Schedule(name, tuple(order))
+
+
+def _stage_order(
+    count: int, forwards: Sequence[Task], backwards: Sequence[Task]
+) -> tuple[Task, ...]:
+    """`count` forwards, then backward and forward in turn, then the backwards that are left."""
+    steady = len(forwards) - count
     pairs = zip(backwards[:steady], forwards[count:], strict=True)
     return (*forwards[:count], *itertools.chain.from_iterable(pairs), *backwards[steady:])
 

@@ -11,7 +11,7 @@ from hetjax.pipeline.lower_bound import lower_bound
 from hetjax.pipeline.memory import MicrobatchBytes, live_limit, peak_bytes
 from hetjax.pipeline.named_schedules import make_schedule
 from hetjax.pipeline.schedule import Schedule
-from hetjax.pipeline.simulate import simulate_schedule
+from hetjax.pipeline.simulate import StageClock, simulate_schedule, stage_clocks
 from hetjax.pipeline.timeline import Event, Timeline, stage_track
 from hetjax.pipeline.times import StepTimes
 from hetjax.planner.cost_model import estimate, estimate_halves, update_rate
@@ -50,6 +50,27 @@ def predict(plan: Plan, problem: PlanningProblem, *others: PlanningProblem) -> P
     Raises:
         InputError: the plan was made for another model, or for microbatches of another size.
     """
+    stages = predict_stages(plan, problem, *others)
+    return _with_schedules(replace(plan, prediction=Prediction(0.0, 0.0, stages)))
+
+
+def predict_stages(
+    plan: Plan, problem: PlanningProblem, *others: PlanningProblem
+) -> tuple[StagePrediction, ...]:
+    """Predict what the stages of a plan take, whatever their schedules: a part of `predict`.
+
+    Args:
+        plan: as for `predict`.
+        problem: as for `predict`.
+        others: as for `predict`.
+
+    Returns:
+        Each stage, those of one pipeline after those of the other; what depends on the schedule,
+        `memory_bytes` and `bubble`, is 0.
+
+    Raises:
+        InputError: as for `predict`.
+    """
     validate_for(plan, problem.program)
     problems = {each.microbatch_size: each for each in (*others, problem)}
     shared = SharedParameters.of(plan, problem.program)
@@ -65,7 +86,7 @@ def predict(plan: Plan, problem: PlanningProblem, *others: PlanningProblem) -> P
         for s, stage in enumerate(_stage_predictions(plan, pipeline, of_size)):
             alone = _without_shared_state(plan, problem, shared, first + s, stage)
             stages.append(replace(alone, sharing_seconds=sharing[first + s]))
-    return _with_schedules(replace(plan, prediction=Prediction(0.0, 0.0, tuple(stages))))
+    return tuple(stages)
 
 
 def _stage_predictions(
@@ -109,24 +130,47 @@ def _without_shared_state(
 def _with_schedules(plan: Plan) -> Plan:
     """A plan whose prediction has the times of its stages, with what follows from schedules."""
     prediction = _prediction(plan)
-    timeline = _timeline(plan)
+    clocks = _clocks(plan)
+    step_time = max(clock.end for clock in clocks)
     stages, bounds = [], []
     for first, pipeline in plan.numbered_pipelines():
         held = prediction.stages[first : first + len(pipeline.stages)]
         for s, stage in enumerate(held):
             memory = _memory_bytes(stage, pipeline.schedule, s)
-            bubble = _bubble(timeline, stage_track(first + s))
+            computed = sum(clocks[first + s].durations)
+            bubble = max(0.0, 1 - computed / step_time) if step_time else 0.0
             stages.append(replace(stage, memory_bytes=memory, bubble=bubble))
         bounds.append(_lower_bound(held, pipeline.num_microbatches))
     # At the bound itself, sums in another order may differ in their last bit.
-    bound = min(max(bounds), timeline.makespan)
-    return replace(plan, prediction=Prediction(timeline.makespan, bound, tuple(stages)))
+    bound = min(max(bounds), step_time)
+    return replace(plan, prediction=Prediction(step_time, bound, tuple(stages)))
 
 
-def _bubble(timeline: Timeline, track: str) -> float:
-    """The share of a step in which a stage does not compute."""
-    computed = sum(event.duration for event in timeline.on(track) if event.kind != "share")
-    return max(0.0, 1 - computed / timeline.makespan) if timeline.makespan else 0.0
+def _clocks(plan: Plan) -> tuple[StageClock, ...]:
+    """What `simulate` tells of each stage, to the bit: its tasks and its update, and their end."""
+    prediction = _prediction(plan)
+    clocks = [
+        clock
+        for first, pipeline in plan.numbered_pipelines()
+        for clock in stage_clocks(
+            pipeline.schedule, times_of(prediction.stages[first : first + len(pipeline.stages)])
+        )
+    ]
+    sharing = [stage.sharing_seconds for stage in prediction.stages]
+    # Stages exchange what several hold, once all of these have computed.
+    begin = max((c.end for c, each in zip(clocks, sharing, strict=True) if each > 0), default=0.0)
+    return tuple(
+        _with_update(clock, stage.update_seconds, begin + each if each > 0 else None)
+        for clock, stage, each in zip(clocks, prediction.stages, sharing, strict=True)
+    )
+
+
+def _with_update(clock: StageClock, seconds: float, shared: float | None) -> StageClock:
+    """A stage's clock with its update, which comes after all that is shared, where something is."""
+    start, end = clock.end, clock.end + seconds
+    if shared is not None:
+        start, end = shared, shared + (end - start)
+    return StageClock((*clock.durations, end - start), end)
 
 
 def _lower_bound(held: Sequence[StagePrediction], num_microbatches: int) -> float:

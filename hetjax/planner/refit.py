@@ -8,7 +8,7 @@ what it would take without is worth knowing, too.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -17,8 +17,8 @@ from hetjax.errors import InputError
 from hetjax.pipeline.schedule import WARM_UP_SCHEDULES
 from hetjax.pipeline.warm_up import from_warm_up_counts
 from hetjax.planner.fixed_pace import extra_forwards
-from hetjax.planner.plan import Plan, StagePlan, StagePrediction
-from hetjax.planner.predict import predict, simulate
+from hetjax.planner.plan import Plan, Prediction, StagePlan, StagePrediction
+from hetjax.planner.predict import predict, predict_stages
 from hetjax.planner.problem import PlanningProblem
 from hetjax.sharding.rules import RULES
 
@@ -28,8 +28,28 @@ _FINALISTS = 8
 Way = tuple[str, bool]
 """A sharding rule, and whether the stage recomputes."""
 
+Ways = Sequence[Mapping[Way, StagePrediction]]
+"""What each stage of a plan takes in each way, but for what depends on the schedule."""
 
-def refitted(plan: Plan, problem: PlanningProblem) -> Plan | None:
+
+def ways_of(plan: Plan, problem: PlanningProblem) -> Ways:
+    """What the stages of a plan take in all ways: both of what follows is chosen among these.
+
+    Args:
+        plan: a plan that `can_be_refitted`.
+        problem: the problem that it solves.
+
+    Returns:
+        The ways of each stage.
+
+    Raises:
+        InputError: the plan cannot be refitted, or was made for another model.
+    """
+    _check(plan)
+    return _predicted_ways(plan, problem, (False, True))
+
+
+def refitted(plan: Plan, problem: PlanningProblem, known: Ways | None = None) -> Plan | None:
     """A plan with the fastest ways to run its stages that fit: sharding rules and recomputation.
 
     Layers, submeshes, logical meshes and microbatches stay as they are. As in the planner's search,
@@ -40,6 +60,7 @@ def refitted(plan: Plan, problem: PlanningProblem) -> Plan | None:
     Args:
         plan: a plan that `can_be_refitted`.
         problem: the problem that it solves.
+        known: what `ways_of` found of it; None to find it now.
 
     Returns:
         The plan with its prediction; None where it fits in no way.
@@ -48,25 +69,24 @@ def refitted(plan: Plan, problem: PlanningProblem) -> Plan | None:
         InputError: the plan cannot be refitted, or was made for another model.
     """
     _check(plan)
-    known = _predicted_ways(plan, problem)
-    choices = sorted(_choices(plan, known), key=lambda each: each[0])
+    choices = sorted(_choices(plan, known or ways_of(plan, problem)), key=lambda each: each[0])
     best: Plan | None = None
     for _, ways, counts in choices[:_FINALISTS]:
         found = _predicted_so(plan, problem, ways, counts)
-        assert found.prediction is not None
-        if not all(stage.fits for stage in found.prediction.stages):
+        if not all(stage.fits for stage in _prediction(found).stages):
             continue
-        if best is None or simulate(found).makespan < simulate(best).makespan:
+        if best is None or _step_time(found) < _step_time(best):
             best = found
     return best
 
 
-def keeping_all(plan: Plan, problem: PlanningProblem) -> Plan:
+def keeping_all(plan: Plan, problem: PlanningProblem, known: Ways | None = None) -> Plan:
     """A plan whose stages recompute nothing and run as fast as they then can, fit or not.
 
     Args:
         plan: a plan that `can_be_refitted`.
         problem: the problem that it solves.
+        known: what `ways_of` found of it; None to find what is asked of it now.
 
     Returns:
         The plan with its prediction, which says of each stage whether it fits.
@@ -75,10 +95,12 @@ def keeping_all(plan: Plan, problem: PlanningProblem) -> Plan:
         InputError: the plan cannot be refitted, or was made for another model.
     """
     _check(plan)
-    known = _predicted_ways(plan, problem, (False,))
-    ways = [_fastest(each) for each in known]
-    slowest = max(_slowest(of[way]) for of, way in zip(known, ways, strict=True))
-    return _predicted_so(plan, problem, ways, _warm_up_counts(plan, known, slowest))
+    if known is None:
+        known = _predicted_ways(plan, problem, (False,))
+    kept = [{way: stage for way, stage in ways.items() if not way[1]} for ways in known]
+    ways = [_fastest(each) for each in kept]
+    slowest = max(_slowest(of[way]) for of, way in zip(kept, ways, strict=True))
+    return _predicted_so(plan, problem, ways, _warm_up_counts(plan, kept, slowest))
 
 
 def can_be_refitted(plan: Plan) -> bool:
@@ -109,20 +131,16 @@ def _predicted_so(
     return predict(_with_stages(plan, stages).with_schedule(schedule), problem)
 
 
-def _predicted_ways(
-    plan: Plan, problem: PlanningProblem, recompute: Sequence[bool] = (False, True)
-) -> tuple[dict[Way, StagePrediction], ...]:
+def _predicted_ways(plan: Plan, problem: PlanningProblem, recompute: Sequence[bool]) -> Ways:
     """What each stage takes in each way."""
     found: list[dict[Way, StagePrediction]] = [{} for _ in plan.stages]
     for way in [(rule, again) for rule in RULES for again in recompute]:
         stages = tuple(_run_so(stage, way) for stage in plan.pipeline.stages)
-        predicted = predict(_with_stages(plan, stages), problem).prediction
-        assert predicted is not None
-        for s, stage in enumerate(predicted.stages):
+        for s, stage in enumerate(predict_stages(_with_stages(plan, stages), problem)):
             # Rules differ along the data axis alone.
             if way[0] == "data" or stages[s].mesh_shape[0] > 1:
                 found[s][way] = stage
-    return tuple(found)
+    return found
 
 
 def _run_so(stage: StagePlan, way: Way) -> StagePlan:
@@ -130,9 +148,7 @@ def _run_so(stage: StagePlan, way: Way) -> StagePlan:
     return replace(stage, sharding=rule, recompute=recompute)
 
 
-def _choices(
-    plan: Plan, known: Sequence[dict[Way, StagePrediction]]
-) -> Iterator[tuple[float, tuple[Way, ...], tuple[int, ...]]]:
+def _choices(plan: Plan, known: Ways) -> Iterator[tuple[float, tuple[Way, ...], tuple[int, ...]]]:
     """For each pace the seconds of a step, the ways, and the warm-up counts."""
     paces = np.unique([_seconds(each) for ways in known for each in ways.values()])
     seen: set[tuple[tuple[Way, ...], tuple[int, ...]]] = set()
@@ -165,7 +181,7 @@ def _slowest(stage: StagePrediction) -> float:
 
 
 def _allowed(
-    ways: dict[Way, StagePrediction], count: int, pace: float
+    ways: Mapping[Way, StagePrediction], count: int, pace: float
 ) -> dict[Way, StagePrediction]:
     """The ways that are no slower than the pace and hold so many microbatches."""
     return {
@@ -175,7 +191,7 @@ def _allowed(
     }
 
 
-def _fastest(ways: dict[Way, StagePrediction]) -> Way:
+def _fastest(ways: Mapping[Way, StagePrediction]) -> Way:
     return min(ways, key=lambda way: (_seconds(ways[way]), ways[way].update_seconds))
 
 
@@ -184,9 +200,7 @@ def _held(stage: StagePrediction, count: int) -> float:
     return once + count * stage.activation_bytes
 
 
-def _warm_up_counts(
-    plan: Plan, known: Sequence[dict[Way, StagePrediction]], pace: float
-) -> tuple[int, ...]:
+def _warm_up_counts(plan: Plan, known: Ways, pace: float) -> tuple[int, ...]:
     """The warm-up count of each stage at a pace, as the search counts them."""
     name, most = plan.pipeline.schedule.name, plan.pipeline.num_microbatches
     if name == "gpipe":
@@ -201,3 +215,12 @@ def _warm_up_counts(
 
 def _with_stages(plan: Plan, stages: tuple[StagePlan, ...]) -> Plan:
     return replace(plan, pipelines=(replace(plan.pipeline, stages=stages),))
+
+
+def _step_time(plan: Plan) -> float:
+    return _prediction(plan).step_time
+
+
+def _prediction(plan: Plan) -> Prediction:
+    assert plan.prediction is not None, "it was predicted"
+    return plan.prediction

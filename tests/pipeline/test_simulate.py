@@ -13,7 +13,12 @@ from hetjax.errors import InputError
 from hetjax.pipeline.lower_bound import harp_latency, lower_bound
 from hetjax.pipeline.named_schedules import make_schedule
 from hetjax.pipeline.schedule import WARM_UP_SCHEDULES, Schedule, Task
-from hetjax.pipeline.simulate import simulate_schedule, task_seconds, warm_up_makespan
+from hetjax.pipeline.simulate import (
+    simulate_schedule,
+    stage_clocks,
+    task_seconds,
+    warm_up_makespan,
+)
 from hetjax.pipeline.timeline import link_track, live_over_time, stage_track
 from hetjax.pipeline.times import StepTimes
 from hetjax.pipeline.warm_up import from_warm_up_counts, gpipe, h_1f1b, one_f_one_b
@@ -59,6 +64,24 @@ def test_the_makespan_alone_is_the_timelines(case: Case):
         found = warm_up_makespan(counts, schedule.num_microbatches, times)
         whole = from_warm_up_counts(counts, schedule.num_microbatches)
         assert found == simulate_schedule(whole, times).makespan
+
+
+@given(cases())
+def test_the_clocks_of_stages_are_the_timelines_to_the_bit(case: Case):
+    schedule, times = case
+    timeline = simulate_schedule(schedule, replace(times, update=()))
+    for stage, clock in enumerate(stage_clocks(schedule, times)):
+        events = timeline.on(stage_track(stage))
+        assert clock.durations == tuple(event.duration for event in events)
+        assert clock.end == events[-1].end
+
+
+def test_clocks_of_stages_that_deadlock_are_refused():
+    rows = ("F0 B0 F1 B1", "F0 F1 B0 B1")
+    order = tuple(tuple(map(Task.parse, row.split())) for row in rows)
+    times = StepTimes([1.0, 1.0], [1.0, 1.0], [1.0], [1.0])
+    with pytest.raises(InputError, match=r"stage 0 waits at B0 .* stage 1 waits at F1"):
+        stage_clocks(Schedule("explicit", order), times)
 
 
 @given(cases())

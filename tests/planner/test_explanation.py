@@ -161,6 +161,16 @@ def test_the_rows_add_up_to_the_simulated_step(plan: Plan):
 
 @settings(max_examples=60, deadline=None)
 @given(plans())
+def test_a_prediction_without_events_is_the_timelines_to_the_bit(plan: Plan):
+    timeline = simulate(plan)
+    for s, stage in enumerate(stages_of(plan)):
+        events = [event for event in timeline.on(stage_track(s)) if event.kind != "share"]
+        computed = sum(event.duration for event in events)
+        assert stage.bubble == max(0.0, 1 - computed / timeline.makespan)
+
+
+@settings(max_examples=60, deadline=None)
+@given(plans())
 def test_the_bound_knows_all_that_a_stage_does_in_a_step(plan: Plan):
     assert plan.prediction is not None
     bound = plan.prediction.lower_bound

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 from dataclasses import replace
 
@@ -15,7 +16,7 @@ from hetjax.errors import InputError
 from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster, SubMesh
 from hetjax.pipeline import make_schedule
 from hetjax.planner import PipelinePlan, Plan, PlanningProblem, StagePlan, choose_schedule, predict
-from hetjax.planner.refit import can_be_refitted, keeping_all, refitted
+from hetjax.planner.refit import can_be_refitted, keeping_all, refitted, ways_of
 
 NEAR, FAR = Link(10e9, 1e-5), Link(2e9, 1e-4)
 WAYS = [(rule, again) for rule in ("data", "state_sharded", "fully_sharded") for again in (0, 1)]
@@ -122,6 +123,25 @@ def test_what_nothing_forces_is_not_recomputed_and_what_memory_forces_is_told():
     assert seconds(kept) < seconds(forced)
 
 
+def test_what_is_known_of_its_ways_is_not_predicted_again(monkeypatch: pytest.MonkeyPatch):
+    problem = problem_of(8)
+    plan = plan_of(problem)
+    expected = refitted(plan, problem), keeping_all(plan, problem)
+    known = ways_of(plan, problem)
+    monkeypatch.setattr("hetjax.planner.refit.predict_stages", None)
+    assert (refitted(plan, problem, known), keeping_all(plan, problem, known)) == expected
+
+
+def test_ways_are_predicted_without_a_step(monkeypatch: pytest.MonkeyPatch):
+    problem = problem_of(8)
+    plan = plan_of(problem)
+    # The package's own name ``predict`` is a function.
+    module = importlib.import_module("hetjax.planner.predict")
+    monkeypatch.setattr(module, "stage_clocks", None)
+    known = ways_of(plan, problem)
+    assert [len(ways) for ways in known] == [6, 2]
+
+
 def test_what_no_warm_up_counts_describe_is_refused():
     problem = problem_of(30)
     plan = plan_of(problem)
@@ -132,3 +152,5 @@ def test_what_no_warm_up_counts_describe_is_refused():
         refitted(split, problem)
     with pytest.raises(InputError, match="zb_h1"):
         keeping_all(split, problem)
+    with pytest.raises(InputError, match="zb_h1"):
+        ways_of(split, problem)
