@@ -7,6 +7,7 @@ between two of them.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -112,12 +113,12 @@ class Program:
         """The operands that hold what the last stage computes: total, count, figures."""
         return self.total, self.count, *self.aux
 
-    @property
+    @functools.cached_property
     def num_positions(self) -> int:
         """How many places there are: one a step, one an iteration of a scan."""
         return sum(step.iterations for step in self.steps)
 
-    @property
+    @functools.cached_property
     def fingerprint(self) -> str:
         """What tells this model from another: its parameters and its sequence of primitives.
 

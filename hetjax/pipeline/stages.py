@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -99,6 +100,22 @@ def cut(program: Program, boundaries: Sequence[int]) -> tuple[Stage, ...]:
     assert boundaries[0] == 0, boundaries
     assert boundaries[-1] == program.num_positions, boundaries
     assert list(boundaries) == sorted(set(boundaries)), boundaries
+    known, key = _cuts.setdefault(program, {}), tuple(boundaries)
+    # What was asked for last stands last.
+    stages = known[key] = known.pop(key, None) or _cut(program, key)
+    if len(known) > _KEPT_CUTS:
+        del known[next(iter(known))]
+    return stages
+
+
+_KEPT_CUTS = 8
+"""How many cuts of a program are kept: to count its layers takes three, to predict a plan one."""
+
+_cuts: WeakKeyDictionary[Program, dict[tuple[int, ...], tuple[Stage, ...]]] = WeakKeyDictionary()
+"""The last cuts of programs: each question about a plan's stages asks for them anew."""
+
+
+def _cut(program: Program, boundaries: tuple[int, ...]) -> tuple[Stage, ...]:
     cutter = _Cutter(program, boundaries)
     return tuple(cutter.stage(index) for index in range(len(boundaries) - 1))
 
@@ -190,10 +207,6 @@ class _Cutter:
         self.program = program
         self.avals = list(program.avals)
         self.shared = shared_steps(program)
-        self.used = {value for step in program.steps for value in step.values()}
-        self.used.update(
-            value for operand in program.outputs if (value := operand_value(operand)) is not None
-        )
         self.num_stages = len(boundaries) - 1
         self.steps: list[list[Step]] = [[] for _ in range(self.num_stages)]
         self.producer: dict[int, int] = {}
@@ -205,21 +218,31 @@ class _Cutter:
         self.leaf_of = {value: leaf for leaf, value in enumerate(program.parameters)}
         self.crossings = self._crossings()
 
+    @functools.cached_property
+    def used(self) -> set[int]:
+        """The values that a step or the program's result reads."""
+        operands = [*(o for step in self.program.steps for o in step.inputs), *self.program.outputs]
+        return {value for operand in operands if (value := operand_value(operand)) is not None}
+
     def _assign(self, boundaries: Sequence[int]) -> None:
         position, stage = 0, 0
         for place, step in enumerate(self.program.steps):
-            if self.shared.issuperset(step.outputs):
+            is_shared = self.shared.issuperset(step.outputs)
+            if is_shared:
                 self.shared_step.update((output, step) for output in step.outputs)
                 self.shared_place.update((output, place) for output in step.outputs)
-            cuts = [b - position for b in boundaries if position < b < position + step.iterations]
-            for piece, advance in self._pieces(step, cuts):
+            end = position + step.iterations
+            inside = boundaries if step.iterations > 1 else ()
+            for piece, advance in self._pieces(
+                step, [b - position for b in inside if position < b < end]
+            ):
                 stage += advance
                 while position >= boundaries[stage + 1]:
                     stage += 1
-                if not self.shared.issuperset(step.outputs):
+                if not is_shared:
                     self.steps[stage].append(piece)
                     self.producer.update((output, stage) for output in piece.outputs)
-            position += step.iterations
+            position = end
 
     def _pieces(self, step: Step, cuts: Sequence[int]) -> list[tuple[Step, int]]:
         """A step cut at some iterations; each piece with 1 where a stage begins before it."""
@@ -307,8 +330,8 @@ class _Cutter:
         outputs = self.program.outputs if last else sends
         steps = self._with_shared(index)
         batch_values = [self.program.batch[leaf] for leaf in batch]
-        slots = {operand: slot for slot, (operand, _) in enumerate(parts)}
-        bound = tuple(_rebind(step, slots) for step in steps)
+        slots = {o: slot for slot, (o, _) in enumerate(parts) if isinstance(o, SliceOf)}
+        bound = tuple(_rebind(step, slots) for step in steps) if slots else steps
         part_keys = [-1 - slot for slot in range(len(parts))]
 
         def function(
@@ -369,7 +392,7 @@ class _Cutter:
         return (*shared, *self.steps[index])
 
 
-def _rebind(step: Step, slots: dict[Operand, int]) -> Step:
+def _rebind(step: Step, slots: dict[SliceOf, int]) -> Step:
     """A step whose slices of a parameter read the part that the stage holds."""
     inputs = tuple(
         -1 - slots[operand] if isinstance(operand, SliceOf) and operand in slots else operand

@@ -1,6 +1,8 @@
 """Cutting: stages in a row compute the program, wherever it is cut."""
 
+import gc
 import itertools
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -66,6 +68,29 @@ def test_every_pair_of_cuts_computes_the_program():
             stages = cut(program, (0, a, b, end))
             found = chained(stages, SMALL_PARAMETERS, SMALL_BATCH)
             np.testing.assert_allclose(found, expected, rtol=1e-6, err_msg=f"cuts {a}, {b}")
+
+
+def test_the_last_cuts_of_a_program_are_kept():
+    program = trace(small_loss, SMALL_PARAMETERS, SMALL_BATCH)
+    end = program.num_positions
+    first = cut(program, (0, 1, end))
+    assert cut(program, [0, 1, end]) is first
+    for middle in range(2, end):
+        cut(program, (0, middle, end))
+        # What is asked for again and again stays.
+        assert cut(program, (0, 1, end)) is first
+    for middle in range(2, end):
+        cut(program, (0, middle, end))
+    assert cut(program, (0, 1, end)) is not first
+
+
+def test_cuts_of_a_program_go_with_it():
+    program = trace(small_loss, SMALL_PARAMETERS, SMALL_BATCH)
+    kept, stages = weakref.ref(program), cut(program, (0, 1, program.num_positions))
+    del program
+    gc.collect()
+    assert kept() is None
+    assert len(stages) == 2
 
 
 def test_a_cut_at_every_position_computes_the_program():
