@@ -67,7 +67,7 @@ def _plan(arguments: argparse.Namespace) -> int:
     given = published_plan(ingredients, cluster)
     with MeasuringProgress("planned") as progress:
         prepared = prepare(ingredients, cluster, frozenset(arguments.lost), progress.update)
-    published = rated(ingredients, given)
+    published = rated(prepared, given)
     alone, others = parts(prepared), alternatives(prepared)
     if arguments.json:
         figures = {

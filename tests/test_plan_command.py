@@ -4,10 +4,12 @@ import importlib
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from hetjax.planner import Plan
+from hetjax import planner
+from hetjax.planner import Plan, PlanningProblem
 
 QUICKSTART = Path(__file__).parent.parent / "configs" / "quickstart.gin"
 
@@ -75,6 +77,27 @@ def test_a_published_plan_and_the_best_number_of_microbatches(
         assert ours[f"published_{rating}_recomputing_stages"] == 0
     assert ours["step_time"] <= theirs["step_time"]
     assert ours["num_microbatches"] * ours["microbatch_size"] == theirs["batch_size"]
+
+
+def test_a_published_plan_is_rated_by_what_was_traced_for_the_search(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "published.json"
+    given = ["--config", str(QUICKSTART), "--json"]
+    assert plan_command(*given, "--out", str(file)) == 0
+    capsys.readouterr()
+    stated: list[int] = []
+
+    def make_problem(*arguments: Any, **options: Any) -> PlanningProblem:
+        stated.append(options["num_microbatches"])
+        return planner.make_problem(*arguments, **options)
+
+    monkeypatch.setattr("hetjax.commands.prepare.make_problem", make_problem)
+    published = ("--gin", f"planner.published = {str(file)!r}")
+    assert plan_command(*given, *published) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert stated == [figures["num_microbatches"]]
+    assert figures["published_step_time"] == figures["step_time"]
 
 
 def test_what_a_published_plan_has_to_recompute_is_told_and_shown_without(

@@ -39,6 +39,7 @@ from hetjax.planner import (
 from hetjax.planner.lost_devices import lost_in_part
 from hetjax.planner.microbatches import PROMISING, divisors, improve_promising, look_at
 from hetjax.planner.problem import trace_microbatch
+from hetjax.planner.profile import Profile
 from hetjax.planner.profiler import ProfileDatabase
 from hetjax.report import format_bytes
 
@@ -182,6 +183,23 @@ def problems_of(ingredients: Ingredients, given: Plan) -> tuple[PlanningProblem,
     return tuple(
         _problem(ingredients, given.cluster, each.num_microbatches, given=each) for each in unlike
     )
+
+
+def problems_beside(prepared: Prepared, given: Plan) -> tuple[PlanningProblem, ...]:
+    """The problems that a plan solves which is compared with one that was found.
+
+    Args:
+        prepared: the plan that was found.
+        given: the plan, for the same batch and cluster.
+
+    Returns:
+        As `problems_of`; what was traced for the search is not traced anew.
+    """
+    if prepared.planned is None or len(given.pipelines) > 1:
+        return problems_of(prepared.ingredients, given)
+    traced = prepared.planned.problems.traced(given.pipeline.num_microbatches)
+    # It is rated by the analytic model, on all devices.
+    return (replace(traced, lost=frozenset(), profile=Profile()),)
 
 
 @seldom_collected()

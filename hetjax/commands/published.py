@@ -10,10 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from hetjax.commands.prepare import problems_of
-from hetjax.configuration.make import Ingredients
+from hetjax.commands.prepare import Prepared, problems_beside
 from hetjax.planner import Plan, Prediction, predict
-from hetjax.planner.refit import can_be_refitted, keeping_all, refitted
+from hetjax.planner.refit import can_be_refitted, keeping_all, refitted, ways_of
 from hetjax.report import format_seconds
 
 
@@ -33,11 +32,11 @@ class Published:
     keeping: Plan | None = None
 
 
-def rated(ingredients: Ingredients, given: Plan | None) -> Published | None:
+def rated(prepared: Prepared, given: Plan | None) -> Published | None:
     """Rate a published plan in all ways.
 
     Args:
-        ingredients: the model, the data and the optimizer.
+        prepared: the plan that was found beside it.
         given: the plan; None where there is none.
 
     Returns:
@@ -48,11 +47,12 @@ def rated(ingredients: Ingredients, given: Plan | None) -> Published | None:
     """
     if given is None:
         return None
-    problem, *others = problems_of(ingredients, given)
+    problem, *others = problems_beside(prepared, given)
     plan = predict(given, problem, *others)
     if not can_be_refitted(plan):
         return Published(plan)
-    return Published(plan, refitted(plan, problem), keeping_all(plan, problem))
+    known = ways_of(plan, problem)
+    return Published(plan, refitted(plan, problem, known), keeping_all(plan, problem, known))
 
 
 def published_lines(published: Published | None, step_time: float) -> Iterator[str]:
