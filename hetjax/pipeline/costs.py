@@ -103,6 +103,16 @@ def step_cost(step: Step) -> Cost:
     return cost
 
 
+def share_cost(step: Step, like: Step) -> None:
+    """Says that a step's work is that of another one, so that it need not be counted.
+
+    Args:
+        step: a step.
+        like: one with the same equation.
+    """
+    _counted[step] = step_cost(like)
+
+
 def steps_cost(steps: Sequence[Step]) -> Cost:
     """The work of several steps."""
     return sum((step_cost(step) for step in steps), Cost())

@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetjax.pipeline.costs import is_heavy, step_cost
-from hetjax.pipeline.program import Program, Step
+from hetjax.pipeline.forms import Form, form_of
+from hetjax.pipeline.program import Program
 
 # How many bytes may cross a module's edges over those that cross it inside, where fewest do: as
 # many, but for sums that grow a little from one occurrence to the next.
@@ -91,8 +92,8 @@ def find_modules(
 class _Finder:
     def __init__(self, program: Program, crossing: NDArray[np.float64], min_products: int):
         self.steps, self.crossing, self.min_products = program.steps, crossing, min_products
-        letters: dict[Hashable, int] = {}
-        self.letters = [letters.setdefault(_letter(step), len(letters)) for step in self.steps]
+        letters: dict[Form, int] = {}
+        self.letters = [letters.setdefault(form_of(step), len(letters)) for step in self.steps]
         self.heavy = [step.iterations == 1 and is_heavy(step) for step in self.steps]
         iterations = [step.iterations for step in self.steps]
         self.positions = np.concatenate([[0], np.cumsum(iterations)])
@@ -206,13 +207,6 @@ class _Finder:
             if len(seen) > 1:
                 return distance
         return most
-
-
-def _letter(step: Step) -> Hashable:
-    """What steps have in common that look alike."""
-    variables = (*step.equation.invars, *step.equation.outvars) if step.equation else ()
-    shapes = tuple(str(variable.aval) for variable in variables)
-    return step.name, step.iterations, step_cost(step), shapes
 
 
 def _space(

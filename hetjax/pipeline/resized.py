@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hetjax import _compat
+from hetjax.pipeline.forms import shapes_of, share_form
 from hetjax.pipeline.program import Constant, FlatJaxpr, Operand, Program, Step
 from hetjax.pipeline.traced_stage import TracedStage
 
@@ -211,10 +212,17 @@ class _SizedSteps:
 
     def at(self, between: Between) -> tuple[Step, ...]:
         equations = [each and _Resizer(between).equation(*each) for each in self._equations]
-        return tuple(
-            replace(step, evaluate=_not_computed, equation=equations[place])
-            for step, place in zip(self._steps, self._classes, strict=True)
-        )
+        steps: list[Step] = []
+        first: dict[int, Step] = {}
+        for step, place in zip(self._steps, self._classes, strict=True):
+            inputs, outputs, iterations = step.inputs, step.outputs, step.iterations
+            equation = equations[place]
+            made = Step(step.name, inputs, outputs, _not_computed, equation, iterations)
+            steps.append(made)
+            like = first.setdefault(place, made)
+            if equation is not None and like is not made:
+                share_form(made, like)
+        return tuple(steps)
 
 
 def _not_computed(*_: Any) -> list[Any]:
@@ -233,9 +241,8 @@ def _equations(a: Step, b: Step) -> tuple[_compat.JaxprEqn, _compat.JaxprEqn] | 
 
 def _key(equation: _compat.JaxprEqn) -> Hashable:
     """What equations of one class have in common."""
-    variables = (*equation.invars, *equation.outvars)
-    avals = tuple(str(variable.aval) for variable in variables)
-    return equation.primitive.name, avals, _frozen(tuple(equation.params.items()))
+    params = _frozen(tuple(equation.params.items()))
+    return equation.primitive.name, shapes_of(equation), params
 
 
 def _frozen(parameter: Any) -> Hashable:

@@ -12,12 +12,11 @@ import itertools
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import jax
 
 from hetjax import _compat
-from hetjax.pipeline.costs import step_cost
+from hetjax.pipeline.forms import form_of
 from hetjax.pipeline.program import (
     Constant,
     Operand,
@@ -29,23 +28,6 @@ from hetjax.pipeline.program import (
     read_operand,
 )
 from hetjax.pipeline.stages import Stage, shared_steps
-
-_forms: WeakKeyDictionary[Step, Hashable] = WeakKeyDictionary()
-"""The forms of steps that were looked at before: every step is in several runs."""
-
-
-def form_of(step: Step) -> Hashable:
-    """What a step does, and the shapes of what it reads and makes.
-
-    Args:
-        step: a step of a program.
-    """
-    form = _forms.get(step)
-    if form is None:
-        variables = (*step.equation.invars, *step.equation.outvars) if step.equation else ()
-        avals = tuple(str(variable.aval) for variable in variables)
-        form = _forms[step] = (step.name, step.iterations, step_cost(step), avals)
-    return form
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,10 +12,11 @@ import jax
 from hetjax import _compat
 from hetjax.pipeline.backward import StagePrograms, differentiate
 from hetjax.pipeline.costs import Cost, equation_cost
+from hetjax.pipeline.forms import form_of
 from hetjax.pipeline.program import Constant, Operand, Program, SliceOf, Step, num_bytes
 from hetjax.pipeline.stages import ParameterPart, Stage, cut
 from hetjax.pipeline.traced_stage import TracedStage, Tracer, trace_stage
-from hetjax.planner.grouped_stage import Groups, form_of
+from hetjax.planner.grouped_stage import Groups
 
 Shapes = list[jax.ShapeDtypeStruct]
 Inputs = tuple[Shapes, Shapes, Shapes]
