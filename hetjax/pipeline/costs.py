@@ -115,7 +115,13 @@ def share_cost(step: Step, like: Step) -> None:
 
 def steps_cost(steps: Sequence[Step]) -> Cost:
     """The work of several steps."""
-    return sum((step_cost(step) for step in steps), Cost())
+    flops = matmul_flops = num_bytes = 0.0
+    for step in steps:
+        cost = step_cost(step)
+        flops += cost.flops
+        matmul_flops += cost.matmul_flops
+        num_bytes += cost.bytes
+    return Cost(flops, matmul_flops, num_bytes)
 
 
 def is_heavy(step: Step) -> bool:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import PyTree
 
 from hetjax import _compat
@@ -73,11 +73,12 @@ class Step:
 
     def values(self) -> tuple[int, ...]:
         """The numbers of the values that it reads."""
-        return tuple(
-            operand.value if isinstance(operand, SliceOf) else operand
-            for operand in self.inputs
-            if not isinstance(operand, Constant)
-        )
+        return self._values
+
+    @functools.cached_property
+    def _values(self) -> tuple[int, ...]:
+        values = map(operand_value, self.inputs)
+        return tuple(value for value in values if value is not None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -364,12 +365,16 @@ def read_operand(environment: Mapping[int, Any], operand: Operand) -> Any:
 
 def operand_value(operand: Operand) -> int | None:
     """The number of the value that an operand reads, None for a constant."""
-    if isinstance(operand, Constant):
-        return None
-    return operand.value if isinstance(operand, SliceOf) else operand
+    if isinstance(operand, int):
+        return operand
+    return operand.value if isinstance(operand, SliceOf) else None
 
 
 def num_bytes(aval: jax.ShapeDtypeStruct) -> int:
     """The size of a value in bytes; a random key counts as its two words."""
-    itemsize = 8 if jnp.issubdtype(aval.dtype, jax.dtypes.extended) else aval.dtype.itemsize
-    return int(np.prod(aval.shape, dtype=np.int64)) * itemsize
+    return int(math.prod(aval.shape)) * _itemsize(aval.dtype)
+
+
+@functools.lru_cache(maxsize=256)
+def _itemsize(dtype: Any) -> int:
+    return 8 if jnp.issubdtype(dtype, jax.dtypes.extended) else dtype.itemsize

@@ -202,16 +202,50 @@ def _num_unstacked(equation: _compat.JaxprEqn) -> int:
     return equation.params["num_consts"] + equation.params["num_carry"]
 
 
+@dataclass(frozen=True, eq=False)
+class _Shares:
+    """A program's steps, by whether every stage computes them for itself; the same for all cuts.
+
+    Args:
+        step: the step that makes each value that is shared.
+        place: its place among the program's steps.
+        others: the other steps, each with its position.
+    """
+
+    step: dict[int, Step]
+    place: dict[int, int]
+    others: Sequence[tuple[int, Step]]
+
+
+_known_shares: WeakKeyDictionary[Program, _Shares] = WeakKeyDictionary()
+"""What was found of programs before."""
+
+
+def _shares_of(program: Program) -> _Shares:
+    if program not in _known_shares:
+        shared = shared_steps(program)
+        found, places, others = {}, {}, []
+        position = 0
+        for place, step in enumerate(program.steps):
+            if shared.issuperset(step.outputs):
+                found.update(dict.fromkeys(step.outputs, step))
+                places.update(dict.fromkeys(step.outputs, place))
+            else:
+                others.append((position, step))
+            position += step.iterations
+        _known_shares[program] = _Shares(found, places, others)
+    return _known_shares[program]
+
+
 class _Cutter:
     def __init__(self, program: Program, boundaries: Sequence[int]):
         self.program = program
         self.avals = list(program.avals)
-        self.shared = shared_steps(program)
+        self.shares = _shares_of(program)
+        self.shared_step, self.shared_place = self.shares.step, self.shares.place
         self.num_stages = len(boundaries) - 1
         self.steps: list[list[Step]] = [[] for _ in range(self.num_stages)]
         self.producer: dict[int, int] = {}
-        self.shared_step: dict[int, Step] = {}
-        self.shared_place: dict[int, int] = {}
         self._assign(boundaries)
         self.needs = [self._needs(index) for index in range(self.num_stages)]
         self.whole_leaves = self._whole_leaves()
@@ -225,12 +259,8 @@ class _Cutter:
         return {value for operand in operands if (value := operand_value(operand)) is not None}
 
     def _assign(self, boundaries: Sequence[int]) -> None:
-        position, stage = 0, 0
-        for place, step in enumerate(self.program.steps):
-            is_shared = self.shared.issuperset(step.outputs)
-            if is_shared:
-                self.shared_step.update((output, step) for output in step.outputs)
-                self.shared_place.update((output, place) for output in step.outputs)
+        stage = 0
+        for position, step in self.shares.others:
             end = position + step.iterations
             inside = boundaries if step.iterations > 1 else ()
             for piece, advance in self._pieces(
@@ -239,10 +269,11 @@ class _Cutter:
                 stage += advance
                 while position >= boundaries[stage + 1]:
                     stage += 1
-                if not is_shared:
-                    self.steps[stage].append(piece)
-                    self.producer.update((output, stage) for output in piece.outputs)
-            position = end
+                self.steps[stage].append(piece)
+        for stage, steps in enumerate(self.steps):
+            for step in steps:
+                for output in step.outputs:
+                    self.producer[output] = stage
 
     def _pieces(self, step: Step, cuts: Sequence[int]) -> list[tuple[Step, int]]:
         """A step cut at some iterations; each piece with 1 where a stage begins before it."""

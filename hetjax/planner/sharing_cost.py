@@ -64,6 +64,8 @@ class SharedParameters:
         updated = {part.leaf: part for part in updated_parts(parts, self.shared, stage)}
         saved = 0.0
         for part in parts:
+            if updated.get(part.leaf) == part:
+                continue
             kept = self.elements(updated[part.leaf]) if part.leaf in updated else 0
             elements = self.elements(part) - kept
             saved += elements * optimizer_bytes / state_division(self.program, part, execution)

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 import jax
 
@@ -138,12 +139,15 @@ def measure(
         alike = (structure, _shape_keys(inputs[run.index]))
         key = (alike, cotangents, is_last, again[run.index], split)
         if key not in known.works:
+            # What its backward pass reads does not depend on whether that is kept.
+            other = known.works.get((alike, cotangents, is_last, not again[run.index], split))
             known.works[key] = _measure_run(
                 run,
                 inputs[run.index],
                 cotangents,
                 is_last=is_last,
                 recompute=again[run.index],
+                halves=other[0].split if other else None,
                 split=split,
                 tracer=_tracer(known, alike, traces, tuple(boundaries), is_last=is_last),
             )
@@ -238,10 +242,14 @@ def _measure_run(
     *,
     is_last: bool,
     recompute: bool,
+    halves: SplitWork | None,
     split: bool,
     tracer: Tracer,
 ) -> tuple[Work, tuple[int, ...]]:
-    """A run's work, and which of the values it receives have a cotangent."""
+    """A run's work, and which of the values it receives have a cotangent.
+
+    Where halves are asked for and known, they are not found again.
+    """
     _, batch, received = inputs
     programs = differentiate(
         run,
@@ -262,7 +270,7 @@ def _measure_run(
         returned_bytes=sum(num_bytes(received[place]) for place in programs.cotangents_out),
         returned=programs.cotangents_out,
         parts=run.parameters,
-        split=_measure_halves(programs) if split else None,
+        split=(halves or _measure_halves(programs)) if split else None,
     )
     return work, programs.cotangents_out
 
@@ -352,6 +360,8 @@ def _structure(program: Program, run: Stage) -> Hashable:
     Values are numbered anew, by what they are to the run, so that the blocks of a model, which
     differ in nothing but their parameters, are differentiated once.
     """
+    if run in _structures:
+        return _structures[run]
     codes: dict[int, Hashable] = {}
     for place, part in enumerate(run.parameters):
         codes[program.parameters[part.leaf]] = ("parameter", place)
@@ -369,4 +379,9 @@ def _structure(program: Program, run: Stage) -> Hashable:
     for step in run.steps:
         codes |= {output: len(codes) + place for place, output in enumerate(step.outputs)}
         steps.append((form_of(step), tuple(code(operand) for operand in step.inputs)))
-    return tuple(steps), tuple(code(value) for value in run.sends)
+    _structures[run] = tuple(steps), tuple(code(value) for value in run.sends)
+    return _structures[run]
+
+
+_structures: WeakKeyDictionary[Stage, Hashable] = WeakKeyDictionary()
+"""The structures of runs that were looked at before."""
