@@ -1,5 +1,6 @@
 """The plan command; the package's own name ``plan`` is a function."""
 
+import gc
 import importlib
 import json
 from dataclasses import replace
@@ -92,12 +93,22 @@ def test_a_published_plan_is_rated_by_what_was_traced_for_the_search(
         stated.append(options["num_microbatches"])
         return planner.make_problem(*arguments, **options)
 
+    seldom: list[bool] = []
+
+    def predict(plan: Plan, problem: PlanningProblem) -> Plan:
+        seldom.append(gc.get_threshold() > usual)
+        return planner.predict(plan, problem)
+
+    usual = gc.get_threshold()
     monkeypatch.setattr("hetjax.commands.prepare.make_problem", make_problem)
+    monkeypatch.setattr("hetjax.commands.published.predict", predict)
     published = ("--gin", f"planner.published = {str(file)!r}")
     assert plan_command(*given, *published) == 0
     figures = json.loads(capsys.readouterr().out)
     assert stated == [figures["num_microbatches"]]
     assert figures["published_step_time"] == figures["step_time"]
+    # The traces of the search are not walked again and again for what could be thrown away.
+    assert seldom == [True]
 
 
 def test_what_a_published_plan_has_to_recompute_is_told_and_shown_without(

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from hetjax.commands.collecting import seldom_collected
 from hetjax.commands.prepare import Prepared, problems_beside
 from hetjax.planner import Plan, Prediction, predict
 from hetjax.planner.refit import can_be_refitted, keeping_all, refitted, ways_of
@@ -32,6 +33,7 @@ class Published:
     keeping: Plan | None = None
 
 
+@seldom_collected()
 def rated(prepared: Prepared, given: Plan | None) -> Published | None:
     """Rate a published plan in all ways.
 

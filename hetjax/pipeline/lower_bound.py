@@ -148,6 +148,8 @@ class _Way:
         start: float = 0.0,
     ):
         self.before, self.there, self.turn = before, there, turn
+        # When the stage can start its very first operation; the first that goes there tells.
+        self.first = 0.0
         self.back, self.after, self.start = back, after, start
         self.starts_before: list[float] = []
         self.starts_there: list[float] = []
@@ -156,44 +158,39 @@ class _Way:
         self.sent_there: list[float] = []
         self.sent_back: list[float] = []
 
-    @property
-    def first(self) -> float:
-        """When the stage can start its very first operation."""
-        return self.starts_before[0] if self.before else self.starts_there[0]
-
     def go(self, k: int, arrival: float, limit: int) -> float:
         """When the k-th microbatch can be through on its way there."""
-        earliest = [self.start]
+        before, there = self.start, arrival
         if k:
-            earliest.append(self.starts_before[-1] + self.before)
+            before = max(before, self.starts_before[-1] + self.before)
+            there = max(there, self.starts_there[-1] + self.there)
         if k >= limit:
-            earliest.append(self.starts_after[k - limit] + self.after)
-        self.starts_before.append(max(earliest))
-        earliest = [arrival, self.starts_before[-1] + self.before]
-        if k:
-            earliest.append(self.starts_there[-1] + self.there)
-        self.starts_there.append(max(earliest))
-        # Only now is it known when the stage starts at all.
-        work = self.first + (k + 1) * self.before + k * self.there
-        self.starts_there[-1] = max(self.starts_there[-1], work)
-        return self.starts_there[-1] + self.there
+            before = max(before, self.starts_after[k - limit] + self.after)
+        self.starts_before.append(before)
+        there = max(there, before + self.before)
+        if not k:
+            # Only now is it known when the stage starts at all.
+            self.first = before if self.before else there
+        there = max(there, self.first + (k + 1) * self.before + k * self.there)
+        self.starts_there.append(there)
+        return there + self.there
 
     def come_back(self, k: int, arrival: float) -> float:
         """When the k-th microbatch can be through on its way back."""
         on_the_way = self.before + self.there + self.turn
-        earliest = [
+        start = max(
             arrival,
             self.starts_there[k] + self.there + self.turn,
             self.first + (k + 1) * on_the_way + k * self.back,
-        ]
+        )
         if k:
-            earliest.append(self.starts_back[-1] + self.back)
-        self.starts_back.append(max(earliest))
-        end = self.starts_back[-1] + self.back
-        earliest = [end, self.first + (k + 1) * (on_the_way + self.back) + k * self.after]
+            start = max(start, self.starts_back[-1] + self.back)
+        self.starts_back.append(start)
+        end = start + self.back
+        after = max(end, self.first + (k + 1) * (on_the_way + self.back) + k * self.after)
         if k:
-            earliest.append(self.starts_after[-1] + self.after)
-        self.starts_after.append(max(earliest))
+            after = max(after, self.starts_after[-1] + self.after)
+        self.starts_after.append(after)
         return end
 
 
