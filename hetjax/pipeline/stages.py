@@ -104,7 +104,7 @@ def cut(program: Program, boundaries: Sequence[int]) -> tuple[Stage, ...]:
     # What was asked for last stands last.
     stages = known[key] = known.pop(key, None) or _cut(program, key)
     if len(known) > _KEPT_CUTS:
-        del known[next(iter(known))]
+        known.pop(next(iter(known)), None)
     return stages
 
 
