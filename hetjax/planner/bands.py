@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from hetjax.planner.stage_table import FloatArray, Slice, by_length
+from hetjax.planner.stage_table import FloatArray, IntArray, Slice, by_length
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,21 +34,10 @@ class Band:
             num_counts: how many there are.
             pace: seconds that no stage may exceed.
         """
-        num_firsts = cut.seconds.shape[1]
         width = max(int(np.searchsorted(cut.fastest_by_length, pace, side="right")), 1)
-        by_count = np.full((num_counts, width, num_firsts), np.inf)
-        closing = np.zeros((len(cut.seconds), num_firsts)) if cut.closing is None else cut.closing
-        every = zip(cut.seconds, cut.live_limits, closing, strict=True)
-        for option, option_limits, option_closing in every:
-            seconds, limits = by_length(option, width), by_length(option_limits, width)
-            fits = np.nonzero((seconds <= pace) & (limits >= least_count))
-            # Each option counts for the largest warm-up count that fits it, and so for all below.
-            where = (np.minimum(limits[fits] - least_count, num_counts - 1), *fits)
-            total = seconds[fits]
-            total += np.where(fits[1] == 0, option_closing[fits[0] + 1], 0.0)
-            by_count[where] = np.minimum(by_count[where], total)
-        for row in range(num_counts - 1, 0, -1):
-            np.minimum(by_count[row - 1], by_count[row], out=by_count[row - 1])
+        fastest = _fastest(cut, least_count, num_counts, width)
+        by_count = np.where(fastest <= pace, fastest, np.inf)
+        by_count[..., 0] = _first_stages(cut, least_count, num_counts, pace, width)
         return cls(by_count)
 
     def put_before(self, rest: FloatArray) -> FloatArray:
@@ -83,3 +73,49 @@ class Band:
         band = self.seconds[row, :, first][: len(rest) - first - 1]
         values[first + 1 : first + 1 + len(band)] = band + rest[first + 1 : first + 1 + len(band)]
         return values
+
+
+_KNOWN: WeakKeyDictionary[Slice, tuple[tuple[int, int], FloatArray]] = WeakKeyDictionary()
+"""What was found last of each slice: a search asks for many paces, and seldom for other counts."""
+
+
+def _fastest(cut: Slice, least_count: int, num_counts: int, width: int) -> FloatArray:
+    """The fastest stages by warm-up count, at any pace, and without what closes a step."""
+    counts = least_count, num_counts
+    known = _KNOWN.get(cut)
+    if known is None or known[0] != counts or known[1].shape[1] < width:
+        by_count = np.full((num_counts, width, cut.seconds.shape[1]), np.inf)
+        for option, option_limits in zip(cut.seconds, cut.live_limits, strict=True):
+            seconds, limits = by_length(option, width), by_length(option_limits, width)
+            fits = np.nonzero(limits >= least_count)
+            _note(by_count, limits[fits] - least_count, fits, seconds[fits])
+        known = _KNOWN[cut] = counts, _for_all_below(by_count)
+    return known[1][:, :width]
+
+
+def _first_stages(
+    cut: Slice, least_count: int, num_counts: int, pace: float, width: int
+) -> FloatArray:
+    """The fastest stages from the first layer on, by warm-up count and length."""
+    by_count = np.full((num_counts, width), np.inf)
+    for place, (option, limits) in enumerate(zip(cut.seconds, cut.live_limits, strict=True)):
+        seconds, held = option[0, 1 : width + 1], limits[0, 1 : width + 1]
+        fits = np.nonzero((seconds <= pace) & (held >= least_count))
+        total = seconds[fits]
+        if cut.closing is not None:
+            total = total + cut.closing[place, 1 : width + 1][fits]
+        _note(by_count, held[fits] - least_count, fits, total)
+    return _for_all_below(by_count)
+
+
+def _note(
+    by_count: FloatArray, counts: IntArray, fits: tuple[IntArray, ...], seconds: FloatArray
+) -> None:
+    """Note what takes so long at the largest warm-up count that fits it."""
+    where = (np.minimum(counts, len(by_count) - 1), *fits)
+    by_count[where] = np.minimum(by_count[where], seconds)
+
+
+def _for_all_below(by_count: FloatArray) -> FloatArray:
+    """What fits a warm-up count fits all below it."""
+    return np.minimum.accumulate(by_count[::-1], axis=0)[::-1]

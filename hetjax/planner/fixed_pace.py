@@ -67,10 +67,18 @@ class Move:
     Args:
         seconds: both transfers over each layer boundary, infinite where one exceeds the pace.
         extra: by how much the warm-up count rises there.
+        rows: ``[counts, L + 1]``: which row of the suffix has the count that becomes a row's; below
+            0 where none has.
     """
 
     seconds: FloatArray
     extra: IntArray
+    rows: IntArray
+
+    @classmethod
+    def of(cls, seconds: FloatArray, extra: IntArray, num_counts: int) -> Move:
+        """The move to all warm-up counts."""
+        return cls(seconds, extra, np.arange(num_counts)[:, None] - extra)
 
 
 class _Behind(NamedTuple):
@@ -192,11 +200,11 @@ class FixedPace:
         seconds = np.where(slowest <= pace, transfers.forward + transfers.backward, np.inf)
         mean = (transfers.forward + transfers.backward) / 2
         if self.num_counts == 1:
-            return Move(seconds, np.zeros(len(mean), int))
+            return Move.of(seconds, np.zeros(len(mean), int), 1)
         # The blocks of a model cross in few ways.
         means, which = np.unique(mean, return_inverse=True)
         extra = [extra_forwards(self.table.schedule, float(each), pace) for each in means]
-        return Move(seconds, np.array(extra)[which])
+        return Move.of(seconds, np.array(extra)[which], self.num_counts)
 
     def _fill(self) -> None:
         for used in range(1, 1 << len(self.table.nodes)):
@@ -284,13 +292,12 @@ class FixedPace:
         """Values by the number of stages and the warm-up count of the stage put before them."""
         values = values + move.seconds
         if self.num_counts > 1:
-            source = self.rows[:, None] - move.extra
-            by_count = np.take_along_axis(values, np.maximum(source, 0)[None], axis=1)
-            by_count[:, source < 0] = np.inf
+            layers = np.arange(values.shape[-1])
+            by_count = values[:, np.maximum(move.rows, 0), layers]
+            by_count[:, move.rows < 0] = np.inf
             # The last count stands for all above it too.
             least = np.minimum.accumulate(values[:, ::-1], axis=1)[:, ::-1]
-            at_least = np.maximum(source[-1], 0)[None, None]
-            by_count[:, -1:] = np.take_along_axis(least, at_least, axis=1)
+            by_count[:, -1] = least[:, np.maximum(move.rows[-1], 0), layers]
             values = by_count
         moved = np.full_like(values, np.inf)
         moved[1:] = values[:-1]
