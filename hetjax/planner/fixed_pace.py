@@ -125,7 +125,7 @@ class FixedPace:
         self.within = [self._move(transfers, pace) for transfers in table.within]
         self.between = [[self._move(transfers, pace) for transfers in row] for row in table.between]
         self.best: dict[Head, FloatArray] = {}
-        self.rests: dict[Head, FloatArray] = {}
+        self.rests: dict[Head, FloatArray | None] = {}
         self.rows = np.arange(self.num_counts)
         self._fill()
 
@@ -218,8 +218,9 @@ class FixedPace:
                         self.stages[subcluster][each].put_before(rest)
                         for each, rest in self._extensions(head)
                     ]
-                    if values:
-                        self.best[head] = np.minimum.reduce(values)
+                    best = np.minimum.reduce(values) if values else None
+                    if best is not None and np.isfinite(best).any():
+                        self.best[head] = best
 
     def _may_lead(self, used: int, subcluster: int) -> bool:
         """Whether a pipeline over these subclusters may begin with this one."""
@@ -240,10 +241,10 @@ class FixedPace:
             in_one_node = before % per_node + cut.num_devices <= per_node
             if in_one_node or (cut.shape[1] == per_node and before % per_node == 0):
                 rest = self._rest((used, subcluster, before))
-                if np.isfinite(rest).any():
+                if rest is not None:
                     yield place, rest
 
-    def _rest(self, start: Head) -> FloatArray:
+    def _rest(self, start: Head) -> FloatArray | None:
         """The best of all that may lie behind a stage whose devices end where ``start`` says."""
         if start not in self.rests:
             shape = (self.num_stage_rows, self.num_counts, self.table.num_layers + 1)
@@ -255,7 +256,7 @@ class FixedPace:
                 values = [self.best[head] for head in heads if head in self.best]
                 if values:
                     np.minimum(rest, self._moved(np.minimum.reduce(values), move), out=rest)
-            self.rests[start] = rest
+            self.rests[start] = rest if np.isfinite(rest).any() else None
         return self.rests[start]
 
     def _sources(self, start: Head) -> Iterator[tuple[Move, list[Head]]]:
