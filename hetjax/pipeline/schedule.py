@@ -11,6 +11,7 @@ not, B is the whole. B sends the gradient on as it ends; R and W send and receiv
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -110,7 +111,7 @@ class Schedule:
         """The number of stages, S."""
         return len(self.order)
 
-    @property
+    @functools.cached_property
     def num_microbatches(self) -> int:
         """The number of microbatches, M: one more than the largest index in the order."""
         return 1 + max((task.microbatch for tasks in self.order for task in tasks), default=-1)

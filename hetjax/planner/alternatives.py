@@ -19,6 +19,10 @@ Restriction = Callable[[StageTable], StageTable]
 _ORDERS_UP_TO = 3
 """Up to this many subclusters other orders of them are tried."""
 
+_FAR = 0.15
+"""Plans whose closed form is worse by more than this share than the last that is shown are not
+looked for: by the clock they are not so much better."""
+
 _COUNTED_STAGES = 10
 """Up to this many stages fewer and more are tried: a search that counts them takes as many times as
 long, and a stage of many says little."""
@@ -48,13 +52,20 @@ def next_best(
         The best by the objective first.
     """
     restrictions = _restrictions(problem, found.plan) if len(found.plan.pipelines) == 1 else []
-    restricted = planner.find_within(problem, restrictions)
-    every = [*found.runners_up, *others, *(each for each in restricted if each is not None)]
+    known = _unlike(found.plan, [*found.runners_up, *others])
+    # What is far behind those that are shown would not be among them.
+    last = known[most - 1].score if len(known) >= most else float("inf")
+    restricted = planner.find_within(problem, restrictions, last * (1 + _FAR))
+    return tuple(_unlike(found.plan, [*known, *filter(None, restricted)])[:most])
+
+
+def _unlike(chosen: Plan, others: Sequence[Alternative]) -> list[Alternative]:
+    """The best of each that differ in the same words from the one that was chosen, by score."""
     by_words: dict[str, Alternative] = {}
-    for each in sorted(every, key=lambda each: each.score):
-        if each.plan.pipelines != found.plan.pipelines:
-            by_words.setdefault(differences(found.plan, each.plan), each)
-    return tuple(by_words.values())[:most]
+    for each in sorted(others, key=lambda each: each.score):
+        if each.plan.pipelines != chosen.pipelines:
+            by_words.setdefault(differences(chosen, each.plan), each)
+    return list(by_words.values())
 
 
 def differences(chosen: Plan, other: Plan) -> str:

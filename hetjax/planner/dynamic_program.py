@@ -170,6 +170,7 @@ class DynamicProgram:
         runs = all_runs(problem.program, problem.works)
         judged = simulated_search(problem, runs, first.table, first.met)
         one = _made(problem, first.table, judged, first.profile_seconds)
+        validate(one.plan)
         if problem.max_pipelines > 1 and not problem.lost:
             one = self._or_several(problem, one, min(below, one.score))
         seconds = time.perf_counter() - began
@@ -221,28 +222,33 @@ class DynamicProgram:
         assert before.pace is not None, "what was found has its pace"
         left = problem.cluster.num_devices - len(set(lost))
         near = before.pace * problem.cluster.num_devices / left * _UNEVEN
-        return _found(without, runs, table, 0.0, near, _SOON)
+        found = _found(without, runs, table, 0.0, near, _SOON)
+        if found is not None:
+            validate(found.plan)
+        return found
 
     def find_within(
         self,
         problem: PlanningProblem,
         restrictions: Sequence[Callable[[StageTable], StageTable]],
+        below: float = float("inf"),
     ) -> tuple[Alternative | None, ...]:
         """The best plans where less is allowed.
 
         Args:
             problem: what to plan.
             restrictions: each makes a stage table that allows less.
+            below: no plan is wanted whose score by the closed form is this or more.
 
         Returns:
-            For each restriction the best plan; None where nothing fits.
+            For each restriction the best plan; None where nothing fits, or only what is not wanted.
         """
         runs = all_runs(problem.program, problem.works)
         whole = make_stage_table(problem, runs)
         found: list[Alternative | None] = []
         for restriction in restrictions:
             table = restriction(whole)
-            met = first_look(problem, runs, table)
+            met = first_look(problem, runs, table, below=below)
             judged = met and simulated_search(
                 problem, runs, table, [each.candidate for each in met]
             )
@@ -276,7 +282,6 @@ def _made(
 ) -> Found:
     best, *others = judged
     plan = candidate_plan(problem, table, best.candidate, DynamicProgram.__name__)
-    validate(plan)
     return Found(
         plan=plan,
         step_time=best.makespan,
