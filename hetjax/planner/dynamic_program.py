@@ -26,6 +26,9 @@ from hetjax.planner.stage_table import StageTable, make_stage_table, may_fit
 _SOON = 0.01
 """By what share a plan that is wanted soon may be slower than the best, in Harp's closed form."""
 
+_ENOUGH = 0.25
+"""A plan that only tells what another choice would cost is searched with this share of effort."""
+
 _RUNNERS_UP = 8
 """How many plans that were met on the way are kept."""
 
@@ -250,7 +253,7 @@ class DynamicProgram:
             table = restriction(whole)
             met = first_look(problem, runs, table, below=below)
             judged = met and simulated_search(
-                problem, runs, table, [each.candidate for each in met]
+                problem, runs, table, [each.candidate for each in met], _ENOUGH
             )
             found.append(_alternative(problem, table, judged[0]) if judged else None)
         return tuple(found)

@@ -62,7 +62,11 @@ class Judged:
 
 
 def simulated_search(
-    problem: PlanningProblem, runs: Runs, table: StageTable, met: Sequence[Candidate]
+    problem: PlanningProblem,
+    runs: Runs,
+    table: StageTable,
+    met: Sequence[Candidate],
+    effort: float = 1.0,
 ) -> tuple[Judged, ...]:
     """Find the pipeline whose simulated step has the least time, or the least cost.
 
@@ -71,11 +75,12 @@ def simulated_search(
         runs: the work of every run of its layers.
         table: what stages and transfers cost.
         met: what `first_look` found.
+        effort: what share of the candidates is timed that usually are.
 
     Returns:
         Candidates, the best first.
     """
-    judge = _Judge(problem, runs, table)
+    judge = _Judge(problem, runs, table, effort)
     judge.time(met)
     judge.time_ways(dict.fromkeys(each.places for each in met))
     judge.time_ways(dict.fromkeys(_worth_timing(table, judge, met)))
@@ -160,12 +165,14 @@ def _worth_timing(
 class _Judge:
     """Times candidates and keeps what it found, until it has timed enough."""
 
-    def __init__(self, problem: PlanningProblem, runs: Runs, table: StageTable):
+    def __init__(
+        self, problem: PlanningProblem, runs: Runs, table: StageTable, effort: float = 1.0
+    ):
         self.prices = node_prices(problem.cluster) if problem.objective == "cost" else None
         self._table = table
         self._clock = CandidateClock(problem, runs, table)
         self._makespans: dict[_Key, tuple[float, Candidate]] = {}
-        self._tasks_left = _TASKS
+        self._tasks_left = int(_TASKS * effort)
 
     def makespan(self, candidate: Candidate) -> float:
         """Seconds of a step."""
