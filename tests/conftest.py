@@ -54,3 +54,11 @@ def few_objects() -> Iterator[None]:
     jax.clear_caches()
     gc.collect()
     gc.freeze()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Ray does not wait for all processes that it ends, which Python finds out at any time."""
+    forgiving = pytest.mark.filterwarnings("ignore:subprocess [0-9]+ is still:ResourceWarning")
+    for item in items:
+        if item.get_closest_marker("ray"):
+            item.add_marker(forgiving)
