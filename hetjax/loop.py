@@ -17,7 +17,7 @@ from hetjax.errors import NonfiniteError, SaveError
 
 if TYPE_CHECKING:
     from hetjax.runtime import StepMetrics, Trainer
-    from hetjax.runtime.nonfinite import Nonfinite
+    from hetjax.runtime.checkpoints.nonfinite import Nonfinite
 
 
 @dataclass(frozen=True)

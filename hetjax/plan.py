@@ -47,7 +47,7 @@ def _plan(arguments: argparse.Namespace) -> int:
             check_writable(path, option)
     # What is heavier to import comes after what can be checked without it.
     from hetjax.commands.devices import configured_cluster
-    from hetjax.planner.lost_devices import check_lost
+    from hetjax.planner.harp.lost_devices import check_lost
 
     cluster = configured_cluster(configuration.cluster, configuration.runtime)
     check_lost(cluster, arguments.lost)

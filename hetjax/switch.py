@@ -60,7 +60,7 @@ def _switch(arguments: argparse.Namespace) -> int:
         raise InputError(f"--bytes-per-parameter is {arguments.bytes_per_parameter}; 1 or more")
     configuration = configuration_of(arguments)
     # What is heavier to import comes after what can be checked without it.
-    from hetjax.planner.plan import Plan
+    from hetjax.planner.plan.plan import Plan
 
     plans = Plan.load(arguments.source), Plan.load(arguments.destination)
     from hetjax.configuration.make import make_ingredients
@@ -68,7 +68,7 @@ def _switch(arguments: argparse.Namespace) -> int:
     doing("preparing the model and the data")
     ingredients = make_ingredients(configuration)
 
-    from hetjax.commands.switching import switch_figures, switch_table
+    from hetjax.commands.switch_report import switch_figures, switch_table
 
     doing("working out what moves")
     figures = switch_figures(

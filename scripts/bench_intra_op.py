@@ -57,7 +57,7 @@ def blocks_program(case: Case) -> Any:
     from flax import nnx
 
     from hetjax.models.gpt import GPTBlock, GPTConfig
-    from hetjax.pipeline.program import trace
+    from hetjax.pipeline.program.traced_program import trace
 
     config = GPTConfig(
         vocabulary=2,
@@ -119,9 +119,9 @@ def compiled_text(
     import jax
     from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-    from hetjax.pipeline.constraints import constrained
-    from hetjax.pipeline.stages import cut
-    from hetjax.sharding.rules import example_spec
+    from hetjax.pipeline.program.constraints import constrained
+    from hetjax.pipeline.stages.cutting import cut
+    from hetjax.sharding.annotation.rules import example_spec
 
     mesh = jax.make_mesh(mesh_shape, ("data", "tensor"), axis_types=(AxisType.Auto,) * 2)
     lying = {value: NamedSharding(mesh, PartitionSpec(*spec)) for value, spec in values.items()}
@@ -142,7 +142,7 @@ def compiled_text(
 def solved(case: Case, *, count: int, platform: str, mesh_shapes: Any = None) -> Any:
     """The program of some blocks, and how the integer program divides it."""
     from hetjax.mesh import DeviceKind, Link
-    from hetjax.pipeline.stages import cut
+    from hetjax.pipeline.stages.cutting import cut
     from hetjax.planner.intra_op import Devices, Training, shard_stage
 
     program = blocks_program(case)
@@ -157,7 +157,7 @@ def solved(case: Case, *, count: int, platform: str, mesh_shapes: Any = None) ->
 
 def compare(case: Case) -> dict[str, Any]:
     """Bytes of both programs, on the logical mesh that Megatron takes."""
-    from hetjax.runtime.collective_bytes import collective_bytes
+    from hetjax.runtime.compilation.collective_bytes import collective_bytes
 
     mesh_shape = (1, DEVICES)
     program, found = solved(case, count=DEVICES, platform="cpu", mesh_shapes=[mesh_shape])

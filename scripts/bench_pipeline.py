@@ -43,7 +43,7 @@ from benchmarking import (
 )
 
 import hetjax
-from hetjax.runtime.ray_worker import pin_to_core
+from hetjax.runtime.ray.ray_worker import pin_to_core
 
 CLUSTER = SCRIPTS.parent / "configs" / "clusters" / "two_hosts.yaml"
 CORES = (0, 1)

@@ -27,14 +27,14 @@ import optax
 
 from hetjax import planner
 from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster
-from hetjax.pipeline.warm_up import h_1f1b_counts
-from hetjax.planner.candidate_clock import CandidateClock
-from hetjax.planner.cost_search import rented_nodes
-from hetjax.planner.fixed_pace import Place
-from hetjax.planner.prices import node_prices, price_of_nodes
-from hetjax.planner.runs import all_runs
-from hetjax.planner.search import Candidate, transfers_between
-from hetjax.planner.stage_table import StageTable, make_stage_table
+from hetjax.pipeline.schedules.warm_up import h_1f1b_counts
+from hetjax.planner.harp.candidate_clock import CandidateClock
+from hetjax.planner.harp.cost_search import rented_nodes
+from hetjax.planner.harp.fixed_pace import Place
+from hetjax.planner.harp.search import Candidate, transfers_between
+from hetjax.planner.harp.stage_table import StageTable, make_stage_table
+from hetjax.planner.plan.prices import node_prices, price_of_nodes
+from hetjax.planner.work.layer_runs import all_runs
 
 MOST = 100_000
 """Cases with more divisions of layers and devices than this are drawn again."""

@@ -26,7 +26,7 @@ from hetjax.configuration import read_configuration
 from hetjax.configuration.make import make_ingredients
 from hetjax.errors import InputError
 from hetjax.mesh import Cluster, SubMesh
-from hetjax.pipeline.warm_up import one_f_one_b
+from hetjax.pipeline.schedules.warm_up import one_f_one_b
 from hetjax.planner import (
     PipelinePlan,
     Plan,
@@ -34,7 +34,7 @@ from hetjax.planner import (
     StagePlan,
     make_problem,
 )
-from hetjax.planner.refit import refitted
+from hetjax.planner.harp.refit import refitted
 
 FOLDER = Path(__file__).parent.parent / "configs" / "papers" / "harp"
 

@@ -19,11 +19,11 @@ from hetjax.configuration import read_configuration
 from hetjax.configuration.make import make_ingredients
 from hetjax.errors import InputError
 from hetjax.mesh import Cluster, SubMesh
-from hetjax.pipeline.program import Program, trace, with_examples
-from hetjax.pipeline.warm_up import one_f_one_b
+from hetjax.pipeline.program.traced_program import Program, trace, with_examples
+from hetjax.pipeline.schedules.warm_up import one_f_one_b
 from hetjax.planner import PipelinePlan, Plan, StagePlan
-from hetjax.planner.plan import Spec, validate
-from hetjax.planner.plan_file import plan_to_json
+from hetjax.planner.plan.plan import Spec, validate
+from hetjax.planner.plan.plan_file import plan_to_json
 
 CLUSTERS = Path(__file__).parent.parent / "configs"
 

@@ -21,13 +21,13 @@ from lab import Lab, Specification
 
 import hetjax
 from hetjax.errors import WorkerLostError
-from hetjax.pipeline.measured_times import measured_times
-from hetjax.pipeline.overlap import overlap
-from hetjax.pipeline.timeline import Timeline, link_track, stage_track
+from hetjax.pipeline.timeline.measured_times import measured_times
+from hetjax.pipeline.timeline.overlap import overlap
+from hetjax.pipeline.timeline.timeline import Timeline, link_track, stage_track
 from hetjax.planner import choose_schedule, make_problem, reschedule, solve
-from hetjax.planner.work import measure
+from hetjax.planner.work.stage_work import measure
 from hetjax.runtime import RayOptions, measure_cluster
-from hetjax.runtime.ray import RayExecutor, connect_to_ray
+from hetjax.runtime.ray.ray_executor import RayExecutor, connect_to_ray
 
 CLUSTERS = SCRIPTS.parent / "configs" / "lab" / "clusters"
 ANSWER_SECONDS = 1200.0

@@ -14,12 +14,12 @@ from typing import Any
 
 import ray
 
-from hetjax.pipeline.times import StepTimes
+from hetjax.pipeline.timeline.times import StepTimes
 from hetjax.planner import Plan, PlanningProblem
 from hetjax.planner.profiler import Measured, Measurement, Request, survey
-from hetjax.runtime.ray_cluster import worker_options
-from hetjax.runtime.ray_profiling import ProfilingWorker
-from hetjax.runtime.ray_worker import computation_settings
+from hetjax.runtime.ray.ray_cluster import worker_options
+from hetjax.runtime.ray.ray_profiling import ProfilingWorker
+from hetjax.runtime.ray.ray_worker import computation_settings
 
 _RUNS = 6
 """How many runs of layers are measured again, the longest ones."""

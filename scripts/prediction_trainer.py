@@ -23,9 +23,9 @@ from hetjax.commands.profiling import measure_profile, measured_program, with_pr
 from hetjax.configuration import read_configuration
 from hetjax.configuration.make import make_ingredients
 from hetjax.mesh import SubMesh
-from hetjax.pipeline.measured_times import measured_times
-from hetjax.pipeline.simulate import simulate_schedule
-from hetjax.pipeline.warm_up import from_warm_up_counts
+from hetjax.pipeline.schedules.warm_up import from_warm_up_counts
+from hetjax.pipeline.timeline.measured_times import measured_times
+from hetjax.pipeline.timeline.simulate import simulate_schedule
 from hetjax.planner import (
     DynamicProgram,
     PipelinePlan,
@@ -38,7 +38,7 @@ from hetjax.planner import (
 )
 from hetjax.planner.profiler import ProfileDatabase
 from hetjax.runtime import RayOptions, measure_cluster
-from hetjax.runtime.ray import connect_to_ray
+from hetjax.runtime.ray.ray_executor import connect_to_ray
 
 _MOVES = (-2, -1, 1, 2)
 """By how many layers cuts of the planner's choice are moved, for plans that are nearly as good."""

@@ -23,7 +23,7 @@ from torch import distributed, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.nn import functional
 
-from hetjax.runtime.ray_worker import pin_to_core
+from hetjax.runtime.ray.ray_worker import pin_to_core
 
 NUM_STAGES = 2
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hetjax.pipeline.backward import Reads, StagePrograms
+from hetjax.pipeline.stages.backward import Reads, StagePrograms
 
 Groups = Sequence[Sequence[Any]]
 """Batch, received values, residuals and cotangents."""

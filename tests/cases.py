@@ -19,12 +19,12 @@ from random_schedules import random_schedule as random_order
 from small_models import BLOCKS, Model, make_batch
 
 from hetjax.mesh import KINDS, Cluster, Link, Subcluster, SubMesh
-from hetjax.pipeline.named_schedules import make_schedule
-from hetjax.pipeline.program import Program, trace
-from hetjax.pipeline.schedule import WARM_UP_SCHEDULES, Schedule
-from hetjax.pipeline.times import StepTimes
-from hetjax.planner.plan import PipelinePlan, Plan, StagePlan
-from hetjax.sharding.rules import RULES
+from hetjax.pipeline.program.traced_program import Program, trace
+from hetjax.pipeline.schedule_search.named_schedules import make_schedule
+from hetjax.pipeline.schedules.schedule import WARM_UP_SCHEDULES, Schedule
+from hetjax.pipeline.timeline.times import StepTimes
+from hetjax.planner.plan.plan import PipelinePlan, Plan, StagePlan
+from hetjax.sharding.annotation.rules import RULES
 
 # So fast that it pays to divide even the tiny models of tests.
 _LINK = Link(bandwidth=1e12, latency=1e-9)

@@ -13,11 +13,11 @@ import optax
 from cases import Case
 from small_models import Batch, Model, make_batch
 
-from hetjax.pipeline.stages import ParameterPart
-from hetjax.runtime.feed import BatchSource
-from hetjax.runtime.job import Job, build
-from hetjax.runtime.local import LocalExecutor
-from hetjax.runtime.step_report import StepReport
+from hetjax.pipeline.stages.cutting import ParameterPart
+from hetjax.runtime.local.local_executor import LocalExecutor
+from hetjax.runtime.workers.feed import BatchSource
+from hetjax.runtime.workers.job import Job, build
+from hetjax.runtime.workers.step_report import StepReport
 
 
 class GradientsState(NamedTuple):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
 
 from hetjax.sharding import HSharding, Subgroup
-from hetjax.sharding.rules import MESH_AXES
+from hetjax.sharding.annotation.rules import MESH_AXES
 
 _ENTRIES: tuple[tuple[str, ...], ...] = (
     (),

@@ -17,9 +17,9 @@ import optax
 from ray_jobs import make_cluster
 
 from hetjax.mesh import SubMesh
-from hetjax.pipeline.program import trace
-from hetjax.pipeline.warm_up import one_f_one_b
-from hetjax.planner.plan import PipelinePlan, Plan, StagePlan
+from hetjax.pipeline.program.traced_program import trace
+from hetjax.pipeline.schedules.warm_up import one_f_one_b
+from hetjax.planner.plan.plan import PipelinePlan, Plan, StagePlan
 from hetjax.runtime import Trainer
 
 BATCH, WIDTHS = 12, (4, 8, 8, 2)

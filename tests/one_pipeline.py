@@ -8,7 +8,7 @@ import optax
 from jaxtyping import PyTree
 
 from hetjax.pipeline.build import PipelineCut, PipelinePrograms, build_pipelines
-from hetjax.pipeline.program import Program
+from hetjax.pipeline.program.traced_program import Program
 
 
 def one_pipeline(

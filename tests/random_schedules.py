@@ -6,8 +6,8 @@ from random import Random
 
 from hypothesis import strategies as st
 
-from hetjax.pipeline.schedule import EXPLICIT, Schedule, Task
-from hetjax.pipeline.times import StepTimes
+from hetjax.pipeline.schedules.schedule import EXPLICIT, Schedule, Task
+from hetjax.pipeline.timeline.times import StepTimes
 
 SECONDS = st.floats(0.01, 10.0)
 

@@ -12,9 +12,9 @@ import numpy as np
 import optax
 
 from hetjax.mesh import KINDS, Cluster, DeviceKind, Link, Subcluster, SubMesh
-from hetjax.pipeline.program import trace
-from hetjax.pipeline.warm_up import one_f_one_b
-from hetjax.planner.plan import PipelinePlan, Plan, StagePlan
+from hetjax.pipeline.program.traced_program import trace
+from hetjax.pipeline.schedules.warm_up import one_f_one_b
+from hetjax.planner.plan.plan import PipelinePlan, Plan, StagePlan
 from hetjax.runtime import Trainer
 
 VOCABULARY, WIDTH, DEPTH, LENGTH = 13, 8, 4, 6

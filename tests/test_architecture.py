@@ -1,42 +1,55 @@
 """The rooms and their walls: imports point down, and nothing reaches for what is private."""
 
-import ast
 from pathlib import Path
 
 import pytest
+from rooms_page import CODE as ROOT
+from rooms_page import PACKAGES, PAGE, PICTURE, folder, imports, picture, rooms, with_rooms
 
-ROOT = Path(__file__).parents[1] / "hetjax"
 FILES = sorted(ROOT.rglob("*.py"))
-
-# A room imports from rooms after it, never from those before.
-ROOMS = ("commands", "runtime", "planner", "pipeline", "sharding", "mesh")
 BASEMENT = frozenset({"errors", "files", "reading", "checked_files", "limits", "_compat"})
 
-
-def imports(path: Path) -> list[str]:
-    names: list[str] = []
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            names += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names.append(node.module)
-            names += [f"{node.module}.{alias.name}" for alias in node.names]
-    return names
+EVERY = dict.fromkeys(rooms())
+"""All rooms, from the top down."""
 
 
 def room(path: Path) -> str:
     return path.relative_to(ROOT).parts[0].removesuffix(".py")
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_imports_point_down(path):
-    if room(path) not in ROOMS:
-        return
-    above = ROOMS[: ROOMS.index(room(path))]
-    for name in imports(path):
-        parts = name.split(".")
-        if parts[0] == "hetjax" and len(parts) > 1:
-            assert parts[1] not in above, f"{path} imports {name}"
+def above(package: str, name: str) -> list[str]:
+    """The modules and packages that a room's files may not import."""
+    order = list(EVERY)
+    upper = order[: order.index((package, name))]
+    packages = list(PACKAGES)[: list(PACKAGES).index(package)]
+    found = [f"hetjax.{each}" for each in packages]
+    found += [f"hetjax.{each}.{inner}" for each, inner in upper if each == package]
+    # The files that stand above a package's rooms.
+    found += [f"hetjax.{package}.{file.stem}" for file in folder(package, "").glob("[a-z]*.py")]
+    return found if name else found[: len(packages)]
+
+
+@pytest.mark.parametrize(("package", "name"), EVERY, ids=".".join)
+def test_imports_go_down_and_to_the_right(package: str, name: str):
+    forbidden = above(package, name)
+    for path in folder(package, name).glob("*.py"):
+        for imported in imports(path):
+            assert name == "" or imported != f"hetjax.{package}", f"{path} imports its package"
+            for each in forbidden:
+                assert not f"{imported}.".startswith(f"{each}."), f"{path} imports {imported}"
+
+
+def test_every_folder_is_a_room_and_says_what_lives_there():
+    found = {path.parent for path in ROOT.glob("*/**/*.py")}
+    known = {folder(*each) for each in EVERY} | {folder(each, "") for each in PACKAGES}
+    assert {path for path in found if "configs" not in path.parts} == known
+    for package, name in EVERY:
+        assert with_rooms(PAGE.read_text()).count(f"`{package}.{name}" if name else package)
+
+
+def test_the_page_and_the_picture_of_the_rooms_are_of_this_code():
+    assert with_rooms(PAGE.read_text()) == PAGE.read_text(), "run scripts/rooms_page.py"
+    assert picture() == PICTURE.read_text(), "run scripts/rooms_page.py"
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))

@@ -41,7 +41,7 @@ from hetjax.models import (
     VGGConfig,
     ViTConfig,
 )
-from hetjax.pipeline.schedule import SCHEDULES
+from hetjax.pipeline.schedules.schedule import SCHEDULES
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 TINY = ModelSettings(blocks=1, width=8, heads=2, sequence=4)

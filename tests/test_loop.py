@@ -11,7 +11,7 @@ from hetjax import NonfiniteError, SaveError
 from hetjax.configuration import TrainSettings
 from hetjax.loop import StepDone, other_step_time, timed_steps, train, usual_step_time
 from hetjax.runtime import StepMetrics, Trainer
-from hetjax.runtime.nonfinite import Nonfinite
+from hetjax.runtime.checkpoints.nonfinite import Nonfinite
 
 
 def metrics(step: int, seconds: float = 1.0) -> StepMetrics:

@@ -33,8 +33,14 @@ from hetjax.errors import InputError
 from hetjax.mesh import Cluster
 from hetjax.planner import Plan
 from hetjax.planner.profiler import ProfileDatabase
-from hetjax.runtime.checkpoint_files import read_manifest, verify_files
-from hetjax.runtime.manifest import MANIFEST, DataPosition, Manifest, SavedFile, SavedPart
+from hetjax.runtime.checkpoints.checkpoint_files import read_manifest, verify_files
+from hetjax.runtime.checkpoints.manifest import (
+    MANIFEST,
+    DataPosition,
+    Manifest,
+    SavedFile,
+    SavedPart,
+)
 from hetjax.sharding import HSharding
 
 CONFIGS = Path(__file__).parents[1] / "configs"

@@ -41,7 +41,7 @@ def configured_cluster(settings: ClusterSettings, runtime: RuntimeSettings) -> C
             )
         return Cluster.local()
     from hetjax.runtime import RayOptions, measure_cluster
-    from hetjax.runtime.ray import connect_to_ray
+    from hetjax.runtime.ray.ray_executor import connect_to_ray
 
     connect_to_ray(RayOptions(runtime.ray_address))
     if settings.measure:

@@ -20,7 +20,7 @@ from hetjax.models import LanguageModel, generate
 from hetjax.models.generation import check_draws
 from hetjax.pipeline import trace
 from hetjax.runtime import CheckpointFolder
-from hetjax.runtime.checkpoint import load_parameters
+from hetjax.runtime.checkpoints.checkpoint import load_parameters
 
 _TEXT_KINDS = ("standard_library", "text")
 

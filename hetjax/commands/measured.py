@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import mean, median
 
-from hetjax.pipeline.measured_times import seconds_on_link
-from hetjax.pipeline.timeline import Event, Timeline, link_track, stage_track
+from hetjax.pipeline.timeline.measured_times import seconds_on_link
+from hetjax.pipeline.timeline.timeline import Event, Timeline, link_track, stage_track
 from hetjax.planner import Plan
 from hetjax.report import LinkRow, PredictionRow
 from hetjax.runtime import LinkUse, StepReport

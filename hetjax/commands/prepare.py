@@ -17,7 +17,7 @@ from hetjax.configuration import Configuration
 from hetjax.configuration.make import Ingredients
 from hetjax.errors import InputError
 from hetjax.mesh import Cluster
-from hetjax.pipeline.program import Program, with_examples
+from hetjax.pipeline.program.traced_program import Program, with_examples
 from hetjax.planner import (
     MAX_PIPELINES,
     Alternative,
@@ -36,11 +36,11 @@ from hetjax.planner import (
     parts_alone,
     predict,
 )
-from hetjax.planner.lost_devices import lost_in_part
-from hetjax.planner.microbatches import PROMISING, divisors, improve_promising, look_at
-from hetjax.planner.problem import trace_microbatch
-from hetjax.planner.profile import Profile
+from hetjax.planner.harp.lost_devices import lost_in_part
+from hetjax.planner.harp.microbatches import PROMISING, divisors, improve_promising, look_at
+from hetjax.planner.problem.problem import trace_microbatch
 from hetjax.planner.profiler import ProfileDatabase
+from hetjax.planner.work.profile import Profile
 from hetjax.report import format_bytes
 
 _NEAR = 0.1

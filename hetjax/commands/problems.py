@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from hetjax.pipeline.program import Program
-from hetjax.pipeline.resized import UnlikeError, is_alike
+from hetjax.pipeline.program.traced_program import Program
+from hetjax.pipeline.stages.resized import UnlikeError, is_alike
 from hetjax.planner import PlanningProblem
-from hetjax.planner.resized_problem import ResizedProblems, with_program
+from hetjax.planner.problem.resized_problem import ResizedProblems, with_program
 
 
 class Problems:

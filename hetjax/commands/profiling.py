@@ -14,9 +14,8 @@ from hetjax.commands.devices import use_devices
 from hetjax.configuration.make import Ingredients
 from hetjax.errors import InputError, shown
 from hetjax.mesh import Cluster, devices_in_order
-from hetjax.pipeline.program import with_examples
+from hetjax.pipeline.program.traced_program import with_examples
 from hetjax.planner import PlanningProblem
-from hetjax.planner.profile import Profile
 from hetjax.planner.profiler import (
     ROUNDS,
     Measured,
@@ -28,6 +27,7 @@ from hetjax.planner.profiler import (
     merged,
     survey,
 )
+from hetjax.planner.work.profile import Profile
 from hetjax.reading import check_path
 
 
@@ -167,8 +167,8 @@ def _measure(
     if runtime.name == "local":
         return _measure_here(problem.cluster, measured, missing)
     from hetjax.runtime import RayOptions
-    from hetjax.runtime.ray import connect_to_ray
-    from hetjax.runtime.ray_profiling import measure_on_ray
+    from hetjax.runtime.ray.ray_executor import connect_to_ray
+    from hetjax.runtime.ray.ray_profiling import measure_on_ray
 
     connect_to_ray(RayOptions(runtime.ray_address))
     return measure_on_ray(problem.cluster, measured, missing)
@@ -178,7 +178,7 @@ def _measure_here(
     cluster: Cluster, measured: Measured, missing: Sequence[Wanted]
 ) -> Iterator[tuple[Wanted, Measurement]]:
     """Measure on this process's devices, one subcluster after the other."""
-    from hetjax.runtime.profiling import StageMeasurer
+    from hetjax.runtime.local.profiling import StageMeasurer
 
     devices = jax.devices()
     if len(devices) < cluster.num_devices:

@@ -13,7 +13,7 @@ from typing import Any
 from hetjax.commands.collecting import seldom_collected
 from hetjax.commands.prepare import Prepared, problems_beside
 from hetjax.planner import Plan, Prediction, predict
-from hetjax.planner.refit import can_be_refitted, keeping_all, refitted, ways_of
+from hetjax.planner.harp.refit import can_be_refitted, keeping_all, refitted, ways_of
 from hetjax.report import format_seconds
 
 

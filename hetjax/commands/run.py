@@ -46,8 +46,8 @@ from hetjax.report import (
 )
 from hetjax.report.metrics import METRICS_FILE
 from hetjax.runtime import RayOptions, Trainer
-from hetjax.runtime.saving import check_resumable
-from hetjax.runtime.step_report import exchange_seconds
+from hetjax.runtime.checkpoints.saving import check_resumable
+from hetjax.runtime.workers.step_report import exchange_seconds
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -1,26 +1,24 @@
 """From a plain JAX loss to stages, their programs, schedules, and the timeline model."""
 
 from hetjax.pipeline.build import PipelineCut, PipelinePrograms, build_pipelines
-from hetjax.pipeline.lower_bound import harp_latency, lower_bound
-from hetjax.pipeline.modules import find_modules
-from hetjax.pipeline.named_schedules import make_schedule
-from hetjax.pipeline.overlap import overlap
-from hetjax.pipeline.program import Program, trace
-from hetjax.pipeline.schedule import (
+from hetjax.pipeline.layers.modules import find_modules
+from hetjax.pipeline.layers.structural_layers import StructuralLayers, structural_layers
+from hetjax.pipeline.program.traced_program import Program, trace
+from hetjax.pipeline.schedule_search.named_schedules import make_schedule
+from hetjax.pipeline.schedule_search.schedule_search import (
+    fixed_schedules,
+    search_schedule,
+    warm_up_rule,
+)
+from hetjax.pipeline.schedule_search.zero_bubble import h_1f1b_split, zb_h1, zb_h2
+from hetjax.pipeline.schedules.schedule import (
     SCHEDULES,
     SPLIT_SCHEDULES,
     WARM_UP_SCHEDULES,
     Schedule,
     Task,
 )
-from hetjax.pipeline.schedule_search import fixed_schedules, search_schedule, warm_up_rule
-from hetjax.pipeline.sensitivity import Sensitivity, sensitivity
-from hetjax.pipeline.simulate import simulate_schedule, warm_up_makespan
-from hetjax.pipeline.stages import ParameterPart, Stage, cut
-from hetjax.pipeline.structural_layers import StructuralLayers, structural_layers
-from hetjax.pipeline.timeline import Event, Timeline
-from hetjax.pipeline.times import StepTimes
-from hetjax.pipeline.warm_up import (
+from hetjax.pipeline.schedules.warm_up import (
     eager_1f1b,
     from_warm_up_counts,
     gpipe,
@@ -28,7 +26,13 @@ from hetjax.pipeline.warm_up import (
     h_1f1b_counts,
     one_f_one_b,
 )
-from hetjax.pipeline.zero_bubble import h_1f1b_split, zb_h1, zb_h2
+from hetjax.pipeline.stages.cutting import ParameterPart, Stage, cut
+from hetjax.pipeline.timeline.lower_bound import harp_latency, lower_bound
+from hetjax.pipeline.timeline.overlap import overlap
+from hetjax.pipeline.timeline.sensitivity import Sensitivity, sensitivity
+from hetjax.pipeline.timeline.simulate import simulate_schedule, warm_up_makespan
+from hetjax.pipeline.timeline.timeline import Event, Timeline
+from hetjax.pipeline.timeline.times import StepTimes
 
 __all__ = [
     "SCHEDULES",

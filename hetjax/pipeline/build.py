@@ -14,12 +14,12 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import PyTree
 
-from hetjax.pipeline.backward import StagePrograms, accumulator_dtype, differentiate
-from hetjax.pipeline.holders import Shared, updated_parts, with_updates
-from hetjax.pipeline.loss import abstract
-from hetjax.pipeline.program import Program
-from hetjax.pipeline.stages import ParameterPart, Stage, cut
-from hetjax.pipeline.update import StageUpdate, divide_update
+from hetjax.pipeline.program.loss import abstract
+from hetjax.pipeline.program.traced_program import Program
+from hetjax.pipeline.stages.backward import StagePrograms, accumulator_dtype, differentiate
+from hetjax.pipeline.stages.cutting import ParameterPart, Stage, cut
+from hetjax.pipeline.stages.holders import Shared, updated_parts, with_updates
+from hetjax.pipeline.update.divided_update import StageUpdate, divide_update
 
 Shapes = tuple[jax.ShapeDtypeStruct, ...]
 

@@ -14,31 +14,15 @@ import optax
 from jaxtyping import PyTree
 
 from hetjax.mesh.cluster import Cluster
-from hetjax.planner.alternatives import differences, next_best
-from hetjax.planner.complete import complete
-from hetjax.planner.dynamic_program import Alternative, DynamicProgram, Found
-from hetjax.planner.microbatches import Choice, choose_microbatches
-from hetjax.planner.no_fit import does_not_fit
-from hetjax.planner.parts import PartAlone, parts_alone
-from hetjax.planner.plan import (
-    PipelinePlan,
-    Plan,
-    Prediction,
-    StagePlan,
-    StagePrediction,
-    validate,
-    validate_for,
-)
-from hetjax.planner.predict import (
+from hetjax.planner.costs.complete import complete
+from hetjax.planner.costs.predict import (
     choose_schedule,
     live_limits,
     predict,
     reschedule,
     simulate,
 )
-from hetjax.planner.prices import OBJECTIVES, step_cost
-from hetjax.planner.problem import MAX_PIPELINES, Planner, PlanningProblem, make_problem
-from hetjax.planner.quality import (
+from hetjax.planner.costs.quality import (
     Limits,
     StepParts,
     flops_utilization,
@@ -47,6 +31,22 @@ from hetjax.planner.quality import (
     peak_flops,
     step_parts,
 )
+from hetjax.planner.harp.alternatives import differences, next_best
+from hetjax.planner.harp.dynamic_program import Alternative, DynamicProgram, Found
+from hetjax.planner.harp.microbatches import Choice, choose_microbatches
+from hetjax.planner.harp.mixing import PartAlone, parts_alone
+from hetjax.planner.harp.no_fit import does_not_fit
+from hetjax.planner.plan.plan import (
+    PipelinePlan,
+    Plan,
+    Prediction,
+    StagePlan,
+    StagePrediction,
+    validate,
+    validate_for,
+)
+from hetjax.planner.plan.prices import OBJECTIVES, step_cost
+from hetjax.planner.problem.problem import MAX_PIPELINES, Planner, PlanningProblem, make_problem
 
 __all__ = [
     "MAX_PIPELINES",

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from hetjax.errors import InputError
 from hetjax.files import replacing
-from hetjax.sharding.annotation import HSharding, Shard
-from hetjax.sharding.bounds import contains, finest_slices
-from hetjax.sharding.union_array import HArray
+from hetjax.sharding.annotation.annotation import HSharding, Shard
+from hetjax.sharding.annotation.bounds import contains, finest_slices
+from hetjax.sharding.resolution.union_array import HArray
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -13,7 +13,7 @@ from hetjax.report.tables import empty_table
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from hetjax.pipeline.structural_layers import LayeredSection
+    from hetjax.pipeline.layers.structural_layers import LayeredSection
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from hetjax.report.tables import empty_table
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from hetjax.planner.parts import PartAlone
+    from hetjax.planner.harp.mixing import PartAlone
 
 
 def parts_table(

@@ -15,7 +15,7 @@ from hetjax.files import replacing
 from hetjax.mesh.cluster import Cluster
 from hetjax.mesh.links import Link
 from hetjax.mesh.quantities import format_bytes, format_rate, format_seconds
-from hetjax.pipeline.timeline import Timeline
+from hetjax.pipeline.timeline.timeline import Timeline
 from hetjax.report.parts_table import name_of_whole
 from hetjax.report.plan_pictures import (
     memory_picture,
@@ -27,8 +27,8 @@ from hetjax.report.tables import format_efficiency
 from hetjax.report.timeline_page import fill, part_of_page, timeline_chart
 
 if TYPE_CHECKING:
-    from hetjax.planner.parts import PartAlone
-    from hetjax.planner.plan import Plan
+    from hetjax.planner.harp.mixing import PartAlone
+    from hetjax.planner.plan.plan import Plan
     from hetjax.report.alternatives_table import OtherPlan
     from hetjax.report.layer_table import ModuleRun
 

@@ -11,7 +11,7 @@ from hetjax.report.tables import StageRow, stage_table
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from hetjax.planner.plan import PipelinePlan, Plan, StagePrediction
+    from hetjax.planner.plan.plan import PipelinePlan, Plan, StagePrediction
 
 
 def plan_table(plan: Plan) -> Table:

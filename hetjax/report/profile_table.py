@@ -11,7 +11,7 @@ from hetjax.report.tables import empty_table
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from hetjax.planner.profile import Profile, Way
+    from hetjax.planner.work.profile import Profile, Way
 
 
 def profile_table(profile: Profile, measurements: Mapping[Way, int]) -> Table:

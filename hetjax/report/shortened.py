@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hetjax.pipeline.timeline import Event, Timeline
+from hetjax.pipeline.timeline.timeline import Event, Timeline
 
 MIDDLE = "the middle of the step, not drawn"
 """The kind of the events that stand for what is left out."""

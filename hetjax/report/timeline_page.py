@@ -16,7 +16,7 @@ from importlib import resources
 from typing import Any
 
 from hetjax.files import replacing
-from hetjax.pipeline.timeline import Event, Timeline, is_link
+from hetjax.pipeline.timeline.timeline import Event, Timeline, is_link
 from hetjax.report.shortened import shortened
 from hetjax.report.timeline_style import Style, event_style, styles_of
 

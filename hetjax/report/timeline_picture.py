@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from hetjax.files import replacing
 from hetjax.mesh.quantities import format_seconds
-from hetjax.pipeline.timeline import Event, Timeline, is_link
+from hetjax.pipeline.timeline.timeline import Event, Timeline, is_link
 from hetjax.report.timeline_style import Style, event_style, styles_of
 
 if TYPE_CHECKING:

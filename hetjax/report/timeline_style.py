@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from hetjax.pipeline.timeline import Event, is_link
+from hetjax.pipeline.timeline.timeline import Event, is_link
 
 _DARK, _LIGHT = "#1f2933", "#ffffff"
 _LIGHT_ENOUGH = 0.38

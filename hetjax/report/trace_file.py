@@ -6,7 +6,7 @@ import json
 import os
 
 from hetjax.files import replacing
-from hetjax.pipeline.timeline import Timeline
+from hetjax.pipeline.timeline.timeline import Timeline
 
 
 def write_chrome_trace(timeline: Timeline, path: str | os.PathLike[str]) -> None:

@@ -1,12 +1,12 @@
 """Instructions and the executors that run them, transports, checkpoints, and the trainer."""
 
-from hetjax.runtime.checkpoint_files import CheckpointFolder
-from hetjax.runtime.feed import BatchSource
-from hetjax.runtime.playing import Play
-from hetjax.runtime.ray import RayOptions
-from hetjax.runtime.ray_measure import measure_cluster
-from hetjax.runtime.step_report import LinkUse, StepReport
+from hetjax.runtime.checkpoints.checkpoint_files import CheckpointFolder
+from hetjax.runtime.ray.ray_executor import RayOptions
+from hetjax.runtime.ray.ray_measure import measure_cluster
 from hetjax.runtime.trainer import StepMetrics, Trainer
+from hetjax.runtime.workers.feed import BatchSource
+from hetjax.runtime.workers.playing import Play
+from hetjax.runtime.workers.step_report import LinkUse, StepReport
 
 __all__ = [
     "BatchSource",

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from jaxtyping import PyTree
 
-from hetjax.pipeline.measured_times import measured_times, measuring_schedules
-from hetjax.pipeline.times import StepTimes
+from hetjax.pipeline.timeline.measured_times import measured_times, measuring_schedules
+from hetjax.pipeline.timeline.times import StepTimes
 
 if TYPE_CHECKING:
     from hetjax.runtime.trainer import StepMetrics, Trainer

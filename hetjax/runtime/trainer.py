@@ -16,29 +16,29 @@ import optax
 from jaxtyping import PyTree
 
 from hetjax.errors import InputError, SaveError, unknown_name
-from hetjax.pipeline.loss import abstract
-from hetjax.pipeline.schedule import Schedule
-from hetjax.pipeline.stages import ParameterPart
-from hetjax.pipeline.timeline import Timeline
-from hetjax.pipeline.times import StepTimes
-from hetjax.planner.plan import Plan, validate
-from hetjax.planner.plan_file import plan_to_json
-from hetjax.runtime.checkpoint import check_leaves
-from hetjax.runtime.checkpoint_files import SaveFailure, StageRecord
-from hetjax.runtime.feed import BatchSource
-from hetjax.runtime.job import Job, build
-from hetjax.runtime.local import LocalExecutor
-from hetjax.runtime.manifest import DataPosition
+from hetjax.pipeline.program.loss import abstract
+from hetjax.pipeline.schedules.schedule import Schedule
+from hetjax.pipeline.stages.cutting import ParameterPart
+from hetjax.pipeline.timeline.timeline import Timeline
+from hetjax.pipeline.timeline.times import StepTimes
+from hetjax.planner.plan.plan import Plan, validate
+from hetjax.planner.plan.plan_file import plan_to_json
+from hetjax.runtime.checkpoints.checkpoint import check_leaves
+from hetjax.runtime.checkpoints.checkpoint_files import SaveFailure, StageRecord
+from hetjax.runtime.checkpoints.manifest import DataPosition
+from hetjax.runtime.checkpoints.nonfinite import Nonfinite, nonfinite
+from hetjax.runtime.checkpoints.saving import RunCheckpoints
+from hetjax.runtime.instructions.placement import Placement
+from hetjax.runtime.local.local_executor import LocalExecutor
+from hetjax.runtime.local.played import PlayedExecutor
 from hetjax.runtime.measuring import measuring
-from hetjax.runtime.nonfinite import Nonfinite, nonfinite
-from hetjax.runtime.placement import Placement
-from hetjax.runtime.played import PlayedExecutor
-from hetjax.runtime.playing import Play, Player
-from hetjax.runtime.ray import RayExecutor, RayOptions
-from hetjax.runtime.saving import RunCheckpoints
-from hetjax.runtime.step_report import LinkUse, StepReport, link_events, link_uses, summed
-from hetjax.runtime.switching import check_lost
-from hetjax.sharding.switching import SwitchPlan
+from hetjax.runtime.moves.state_switch import check_lost
+from hetjax.runtime.ray.ray_executor import RayExecutor, RayOptions
+from hetjax.runtime.workers.feed import BatchSource
+from hetjax.runtime.workers.job import Job, build
+from hetjax.runtime.workers.playing import Play, Player
+from hetjax.runtime.workers.step_report import LinkUse, StepReport, link_events, link_uses, summed
+from hetjax.sharding.resolution.switch_transfers import SwitchPlan
 
 RUNTIMES = ("local", "ray")
 

@@ -1,15 +1,8 @@
 """HSPMD annotations: how arrays lie on unions of unlike meshes, and what follows from that."""
 
-from hetjax.sharding.annotated_program import AnnotatedProgram, Compute, Move
-from hetjax.sharding.annotation import DUPLICATE, PARTIAL, HSharding, Shard, Subgroup
-from hetjax.sharding.bounds import overlap
-from hetjax.sharding.crossing import Crossing, Gathering, Piece, crossing
-from hetjax.sharding.deduction import deduce
-from hetjax.sharding.network import Network
-from hetjax.sharding.pipelines import find_pipelines
-from hetjax.sharding.reshard import reshard
-from hetjax.sharding.resolve import resolve
-from hetjax.sharding.rules import (
+from hetjax.sharding.annotation.annotation import DUPLICATE, PARTIAL, HSharding, Shard, Subgroup
+from hetjax.sharding.annotation.bounds import overlap
+from hetjax.sharding.annotation.rules import (
     DATA,
     MESH_AXES,
     RULES,
@@ -18,10 +11,17 @@ from hetjax.sharding.rules import (
     parameter_spec,
     state_spec,
 )
-from hetjax.sharding.run_program import ProgramRunner
-from hetjax.sharding.signatures import rules_table
-from hetjax.sharding.specialize import Segment, SpecializedProgram, specialize
-from hetjax.sharding.union_array import HArray
+from hetjax.sharding.deduction.annotated_program import AnnotatedProgram, Compute, Move
+from hetjax.sharding.deduction.deduce import deduce
+from hetjax.sharding.deduction.reshard import reshard
+from hetjax.sharding.deduction.run_program import ProgramRunner
+from hetjax.sharding.deduction.signatures import rules_table
+from hetjax.sharding.deduction.specialize import Segment, SpecializedProgram, specialize
+from hetjax.sharding.resolution.crossing import Crossing, Gathering, Piece, crossing
+from hetjax.sharding.resolution.network import Network
+from hetjax.sharding.resolution.pipelines import find_pipelines
+from hetjax.sharding.resolution.resolve import resolve
+from hetjax.sharding.resolution.union_array import HArray
 
 __all__ = [
     "DATA",

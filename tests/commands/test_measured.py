@@ -6,8 +6,8 @@ import pytest
 
 from hetjax.commands.measured import TimedStep, link_rows, prediction_rows
 from hetjax.mesh import Cluster, Link, Subcluster, SubMesh, kind
-from hetjax.pipeline.timeline import Event, Timeline
-from hetjax.pipeline.warm_up import from_warm_up_counts
+from hetjax.pipeline.schedules.warm_up import from_warm_up_counts
+from hetjax.pipeline.timeline.timeline import Event, Timeline
 from hetjax.planner import PipelinePlan, Plan, Prediction, StagePlan, StagePrediction
 from hetjax.report import LinkRow, PredictionRow
 from hetjax.runtime import LinkUse

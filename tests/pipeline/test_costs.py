@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import pytest
 
 from hetjax.models import RECIPES, model_of
-from hetjax.pipeline.costs import Cost, jaxpr_cost, steps_cost
-from hetjax.pipeline.program import trace
+from hetjax.pipeline.program.costs import Cost, jaxpr_cost, steps_cost
+from hetjax.pipeline.program.traced_program import trace
 
 
 def cost(function: Callable[..., Any], *shapes: tuple[int, ...]) -> Cost:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from small_models import BLOCKS, Model, make_batch
 
-from hetjax.pipeline.fences import evaluate, fenced, fenced_values
-from hetjax.pipeline.program import FlatJaxpr, flatten_jaxpr
+from hetjax.pipeline.program.fences import evaluate, fenced, fenced_values
+from hetjax.pipeline.program.traced_program import FlatJaxpr, flatten_jaxpr
 
 
 def residual_stream(weights: list[jax.Array], x: jax.Array) -> jax.Array:

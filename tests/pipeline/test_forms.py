@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import pytest
 
 from hetjax import _compat
-from hetjax.pipeline import forms
-from hetjax.pipeline.costs import step_cost
-from hetjax.pipeline.forms import form_of, share_form
-from hetjax.pipeline.program import Program, Step, trace
-from hetjax.pipeline.resized import Between, SizedProgram
+from hetjax.pipeline.program import forms
+from hetjax.pipeline.program.costs import step_cost
+from hetjax.pipeline.program.forms import form_of, share_form
+from hetjax.pipeline.program.traced_program import Program, Step, trace
+from hetjax.pipeline.stages.resized import Between, SizedProgram
 
 
 def blocks(weights: list[jax.Array], x: jax.Array) -> jax.Array:

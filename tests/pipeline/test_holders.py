@@ -7,14 +7,14 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetjax.pipeline.holders import (
+from hetjax.pipeline.stages.cutting import ParameterPart
+from hetjax.pipeline.stages.holders import (
     Holders,
     shared_parts,
     updated_parts,
     with_divided_updates,
     with_same_updates,
 )
-from hetjax.pipeline.stages import ParameterPart
 
 ROWS = 12
 SHAPES = [(ROWS, 3), (1, 5), ()]

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetjax.errors import InputError
-from hetjax.pipeline.layers import cluster_layers, crossing_bytes, position_flops
-from hetjax.pipeline.program import Program, num_bytes, trace
-from hetjax.pipeline.stages import crossing_values, cut
+from hetjax.pipeline.layers.cost_layers import cluster_layers, crossing_bytes, position_flops
+from hetjax.pipeline.program.traced_program import Program, num_bytes, trace
+from hetjax.pipeline.stages.cutting import crossing_values, cut
 
 
 def chain(widths: list[int], batch: int = 4) -> Program:

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from random_schedules import random_schedules, step_times
 
 from hetjax.errors import InputError
-from hetjax.pipeline.lower_bound import lower_bound
-from hetjax.pipeline.schedule import EXPLICIT, Schedule, Task, dependency_order
-from hetjax.pipeline.simulate import simulate_schedule
-from hetjax.pipeline.times import StepTimes
+from hetjax.pipeline.schedules.schedule import EXPLICIT, Schedule, Task, dependency_order
+from hetjax.pipeline.timeline.lower_bound import lower_bound
+from hetjax.pipeline.timeline.simulate import simulate_schedule
+from hetjax.pipeline.timeline.times import StepTimes
 
 
 @given(st.data())

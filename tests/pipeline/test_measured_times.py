@@ -6,10 +6,14 @@ from hypothesis import strategies as st
 from random_schedules import step_times
 
 from hetjax.errors import InputError
-from hetjax.pipeline.measured_times import measured_times, measuring_schedules, with_split_backward
-from hetjax.pipeline.simulate import simulate_schedule
-from hetjax.pipeline.times import StepTimes
-from hetjax.pipeline.warm_up import gpipe, one_f_one_b
+from hetjax.pipeline.schedules.warm_up import gpipe, one_f_one_b
+from hetjax.pipeline.timeline.measured_times import (
+    measured_times,
+    measuring_schedules,
+    with_split_backward,
+)
+from hetjax.pipeline.timeline.simulate import simulate_schedule
+from hetjax.pipeline.timeline.times import StepTimes
 
 
 def close(found: Sequence[float], expected: Sequence[float]) -> None:

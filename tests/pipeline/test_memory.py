@@ -4,9 +4,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from random_schedules import random_schedule
 
-from hetjax.pipeline.memory import MicrobatchBytes, live_limit, peak_bytes
-from hetjax.pipeline.schedule import Schedule, Task
-from hetjax.pipeline.warm_up import from_warm_up_counts
+from hetjax.pipeline.schedules.memory import MicrobatchBytes, live_limit, peak_bytes
+from hetjax.pipeline.schedules.schedule import Schedule, Task
+from hetjax.pipeline.schedules.warm_up import from_warm_up_counts
 
 SIZES = st.integers(0, 100)
 

@@ -2,11 +2,11 @@
 
 import pytest
 
-from hetjax.pipeline.overlap import overlap, steady_phase
-from hetjax.pipeline.simulate import simulate_schedule
-from hetjax.pipeline.timeline import Event, Timeline
-from hetjax.pipeline.times import StepTimes
-from hetjax.pipeline.warm_up import gpipe, h_1f1b, one_f_one_b
+from hetjax.pipeline.schedules.warm_up import gpipe, h_1f1b, one_f_one_b
+from hetjax.pipeline.timeline.overlap import overlap, steady_phase
+from hetjax.pipeline.timeline.simulate import simulate_schedule
+from hetjax.pipeline.timeline.timeline import Event, Timeline
+from hetjax.pipeline.timeline.times import StepTimes
 
 TIMES = StepTimes([1.0] * 3, [1.0] * 3, [1.8, 0.1], [1.8, 0.1])
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetjax.pipeline.products import with_narrow_operand_first
-from hetjax.pipeline.program import Step, flatten_jaxpr
+from hetjax.pipeline.program.products import with_narrow_operand_first
+from hetjax.pipeline.program.traced_program import Step, flatten_jaxpr
 
 
 def products(function: Any, *operands: Any) -> list[Step]:

@@ -11,7 +11,7 @@ from cases import trace_model
 from small_models import BLOCKS, Model, make_batch
 
 from hetjax.errors import InputError
-from hetjax.pipeline.program import (
+from hetjax.pipeline.program.traced_program import (
     Constant,
     Program,
     SliceOf,

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import hypothesis.strategies as st
 from hypothesis import given, settings
 
-from hetjax.pipeline.program import Step
-from hetjax.pipeline.residuals import choose_residuals
+from hetjax.pipeline.program.traced_program import Step
+from hetjax.pipeline.stages.residuals import choose_residuals
 
 
 @dataclass(frozen=True)

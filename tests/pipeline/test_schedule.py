@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from random_schedules import random_schedule
 
 from hetjax.errors import InputError
-from hetjax.pipeline.schedule import (
+from hetjax.pipeline.schedules.schedule import (
     Schedule,
     Task,
     check,

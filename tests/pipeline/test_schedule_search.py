@@ -8,21 +8,21 @@ from hypothesis import strategies as st
 from random_schedules import random_schedules, step_times
 
 from hetjax.errors import InputError
-from hetjax.pipeline.list_scheduler import NEVER, Rules, list_schedule
-from hetjax.pipeline.lower_bound import lower_bound
-from hetjax.pipeline.merge_halves import merge_halves
-from hetjax.pipeline.named_schedules import make_schedule
-from hetjax.pipeline.quick_clock import makespan
-from hetjax.pipeline.schedule import SCHEDULES, Schedule, check
-from hetjax.pipeline.schedule_search import (
+from hetjax.pipeline.schedule_search.list_scheduler import NEVER, Rules, list_schedule
+from hetjax.pipeline.schedule_search.merge_halves import merge_halves
+from hetjax.pipeline.schedule_search.named_schedules import make_schedule
+from hetjax.pipeline.schedule_search.schedule_search import (
     affordable_trials,
     fixed_schedules,
     search_schedule,
     warm_up_rule,
 )
-from hetjax.pipeline.simulate import simulate_schedule
-from hetjax.pipeline.times import StepTimes
-from hetjax.pipeline.warm_up import h_1f1b, one_f_one_b
+from hetjax.pipeline.schedules.schedule import SCHEDULES, Schedule, check
+from hetjax.pipeline.schedules.warm_up import h_1f1b, one_f_one_b
+from hetjax.pipeline.timeline.lower_bound import lower_bound
+from hetjax.pipeline.timeline.quick_clock import makespan
+from hetjax.pipeline.timeline.simulate import simulate_schedule
+from hetjax.pipeline.timeline.times import StepTimes
 
 
 @given(st.data())

@@ -6,10 +6,10 @@ from hypothesis import strategies as st
 from random_schedules import random_schedules, step_times
 
 from hetjax.errors import InputError
-from hetjax.pipeline.quick_clock import makespan
-from hetjax.pipeline.sensitivity import Sensitivity, sensitivity
-from hetjax.pipeline.times import StepTimes
-from hetjax.pipeline.warm_up import one_f_one_b
+from hetjax.pipeline.schedules.warm_up import one_f_one_b
+from hetjax.pipeline.timeline.quick_clock import makespan
+from hetjax.pipeline.timeline.sensitivity import Sensitivity, sensitivity
+from hetjax.pipeline.timeline.times import StepTimes
 
 
 @given(st.data(), st.floats(0, 0.5))

@@ -10,18 +10,18 @@ from hypothesis import strategies as st
 from random_schedules import random_schedule, step_times
 
 from hetjax.errors import InputError
-from hetjax.pipeline.lower_bound import harp_latency, lower_bound
-from hetjax.pipeline.named_schedules import make_schedule
-from hetjax.pipeline.schedule import WARM_UP_SCHEDULES, Schedule, Task
-from hetjax.pipeline.simulate import (
+from hetjax.pipeline.schedule_search.named_schedules import make_schedule
+from hetjax.pipeline.schedules.schedule import WARM_UP_SCHEDULES, Schedule, Task
+from hetjax.pipeline.schedules.warm_up import from_warm_up_counts, gpipe, h_1f1b, one_f_one_b
+from hetjax.pipeline.timeline.lower_bound import harp_latency, lower_bound
+from hetjax.pipeline.timeline.simulate import (
     simulate_schedule,
     stage_clocks,
     task_seconds,
     warm_up_makespan,
 )
-from hetjax.pipeline.timeline import link_track, live_over_time, stage_track
-from hetjax.pipeline.times import StepTimes
-from hetjax.pipeline.warm_up import from_warm_up_counts, gpipe, h_1f1b, one_f_one_b
+from hetjax.pipeline.timeline.timeline import link_track, live_over_time, stage_track
+from hetjax.pipeline.timeline.times import StepTimes
 
 Case = tuple[Schedule, StepTimes]
 

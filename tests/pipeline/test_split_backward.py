@@ -22,9 +22,9 @@ from hetjax.models import (
     image_model,
     language_model,
 )
-from hetjax.pipeline.backward import StagePrograms, accumulator_dtype
 from hetjax.pipeline.build import PipelinePrograms
-from hetjax.pipeline.program import trace
+from hetjax.pipeline.program.traced_program import trace
+from hetjax.pipeline.stages.backward import StagePrograms, accumulator_dtype
 
 SIZES: dict[str, Any] = {"vocabulary": 32, "blocks": 4, "width": 32, "heads": 4, "sequence": 16}
 LANGUAGE_MODELS = {

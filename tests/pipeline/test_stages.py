@@ -14,8 +14,8 @@ from cases import Case, cases, examples, trace_model
 from hypothesis import given
 from small_models import LENGTH, WIDTH, Model
 
-from hetjax.pipeline.program import Program, Step, evaluate_steps, trace
-from hetjax.pipeline.stages import (
+from hetjax.pipeline.program.traced_program import Program, Step, evaluate_steps, trace
+from hetjax.pipeline.stages.cutting import (
     ParameterPart,
     Stage,
     crossing_values,

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from hetjax.models import RECIPES, model_of, recipe
-from hetjax.pipeline.layers import crossing_bytes, position_flops
-from hetjax.pipeline.modules import find_modules
-from hetjax.pipeline.program import Program, trace
-from hetjax.pipeline.structural_layers import StructuralLayers, structural_layers
+from hetjax.pipeline.layers.cost_layers import crossing_bytes, position_flops
+from hetjax.pipeline.layers.modules import find_modules
+from hetjax.pipeline.layers.structural_layers import StructuralLayers, structural_layers
+from hetjax.pipeline.program.traced_program import Program, trace
 
 WIDTH = 16
 

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from hetjax.pipeline.simulate import simulate_schedule
-from hetjax.pipeline.timeline import Event, Timeline, is_link, live_over_time
-from hetjax.pipeline.times import StepTimes
-from hetjax.pipeline.warm_up import one_f_one_b
+from hetjax.pipeline.schedules.warm_up import one_f_one_b
+from hetjax.pipeline.timeline.simulate import simulate_schedule
+from hetjax.pipeline.timeline.timeline import Event, Timeline, is_link, live_over_time
+from hetjax.pipeline.timeline.times import StepTimes
 
 
 def test_a_split_microbatch_is_live_until_its_weight_gradient():

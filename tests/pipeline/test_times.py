@@ -3,7 +3,7 @@
 import pytest
 
 from hetjax.errors import InputError
-from hetjax.pipeline.times import StepTimes
+from hetjax.pipeline.timeline.times import StepTimes
 
 FITTING = {"forward": [1.0] * 2, "backward": [2.0] * 2, "sends": [0.5], "returns": [0.5]}
 

@@ -10,8 +10,8 @@ import optax
 import pytest
 
 from hetjax.errors import InputError
-from hetjax.pipeline.stages import ParameterPart
-from hetjax.pipeline.update import StageUpdate, divide_update, update_function
+from hetjax.pipeline.stages.cutting import ParameterPart
+from hetjax.pipeline.update.divided_update import StageUpdate, divide_update, update_function
 
 Part = ParameterPart
 Parts = Sequence[Sequence[ParameterPart]]

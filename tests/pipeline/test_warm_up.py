@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 from random_schedules import step_times
 
 from hetjax.errors import InputError
-from hetjax.pipeline.named_schedules import make_schedule
-from hetjax.pipeline.schedule import WARM_UP_SCHEDULES, Schedule, check, live_microbatches
-from hetjax.pipeline.warm_up import (
+from hetjax.pipeline.schedule_search.named_schedules import make_schedule
+from hetjax.pipeline.schedules.schedule import WARM_UP_SCHEDULES, Schedule, check, live_microbatches
+from hetjax.pipeline.schedules.warm_up import (
     eager_1f1b,
     from_warm_up_counts,
     gpipe,

@@ -6,11 +6,11 @@ from hypothesis import strategies as st
 from random_schedules import step_times
 
 from hetjax.errors import InputError
-from hetjax.pipeline.quick_clock import makespan
-from hetjax.pipeline.schedule import Schedule, check
-from hetjax.pipeline.times import StepTimes
-from hetjax.pipeline.warm_up import h_1f1b, one_f_one_b
-from hetjax.pipeline.zero_bubble import h_1f1b_split, zb_h1, zb_h2
+from hetjax.pipeline.schedule_search.zero_bubble import h_1f1b_split, zb_h1, zb_h2
+from hetjax.pipeline.schedules.schedule import Schedule, check
+from hetjax.pipeline.schedules.warm_up import h_1f1b, one_f_one_b
+from hetjax.pipeline.timeline.quick_clock import makespan
+from hetjax.pipeline.timeline.times import StepTimes
 
 sizes = (st.integers(1, 16), st.integers(1, 64))
 

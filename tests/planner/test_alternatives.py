@@ -12,7 +12,7 @@ import pytest
 from hetjax import planner
 from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster, SubMesh
 from hetjax.planner import DynamicProgram, Found, Plan, PlanningProblem, differences
-from hetjax.planner.restriction import with_nodes, without_recomputation
+from hetjax.planner.harp.restriction import with_nodes, without_recomputation
 
 NEAR, FAR = Link(10e9, 1e-5), Link(1e9, 1e-4)
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from jax.sharding import PartitionSpec as P
 
 from hetjax.errors import InputError
-from hetjax.planner.annotate import activation_annotations
+from hetjax.planner.plan.annotate import activation_annotations
 from hetjax.sharding import HSharding, Subgroup, find_pipelines
 
 

@@ -11,12 +11,12 @@ import optax
 import pytest
 
 from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster
-from hetjax.planner.cost_model import Estimate, estimate
-from hetjax.planner.execution import Execution
-from hetjax.planner.problem import PlanningProblem, make_problem
-from hetjax.planner.rates import TASK_SECONDS, ring_seconds, transfer_seconds
-from hetjax.planner.runs import all_runs, one_run
-from hetjax.planner.stage_table import execution_options
+from hetjax.planner.costs.cost_model import Estimate, estimate
+from hetjax.planner.harp.stage_table import execution_options
+from hetjax.planner.problem.problem import PlanningProblem, make_problem
+from hetjax.planner.work.execution import Execution
+from hetjax.planner.work.layer_runs import all_runs, one_run
+from hetjax.planner.work.rates import TASK_SECONDS, ring_seconds, transfer_seconds
 
 KIND = DeviceKind("test", {"float32": 1e12}, 10**9, 1e11, source="made up")
 LINK = Link(1e9, 1e-5)

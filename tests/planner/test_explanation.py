@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hetjax import planner
 from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster, SubMesh
 from hetjax.pipeline import SCHEDULES, make_schedule
-from hetjax.pipeline.timeline import stage_track
+from hetjax.pipeline.timeline.timeline import stage_track
 from hetjax.planner import (
     PipelinePlan,
     Plan,

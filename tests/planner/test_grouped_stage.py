@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from small_models import BLOCKS, Model, make_batch
 
 from hetjax.models import GPTConfig, LlamaConfig, language_model
-from hetjax.pipeline.layers import crossing_bytes
-from hetjax.pipeline.modules import find_modules
-from hetjax.pipeline.program import Program, trace
-from hetjax.planner.grouped_stage import Groups
-from hetjax.planner.problem import groups_of
-from hetjax.planner.work import Known, measure
+from hetjax.pipeline.layers.cost_layers import crossing_bytes
+from hetjax.pipeline.layers.modules import find_modules
+from hetjax.pipeline.program.traced_program import Program, trace
+from hetjax.planner.problem.problem import groups_of
+from hetjax.planner.work.grouped_stage import Groups
+from hetjax.planner.work.stage_work import Known, measure
 
 
 def check_grouped(program: Program, boundaries: list[int], groups: Groups) -> None:

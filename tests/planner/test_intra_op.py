@@ -13,14 +13,14 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from hetjax.mesh import DeviceKind, Link
-from hetjax.pipeline.program import Program, trace
-from hetjax.pipeline.stages import Stage, cut
+from hetjax.pipeline.program.traced_program import Program, trace
+from hetjax.pipeline.stages.cutting import Stage, cut
 from hetjax.planner.intra_op import Devices, Training
+from hetjax.planner.intra_op.alike_nodes import solve_alike
 from hetjax.planner.intra_op.collectives import Ring
 from hetjax.planner.intra_op.elimination import sole_choice
 from hetjax.planner.intra_op.integer_program import Edge, Graph, solve
 from hetjax.planner.intra_op.stage_sharding import StageProblem
-from hetjax.planner.intra_op.ties import solve_alike
 
 KIND = DeviceKind("test", {"float32": 1e12}, 10**9, 1e11, source="made up")
 MOST_CHOICES = 3_000_000

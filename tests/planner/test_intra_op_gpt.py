@@ -9,14 +9,15 @@ import bench_intra_op as bench
 import pytest
 
 from hetjax.mesh import DeviceKind, Link
-from hetjax.pipeline.backward import differentiate
-from hetjax.pipeline.program import Program
-from hetjax.pipeline.stages import cut
-from hetjax.planner.intra_op import Devices, StageSharding, Training, shard_stage, ties
+from hetjax.pipeline.program.traced_program import Program
+from hetjax.pipeline.stages.backward import differentiate
+from hetjax.pipeline.stages.cutting import cut
+from hetjax.planner.intra_op import Devices, StageSharding, Training, shard_stage
+from hetjax.planner.intra_op import alike_nodes as ties
+from hetjax.planner.intra_op.alike_nodes import classes_of
+from hetjax.planner.intra_op.alike_nodes import tied as tied_graph
 from hetjax.planner.intra_op.stage_sharding import StageProblem
-from hetjax.planner.intra_op.ties import classes_of
-from hetjax.planner.intra_op.ties import tied as tied_graph
-from hetjax.runtime.collective_bytes import collective_bytes
+from hetjax.runtime.compilation.collective_bytes import collective_bytes
 
 KIND = DeviceKind("test", {"float32": 1e12}, 10**9, 1e11, "made up")
 LINK = Link(5e9, 1e-6)

@@ -13,11 +13,11 @@ import pytest
 
 from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster
 from hetjax.planner import DynamicProgram, PlanningProblem, make_problem
-from hetjax.planner import stage_table as table_module
-from hetjax.planner import work as work_module
+from hetjax.planner.harp import stage_table as table_module
+from hetjax.planner.harp.stage_table import StageTable, make_stage_table
 from hetjax.planner.intra_op.tensor_axis import TensorAxis
-from hetjax.planner.runs import all_runs
-from hetjax.planner.stage_table import StageTable, make_stage_table
+from hetjax.planner.work import stage_work as work_module
+from hetjax.planner.work.layer_runs import all_runs
 
 NEAR, FAR = Link(1e10, 1e-6), Link(1e9, 1e-5)
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from hetjax.errors import InputError
 from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster, SubMesh
 from hetjax.planner import DynamicProgram, make_problem
-from hetjax.planner.lost_devices import around_lost, check_lost, lost_of_nodes
-from hetjax.planner.plan import validate
+from hetjax.planner.harp.lost_devices import around_lost, check_lost, lost_of_nodes
+from hetjax.planner.plan.plan import validate
 
 LINK = Link(1e10, 1e-5)
 KIND = DeviceKind("test", {"float32": 1e12}, 10**9, 1e11, source="made up")

@@ -10,13 +10,13 @@ from check_best import check
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetjax.pipeline.schedule import WARM_UP_SCHEDULES
-from hetjax.planner.fixed_pace import FixedPace, Place
-from hetjax.planner.near_best import near_best
-from hetjax.planner.neighbours import descend, fastest_ways
-from hetjax.planner.prices import OBJECTIVES
-from hetjax.planner.search import Candidate, all_paces, crossing_seconds, search
-from hetjax.planner.stage_table import StageTable
+from hetjax.pipeline.schedules.schedule import WARM_UP_SCHEDULES
+from hetjax.planner.harp.fixed_pace import FixedPace, Place
+from hetjax.planner.harp.near_best import near_best
+from hetjax.planner.harp.neighbours import descend, fastest_ways
+from hetjax.planner.harp.search import Candidate, all_paces, crossing_seconds, search
+from hetjax.planner.harp.stage_table import StageTable
+from hetjax.planner.plan.prices import OBJECTIVES
 from tests.planner.test_search import CLUSTERS, counts_of, placements, random_table
 
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster, SubMesh
-from hetjax.pipeline.times import StepTimes
-from hetjax.planner.network_cards import with_shared_cards
+from hetjax.pipeline.timeline.times import StepTimes
+from hetjax.planner.costs.network_cards import with_shared_cards
 
 KIND = DeviceKind("any", {"float32": 1e12}, 10**9, 1e11, source="made up")
 INSIDE = Link(1e10, 0.0)

@@ -16,10 +16,10 @@ from visible_text import VISIBLE
 
 from hetjax.errors import InputError
 from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster, SubMesh
-from hetjax.pipeline.program import Program, trace
-from hetjax.pipeline.schedule import EXPLICIT, WARM_UP_SCHEDULES, Schedule, Task
-from hetjax.pipeline.warm_up import from_warm_up_counts, gpipe, one_f_one_b
-from hetjax.planner.plan import (
+from hetjax.pipeline.program.traced_program import Program, trace
+from hetjax.pipeline.schedules.schedule import EXPLICIT, WARM_UP_SCHEDULES, Schedule, Task
+from hetjax.pipeline.schedules.warm_up import from_warm_up_counts, gpipe, one_f_one_b
+from hetjax.planner.plan.plan import (
     PipelinePlan,
     Plan,
     Prediction,
@@ -28,8 +28,8 @@ from hetjax.planner.plan import (
     validate,
     validate_for,
 )
-from hetjax.planner.plan_file import plan_from_json, plan_to_json
-from hetjax.sharding.rules import RULES
+from hetjax.planner.plan.plan_file import plan_from_json, plan_to_json
+from hetjax.sharding.annotation.rules import RULES
 
 KIND = DeviceKind("test", {"float32": 1e12}, 10**9, 1e11, source="made up")
 LINK = Link(1e9, 1e-5)

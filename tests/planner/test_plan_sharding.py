@@ -11,12 +11,12 @@ import optax
 from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster, SubMesh
 from hetjax.models.gpt import GPTConfig
 from hetjax.models.language_model import LanguageModel, language_model
-from hetjax.pipeline.warm_up import one_f_one_b
+from hetjax.pipeline.schedules.warm_up import one_f_one_b
 from hetjax.planner import DynamicProgram, complete, make_problem, predict
-from hetjax.planner.plan import PipelinePlan, Plan, StagePlan, validate_for
-from hetjax.planner.plan_file import plan_from_json, plan_to_json
-from hetjax.planner.plan_sharding import shard_stages
-from hetjax.planner.problem import PlanningProblem
+from hetjax.planner.costs.plan_sharding import shard_stages
+from hetjax.planner.plan.plan import PipelinePlan, Plan, StagePlan, validate_for
+from hetjax.planner.plan.plan_file import plan_from_json, plan_to_json
+from hetjax.planner.problem.problem import PlanningProblem
 
 MODEL = language_model(GPTConfig(vocabulary=64, blocks=2, width=128, heads=4, sequence=32))
 LINK = Link(5e9, 1e-6)

@@ -19,19 +19,19 @@ from hypothesis import strategies as st
 from hetjax import planner
 from hetjax.errors import InputError
 from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster, SubMesh
-from hetjax.pipeline.schedule import WARM_UP_SCHEDULES
-from hetjax.pipeline.warm_up import h_1f1b, one_f_one_b
-from hetjax.planner.cost_model import estimate
-from hetjax.planner.rates import USABLE_MEMORY
-from hetjax.planner.runs import all_runs
-from hetjax.planner.search import search
-from hetjax.planner.stage_table import (
+from hetjax.pipeline.schedules.schedule import WARM_UP_SCHEDULES
+from hetjax.pipeline.schedules.warm_up import h_1f1b, one_f_one_b
+from hetjax.planner.costs.cost_model import estimate
+from hetjax.planner.harp.search import search
+from hetjax.planner.harp.stage_table import (
     execution_options,
     make_stage_table,
     memory_first_order,
     submesh_shapes,
 )
-from hetjax.sharding.rules import RULES
+from hetjax.planner.work.layer_runs import all_runs
+from hetjax.planner.work.rates import USABLE_MEMORY
+from hetjax.sharding.annotation.rules import RULES
 
 NEAR, FAR = Link(10e9, 1e-5), Link(1e9, 1e-4)
 SHARDED = ("state_sharded", "fully_sharded")

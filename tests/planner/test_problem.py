@@ -11,10 +11,10 @@ import pytest
 
 from hetjax.errors import InputError
 from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster
-from hetjax.pipeline.program import trace
-from hetjax.planner import work as work_module
-from hetjax.planner.problem import PlanningProblem, make_problem, optimizer_bytes
-from hetjax.planner.work import measure, product_dtype
+from hetjax.pipeline.program.traced_program import trace
+from hetjax.planner.problem.problem import PlanningProblem, make_problem, optimizer_bytes
+from hetjax.planner.work import stage_work as work_module
+from hetjax.planner.work.stage_work import measure, product_dtype
 
 KIND = DeviceKind("test", {"float32": 1e12}, 10**9, 1e11, source="made up")
 LINK = Link(1e9, 1e-5)

@@ -20,9 +20,8 @@ from hypothesis import strategies as st
 from hetjax.errors import InputError
 from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster
 from hetjax.planner import DynamicProgram, PlanningProblem, complete, make_problem
-from hetjax.planner.cost_model import estimate
-from hetjax.planner.execution import Execution
-from hetjax.planner.profile import Composition, Profile, Way
+from hetjax.planner.costs.cost_model import estimate
+from hetjax.planner.harp.stage_table import make_stage_table
 from hetjax.planner.profiler import (
     Key,
     Measurement,
@@ -40,8 +39,9 @@ from hetjax.planner.profiler import (
     survey,
     units,
 )
-from hetjax.planner.runs import all_runs
-from hetjax.planner.stage_table import make_stage_table
+from hetjax.planner.work.execution import Execution
+from hetjax.planner.work.layer_runs import all_runs
+from hetjax.planner.work.profile import Composition, Profile, Way
 
 NEAR, FAR = Link(1e10, 1e-5), Link(1e9, 1e-4)
 KEY = Key("0" * 64, "test", "float32", (1, 1), (1, 1), "data")

@@ -16,7 +16,7 @@ from hetjax.errors import InputError
 from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster, SubMesh
 from hetjax.pipeline import make_schedule
 from hetjax.planner import PipelinePlan, Plan, PlanningProblem, StagePlan, choose_schedule, predict
-from hetjax.planner.refit import can_be_refitted, keeping_all, refitted, ways_of
+from hetjax.planner.harp.refit import can_be_refitted, keeping_all, refitted, ways_of
 
 NEAR, FAR = Link(10e9, 1e-5), Link(2e9, 1e-4)
 WAYS = [(rule, again) for rule in ("data", "state_sharded", "fully_sharded") for again in (0, 1)]
@@ -128,7 +128,7 @@ def test_what_is_known_of_its_ways_is_not_predicted_again(monkeypatch: pytest.Mo
     plan = plan_of(problem)
     expected = refitted(plan, problem), keeping_all(plan, problem)
     known = ways_of(plan, problem)
-    monkeypatch.setattr("hetjax.planner.refit.predict_stages", None)
+    monkeypatch.setattr("hetjax.planner.harp.refit.predict_stages", None)
     assert (refitted(plan, problem, known), keeping_all(plan, problem, known)) == expected
 
 

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from hetjax import planner
 from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster
 from hetjax.planner import DynamicProgram, PlanningProblem
-from hetjax.planner.replicas import (
+from hetjax.planner.costs.sharing_cost import SharedParameters, sharing_seconds
+from hetjax.planner.harp.replicas import (
     _joined,
     _problem_on,
     divisions,
@@ -24,7 +25,6 @@ from hetjax.planner.replicas import (
     several_pipelines,
     share_out,
 )
-from hetjax.planner.sharing_cost import SharedParameters, sharing_seconds
 
 NEAR, FAR = Link(10e9, 1e-5), Link(2e8, 1e-4)
 

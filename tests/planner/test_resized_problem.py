@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from small_models import BLOCKS, Model, make_batch
 
 from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster
-from hetjax.pipeline.program import with_examples
-from hetjax.pipeline.resized import Between, UnlikeError, is_alike
-from hetjax.planner.problem import PlanningProblem, make_problem
-from hetjax.planner.resized_problem import ResizedProblems
-from hetjax.planner.work import measure
+from hetjax.pipeline.program.traced_program import with_examples
+from hetjax.pipeline.stages.resized import Between, UnlikeError, is_alike
+from hetjax.planner.problem.problem import PlanningProblem, make_problem
+from hetjax.planner.problem.resized_problem import ResizedProblems
+from hetjax.planner.work.stage_work import measure
 
 EXAMPLES = 64
 KIND = DeviceKind("test", {"float32": 1e12}, 10**9, 1e11, source="made up")

@@ -8,10 +8,10 @@ import jax
 import pytest
 
 from hetjax.models import GPTConfig, language_model
-from hetjax.pipeline.program import trace
-from hetjax.pipeline.structural_layers import structural_layers
-from hetjax.planner.runs import all_runs
-from hetjax.planner.work import Known, measure, measure_layers
+from hetjax.pipeline.layers.structural_layers import structural_layers
+from hetjax.pipeline.program.traced_program import trace
+from hetjax.planner.work.layer_runs import all_runs
+from hetjax.planner.work.stage_work import Known, measure, measure_layers
 
 
 def test_what_neighbouring_layers_both_keep_counts_once():

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetjax.pipeline.schedule import WARM_UP_SCHEDULES
-from hetjax.pipeline.warm_up import h_1f1b_counts
-from hetjax.planner.cost_search import rented_nodes, search_by_cost
-from hetjax.planner.fixed_pace import Place
-from hetjax.planner.prices import price_of_nodes
-from hetjax.planner.restriction import with_nodes
-from hetjax.planner.search import price, search, transfers_between
-from hetjax.planner.stage_table import Slice, StageTable, Transfers, submesh_shapes
+from hetjax.pipeline.schedules.schedule import WARM_UP_SCHEDULES
+from hetjax.pipeline.schedules.warm_up import h_1f1b_counts
+from hetjax.planner.harp.cost_search import rented_nodes, search_by_cost
+from hetjax.planner.harp.fixed_pace import Place
+from hetjax.planner.harp.restriction import with_nodes
+from hetjax.planner.harp.search import price, search, transfers_between
+from hetjax.planner.harp.stage_table import Slice, StageTable, Transfers, submesh_shapes
+from hetjax.planner.plan.prices import price_of_nodes
 
 
 def random_table(

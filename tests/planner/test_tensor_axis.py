@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from hetjax.models import GPTConfig, language_model
-from hetjax.pipeline.layers import crossing_bytes
-from hetjax.pipeline.modules import find_modules
-from hetjax.pipeline.program import Program, trace
+from hetjax.pipeline.layers.cost_layers import crossing_bytes
+from hetjax.pipeline.layers.modules import find_modules
+from hetjax.pipeline.program.traced_program import Program, trace
 from hetjax.planner.intra_op.tensor_axis import TensorAxis, TensorCosts
 
 BLOCKS, WIDTH, SEQUENCE, EXAMPLES = 6, 512, 128, 4

@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from hetjax.pipeline.program import Program, trace
-from hetjax.planner import work
-from hetjax.planner.work import Known, SplitWork, StagePrograms, measure
+from hetjax.pipeline.program.traced_program import Program, trace
+from hetjax.planner.work import stage_work as work
+from hetjax.planner.work.stage_work import Known, SplitWork, StagePrograms, measure
 
 
 def blocks(weights: list[jax.Array], x: jax.Array) -> jax.Array:

@@ -7,8 +7,8 @@ from pathlib import Path
 from chromium import open_page
 
 from hetjax.mesh import Cluster, Link, Subcluster, SubMesh, kind
-from hetjax.pipeline.timeline import Event, Timeline
-from hetjax.pipeline.warm_up import one_f_one_b
+from hetjax.pipeline.schedules.warm_up import one_f_one_b
+from hetjax.pipeline.timeline.timeline import Event, Timeline
 from hetjax.planner import (
     PartAlone,
     PipelinePlan,

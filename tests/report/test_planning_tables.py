@@ -7,9 +7,9 @@ from rich.console import Console
 from hetjax.mesh.cluster import Cluster, Subcluster
 from hetjax.mesh.kinds import DeviceKind
 from hetjax.mesh.links import Link
-from hetjax.pipeline.modules import Section
-from hetjax.pipeline.structural_layers import LayeredSection
-from hetjax.planner.parts import PartAlone
+from hetjax.pipeline.layers.modules import Section
+from hetjax.pipeline.layers.structural_layers import LayeredSection
+from hetjax.planner.harp.mixing import PartAlone
 from hetjax.report import LayerRow, layer_rows, layer_table, parts_table
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from chromium import open_page
 
-from hetjax.pipeline.timeline import Event, Timeline
+from hetjax.pipeline.timeline.timeline import Event, Timeline
 from hetjax.report.timeline_page import write_timeline_page
 
 PREDICTED = Timeline(

@@ -5,10 +5,10 @@ from pathlib import Path
 import matplotlib
 import pytest
 
-from hetjax.pipeline.simulate import simulate_schedule
-from hetjax.pipeline.timeline import Event, Timeline
-from hetjax.pipeline.times import StepTimes
-from hetjax.pipeline.warm_up import one_f_one_b
+from hetjax.pipeline.schedules.warm_up import one_f_one_b
+from hetjax.pipeline.timeline.simulate import simulate_schedule
+from hetjax.pipeline.timeline.timeline import Event, Timeline
+from hetjax.pipeline.timeline.times import StepTimes
 from hetjax.report.timeline_picture import draw_timeline
 from hetjax.report.timeline_style import event_style
 

@@ -3,9 +3,9 @@
 import json
 from pathlib import Path
 
-from hetjax.pipeline.simulate import simulate_schedule
-from hetjax.pipeline.times import StepTimes
-from hetjax.pipeline.warm_up import one_f_one_b
+from hetjax.pipeline.schedules.warm_up import one_f_one_b
+from hetjax.pipeline.timeline.simulate import simulate_schedule
+from hetjax.pipeline.timeline.times import StepTimes
 from hetjax.report.trace_file import write_chrome_trace
 
 

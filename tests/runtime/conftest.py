@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import ray
 
-from hetjax.runtime.ray_cluster import RayOptions, connect_to_ray
+from hetjax.runtime.ray.ray_cluster import RayOptions, connect_to_ray
 
 TESTS = Path(__file__).parents[1]
 _MARK = "HETJAX_TEST_CLUSTER"

@@ -20,23 +20,23 @@ from hetjax.mesh.cluster import Cluster, Subcluster, SubMesh
 from hetjax.mesh.hetero import HeteroMesh
 from hetjax.mesh.kinds import kind
 from hetjax.mesh.links import Link
-from hetjax.pipeline.program import trace
-from hetjax.pipeline.warm_up import one_f_one_b
-from hetjax.planner.plan import PipelinePlan, Plan, StagePlan
-from hetjax.runtime.checkpoint import StageSaver, check_leaves
-from hetjax.runtime.checkpoint_files import (
+from hetjax.pipeline.program.traced_program import trace
+from hetjax.pipeline.schedules.warm_up import one_f_one_b
+from hetjax.planner.plan.plan import PipelinePlan, Plan, StagePlan
+from hetjax.runtime.checkpoints.checkpoint import StageSaver, check_leaves
+from hetjax.runtime.checkpoints.checkpoint_files import (
     CheckpointFolder,
     SaveFailure,
     StageRecord,
     read_manifest,
 )
-from hetjax.runtime.compilation import CompiledStage
-from hetjax.runtime.job import Job
-from hetjax.runtime.local import LocalExecutor
-from hetjax.runtime.manifest import DataPosition, SavedFile, SavedPart
-from hetjax.runtime.placement import Placement, named
-from hetjax.runtime.state import StageState, initial_state, put_whole
-from hetjax.sharding.rules import MESH_AXES
+from hetjax.runtime.checkpoints.manifest import DataPosition, SavedFile, SavedPart
+from hetjax.runtime.compilation.stage_programs import CompiledStage
+from hetjax.runtime.compilation.state import StageState, initial_state, put_whole
+from hetjax.runtime.instructions.placement import Placement, named
+from hetjax.runtime.local.local_executor import LocalExecutor
+from hetjax.runtime.workers.job import Job
+from hetjax.sharding.annotation.rules import MESH_AXES
 
 VOCABULARY, WIDTH, BLOCKS, MICROBATCHES, SIZE = 16, 8, 5, 2, 4
 

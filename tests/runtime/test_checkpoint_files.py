@@ -5,13 +5,19 @@ import shutil
 import pytest
 
 from hetjax.errors import CheckpointError, InputError
-from hetjax.runtime.checkpoint_files import (
+from hetjax.runtime.checkpoints.checkpoint_files import (
     CheckpointFolder,
     StageRecord,
     read_manifest,
     record_files,
 )
-from hetjax.runtime.manifest import MANIFEST, DataPosition, Manifest, SavedFile, SavedPart
+from hetjax.runtime.checkpoints.manifest import (
+    MANIFEST,
+    DataPosition,
+    Manifest,
+    SavedFile,
+    SavedPart,
+)
 
 DATA = DataPosition(40, 8, {"seed": 3, "share": 0.5})
 

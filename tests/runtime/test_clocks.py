@@ -4,9 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetjax.pipeline.timeline import Event
-from hetjax.runtime.buffers import Route, Tag
-from hetjax.runtime.clocks import (
+from hetjax.pipeline.timeline.timeline import Event
+from hetjax.runtime.instructions.buffers import Route, Tag
+from hetjax.runtime.moves.transport import Arrival
+from hetjax.runtime.workers.clocks import (
     ROUND_TRIPS,
     ClockReading,
     RoundTrip,
@@ -15,8 +16,7 @@ from hetjax.runtime.clocks import (
     measure_offset,
     read_clock,
 )
-from hetjax.runtime.step_report import StepReport, link_events
-from hetjax.runtime.transport import Arrival
+from hetjax.runtime.workers.step_report import StepReport, link_events
 
 delays = st.floats(1e-4, 0.1)
 

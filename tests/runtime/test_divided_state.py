@@ -13,13 +13,13 @@ from execution import train
 from hetjax import InputError, Trainer
 from hetjax.mesh import SubMesh
 from hetjax.pipeline import trace
-from hetjax.pipeline.warm_up import one_f_one_b
-from hetjax.planner.plan import PipelinePlan, Plan, StagePlan
-from hetjax.runtime.buffers import Route, Send
-from hetjax.runtime.instructions import training_instructions
-from hetjax.runtime.job import Job, build
-from hetjax.runtime.local import LocalExecutor
-from hetjax.runtime.placement import Placement
+from hetjax.pipeline.schedules.warm_up import one_f_one_b
+from hetjax.planner.plan.plan import PipelinePlan, Plan, StagePlan
+from hetjax.runtime.instructions.buffers import Route, Send
+from hetjax.runtime.instructions.instruction_list import training_instructions
+from hetjax.runtime.instructions.placement import Placement
+from hetjax.runtime.local.local_executor import LocalExecutor
+from hetjax.runtime.workers.job import Job, build
 
 WIDTH, BLOCKS = 8, 4
 OPTIMIZER = optax.chain(optax.clip_by_global_norm(0.5), optax.adamw(1e-2))

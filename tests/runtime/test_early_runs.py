@@ -1,7 +1,7 @@
 """Weight gradients in the place of waits: never out of the order of the sums."""
 
-from hetjax.runtime.buffers import Buffer, Free, Instruction, Receive, Route, Run, Tag
-from hetjax.runtime.worker import EarlyRuns
+from hetjax.runtime.instructions.buffers import Buffer, Free, Instruction, Receive, Route, Run, Tag
+from hetjax.runtime.workers.worker import EarlyRuns
 
 DEFERRED = [Buffer("deferred", 0, m) for m in range(3)]
 WAIT = Receive(Tag(Route("value", 0, 1), 9), (Buffer("value", 0, 9, 0),))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hetjax.errors import InputError
-from hetjax.runtime.feed import BatchReader, feed_of
+from hetjax.runtime.workers.feed import BatchReader, feed_of
 
 SIZE = 6
 SHAPES = {

@@ -10,8 +10,8 @@ from execution import job_of
 from hypothesis import given
 
 from hetjax.pipeline.build import PipelinePrograms
-from hetjax.pipeline.schedule import Schedule, Task
-from hetjax.runtime.buffers import (
+from hetjax.pipeline.schedules.schedule import Schedule, Task
+from hetjax.runtime.instructions.buffers import (
     Buffer,
     Buffers,
     Expect,
@@ -23,13 +23,13 @@ from hetjax.runtime.buffers import (
     Send,
     Tag,
 )
-from hetjax.runtime.instructions import (
+from hetjax.runtime.instructions.instruction_list import (
     ACTIVATIONS,
     evaluation_instructions,
     stage_programs,
     training_instructions,
 )
-from hetjax.runtime.job import build
+from hetjax.runtime.workers.job import build
 
 OPTIMIZER = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-3))
 

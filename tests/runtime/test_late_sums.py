@@ -13,10 +13,10 @@ from jax.sharding import PartitionSpec as P
 from small_models import Model, make_batch
 
 from hetjax.mesh import SubMesh
-from hetjax.pipeline.named_schedules import make_schedule
-from hetjax.pipeline.times import StepTimes
-from hetjax.planner.plan import PipelinePlan, Plan, StagePlan
-from hetjax.runtime.local import LocalExecutor
+from hetjax.pipeline.schedule_search.named_schedules import make_schedule
+from hetjax.pipeline.timeline.times import StepTimes
+from hetjax.planner.plan.plan import PipelinePlan, Plan, StagePlan
+from hetjax.runtime.local.local_executor import LocalExecutor
 
 MODEL = Model(("dense", "attention"), tied=True, counted=True, half_parameters=False)
 

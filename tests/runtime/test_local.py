@@ -15,17 +15,17 @@ from small_models import Batch, Model, make_batch
 
 from hetjax.errors import WorkerLostError
 from hetjax.mesh import SubMesh
-from hetjax.pipeline.named_schedules import make_schedule
-from hetjax.pipeline.schedule import WARM_UP_SCHEDULES, Schedule
-from hetjax.pipeline.timeline import link_track
-from hetjax.pipeline.times import StepTimes
-from hetjax.pipeline.warm_up import one_f_one_b
-from hetjax.pipeline.zero_bubble import zb_h1
-from hetjax.planner.plan import PipelinePlan, Plan, StagePlan
-from hetjax.runtime.job import Job
-from hetjax.runtime.local import LocalExecutor
-from hetjax.runtime.step_report import link_events, link_uses
-from hetjax.runtime.worker import EarlyRuns
+from hetjax.pipeline.schedule_search.named_schedules import make_schedule
+from hetjax.pipeline.schedule_search.zero_bubble import zb_h1
+from hetjax.pipeline.schedules.schedule import WARM_UP_SCHEDULES, Schedule
+from hetjax.pipeline.schedules.warm_up import one_f_one_b
+from hetjax.pipeline.timeline.timeline import link_track
+from hetjax.pipeline.timeline.times import StepTimes
+from hetjax.planner.plan.plan import PipelinePlan, Plan, StagePlan
+from hetjax.runtime.local.local_executor import LocalExecutor
+from hetjax.runtime.workers.job import Job
+from hetjax.runtime.workers.step_report import link_events, link_uses
+from hetjax.runtime.workers.worker import EarlyRuns
 
 SMALL, SHARED = Model(("scalar",)), Model(("dense", "dense"))
 UNLIKE = (

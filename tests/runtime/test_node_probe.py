@@ -9,9 +9,9 @@ import jax
 import numpy as np
 import pytest
 
-from hetjax.runtime.listening import transfer_identifier
-from hetjax.runtime.ray_measure import NodeProbe
-from hetjax.runtime.watching import Watcher
+from hetjax.runtime.moves.listening import transfer_identifier
+from hetjax.runtime.moves.watching import Watcher
+from hetjax.runtime.ray.ray_measure import NodeProbe
 
 HOST, SIZE, REPEATS = "127.0.0.1", 1000, 3
 

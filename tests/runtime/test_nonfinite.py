@@ -16,8 +16,8 @@ from hetjax.configuration import TrainSettings
 from hetjax.errors import SaveError
 from hetjax.loop import train
 from hetjax.runtime import CheckpointFolder, StepMetrics
-from hetjax.runtime.local import LocalExecutor
-from hetjax.runtime.nonfinite import were_finite
+from hetjax.runtime.checkpoints.nonfinite import were_finite
+from hetjax.runtime.local.local_executor import LocalExecutor
 
 
 def batch_of(step: int, weight: float = 1.0, *, example: int = 5) -> Any:

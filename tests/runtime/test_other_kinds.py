@@ -13,8 +13,10 @@ from ray_jobs import make_plan, make_trainer
 from hetjax.commands import profiling as profiling_command
 from hetjax.errors import InputError
 from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster, kind
-from hetjax.runtime import local, profiling, ray_profiling
-from hetjax.runtime.ray_worker import _stage_mesh
+from hetjax.runtime.local import local_executor as local
+from hetjax.runtime.local import profiling
+from hetjax.runtime.ray import ray_profiling
+from hetjax.runtime.ray.ray_worker import _stage_mesh
 
 LINK = Link(1e10, 1e-5)
 OLD, NEW = "NVIDIA GeForce RTX 3080", "NVIDIA GeForce RTX 4090"

@@ -15,14 +15,14 @@ from hetjax.commands.measured import TimedStep, prediction_rows
 from hetjax.commands.playing import check_duration, lateness, playing, scale_words
 from hetjax.configuration.settings import make_configuration
 from hetjax.pipeline import simulate_schedule
-from hetjax.pipeline.schedule import Schedule
-from hetjax.pipeline.timeline import stage_track
-from hetjax.pipeline.warm_up import eager_1f1b, gpipe, one_f_one_b
-from hetjax.planner.plan import Plan, Prediction, StagePrediction, times_of
+from hetjax.pipeline.schedules.schedule import Schedule
+from hetjax.pipeline.schedules.warm_up import eager_1f1b, gpipe, one_f_one_b
+from hetjax.pipeline.timeline.timeline import stage_track
+from hetjax.planner.plan.plan import Plan, Prediction, StagePrediction, times_of
 from hetjax.runtime import Play
-from hetjax.runtime.buffers import Route, Tag
-from hetjax.runtime.played import PlayedExecutor
-from hetjax.runtime.playing import Pacing, PlayedTimes, Player, WallClock
+from hetjax.runtime.instructions.buffers import Route, Tag
+from hetjax.runtime.local.played import PlayedExecutor
+from hetjax.runtime.workers.playing import Pacing, PlayedTimes, Player, WallClock
 
 
 def predicted(forward: float, backward: float, send: float, back: float) -> StagePrediction:

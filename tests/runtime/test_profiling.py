@@ -28,9 +28,9 @@ from hetjax.planner.profiler import (
     merged,
     survey,
 )
-from hetjax.runtime import ray_profiling
-from hetjax.runtime.profiling import StageMeasurer
-from hetjax.runtime.ray_profiling import measure_on_ray
+from hetjax.runtime.local.profiling import StageMeasurer
+from hetjax.runtime.ray import ray_profiling
+from hetjax.runtime.ray.ray_profiling import measure_on_ray
 
 LINK = Link(1e10, 1e-5)
 WIDTH, EXAMPLES, MICROBATCHES = 16, 8, 4

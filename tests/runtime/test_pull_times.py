@@ -10,16 +10,16 @@ from small_models import Model
 
 from hetjax.mesh import SubMesh
 from hetjax.pipeline.build import PipelinePrograms
-from hetjax.pipeline.named_schedules import make_schedule
-from hetjax.pipeline.schedule import SCHEDULES, Schedule
-from hetjax.pipeline.schedule_search import search_schedule
-from hetjax.pipeline.simulate import simulate_schedule
-from hetjax.pipeline.timeline import Event, stage_track
-from hetjax.pipeline.times import StepTimes
-from hetjax.planner.plan import PipelinePlan, Plan, StagePlan
-from hetjax.runtime.buffers import Expect, Receive, Run, Tag
-from hetjax.runtime.instructions import training_instructions
-from hetjax.runtime.job import build
+from hetjax.pipeline.schedule_search.named_schedules import make_schedule
+from hetjax.pipeline.schedule_search.schedule_search import search_schedule
+from hetjax.pipeline.schedules.schedule import SCHEDULES, Schedule
+from hetjax.pipeline.timeline.simulate import simulate_schedule
+from hetjax.pipeline.timeline.timeline import Event, stage_track
+from hetjax.pipeline.timeline.times import StepTimes
+from hetjax.planner.plan.plan import PipelinePlan, Plan, StagePlan
+from hetjax.runtime.instructions.buffers import Expect, Receive, Run, Tag
+from hetjax.runtime.instructions.instruction_list import training_instructions
+from hetjax.runtime.workers.job import build
 
 STAGES, MICROBATCHES = 4, 12
 TASKS = {"value": "F", "cotangent": "B"}

@@ -26,10 +26,10 @@ from ray_jobs import (
 
 from hetjax import InputError, RayOptions, Trainer
 from hetjax.mesh import KINDS
-from hetjax.runtime.job import transfers
-from hetjax.runtime.local import LocalExecutor
-from hetjax.runtime.ray import RayExecutor
-from hetjax.runtime.ray_worker import computation_settings
+from hetjax.runtime.local.local_executor import LocalExecutor
+from hetjax.runtime.ray.ray_executor import RayExecutor
+from hetjax.runtime.ray.ray_worker import computation_settings
+from hetjax.runtime.workers.job import transfers
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 

@@ -18,7 +18,7 @@ from ray_jobs import HOST, make_trainer
 
 from hetjax import InputError, RayOptions
 from hetjax.mesh import Link, Subcluster
-from hetjax.runtime.ray_cluster import connect_to_ray, worker_options, worker_resources
+from hetjax.runtime.ray.ray_cluster import connect_to_ray, worker_options, worker_resources
 
 TESTS = Path(__file__).parents[1]
 LINK = Link(bandwidth=1e9, latency=1e-5)
@@ -28,7 +28,7 @@ import json
 import jax
 import ray
 import ray_jobs
-from hetjax.runtime.ray import RayOptions
+from hetjax.runtime.ray.ray_executor import RayOptions
 
 jax.config.update("jax_platforms", "cpu")
 

@@ -25,9 +25,9 @@ from ray_jobs import (
 )
 
 from hetjax import Trainer, WorkerLostError
-from hetjax.runtime.ray import RayExecutor
-from hetjax.runtime.ray_workers import PING_SECONDS, SILENCE_SECONDS
-from hetjax.runtime.transfer_server import Peer, worker_name
+from hetjax.runtime.moves.transfer_server import Peer, worker_name
+from hetjax.runtime.ray.ray_executor import RayExecutor
+from hetjax.runtime.ray.ray_workers import PING_SECONDS, SILENCE_SECONDS
 
 pytestmark = pytest.mark.ray
 

@@ -11,8 +11,10 @@ from ray.cluster_utils import Cluster as RayCluster
 from hetjax.commands.devices import configured_cluster
 from hetjax.configuration import ClusterSettings, RuntimeSettings
 from hetjax.errors import InputError, WorkerLostError
-from hetjax.runtime import measure_cluster, ray_measure, waiting
-from hetjax.runtime.ray_cluster import check_resources, worker_resources
+from hetjax.runtime import measure_cluster
+from hetjax.runtime.ray import ray_measure
+from hetjax.runtime.ray.ray_cluster import check_resources, worker_resources
+from hetjax.runtime.workers import waiting
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 

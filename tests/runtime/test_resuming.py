@@ -13,9 +13,9 @@ from ray_jobs import BATCH, LENGTH, MICROBATCHES, VOCABULARY, make_plan, make_tr
 
 from hetjax import CheckpointError, InputError, Trainer
 from hetjax.data import synthetic
-from hetjax.planner.plan import Plan
-from hetjax.runtime.checkpoint_files import read_manifest
-from hetjax.runtime.manifest import MANIFEST, Manifest
+from hetjax.planner.plan.plan import Plan
+from hetjax.runtime.checkpoints.checkpoint_files import read_manifest
+from hetjax.runtime.checkpoints.manifest import MANIFEST, Manifest
 
 DATA = synthetic(VOCABULARY, LENGTH, size=2000)
 

@@ -2,9 +2,15 @@
 
 import pytest
 
-from hetjax.runtime.buffers import Route, Tag
-from hetjax.runtime.step_report import LinkUse, StepReport, link_events, link_uses, stage_report
-from hetjax.runtime.transport import Arrival
+from hetjax.runtime.instructions.buffers import Route, Tag
+from hetjax.runtime.moves.transport import Arrival
+from hetjax.runtime.workers.step_report import (
+    LinkUse,
+    StepReport,
+    link_events,
+    link_uses,
+    stage_report,
+)
 
 FIRST, SECOND = (Tag(Route("value", 0, 1), microbatch) for microbatch in range(2))
 BACK, MESSAGE = Tag(Route("cotangent", 1, 0), 0), Tag(Route("message", 1, 0), 0)

@@ -19,9 +19,9 @@ from small_models import Model, make_batch
 
 from hetjax import InputError, Trainer
 from hetjax.mesh import SubMesh
-from hetjax.pipeline.warm_up import one_f_one_b
-from hetjax.planner.plan import PipelinePlan, Plan, StagePlan
-from hetjax.runtime.local import LocalExecutor
+from hetjax.pipeline.schedules.warm_up import one_f_one_b
+from hetjax.planner.plan.plan import PipelinePlan, Plan, StagePlan
+from hetjax.runtime.local.local_executor import LocalExecutor
 
 OPTIMIZER = optax.chain(optax.clip_by_global_norm(0.5), optax.adamw(1e-3))
 

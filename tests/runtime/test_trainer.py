@@ -15,10 +15,10 @@ from ray_jobs import BATCH, MICROBATCHES, Tokens, loss, make_plan, make_trainer,
 from hetjax import CheckpointError, InputError, Trainer
 from hetjax.configuration import TrainSettings
 from hetjax.loop import train
-from hetjax.pipeline.warm_up import one_f_one_b
+from hetjax.pipeline.schedules.warm_up import one_f_one_b
 from hetjax.planner import choose_schedule, make_problem, predict
-from hetjax.planner.plan import Plan
-from hetjax.runtime.local import LocalExecutor
+from hetjax.planner.plan.plan import Plan
+from hetjax.runtime.local.local_executor import LocalExecutor
 
 PLAN = make_plan()
 

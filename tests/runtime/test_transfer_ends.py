@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from layouts import Layout, array_shapes, layouts
 
-from hetjax.runtime.transfer_ends import (
+from hetjax.runtime.moves.transfer_ends import (
     CrossingArray,
     ReceivingEnd,
     SendingEnd,
@@ -21,9 +21,9 @@ from hetjax.runtime.transfer_ends import (
     _Landing,
 )
 from hetjax.sharding import Network
-from hetjax.sharding.crossing import Piece
-from hetjax.sharding.rules import MESH_AXES
-from hetjax.sharding.senders import BestLink
+from hetjax.sharding.annotation.rules import MESH_AXES
+from hetjax.sharding.resolution.crossing import Piece
+from hetjax.sharding.resolution.senders import BestLink
 
 pairs_of_layouts = array_shapes.flatmap(lambda shape: st.tuples(layouts(shape), layouts(shape)))
 FIRST = 100

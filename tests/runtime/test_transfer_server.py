@@ -14,12 +14,12 @@ from jax.sharding import Mesh
 from ray_jobs import BATCH, OPTIMIZER, Tokens, loss, make_cluster, make_plan, parameters
 
 from hetjax.errors import WorkerLostError
-from hetjax.runtime.buffers import Route, Tag
-from hetjax.runtime.job import Job, build, transfers
-from hetjax.runtime.listening import transfer_identifier
-from hetjax.runtime.placement import Placement
-from hetjax.runtime.transfer_server import TransferServerTransport
-from hetjax.sharding.rules import MESH_AXES
+from hetjax.runtime.instructions.buffers import Route, Tag
+from hetjax.runtime.instructions.placement import Placement
+from hetjax.runtime.moves.listening import transfer_identifier
+from hetjax.runtime.moves.transfer_server import TransferServerTransport
+from hetjax.runtime.workers.job import Job, build, transfers
+from hetjax.sharding.annotation.rules import MESH_AXES
 
 HOST, SECRET = "127.0.0.1", b"of the tests"
 DEVICES = {0: jax.devices()[:2], 1: jax.devices()[2:3]}

@@ -12,13 +12,13 @@ from small_models import Model, make_batch
 
 from hetjax.errors import InputError
 from hetjax.mesh import DeviceKind, Link, SubMesh
-from hetjax.pipeline.named_schedules import make_schedule
-from hetjax.pipeline.stages import cut
-from hetjax.pipeline.times import StepTimes
+from hetjax.pipeline.schedule_search.named_schedules import make_schedule
+from hetjax.pipeline.stages.cutting import cut
+from hetjax.pipeline.timeline.times import StepTimes
 from hetjax.planner.intra_op import Devices, Training, shard_stage
-from hetjax.planner.plan import PipelinePlan, Plan, Spec, StagePlan
-from hetjax.planner.plan_file import plan_from_json, plan_to_json
-from hetjax.runtime.job import build
+from hetjax.planner.plan.plan import PipelinePlan, Plan, Spec, StagePlan
+from hetjax.planner.plan.plan_file import plan_from_json, plan_to_json
+from hetjax.runtime.workers.job import build
 
 MODELS = {
     block: Model((block, "dense"), tied=True, counted=True, half_parameters=False)

@@ -7,8 +7,8 @@ import pytest
 import ray
 from ray_jobs import make_trainer
 
-from hetjax.runtime import waiting
-from hetjax.runtime.waiting import Awaited
+from hetjax.runtime.workers import waiting
+from hetjax.runtime.workers.waiting import Awaited
 
 
 def test_what_is_awaited_is_said_once_and_not_at_once(monkeypatch: pytest.MonkeyPatch):

@@ -10,9 +10,9 @@ from jax.sharding import PartitionSpec
 from layouts import Layout, array_shapes, layouts
 
 from hetjax.sharding import Network
-from hetjax.sharding.bounds import Bounds, within
-from hetjax.sharding.crossing import Crossing, crossing
-from hetjax.sharding.senders import BestLink
+from hetjax.sharding.annotation.bounds import Bounds, within
+from hetjax.sharding.resolution.crossing import Crossing, crossing
+from hetjax.sharding.resolution.senders import BestLink
 
 DATA = PartitionSpec("data")
 WHOLE = PartitionSpec()

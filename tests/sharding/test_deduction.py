@@ -17,12 +17,12 @@ from small_models import Model, make_batch
 
 from hetjax.errors import InputError
 from hetjax.sharding import DUPLICATE, PARTIAL, HArray, HSharding, Subgroup
-from hetjax.sharding.annotated_program import Compute
-from hetjax.sharding.annotation import HDim
-from hetjax.sharding.deduction import deduce
-from hetjax.sharding.reshard import reshard
-from hetjax.sharding.run_program import ProgramRunner
-from hetjax.sharding.specialize import Segment, specialize
+from hetjax.sharding.annotation.annotation import HDim
+from hetjax.sharding.deduction.annotated_program import Compute
+from hetjax.sharding.deduction.deduce import deduce
+from hetjax.sharding.deduction.reshard import reshard
+from hetjax.sharding.deduction.run_program import ProgramRunner
+from hetjax.sharding.deduction.specialize import Segment, specialize
 
 
 def random_union(rng: Random) -> tuple[Subgroup, ...]:

@@ -15,8 +15,8 @@ from random_annotations import pairs, summands
 from hetjax.errors import InputError
 from hetjax.mesh import KINDS, Cluster, Link, Subcluster
 from hetjax.sharding import PARTIAL, HArray, HSharding, Network, Subgroup, resolve
-from hetjax.sharding.run_steps import Machine, jax_machine, run_resolution
-from hetjax.sharding.steps import KINDS as KINDS_OF_STEPS
+from hetjax.sharding.resolution.run_steps import Machine, jax_machine, run_resolution
+from hetjax.sharding.resolution.steps import KINDS as KINDS_OF_STEPS
 
 
 def holds(annotation, shape, value):

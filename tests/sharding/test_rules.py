@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
 
-from hetjax.sharding.rules import (
+from hetjax.sharding.annotation.rules import (
     DATA,
     MESH_AXES,
     RULES,

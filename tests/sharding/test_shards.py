@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding
 from layouts import Layout, array_shapes, layouts
 
-from hetjax.sharding.bounds import Bounds, overlap, within
-from hetjax.sharding.rules import MESH_AXES
+from hetjax.sharding.annotation.bounds import Bounds, overlap, within
+from hetjax.sharding.annotation.rules import MESH_AXES
 
 spans = st.tuples(st.integers(0, 9), st.integers(0, 9)).map(lambda pair: (min(pair), max(pair)))
 pairs_of_parts = st.integers(0, 3).flatmap(

@@ -10,8 +10,8 @@ from random_annotations import an_annotation, groups_of_devices
 from hetjax.errors import InputError
 from hetjax.mesh import KINDS, Cluster, Link, Subcluster
 from hetjax.sharding import HSharding, Network, Subgroup
-from hetjax.sharding.bounds import contains, within
-from hetjax.sharding.switching import POLICIES, MovedArray, plan_switch
+from hetjax.sharding.annotation.bounds import contains, within
+from hetjax.sharding.resolution.switch_transfers import POLICIES, MovedArray, plan_switch
 
 NODES = Network.of(
     Cluster("c", (Subcluster("s", KINDS["T4"], 4, 8, Link(1e11, 1e-6), Link(1e9, 1e-5)),), ())

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hetjax.mesh.links import Link
-from hetjax.planner.rates import ring_seconds
+from hetjax.planner.work.rates import ring_seconds
 
 Layout = int | None
 """The dimension that an axis divides; None where every device has the value whole."""

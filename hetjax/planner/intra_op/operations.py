@@ -10,12 +10,12 @@ import jax
 import jax.numpy as jnp
 
 from hetjax import _compat
-from hetjax.pipeline.costs import REPEATABLE, step_cost
-from hetjax.pipeline.program import Constant, Operand, Step, num_bytes, operand_value
+from hetjax.pipeline.program.costs import REPEATABLE, step_cost
+from hetjax.pipeline.program.traced_program import Constant, Operand, Step, num_bytes, operand_value
 from hetjax.planner.intra_op.collectives import Layout
-from hetjax.sharding.signature import Label, Labels, Signature
-from hetjax.sharding.signature_rules import elementwise_rule
-from hetjax.sharding.signatures import signature_of
+from hetjax.sharding.deduction.signature import Label, Labels, Signature
+from hetjax.sharding.deduction.signature_rules import elementwise_rule
+from hetjax.sharding.deduction.signatures import signature_of
 
 LEADERS = frozenset({"dot_general", "conv_general_dilated", "gather", "scatter-add"})
 """The operations that choose how their work is divided; others follow what they read."""

@@ -12,20 +12,20 @@ from jax.sharding import PartitionSpec
 
 from hetjax.mesh.kinds import DeviceKind
 from hetjax.mesh.links import Link
-from hetjax.pipeline.program import Program
-from hetjax.pipeline.stages import Stage
-from hetjax.planner.execution import state_bytes
+from hetjax.pipeline.program.traced_program import Program
+from hetjax.pipeline.stages.cutting import Stage
+from hetjax.planner.intra_op.alike_nodes import solve_alike
 from hetjax.planner.intra_op.collectives import Layout, Ring
 from hetjax.planner.intra_op.graph import StageGraph
 from hetjax.planner.intra_op.groups import Costs, Group, Strategy, groups_of, strategies_of
 from hetjax.planner.intra_op.integer_program import Graph
-from hetjax.planner.intra_op.kept import kept_values
+from hetjax.planner.intra_op.kept_values import kept_values
 from hetjax.planner.intra_op.operations import Operations
-from hetjax.planner.intra_op.ties import solve_alike
-from hetjax.planner.plan import Spec
-from hetjax.planner.rates import TRAFFIC_SHARE
-from hetjax.planner.work import part_shape
-from hetjax.sharding.rules import DATA, TENSOR, state_spec
+from hetjax.planner.plan.plan import Spec
+from hetjax.planner.work.execution import state_bytes
+from hetjax.planner.work.rates import TRAFFIC_SHARE
+from hetjax.planner.work.stage_work import part_shape
+from hetjax.sharding.annotation.rules import DATA, TENSOR, state_spec
 
 
 @dataclass(frozen=True)
@@ -121,8 +121,8 @@ def shard_stage(
         >>> import jax
         >>> import jax.numpy as jnp
         >>> from hetjax.mesh import kind
-        >>> from hetjax.pipeline.program import trace
-        >>> from hetjax.pipeline.stages import cut
+        >>> from hetjax.pipeline.program.traced_program import trace
+        >>> from hetjax.pipeline.stages.cutting import cut
         >>> def loss(w, x):
         ...     return jnp.mean((jnp.tanh(x @ w["up"]) @ w["down"]) ** 2)
         >>> def matrix(rows, columns):

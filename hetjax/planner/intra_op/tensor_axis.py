@@ -15,15 +15,15 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hetjax.mesh.links import Link
-from hetjax.pipeline.modules import Section
-from hetjax.pipeline.program import Program
-from hetjax.pipeline.stages import Stage, cut
+from hetjax.pipeline.layers.modules import Section
+from hetjax.pipeline.program.traced_program import Program
+from hetjax.pipeline.stages.cutting import Stage, cut
+from hetjax.planner.intra_op.alike_nodes import solve_alike
 from hetjax.planner.intra_op.collectives import Ring
 from hetjax.planner.intra_op.graph import StageGraph
 from hetjax.planner.intra_op.groups import Costs, Group, strategies_of, strategy_of
 from hetjax.planner.intra_op.stage_sharding import StageParts
-from hetjax.planner.intra_op.ties import solve_alike
-from hetjax.planner.runs import FloatArray
+from hetjax.planner.work.layer_runs import FloatArray
 
 _REPEATS = 3
 """How many modules that follow each other are decided together, for all of them."""

@@ -1,11 +1,11 @@
 """The profiler: which runs of layers to measure, where measurements are kept, what they make up.
 
-Nothing here touches a device; `hetjax.runtime.profiling` measures.
+Nothing here touches a device; `hetjax.runtime.local.profiling` measures.
 """
 
-from hetjax.planner.profiler.candidates import Unit, layer_classes, num_structures, units
 from hetjax.planner.profiler.composition import RunFigure, compose, composition_error
 from hetjax.planner.profiler.database import Key, ProfileDatabase
+from hetjax.planner.profiler.measured_runs import Unit, layer_classes, num_structures, units
 from hetjax.planner.profiler.measurement import (
     ROUNDS,
     Measured,

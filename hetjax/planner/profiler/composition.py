@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import nnls
 
-from hetjax.planner.profile import Composition, FloatArray
+from hetjax.planner.work.profile import Composition, FloatArray
 
 
 @dataclass(frozen=True)

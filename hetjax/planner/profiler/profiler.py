@@ -9,17 +9,17 @@ from statistics import median
 import numpy as np
 
 from hetjax.mesh.cluster import Subcluster
-from hetjax.planner.cost_model import estimate
-from hetjax.planner.execution import Execution
-from hetjax.planner.problem import PlanningProblem
-from hetjax.planner.profile import Composition, Profile, Way, WayTimes
-from hetjax.planner.profiler.candidates import Unit, layer_classes, num_structures, units
+from hetjax.planner.costs.cost_model import estimate
+from hetjax.planner.harp.stage_table import Slice, StageTable, make_stage_table
+from hetjax.planner.problem.problem import PlanningProblem
 from hetjax.planner.profiler.composition import RunFigure, compose, composition_error
 from hetjax.planner.profiler.database import Key, ProfileDatabase
+from hetjax.planner.profiler.measured_runs import Unit, layer_classes, num_structures, units
 from hetjax.planner.profiler.measurement import Measurement, Request
 from hetjax.planner.profiler.structure import structure_digest
-from hetjax.planner.runs import all_runs
-from hetjax.planner.stage_table import Slice, StageTable, make_stage_table
+from hetjax.planner.work.execution import Execution
+from hetjax.planner.work.layer_runs import all_runs
+from hetjax.planner.work.profile import Composition, Profile, Way, WayTimes
 
 _NOTHING = 1e-9
 """What a figure of 0 counts as: relative errors are fitted."""

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 import jax
 
-from hetjax.pipeline.program import Program
-from hetjax.pipeline.stages import crossing_values, cut
-from hetjax.planner.work import part_shape
+from hetjax.pipeline.program.traced_program import Program
+from hetjax.pipeline.stages.cutting import crossing_values, cut
+from hetjax.planner.work.stage_work import part_shape
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 

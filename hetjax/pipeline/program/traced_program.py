@@ -1,0 +1,380 @@
+"""The traced program: a loss function as a flat list of steps that can be cut anywhere.
+
+A loss function is traced once to a jaxpr. Calls are inlined, so that a cut may fall between any two
+equations, inside a Transformer block too; a ``scan`` is one step of many iterations that can be cut
+between two of them.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import PyTree
+
+from hetjax import _compat
+from hetjax.pipeline.program.loss import (
+    abstract,
+    check_count,
+    check_examples,
+    from_host,
+    host_shape,
+    parameter_shapes,
+    path_names,
+    sums,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Constant:
+    """An operand whose value was known when the program was traced."""
+
+    value: Any
+
+
+@dataclass(frozen=True)
+class SliceOf:
+    """An operand that is the rows ``[start, stop)`` of a value's first dimension."""
+
+    value: int
+    start: int
+    stop: int
+
+
+Operand = int | Constant | SliceOf
+"""A value's number, a constant, or rows of a value."""
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One step of a program: an equation on numbered values.
+
+    Args:
+        name: the primitive's name.
+        inputs: the operands.
+        outputs: the numbers of the values that it makes.
+        evaluate: from one array for each input to one for each output.
+        equation: the jaxpr equation behind it; None for a concatenation of a scan's outputs.
+        iterations: how many places to cut it has: a scan's length, 1 for all else.
+    """
+
+    name: str
+    inputs: tuple[Operand, ...]
+    outputs: tuple[int, ...]
+    evaluate: Callable[..., list[Any]]
+    equation: _compat.JaxprEqn | None
+    iterations: int = 1
+
+    def values(self) -> tuple[int, ...]:
+        """The numbers of the values that it reads."""
+        return self._values
+
+    @functools.cached_property
+    def _values(self) -> tuple[int, ...]:
+        values = map(operand_value, self.inputs)
+        return tuple(value for value in values if value is not None)
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """A traced loss function.
+
+    Args:
+        avals: shape and dtype of each value, by its number.
+        parameters: the numbers of the parameter leaves, in the order of their pytree.
+        parameter_names: their paths, e.g. ``"blocks/0/attention/query"``.
+        batch: the numbers of the batch leaves, whose first axis is that of the examples.
+        batch_names: their paths.
+        steps: the computation, in order.
+        total: the operand that holds the summed loss.
+        count: the operand that holds what the summed loss is divided by.
+        aux: where the loss has figures beside it, the count again, and each figure times the count.
+        aux_tree: the structure of these figures; None where there are none.
+    """
+
+    avals: tuple[jax.ShapeDtypeStruct, ...]
+    parameters: tuple[int, ...]
+    parameter_names: tuple[str, ...]
+    batch: tuple[int, ...]
+    batch_names: tuple[str, ...]
+    steps: tuple[Step, ...]
+    total: Operand
+    count: Operand
+    aux: tuple[Operand, ...] = ()
+    aux_tree: Any = None
+
+    @property
+    def outputs(self) -> tuple[Operand, ...]:
+        """The operands that hold what the last stage computes: total, count, figures."""
+        return self.total, self.count, *self.aux
+
+    @functools.cached_property
+    def num_positions(self) -> int:
+        """How many places there are: one a step, one an iteration of a scan."""
+        return sum(step.iterations for step in self.steps)
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """What tells this model from another: its parameters and its sequence of primitives.
+
+        It does not depend on the batch size, so a plan may change the size of its microbatches.
+        """
+        digest = hashlib.sha256()
+        for name, value in zip(self.parameter_names, self.parameters, strict=True):
+            aval = self.avals[value]
+            digest.update(f"{name}:{aval.dtype}{list(aval.shape)};".encode())
+        for step in self.steps:
+            digest.update(f"{step.name}*{step.iterations};".encode())
+        return digest.hexdigest()[:16]
+
+
+def with_examples(batch: PyTree, num_examples: int) -> PyTree:
+    """Shapes of a batch of another number of examples.
+
+    Args:
+        batch: pytree of arrays or shapes, whose first dimension is that of examples.
+        num_examples: how many there shall be.
+
+    Returns:
+        The shapes, as a pytree of the same structure.
+
+    Example:
+        >>> with_examples({"x": jax.ShapeDtypeStruct((8, 3), "float32")}, 2)["x"].shape
+        (2, 3)
+    """
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct((num_examples, *leaf.shape[1:]), leaf.dtype), batch
+    )
+
+
+def trace(
+    loss_function: Callable[..., Any],
+    parameters: PyTree,
+    batch: PyTree,
+    *,
+    has_aux: bool = False,
+) -> Program:
+    """Trace a loss function to a program.
+
+    Args:
+        loss_function: ``loss_function(parameters, batch)``, a plain JAX function. It returns either
+            a scalar (the mean over the batch's examples) or a pair of scalars ``(total, count)``:
+            the loss is then the sum of totals over the sum of counts, over all microbatches.
+        parameters: pytree of arrays or shapes, all of floating dtype, or a function that makes it.
+        batch: pytree of arrays or shapes; the first axis of each leaf is that of the examples.
+        has_aux: whether it returns a pair of that and a pytree of scalars.
+
+    Returns:
+        The program.
+
+    Raises:
+        InputError: a parameter is not floating, a batch leaf has no example axis, the loss is
+            not a floating scalar, or its count depends on the parameters.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> loss = lambda w, x: jnp.mean((x @ w) ** 2)
+        >>> program = trace(loss, jnp.ones((4, 2)), jnp.ones((8, 4)))
+        >>> [step.name for step in program.steps][0]
+        'dot_general'
+    """
+    parameters, batch = parameter_shapes(parameters), abstract(batch)
+    check_examples(batch)
+    parameter_leaves, parameter_tree = jax.tree.flatten(parameters)
+    batch_leaves, batch_tree = jax.tree.flatten(batch)
+    aux_trees: list[Any] = []
+
+    def flat_loss(parameter_values: Sequence[Any], batch_values: Sequence[Any]) -> list[Any]:
+        values = map(from_host, batch_values, batch_leaves)
+        result = loss_function(
+            jax.tree.unflatten(parameter_tree, parameter_values),
+            jax.tree.unflatten(batch_tree, values),
+        )
+        total, count, aux, aux_tree = sums(result, batch_leaves[0].shape[0], has_aux=has_aux)
+        aux_trees.append(aux_tree)
+        # Whoever adds up the figures needs the count beside them.
+        return [total, count, *([count] if has_aux else []), *aux]
+
+    closed = jax.make_jaxpr(flat_loss)(parameter_leaves, [host_shape(x) for x in batch_leaves])
+    split, names = len(parameter_leaves), path_names(parameters)
+    check_count(_compat.depends_on(closed, 1)[:split], names)
+    flat = flatten_jaxpr(closed)
+    return Program(
+        avals=flat.avals,
+        parameters=flat.inputs[:split],
+        parameter_names=names,
+        batch=flat.inputs[split:],
+        batch_names=path_names(batch),
+        steps=flat.steps,
+        total=flat.outputs[0],
+        count=flat.outputs[1],
+        aux=flat.outputs[2:],
+        aux_tree=aux_trees[-1] if has_aux else None,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class FlatJaxpr:
+    """A jaxpr with its calls inlined and its variables numbered."""
+
+    avals: tuple[jax.ShapeDtypeStruct, ...]
+    inputs: tuple[int, ...]
+    steps: tuple[Step, ...]
+    outputs: tuple[Operand, ...]
+
+
+def flatten_jaxpr(closed: _compat.ClosedJaxpr, *, inline_conditionals: bool = False) -> FlatJaxpr:
+    """Inline the calls of a closed jaxpr and number its values; steps without use are dropped.
+
+    Args:
+        closed: the jaxpr.
+        inline_conditionals: compute every branch of a ``cond`` and select among the results, so
+            that its branches too can be divided.
+
+    Returns:
+        The flat jaxpr.
+    """
+    builder = _Flattener(inline_conditionals)
+    inputs = tuple(builder.number(variable) for variable in closed.jaxpr.invars)
+    outputs = builder.add(closed, inputs)
+    return FlatJaxpr(tuple(builder.avals), inputs, needed_steps(builder.steps, outputs), outputs)
+
+
+def needed_steps(
+    steps: Sequence[Step], outputs: Sequence[Operand], known: Sequence[int] = ()
+) -> tuple[Step, ...]:
+    """The steps that outputs need, in order.
+
+    Args:
+        steps: the steps to choose from.
+        outputs: the operands that are wanted.
+        known: values that are at hand, whose steps need not run.
+
+    Returns:
+        Those that have a part in an output.
+    """
+    at_hand = set(known)
+    needed = {operand for operand in outputs if isinstance(operand, int)} - at_hand
+    kept = []
+    for step in reversed(steps):
+        if needed.intersection(step.outputs):
+            kept.append(step)
+            needed.update(value for value in step.values() if value not in at_hand)
+    return tuple(reversed(kept))
+
+
+class _Flattener:
+    def __init__(self, inline_conditionals: bool) -> None:
+        self.inline_conditionals = inline_conditionals
+        self.avals: list[jax.ShapeDtypeStruct] = []
+        self.steps: list[Step] = []
+
+    def number(self, variable: Any) -> int:
+        self.avals.append(jax.ShapeDtypeStruct(variable.aval.shape, variable.aval.dtype))
+        return len(self.avals) - 1
+
+    def add(self, closed: _compat.ClosedJaxpr, inputs: Sequence[Operand]) -> tuple[Operand, ...]:
+        known: dict[_compat.Var, Operand] = {}
+        known.update(zip(closed.jaxpr.invars, inputs, strict=True))
+        known.update(
+            (variable, Constant(value))
+            for variable, value in zip(closed.jaxpr.constvars, closed.consts, strict=True)
+        )
+
+        def read(atom: Any) -> Operand:
+            return Constant(atom.val) if isinstance(atom, _compat.Literal) else known[atom]
+
+        for equation in closed.jaxpr.eqns:
+            operands = tuple(read(atom) for atom in equation.invars)
+            inner = _compat.called_jaxpr(equation)
+            if inner is not None:
+                known.update(zip(equation.outvars, self.add(inner, operands), strict=True))
+                continue
+            outputs = tuple(self.number(variable) for variable in equation.outvars)
+            known.update(zip(equation.outvars, outputs, strict=True))
+            if self.inline_conditionals and equation.primitive.name == "cond":
+                self._select(equation.params["branches"], operands, outputs)
+                continue
+            self.steps.append(_step_of(equation, operands, outputs))
+        return tuple(read(atom) for atom in closed.jaxpr.outvars)
+
+    def _select(
+        self,
+        branches: Sequence[_compat.ClosedJaxpr],
+        operands: tuple[Operand, ...],
+        outputs: tuple[int, ...],
+    ) -> None:
+        index, *arguments = operands
+        results = [self.add(branch, arguments) for branch in branches]
+        for output, cases in zip(outputs, zip(*results, strict=True), strict=True):
+            self.steps.append(
+                Step(
+                    "select_n",
+                    (index, *cases),
+                    (output,),
+                    lambda which, *cases: [jax.lax.select_n(which, *cases)],
+                    None,
+                )
+            )
+
+
+def _step_of(
+    equation: _compat.JaxprEqn, operands: tuple[Operand, ...], outputs: tuple[int, ...]
+) -> Step:
+    name = equation.primitive.name
+    iterations = equation.params["length"] if name == "scan" else 1
+    return Step(
+        name, operands, outputs, lambda *args: _compat.bind(equation, args), equation, iterations
+    )
+
+
+def evaluate_steps(
+    steps: Sequence[Step], environment: dict[int, Any], outputs: Sequence[Operand]
+) -> list[Any]:
+    """Evaluate steps on values or tracers.
+
+    Args:
+        steps: what to evaluate, in order.
+        environment: the values that are known, by number; it is filled with those that are made.
+        outputs: the operands to return.
+
+    Returns:
+        One value for each operand of ``outputs``.
+    """
+    for step in steps:
+        results = step.evaluate(*(read_operand(environment, operand) for operand in step.inputs))
+        environment.update(zip(step.outputs, results, strict=True))
+    return [read_operand(environment, operand) for operand in outputs]
+
+
+def read_operand(environment: Mapping[int, Any], operand: Operand) -> Any:
+    """The value of an operand in an environment."""
+    if isinstance(operand, Constant):
+        return operand.value
+    if isinstance(operand, SliceOf):
+        value = environment[operand.value]
+        return jax.lax.slice_in_dim(value, operand.start, operand.stop)
+    return environment[operand]
+
+
+def operand_value(operand: Operand) -> int | None:
+    """The number of the value that an operand reads, None for a constant."""
+    if isinstance(operand, int):
+        return operand
+    return operand.value if isinstance(operand, SliceOf) else None
+
+
+def num_bytes(aval: jax.ShapeDtypeStruct) -> int:
+    """The size of a value in bytes; a random key counts as its two words."""
+    return int(math.prod(aval.shape)) * _itemsize(aval.dtype)
+
+
+@functools.lru_cache(maxsize=256)
+def _itemsize(dtype: Any) -> int:
+    return 8 if jnp.issubdtype(dtype, jax.dtypes.extended) else dtype.itemsize

@@ -1,0 +1,331 @@
+"""Pipeline schedules as data: the order of tasks on every stage.
+
+A schedule says *what runs after what* on each stage and nothing about time; the timeline puts
+durations to it. Stages and microbatches are counted from 0; Harp counts both from 1.
+
+The tasks of a microbatch on a stage are its forward pass F, at most one recomputation R of what
+the backward pass needs, its backward pass B, and at most one weight-gradient pass W. Where W is in
+the order, B is the input-gradient half of the backward pass and W the other half; where it is
+not, B is the whole. B sends the gradient on as it ends; R and W send and receive nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, cast, get_args
+
+from hetjax.errors import InputError, unknown_name
+
+Operation = Literal["F", "R", "B", "W"]
+"""What a task does with its microbatch on its stage: the forward pass (F), the recomputation of
+what the backward pass needs (R), the backward pass (B), the weight gradient (W)."""
+
+WARM_UP_SCHEDULES = ("gpipe", "1f1b", "eager_1f1b", "h_1f1b")
+"""Schedules that follow from one warm-up count a stage, with whole backward passes."""
+
+SPLIT_SCHEDULES = ("h_1f1b_split", "zb_h1", "zb_h2", "search")
+"""Schedules that may split backward passes."""
+
+SCHEDULES = WARM_UP_SCHEDULES + SPLIT_SCHEDULES
+"""The names that `hetjax.pipeline.make_schedule` knows."""
+
+EXPLICIT = "explicit"
+"""The name of a schedule whose order was written down task by task."""
+
+_TASK = re.compile(rf"([{''.join(get_args(Operation))}])(0|[1-9][0-9]*)")
+
+
+_NEEDS: Mapping[Operation, Sequence[tuple[Operation, str]]] = {
+    "F": (),
+    "R": (("F", "forward"),),
+    "B": (("F", "forward"),),
+    "W": (("B", "backward"),),
+}
+"""What must have run on the same stage before an operation, and what a message calls it."""
+
+
+@dataclass(frozen=True, order=True)
+class Task:
+    """One operation on one microbatch; the stage is where it stands in `Schedule.order`.
+
+    Args:
+        kind: ``"F"``, ``"R"``, ``"B"`` or ``"W"``, see `Operation`.
+        microbatch: index of the microbatch, from 0.
+
+    Example:
+        >>> str(Task("F", 3)), Task.parse("B0")
+        ('F3', Task(kind='B', microbatch=0))
+    """
+
+    kind: Operation
+    microbatch: int
+
+    def __str__(self) -> str:
+        return f"{self.kind}{self.microbatch}"
+
+    @classmethod
+    def parse(cls, text: str) -> Task:
+        """Reads a task as `str` writes it.
+
+        Args:
+            text: the operation's letter and the microbatch, e.g. ``"F3"``.
+
+        Returns:
+            The task.
+
+        Raises:
+            InputError: `text` is not of that form.
+        """
+        match = _TASK.fullmatch(text) if isinstance(text, str) else None
+        if match is None:
+            letters = ", ".join(get_args(Operation))
+            raise InputError(f"task {text!r} is not one of {letters} and a microbatch, e.g. 'F3'")
+        return cls(cast(Operation, match[1]), int(match[2]))
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The explicit order of tasks on every stage of a pipeline.
+
+    Args:
+        name: one of `SCHEDULES`, or ``"explicit"``.
+        order: one tuple of tasks a stage, in the order in which the stage runs them.
+
+    Example:
+        >>> rows = ("F0 F1 B0 W0 B1 W1", "F0 B0 F1 B1")
+        >>> order = tuple(tuple(map(Task.parse, row.split())) for row in rows)
+        >>> schedule = Schedule("explicit", order)
+        >>> schedule.num_microbatches, schedule.warm_up_counts
+        (2, (2, 1))
+    """
+
+    name: str
+    order: tuple[tuple[Task, ...], ...]
+
+    @property
+    def num_stages(self) -> int:
+        """The number of stages, S."""
+        return len(self.order)
+
+    @functools.cached_property
+    def num_microbatches(self) -> int:
+        """The number of microbatches, M: one more than the largest index in the order."""
+        return 1 + max((task.microbatch for tasks in self.order for task in tasks), default=-1)
+
+    @property
+    def warm_up_counts(self) -> tuple[int, ...]:
+        """For every stage, the number N_i of forward tasks before its first backward task."""
+
+        def count(tasks: Sequence[Task]) -> int:
+            warm_up = itertools.takewhile(lambda task: task.kind != "B", tasks)
+            return sum(task.kind == "F" for task in warm_up)
+
+        return tuple(map(count, self.order))
+
+    @property
+    def splits_backward(self) -> bool:
+        """Whether the backward pass of any microbatch is split on any stage."""
+        return any(task.kind == "W" for tasks in self.order for task in tasks)
+
+    def live_bound(self, stage: int) -> int:
+        """The number of microbatches whose activations a stage holds at most.
+
+        Args:
+            stage: index of the stage, from 0.
+
+        Returns:
+            The maximum over time, for any durations of the tasks.
+
+        Example:
+            >>> from hetjax.pipeline.schedules.warm_up import eager_1f1b
+            >>> eager_1f1b(num_stages=3, num_microbatches=8).live_bound(0)
+            5
+        """
+        return max(live_microbatches(self)[stage], default=0)
+
+    def to_json(self) -> dict[str, Any]:
+        """This schedule in plain JSON values: ``{"name": ..., "order": [["F0", ...], ...]}``."""
+        return {"name": self.name, "order": [[str(task) for task in row] for row in self.order]}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Schedule:
+        """Reads what `to_json` wrote or a person edited, and checks it.
+
+        Args:
+            value: a mapping with ``name`` and ``order``.
+
+        Returns:
+            A schedule that `check` accepts.
+
+        Raises:
+            InputError: a field is missing or malformed, or the order cannot be executed.
+        """
+        for field in ("name", "order"):
+            if field not in value:
+                raise InputError(f"schedule has no field {field!r}; it needs name and order")
+        name, order = value["name"], value["order"]
+        if name not in (*SCHEDULES, EXPLICIT):
+            raise InputError(unknown_name("schedule", str(name), (*SCHEDULES, EXPLICIT)))
+        if not _is_list(order) or not all(_is_list(tasks) for tasks in order):
+            raise InputError("schedule order must be a list of lists of tasks, one list a stage")
+        schedule = cls(name, tuple(tuple(Task.parse(text) for text in tasks) for tasks in order))
+        check(schedule)
+        return schedule
+
+
+def check(schedule: Schedule) -> None:
+    """Proves that a schedule can be executed: its tasks complete and in order, no deadlock.
+
+    On every stage, F and B of every microbatch stand once in the order, R and W at most once, R
+    between F and B, W after B.
+
+    Args:
+        schedule: the schedule to check.
+
+    Raises:
+        InputError: naming the stage and task, when a stage lacks or repeats a task, runs a task
+            before one of the same microbatch that it needs, or when stages with blocking receives
+            would wait for one another for ever.
+
+    Example:
+        >>> from hetjax.pipeline.schedules.warm_up import gpipe
+        >>> check(gpipe(num_stages=4, num_microbatches=8))
+    """
+    if not schedule.num_stages or not schedule.num_microbatches:
+        raise InputError(f"schedule {schedule.name!r} has no tasks")
+    for stage in range(schedule.num_stages):
+        _check_stage(schedule, stage)
+    for _ in dependency_order(schedule):
+        pass
+
+
+def dependency_order(schedule: Schedule) -> Iterator[tuple[int, Task]]:
+    """All tasks of all stages, each after the task it waits for: an execution without a clock.
+
+    Every stage goes through its own order and blocks where the input of a task is not there yet:
+    the activation from the stage before (F) or the gradient from the stage after (B). Sends never
+    block. What has no durations cannot depend on them: if this ends, so does every timed
+    execution.
+
+    Args:
+        schedule: a schedule in which no stage repeats a task.
+
+    Yields:
+        Pairs (stage, task).
+
+    Raises:
+        InputError: the stages deadlock; the message names what each one waits for.
+    """
+    done: set[tuple[int, Task]] = set()
+    waiting = [list(reversed(tasks)) for tasks in schedule.order]
+    moved = True
+    while moved:
+        moved = False
+        for stage, tasks in enumerate(waiting):
+            while tasks:
+                source = input_source(schedule, stage, tasks[-1])
+                if source is not None and source not in done:
+                    break
+                task = tasks.pop()
+                done.add((stage, task))
+                moved = True
+                yield stage, task
+    blocked = [(stage, tasks[-1]) for stage, tasks in enumerate(waiting) if tasks]
+    if blocked:
+        raise InputError(f"schedule {schedule.name!r} deadlocks: " + _waits(schedule, blocked))
+
+
+def input_source(schedule: Schedule, stage: int, task: Task) -> tuple[int, Task] | None:
+    """The task on a neighbouring stage whose result this task receives.
+
+    Args:
+        schedule: the schedule.
+        stage: the stage of the task.
+        task: the task.
+
+    Returns:
+        Pair (stage, task), or None for tasks that receive nothing: R, W, the first stage's F and
+        the last stage's B.
+    """
+    if task.kind not in ("F", "B"):
+        return None
+    neighbour = stage - 1 if task.kind == "F" else stage + 1
+    return (neighbour, task) if 0 <= neighbour < schedule.num_stages else None
+
+
+def live_microbatches(schedule: Schedule) -> tuple[tuple[int, ...], ...]:
+    """How many microbatches' activations every stage holds during each of its tasks.
+
+    A microbatch is held from the start of its F to the end of its W, or of its B where it has no
+    W on that stage.
+
+    Args:
+        schedule: the schedule.
+
+    Returns:
+        For every stage, one number a task, in the stage's order.
+
+    Example:
+        >>> from hetjax.pipeline.schedules.warm_up import one_f_one_b
+        >>> live_microbatches(one_f_one_b(num_stages=2, num_microbatches=2))
+        ((1, 2, 2, 1), (1, 1, 1, 1))
+    """
+
+    def during(tasks: Sequence[Task]) -> Iterator[int]:
+        held, split = 0, split_microbatches(tasks)
+        for task in tasks:
+            held += task.kind == "F"
+            yield held
+            held -= task.kind == "W" or (task.kind == "B" and task.microbatch not in split)
+
+    return tuple(tuple(during(tasks)) for tasks in schedule.order)
+
+
+def split_microbatches(tasks: Sequence[Task]) -> frozenset[int]:
+    """The microbatches whose backward pass is split in a stage's order.
+
+    Args:
+        tasks: the order of one stage.
+
+    Returns:
+        The microbatches that have a W.
+    """
+    return frozenset(task.microbatch for task in tasks if task.kind == "W")
+
+
+def _check_stage(schedule: Schedule, stage: int) -> None:
+    """Raises unless a stage runs all it must once, and each after what it needs."""
+    where = f"schedule {schedule.name!r}, stage {stage}"
+    seen: set[Task] = set()
+    for task in schedule.order[stage]:
+        if task in seen:
+            raise InputError(f"{where}: task {task} stands twice in the order")
+        for kind, name in _NEEDS[task.kind]:
+            if Task(kind, task.microbatch) not in seen:
+                raise InputError(
+                    f"{where}: task {task} comes before its {name} {kind}{task.microbatch}"
+                )
+        if task.kind == "R" and Task("B", task.microbatch) in seen:
+            raise InputError(f"{where}: task {task} comes after its backward B{task.microbatch}")
+        seen.add(task)
+    for microbatch, kind in itertools.product(range(schedule.num_microbatches), ("F", "B")):
+        if Task(kind, microbatch) not in seen:
+            raise InputError(f"{where}: task {kind}{microbatch} is missing from the order")
+
+
+def _waits(schedule: Schedule, blocked: Sequence[tuple[int, Task]]) -> str:
+    """One phrase for each stage that is stuck."""
+    phrases = []
+    for stage, task in blocked:
+        source = input_source(schedule, stage, task)
+        assert source is not None, "a task without a source never waits"
+        phrases.append(f"stage {stage} waits at {task} for stage {source[0]}")
+    return "; ".join(phrases)
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str)

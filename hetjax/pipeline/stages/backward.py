@@ -1,0 +1,348 @@
+"""A stage's programs: forward, backward and its two halves, as functions ready to compile.
+
+The stage is differentiated once, in one trace; the trace is then split into what the cotangents do
+not reach (forward) and what they reach (backward). So nothing is computed twice that is expensive,
+inputs such as weights are never copied into what is kept for the backward pass, and cotangents that
+are zero for a structural reason are neither computed nor sent. The backward pass can be divided
+again, into what the stage before waits for and the gradients of the weights.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hetjax.pipeline.program.costs import Cost, steps_cost
+from hetjax.pipeline.program.fences import evaluate
+from hetjax.pipeline.program.loss import abstract
+from hetjax.pipeline.program.traced_program import Operand, Step, needed_steps, num_bytes
+from hetjax.pipeline.stages.cutting import Stage
+from hetjax.pipeline.stages.split_backward import Values, divide
+from hetjax.pipeline.stages.traced_stage import Halves, TracedStage, Tracer, halve, trace_stage
+
+Shapes = tuple[jax.ShapeDtypeStruct, ...]
+
+
+@dataclass(frozen=True)
+class Reads:
+    """What a program reads of a stage's values of one microbatch, by place.
+
+    Args:
+        batch: batch leaves.
+        received: values received.
+        residuals: residuals.
+        cotangents: cotangents of values sent.
+    """
+
+    batch: tuple[int, ...] = ()
+    received: tuple[int, ...] = ()
+    residuals: tuple[int, ...] = ()
+    cotangents: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class SplitBackward:
+    """A stage's backward pass in two programs.
+
+    Args:
+        input_gradient: ``(parameters, batch, received, residuals, cotangents, light accumulators)
+            -> (cotangents of received, deferred, light accumulators)``.
+        weight_gradient: ``(parameters, batch, received, residuals, cotangents, deferred, heavy
+            accumulators) -> heavy accumulators``.
+        input_gradient_reads: what the first one reads.
+        weight_gradient_reads: what the second one reads.
+        light: the parameter parts whose gradients the first one makes, by place: those that take
+            no matrix product.
+        heavy: the other parameter parts.
+        deferred: shapes of the values that the first one makes for the second.
+        input_gradient_cost: work of the first one.
+        weight_gradient_cost: work of the second one.
+        deferred_bytes: bytes that one microbatch keeps between the two.
+    """
+
+    input_gradient: Callable[..., Any]
+    weight_gradient: Callable[..., Any]
+    input_gradient_reads: Reads
+    weight_gradient_reads: Reads
+    light: tuple[int, ...]
+    heavy: tuple[int, ...]
+    deferred: Shapes
+    input_gradient_cost: Cost
+    weight_gradient_cost: Cost
+    deferred_bytes: int
+
+
+@dataclass(frozen=True, eq=False)
+class StagePrograms:
+    """What a stage computes for one microbatch.
+
+    Each function takes and returns flat sequences of arrays, and of each sort only those that it
+    reads. ``accumulators`` hold one array for each parameter part; they come back with this
+    microbatch's gradients added.
+
+    Args:
+        forward: ``(parameters, batch, received) -> (sent, residuals)``; a stage that recomputes
+            returns no residuals.
+        recompute: ``(parameters, batch, received) -> residuals``; None where the stage keeps them.
+        backward: ``(parameters, batch, received, residuals, cotangents, accumulators) ->
+            (cotangents of received, accumulators)``.
+        recompute_reads: what `recompute` reads.
+        backward_reads: what `backward` reads.
+        parameters: shapes of the parameter parts.
+        batch: shapes of the batch leaves.
+        received: shapes of the values received.
+        sent: shapes of the values sent; the program's outputs in the last stage.
+        residuals: shapes of the values made for the backward pass beside the stage's inputs.
+        cotangents_in: which sent values have a cotangent, by place.
+        cotangents_out: which received values have a cotangent to give back, by place.
+        forward_cost: work of the forward pass.
+        recompute_cost: work of the recomputation.
+        backward_cost: work of the backward pass after it.
+        divide: what makes `split`.
+    """
+
+    forward: Callable[..., Any]
+    recompute: Callable[..., Any] | None
+    backward: Callable[..., Any]
+    recompute_reads: Reads
+    backward_reads: Reads
+    parameters: Shapes
+    batch: Shapes
+    received: Shapes
+    sent: Shapes
+    residuals: Shapes
+    cotangents_in: tuple[int, ...]
+    cotangents_out: tuple[int, ...]
+    forward_cost: Cost
+    recompute_cost: Cost
+    backward_cost: Cost
+    divide: Callable[[], SplitBackward]
+
+    @functools.cached_property
+    def split(self) -> SplitBackward:
+        """The backward pass in two programs; divided when it is first asked for."""
+        return self.divide()
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes that one microbatch keeps from its forward pass on."""
+        if self.recompute is not None:
+            return _input_bytes(self, self.recompute_reads, self.backward_reads)
+        return self.residual_bytes
+
+    @property
+    def residual_bytes(self) -> int:
+        """Bytes that its backward pass reads, beside weights and cotangents."""
+        return _input_bytes(self, self.backward_reads) + sum(map(num_bytes, self.residuals))
+
+
+def _input_bytes(programs: StagePrograms, *reads: Reads) -> int:
+    """Bytes of the stage's inputs that some of its programs read."""
+    batch = {i for each in reads for i in each.batch}
+    received = {i for each in reads for i in each.received}
+    kept = [programs.batch[i] for i in batch] + [programs.received[i] for i in received]
+    return sum(map(num_bytes, kept))
+
+
+def differentiate(
+    stage: Stage,
+    parameters: Sequence[jax.ShapeDtypeStruct],
+    batch: Sequence[jax.ShapeDtypeStruct],
+    received: Sequence[jax.ShapeDtypeStruct],
+    *,
+    is_last: bool,
+    cotangents_in: Sequence[int],
+    recompute: bool = False,
+    accumulate: bool = True,
+    tracer: Tracer = trace_stage,
+) -> StagePrograms:
+    """Differentiate a stage.
+
+    Args:
+        stage: the stage.
+        parameters: shapes of its parameter parts.
+        batch: shapes of the batch leaves it reads, for one microbatch.
+        received: shapes of the values it receives, for one microbatch.
+        is_last: whether it returns the loss.
+        cotangents_in: which of its outputs have a cotangent, by place; ignored in the last stage,
+            where that of the summed loss is one.
+        recompute: keep only the stage's inputs, and make the residuals again before the backward
+            pass.
+        accumulate: whether gradients are added to those of earlier microbatches.
+        tracer: what traces the stage.
+
+    Returns:
+        The stage's programs.
+    """
+    traced = tracer(stage, parameters, batch, received, (0,) if is_last else tuple(cotangents_in))
+    halves = halve(traced, is_last=is_last)
+    again = needed_steps(halves.before, halves.residuals)
+    forward = needed_steps(halves.before, traced.sent) if recompute else halves.forward
+    kept = () if recompute else halves.residuals
+    return StagePrograms(
+        forward=_forward(traced, forward, kept),
+        recompute=_recompute(traced, again, halves.residuals) if recompute else None,
+        backward=_backward(traced, halves, accumulate),
+        recompute_reads=_reads(traced, (), again, halves.residuals) if recompute else Reads(),
+        backward_reads=_backward_reads(traced, halves),
+        parameters=_shapes(parameters),
+        batch=_shapes(batch),
+        received=_shapes(received),
+        sent=_shapes(traced.sent_shapes),
+        residuals=tuple(traced.flat.avals[value] for value in halves.residuals),
+        cotangents_in=traced.seeds,
+        cotangents_out=halves.returned_places,
+        forward_cost=steps_cost(forward),
+        recompute_cost=steps_cost(again) if recompute else Cost(),
+        backward_cost=steps_cost(halves.backward),
+        divide=lambda: _divide(traced, halves, accumulate),
+    )
+
+
+def _shapes(items: Sequence[Any]) -> Shapes:
+    return tuple(abstract(list(items)))
+
+
+def _divide(traced: TracedStage, halves: Halves, accumulate: bool) -> SplitBackward:
+    values = Values(traced.flat.avals)
+    division = divide(
+        halves.backward,
+        halves.returned,
+        traced.gradients,
+        values=values,
+        free=traced.parameters,
+        kept=(*traced.batch, *traced.received, *halves.residuals, *traced.cotangents),
+        cotangents=traced.cotangents,
+    )
+    made = {output for step in division.first for output in step.outputs}
+    deferred = tuple(value for value in division.crossing if value in made)
+    light = division.moved
+    heavy = tuple(i for i in range(len(traced.gradients)) if i not in light)
+    light_gradients = [traced.gradients[i] for i in light]
+    heavy_gradients = [traced.gradients[i] for i in heavy]
+    first_outputs = [*halves.returned, *deferred, *light_gradients]
+    first_reads = _reads(traced, halves.residuals, division.first, first_outputs)
+    second_reads = _reads(traced, halves.residuals, division.second, heavy_gradients)
+
+    def input_gradient(*arrays: Any) -> tuple[list[Any], list[Any], list[Any]]:
+        *inputs, accumulators = arrays
+        environment = _environment(traced, halves.residuals, first_reads, inputs)
+        results = iter(evaluate(division.first, environment, first_outputs, values.avals))
+        returned = list(itertools.islice(results, len(halves.returned)))
+        made = list(itertools.islice(results, len(deferred)))
+        return returned, made, _accumulated(list(results), accumulators, accumulate)
+
+    def weight_gradient(*arrays: Any) -> list[Any]:
+        *inputs, made, accumulators = arrays
+        environment = _environment(traced, halves.residuals, second_reads, inputs)
+        environment.update(zip(deferred, made, strict=True))
+        gradients = evaluate(division.second, environment, heavy_gradients, values.avals)
+        return _accumulated(gradients, accumulators, accumulate)
+
+    return SplitBackward(
+        input_gradient=input_gradient,
+        weight_gradient=weight_gradient,
+        input_gradient_reads=first_reads,
+        weight_gradient_reads=second_reads,
+        light=light,
+        heavy=heavy,
+        deferred=tuple(values.avals[value] for value in deferred),
+        input_gradient_cost=steps_cost(division.first),
+        weight_gradient_cost=steps_cost(division.second),
+        deferred_bytes=sum(map(values.size, division.crossing)),
+    )
+
+
+def _reads(
+    traced: TracedStage,
+    residuals: Sequence[int],
+    steps: Sequence[Step],
+    outputs: Sequence[Operand],
+) -> Reads:
+    """What steps and outputs read of a stage's values."""
+    read = {value for step in steps for value in step.values()}
+    read.update(operand for operand in outputs if isinstance(operand, int))
+    return Reads(
+        *(
+            _places(values, read)
+            for values in (traced.batch, traced.received, residuals, traced.cotangents)
+        )
+    )
+
+
+def _backward_reads(traced: TracedStage, halves: Halves) -> Reads:
+    return _reads(traced, halves.residuals, halves.backward, (*halves.returned, *traced.gradients))
+
+
+def _places(values: Sequence[int], read: Collection[int]) -> tuple[int, ...]:
+    return tuple(place for place, value in enumerate(values) if value in read)
+
+
+def _forward(
+    traced: TracedStage, steps: Sequence[Step], residuals: Sequence[int]
+) -> Callable[..., Any]:
+    def forward(parameters: Any, batch: Any, received: Any) -> tuple[list[Any], list[Any]]:
+        names = (*traced.parameters, *traced.batch, *traced.received)
+        environment = dict(zip(names, (*parameters, *batch, *received), strict=True))
+        results = evaluate(steps, environment, [*traced.sent, *residuals], traced.flat.avals)
+        return results[: len(traced.sent)], results[len(traced.sent) :]
+
+    return forward
+
+
+def _recompute(
+    traced: TracedStage, steps: Sequence[Step], residuals: Sequence[int]
+) -> Callable[..., Any]:
+    reads = _reads(traced, (), steps, residuals)
+
+    def recompute(parameters: Any, batch: Any, received: Any) -> list[Any]:
+        environment = _environment(traced, (), reads, (parameters, batch, received, (), ()))
+        return evaluate(steps, environment, residuals, traced.flat.avals)
+
+    return recompute
+
+
+def _backward(traced: TracedStage, halves: Halves, accumulate: bool) -> Callable[..., Any]:
+    reads = _backward_reads(traced, halves)
+
+    def backward(*arrays: Any) -> tuple[list[Any], list[Any]]:
+        *inputs, accumulators = arrays
+        environment = _environment(traced, halves.residuals, reads, inputs)
+        outputs = [*halves.returned, *traced.gradients]
+        results = evaluate(halves.backward, environment, outputs, traced.flat.avals)
+        returned, gradients = results[: len(halves.returned)], results[len(halves.returned) :]
+        return returned, _accumulated(gradients, accumulators, accumulate)
+
+    return backward
+
+
+def _environment(
+    traced: TracedStage, residuals: Sequence[int], reads: Reads, arrays: Sequence[Any]
+) -> dict[int, Any]:
+    """The values of a program's inputs: parameters, batch, received, residuals, cotangents."""
+    names = (
+        *traced.parameters,
+        *(traced.batch[i] for i in reads.batch),
+        *(traced.received[i] for i in reads.received),
+        *(residuals[i] for i in reads.residuals),
+        *(traced.cotangents[i] for i in reads.cotangents),
+    )
+    return dict(zip(names, itertools.chain(*arrays), strict=True))
+
+
+def _accumulated(gradients: list[Any], accumulators: Any, accumulate: bool) -> list[Any]:
+    if not accumulate:
+        return [g.astype(accumulator_dtype(g.dtype)) for g in gradients]
+    return [a + g.astype(a.dtype) for a, g in zip(accumulators, gradients, strict=True)]
+
+
+def accumulator_dtype(dtype: Any) -> np.dtype:
+    """The dtype in which gradients of a parameter are summed: at least float32."""
+    return np.dtype(jnp.float32 if jnp.finfo(dtype).bits < 32 else dtype)

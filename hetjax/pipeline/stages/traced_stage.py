@@ -1,0 +1,213 @@
+"""A stage's forward and backward pass in one trace, split by what the cotangents reach."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hetjax.pipeline.program.costs import is_expensive
+from hetjax.pipeline.program.traced_program import (
+    Constant,
+    FlatJaxpr,
+    Operand,
+    Step,
+    flatten_jaxpr,
+    needed_steps,
+    num_bytes,
+)
+from hetjax.pipeline.stages.cutting import Stage
+from hetjax.pipeline.stages.residuals import choose_residuals
+
+
+@dataclass(frozen=True, eq=False)
+class TracedStage:
+    """A stage's forward and backward pass in one trace, with its inputs and outputs by role.
+
+    Args:
+        flat: all its steps and values.
+        parameters: the numbers of the parameter parts.
+        batch: the numbers of the batch leaves.
+        received: the numbers of the values received.
+        cotangents: the numbers of the cotangents that come in.
+        sent: what the stage sends; total and count in the last stage.
+        gradients: the gradient of each parameter part.
+        returned: the cotangents of values received, as far as these have any.
+        returned_places: which received values these belong to, by place.
+        seeds: which sent values have a cotangent, by place.
+        sent_shapes: shapes of what is sent.
+    """
+
+    flat: FlatJaxpr
+    parameters: tuple[int, ...]
+    batch: tuple[int, ...]
+    received: tuple[int, ...]
+    cotangents: tuple[int, ...]
+    sent: tuple[Operand, ...]
+    gradients: tuple[Operand, ...]
+    returned: tuple[Operand, ...]
+    returned_places: tuple[int, ...]
+    seeds: tuple[int, ...]
+    sent_shapes: Sequence[jax.ShapeDtypeStruct]
+
+
+Tracer = Callable[
+    [
+        Stage,
+        Sequence[jax.ShapeDtypeStruct],
+        Sequence[jax.ShapeDtypeStruct],
+        Sequence[jax.ShapeDtypeStruct],
+        tuple[int, ...],
+    ],
+    TracedStage,
+]
+"""What traces a stage, as `trace_stage` does."""
+
+
+def trace_stage(
+    stage: Stage,
+    parameters: Sequence[jax.ShapeDtypeStruct],
+    batch: Sequence[jax.ShapeDtypeStruct],
+    received: Sequence[jax.ShapeDtypeStruct],
+    seeds: tuple[int, ...],
+) -> TracedStage:
+    """Trace a stage's outputs, and the cotangents of its inputs given those of some outputs.
+
+    Args:
+        stage: the stage.
+        parameters: shapes of its parameter parts.
+        batch: shapes of the batch leaves it reads, for one microbatch.
+        received: shapes of the values it receives, for one microbatch.
+        seeds: which of its outputs have a cotangent, by place.
+
+    Returns:
+        The trace.
+    """
+    sent = jax.eval_shape(stage.function, parameters, batch, received)
+    movable = tuple(i for i, s in enumerate(received) if jnp.issubdtype(s.dtype, jnp.inexact))
+
+    def forward_and_backward(
+        parameters: Sequence[Any],
+        batch: Sequence[Any],
+        received: Sequence[Any],
+        cotangents: Sequence[Any],
+    ) -> tuple[Any, Any, Any]:
+        def run(parameters: Sequence[Any], moving: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+            values = list(received)
+            for place, value in zip(movable, moving, strict=True):
+                values[place] = value
+            results = stage.function(parameters, batch, values)
+            return [results[i] for i in seeds], results
+
+        _, pullback, results = jax.vjp(
+            run, list(parameters), [received[i] for i in movable], has_aux=True
+        )
+        return results, *pullback(list(cotangents))
+
+    closed = jax.make_jaxpr(forward_and_backward)(
+        list(parameters), list(batch), list(received), [sent[i] for i in seeds]
+    )
+    flat = flatten_jaxpr(closed)
+    inputs, outputs = iter(flat.inputs), iter(flat.outputs)
+    return TracedStage(
+        flat=flat,
+        parameters=tuple(itertools.islice(inputs, len(parameters))),
+        batch=tuple(itertools.islice(inputs, len(batch))),
+        received=tuple(itertools.islice(inputs, len(received))),
+        cotangents=tuple(inputs),
+        sent=tuple(itertools.islice(outputs, len(sent))),
+        gradients=tuple(itertools.islice(outputs, len(parameters))),
+        returned=tuple(outputs),
+        returned_places=movable,
+        seeds=seeds,
+        sent_shapes=sent,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Halves:
+    """The steps of the forward and of the backward pass, and what goes from one to the other.
+
+    Args:
+        before: all steps that no cotangent reaches.
+        forward: those of them that what is sent and the residuals need.
+        backward: the steps of the backward pass, cheap ones of the forward pass among them.
+        residuals: the values that the forward pass makes for the backward pass.
+        returned: the cotangents that are worth giving back.
+        returned_places: which received values these belong to, by place.
+    """
+
+    before: tuple[Step, ...]
+    forward: tuple[Step, ...]
+    backward: tuple[Step, ...]
+    residuals: tuple[int, ...]
+    returned: tuple[Operand, ...]
+    returned_places: tuple[int, ...]
+
+
+def halve(traced: TracedStage, *, is_last: bool) -> Halves:
+    """Split a trace into the forward and the backward pass.
+
+    Args:
+        traced: the stage's trace.
+        is_last: whether it returns the loss.
+
+    Returns:
+        The two passes.
+    """
+    flat = traced.flat
+    reached = set(traced.cotangents)
+    before: list[Step] = []
+    after: list[Step] = []
+    for step in flat.steps:
+        if reached.intersection(step.values()):
+            reached.update(step.outputs)
+            after.append(step)
+        else:
+            before.append(step)
+    # The last stage's cotangent is a constant that may have been folded into what it reaches.
+    flows = None if is_last else reached
+    alive = [
+        (place, operand)
+        for place, operand in zip(traced.returned_places, traced.returned, strict=True)
+        if not _is_zero(operand, flows, flat.steps)
+    ]
+    returned = tuple(operand for _, operand in alive)
+    outputs = (*returned, *traced.gradients)
+    inputs = {*traced.parameters, *traced.batch, *traced.received}
+    needed = {value for step in after for value in step.values()}
+    needed.update(operand for operand in outputs if isinstance(operand, int))
+    needed -= reached | inputs
+
+    def size(value: int) -> int:
+        return num_bytes(flat.avals[value])
+
+    residuals = tuple(sorted(choose_residuals(before, inputs, needed, size, is_expensive)))
+    return Halves(
+        before=tuple(before),
+        forward=needed_steps(before, [*traced.sent, *residuals]),
+        backward=needed_steps(flat.steps, outputs, residuals),
+        residuals=residuals,
+        returned=returned,
+        returned_places=tuple(place for place, _ in alive),
+    )
+
+
+def _is_zero(operand: Operand, reached: set[int] | None, steps: Sequence[Step]) -> bool:
+    """Whether a cotangent is zero whatever comes: no gradient flows to that value."""
+    if isinstance(operand, Constant):
+        return not np.any(np.asarray(operand.value))
+    if reached is not None and operand in reached:
+        return False
+    producer = next((s for s in steps if operand in s.outputs), None)
+    return (
+        producer is not None
+        and producer.name == "broadcast_in_dim"
+        and isinstance(producer.inputs[0], Constant)
+        and not np.any(np.asarray(producer.inputs[0].value))
+    )

@@ -1,0 +1,317 @@
+"""The optimizer's update, divided among stages: any Optax transformation, with exact numbers.
+
+The whole update is traced once, as one device would compute it, and each of its steps is placed
+where the parameter lives that it works on. What joins several parameters can only pass through
+scalars (a global norm, a token count, a test for infinities): those are sent around between phases,
+and every stage then computes the same rest. A leaf that is cut between stages (stacked over a
+``scan``) is updated in rows; reductions over all of it become partial ones, joined like any other
+scalar.
+
+A step whose loss or gradient is not finite changes nothing. That is decided by scalars which every
+stage knows before it updates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from hetjax.errors import InputError
+from hetjax.pipeline.program.traced_program import FlatJaxpr, flatten_jaxpr
+from hetjax.pipeline.stages.backward import accumulator_dtype
+from hetjax.pipeline.stages.cutting import ParameterPart
+from hetjax.pipeline.update.update_analysis import Message, UpdateAnalysis
+from hetjax.pipeline.update.update_rows import RowEvaluator, pack, unpack
+
+Result = TypeVar("Result")
+Groups = Mapping[tuple[int, int], list[Message]]
+
+
+@dataclass(frozen=True, eq=False)
+class StageUpdate:
+    """One stage's share of the update.
+
+    Args:
+        parts: the parameter parts that the stage updates.
+        state: the parts of optimizer-state leaves that the stage holds.
+        like: for each of them, the parameter leaf that it belongs to, of the same shape, and is
+            divided as; None where there is none.
+        phases: one function a phase. Each takes ``(parameters, gradients, state, loss, messages)``:
+            gradients summed over all tokens; ``loss`` the summed loss and the count in the last
+            stage of the first pipeline, empty elsewhere; ``messages`` one vector for each entry of
+            ``receives`` of the earlier phases. All but the last return the stage's vector of
+            messages; the last returns ``(parameters, state, metrics)``, with the metrics of
+            `update_function`, and with ``set_back=True`` also zeros in the place of the gradients.
+        sends: for each phase but the last, whether the stage has messages then.
+        receives: for each phase but the last, the other stages that have.
+    """
+
+    parts: tuple[ParameterPart, ...]
+    state: tuple[ParameterPart, ...]
+    like: tuple[int | None, ...]
+    phases: tuple[Callable[..., Any], ...]
+    sends: tuple[bool, ...]
+    receives: tuple[tuple[int, ...], ...]
+
+
+def divide_update(
+    optimizer: optax.GradientTransformation,
+    parameters: Sequence[jax.ShapeDtypeStruct],
+    parts: Sequence[Sequence[ParameterPart]],
+    names: Sequence[str],
+    unflatten: Callable[[Sequence[Any]], Any],
+    first_pipeline: int | None = None,
+) -> tuple[StageUpdate, ...]:
+    """Divide an optimizer's update among stages.
+
+    Args:
+        optimizer: any Optax transformation, used as ``update(gradients, state, parameters)``.
+        parameters: shapes of all parameter leaves.
+        parts: for each stage, the parameter parts it updates; what several stages update is
+            updated by each of them, with the same numbers.
+        names: the leaves' paths, for errors.
+        unflatten: from the leaves to the parameters' pytree.
+        first_pipeline: how many of the stages, the first ones, are those of the first pipeline:
+            the last of them knows the loss, and rows that each pipeline updates are reduced over
+            by this one. None: all.
+
+    Returns:
+        Each stage's share.
+
+    Raises:
+        InputError: the optimizer mixes the elements of parameters that lie on different stages
+            other than through scalars.
+    """
+    flat = _trace(optimizer, parameters, unflatten)
+    analysis = UpdateAnalysis(flat, parameters, parts, names, first_pipeline or len(parts))
+    every = [message for found in analysis.messages.values() for message in found]
+    groups: dict[tuple[int, int], list[Message]] = {}
+    for message in sorted(every):
+        groups.setdefault((message.phase, message.stage), []).append(message)
+    num_phases = 1 + max((message.phase + 1 for message in every), default=0)
+    return tuple(_stage_update(analysis, stage, num_phases, groups) for stage in range(len(parts)))
+
+
+def update_function(
+    optimizer: optax.GradientTransformation, unflatten: Callable[[Sequence[Any]], Any]
+) -> Callable[..., tuple[Any, ...]]:
+    """The whole update, as one device computes it.
+
+    Where the loss or the norm is not finite, parameters and state come out as they went in, bit for
+    bit. Optimizers that look for infinities themselves (a loss scale that halves) are then not
+    asked.
+
+    Args:
+        optimizer: an Optax transformation; one that asks for the ``value`` of the loss gets it.
+        unflatten: from leaves to the parameters' pytree.
+
+    Returns:
+        A function of (parameter leaves, summed gradient leaves, state, total, count) to (new
+        parameter leaves, new state leaves, metrics). The metrics are the loss, the norm of the mean
+        gradient, and the squared norm of each leaf of it, ``[leaves]``. With ``set_back=True`` it
+        returns also zeros in the place of the gradients.
+    """
+    unguarded = _unguarded(optimizer, unflatten)
+
+    def update(
+        parameters: Sequence[Any],
+        gradients: Sequence[Any],
+        state: Any,
+        total: Any,
+        count: Any,
+        *,
+        set_back: bool = False,
+    ) -> tuple[Any, ...]:
+        metrics = _metrics(_means(parameters, gradients, count), total, count)
+
+        def applied() -> tuple[list[Any], ...]:
+            updated, new_state, _ = unguarded(parameters, gradients, state, total, count)
+            return updated, new_state, *_zeros(gradients, set_back)
+
+        def kept() -> tuple[list[Any], ...]:
+            return list(parameters), jax.tree.leaves(state), *_zeros(gradients, set_back)
+
+        updated, new_state, *zeros = _if_finite(metrics, applied, kept)
+        return updated, new_state, metrics, *zeros
+
+    return update
+
+
+def _unguarded(
+    optimizer: optax.GradientTransformation, unflatten: Callable[[Sequence[Any]], Any]
+) -> Callable[..., tuple[list[Any], list[Any], tuple[Any, Any, Any]]]:
+    """`update_function`, but that a step is applied whatever its numbers are."""
+    extended = optax.with_extra_args_support(optimizer)
+
+    def update(
+        parameters: Sequence[Any], gradients: Sequence[Any], state: Any, total: Any, count: Any
+    ) -> tuple[list[Any], list[Any], tuple[Any, Any, Any]]:
+        means = _means(parameters, gradients, count)
+        tree = unflatten(parameters)
+        metrics = _metrics(means, total, count)
+        updates, state = extended.update(unflatten(means), state, tree, value=metrics[0])
+        updated = optax.apply_updates(tree, updates)
+        return jax.tree.leaves(updated), jax.tree.leaves(state), metrics
+
+    return update
+
+
+def _means(parameters: Sequence[Any], gradients: Sequence[Any], count: Any) -> list[Any]:
+    return [
+        (g / count.astype(g.dtype)).astype(p.dtype)
+        for g, p in zip(gradients, parameters, strict=True)
+    ]
+
+
+def _metrics(means: Sequence[Any], total: Any, count: Any) -> tuple[Any, Any, Any]:
+    squares = [optax.tree.norm(mean.astype(jnp.float32), squared=True) for mean in means]
+    norm = jnp.sqrt(sum(squares[1:], squares[0]))
+    return total.astype(jnp.float32) / count, norm, jnp.stack(squares)
+
+
+def _zeros(gradients: Sequence[Any], set_back: bool) -> tuple[list[Any], ...]:
+    """Made in the branches, where XLA sees that they take the place of what was read there."""
+    return ([jnp.zeros_like(gradient) for gradient in gradients],) if set_back else ()
+
+
+def _if_finite(
+    metrics: tuple[Any, ...], applied: Callable[[], Result], kept: Callable[[], Result]
+) -> Result:
+    """What is applied, or what is kept where loss or norm is not finite.
+
+    A conditional: a selection element by element keeps XLA from updating in place, and an update
+    then takes half as long again.
+    """
+    loss, norm, _ = metrics
+    return jax.lax.cond(jnp.isfinite(loss) & jnp.isfinite(norm), applied, kept)
+
+
+def _trace(
+    optimizer: optax.GradientTransformation,
+    parameters: Sequence[jax.ShapeDtypeStruct],
+    unflatten: Callable[[Sequence[Any]], Any],
+) -> FlatJaxpr:
+    state = jax.eval_shape(lambda leaves: optimizer.init(unflatten(leaves)), list(parameters))
+    gradients = [jax.ShapeDtypeStruct(p.shape, accumulator_dtype(p.dtype)) for p in parameters]
+    scalar = jax.ShapeDtypeStruct((), jnp.float32)
+    _check_asks(state)
+    # Optax mixes dtypes in its own arithmetic, whatever the caller is strict about.
+    with jax.numpy_dtype_promotion("standard"), _naming_what_it_wants():
+        closed = jax.make_jaxpr(_unguarded(optimizer, unflatten))(
+            list(parameters), gradients, state, scalar, scalar
+        )
+    return flatten_jaxpr(closed, inline_conditionals=True)
+
+
+_LINE_SEARCHES = (
+    optax.ScaleByBacktrackingLinesearchState,
+    optax.ScaleByZoomLinesearchState,
+)
+
+
+def _check_asks(state: Any) -> None:
+    """Refuse optimizers that compute the loss again within a step, by what their state holds."""
+    kinds = (*_LINE_SEARCHES, optax.ScaleByLBFGSState)
+    parts = jax.tree.leaves(state, is_leaf=lambda part: isinstance(part, kinds))
+    if not any(isinstance(part, _LINE_SEARCHES) for part in parts):
+        return
+    is_lbfgs = any(isinstance(part, optax.ScaleByLBFGSState) for part in parts)
+    raise InputError(
+        f"the optimizer is {'optax.lbfgs with its' if is_lbfgs else 'one with a'} line search, "
+        f"which wants 'grad' and 'value_fn' to compute the loss at other parameters within a step; "
+        f"a step computes it once, and gives an optimizer its 'value' alone"
+    )
+
+
+@contextmanager
+def _naming_what_it_wants() -> Iterator[None]:
+    """Errors of an optimizer's update as what they mostly are: something that it is not given."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(
+            f"the optimizer's update fails: {error} (it is given the gradients, its state, the "
+            f"parameters, and the 'value' of the loss)"
+        ) from error
+
+
+def _stage_update(
+    analysis: UpdateAnalysis, stage: int, num_phases: int, groups: Groups
+) -> StageUpdate:
+    parts = (analysis.state_part(leaf, stage) for leaf in range(len(analysis.state)))
+    state = tuple(part for part in parts if part is not None)
+    receives = tuple(
+        tuple(s for s in range(analysis.num_stages) if s != stage and (phase, s) in groups)
+        for phase in range(num_phases - 1)
+    )
+    phases = tuple(
+        _phase(analysis, stage, phase, state, receives, groups) for phase in range(num_phases)
+    )
+    sends = tuple((phase, stage) in groups for phase in range(num_phases - 1))
+    like = tuple(analysis.parameter_like(part.leaf) for part in state)
+    return StageUpdate(tuple(analysis.parts[stage]), state, like, phases, sends, receives)
+
+
+def _phase(
+    analysis: UpdateAnalysis,
+    stage: int,
+    phase: int,
+    state: Sequence[ParameterPart],
+    receives: Sequence[Sequence[int]],
+    groups: Groups,
+) -> Callable[..., Any]:
+    """One phase of a stage's update, as a traceable function."""
+    parts = analysis.parts[stage]
+
+    def run(
+        parameters: Any,
+        gradients: Any,
+        held: Any,
+        loss: Any,
+        messages: Any,
+        *,
+        set_back: bool = False,
+    ) -> Any:
+        scalars: dict[Message, Any] = {}
+        vectors = iter(messages)
+        for earlier in range(phase):
+            for sender in receives[earlier]:
+                scalars.update(unpack(groups[earlier, sender], next(vectors), analysis.flat))
+        rows = RowEvaluator(analysis, stage, scalars)
+        values = (
+            *zip([analysis.parameters[part.leaf] for part in parts], parameters, strict=True),
+            *zip([analysis.gradients[part.leaf] for part in parts], gradients, strict=True),
+            *zip([analysis.state[part.leaf] for part in state], held, strict=True),
+        )
+        rows.known.update(values)
+        if loss:
+            rows.known.update(zip(analysis.loss, loss, strict=True))
+        if phase < len(receives):
+            return pack([rows.message(message) for message in groups.get((phase, stage), [])])
+        metrics = tuple(rows.read(operand) for operand in analysis.metrics)
+
+        def applied() -> tuple[list[Any], ...]:
+            # Of what the metrics needed only scalars: XLA would keep the arrays for the branch.
+            inner = rows.with_scalars()
+            inner.known.update(values)
+            return (
+                [inner.output(analysis.new_parameters[part.leaf], part) for part in parts],
+                [inner.output(analysis.new_state[part.leaf], part) for part in state],
+                *_zeros(gradients, set_back),
+            )
+
+        def kept() -> tuple[list[Any], ...]:
+            return list(parameters), list(held), *_zeros(gradients, set_back)
+
+        updated, new_state, *zeros = _if_finite(metrics, applied, kept)
+        return updated, new_state, metrics, *zeros
+
+    return run

@@ -1,0 +1,259 @@
+"""Where each step of a traced update runs, and which scalars the stages must tell each other.
+
+Arrays that work on each other elementwise form a component, and a component lives where its
+parameter does. A scalar made from a component is either its own business (a trust ratio) or, where
+anything else depends on it, a message to all stages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import jax
+
+from hetjax.errors import InputError
+from hetjax.pipeline.program.traced_program import FlatJaxpr, Step, operand_value
+from hetjax.pipeline.stages.cutting import ParameterPart
+from hetjax.pipeline.stages.holders import covering_stages
+
+
+@dataclass(frozen=True, order=True)
+class Message:
+    """A scalar that a stage gives to the others between two phases.
+
+    Args:
+        phase: the phase at whose end it is known.
+        stage: the stage that computes it.
+        value: its number in the traced update.
+    """
+
+    phase: int
+    stage: int
+    value: int
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where connected arrays live.
+
+    Args:
+        holders: by stage, the part of the parameter leaf that it holds.
+        rows: the size of the leaf's first dimension.
+    """
+
+    holders: Mapping[int, ParameterPart]
+    rows: int
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether several stages share its rows."""
+        return any(part.stop is not None for part in self.holders.values())
+
+
+class UpdateAnalysis:
+    """What is known of a traced update before it is divided.
+
+    Args:
+        flat: the update as one device computes it, from parameters, summed gradients, optimizer
+            state, summed loss and count to new parameters, new state and metrics.
+        parameters: shapes of the parameter leaves.
+        parts: for each stage, the parameter parts that it updates.
+        names: the leaves' paths, for errors.
+        first_pipeline: how many stages, the first ones, are those of the first pipeline.
+
+    Raises:
+        InputError: arrays of different stages work on each other.
+    """
+
+    def __init__(
+        self,
+        flat: FlatJaxpr,
+        parameters: Sequence[jax.ShapeDtypeStruct],
+        parts: Sequence[Sequence[ParameterPart]],
+        names: Sequence[str],
+        first_pipeline: int,
+    ):
+        self.flat, self.parts, self.names = flat, parts, names
+        self.num_stages, self.first_pipeline = len(parts), first_pipeline
+        self.shapes = list(parameters)
+        values, outputs = list(flat.inputs), list(flat.outputs)
+        count = len(self.shapes)
+        self.parameters, self.gradients = values[:count], values[count : 2 * count]
+        self.state, self.loss = values[2 * count : -2], values[-2:]
+        updated = count + len(self.state)
+        self.new_parameters, self.new_state = outputs[:count], outputs[count:updated]
+        self.metrics = outputs[updated:]
+        self.producer = {output: step for step in flat.steps for output in step.outputs}
+        self.local = self._local_values()
+        self.component = self._components()
+        self.placements = self._placements()
+        self.messages = self._messages()
+
+    def _is_array(self, value: int) -> bool:
+        return bool(self.flat.avals[value].shape)
+
+    def _local_values(self) -> set[int]:
+        """The arrays that depend on a parameter or gradient through arrays: they live with it."""
+        local = {v for v in (*self.parameters, *self.gradients) if self._is_array(v)}
+        while True:
+            found = set(local)
+            for step in self.flat.steps:
+                if found.intersection(step.values()):
+                    found.update(output for output in step.outputs if self._is_array(output))
+            for value, output in zip(self.state, self.new_state, strict=True):
+                if operand_value(output) in found and self._is_array(value):
+                    found.add(value)
+            if found == local:
+                return local
+            local = found
+
+    def _components(self) -> Callable[[int], int]:
+        parent: dict[int, int] = {}
+
+        def find(value: int) -> int:
+            while parent.setdefault(value, value) != value:
+                parent[value] = parent[parent[value]]
+                value = parent[value]
+            return value
+
+        def join(values: Sequence[int]) -> None:
+            for value in values[1:]:
+                parent[find(value)] = find(values[0])
+
+        for step in self.flat.steps:
+            join([v for v in (*step.values(), *step.outputs) if v in self.local])
+        pairs = [
+            *zip(self.parameters, self.gradients, strict=True),
+            *zip(self.parameters, self.new_parameters, strict=True),
+            *zip(self.state, self.new_state, strict=True),
+        ]
+        for a, operand in pairs:
+            b = operand_value(operand)
+            if b is not None and a in self.local and b in self.local:
+                join([a, b])
+        return find
+
+    def _placements(self) -> dict[int, Placement]:
+        leaves: dict[int, list[int]] = {}
+        for leaf, value in enumerate(self.parameters):
+            if not self._is_array(value):
+                continue
+            leaves.setdefault(self.component(value), []).append(leaf)
+        placements = {}
+        for component, members in leaves.items():
+            holders = [self._holders(leaf) for leaf in members]
+            same = all(
+                {s: (p.start, p.stop) for s, p in other.items()}
+                == {s: (p.start, p.stop) for s, p in holders[0].items()}
+                for other in holders
+            )
+            if not same:
+                raise InputError(
+                    "the optimizer mixes the elements of parameters that lie on different stages: "
+                    + ", ".join(repr(self.names[leaf]) for leaf in members)
+                    + "; it can be used with a plan of one stage, without shard_optimizer_state"
+                )
+            shape = self.shapes[members[0]].shape
+            placements[component] = Placement(holders[0], shape[0] if shape else 0)
+        return placements
+
+    def _holders(self, leaf: int) -> dict[int, ParameterPart]:
+        return {
+            stage: part
+            for stage, parts in enumerate(self.parts)
+            for part in parts
+            if part.leaf == leaf
+        }
+
+    def _placement(self, value: int) -> Placement | None:
+        return self.placements[self.component(value)] if value in self.local else None
+
+    def step_placement(self, step: Step) -> Placement | None:
+        """Where a step's arrays live; None where it works on what every stage has."""
+        for value in (*step.values(), *step.outputs):
+            placement = self._placement(value)
+            if placement is not None:
+                return placement
+        return None
+
+    def _messages(self) -> dict[int, list[Message]]:
+        """The messages that carry each scalar that stages must be told; several join to one."""
+        levels: dict[int, int] = {}
+        messages: dict[int, list[Message]] = {}
+        if self.num_stages > 1:
+            last = self.first_pipeline - 1
+            for value in self.loss:
+                levels[value] = 1
+                messages[value] = [Message(0, last, value)]
+            for leaf, pair in enumerate(zip(self.parameters, self.gradients, strict=True)):
+                for value in pair:
+                    if not self._is_array(value):
+                        levels[value] = 1
+                        messages[value] = [Message(0, min(self._holders(leaf)), value)]
+        reach = self._reach()
+        for step in self.flat.steps:
+            level = max((levels.get(value, 0) for value in step.values()), default=0)
+            placement = self.step_placement(step)
+            for output in step.outputs:
+                levels[output] = level
+                if placement is None or self._is_array(output) or self.num_stages == 1:
+                    continue
+                home = {self.component(v) for v in step.values() if self._placement(v)}
+                if reach[output] <= home and not placement.is_cut:
+                    continue
+                owners = covering_stages(placement.holders, placement.rows)
+                messages[output] = [Message(level, owner, output) for owner in owners]
+                levels[output] = level + 1
+        return messages
+
+    def _reach(self) -> dict[int, set[int]]:
+        """The components that each value has a part in; -1 stands for what all stages compute."""
+        reach: dict[int, set[int]] = {value: set() for value in range(len(self.flat.avals))}
+        for operand in (*self.new_parameters, *self.new_state, *self.metrics):
+            value = operand_value(operand)
+            if value is not None and value not in self.local:
+                reach[value].add(-1)
+        for step in reversed(self.flat.steps):
+            for value in step.values():
+                for output in step.outputs:
+                    if output in self.local:
+                        reach[value].add(self.component(output))
+                    else:
+                        reach[value] |= reach[output]
+        return reach
+
+    def state_part(self, leaf: int, stage: int) -> ParameterPart | None:
+        """The part of a leaf of the optimizer's state that a stage holds; None for nothing."""
+        value = self.state[leaf]
+        placement = self._placement(value)
+        if placement is None:
+            return ParameterPart(leaf)
+        part = placement.holders.get(stage)
+        if part is None:
+            return None
+        rows = self.flat.avals[value].shape
+        if part.stop is not None and (not rows or rows[0] != placement.rows):
+            raise InputError(self.refusal(stage, placement, "optimizer state"))
+        return ParameterPart(leaf, part.start, part.stop)
+
+    def parameter_like(self, leaf: int) -> int | None:
+        """The parameter that a leaf of the optimizer's state belongs to, element by element."""
+        value = self.state[leaf]
+        if value not in self.local:
+            return None
+        shape = self.flat.avals[value].shape
+        for parameter, other in enumerate(self.parameters):
+            alike = self._is_array(other) and self.shapes[parameter].shape == shape
+            if alike and self.component(other) == self.component(value):
+                return parameter
+        return None
+
+    def refusal(self, stage: int, placement: Placement, what: str) -> str:
+        """The message for an optimizer that mixes rows that lie on different stages."""
+        leaf = placement.holders[stage].leaf
+        return (
+            f"the optimizer's {what} mixes the rows of parameter {self.names[leaf]!r}, "
+            f"which the plan cuts between stages {sorted(placement.holders)}; where the plan has "
+            f"shard_optimizer_state, make it false; else cut outside that scan, or unroll it"
+        )

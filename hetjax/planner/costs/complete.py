@@ -1,0 +1,39 @@
+"""A plan with all that is decided after the search: annotations, the schedule, the prediction."""
+
+from __future__ import annotations
+
+from hetjax.planner.costs.plan_sharding import shard_stages
+from hetjax.planner.costs.predict import choose_schedule, predict
+from hetjax.planner.plan.plan import Plan
+from hetjax.planner.problem.problem import PlanningProblem
+
+
+def complete(plan: Plan, problem: PlanningProblem, *, annotate: bool = True) -> Plan:
+    """Predict a plan, with the schedule that its problem names.
+
+    Stages with a tensor axis are annotated by intra-operator sharding.
+
+    Args:
+        plan: a plan for the problem, with the warm-up schedule that its stages were chosen for.
+        problem: the problem.
+        annotate: whether they are; where not, the plan is not meant to be run.
+
+    Returns:
+        The plan with that schedule and its prediction.
+    """
+    made = predict(plan, problem)
+    if annotate:
+        made = _annotated(made, problem)
+    if problem.schedule == problem.warm_up_schedule:
+        return made
+    return choose_schedule(made, problem.schedule)
+
+
+def _annotated(plan: Plan, problem: PlanningProblem) -> Plan:
+    """The plan with annotations on stages with a tensor axis, unless these are too much for it."""
+    sharded = shard_stages(plan, problem)
+    if sharded is plan:
+        return plan
+    made = predict(sharded, problem)
+    assert made.prediction is not None
+    return made if all(stage.fits for stage in made.prediction.stages) else plan

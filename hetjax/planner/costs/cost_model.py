@@ -1,0 +1,400 @@
+"""The analytic cost model: seconds and bytes of a stage, from its work and its devices' figures.
+
+Every figure is an array over runs of layers, so that all candidates of a search are estimated at
+once by the code that also predicts a finished plan. All times are linear in the work: a stage takes
+the sum of what its layers take, but for what happens once in it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetjax.pipeline.program.costs import Cost
+from hetjax.planner.intra_op.tensor_axis import TensorCosts
+from hetjax.planner.problem.problem import PlanningProblem
+from hetjax.planner.work.execution import Execution, parameter_bytes
+from hetjax.planner.work.layer_runs import FloatArray, Runs
+from hetjax.planner.work.profile import WayTimes
+from hetjax.planner.work.rates import TASK_SECONDS, TRAFFIC_SHARE, ring_seconds
+from hetjax.planner.work.stage_work import Work
+
+
+@dataclass(frozen=True, eq=False)
+class Memory:
+    """What runs of layers hold, on one device; each field an array over the runs.
+
+    Args:
+        state_bytes: parameters, gradients and optimizer state.
+        activation_bytes: what one microbatch keeps for its backward pass.
+        working_bytes: what a task needs while it runs, beside these.
+    """
+
+    state_bytes: FloatArray
+    activation_bytes: FloatArray
+    working_bytes: FloatArray
+
+    def memory_bytes(self, live: int) -> FloatArray:
+        """Bytes on one device while ``live`` microbatches wait for their backward pass."""
+        return self.state_bytes + self.working_bytes + live * self.activation_bytes
+
+    def live_limit(self, memory_bytes: float, most: int) -> NDArray[np.int64]:
+        """How many live microbatches fit, from 0 to ``most``."""
+        room = np.asarray(memory_bytes - self.state_bytes - self.working_bytes)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            count = np.asarray(room / np.maximum(self.activation_bytes, 0.0))
+        # What keeps nothing fits as often as is asked, also where it leaves no room.
+        np.fmax(np.fmin(count, most, out=count), 0, out=count)
+        return count.astype(np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class Estimate(Memory):
+    """What runs of layers take beside what they hold.
+
+    Args:
+        forward_seconds: the forward pass of one microbatch.
+        backward_seconds: its backward pass, recomputation included.
+        update_seconds: the optimizer's update.
+        exchange_seconds: of that, the exchange of gradients and parameters over the data axis.
+    """
+
+    forward_seconds: FloatArray
+    backward_seconds: FloatArray
+    update_seconds: FloatArray
+    exchange_seconds: FloatArray
+
+
+def memory(problem: PlanningProblem, runs: Runs, execution: Execution) -> Memory:
+    """Estimate what runs of layers hold, without what they take.
+
+    Args:
+        problem: the planning problem.
+        runs: the work; where `execution` recomputes, the backward pass has the repetition in it.
+        execution: where and how.
+
+    Returns:
+        The estimate.
+    """
+    times = measured_times(problem, runs, execution)
+    if times is not None:
+        held = _memory(problem, runs, execution)
+        temporary = runs.in_form(times.temporary_bytes.of(runs.layers))
+        return replace(held, working_bytes=held.working_bytes + temporary)
+    if execution.parameters:
+        return _memory(problem, runs, execution)
+    # Devices of all subclusters hold the same.
+    way = (execution.mesh_shape, execution.sharding, execution.recompute, problem.optimizer_bytes)
+    return runs.once(("memory", *way), lambda: _memory(problem, runs, execution))
+
+
+def _memory(problem: PlanningProblem, runs: Runs, execution: Execution) -> Memory:
+    """What runs hold, but for what was measured."""
+    data, _ = execution.mesh_shape
+    gathered, state, _ = parameter_bytes(problem.program, problem.optimizer_bytes, runs, execution)
+    kept, working = runs.residual_bytes, runs.boundary_bytes
+    if execution.recompute:
+        kept, working = runs.input_bytes, working + runs.residual_bytes
+    working = working / data
+    if execution.sharding == "fully_sharded":
+        working = working + gathered
+    return Memory(state_bytes=state, activation_bytes=kept / data, working_bytes=working)
+
+
+def estimate(problem: PlanningProblem, runs: Runs, execution: Execution) -> Estimate:
+    """Estimate runs of layers.
+
+    Computation is a roofline, kernel by kernel: matrix products take their FLOPs over the peak that
+    they reach, all else the bytes that fusion leaves over the memory's bandwidth; both are divided
+    among the submesh's devices. To them come the collectives, as rings: over the data axis a
+    reduction of gradients, once a step, with the update (under ``state_sharded`` a scatter of them
+    and a gather of new parameters; under ``fully_sharded`` parameters are gathered twice and
+    gradients scattered, each microbatch). Over the tensor axis they are those that the integer
+    program finds for the model's modules, a third of them forward, with what every device computes
+    for itself; where it tells nothing, gathers of what matrix products write. Devices that see to
+    transfers themselves, as processors do, lose the time that these take.
+
+    Args:
+        problem: the planning problem.
+        runs: the work; where `execution` recomputes, the backward pass has the repetition in it.
+        execution: where and how.
+
+    Returns:
+        The estimate.
+    """
+    fully_sharded = execution.sharding == "fully_sharded"
+    times = measured_times(problem, runs, execution)
+    if times is not None:
+        forward = runs.in_form(times.forward.of(runs.layers))
+        again = forward if execution.recompute else 0.0
+        backward = runs.in_form(times.backward.of(runs.layers)) + again
+    else:
+        forward, backward = _computation(problem, runs, execution)
+        parameter_pass = _parameter_pass(problem, runs, execution) if fully_sharded else 0.0
+        if fully_sharded:
+            forward = forward + parameter_pass
+        if execution.mesh_shape[1] > 1:
+            product_pass = _tensor_pass(problem, runs, execution)
+            forward = forward + product_pass
+            backward = backward + (3 if execution.recompute else 2) * product_pass
+        if fully_sharded:
+            backward = backward + 2 * parameter_pass
+    handling = handling_seconds(problem, runs, execution)
+    update, exchange = update_seconds(problem, runs, execution)
+    return Estimate(
+        **vars(memory(problem, runs, execution)),
+        forward_seconds=forward + handling,
+        backward_seconds=backward + handling,
+        update_seconds=update,
+        exchange_seconds=exchange,
+    )
+
+
+def update_seconds(
+    problem: PlanningProblem, runs: Runs, execution: Execution
+) -> tuple[FloatArray, FloatArray]:
+    """Estimate what runs of layers do once a step.
+
+    Args:
+        problem: the planning problem.
+        runs: the work.
+        execution: where and how.
+
+    Returns:
+        Seconds of the optimizer's update, and of that the exchange over the data axis.
+    """
+
+    def found() -> tuple[FloatArray, FloatArray]:
+        _, _, updated = parameter_bytes(problem.program, problem.optimizer_bytes, runs, execution)
+        once = execution.sharding != "fully_sharded"
+        exchange = 2 * _parameter_pass(problem, runs, execution) * once
+        return TASK_SECONDS + updated / rate + exchange, exchange
+
+    rate = update_rate(problem, execution)
+    if execution.parameters:
+        return found()
+    # Recomputation changes nothing of it.
+    way = (execution.mesh_shape, execution.sharding, execution.link, problem.optimizer_bytes)
+    return runs.once(("update", rate, *way), found)
+
+
+def _parameter_pass(problem: PlanningProblem, runs: Runs, execution: Execution) -> FloatArray:
+    """Seconds of one pass of whole parameters over the data axis."""
+    gathered, _, _ = parameter_bytes(problem.program, problem.optimizer_bytes, runs, execution)
+    return ring_seconds(execution.link, gathered, execution.mesh_shape[0])
+
+
+def handling_seconds(
+    problem: PlanningProblem, runs: Runs, execution: Execution
+) -> FloatArray | float:
+    """What a pass loses to the transfers that its devices see to themselves.
+
+    Args:
+        problem: the planning problem.
+        runs: the work.
+        execution: where and how.
+
+    Returns:
+        Seconds; as many cotangents come and go with a backward pass as values with a forward pass.
+    """
+    if not execution.subcluster:
+        return 0.0
+    subcluster = problem.cluster.subcluster(execution.subcluster)
+    if not subcluster.transfer_load and not subcluster.message_load:
+        return 0.0
+    share = runs.boundary_bytes / execution.mesh_shape[0]
+    return subcluster.transfer_load * share + subcluster.message_load * runs.messages
+
+
+def measured_times(problem: PlanningProblem, runs: Runs, execution: Execution) -> WayTimes | None:
+    """What was measured of layers that are run so; None where nothing was.
+
+    Args:
+        problem: the planning problem, with its profile.
+        runs: the work.
+        execution: where and how.
+    """
+    if execution.parameters or not runs.known_layers:
+        return None
+    return problem.profile.ways.get(execution.way)
+
+
+def update_rate(problem: PlanningProblem, execution: Execution) -> float:
+    """Bytes/s of parameters, gradients and optimizer state that a device's update gets through."""
+    # Where it was not measured: each is read and written.
+    assumed = execution.kind.memory_bandwidth / 2
+    return problem.profile.updates.get(execution.subcluster, assumed)
+
+
+@dataclass(frozen=True)
+class Halves:
+    """What the parts of a stage's backward pass take, on one device.
+
+    Args:
+        recompute_seconds: the recomputation; 0 where there is none.
+        input_gradient_seconds: the first half.
+        weight_gradient_seconds: the second half.
+        recomputed_bytes: what a recomputation leaves for the backward pass.
+        deferred_bytes: what the first half leaves for the second.
+    """
+
+    recompute_seconds: float
+    input_gradient_seconds: float
+    weight_gradient_seconds: float
+    recomputed_bytes: int
+    deferred_bytes: int
+
+
+def estimate_halves(
+    problem: PlanningProblem, work: Work, runs: Runs, execution: Execution
+) -> Halves:
+    """Estimate a backward pass in parts, by the rules of `estimate`.
+
+    The gathers of matrix products over the tensor axis are divided evenly; what ``fully_sharded``
+    gathers and scatters is the second half's. Where the whole pass was measured, the halves are as
+    much longer or shorter as it is.
+
+    Args:
+        problem: the planning problem.
+        work: the work, with that of the halves.
+        runs: the same as `one_run` has it.
+        execution: where and how.
+
+    Returns:
+        The estimate.
+    """
+    assert work.split is not None, "the work of the halves was not measured"
+    data, _ = execution.mesh_shape
+    parameter_pass = float(_parameter_pass(problem, runs, execution))
+    product_pass = float(_tensor_pass(problem, runs, execution))
+
+    slower, slower_backward = problem.profile.slowness(execution.subcluster, execution.shape)
+    scattered = 2 * parameter_pass * (execution.sharding == "fully_sharded")
+
+    def seconds(cost: Cost) -> float:
+        return float(_roofline(problem, execution, cost.matmul_flops, cost.bytes))
+
+    handling = float(handling_seconds(problem, runs, execution))
+    again = slower * seconds(work.recompute) + product_pass - TASK_SECONDS
+    times = measured_times(problem, runs, execution)
+    if times is not None:
+        again = float(times.forward.of(runs.layers))
+        expected = seconds(_difference(work.backward, work.recompute)) + 2 * product_pass
+        measured = float(times.backward.of(runs.layers))
+        slower_backward = measured / (expected + scattered)
+        product_pass, scattered = slower_backward * product_pass, slower_backward * scattered
+    first = slower_backward * seconds(work.split.input_gradient)
+    second = slower_backward * seconds(work.split.weight_gradient)
+    kept = work.residual_bytes / data if execution.recompute else 0.0
+    return Halves(
+        recompute_seconds=again if execution.recompute else 0.0,
+        input_gradient_seconds=first + product_pass + handling,
+        weight_gradient_seconds=second + product_pass + scattered,
+        recomputed_bytes=int(kept),
+        deferred_bytes=int(work.split.deferred_bytes / data),
+    )
+
+
+def _difference(whole: Cost, part: Cost) -> Cost:
+    return Cost(
+        whole.flops - part.flops, whole.matmul_flops - part.matmul_flops, whole.bytes - part.bytes
+    )
+
+
+def _computation(
+    problem: PlanningProblem, runs: Runs, execution: Execution
+) -> tuple[FloatArray, FloatArray]:
+    """Seconds of the passes' computation by their work, as measurements nearby correct it."""
+    slower = problem.profile.slowness(execution.subcluster, execution.shape)
+
+    def passes() -> tuple[FloatArray, FloatArray]:
+        forward = _roofline(problem, execution, runs.forward_flops, runs.forward_traffic)
+        backward = _roofline(problem, execution, runs.backward_flops, runs.backward_traffic)
+        return forward * slower[0], backward * slower[1]
+
+    # However many devices share it, it is divided evenly among them.
+    key = (execution.kind, problem.dtype, math.prod(execution.mesh_shape), slower)
+    return runs.once(("computation", execution.recompute, *key), passes)
+
+
+def least_seconds(problem: PlanningProblem, devices: Mapping[str, int]) -> float:
+    """A floor under the computation of one microbatch, by the rules of `estimate`.
+
+    Args:
+        problem: the planning problem.
+        devices: how many devices of each subcluster share it, as evenly as they are fast.
+
+    Returns:
+        Seconds. Where passes were measured, which may be faster than the rules have it, they count
+        the products alone, at the peak.
+    """
+    works = problem.works
+    flops = sum(work.forward.matmul_flops + work.backward.matmul_flops for work in works)
+    traffic = sum(work.forward.bytes + work.backward.bytes for work in works)
+    measured = problem.profile.measurements > 0
+    rate = 0.0
+    for name, count in devices.items():
+        kind = problem.cluster.subcluster(name).kind
+        if measured:
+            rate += count / (flops / kind.flops(problem.dtype))
+        else:
+            moving = traffic * TRAFFIC_SHARE / kind.memory_bandwidth
+            rate += count / (flops / kind.product_flops(problem.dtype) + moving)
+    return 1 / rate
+
+
+def _roofline(
+    problem: PlanningProblem,
+    execution: Execution,
+    flops: FloatArray | float,
+    traffic: FloatArray | float,
+) -> FloatArray:
+    """Seconds of one program's computation, divided among the submesh's devices."""
+    kind, devices = execution.kind, math.prod(execution.mesh_shape)
+    speed = devices * kind.product_flops(problem.dtype)
+    bandwidth = devices * kind.memory_bandwidth / TRAFFIC_SHARE
+    return np.asarray(TASK_SECONDS + flops / speed + traffic / bandwidth)
+
+
+def _tensor_pass(problem: PlanningProblem, runs: Runs, execution: Execution) -> FloatArray:
+    """Seconds of a third of what a tensor axis costs; there is one forward and two backward."""
+    key = ("tensor pass", problem.tensor_axis, problem.dtype, execution.kind, execution.link)
+    return runs.once(
+        (*key, execution.subcluster, execution.mesh_shape),
+        lambda: _found_tensor_pass(problem, runs, execution),
+    )
+
+
+def _found_tensor_pass(problem: PlanningProblem, runs: Runs, execution: Execution) -> FloatArray:
+    data, tensor = execution.mesh_shape
+    costs = told_tensor_costs(problem, execution)
+    if costs is None or not runs.known_layers:
+        return ring_seconds(execution.link, runs.product_bytes / data, tensor)
+    kind, link = execution.kind, problem.cluster.subcluster(execution.subcluster).intra_node
+    waiting = (tensor - 1) * link.latency * runs.total(costs.passes)
+    moving = (tensor - 1) / tensor / link.bandwidth * runs.total(costs.bytes)
+    speed = kind.product_flops(problem.dtype)
+    computing = runs.total(costs.flops) / speed
+    computing = computing + runs.total(costs.traffic) * TRAFFIC_SHARE / kind.memory_bandwidth
+    return (waiting + (moving + computing) / data) / 3
+
+
+def told_tensor_costs(problem: PlanningProblem, execution: Execution) -> TensorCosts | None:
+    """What the integer program tells of a tensor axis, by layer.
+
+    Args:
+        problem: the planning problem.
+        execution: where and how.
+
+    Returns:
+        The costs; None where there are none to be told, or the axis leaves its node.
+    """
+    tensor = execution.mesh_shape[1]
+    if tensor == 1 or not execution.subcluster:
+        return None
+    per_node = problem.cluster.subcluster(execution.subcluster).devices_per_node
+    return None if per_node % tensor else problem.tensor_costs(tensor)

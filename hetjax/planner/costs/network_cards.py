@@ -1,0 +1,102 @@
+"""What transfers take where one network card carries those of several neighbours."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from hetjax.mesh.cluster import Cluster, SubMesh
+from hetjax.pipeline.timeline.times import StepTimes
+
+Card = tuple[str, int, str]
+"""A direction of a node's network card: subcluster, node, and "out" or "in"."""
+
+
+@dataclass(frozen=True)
+class _Transfer:
+    """One microbatch's values on their way from a stage to its neighbour.
+
+    Args:
+        seconds: what they take where nothing else is on the way.
+        carried: of these, what the link is filled for; the rest is latency.
+        cards: for how many seconds they fill each card that they pass.
+    """
+
+    seconds: float
+    carried: float
+    cards: dict[Card, float]
+
+
+def with_shared_cards(
+    times: StepTimes, cluster: Cluster, submeshes: Sequence[SubMesh]
+) -> StepTimes:
+    """Lengthen a pipeline's transfers by what else their nodes send and receive.
+
+    What a node sends to the stages before and after its own leaves it through one network card, and
+    what it receives comes in through one. In the time from one microbatch to the next, the pace,
+    every transfer is made once, and has what the others leave of the card: one that takes a seconds
+    by itself, beside others of b seconds, takes a / (1 - b / pace); that is all of the pace where
+    the card is never idle. A card is as fast as the fastest link of its subcluster.
+
+    Args:
+        times: of tasks, and of transfers that have their link for themselves.
+        cluster: the cluster.
+        submeshes: where the stages are.
+
+    Returns:
+        The times, the same but for transfers that share a card.
+    """
+    pairs = list(itertools.pairwise(submeshes))
+    there = [
+        _transfer(cluster, a, b, each) for (a, b), each in zip(pairs, times.sends, strict=True)
+    ]
+    back = [
+        _transfer(cluster, b, a, each) for (a, b), each in zip(pairs, times.returns, strict=True)
+    ]
+    filled: Counter[Card] = Counter()
+    for transfer in (*there, *back):
+        filled.update(transfer.cards)
+    pace = max((*times.compute, *filled.values(), *(each.carried for each in (*there, *back))))
+    return replace(
+        times,
+        sends=[_beside(each, filled, pace) for each in there],
+        returns=[_beside(each, filled, pace) for each in back],
+    )
+
+
+def _transfer(cluster: Cluster, sender: SubMesh, receiver: SubMesh, seconds: float) -> _Transfer:
+    link = cluster.link_between(sender, receiver)
+    carried = max(0.0, seconds - link.latency)
+    ends = (("out", sender, _nodes(cluster, sender)), ("in", receiver, _nodes(cluster, receiver)))
+    within = sender.subcluster == receiver.subcluster and ends[0][2] == ends[1][2]
+    cards = {
+        (submesh.subcluster, node, way): carried
+        * link.bandwidth
+        / _card_bandwidth(cluster, submesh)
+        for way, submesh, nodes in ends
+        for node in nodes
+        if not within
+    }
+    return _Transfer(seconds, carried, cards)
+
+
+def _nodes(cluster: Cluster, submesh: SubMesh) -> set[int]:
+    return {node for node, _ in cluster.devices(submesh)}
+
+
+def _card_bandwidth(cluster: Cluster, submesh: SubMesh) -> float:
+    subcluster = cluster.subcluster(submesh.subcluster)
+    links = [link for a, b, link in cluster.links if subcluster.name in (a, b)]
+    if subcluster.nodes > 1:
+        links.append(subcluster.inter_node)
+    return max(link.bandwidth for link in links)
+
+
+def _beside(transfer: _Transfer, filled: Counter[Card], pace: float) -> float:
+    """What a transfer takes beside all others."""
+    # Were it not for rounding, what the others leave of a pace would be enough.
+    left = {card: max(own, pace - (filled[card] - own)) for card, own in transfer.cards.items()}
+    stretched = (pace * own / left[card] for card, own in transfer.cards.items() if own)
+    return transfer.seconds + max(0.0, max(stretched, default=0.0) - transfer.carried)

@@ -1,0 +1,83 @@
+"""Annotations for the stages of a plan whose logical mesh has a tensor axis."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hetjax.pipeline.schedules.memory import MicrobatchBytes, peak_bytes
+from hetjax.pipeline.stages.cutting import Stage, cut
+from hetjax.planner.intra_op.stage_sharding import Devices, Training, shard_stage
+from hetjax.planner.plan.plan import PipelinePlan, Plan, StagePlan, StagePrediction
+from hetjax.planner.problem.problem import PlanningProblem
+from hetjax.planner.work.rates import USABLE_MEMORY, collective_link
+
+
+def shard_stages(plan: Plan, problem: PlanningProblem) -> Plan:
+    """Say how parameters and values lie on every stage with a tensor axis.
+
+    Stages that say it themselves stay as they are, and so do those of which no way is found that
+    fits.
+
+    Args:
+        plan: a plan with a prediction.
+        problem: the problem that it solves.
+
+    Returns:
+        The plan, without a prediction where anything has changed.
+    """
+    assert plan.prediction is not None, "the memory that is left follows from a prediction"
+    if not any(map(_is_open, plan.stages)):
+        return plan
+    pipelines = tuple(
+        replace(pipeline, stages=_sharded_stages(plan, first, pipeline, problem))
+        for first, pipeline in plan.numbered_pipelines()
+    )
+    if pipelines == plan.pipelines:
+        return plan
+    return replace(plan, pipelines=pipelines, prediction=None)
+
+
+def _sharded_stages(
+    plan: Plan, first: int, pipeline: PipelinePlan, problem: PlanningProblem
+) -> tuple[StagePlan, ...]:
+    """The stages of a pipeline, the first of which has a number in the plan."""
+    assert plan.prediction is not None
+    runs = cut(problem.program, plan.boundaries(pipeline))
+    predicted = plan.prediction.stages[first : first + len(pipeline.stages)]
+    return tuple(
+        _sharded(plan, pipeline, problem, run, expected) if _is_open(stage) else stage
+        for stage, run, expected in zip(pipeline.stages, runs, predicted, strict=True)
+    )
+
+
+def _is_open(stage: StagePlan) -> bool:
+    return stage.mesh_shape[1] > 1 and not stage.parameters and not stage.values
+
+
+def _sharded(
+    plan: Plan,
+    pipeline: PipelinePlan,
+    problem: PlanningProblem,
+    run: Stage,
+    predicted: StagePrediction,
+) -> StagePlan:
+    stage = pipeline.stages[run.index]
+    live = int(peak_bytes(pipeline.schedule.order[run.index], MicrobatchBytes(1, 0, 0)))
+    taken = predicted.working_bytes + live * predicted.activation_bytes * stage.recompute
+    devices = Devices(
+        kind=plan.cluster.subcluster(stage.submesh.subcluster).kind,
+        count=stage.submesh.num_devices,
+        link=collective_link(plan.cluster, stage.submesh),
+        memory_bytes=predicted.memory_limit_bytes * USABLE_MEMORY - taken,
+    )
+    training = Training(
+        microbatch_size=pipeline.microbatch_size,
+        num_microbatches=pipeline.num_microbatches,
+        live_microbatches=1 if stage.recompute else live,
+        dtype=problem.dtype,
+        optimizer_bytes=problem.optimizer_bytes,
+    )
+    found = shard_stage(problem.program, run, devices, training, mesh_shapes=[stage.mesh_shape])
+    if found is None:
+        return stage
+    return replace(stage, sharding=found.sharding, parameters=found.parameters, values=found.values)

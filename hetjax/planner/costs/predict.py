@@ -1,0 +1,412 @@
+"""What the cost model and the schedule's timeline expect of a plan."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from hetjax.errors import InputError
+from hetjax.pipeline.schedule_search.named_schedules import make_schedule
+from hetjax.pipeline.schedules.memory import MicrobatchBytes, live_limit, peak_bytes
+from hetjax.pipeline.schedules.schedule import Schedule
+from hetjax.pipeline.timeline.lower_bound import lower_bound
+from hetjax.pipeline.timeline.simulate import StageClock, simulate_schedule, stage_clocks
+from hetjax.pipeline.timeline.timeline import Event, Timeline, stage_track
+from hetjax.pipeline.timeline.times import StepTimes
+from hetjax.planner.costs.cost_model import estimate, estimate_halves, update_rate
+from hetjax.planner.costs.network_cards import with_shared_cards
+from hetjax.planner.costs.sharing_cost import SharedParameters, sharing_seconds
+from hetjax.planner.plan.plan import (
+    PipelinePlan,
+    Plan,
+    Prediction,
+    StagePlan,
+    StagePrediction,
+    times_of,
+    validate_for,
+)
+from hetjax.planner.problem.problem import PlanningProblem
+from hetjax.planner.work.execution import Execution
+from hetjax.planner.work.layer_runs import one_run
+from hetjax.planner.work.rates import collective_link, transfer_seconds
+from hetjax.planner.work.stage_work import Work, measure
+
+
+def predict(plan: Plan, problem: PlanningProblem, *others: PlanningProblem) -> Plan:
+    """Predict a plan's step time, and each stage's seconds and bytes.
+
+    The program is cut and differentiated at the plan's own stages; the cost model gives each
+    stage's times and the discrete-event model of the schedule the whole step's.
+
+    Args:
+        plan: a plan, made by whichever planner or by hand.
+        problem: the problem that it solves.
+        others: the same problem for microbatches of other sizes, where pipelines have them.
+
+    Returns:
+        The plan with its prediction.
+
+    Raises:
+        InputError: the plan was made for another model, or for microbatches of another size.
+    """
+    stages = predict_stages(plan, problem, *others)
+    return _with_schedules(replace(plan, prediction=Prediction(0.0, 0.0, stages)))
+
+
+def predict_stages(
+    plan: Plan, problem: PlanningProblem, *others: PlanningProblem
+) -> tuple[StagePrediction, ...]:
+    """Predict what the stages of a plan take, whatever their schedules: a part of `predict`.
+
+    Args:
+        plan: as for `predict`.
+        problem: as for `predict`.
+        others: as for `predict`.
+
+    Returns:
+        Each stage, those of one pipeline after those of the other; what depends on the schedule,
+        `memory_bytes` and `bubble`, is 0.
+
+    Raises:
+        InputError: as for `predict`.
+    """
+    validate_for(plan, problem.program)
+    problems = {each.microbatch_size: each for each in (*others, problem)}
+    shared = SharedParameters.of(plan, problem.program)
+    sharing = sharing_seconds(plan, shared)
+    stages: list[StagePrediction] = []
+    for first, pipeline in plan.numbered_pipelines():
+        if pipeline.microbatch_size not in problems:
+            raise InputError(
+                f"the plan has microbatches of {pipeline.microbatch_size} examples; the model was "
+                f"traced for microbatches of {sorted(problems)}"
+            )
+        of_size = problems[pipeline.microbatch_size]
+        for s, stage in enumerate(_stage_predictions(plan, pipeline, of_size)):
+            alone = _without_shared_state(plan, problem, shared, first + s, stage)
+            stages.append(replace(alone, sharing_seconds=sharing[first + s]))
+    return tuple(stages)
+
+
+def _stage_predictions(
+    plan: Plan, pipeline: PipelinePlan, problem: PlanningProblem
+) -> Iterator[StagePrediction]:
+    works = measure(
+        problem.program,
+        plan.boundaries(pipeline),
+        [stage.recompute for stage in pipeline.stages],
+        split=True,
+        known=problem.known,
+    )
+    alone = [
+        _stage_prediction(plan, pipeline, problem, s, works) for s in range(len(pipeline.stages))
+    ]
+    submeshes = [stage.submesh for stage in pipeline.stages]
+    times = with_shared_cards(times_of(alone), plan.cluster, submeshes)
+    for stage, sent, returned in zip(
+        alone, [*times.sends, 0.0], [0.0, *times.returns], strict=True
+    ):
+        yield replace(stage, communication_seconds=sent, return_seconds=returned)
+
+
+def _without_shared_state(
+    plan: Plan,
+    problem: PlanningProblem,
+    shared: SharedParameters,
+    stage: int,
+    predicted: StagePrediction,
+) -> StagePrediction:
+    """A stage without the optimizer state that others hold for it."""
+    execution = _execution(plan, plan.stages[stage])
+    saved = shared.saved_bytes(stage, problem.optimizer_bytes, execution)
+    return replace(
+        predicted,
+        state_bytes=predicted.state_bytes - int(saved),
+        update_seconds=predicted.update_seconds - saved / update_rate(problem, execution),
+    )
+
+
+def _with_schedules(plan: Plan) -> Plan:
+    """A plan whose prediction has the times of its stages, with what follows from schedules."""
+    prediction = _prediction(plan)
+    clocks = _clocks(plan)
+    step_time = max(clock.end for clock in clocks)
+    stages, bounds = [], []
+    for first, pipeline in plan.numbered_pipelines():
+        held = prediction.stages[first : first + len(pipeline.stages)]
+        for s, stage in enumerate(held):
+            memory = _memory_bytes(stage, pipeline.schedule, s)
+            computed = sum(clocks[first + s].durations)
+            bubble = max(0.0, 1 - computed / step_time) if step_time else 0.0
+            stages.append(replace(stage, memory_bytes=memory, bubble=bubble))
+        bounds.append(_lower_bound(held, pipeline.num_microbatches))
+    # At the bound itself, sums in another order may differ in their last bit.
+    bound = min(max(bounds), step_time)
+    return replace(plan, prediction=Prediction(step_time, bound, tuple(stages)))
+
+
+def _clocks(plan: Plan) -> tuple[StageClock, ...]:
+    """What `simulate` tells of each stage, to the bit: its tasks and its update, and their end."""
+    prediction = _prediction(plan)
+    clocks = [
+        clock
+        for first, pipeline in plan.numbered_pipelines()
+        for clock in stage_clocks(
+            pipeline.schedule, times_of(prediction.stages[first : first + len(pipeline.stages)])
+        )
+    ]
+    sharing = [stage.sharing_seconds for stage in prediction.stages]
+    # Stages exchange what several hold, once all of these have computed.
+    begin = max((c.end for c, each in zip(clocks, sharing, strict=True) if each > 0), default=0.0)
+    return tuple(
+        _with_update(clock, stage.update_seconds, begin + each if each > 0 else None)
+        for clock, stage, each in zip(clocks, prediction.stages, sharing, strict=True)
+    )
+
+
+def _with_update(clock: StageClock, seconds: float, shared: float | None) -> StageClock:
+    """A stage's clock with its update, which comes after all that is shared, where something is."""
+    start, end = clock.end, clock.end + seconds
+    if shared is not None:
+        start, end = shared, shared + (end - start)
+    return StageClock((*clock.durations, end - start), end)
+
+
+def _lower_bound(held: Sequence[StagePrediction], num_microbatches: int) -> float:
+    """A time that no schedule of a pipeline beats: what a stage exchanges follows its last task."""
+    times = times_of(held)
+    closing = [stage.sharing_seconds + stage.update_seconds for stage in held]
+    return lower_bound(num_microbatches, replace(times, update=closing))
+
+
+def reschedule(plan: Plan, schedule: Schedule, times: StepTimes | None = None) -> Plan:
+    """The plan with another schedule, and what is predicted of it then.
+
+    Args:
+        plan: a plan with a prediction, which says what each stage takes.
+        schedule: of as many stages and microbatches.
+        times: what tasks and transfers take, where it is known better than the prediction has it.
+
+    Returns:
+        The plan with the schedule and its prediction.
+
+    Raises:
+        InputError: the plan has no prediction.
+    """
+    prediction = _prediction(plan)
+    if times is not None:
+        prediction = replace(prediction, stages=_with_times(prediction.stages, times))
+    return _with_schedules(replace(plan.with_schedule(schedule), prediction=prediction))
+
+
+def _with_times(held: Sequence[StagePrediction], times: StepTimes) -> tuple[StagePrediction, ...]:
+    """A pipeline's stages with other times of their tasks and transfers."""
+    return tuple(
+        replace(
+            stage,
+            forward_seconds=times.forward[s],
+            backward_seconds=times.backward[s],
+            recompute_seconds=times.recompute_seconds(s),
+            input_gradient_seconds=times.input_gradient[s],
+            weight_gradient_seconds=times.weight_gradient[s],
+            update_seconds=times.update[s],
+            communication_seconds=[*times.sends, 0.0][s],
+            return_seconds=[0.0, *times.returns][s],
+        )
+        for s, stage in enumerate(held)
+    )
+
+
+def choose_schedule(plan: Plan, name: str, times: StepTimes | None = None) -> Plan:
+    """The plan with the schedule of a name, made for what its tasks and transfers take.
+
+    Args:
+        plan: a plan with a prediction.
+        name: one of `hetjax.pipeline.SCHEDULES`. A search may use the memory that is left.
+        times: what tasks and transfers take, where it is known better than the prediction has it;
+            of a plan of one pipeline.
+
+    Returns:
+        The plan with the schedule, on each of its pipelines, and its prediction.
+
+    Raises:
+        InputError: the plan has no prediction, or the name is unknown.
+    """
+    prediction = _prediction(plan)
+    if times is not None:
+        return reschedule(
+            plan, _named_schedule(plan.pipeline, prediction.stages, name, times), times
+        )
+    pipelines = []
+    for first, pipeline in plan.numbered_pipelines():
+        held = prediction.stages[first : first + len(pipeline.stages)]
+        schedule = _named_schedule(pipeline, held, name, times_of(held))
+        pipelines.append(replace(pipeline, schedule=schedule))
+    return _with_schedules(replace(plan, pipelines=tuple(pipelines)))
+
+
+def _named_schedule(
+    pipeline: PipelinePlan, held: Sequence[StagePrediction], name: str, times: StepTimes
+) -> Schedule:
+    """The schedule of a name for a pipeline of which something is predicted."""
+    return make_schedule(
+        name,
+        len(pipeline.stages),
+        pipeline.num_microbatches,
+        times,
+        live_limits=_live_limits(held, pipeline.num_microbatches),
+    )
+
+
+def live_limits(plan: Plan) -> tuple[int, ...]:
+    """How many live microbatches fit on each stage, by the plan's own prediction.
+
+    Args:
+        plan: a plan with a prediction.
+
+    Returns:
+        For each stage a number from 1 to the number of microbatches.
+
+    Raises:
+        InputError: the plan has no prediction.
+    """
+    return _live_limits(_prediction(plan).stages, plan.pipeline.num_microbatches)
+
+
+def _live_limits(held: Sequence[StagePrediction], count: int) -> tuple[int, ...]:
+    return tuple(
+        max(1, live_limit(_room(stage), _microbatch_bytes(stage), count)) for stage in held
+    )
+
+
+def simulate(plan: Plan) -> Timeline:
+    """The timeline of one step as the plan's own prediction has it; no model is needed.
+
+    Args:
+        plan: a plan with a prediction.
+
+    Returns:
+        The timeline, from 0.
+
+    Raises:
+        InputError: the plan has no prediction.
+
+    Example:
+        >>> plan = Plan.load("plan.json")  # doctest: +SKIP
+        >>> simulate(plan).makespan == plan.prediction.step_time  # doctest: +SKIP
+        True
+    """
+    return _timeline(plan)
+
+
+def _timeline(plan: Plan) -> Timeline:
+    """The timeline of a plan whose prediction has the times of its stages."""
+    prediction = _prediction(plan)
+    events = [
+        event
+        for first, pipeline in plan.numbered_pipelines()
+        for event in simulate_schedule(
+            pipeline.schedule, times_of(prediction.stages[first : first + len(pipeline.stages)])
+        )
+        .from_stage(first)
+        .events
+    ]
+    sharing = {
+        stage_track(s): stage.sharing_seconds
+        for s, stage in enumerate(prediction.stages)
+        if stage.sharing_seconds > 0
+    }
+    return Timeline(tuple(_with_sharing(events, sharing))) if sharing else Timeline(tuple(events))
+
+
+def _with_sharing(events: Sequence[Event], sharing: Mapping[str, float]) -> Iterator[Event]:
+    """Events in which stages exchange what several hold, once all of these have computed."""
+    computed = [each for each in events if each.track in sharing and each.kind != "update"]
+    begin = max(event.end for event in computed)
+    for track, seconds in sharing.items():
+        yield Event(track, "share", "share", None, begin, begin + seconds)
+    for event in events:
+        if event.kind == "update" and event.track in sharing:
+            start = begin + sharing[event.track]
+            yield replace(event, start=start, end=start + event.duration)
+        else:
+            yield event
+
+
+def _prediction(plan: Plan) -> Prediction:
+    if plan.prediction is None:
+        raise InputError(
+            "the plan has no prediction to simulate; make one with hetjax.planner.predict"
+        )
+    return plan.prediction
+
+
+def _microbatch_bytes(stage: StagePrediction) -> MicrobatchBytes:
+    return MicrobatchBytes(stage.activation_bytes, stage.recomputed_bytes, stage.deferred_bytes)
+
+
+def _room(stage: StagePrediction) -> float:
+    """What a stage's microbatches may hold."""
+    return stage.memory_limit_bytes - stage.state_bytes - stage.working_bytes
+
+
+def _memory_bytes(stage: StagePrediction, schedule: Schedule, index: int) -> int:
+    held = peak_bytes(schedule.order[index], _microbatch_bytes(stage))
+    return int(stage.state_bytes + stage.working_bytes + held)
+
+
+def _stage_prediction(
+    plan: Plan,
+    pipeline: PipelinePlan,
+    problem: PlanningProblem,
+    index: int,
+    works: Sequence[Work],
+) -> StagePrediction:
+    """What the cost model expects of a stage; what depends on the schedule is left at 0."""
+    stages = pipeline.stages
+    stage, work, after = stages[index], works[index], works[index + 1 : index + 2]
+    execution = _execution(plan, stage)
+    sent = after[0].received_bytes if after else 0
+    run = one_run(problem.program, work, sent, _layers_in(problem, plan, stage))
+    whole = estimate(problem, run, execution)
+    halves = estimate_halves(problem, work, run, execution)
+    links = [plan.cluster.link_between(a.submesh, b.submesh) for a, b in itertools.pairwise(stages)]
+    return StagePrediction(
+        forward_seconds=float(whole.forward_seconds),
+        backward_seconds=float(whole.backward_seconds) - halves.recompute_seconds,
+        recompute_seconds=halves.recompute_seconds,
+        input_gradient_seconds=halves.input_gradient_seconds,
+        weight_gradient_seconds=halves.weight_gradient_seconds,
+        update_seconds=float(whole.update_seconds),
+        communication_seconds=transfer_seconds(links[index], sent) if after else 0.0,
+        return_seconds=transfer_seconds(links[index - 1], work.returned_bytes) if index else 0.0,
+        state_bytes=int(whole.state_bytes),
+        working_bytes=int(whole.working_bytes) - halves.recomputed_bytes,
+        activation_bytes=int(whole.activation_bytes),
+        recomputed_bytes=halves.recomputed_bytes,
+        deferred_bytes=halves.deferred_bytes,
+        memory_bytes=0,
+        memory_limit_bytes=execution.kind.memory_bytes,
+        bubble=0.0,
+    )
+
+
+def _layers_in(problem: PlanningProblem, plan: Plan, stage: StagePlan) -> tuple[int, int] | None:
+    """The problem's layers of a stage of a plan, which may have other ones; None where none fit."""
+    place = {position: layer for layer, position in enumerate(problem.layers)}
+    first, end = (place.get(plan.layers[layer]) for layer in stage.layers)
+    return None if first is None or end is None else (first, end)
+
+
+def _execution(plan: Plan, stage: StagePlan) -> Execution:
+    return Execution(
+        kind=plan.cluster.subcluster(stage.submesh.subcluster).kind,
+        link=collective_link(plan.cluster, stage.submesh),
+        mesh_shape=stage.mesh_shape,
+        sharding=stage.sharding,
+        recompute=stage.recompute,
+        parameters=stage.parameters,
+        subcluster=stage.submesh.subcluster,
+        shape=stage.submesh.shape,
+    )

@@ -1,0 +1,87 @@
+"""What the candidates of a search are: plans, and what their stages take."""
+
+from __future__ import annotations
+
+from hetjax.mesh.cluster import SubMesh
+from hetjax.pipeline.schedules.warm_up import from_warm_up_counts
+from hetjax.planner.costs.cost_model import Estimate, estimate
+from hetjax.planner.harp.fixed_pace import Place
+from hetjax.planner.harp.lost_devices import around_lost
+from hetjax.planner.harp.search import Candidate
+from hetjax.planner.harp.stage_table import Slice, StageTable
+from hetjax.planner.plan.plan import PipelinePlan, Plan, StagePlan
+from hetjax.planner.problem.problem import PlanningProblem
+from hetjax.planner.work.layer_runs import Runs
+
+
+def candidate_plan(
+    problem: PlanningProblem, table: StageTable, candidate: Candidate, planner: str
+) -> Plan:
+    """The plan that a candidate stands for.
+
+    Args:
+        problem: what was planned.
+        table: what it was chosen from.
+        candidate: the candidate.
+        planner: what chose it.
+
+    Returns:
+        The plan, without a prediction.
+    """
+    submeshes = candidate_submeshes(problem, table, candidate)
+    stages = []
+    for place, chosen, submesh in zip(candidate.places, candidate.options, submeshes, strict=True):
+        option = slice_of(table, place).options[chosen]
+        stages.append(
+            StagePlan(
+                layers=place.layers,
+                submesh=submesh,
+                mesh_shape=option.mesh_shape,
+                sharding=option.sharding,
+                recompute=option.recompute,
+            )
+        )
+    pipeline = PipelinePlan(
+        stages=tuple(stages),
+        num_microbatches=problem.num_microbatches,
+        microbatch_size=problem.microbatch_size,
+        schedule=from_warm_up_counts(
+            candidate.warm_up_counts, table.num_microbatches, table.schedule
+        ),
+    )
+    return Plan(
+        model=problem.program.fingerprint,
+        layers=problem.layers,
+        cluster=problem.cluster,
+        pipelines=(pipeline,),
+        planner=planner,
+    )
+
+
+def candidate_submeshes(
+    problem: PlanningProblem, table: StageTable, candidate: Candidate
+) -> tuple[SubMesh, ...]:
+    """Where a candidate's stages are, around devices that are lost."""
+    names = [subcluster.name for subcluster in problem.cluster.subclusters]
+    found = (
+        SubMesh(names[place.subcluster], place.start, slice_of(table, place).shape)
+        for place in candidate.places
+    )
+    return around_lost(problem.cluster, tuple(found), problem.lost)
+
+
+def slice_of(table: StageTable, place: Place) -> Slice:
+    """The slice that a stage is on."""
+    return table.slices[place.subcluster][place.slice]
+
+
+def candidate_estimates(
+    problem: PlanningProblem, runs: Runs, table: StageTable, candidate: Candidate
+) -> list[Estimate]:
+    """What a candidate's stages take, as its table was made of it."""
+    estimates = []
+    for place, chosen in zip(candidate.places, candidate.options, strict=True):
+        run, option = runs.of(place.layers), slice_of(table, place).options[chosen]
+        run = run.repeating_forward() if option.recompute else run
+        estimates.append(estimate(problem, run, option))
+    return estimates

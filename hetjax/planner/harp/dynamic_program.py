@@ -1,0 +1,347 @@
+"""The default planner: the exact search over the analytic cost model's stage table."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from hetjax.errors import InputError
+from hetjax.planner.harp.candidate_plans import candidate_plan
+from hetjax.planner.harp.lost_devices import check_lost, lost_of_nodes
+from hetjax.planner.harp.mixing import combinations
+from hetjax.planner.harp.no_fit import does_not_fit
+from hetjax.planner.harp.replicas import Timed, score_of, several_pipelines
+from hetjax.planner.harp.restriction import with_nodes
+from hetjax.planner.harp.search import Candidate
+from hetjax.planner.harp.simulated_search import Judged, first_look, simulated_search
+from hetjax.planner.harp.stage_table import StageTable, make_stage_table, may_fit
+from hetjax.planner.plan.plan import Plan, validate
+from hetjax.planner.problem.problem import PlanningProblem
+from hetjax.planner.work.layer_runs import Runs, all_runs
+
+_SOON = 0.01
+"""By what share a plan that is wanted soon may be slower than the best, in Harp's closed form."""
+
+_ENOUGH = 0.25
+"""A plan that only tells what another choice would cost is searched with this share of effort."""
+
+_RUNNERS_UP = 8
+"""How many plans that were met on the way are kept."""
+
+_UNEVEN = 1.13
+"""How much longer the pace is, at a guess, where devices cannot be shared out evenly any more."""
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """A plan that was not chosen.
+
+    Args:
+        plan: the plan, without a prediction.
+        step_time: seconds of a step, by the same clock as the chosen plan's `Found.step_time`.
+        score: what the objective makes least: seconds of a step, or its cost.
+    """
+
+    plan: Plan
+    step_time: float
+    score: float
+
+
+@dataclass(frozen=True)
+class Found:
+    """A plan, and what it took to find it.
+
+    Args:
+        plan: the plan, without a prediction.
+        step_time: seconds of a step, by the timeline of the search's own costs.
+        score: what the objective makes least: seconds of a step, or its cost.
+        candidates: how many stages the search chose among: runs of layers, each on a submesh with
+            one way to run it, that fit into memory.
+        profile_seconds: what it took to learn the candidates' costs: to count the layers' work and
+            to fill the table.
+        search_seconds: what the search took.
+        runners_up: plans that were met on the way, of other submeshes or ways to run them.
+        table: what the search chose from, to search it again.
+        pace: seconds from one microbatch to the next.
+        met: the candidates that were timed.
+        closed_form_score: the least score by Harp's closed form.
+    """
+
+    plan: Plan
+    step_time: float
+    score: float
+    candidates: int
+    profile_seconds: float
+    search_seconds: float
+    runners_up: tuple[Alternative, ...] = ()
+    table: StageTable | None = field(default=None, repr=False)
+    pace: float | None = None
+    met: tuple[Candidate, ...] = field(default=(), repr=False)
+    closed_form_score: float = float("inf")
+
+
+@dataclass(frozen=True)
+class DynamicProgram:
+    """The plan of the least latency, found exactly; see `hetjax.planner.harp.search.search`.
+
+    Where the objective is the cost, it is the plan of the least cost; see
+    `hetjax.planner.harp.cost_search.search_by_cost`. Where a plan may have several pipelines, the
+    best of them are weighed against the one; see `hetjax.planner.harp.replicas.several_pipelines`.
+
+    Latencies are Harp's closed form; what is nearly the best by it is simulated, and the least
+    makespan decides; see `hetjax.planner.harp.simulated_search`.
+
+    Source: Harp section 5.2.
+    """
+
+    def plan(self, problem: PlanningProblem) -> Plan:
+        """The fastest plan that fits.
+
+        Args:
+            problem: what to plan.
+
+        Returns:
+            The plan, without a prediction.
+
+        Raises:
+            InputError: the model fits nowhere; the message says what it needs and what would help.
+        """
+        found = self.find(problem)
+        if found is None:
+            raise InputError(does_not_fit(problem))
+        return found.plan
+
+    def find(self, problem: PlanningProblem) -> Found | None:
+        """The fastest plan that fits, and what it took to find it.
+
+        Args:
+            problem: what to plan.
+
+        Returns:
+            The plan and the figures of the search; None where the model fits nowhere.
+        """
+        found = self.first_look(problem)
+        return found and self.improved(problem, found)
+
+    def first_look(self, problem: PlanningProblem, below: float = float("inf")) -> Found | None:
+        """A plan of one pipeline that is the best by the closed form, or about so.
+
+        It takes a part of the time that it takes to find the best, and is mostly that; so it tells
+        which of many problems are worth more.
+
+        Args:
+            problem: what to plan.
+            below: no plan is wanted whose score by the closed form is this or more.
+
+        Returns:
+            The plan and the figures of the search; None where the model fits nowhere, or only as it
+            is not wanted.
+        """
+        began = time.perf_counter()
+        runs = all_runs(problem.program, problem.works)
+        table = make_stage_table(problem, runs)
+        seconds = problem.profile_seconds + time.perf_counter() - began
+        return _found(problem, runs, table, seconds, below=below)
+
+    def may_fit(self, problem: PlanningProblem) -> bool:
+        """Whether a model might fit with one microbatch at a time; if not, nothing fits.
+
+        Args:
+            problem: what to plan.
+        """
+        return may_fit(problem, all_runs(problem.program, problem.works))
+
+    def improved(
+        self, problem: PlanningProblem, first: Found, below: float = float("inf")
+    ) -> Found:
+        """The best plan, by what is known from a first look.
+
+        Args:
+            problem: what to plan.
+            first: what the first look found.
+            below: a plan of several pipelines is only wanted where its score is less than this.
+
+        Returns:
+            The plan, of one pipeline or several, and the figures of both searches.
+        """
+        began = time.perf_counter()
+        assert first.table is not None, "what was found has its table"
+        runs = all_runs(problem.program, problem.works)
+        judged = simulated_search(problem, runs, first.table, first.met)
+        one = _made(problem, first.table, judged, first.profile_seconds)
+        validate(one.plan)
+        if problem.max_pipelines > 1 and not problem.lost:
+            one = self._or_several(problem, one, min(below, one.score))
+        seconds = time.perf_counter() - began
+        return replace(one, search_seconds=first.search_seconds + seconds)
+
+    def _or_several(self, problem: PlanningProblem, one: Found, below: float) -> Found:
+        """The better of a plan of one pipeline and the best of several."""
+
+        def timed(found: Found | None) -> Timed | None:
+            return found and (found.step_time, found.plan)
+
+        def look(smaller: PlanningProblem, below: float) -> Timed | None:
+            return timed(self.first_look(smaller, below))
+
+        def find(smaller: PlanningProblem, _: float) -> Timed | None:
+            return timed(self.find(smaller))
+
+        several = several_pipelines(problem, look, find, below)
+        if several is None:
+            return one
+        step_time, plan = several
+        validate(plan)
+        other = Alternative(plan, step_time, score_of(problem, plan, step_time))
+        single = Alternative(one.plan, one.step_time, one.score)
+        chosen, beaten = (other, single) if other.score < one.score else (single, other)
+        return replace(one, **vars(chosen), runners_up=(beaten, *one.runners_up))
+
+    def find_without(
+        self, problem: PlanningProblem, lost: Collection[int], before: Found
+    ) -> Found | None:
+        """A plan without devices that are lost, soon: its latency is within 1% of the best.
+
+        Args:
+            problem: what was planned.
+            lost: devices that cannot be used any more, counted through the cluster.
+            before: what was found when they were there.
+
+        Returns:
+            The plan of one pipeline, on the same cluster; None where the model fits nowhere.
+
+        Raises:
+            InputError: there is no such device, none is left, or the objective is the cost.
+        """
+        check_lost(problem.cluster, lost)
+        without = replace(problem, lost=frozenset(lost))
+        assert before.table is not None, "what was found has its table"
+        table = replace(before.table, lost=lost_of_nodes(problem.cluster, lost))
+        runs = all_runs(problem.program, problem.works)
+        assert before.pace is not None, "what was found has its pace"
+        left = problem.cluster.num_devices - len(set(lost))
+        near = before.pace * problem.cluster.num_devices / left * _UNEVEN
+        found = _found(without, runs, table, 0.0, near, _SOON)
+        if found is not None:
+            validate(found.plan)
+        return found
+
+    def find_within(
+        self,
+        problem: PlanningProblem,
+        restrictions: Sequence[Callable[[StageTable], StageTable]],
+        below: float = float("inf"),
+    ) -> tuple[Alternative | None, ...]:
+        """The best plans where less is allowed.
+
+        Args:
+            problem: what to plan.
+            restrictions: each makes a stage table that allows less.
+            below: no plan is wanted whose score by the closed form is this or more.
+
+        Returns:
+            For each restriction the best plan; None where nothing fits, or only what is not wanted.
+        """
+        runs = all_runs(problem.program, problem.works)
+        whole = make_stage_table(problem, runs)
+        found: list[Alternative | None] = []
+        for restriction in restrictions:
+            table = restriction(whole)
+            met = first_look(problem, runs, table, below=below)
+            judged = met and simulated_search(
+                problem, runs, table, [each.candidate for each in met], _ENOUGH
+            )
+            found.append(_alternative(problem, table, judged[0]) if judged else None)
+        return tuple(found)
+
+
+def _found(
+    problem: PlanningProblem,
+    runs: Runs,
+    table: StageTable,
+    profile_seconds: float,
+    near: float | None = None,
+    tolerance: float = 0.0,
+    below: float = float("inf"),
+) -> Found | None:
+    """What a first look at a table finds."""
+    began = time.perf_counter()
+    if problem.objective == "cost" and table.lost:
+        raise InputError("the objective is 'cost' and devices are lost; plan for 'step_time'")
+    parts = () if tolerance else _parts(problem, table)
+    judged = first_look(problem, runs, table, parts, near, tolerance, below)
+    if not judged:
+        return None
+    seconds = time.perf_counter() - began
+    return replace(_made(problem, table, judged, profile_seconds), search_seconds=seconds)
+
+
+def _made(
+    problem: PlanningProblem, table: StageTable, judged: Sequence[Judged], profile_seconds: float
+) -> Found:
+    best, *others = judged
+    plan = candidate_plan(problem, table, best.candidate, DynamicProgram.__name__)
+    return Found(
+        plan=plan,
+        step_time=best.makespan,
+        score=best.score,
+        candidates=_num_candidates(table),
+        profile_seconds=profile_seconds,
+        search_seconds=0.0,
+        runners_up=_runners_up(problem, table, best, others),
+        table=table,
+        pace=best.candidate.pace,
+        met=tuple(each.candidate for each in judged),
+        closed_form_score=min(each.closed_form_score for each in judged),
+    )
+
+
+def _parts(problem: PlanningProblem, table: StageTable) -> Iterator[StageTable]:
+    """The tables of parts of a cluster, those of `hetjax.planner.harp.mixing`, and of one stage."""
+    if table.min_stages == 1 and table.max_stages != 1:
+        yield replace(table, max_stages=1)
+    for names in combinations(problem.cluster):
+        used = (each.name in names for each in problem.cluster.subclusters)
+        nodes = [n if use else 0 for use, (n, _) in zip(used, table.nodes, strict=True)]
+        if any(nodes) and list(nodes) != [n for n, _ in table.nodes]:
+            yield with_nodes(table, nodes)
+
+
+def _runners_up(
+    problem: PlanningProblem, table: StageTable, best: Judged, others: Sequence[Judged]
+) -> tuple[Alternative, ...]:
+    """The first few that differ in more than in their layers."""
+    by_manner: dict[_Manner, Judged] = {}
+    for each in others:
+        by_manner.setdefault(_manner(each.candidate), each)
+    by_manner.pop(_manner(best.candidate), None)
+    first = itertools.islice(by_manner.values(), _RUNNERS_UP)
+    return tuple(_alternative(problem, table, each) for each in first)
+
+
+def _alternative(problem: PlanningProblem, table: StageTable, judged: Judged) -> Alternative:
+    plan = candidate_plan(problem, table, judged.candidate, DynamicProgram.__name__)
+    return Alternative(plan, judged.makespan, judged.score)
+
+
+_Manner = tuple[tuple[int, int, int, int], ...]
+
+
+def _manner(candidate: Candidate) -> _Manner:
+    """Where a candidate's stages are and how they run, but for their layers."""
+    return tuple(
+        (place.subcluster, place.slice, place.start, option)
+        for place, option in zip(candidate.places, candidate.options, strict=True)
+    )
+
+
+def _num_candidates(table: StageTable) -> int:
+    return sum(
+        int((np.isfinite(cut.seconds) & (cut.live_limits > 0)).sum())
+        for slices in table.slices
+        for cut in slices
+    )

@@ -1,0 +1,195 @@
+"""Into how many microbatches a batch is best divided: a choice that the planner makes, too."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from hetjax.errors import InputError
+from hetjax.planner.costs.complete import complete
+from hetjax.planner.harp.dynamic_program import Alternative, DynamicProgram, Found
+from hetjax.planner.harp.no_fit import does_not_fit
+from hetjax.planner.harp.stage_table import submesh_shapes
+from hetjax.planner.problem.problem import PlanningProblem
+
+_CLOSE = 0.02
+"""By what share a search's own times may differ from those of a whole prediction."""
+
+PROMISING = 0.15
+"""Plans that look worse than the best by more than this share are not improved."""
+
+_FAR = 0.3
+"""Plans whose closed form is worse than the best by more than this share are not looked at. By the
+clock it is longer or shorter by less than half as much."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A number of microbatches, and the plan for it.
+
+    Args:
+        problem: the problem with this number.
+        found: its plan.
+        step_times: seconds of a step for each number that was tried; infinite where nothing fits,
+            or where a glance tells that nothing is near the best.
+        others: the plans for the other numbers.
+    """
+
+    problem: PlanningProblem
+    found: Found
+    step_times: dict[int, float]
+    others: tuple[Alternative, ...] = ()
+
+
+def choose_microbatches(
+    problem_for: Callable[[int], PlanningProblem],
+    batch_size: int,
+    planner: DynamicProgram,
+    counts: Sequence[int] = (),
+    told: Callable[[int, int, str], None] | None = None,
+    traced: Callable[[int], PlanningProblem] | None = None,
+) -> Choice:
+    """Find the number of microbatches with the best plan by the objective.
+
+    Few large microbatches make bubbles, many small ones cost their start and starve data
+    parallelism, which needs a size that it divides: step times go up and down over the divisors of
+    the batch. So there is a first look at all of them, and what promises the most is improved.
+
+    Args:
+        problem_for: the problem for a number of microbatches.
+        batch_size: examples in a step.
+        planner: finds the plan for one problem.
+        counts: the numbers to try; empty for every one that divides the batch.
+        told: called after each of them: how many were tried, of how many, and which this one is.
+        traced: the problem for a number of microbatches, with a program that can be computed;
+            None where all have one.
+
+    Returns:
+        The best, and the step times of all.
+
+    Raises:
+        InputError: the model fits with no number; the message is that of the most microbatches.
+    """
+    tried = counts or divisors(batch_size)
+    fitting = look_at(problem_for, batch_size, planner, tried, told)
+    if not fitting:
+        raise InputError(does_not_fit(problem_for(max(tried))))
+    fitting = improve_promising(fitting, planner)
+    step_times = dict.fromkeys(tried, float("inf"))
+    step_times |= {problem.num_microbatches: found.step_time for problem, found in fitting}
+    plans = {
+        problem.num_microbatches: Alternative(found.plan, found.step_time, found.score)
+        for problem, found in fitting
+    }
+    problem, found = _best(fitting, traced or problem_for)
+    del plans[problem.num_microbatches]
+    return Choice(problem, found, step_times, tuple(plans.values()))
+
+
+def look_at(
+    problem_for: Callable[[int], PlanningProblem],
+    batch_size: int,
+    planner: DynamicProgram,
+    counts: Sequence[int],
+    told: Callable[[int, int, str], None] | None = None,
+) -> list[tuple[PlanningProblem, Found]]:
+    """Have a first look at numbers of microbatches, the smallest microbatches first.
+
+    Args:
+        problem_for: the problem for a number of microbatches.
+        batch_size: examples in a step.
+        planner: what looks.
+        counts: the numbers.
+        told: as for `choose_microbatches`.
+
+    Returns:
+        Problems, and what was found; without numbers where nothing fits, or where a glance tells
+        that nothing is near the best. Empty where nothing fits at all.
+    """
+    looked: list[tuple[PlanningProblem, Found]] = []
+    too_large: list[PlanningProblem] = []
+    for place, count in enumerate(sorted(counts, reverse=True)):
+        size = batch_size // count
+        if not any(_holds_no_less(size, problem) for problem in too_large):
+            problem = problem_for(count)
+            found = planner.first_look(problem, _not_far(looked))
+            if found is not None:
+                looked.append((problem, found))
+            elif not planner.may_fit(problem):
+                too_large.append(problem)
+        if told is not None:
+            told(place + 1, len(counts), f"microbatches of {size}")
+    return looked
+
+
+def _holds_no_less(size: int, small: PlanningProblem) -> bool:
+    """Whether a device holds no less of a microbatch of some size than of a small one.
+
+    The small ones can be divided among as many devices as the large ones, whatever the submesh.
+    """
+    return size % small.microbatch_size == 0 and all(
+        small.microbatch_size % math.gcd(size, nodes * per_node) == 0
+        for subcluster in small.cluster.subclusters
+        for nodes, per_node in submesh_shapes(subcluster.nodes, subcluster.devices_per_node)
+    )
+
+
+def _not_far(looked: Sequence[tuple[PlanningProblem, Found]]) -> float:
+    """The score by the closed form from which on a plan is far behind the best."""
+    least = min((found.closed_form_score for _, found in looked), default=float("inf"))
+    return least * (1 + _FAR)
+
+
+def improve_promising(
+    looked: Sequence[tuple[PlanningProblem, Found]],
+    planner: DynamicProgram,
+    promising: float = PROMISING,
+) -> list[tuple[PlanningProblem, Found]]:
+    """Improve those of some plans that are not far behind the best.
+
+    Args:
+        looked: problems, and what a first look at each found; one or more.
+        planner: what looked.
+        promising: by what share a plan may be worse than the best one to be improved.
+
+    Returns:
+        The same, by rising score of the first look.
+    """
+    better = sorted(looked, key=lambda each: each[1].score)
+    least = better[0][1].score
+    for place, (problem, found) in enumerate(better):
+        if found.score <= least * (1 + promising):
+            below = min(each.score for _, each in better)
+            better[place] = problem, planner.improved(problem, found, below)
+    return better
+
+
+def _best(
+    fitting: Sequence[tuple[PlanningProblem, Found]], traced: Callable[[int], PlanningProblem]
+) -> tuple[PlanningProblem, Found]:
+    """The best by the objective; of those that are about as good, the best as it is predicted."""
+    least = min(found.score for _, found in fitting)
+    close = [
+        (traced(problem.num_microbatches), found)
+        for problem, found in fitting
+        if found.score <= least * (1 + _CLOSE)
+    ]
+    return close[0] if len(close) == 1 else min(close, key=lambda each: _predicted_score(*each))
+
+
+def _predicted_score(problem: PlanningProblem, found: Found) -> float:
+    """The score by a prediction, without annotations: an integer program takes long for these."""
+    prediction = complete(found.plan, problem, annotate=False).prediction
+    assert prediction is not None
+    return found.score * prediction.step_time / found.step_time
+
+
+def divisors(batch_size: int) -> tuple[int, ...]:
+    """The numbers that divide a batch.
+
+    Example:
+        >>> divisors(12)
+        (1, 2, 3, 4, 6, 12)
+    """
+    return tuple(n for n in range(1, batch_size + 1) if batch_size % n == 0)

@@ -1,0 +1,123 @@
+"""Why a model fits nowhere, and what would help."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hetjax.mesh.quantities import format_bytes
+from hetjax.planner.costs.cost_model import estimate
+from hetjax.planner.harp.candidate_plans import candidate_estimates, slice_of
+from hetjax.planner.harp.search import Candidate, search
+from hetjax.planner.harp.stage_table import (
+    StageTable,
+    execution_options,
+    make_stage_table,
+    submesh_shapes,
+)
+from hetjax.planner.problem.problem import PlanningProblem
+from hetjax.planner.work.execution import Execution
+from hetjax.planner.work.layer_runs import Runs, all_runs
+from hetjax.planner.work.rates import USABLE_MEMORY
+
+
+def does_not_fit(problem: PlanningProblem) -> str:
+    """Why no plan fits: the plan that needs the least extra memory, with its figures.
+
+    Args:
+        problem: a problem without a plan.
+
+    Returns:
+        What an error says: a layer that is too large by itself, or the plan that comes nearest,
+        which takes several searches to find.
+    """
+    runs = all_runs(problem.program, problem.works)
+    too_large = _too_large(problem, runs)
+    if too_large is not None:
+        return too_large
+    factor, table, candidate = _least_memory(problem, runs)
+    estimates = candidate_estimates(problem, runs, table, candidate)
+    lines = []
+    for s, (place, each) in enumerate(zip(candidate.places, estimates, strict=True)):
+        subcluster = problem.cluster.subclusters[place.subcluster]
+        cut, (first, end) = slice_of(table, place), place.layers
+        live = candidate.warm_up_counts[s]
+        need = format_bytes(int(each.memory_bytes(live)))
+        state = format_bytes(int(each.state_bytes))
+        activation = format_bytes(int(each.activation_bytes))
+        lines.append(
+            f"stage {s} (layers {first}-{end - 1} on {cut.shape[0]}x{cut.shape[1]} "
+            f"{subcluster.name}) needs {need} a device ({state} of parameters, gradients and "
+            f"optimizer state, {live} x {activation} of activations), a device has "
+            f"{format_bytes(subcluster.kind.memory_bytes)}"
+        )
+    return (
+        f"the model does not fit on cluster {problem.cluster.name!r} by any plan: about "
+        f"{factor:.3g} times its memory is needed. The plan that comes nearest: "
+        + "; ".join(lines)
+        + f". What would help: {', '.join(_remedies(problem))}"
+    )
+
+
+def _too_large(problem: PlanningProblem, runs: Runs) -> str | None:
+    """The first layer that fits on no submesh by itself, with what it needs."""
+    table = make_stage_table(problem, runs)
+    for layer in range(problem.num_layers):
+        run = (slice(None), layer, layer + 1)
+        if not any((cut.live_limits[run] > 0).any() for cuts in table.slices for cut in cuts):
+            share, need, execution = min(_needs(problem, runs, layer), key=lambda each: each[0])
+            return (
+                f"layer {layer} of {problem.num_layers} is too large for any device of cluster "
+                f"{problem.cluster.name!r}: a stage of it alone needs {format_bytes(int(need))} a "
+                f"device on {execution.shape[0]}x{execution.shape[1]} {execution.subcluster}, "
+                f"{share:.3g} times what may be used of one. What would help: "
+                f"{', '.join(_remedies(problem))}"
+            )
+    return None
+
+
+def _needs(
+    problem: PlanningProblem, runs: Runs, layer: int
+) -> Iterator[tuple[float, float, Execution]]:
+    """By any way to run a layer as a stage: its memory over what a device has, and in bytes."""
+    alone = runs.of((layer, layer + 1))
+    for subcluster in problem.cluster.subclusters:
+        for shape in submesh_shapes(subcluster.nodes, subcluster.devices_per_node):
+            for option in execution_options(problem, subcluster, shape):
+                run = alone.repeating_forward() if option.recompute else alone
+                need = float(estimate(problem, run, option).memory_bytes(1))
+                yield need / (USABLE_MEMORY * subcluster.kind.memory_bytes), need, option
+
+
+def _least_memory(problem: PlanningProblem, runs: Runs) -> tuple[float, StageTable, Candidate]:
+    """By about how much the memory would have to grow, and a plan that then fits."""
+
+    def attempt(factor: float) -> tuple[float, StageTable, Candidate] | None:
+        table = make_stage_table(problem, runs, memory_factor=factor)
+        found = search(table)
+        return (factor, table, found[0]) if found else None
+
+    low, high = 1.0, 2.0
+    while (fits := attempt(high)) is None:
+        low, high = high, high * 2
+    while high / low > 1.05:
+        middle = (low * high) ** 0.5
+        nearer = attempt(middle)
+        low, high, fits = (middle, high, fits) if nearer is None else (low, middle, nearer)
+    return fits
+
+
+def _remedies(problem: PlanningProblem) -> list[str]:
+    remedies = []
+    if problem.microbatch_size > 1:
+        remedies.append(f"more microbatches than num_microbatches = {problem.num_microbatches}")
+    if not problem.allow_recompute:
+        remedies.append("recomputation, which allow_recompute = False rules out")
+    if problem.warm_up_schedule != "1f1b":
+        remedies.append(f"schedule = '1f1b', which holds less than {problem.schedule!r}")
+    if problem.max_stages is not None:
+        remedies.append(f"more stages than max_stages = {problem.max_stages}")
+    if problem.optimizer_bytes > 0:
+        remedies.append(
+            f"an optimizer with less state than {problem.optimizer_bytes:.3g} bytes a parameter"
+        )
+    return [*remedies, "more devices, or devices with more memory", "a smaller model"]

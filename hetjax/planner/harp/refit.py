@@ -1,0 +1,226 @@
+"""A plan's stages where they are, run in other ways: what is fair to a plan that others made.
+
+A plan that someone publishes says where its layers run, and seldom what is recomputed or how the
+optimizer's state is divided. What our memory model forces it to recompute is then charged to it, so
+what it would take without is worth knowing, too.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from hetjax.errors import InputError
+from hetjax.pipeline.schedules.schedule import WARM_UP_SCHEDULES
+from hetjax.pipeline.schedules.warm_up import from_warm_up_counts
+from hetjax.planner.costs.predict import predict, predict_stages
+from hetjax.planner.harp.fixed_pace import extra_forwards
+from hetjax.planner.plan.plan import Plan, Prediction, StagePlan, StagePrediction
+from hetjax.planner.problem.problem import PlanningProblem
+from hetjax.sharding.annotation.rules import RULES
+
+_FINALISTS = 8
+"""How many choices are predicted whole and simulated, the best by Harp's closed form first."""
+
+Way = tuple[str, bool]
+"""A sharding rule, and whether the stage recomputes."""
+
+Ways = Sequence[Mapping[Way, StagePrediction]]
+"""What each stage of a plan takes in each way, but for what depends on the schedule."""
+
+
+def ways_of(plan: Plan, problem: PlanningProblem) -> Ways:
+    """What the stages of a plan take in all ways: both of what follows is chosen among these.
+
+    Args:
+        plan: a plan that `can_be_refitted`.
+        problem: the problem that it solves.
+
+    Returns:
+        The ways of each stage.
+
+    Raises:
+        InputError: the plan cannot be refitted, or was made for another model.
+    """
+    _check(plan)
+    return _predicted_ways(plan, problem, (False, True))
+
+
+def refitted(plan: Plan, problem: PlanningProblem, known: Ways | None = None) -> Plan | None:
+    """A plan with the fastest ways to run its stages that fit: sharding rules and recomputation.
+
+    Layers, submeshes, logical meshes and microbatches stay as they are. As in the planner's search,
+    each pace between microbatches allows the ways that are no slower and that hold the microbatches
+    which the schedule's warm-up counts at that pace ask for; the fastest of them is taken for each
+    stage. The best paces are simulated, and the least makespan decides.
+
+    Args:
+        plan: a plan that `can_be_refitted`.
+        problem: the problem that it solves.
+        known: what `ways_of` found of it; None to find it now.
+
+    Returns:
+        The plan with its prediction; None where it fits in no way.
+
+    Raises:
+        InputError: the plan cannot be refitted, or was made for another model.
+    """
+    _check(plan)
+    choices = sorted(_choices(plan, known or ways_of(plan, problem)), key=lambda each: each[0])
+    best: Plan | None = None
+    for _, ways, counts in choices[:_FINALISTS]:
+        found = _predicted_so(plan, problem, ways, counts)
+        if not all(stage.fits for stage in _prediction(found).stages):
+            continue
+        if best is None or _step_time(found) < _step_time(best):
+            best = found
+    return best
+
+
+def keeping_all(plan: Plan, problem: PlanningProblem, known: Ways | None = None) -> Plan:
+    """A plan whose stages recompute nothing and run as fast as they then can, fit or not.
+
+    Args:
+        plan: a plan that `can_be_refitted`.
+        problem: the problem that it solves.
+        known: what `ways_of` found of it; None to find what is asked of it now.
+
+    Returns:
+        The plan with its prediction, which says of each stage whether it fits.
+
+    Raises:
+        InputError: the plan cannot be refitted, or was made for another model.
+    """
+    _check(plan)
+    if known is None:
+        known = _predicted_ways(plan, problem, (False,))
+    kept = [{way: stage for way, stage in ways.items() if not way[1]} for ways in known]
+    ways = [_fastest(each) for each in kept]
+    slowest = max(_slowest(of[way]) for of, way in zip(kept, ways, strict=True))
+    return _predicted_so(plan, problem, ways, _warm_up_counts(plan, kept, slowest))
+
+
+def can_be_refitted(plan: Plan) -> bool:
+    """Whether a plan has one pipeline, and a schedule that is made of warm-up counts.
+
+    Args:
+        plan: the plan.
+    """
+    return len(plan.pipelines) == 1 and plan.pipeline.schedule.name in WARM_UP_SCHEDULES
+
+
+def _check(plan: Plan) -> None:
+    if not can_be_refitted(plan):
+        raise InputError(
+            f"only a plan of one pipeline with one of the schedules "
+            f"{', '.join(WARM_UP_SCHEDULES)} can be run in other ways; this one has "
+            f"{len(plan.pipelines)}, the first with {plan.pipelines[0].schedule.name}"
+        )
+
+
+def _predicted_so(
+    plan: Plan, problem: PlanningProblem, ways: Sequence[Way], counts: Sequence[int]
+) -> Plan:
+    """The plan with its stages run so, and its prediction."""
+    pipeline = plan.pipeline
+    schedule = from_warm_up_counts(counts, pipeline.num_microbatches, pipeline.schedule.name)
+    stages = tuple(map(_run_so, pipeline.stages, ways))
+    return predict(_with_stages(plan, stages).with_schedule(schedule), problem)
+
+
+def _predicted_ways(plan: Plan, problem: PlanningProblem, recompute: Sequence[bool]) -> Ways:
+    """What each stage takes in each way."""
+    found: list[dict[Way, StagePrediction]] = [{} for _ in plan.stages]
+    for way in [(rule, again) for rule in RULES for again in recompute]:
+        stages = tuple(_run_so(stage, way) for stage in plan.pipeline.stages)
+        for s, stage in enumerate(predict_stages(_with_stages(plan, stages), problem)):
+            # Rules differ along the data axis alone.
+            if way[0] == "data" or stages[s].mesh_shape[0] > 1:
+                found[s][way] = stage
+    return found
+
+
+def _run_so(stage: StagePlan, way: Way) -> StagePlan:
+    rule, recompute = way
+    return replace(stage, sharding=rule, recompute=recompute)
+
+
+def _choices(plan: Plan, known: Ways) -> Iterator[tuple[float, tuple[Way, ...], tuple[int, ...]]]:
+    """For each pace the seconds of a step, the ways, and the warm-up counts."""
+    paces = np.unique([_seconds(each) for ways in known for each in ways.values()])
+    seen: set[tuple[tuple[Way, ...], tuple[int, ...]]] = set()
+    for pace in paces:
+        counts = _warm_up_counts(plan, known, float(pace))
+        allowed = [_allowed(*each, float(pace)) for each in zip(known, counts, strict=True)]
+        if not all(allowed):
+            continue
+        told = tuple(map(_fastest, allowed))
+        if (told, counts) in seen:
+            continue
+        seen.add((told, counts))
+        taken = [of[way] for of, way in zip(known, told, strict=True)]
+        slowest = max(map(_slowest, taken))
+        total = sum(
+            _seconds(each) + each.communication_seconds + each.return_seconds for each in taken
+        )
+        closing = max(each.update_seconds for each in taken)
+        yield total + (plan.pipeline.num_microbatches - 1) * slowest + closing, told, counts
+
+
+def _seconds(stage: StagePrediction) -> float:
+    """What a stage computes for a microbatch, to the nanosecond."""
+    return round(stage.compute_seconds, 9)
+
+
+def _slowest(stage: StagePrediction) -> float:
+    """The longest that a stage or a transfer beside it takes for a microbatch."""
+    return max(_seconds(stage), stage.communication_seconds, stage.return_seconds)
+
+
+def _allowed(
+    ways: Mapping[Way, StagePrediction], count: int, pace: float
+) -> dict[Way, StagePrediction]:
+    """The ways that are no slower than the pace and hold so many microbatches."""
+    return {
+        way: each
+        for way, each in ways.items()
+        if _seconds(each) <= pace and _held(each, count) <= each.memory_limit_bytes
+    }
+
+
+def _fastest(ways: Mapping[Way, StagePrediction]) -> Way:
+    return min(ways, key=lambda way: (_seconds(ways[way]), ways[way].update_seconds))
+
+
+def _held(stage: StagePrediction, count: int) -> float:
+    once = stage.state_bytes + stage.working_bytes + stage.recomputed_bytes
+    return once + count * stage.activation_bytes
+
+
+def _warm_up_counts(plan: Plan, known: Ways, pace: float) -> tuple[int, ...]:
+    """The warm-up count of each stage at a pace, as the search counts them."""
+    name, most = plan.pipeline.schedule.name, plan.pipeline.num_microbatches
+    if name == "gpipe":
+        return (most,) * len(known)
+    each = [next(iter(ways.values())) for ways in known]
+    counts = [1]
+    for before, after in reversed(list(itertools.pairwise(each))):
+        mean = (before.communication_seconds + after.return_seconds) / 2
+        counts.append(counts[-1] + extra_forwards(name, mean, pace))
+    return tuple(min(count, most) for count in reversed(counts))
+
+
+def _with_stages(plan: Plan, stages: tuple[StagePlan, ...]) -> Plan:
+    return replace(plan, pipelines=(replace(plan.pipeline, stages=stages),))
+
+
+def _step_time(plan: Plan) -> float:
+    return _prediction(plan).step_time
+
+
+def _prediction(plan: Plan) -> Prediction:
+    assert plan.prediction is not None, "it was predicted"
+    return plan.prediction

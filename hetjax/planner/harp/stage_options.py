@@ -1,0 +1,134 @@
+"""The ways to run stages on one shape of submesh: which runs of layers fit, and what they take.
+
+All is computed for every run at once, in a list of them; see
+`hetjax.planner.work.layer_runs.Runs.by_length`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetjax.planner.costs.cost_model import estimate, memory, told_tensor_costs, update_seconds
+from hetjax.planner.problem.problem import PlanningProblem
+from hetjax.planner.work.execution import Execution
+from hetjax.planner.work.layer_runs import FloatArray, Runs
+from hetjax.planner.work.rates import USABLE_MEMORY
+
+
+@dataclass(frozen=True, eq=False)
+class StageOption:
+    """What stages take that run in one way, each field an array over the runs of layers.
+
+    Args:
+        option: how they run.
+        limits: how many live microbatches fit; 0 where the stage does not fit at all.
+        seconds: forward plus backward pass of one microbatch, and in all but a pipeline's first
+            stage its share of the exchange of gradients; infinite where the stage does not fit.
+        closing: what the first stage does once a step, of the runs from the first layer on.
+    """
+
+    option: Execution
+    limits: NDArray[np.int32]
+    seconds: FloatArray
+    closing: FloatArray
+
+    def is_as_good(self, other: StageOption) -> bool:
+        """Whether no run is better off with the other one."""
+        return bool(
+            (self.closing <= other.closing).all()
+            and (self.limits >= other.limits).all()
+            and (self.seconds <= other.seconds).all()
+        )
+
+
+def fitting(
+    problem: PlanningProblem,
+    runs: Mapping[bool, Runs],
+    options: Sequence[Execution],
+    memory_factor: float,
+) -> NDArray[np.bool_]:
+    """The runs of layers that fit with one live microbatch, in some way.
+
+    Args:
+        problem: the planning problem.
+        runs: the work of a list of runs, without and with recomputation.
+        options: the ways.
+        memory_factor: by how much every device's memory is multiplied.
+    """
+    fits = np.zeros(runs[False].boundary_bytes.shape, dtype=bool)
+    for option in options:
+        fits |= _live_limits(problem, runs[option.recompute], option, memory_factor) > 0
+    return fits
+
+
+def best_options(
+    problem: PlanningProblem,
+    runs: Mapping[bool, Runs],
+    options: Sequence[Execution],
+    memory_factor: float,
+) -> list[StageOption]:
+    """The options that are the best for any run of layers.
+
+    A tensor axis of which the integer program tells nothing is for runs that fit in no other way:
+    generic rules divide it, which the cost model cannot judge well enough to weigh them.
+
+    Args:
+        problem: the planning problem.
+        runs: the work of a list of runs, without and with recomputation.
+        options: the ways.
+        memory_factor: by how much every device's memory is multiplied.
+    """
+    fits = np.zeros(runs[False].boundary_bytes.shape, dtype=bool)
+    kept: list[StageOption] = []
+    untold = [o.mesh_shape[1] > 1 and not told_tensor_costs(problem, o) for o in options]
+    last = sorted(zip(options, untold, strict=True), key=lambda pair: pair[1])
+    for option, is_untold in last:
+        limits = _live_limits(problem, runs[option.recompute], option, memory_factor)
+        if is_untold:
+            limits = np.where(fits, np.int32(0), limits)
+        else:
+            fits |= limits > 0
+        found = _stage_option(problem, runs[option.recompute], option, limits)
+        if not any(each.is_as_good(found) for each in kept):
+            kept.append(found)
+    return kept
+
+
+def _live_limits(
+    problem: PlanningProblem, runs: Runs, option: Execution, memory_factor: float
+) -> NDArray[np.int32]:
+    """How many live microbatches of each run fit with an option; none of the run of no layer."""
+    usable = option.kind.memory_bytes * USABLE_MEMORY * memory_factor
+
+    def found() -> NDArray[np.int32]:
+        held = memory(problem, runs, option)
+        limits = held.live_limit(usable, problem.num_microbatches).astype(np.int32)
+        limits[0] = 0
+        return limits
+
+    # Asked twice: whether anything may fit, and what does.
+    key = (usable, problem.num_microbatches, option.way, option.sharding, option.recompute)
+    return runs.once(("live limits", *key), found)
+
+
+def _stage_option(
+    problem: PlanningProblem, runs: Runs, option: Execution, limits: NDArray[np.int32]
+) -> StageOption:
+    """What the runs that fit take with an option."""
+    assert runs.listed is not None, "they are in a list"
+    is_first = runs.listed[0] == 0
+    update, exchange = update_seconds(problem, runs, option)
+    if not limits.any():
+        return StageOption(option, limits, np.full(limits.shape, np.inf), update[is_first])
+    each = estimate(problem, runs, option)
+    seconds = each.forward_seconds + each.backward_seconds
+    if option.mesh_shape[0] > 1:
+        seconds += exchange / problem.num_microbatches * ~is_first
+    # To the nanosecond, so that stages that are alike share one cost.
+    np.round(seconds, 9, out=seconds)
+    seconds[limits == 0] = np.inf
+    return StageOption(option, limits, seconds, update[is_first])

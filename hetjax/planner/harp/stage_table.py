@@ -1,0 +1,360 @@
+"""The stage table: what every candidate stage and every transfer costs, as plain numbers.
+
+It is all that the search looks at, so that a measured profile can take the cost model's place.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetjax.mesh.cluster import Cluster, Subcluster, SubMesh
+from hetjax.mesh.links import Link
+from hetjax.planner.harp.lost_devices import lost_of_nodes
+from hetjax.planner.harp.stage_options import best_options, fitting
+from hetjax.planner.problem.known_slices import Question
+from hetjax.planner.problem.problem import PlanningProblem
+from hetjax.planner.work.execution import Execution
+from hetjax.planner.work.layer_runs import Runs
+from hetjax.planner.work.rates import collective_link, transfer_seconds
+from hetjax.sharding.annotation.rules import RULES
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.integer]
+
+ALL_ORDERS_UP_TO = 4
+"""Up to this many subclusters the search tries every order of them along the pipeline."""
+
+
+@dataclass(frozen=True, eq=False)
+class Slice:
+    """What candidate stages cost on one shape of submesh of one subcluster.
+
+    Args:
+        shape: nodes, and devices in each.
+        seconds: forward plus backward pass of one microbatch, and in all but a pipeline's first
+            stage its share of the exchange of gradients that a step has once,
+            ``[options, L + 1, L + 1]``: entry ``[o, i, j]`` is for layers i to j - 1 run with
+            option o, infinite where j <= i.
+        live_limits: how many live microbatches fit; 0 where the stage does not fit at all.
+        options: how each option runs a stage; for whoever reads the result, not for the search.
+        closing: what the first stage does once a step, after its last backward pass, which is the
+            last of all: its exchange and its update, ``[options, L + 1]``: entry ``[o, j]`` is for
+            layers 0 to j - 1. None for nothing.
+    """
+
+    shape: tuple[int, int]
+    seconds: FloatArray
+    live_limits: IntArray
+    options: tuple[Execution, ...] = ()
+    closing: FloatArray | None = None
+
+    @property
+    def num_devices(self) -> int:
+        """How many devices the submesh has."""
+        return self.shape[0] * self.shape[1]
+
+    @functools.cached_property
+    def fastest_by_length(self) -> FloatArray:
+        """The fastest stage that fits, of so many layers or more: the first entry is for one."""
+        num_layers = self.seconds.shape[1] - 1
+        fastest = np.full(num_layers, np.inf)
+        for seconds, limits in zip(self.seconds, self.live_limits, strict=True):
+            seconds, limits = by_length(seconds, num_layers), by_length(limits, num_layers)
+            np.minimum(fastest, np.where(limits > 0, seconds, np.inf).min(axis=1), out=fastest)
+        return np.minimum.accumulate(fastest[::-1])[::-1]
+
+
+def by_length(values: NDArray[Any], width: int) -> NDArray[Any]:
+    """Values of runs of layers, by length and first layer.
+
+    Args:
+        values: ``[L + 1, L + 1]``: the entry ``[i, j]`` is for layers i to j - 1.
+        width: how many lengths, at most L.
+
+    Returns:
+        The same memory as ``[width, L]``: the entry ``[k, i]`` is for layers i to i + k; where
+        there are no so many layers, an entry that stands for no run.
+
+    Example:
+        >>> by_length(np.array([[0, 1, 2], [0, 0, 3], [0, 0, 0]]), 2)
+        array([[1, 3],
+               [2, 0]])
+    """
+    size, step = len(values), values.itemsize
+    assert values.flags.c_contiguous, "rows follow each other"
+    # One layer on is one row and one column on; past a row's end begins the next one, below its
+    # diagonal.
+    shape, strides = (width, size - 1), (step, (size + 1) * step)
+    return np.ndarray(shape, values.dtype, values.data, step, strides)
+
+
+@dataclass(frozen=True, eq=False)
+class Transfers:
+    """What it takes to cross each layer boundary on one link, in seconds.
+
+    Args:
+        forward: an activation of one microbatch, ``[L + 1]``: entry j is for the boundary before
+            layer j.
+        backward: its cotangent.
+    """
+
+    forward: FloatArray
+    backward: FloatArray
+
+
+@dataclass(frozen=True, eq=False)
+class StageTable:
+    """What the search needs to know.
+
+    Args:
+        num_layers: L.
+        num_microbatches: M.
+        schedule: the schedule, which sets the warm-up counts.
+        nodes: nodes and devices per node of each subcluster.
+        slices: for each subcluster, the shapes of submesh that may be cut from it.
+        within: for each subcluster, transfers inside a node.
+        between: ``between[a][b]``: transfers between subclusters a and b; between the nodes of one
+            where they are the same.
+        order: subclusters in the one order in which the pipeline may pass them; None for any.
+        min_stages: the least number of stages.
+        max_stages: the largest; None for any.
+        lost: for each subcluster, how many devices of each node cannot be used, as if they were its
+            first ones; empty where there are none. Such a subcluster's nodes keep their order along
+            the pipeline.
+    """
+
+    num_layers: int
+    num_microbatches: int
+    schedule: str
+    nodes: tuple[tuple[int, int], ...]
+    slices: tuple[tuple[Slice, ...], ...]
+    within: tuple[Transfers, ...]
+    between: tuple[tuple[Transfers, ...], ...]
+    order: tuple[int, ...] | None = None
+    min_stages: int = 1
+    max_stages: int | None = None
+    lost: tuple[tuple[int, ...], ...] = ()
+
+    def may_hold(self, subcluster: int, start: int, cut: Slice) -> bool:
+        """Whether a submesh is without devices that cannot be used.
+
+        Args:
+            subcluster: the place of the subcluster.
+            start: the submesh's first device.
+            cut: its shape.
+        """
+        if not self.lost:
+            return True
+        _, per_node = self.nodes[subcluster]
+        lost = self.lost[subcluster]
+        node = start // per_node
+        if cut.shape[0] > 1:
+            return not any(lost[node : node + cut.shape[0]])
+        return start % per_node >= lost[node]
+
+
+def make_stage_table(
+    problem: PlanningProblem, runs: Runs, memory_factor: float = 1.0
+) -> StageTable:
+    """The stage table of a problem, by the analytic cost model.
+
+    Args:
+        problem: the planning problem.
+        runs: the work of every run of its layers.
+        memory_factor: by how much every device's memory is multiplied, to see what a model that
+            does not fit would need.
+
+    Returns:
+        The table.
+    """
+    cluster = problem.cluster
+    names = [subcluster.name for subcluster in cluster.subclusters]
+    any_order = len(names) <= ALL_ORDERS_UP_TO
+    return StageTable(
+        num_layers=problem.num_layers,
+        num_microbatches=problem.num_microbatches,
+        schedule=problem.warm_up_schedule,
+        nodes=tuple((s.nodes, s.devices_per_node) for s in cluster.subclusters),
+        slices=_all_slices(problem, runs, memory_factor),
+        within=tuple(_transfers(problem, s.intra_node) for s in cluster.subclusters),
+        between=tuple(tuple(_transfers(problem, cluster.link(a, b)) for b in names) for a in names),
+        order=None if any_order else memory_first_order(cluster, problem.dtype),
+        min_stages=problem.min_stages,
+        max_stages=problem.max_stages and min(problem.max_stages, problem.num_layers),
+        lost=lost_of_nodes(cluster, problem.lost) if problem.lost else (),
+    )
+
+
+def memory_first_order(cluster: Cluster, dtype: str) -> tuple[int, ...]:
+    """Subclusters by falling memory per FLOP/s: the first stages hold the most microbatches.
+
+    Args:
+        cluster: the cluster.
+        dtype: the dtype whose rate counts.
+
+    Returns:
+        The places of the subclusters in the cluster, first stage first.
+
+    Source: Harp section 5.2.1.
+    """
+
+    def memory_per_flops(place: int) -> float:
+        kind = cluster.subclusters[place].kind
+        return kind.memory_bytes / kind.flops(dtype)
+
+    return tuple(sorted(range(len(cluster.subclusters)), key=memory_per_flops, reverse=True))
+
+
+def may_fit(problem: PlanningProblem, runs: Runs) -> bool:
+    """Whether a model might fit with one live microbatch on each device; if not, nothing fits.
+
+    Args:
+        problem: the planning problem.
+        runs: the work of every run of its layers.
+    """
+    return _may_fit(problem, {False: runs, True: runs.repeating_forward()}, 1.0)
+
+
+def submesh_shapes(nodes: int, devices_per_node: int) -> tuple[tuple[int, int], ...]:
+    """The shapes of submesh that may be cut from a subcluster.
+
+    Args:
+        nodes: how many nodes it has.
+        devices_per_node: devices in each.
+
+    Returns:
+        A power of two devices of one node, one node, and several whole nodes; the fewest devices
+        first.
+
+    Source: Alpa (Zheng et al., 2022), section 5.2; Harp section 5.2.2.
+
+    Example:
+        >>> submesh_shapes(2, 6)
+        ((1, 1), (1, 2), (1, 4), (1, 6), (2, 6))
+    """
+    powers = [1 << k for k in range(devices_per_node.bit_length()) if 1 << k < devices_per_node]
+    whole = [(n, devices_per_node) for n in range(1, nodes + 1)]
+    return (*((1, m) for m in powers), *whole)
+
+
+def _all_slices(
+    problem: PlanningProblem, runs: Runs, memory_factor: float
+) -> tuple[tuple[Slice, ...], ...]:
+    listed = runs.by_length()
+    by_recompute = {False: listed, True: listed.repeating_forward()}
+    if problem.tensor_axis is not None and not _may_fit(problem, by_recompute, memory_factor):
+        # Whatever a tensor axis costs, there is no plan: what it takes to tell is saved.
+        problem = replace(problem, tensor_axis=None)
+
+    def find(subcluster: Subcluster, shape: tuple[int, int]) -> Slice:
+        question = Question("slice", problem, subcluster, shape, memory_factor)
+        return problem.slices.answer(
+            question, lambda: _slice(problem, by_recompute, subcluster, shape, memory_factor)
+        )
+
+    return tuple(
+        tuple(
+            find(subcluster, shape)
+            for shape in submesh_shapes(subcluster.nodes, subcluster.devices_per_node)
+        )
+        for subcluster in problem.cluster.subclusters
+    )
+
+
+def _may_fit(
+    problem: PlanningProblem, by_recompute: dict[bool, Runs], memory_factor: float
+) -> bool:
+    """Whether runs that fit follow each other from the first layer to the last.
+
+    That is, on no more devices than there are, of whichever kind, one live microbatch on each.
+    """
+    size, total = problem.num_layers + 1, problem.cluster.num_devices
+    devices = np.full((size, size), np.inf)
+    for subcluster in problem.cluster.subclusters:
+        for shape in submesh_shapes(subcluster.nodes, subcluster.devices_per_node):
+            asked = Question("what fits", problem, subcluster, shape, memory_factor)
+            fits = problem.slices.answer(asked, functools.partial(_fitting, by_recompute, asked))
+            devices[fits] = np.minimum(devices[fits], shape[0] * shape[1])
+            if _fewest_devices(devices) <= total:
+                return True
+    return False
+
+
+def _fitting(by_recompute: dict[bool, Runs], asked: Question) -> NDArray[np.bool_]:
+    """The runs of layers that fit on a submesh with one live microbatch, in some way."""
+    options = execution_options(asked.problem, asked.subcluster, asked.shape)
+    fits = fitting(asked.problem, by_recompute, options, asked.memory_factor)
+    return by_recompute[False].on_square(fits, False)
+
+
+def _fewest_devices(devices: FloatArray) -> float:
+    """The fewest devices for all layers, from what every run of them needs."""
+    needed = np.full(len(devices), np.inf)
+    needed[0] = 0
+    for first, of_runs in enumerate(devices):
+        np.minimum(needed, needed[first] + of_runs, out=needed)
+    return float(needed[-1])
+
+
+def _slice(
+    problem: PlanningProblem,
+    runs: dict[bool, Runs],
+    subcluster: Subcluster,
+    shape: tuple[int, int],
+    memory_factor: float,
+) -> Slice:
+    """The options that are the best for any run of layers."""
+    options = execution_options(problem, subcluster, shape)
+    kept = best_options(problem, runs, options, memory_factor)
+    return Slice(
+        shape,
+        runs[False].on_square(np.array([each.seconds for each in kept]), np.inf),
+        runs[False].on_square(np.array([each.limits for each in kept]), 0),
+        tuple(each.option for each in kept),
+        np.array([each.closing for each in kept]),
+    )
+
+
+def execution_options(
+    problem: PlanningProblem, subcluster: Subcluster, shape: tuple[int, int]
+) -> tuple[Execution, ...]:
+    """The ways to run a stage on a submesh, those that need the least of the compiler first.
+
+    Args:
+        problem: the planning problem.
+        subcluster: what the submesh is cut from.
+        shape: its nodes, and devices in each.
+
+    Returns:
+        Every logical mesh whose data axis divides the microbatch, by every sharding rule, without
+        and with recomputation.
+    """
+    link = collective_link(problem.cluster, SubMesh(subcluster.name, 0, shape))
+    devices = shape[0] * shape[1]
+    return tuple(
+        Execution(
+            subcluster.kind,
+            link,
+            (data, devices // data),
+            sharding,
+            recompute,
+            subcluster=subcluster.name,
+            shape=shape,
+        )
+        for data in range(devices, 0, -1)
+        if devices % data == 0 and problem.microbatch_size % data == 0
+        for recompute in ((False, True) if problem.allow_recompute else (False,))
+        for sharding in (RULES if data > 1 else ("data",))
+    )
+
+
+def _transfers(problem: PlanningProblem, link: Link) -> Transfers:
+    return Transfers(
+        np.array([*(transfer_seconds(link, w.received_bytes) for w in problem.works), 0.0]),
+        np.array([*(transfer_seconds(link, w.returned_bytes) for w in problem.works), 0.0]),
+    )

@@ -1,0 +1,88 @@
+"""A plan in a few lines of plain text, as ``print(plan)`` shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hetjax.mesh.quantities import format_bytes, format_seconds
+from hetjax.planner.plan.plan import PipelinePlan, Plan, StagePrediction
+
+
+def plan_text(plan: Plan) -> str:
+    """A plan as plain text: the cluster, every stage, microbatches and schedule, what is predicted.
+
+    Args:
+        plan: any plan; one without a prediction says so.
+
+    Returns:
+        A line for the whole, one for each pipeline, one for each stage, and the predicted step time
+        beside the time that no schedule of these stages can go below. Memory is that of one device.
+
+    Example:
+        >>> from hetjax.mesh import Cluster, SubMesh
+        >>> from hetjax.mesh.cluster import Subcluster
+        >>> from hetjax.mesh.kinds import DeviceKind
+        >>> from hetjax.mesh.links import Link
+        >>> from hetjax.planner import StagePlan
+        >>> from hetjax.pipeline.schedules.warm_up import one_f_one_b
+        >>> kind, link = DeviceKind("card", {"float32": 1e12}, 10**9, 1e11, "made up"), Link(1e9, 0)
+        >>> cluster = Cluster("desk", (Subcluster("pair", kind, 1, 2, link, link),), ())
+        >>> stage = StagePlan((0, 3), SubMesh("pair", 0, (1, 2)), (2, 1))
+        >>> pipeline = PipelinePlan((stage,), 4, 8, one_f_one_b(1, 4))
+        >>> print(plan_text(Plan("a", (0, 5, 9, 12), cluster, (pipeline,))))
+        Plan on cluster desk: 1 stage on 2 of 2 devices, 32 examples a step, made by hand
+          4 microbatches of 8 examples, schedule 1f1b
+            stage 0: layers 0-2 on pair[0:2] 1x2, data 2
+          without a prediction
+    """
+    used = sum(stage.submesh.num_devices for stage in plan.stages)
+    several = len(plan.pipelines) > 1
+    lines = [
+        f"Plan on cluster {plan.cluster.name}: {_count(len(plan.stages), 'stage')} on {used} of "
+        f"{_count(plan.cluster.num_devices, 'device')}, {_count(plan.batch_size, 'example')} a "
+        f"step, made {plan.planner if plan.planner == 'by hand' else f'by {plan.planner}'}"
+    ]
+    predicted = plan.prediction.stages if plan.prediction else ()
+    for number, (first, pipeline) in enumerate(plan.numbered_pipelines()):
+        name = f"pipeline {number}: " if several else ""
+        lines.append(f"  {name}{_order(pipeline)}")
+        lines += _stages(pipeline, first, predicted[first : first + len(pipeline.stages)])
+    lines.append(f"  {_prediction(plan)}")
+    return "\n".join(lines)
+
+
+def _order(pipeline: PipelinePlan) -> str:
+    microbatches = _count(pipeline.num_microbatches, "microbatch", "microbatches")
+    size = _count(pipeline.microbatch_size, "example")
+    return f"{microbatches} of {size}, schedule {pipeline.schedule.name}"
+
+
+def _stages(pipeline: PipelinePlan, first: int, predicted: Sequence[StagePrediction]) -> list[str]:
+    lines = []
+    for place, stage in enumerate(pipeline.stages):
+        start, end = stage.layers
+        layers = f"layer {start}" if end - start == 1 else f"layers {start}-{end - 1}"
+        line = f"    stage {first + place}: {layers} on {stage.submesh}, {stage.sharding_text}"
+        if predicted:
+            line += f", {_memory(predicted[place])}"
+        lines.append(line)
+    return lines
+
+
+def _memory(stage: StagePrediction) -> str:
+    needed, there = format_bytes(stage.memory_bytes), format_bytes(stage.memory_limit_bytes)
+    return f"{needed} of {there}" + ("" if stage.fits else ", which is too little")
+
+
+def _prediction(plan: Plan) -> str:
+    prediction = plan.prediction
+    if prediction is None:
+        return "without a prediction"
+    return (
+        f"predicted step time {format_seconds(prediction.step_time)}, "
+        f"lower bound {format_seconds(prediction.lower_bound)}"
+    )
+
+
+def _count(number: int, one: str, several: str | None = None) -> str:
+    return f"{number} {one if number == 1 else several or f'{one}s'}"

@@ -1,0 +1,375 @@
+"""The planning problem: everything that a planner is given, in numbers."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+import optax
+from jaxtyping import PyTree
+
+from hetjax.errors import InputError, unknown_name
+from hetjax.mesh.cluster import Cluster
+from hetjax.pipeline.layers.cost_layers import cluster_layers, crossing_bytes
+from hetjax.pipeline.layers.modules import Section, find_modules
+from hetjax.pipeline.layers.structural_layers import (
+    LayeredSection,
+    StructuralLayers,
+    structural_layers,
+)
+from hetjax.pipeline.program.loss import abstract, parameter_shapes
+from hetjax.pipeline.program.traced_program import Program, num_bytes, trace
+from hetjax.pipeline.schedules.schedule import SCHEDULES
+from hetjax.planner.intra_op.tensor_axis import TensorAxis, TensorCosts
+from hetjax.planner.plan.plan import Plan
+from hetjax.planner.plan.prices import OBJECTIVES, node_prices
+from hetjax.planner.problem.known_slices import KnownSlices
+from hetjax.planner.work.grouped_stage import Groups
+from hetjax.planner.work.profile import Profile
+from hetjax.planner.work.stage_traces import StageTraces
+from hetjax.planner.work.stage_work import Known, Traces, Work, measure_layers, product_dtype
+
+MAX_PIPELINES = 4
+"""How many pipelines a plan has at most, unless it is said otherwise."""
+
+
+@dataclass(frozen=True, eq=False)
+class PlanningProblem:
+    """What any planner gets.
+
+    Args:
+        program: the loss function, traced at the size of a microbatch.
+        layers: the positions where layers begin, and the end.
+        works: the work of each layer.
+        cluster: the devices.
+        num_microbatches: microbatches in a step.
+        microbatch_size: examples in each.
+        dtype: the dtype that most of the matrix products' FLOPs run in.
+        optimizer_bytes: bytes of optimizer state for each element of the parameters.
+        schedule: the name of the schedule, one of `hetjax.pipeline.SCHEDULES`.
+        allow_recompute: whether stages may recompute to save memory.
+        min_stages: how many stages a plan has at least.
+        max_stages: how many it has at most; None for any number.
+        max_pipelines: how many pipelines a plan has at most, each with stages as above.
+        objective: what a plan makes least, one of `hetjax.planner.OBJECTIVES`: seconds of a step,
+            or its cost, the price of the nodes that are used in that time.
+        sections: the structure that the layers follow; empty where they follow cost alone.
+        known: the work of what was measured of the program, by structure.
+        profile_seconds: how long it took to measure the layers.
+        tensor_axis: tells what it takes to divide the program along a tensor axis.
+        lost: devices that cannot be used, counted through the cluster.
+        profile: what was measured of the layers on the cluster's devices; empty for the analytic
+            cost model alone.
+        slices: what was found of stages on slices of subclusters; problems that are made from this
+            one share it.
+        traces: the traces of the layers; None where they are not kept.
+    """
+
+    program: Program
+    layers: tuple[int, ...]
+    works: tuple[Work, ...]
+    cluster: Cluster
+    num_microbatches: int
+    microbatch_size: int
+    dtype: str
+    optimizer_bytes: float
+    schedule: str = "h_1f1b"
+    allow_recompute: bool = True
+    min_stages: int = 1
+    max_stages: int | None = None
+    max_pipelines: int = MAX_PIPELINES
+    objective: str = "step_time"
+    sections: tuple[LayeredSection, ...] = ()
+    known: Known = field(default_factory=Known, repr=False)
+    profile_seconds: float = 0.0
+    profile: Profile = field(default_factory=Profile, repr=False)
+    lost: frozenset[int] = frozenset()
+    tensor_axis: TensorAxis | None = field(default=None, repr=False)
+    slices: KnownSlices = field(default_factory=KnownSlices, repr=False)
+    traces: Traces | None = field(default=None, repr=False)
+
+    def tensor_costs(self, devices: int) -> TensorCosts | None:
+        """What a tensor axis costs in each layer, if that can be told.
+
+        Args:
+            devices: how many the axis has.
+        """
+        costs = None if self.tensor_axis is None else self.tensor_axis.costs(devices)
+        return costs and costs.of_layers(self.layers)
+
+    @property
+    def num_layers(self) -> int:
+        """How many layers there are."""
+        return len(self.works)
+
+    @property
+    def warm_up_schedule(self) -> str:
+        """The schedule of whole backward passes that stages are chosen for.
+
+        It is H-1F1B where its split form or a search is asked for, 1F1B where ZB-H1 is, Eager-1F1B
+        where ZB-H2 is, and else the schedule itself.
+        """
+        return _CHOSEN_FOR.get(self.schedule, self.schedule)
+
+
+_CHOSEN_FOR = {
+    "h_1f1b_split": "h_1f1b",
+    "search": "h_1f1b",
+    "zb_h1": "1f1b",
+    "zb_h2": "eager_1f1b",
+}
+
+
+class Planner(Protocol):
+    """Makes plans."""
+
+    def plan(self, problem: PlanningProblem) -> Plan:
+        """A plan for the problem.
+
+        Args:
+            problem: what to plan.
+
+        Returns:
+            A valid plan.
+
+        Raises:
+            InputError: the model fits nowhere.
+        """
+        ...
+
+
+def make_problem(
+    loss_function: Callable[..., Any],
+    parameters: PyTree,
+    batch: PyTree,
+    *,
+    cluster: Cluster | str | os.PathLike[str],
+    optimizer: optax.GradientTransformation,
+    num_microbatches: int,
+    has_aux: bool = False,
+    num_layers: int | None = None,
+    schedule: str = "h_1f1b",
+    allow_recompute: bool = True,
+    min_stages: int = 1,
+    max_stages: int | None = None,
+    max_pipelines: int = MAX_PIPELINES,
+    objective: str = "step_time",
+) -> PlanningProblem:
+    """State what is to be planned: trace, find layers, count their work.
+
+    Args:
+        loss_function: ``loss_function(parameters, batch)``; see `hetjax.pipeline.trace`.
+        parameters: pytree of arrays or shapes, or a function without arguments that makes it.
+        batch: the batch of a whole step, pytree of arrays or shapes; first axes are the examples.
+        cluster: the devices, or the path of a cluster file.
+        optimizer: the Optax transformation, whose state takes memory.
+        num_microbatches: into how many microbatches the batch is divided.
+        has_aux: whether the loss function returns a pair of the loss and a pytree of scalars.
+        num_layers: how many layers of similar cost there are at most; None for layers that follow
+            the model's structure (`hetjax.pipeline.structural_layers`).
+        schedule: the name of the schedule, one of `hetjax.pipeline.SCHEDULES`.
+        allow_recompute: whether stages may recompute to save memory.
+        min_stages: how many stages a plan has at least.
+        max_stages: how many it has at most; None for any number.
+        max_pipelines: how many pipelines a plan has at most, each with stages as above.
+        objective: what a plan makes least, one of `hetjax.planner.OBJECTIVES`.
+
+    Returns:
+        The problem.
+
+    Raises:
+        InputError: a count is out of range, the batch does not divide, the schedule or the
+            objective is unknown, a price is missing, or the loss function cannot be traced.
+    """
+    if objective not in OBJECTIVES:
+        raise InputError(unknown_name("objective", objective, OBJECTIVES))
+    cluster = _cluster(cluster)
+    if objective == "cost":
+        node_prices(cluster)
+    if schedule not in SCHEDULES:
+        raise InputError(unknown_name("schedule", schedule, SCHEDULES))
+    counts = {
+        "num_microbatches": num_microbatches,
+        "num_layers": num_layers,
+        "max_pipelines": max_pipelines,
+    }
+    for name, value in counts.items():
+        if value is not None and value < 1:
+            raise InputError(f"{name} is {value}; it must be 1 or more")
+    _check_stage_counts(min_stages, max_stages, cluster, num_layers)
+    parameters = parameter_shapes(parameters)
+    program, microbatch_size = trace_microbatch(
+        loss_function, parameters, batch, num_microbatches, has_aux=has_aux
+    )
+    figures = model_figures(program, StageTraces(program), microbatch_size, num_layers)
+    found = len(figures["works"])
+    if found < min_stages:
+        raise InputError(
+            f"min_stages is {min_stages}; the model has {found} layers, and a stage needs one"
+        )
+    return PlanningProblem(
+        **figures,
+        cluster=cluster,
+        num_microbatches=num_microbatches,
+        optimizer_bytes=optimizer_bytes(optimizer, parameters),
+        schedule=schedule,
+        allow_recompute=allow_recompute,
+        min_stages=min_stages,
+        max_stages=max_stages,
+        max_pipelines=max_pipelines,
+        objective=objective,
+    )
+
+
+def trace_microbatch(
+    loss_function: Callable[..., Any],
+    parameters: PyTree,
+    batch: PyTree,
+    num_microbatches: int,
+    *,
+    has_aux: bool = False,
+) -> tuple[Program, int]:
+    """Trace a loss function at the size of a microbatch, and say how many examples that has.
+
+    Args:
+        loss_function: ``loss_function(parameters, batch)``; see `hetjax.pipeline.trace`.
+        parameters: pytree of arrays or shapes, or a function without arguments that makes it.
+        batch: the batch of a whole step, pytree of arrays or shapes; first axes are the examples.
+        num_microbatches: into how many microbatches the batch is divided.
+        has_aux: whether the loss function returns a pair of the loss and a pytree of scalars.
+
+    Raises:
+        InputError: the batch does not divide, or the loss function cannot be traced.
+    """
+    shapes, microbatch_size = _microbatch(abstract(batch), num_microbatches)
+    return trace(loss_function, parameters, shapes, has_aux=has_aux), microbatch_size
+
+
+def model_figures(
+    program: Program, traces: Traces, microbatch_size: int, num_layers: int | None
+) -> dict[str, Any]:
+    """The fields of a planning problem that say what the model takes.
+
+    Args:
+        program: the loss function, traced at the size of a microbatch.
+        traces: where the traces of its layers come from.
+        microbatch_size: examples in a microbatch.
+        num_layers: how many layers of similar cost there are at most; None for layers that follow
+            the model's structure.
+    """
+    layered = _layers(program, num_layers)
+    sections = _sections(program, layered)
+    known = Known(groups=groups_of(program, sections))
+    began = time.perf_counter()
+    works = measure_layers(program, layered.positions, known, traces)
+    return {
+        "program": program,
+        "layers": layered.positions,
+        "works": works,
+        "microbatch_size": microbatch_size,
+        "dtype": product_dtype(program),
+        "sections": layered.sections,
+        "known": known,
+        "profile_seconds": time.perf_counter() - began,
+        "tensor_axis": TensorAxis(program, microbatch_size, sections),
+        "traces": traces,
+    }
+
+
+def groups_of(program: Program, sections: Sequence[Section]) -> Groups:
+    """The groups of a program's steps that are alike.
+
+    Args:
+        program: the traced loss function.
+        sections: its modules and what stands between them.
+    """
+    return Groups(program, [section.start for section in sections])
+
+
+def _cluster(cluster: Cluster | str | os.PathLike[str]) -> Cluster:
+    if isinstance(cluster, str | os.PathLike):
+        return Cluster.from_file(Path(cluster))
+    if not isinstance(cluster, Cluster):
+        raise InputError(
+            f"cluster is {cluster!r}; it must be a Cluster, or the path of a cluster file"
+        )
+    return cluster
+
+
+def optimizer_bytes(optimizer: optax.GradientTransformation, parameters: PyTree) -> float:
+    """Bytes of an optimizer's state for each element of the parameters.
+
+    Args:
+        optimizer: an Optax transformation.
+        parameters: pytree of arrays or shapes.
+
+    Returns:
+        Bytes; scalars such as a step count are left out.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> optimizer_bytes(optax.adamw(1e-3), {"weight": jnp.ones((16, 16))})
+        8.0
+    """
+    parameters = abstract(parameters)
+    state = jax.eval_shape(optimizer.init, parameters)
+    held = sum(num_bytes(leaf) for leaf in jax.tree.leaves(state) if leaf.shape)
+    elements = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(parameters))
+    return held / max(elements, 1)
+
+
+def _layers(program: Program, num_layers: int | None) -> StructuralLayers:
+    if num_layers is None:
+        return structural_layers(program)
+    return StructuralLayers(cluster_layers(program, num_layers), ())
+
+
+def _sections(program: Program, layered: StructuralLayers) -> tuple[Section, ...]:
+    """The program's modules and what stands between them, which layers by cost do not follow."""
+    if layered.sections:
+        return tuple(each.section for each in layered.sections)
+    return find_modules(program, crossing_bytes(program))
+
+
+def _microbatch(batch: PyTree, num_microbatches: int) -> tuple[PyTree, int]:
+    """The shapes of a microbatch, and how many examples it has."""
+    leaves = jax.tree.leaves(batch)
+    if not leaves:
+        raise InputError("batch has no arrays; the loss function needs examples to be planned for")
+    sizes = {leaf.shape[0] for leaf in leaves if leaf.shape}
+    for batch_size in sizes:
+        if batch_size == 0 or batch_size % num_microbatches:
+            divisors = [n for n in range(1, batch_size + 1) if batch_size % n == 0]
+            raise InputError(
+                f"batch_size = {batch_size} is not divided by num_microbatches = "
+                f"{num_microbatches}; allowed for this batch: {', '.join(map(str, divisors))}"
+            )
+    shapes = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(
+            (leaf.shape[0] // num_microbatches, *leaf.shape[1:]) if leaf.shape else (), leaf.dtype
+        ),
+        batch,
+    )
+    return shapes, min(sizes, default=num_microbatches) // num_microbatches
+
+
+def _check_stage_counts(
+    min_stages: int, max_stages: int | None, cluster: Cluster, num_layers: int | None
+) -> None:
+    most = min(cluster.num_devices, num_layers or cluster.num_devices)
+    if not 1 <= min_stages <= most:
+        layer = "" if num_layers is None else f" and a layer (num_layers is {num_layers})"
+        raise InputError(
+            f"min_stages is {min_stages}; it must be from 1 to {most}, since a stage needs a "
+            f"device (the cluster has {cluster.num_devices}){layer}"
+        )
+    if max_stages is not None and max_stages < min_stages:
+        raise InputError(
+            f"max_stages is {max_stages}; it must be at least min_stages, which is {min_stages}"
+        )

@@ -1,0 +1,153 @@
+"""How a stage runs on its devices, and what they hold of its parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+
+import jax
+import numpy as np
+from jax.sharding import PartitionSpec
+
+from hetjax.mesh.kinds import DeviceKind
+from hetjax.mesh.links import Link
+from hetjax.pipeline.program.traced_program import Program, num_bytes
+from hetjax.pipeline.stages.cutting import ParameterPart
+from hetjax.pipeline.update.divided_update import accumulator_dtype
+from hetjax.planner.plan.plan import Spec
+from hetjax.planner.work.layer_runs import FloatArray, Runs
+from hetjax.planner.work.profile import Way
+from hetjax.planner.work.stage_work import part_shape
+from hetjax.sharding.annotation.rules import REDUCTION_GROUPS, division, parameter_spec, state_spec
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How a stage runs on its devices.
+
+    Args:
+        kind: the kind of the devices.
+        link: the link that carries the submesh's own collectives.
+        mesh_shape: sizes of the data and the tensor axis.
+        sharding: the sharding rule.
+        recompute: whether forward steps run again in the backward pass.
+        parameters: specifications that override the rule, by parameter path.
+        subcluster: the name of the subcluster of the devices.
+        shape: nodes of it, and devices in each.
+    """
+
+    kind: DeviceKind
+    link: Link
+    mesh_shape: tuple[int, int]
+    sharding: str = "data"
+    recompute: bool = False
+    parameters: Mapping[str, Spec] = field(default_factory=dict)
+    subcluster: str = ""
+    shape: tuple[int, int] = (1, 1)
+
+    @property
+    def way(self) -> Way:
+        """What measurements of its passes are kept under."""
+        # Where only the optimizer's state is divided, passes are as where nothing is.
+        sharding = "data" if self.sharding == "state_sharded" else self.sharding
+        return Way(self.subcluster, self.shape, self.mesh_shape, sharding)
+
+
+def parameter_bytes(
+    program: Program, optimizer_bytes: float, runs: Runs, execution: Execution
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Bytes on one device.
+
+    Args:
+        program: the traced loss function.
+        optimizer_bytes: bytes of optimizer state for each element of the parameters.
+        runs: runs of layers.
+        execution: how they run.
+
+    Returns:
+        Of whole parameters; of parameters, gradients and optimizer state as held; of the same as
+        far as the device updates them.
+    """
+    if execution.parameters:
+        return _parameter_bytes(program, optimizer_bytes, runs, execution)
+    # Subclusters have submeshes of the same logical meshes, and recomputation holds no more.
+    way = ("parameter bytes", execution.mesh_shape, execution.sharding, optimizer_bytes)
+    return runs.once(way, lambda: _parameter_bytes(program, optimizer_bytes, runs, execution))
+
+
+def _parameter_bytes(
+    program: Program, optimizer_bytes: float, runs: Runs, execution: Execution
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    # The blocks of a model have parameters of few shapes.
+    kinds, of_parts = runs.kinds
+    sizes = np.array([_part_bytes(kind, None, optimizer_bytes, execution) for kind in kinds])
+    sizes = sizes.reshape(-1, 3)[of_parts]
+    if execution.parameters:
+        known: dict[Hashable, tuple[float, float, float]] = {}
+        for place, (part, kind) in enumerate(zip(runs.parts, of_parts, strict=True)):
+            override = execution.parameters.get(program.parameter_names[part.leaf])
+            if override is None:
+                continue
+            key = (kind, override)
+            if key not in known:
+                known[key] = _part_bytes(kinds[kind], override, optimizer_bytes, execution)
+            sizes[place] = known[key]
+    whole, held, updated = np.ascontiguousarray(sizes.T)
+    return runs.held(whole), runs.held(held), runs.held(updated)
+
+
+def _part_bytes(
+    shape: jax.ShapeDtypeStruct, override: Spec | None, optimizer_bytes: float, execution: Execution
+) -> tuple[float, float, float]:
+    """Of one part, whole, as held and as updated."""
+    mesh_shape = execution.mesh_shape
+    spec = _spec_of(shape.shape, override, execution)
+    whole = num_bytes(shape) / division(spec, (1, mesh_shape[1]))
+    return whole, *state_bytes(shape, spec, execution.sharding, mesh_shape, optimizer_bytes)
+
+
+def state_bytes(
+    shape: jax.ShapeDtypeStruct,
+    spec: PartitionSpec,
+    sharding: str,
+    mesh_shape: tuple[int, int],
+    optimizer_bytes: float,
+) -> tuple[float, float]:
+    """Bytes of a parameter, its gradient and its optimizer state on one device.
+
+    Args:
+        shape: the parameter's shape and dtype.
+        spec: how it is divided.
+        sharding: the stage's sharding rule.
+        mesh_shape: sizes of the data and the tensor axis.
+        optimizer_bytes: bytes of optimizer state for each element.
+
+    Returns:
+        What is held, at the moment of the most; and that of it which the device updates.
+    """
+    size = num_bytes(shape)
+    elements = size / shape.dtype.itemsize
+    summed = elements * accumulator_dtype(shape.dtype).itemsize
+    state = elements * optimizer_bytes
+    of_state = state_spec(sharding, spec, shape.shape, mesh_shape)
+    parts, state_parts = division(spec, mesh_shape), division(of_state, mesh_shape)
+    # Whole sums of gradients and the divided ones of a group are there at once.
+    scattered = summed / state_parts / REDUCTION_GROUPS if state_parts != parts else 0.0
+    held = (size + summed) / parts + state / state_parts + scattered
+    return held, (size + summed + state) / state_parts
+
+
+def state_division(program: Program, part: ParameterPart, execution: Execution) -> int:
+    """In how many parts a stage's devices divide the optimizer's state of a parameter part."""
+    override = execution.parameters.get(program.parameter_names[part.leaf])
+    shape = part_shape(program, part).shape
+    spec = _spec_of(shape, override, execution)
+    of_state = state_spec(execution.sharding, spec, shape, execution.mesh_shape)
+    return division(of_state, execution.mesh_shape)
+
+
+def _spec_of(shape: tuple[int, ...], override: Spec | None, execution: Execution) -> PartitionSpec:
+    """How a stage divides a parameter part of a shape."""
+    if override is not None:
+        return PartitionSpec(*override)
+    return parameter_spec(execution.sharding, shape, execution.mesh_shape)

@@ -1,0 +1,287 @@
+"""The work of all runs of layers at once, as arrays."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from hetjax.pipeline.program.traced_program import Program
+from hetjax.pipeline.stages.cutting import ParameterPart
+from hetjax.planner.work.stage_work import Work, part_shape
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.integer]
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True, eq=False)
+class Runs:
+    """The work of many runs of layers, each field an array over the runs.
+
+    Args:
+        forward_flops: FLOPs of the forward pass's matrix products.
+        forward_traffic: bytes that it reads and writes, were nothing fused.
+        backward_flops: FLOPs of the backward pass's matrix products.
+        backward_traffic: bytes that it reads and writes, were nothing fused.
+        product_bytes: bytes that the forward pass's matrix products write.
+        residual_bytes: bytes kept between the two passes.
+        input_bytes: bytes of inputs, all that is kept with recomputation.
+        boundary_bytes: bytes received and sent.
+        messages: how many messages bring and take them.
+        parts: parameter parts that occur in any run.
+        shapes: their shapes.
+        used: for each part, the layers that use it, as 1 among 0: ``[len(parts), L]``; None where
+            there is one run, which holds all parts.
+        layers: where there is one run: its first layer, and the one after its last; None for layers
+            that the planning problem does not have.
+        listed: the first layer of each run and the one after its last, where runs are listed one
+            after another; see `by_length`.
+        known: what was found of the runs before, by whatever it depends on beside them; see `once`.
+    """
+
+    forward_flops: FloatArray
+    forward_traffic: FloatArray
+    backward_flops: FloatArray
+    backward_traffic: FloatArray
+    product_bytes: FloatArray
+    residual_bytes: FloatArray
+    input_bytes: FloatArray
+    boundary_bytes: FloatArray
+    messages: FloatArray
+    parts: tuple[ParameterPart, ...]
+    shapes: tuple[jax.ShapeDtypeStruct, ...]
+    used: FloatArray | None = None
+    layers: tuple[int, int] | None = None
+    listed: tuple[IntArray, IntArray] | None = None
+    known: dict[Hashable, Any] = field(default_factory=dict, repr=False)
+
+    def once(self, key: Hashable, find: Callable[[], Found]) -> Found:
+        """What is found of the runs a single time, however many ways to run them share it.
+
+        Args:
+            key: all that it depends on beside the runs; whether their backward pass repeats the
+                forward pass is said there, too.
+            find: finds it, in arrays that nobody changes.
+        """
+        if key not in self.known:
+            self.known[key] = find()
+        return self.known[key]
+
+    def held(self, sizes: FloatArray) -> FloatArray:
+        """What each run holds of its parts together.
+
+        Args:
+            sizes: of each part.
+
+        Returns:
+            The sum over the parts that a layer of the run uses.
+        """
+        if self.used is None:
+            return np.asarray(sizes.sum())
+        alone, of_one, of_several = self._users
+        total = self._sums(sizes[alone] @ of_one)
+        for size, is_used in zip(sizes[~alone], of_several, strict=True):
+            total = total + size * is_used
+        return total
+
+    @functools.cached_property
+    def _users(self) -> tuple[NDArray[np.bool_], FloatArray, list[NDArray[np.bool_]]]:
+        """Which parts one layer uses alone, which one; and the runs that use each of the others."""
+        assert self.used is not None, "this is one run, which holds all parts"
+        alone = self.used.sum(axis=1) == 1
+        others = [self._sums(layers) > 0 for layers in self.used[~alone]]
+        return alone, self.used[alone], others
+
+    @functools.cached_property
+    def kinds(self) -> tuple[tuple[jax.ShapeDtypeStruct, ...], IntArray]:
+        """The shapes that parts have, each once, and which of them each part has."""
+        places: dict[Hashable, int] = {}
+        found: dict[int, jax.ShapeDtypeStruct] = {}
+        of_parts = []
+        for shape in self.shapes:
+            place = places.setdefault((shape.shape, shape.dtype), len(places))
+            found.setdefault(place, shape)
+            of_parts.append(place)
+        return tuple(found.values()), np.array(of_parts, dtype=int)
+
+    @property
+    def known_layers(self) -> bool:
+        """Whether the runs are of layers of the planning problem."""
+        return self.used is not None or self.layers is not None
+
+    def total(self, values: FloatArray) -> FloatArray:
+        """The sum of what the layers of each run have.
+
+        Args:
+            values: one a layer of the planning problem.
+        """
+        if self.used is not None:
+            return self._sums(values)
+        assert self.layers is not None, "the run is not of layers of the problem"
+        return np.asarray(values[slice(*self.layers)].sum())
+
+    def of(self, layers: tuple[int, int]) -> Runs:
+        """One of the runs, in arrays without dimensions.
+
+        Args:
+            layers: its first layer, and the one after its last.
+
+        Returns:
+            The run, with the parts that it holds.
+        """
+        first, end = layers
+        assert self.used is not None, "this is one run already"
+        assert self.listed is None, "a list is of no use where one run is wanted"
+        places = np.flatnonzero(self.used[:, first:end].any(axis=1))
+        sizes = {
+            each.name: getattr(self, each.name)[layers]
+            for each in fields(self)
+            if each.name in _FIGURES
+        }
+        parts = tuple(self.parts[place] for place in places)
+        shapes = tuple(self.shapes[place] for place in places)
+        return Runs(**sizes, parts=parts, shapes=shapes, layers=layers)
+
+    def in_form(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Values of every run in the form of these runs.
+
+        Args:
+            values: ``[L + 1, L + 1]``, or of one run where there is one.
+        """
+        return values if self.listed is None else values[self.listed]
+
+    def by_length(self) -> Runs:
+        """Every run once, in a list: half as much to compute as on a square.
+
+        Returns:
+            Arrays ``[1 + L (L + 1) / 2]``: the run without a layer before the first one, which is
+            no stage; then the runs of one layer, of two and so on, each by its first layer.
+        """
+        assert self.used is not None, "this is one run already"
+        num_layers = self.used.shape[1]
+        lengths = np.arange(1, num_layers + 1)
+        firsts = np.concatenate([[0], *(np.arange(num_layers + 1 - n) for n in lengths)])
+        ends = firsts + np.concatenate([[0], np.repeat(lengths, lengths[::-1])])
+        figures = {name: getattr(self, name)[firsts, ends] for name in _FIGURES}
+        return replace(self, **figures, listed=(firsts, ends), known={})
+
+    def on_square(self, values: NDArray[Any], rest: float | bool) -> NDArray[Any]:
+        """Values of a list of runs, each where `all_runs` has its run.
+
+        Args:
+            values: those of the list, in the last dimension.
+            rest: what stands where there is no run.
+        """
+        assert self.listed is not None, "these runs are not in a list"
+        assert self.used is not None, "this is one run"
+        size = self.used.shape[1] + 1
+        firsts, ends = self.listed
+        square = np.full((*values.shape[:-1], size * size), rest, values.dtype)
+        square[..., firsts * size + ends] = values
+        return square.reshape(*values.shape[:-1], size, size)
+
+    def _sums(self, values: FloatArray) -> FloatArray:
+        """The sums over all runs."""
+        if self.listed is None:
+            return sums_of_runs(values)
+        before = np.concatenate([[0.0], np.cumsum(values)])
+        firsts, ends = self.listed
+        return before.take(ends) - before.take(firsts)
+
+    def repeating_forward(self) -> Runs:
+        """The same runs with a backward pass that computes the forward pass again."""
+        return replace(
+            self,
+            backward_flops=self.backward_flops + self.forward_flops,
+            backward_traffic=self.backward_traffic + self.forward_traffic,
+        )
+
+
+_FIGURES = frozenset(each.name for each in fields(Runs)) - frozenset(
+    ("parts", "shapes", "used", "layers", "listed", "known")
+)
+"""The fields that are arrays over the runs."""
+
+
+def all_runs(program: Program, works: Sequence[Work]) -> Runs:
+    """Every contiguous run of layers.
+
+    Args:
+        program: the traced loss function.
+        works: the work of each of L layers.
+
+    Returns:
+        Arrays ``[L + 1, L + 1]``: the entry ``[i, j]`` is for layers i to j - 1. Entries with
+        j <= i have no meaning.
+    """
+    received = np.array([*(work.received_bytes for work in works), 0.0])
+    # A run keeps the inputs of its first layer; the batch leaves that later ones read are small.
+    first_inputs = np.array([*(work.input_bytes for work in works), 0.0])
+    parts = tuple(dict.fromkeys(part for work in works for part in work.parts))
+    places = {part: place for place, part in enumerate(parts)}
+    # What a run's first layer keeps with the layer before it is not kept twice in the run.
+    twice = np.array([*(float(work.kept_twice) for work in works), 0.0])
+    inside = np.triu(sums_of_runs(twice[:-1]) - twice[:, None], k=1)
+    used = np.zeros((len(parts), len(works)))
+    for layer, work in enumerate(works):
+        used[[places[part] for part in work.parts], layer] = 1.0
+    return Runs(
+        forward_flops=sums_of_runs([work.forward.matmul_flops for work in works]),
+        forward_traffic=sums_of_runs([work.forward.bytes for work in works]),
+        backward_flops=sums_of_runs([work.backward.matmul_flops for work in works]),
+        backward_traffic=sums_of_runs([work.backward.bytes for work in works]),
+        product_bytes=sums_of_runs([work.product_bytes for work in works]),
+        residual_bytes=sums_of_runs([work.residual_bytes for work in works]) - inside,
+        input_bytes=np.broadcast_to(first_inputs[:, None], (len(works) + 1,) * 2),
+        boundary_bytes=received[:, None] + received[None, :],
+        messages=np.add.outer(received > 0, received > 0, dtype=float),
+        parts=parts,
+        shapes=tuple(part_shape(program, part) for part in parts),
+        used=used,
+    )
+
+
+def one_run(
+    program: Program, work: Work, sent_bytes: int, layers: tuple[int, int] | None = None
+) -> Runs:
+    """One run alone, in arrays without dimensions.
+
+    Args:
+        program: the traced loss function.
+        work: its work.
+        sent_bytes: bytes that it sends to the run after.
+        layers: its layers in the planning problem, where it begins and ends with such.
+    """
+    return Runs(
+        forward_flops=np.array(work.forward.matmul_flops),
+        forward_traffic=np.array(work.forward.bytes),
+        backward_flops=np.array(work.backward.matmul_flops),
+        backward_traffic=np.array(work.backward.bytes),
+        product_bytes=np.array(work.product_bytes),
+        residual_bytes=np.array(float(work.residual_bytes)),
+        input_bytes=np.array(float(work.input_bytes)),
+        boundary_bytes=np.array(float(work.received_bytes + sent_bytes)),
+        messages=np.array(float((work.received_bytes > 0) + (sent_bytes > 0))),
+        parts=work.parts,
+        shapes=tuple(part_shape(program, part) for part in work.parts),
+        layers=layers,
+    )
+
+
+def sums_of_runs(values: Sequence[float] | FloatArray) -> FloatArray:
+    """The sum over each contiguous run.
+
+    Args:
+        values: one a layer.
+
+    Returns:
+        ``[L + 1, L + 1]``: the entry ``[i, j]`` is for layers i to j - 1.
+    """
+    before = np.concatenate([[0.0], np.cumsum(values)])
+    return before[None, :] - before[:, None]

@@ -1,0 +1,44 @@
+"""What devices and links reach of their figures, wherever nothing was measured."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from hetjax.mesh.cluster import Cluster, SubMesh
+from hetjax.mesh.links import Link
+from hetjax.planner.work.layer_runs import FloatArray
+
+Size = TypeVar("Size", float, FloatArray)
+
+TRAFFIC_SHARE = 0.3
+"""Share of the unfused memory traffic that is left once XLA has fused what it can."""
+
+TASK_SECONDS = 50e-6
+"""What it costs to start one program, whatever it computes."""
+
+USABLE_MEMORY = 0.9
+"""Share of a device's memory that a plan may fill; the rest is the runtime's."""
+
+
+def ring_seconds(link: Link, size: Size, devices: int) -> Size:
+    """One pass of a ring, an all-gather or a reduce-scatter; an all-reduce is two.
+
+    Args:
+        link: the link between neighbours.
+        size: bytes of the whole array.
+        devices: how many devices form the ring; with one there is nothing to do.
+
+    Returns:
+        Seconds: n - 1 messages of size / n bytes, one after another.
+    """
+    return (devices - 1) * (link.latency + size / devices / link.bandwidth)
+
+
+def transfer_seconds(link: Link, size: float) -> float:
+    """Seconds to move one microbatch's values between stages; nothing to move takes none."""
+    return link.seconds(size) if size else 0.0
+
+
+def collective_link(cluster: Cluster, submesh: SubMesh) -> Link:
+    """The link that carries a submesh's own collectives."""
+    return cluster.link_between(submesh, submesh)

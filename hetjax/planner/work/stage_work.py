@@ -1,0 +1,394 @@
+"""The work of a program's stages: what each computes, keeps, sends and holds for one microbatch."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary
+
+import jax
+
+from hetjax import _compat
+from hetjax.pipeline.program.costs import Cost, equation_cost
+from hetjax.pipeline.program.forms import form_of
+from hetjax.pipeline.program.traced_program import (
+    Constant,
+    Operand,
+    Program,
+    SliceOf,
+    Step,
+    num_bytes,
+)
+from hetjax.pipeline.stages.backward import StagePrograms, differentiate
+from hetjax.pipeline.stages.cutting import ParameterPart, Stage, cut
+from hetjax.pipeline.stages.traced_stage import TracedStage, Tracer, trace_stage
+from hetjax.planner.work.grouped_stage import Groups
+
+Shapes = list[jax.ShapeDtypeStruct]
+Inputs = tuple[Shapes, Shapes, Shapes]
+"""Shapes of a run's parameter parts, of the batch leaves it reads, of the values it receives."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a run of layers does and holds for one microbatch, on one device.
+
+    Args:
+        forward: the forward pass.
+        backward: the backward pass; where the run recomputes, with the repetition.
+        recompute: the repetition alone.
+        product_bytes: bytes that the forward pass's matrix products write.
+        residual_bytes: bytes kept between the forward and the backward pass.
+        input_bytes: bytes of its inputs, all that is kept where it recomputes.
+        received_bytes: bytes it receives from the run before; 0 in the first.
+        returned_bytes: bytes of their cotangents, which it gives back.
+        returned: which of the values received have such a cotangent, by place.
+        parts: the parameter parts that it holds.
+        split: the backward pass in two halves, where it was asked for.
+        kept_twice: bytes that it and the run before it both keep, and that one run of the two would
+            keep once.
+    """
+
+    forward: Cost
+    backward: Cost
+    recompute: Cost
+    product_bytes: float
+    residual_bytes: int
+    input_bytes: int
+    received_bytes: int
+    returned_bytes: int
+    returned: tuple[int, ...]
+    parts: tuple[ParameterPart, ...]
+    split: SplitWork | None = None
+    kept_twice: int = 0
+
+
+@dataclass(frozen=True)
+class SplitWork:
+    """What the two halves of a run's backward pass do for one microbatch, without recomputation.
+
+    Args:
+        input_gradient: the first half.
+        weight_gradient: the second half.
+        deferred_bytes: bytes kept between the two.
+    """
+
+    input_gradient: Cost
+    weight_gradient: Cost
+    deferred_bytes: int
+
+
+@dataclass(frozen=True, eq=False)
+class Known:
+    """What was found of a program's runs, by their structure.
+
+    Args:
+        works: their work, and which of the values they receive have a cotangent.
+        traces: their traces, which serve with recomputation and without, whole and in halves.
+        groups: how the program's steps are grouped where runs are traced; None for not at all.
+    """
+
+    works: dict[Hashable, tuple[Work, tuple[int, ...]]] = field(default_factory=dict)
+    traces: dict[Hashable, TracedStage] = field(default_factory=dict)
+    groups: Groups | None = None
+
+
+class Traces(Protocol):
+    """Where traces of a program's runs come from."""
+
+    def of(self, boundaries: tuple[int, ...], index: int, seeds: tuple[int, ...]) -> TracedStage:
+        """The trace of a run.
+
+        Args:
+            boundaries: the positions where runs begin, and the end.
+            index: which run.
+            seeds: which of its outputs have a cotangent, by place.
+        """
+        ...
+
+
+def measure(
+    program: Program,
+    boundaries: Sequence[int],
+    recompute: Sequence[bool] = (),
+    *,
+    split: bool = False,
+    known: Known | None = None,
+    traces: Traces | None = None,
+) -> tuple[Work, ...]:
+    """Count the work of a program's runs of positions, each differentiated by itself.
+
+    Runs of the same structure are differentiated once.
+
+    Args:
+        program: the traced loss function.
+        boundaries: the positions where runs begin, and the end.
+        recompute: whether each run recomputes; empty for none.
+        split: whether to divide the backward passes and count their halves, too.
+        known: what was measured before of this program; what is measured now is added.
+        traces: where the traces of runs come from; None to trace them.
+
+    Returns:
+        The work of each run. Where it recomputes, its backward pass counts the forward steps that
+        it repeats; its residual bytes are those that it would keep otherwise.
+    """
+    runs = cut(program, boundaries)
+    again = list(recompute) or [False] * len(runs)
+    structures = [_structure(program, run) for run in runs]
+    inputs = inputs_of(program, runs)
+    known = known or Known()
+    works: list[Work] = []
+    cotangents: tuple[int, ...] = ()
+    for run, structure in zip(reversed(runs), reversed(structures), strict=True):
+        is_last = run is runs[-1]
+        alike = (structure, _shape_keys(inputs[run.index]))
+        key = (alike, cotangents, is_last, again[run.index], split)
+        if key not in known.works:
+            # What its backward pass reads does not depend on whether that is kept.
+            other = known.works.get((alike, cotangents, is_last, not again[run.index], split))
+            known.works[key] = _measure_run(
+                run,
+                inputs[run.index],
+                cotangents,
+                is_last=is_last,
+                recompute=again[run.index],
+                halves=other[0].split if other else None,
+                split=split,
+                tracer=_tracer(known, alike, traces, tuple(boundaries), is_last=is_last),
+            )
+        work, cotangents = known.works[key]
+        works.append(replace(work, parts=run.parameters))
+    return tuple(reversed(works))
+
+
+def _tracer(
+    known: Known,
+    alike: Hashable,
+    traces: Traces | None,
+    boundaries: tuple[int, ...],
+    *,
+    is_last: bool,
+) -> Tracer:
+    """What traces a run, unless that was done of one that is alike."""
+
+    def tracer(run: Stage, *inputs: Any) -> TracedStage:
+        seeds = inputs[-1]
+        if (alike, seeds) not in known.traces:
+            known.traces[alike, seeds] = trace(run, *inputs)
+        return known.traces[alike, seeds]
+
+    def trace(run: Stage, *inputs: Any) -> TracedStage:
+        if traces is not None:
+            return traces.of(boundaries, run.index, inputs[-1])
+        grouped = known.groups and known.groups.grouped(run, is_last=is_last)
+        return trace_stage(grouped or run, *inputs)
+
+    return tracer
+
+
+def measure_layers(
+    program: Program,
+    layers: Sequence[int],
+    known: Known | None = None,
+    traces: Traces | None = None,
+) -> tuple[Work, ...]:
+    """Count the work of layers, and what neighbours among them both keep.
+
+    Args:
+        program: the traced loss function.
+        layers: the positions where layers begin, and the end.
+        known: what was measured before of this program; what is measured now is added.
+        traces: where the traces of runs come from; None to trace them.
+
+    Returns:
+        The work of each layer.
+    """
+    known = known or Known()
+    works = measure(program, layers, known=known, traces=traces)
+    twice = [0] * len(works)
+    for first in (1, 2):
+        edges = sorted({0, *range(first, len(works), 2), len(works)})
+        positions = [layers[edge] for edge in edges]
+        pairs = measure(program, positions, known=known, traces=traces)
+        for (begin, end), pair in zip(itertools.pairwise(edges), pairs, strict=True):
+            if end - begin == 2:
+                apart = works[begin].residual_bytes + works[begin + 1].residual_bytes
+                twice[begin + 1] = max(0, apart - pair.residual_bytes)
+    return tuple(replace(work, kept_twice=both) for work, both in zip(works, twice, strict=True))
+
+
+def structure_keys(
+    program: Program, boundaries: Sequence[int], works: Sequence[Work]
+) -> tuple[Hashable, ...]:
+    """What tells runs of one work from others.
+
+    Args:
+        program: the traced loss function.
+        boundaries: the positions where runs begin, and the end.
+        works: their works.
+
+    Returns:
+        A key for each run, equal for those that do the same on arrays of the same shapes.
+    """
+    runs = cut(program, boundaries)
+    structures = [_structure(program, run) for run in runs]
+    inputs = inputs_of(program, runs)
+    after = [*(work.returned for work in works[1:]), None]
+    return tuple(
+        (structure, _shape_keys(shapes), cotangents)
+        for structure, shapes, cotangents in zip(structures, inputs, after, strict=True)
+    )
+
+
+def _measure_run(
+    run: Stage,
+    inputs: Inputs,
+    cotangents_in: tuple[int, ...],
+    *,
+    is_last: bool,
+    recompute: bool,
+    halves: SplitWork | None,
+    split: bool,
+    tracer: Tracer,
+) -> tuple[Work, tuple[int, ...]]:
+    """A run's work, and which of the values it receives have a cotangent.
+
+    Where halves are asked for and known, they are not found again.
+    """
+    _, batch, received = inputs
+    programs = differentiate(
+        run,
+        *inputs,
+        is_last=is_last,
+        cotangents_in=cotangents_in,
+        recompute=recompute,
+        tracer=tracer,
+    )
+    work = Work(
+        forward=programs.forward_cost,
+        backward=programs.backward_cost + programs.recompute_cost,
+        recompute=programs.recompute_cost,
+        product_bytes=sum(p.output_bytes for step in run.steps for p in products(step)),
+        residual_bytes=programs.residual_bytes,
+        input_bytes=sum(num_bytes(shape) for shape in (*batch, *received)),
+        received_bytes=sum(num_bytes(shape) for shape in received),
+        returned_bytes=sum(num_bytes(received[place]) for place in programs.cotangents_out),
+        returned=programs.cotangents_out,
+        parts=run.parameters,
+        split=(halves or _measure_halves(programs)) if split else None,
+    )
+    return work, programs.cotangents_out
+
+
+def _measure_halves(programs: StagePrograms) -> SplitWork:
+    split = programs.split
+    return SplitWork(split.input_gradient_cost, split.weight_gradient_cost, split.deferred_bytes)
+
+
+@dataclass(frozen=True)
+class Product:
+    """A matrix product or convolution, with all its repetitions.
+
+    Args:
+        dtype: the dtype of its first operand.
+        flops: its FLOPs.
+        output_bytes: the bytes that it writes.
+    """
+
+    dtype: str
+    flops: float
+    output_bytes: float
+
+
+def products(step: Step) -> Iterator[Product]:
+    """The matrix products of a step, those of the jaxprs inside it too."""
+    if step.equation is not None:
+        yield from _equation_products(step.equation, 1)
+
+
+def product_dtype(program: Program) -> str:
+    """The dtype that most of the matrix products' FLOPs run in; float32 where there are none."""
+    flops: dict[str, float] = {}
+    for step in program.steps:
+        for product in products(step):
+            flops[product.dtype] = flops.get(product.dtype, 0.0) + product.flops
+    return max(flops, key=lambda dtype: flops[dtype]) if flops else "float32"
+
+
+def _equation_products(equation: _compat.JaxprEqn, times: float) -> Iterator[Product]:
+    name = equation.primitive.name
+    if name in ("dot_general", "conv_general_dilated"):
+        first: Any = equation.invars[0].aval
+        output: Any = equation.outvars[0].aval
+        size = num_bytes(jax.ShapeDtypeStruct(output.shape, output.dtype))
+        yield Product(str(first.dtype), times * equation_cost(equation).flops, times * size)
+        return
+    inner = _compat.inner_jaxprs(equation)
+    # The further jaxprs of a function with a rule of its own are that rule's, not the function's.
+    for jaxpr in inner[:1] if "jvp" in name else inner:
+        repeated = times * equation.params["length"] if name == "scan" else times
+        for each in jaxpr.eqns:
+            yield from _equation_products(each, repeated)
+
+
+def part_shape(program: Program, part: ParameterPart) -> jax.ShapeDtypeStruct:
+    """Shape and dtype of a parameter part."""
+    whole = program.avals[program.parameters[part.leaf]]
+    return jax.ShapeDtypeStruct(part.shape(whole.shape), whole.dtype)
+
+
+def inputs_of(program: Program, runs: Sequence[Stage]) -> list[Inputs]:
+    """The shapes of the inputs of a program's runs.
+
+    Args:
+        program: the traced loss function.
+        runs: its runs, as it was cut.
+    """
+    return [
+        (
+            [part_shape(program, part) for part in run.parameters],
+            [program.avals[program.batch[leaf]] for leaf in run.batch],
+            [run.avals[value] for value in run.receives],
+        )
+        for run in runs
+    ]
+
+
+def _shape_keys(inputs: Inputs) -> Hashable:
+    """The shapes of a run's inputs: what only passes through it is in no equation."""
+    return tuple(tuple((each.shape, str(each.dtype)) for each in group) for group in inputs)
+
+
+def _structure(program: Program, run: Stage) -> Hashable:
+    """What makes two runs the same work: their steps on values of the same shapes.
+
+    Values are numbered anew, by what they are to the run, so that the blocks of a model, which
+    differ in nothing but their parameters, are differentiated once.
+    """
+    if run in _structures:
+        return _structures[run]
+    codes: dict[int, Hashable] = {}
+    for place, part in enumerate(run.parameters):
+        codes[program.parameters[part.leaf]] = ("parameter", place)
+    codes |= {program.batch[leaf]: ("batch", place) for place, leaf in enumerate(run.batch)}
+    codes |= {value: ("received", place) for place, value in enumerate(run.receives)}
+
+    def code(operand: Operand) -> Hashable:
+        if isinstance(operand, Constant):
+            return "constant"
+        if isinstance(operand, SliceOf):
+            return codes.get(operand.value), operand.stop - operand.start
+        return codes.get(operand)
+
+    steps = []
+    for step in run.steps:
+        codes |= {output: len(codes) + place for place, output in enumerate(step.outputs)}
+        steps.append((form_of(step), tuple(code(operand) for operand in step.inputs)))
+    _structures[run] = tuple(steps), tuple(code(value) for value in run.sends)
+    return _structures[run]
+
+
+_structures: WeakKeyDictionary[Stage, Hashable] = WeakKeyDictionary()
+"""The structures of runs that were looked at before."""

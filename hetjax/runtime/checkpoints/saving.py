@@ -1,0 +1,338 @@
+"""The checkpoints of one run: saved in the background, and resumed from where the data agree.
+
+A save that fails is no failure of a worker. What was begun is removed, training goes on, and the
+next save tries again; whoever saves is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Protocol
+
+from hetjax.errors import CheckpointError, InputError, SaveError, reason_of
+from hetjax.folder_lock import FolderLock
+from hetjax.runtime.checkpoints.checkpoint_files import (
+    Checkpoint,
+    CheckpointFolder,
+    SaveFailure,
+    StageRecord,
+)
+from hetjax.runtime.checkpoints.manifest import DataPosition
+from hetjax.runtime.workers.feed import BatchSource, FingerprintedSource
+
+CHECKPOINTS_FOLDER = "checkpoints"
+"""The name of the folder of checkpoints in a run's work folder."""
+
+_SHOWN_CHANGES = 4
+
+
+class Writer(Protocol):
+    """Who writes the state: an executor."""
+
+    def save(self, folder: str) -> None:
+        """Start saving the state into a folder."""
+        ...
+
+    def wait_saved(self) -> Sequence[StageRecord | SaveFailure | None]:
+        """Finish saving; what each stage wrote, or why it could not."""
+        ...
+
+
+class RunCheckpoints:
+    """The checkpoints of a run that is alone in its work folder.
+
+    Args:
+        workdir: the work folder; it is made where it is not there, and locked.
+        keep_last: how many of the newest checkpoints to keep.
+        keep_every: keep also those of every so many steps.
+
+    Attributes:
+        path: the folder of the checkpoints.
+        messages: what was found when the folder was locked, in sentences for people.
+
+    Raises:
+        InputError: another run has the folder, or it cannot be written to; one of the numbers is
+            below 1.
+    """
+
+    def __init__(self, workdir: str | Path, *, keep_last: int, keep_every: int | None):
+        self.path = Path(workdir).resolve() / CHECKPOINTS_FOLDER
+        self._workdir = workdir
+        self._folder = CheckpointFolder(self.path, keep_last=keep_last, keep_every=keep_every)
+        self._lock = FolderLock(workdir, "workdir")
+        self.messages = [] if self._lock.taken_over is None else [self._lock.taken_over]
+        self._commits = ThreadPoolExecutor(1, thread_name_prefix="commit")
+        self._pending: Future[None] | None = None
+        self._failed: SaveError | None = None
+        self._is_raised = True
+        self._goes_on = False
+
+    def check_ours(self) -> None:
+        """Check that no checkpoint of another run would be replaced or removed.
+
+        Raises:
+            InputError: there are checkpoints, and they were not resumed from.
+        """
+        if self._goes_on:
+            return
+        if steps := self._folder.steps():
+            raise InputError(
+                f"workdir {self._workdir} holds checkpoints of an earlier run, up to step "
+                f"{steps[-1]}; resume from them, or name another folder"
+            )
+        self._goes_on = True
+
+    def save(
+        self,
+        step: int,
+        writer: Writer,
+        source: BatchSource | None,
+        data: DataPosition,
+        metadata: Mapping[str, Any],
+    ) -> None:
+        """Begin to save; `finish` waits for it. An earlier save is finished first.
+
+        Args:
+            step: the number of steps done.
+            writer: who writes the state.
+            source: where the batches come from.
+            data: the place in them, without a fingerprint.
+            metadata: what else to find again, as JSON values.
+
+        Raises:
+            WorkerLostError: a worker died or stopped answering.
+        """
+        self.check_ours()
+        self.settle()
+        try:
+            folder = self._folder.begin(step)
+        except OSError as error:
+            self._fail(SaveError(step, reason_of(error)))
+            return
+        writer.save(str(folder))
+        self._pending = self._commits.submit(self._commit, step, writer, source, data, metadata)
+
+    def _commit(
+        self,
+        step: int,
+        writer: Writer,
+        source: BatchSource | None,
+        data: DataPosition,
+        metadata: Mapping[str, Any],
+    ) -> None:
+        """Wait for the stages' files and give the checkpoint its name, in a thread of its own."""
+        try:
+            found = writer.wait_saved()
+            failures = [each for each in found if isinstance(each, SaveFailure)]
+            if failures:
+                raise SaveError(step, f"{failures[0].worker}: {failures[0].reason}")
+            records = [each for each in found if isinstance(each, StageRecord)]
+            told = DataPosition(data.examples, data.batch_size, fingerprint_of(source))
+            self._folder.commit(step, records, told, metadata)
+        except BaseException as error:
+            self._folder.give_up()
+            if isinstance(error, OSError | InputError):
+                raise SaveError(step, reason_of(error)) from error
+            raise
+
+    @property
+    def failed(self) -> SaveError | None:
+        """Why the last save that has ended failed; None where it did not."""
+        if self._pending is not None and self._pending.done():
+            self.settle()
+        return self._failed
+
+    def finish(self) -> None:
+        """Wait until what was last saved is on the disk.
+
+        Raises:
+            SaveError: it could not be written, which is raised once.
+            WorkerLostError: a worker died or stopped answering.
+        """
+        self.settle()
+        if self._failed is not None and not self._is_raised:
+            self._is_raised = True
+            raise self._failed
+
+    def settle(self) -> None:
+        """Wait until what was last saved is on the disk, or has failed, which `failed` tells.
+
+        Raises:
+            WorkerLostError: a worker died or stopped answering.
+        """
+        if self._pending is None:
+            return
+        pending, self._pending = self._pending, None
+        try:
+            pending.result()
+        except SaveError as error:
+            self._fail(error)
+        else:
+            self._failed = None
+
+    def _fail(self, error: SaveError) -> None:
+        self._failed, self._is_raised = error, False
+
+    def find(
+        self,
+        model: str,
+        source: BatchSource | None,
+        *,
+        or_start: bool,
+        allow_changed_data: bool,
+    ) -> Checkpoint | None:
+        """Find the checkpoint to go on from.
+
+        Args:
+            model: fingerprint of the program that goes on.
+            source: where its batches come from.
+            or_start: whether there may be none.
+            allow_changed_data: whether other data than before will do.
+
+        Returns:
+            The checkpoint, and with it what there is to tell; None where there is none.
+
+        Raises:
+            CheckpointError: there is none, or none is whole, or it is of another model or data.
+        """
+        found = self._folder.newest_whole(model)
+        if found is None:
+            if not or_start:
+                raise nothing_to_resume(self.path)
+            self._goes_on = True
+            return None
+        messages = compared(found.step, found.data, source, allow_changed_data=allow_changed_data)
+        self._goes_on = True
+        return Checkpoint(
+            found.step, found.path, found.data, found.metadata, (*found.messages, *messages)
+        )
+
+    def reading(self, step: int) -> Any:
+        """Keep a checkpoint from being removed while the block reads it."""
+        return self._folder.reading(step)
+
+    def close(self) -> None:
+        """Finish saving, and let others have the folder. Closing twice does no harm.
+
+        Raises:
+            SaveError: the last save has failed, and it was not raised yet.
+            WorkerLostError: a worker died or stopped answering.
+        """
+        try:
+            self.finish()
+        finally:
+            self._commits.shutdown()
+            self._folder.give_up()
+            self._lock.release()
+
+
+def check_resumable(
+    workdir: str | Path, model: str, source: BatchSource | None, *, allow_changed_data: bool
+) -> None:
+    """Check what can be known of a resumption before anything is compiled; only manifests are read.
+
+    Args:
+        workdir: the work folder.
+        model: fingerprint of the program that goes on.
+        source: where its batches come from.
+        allow_changed_data: whether other data than before will do.
+
+    Raises:
+        CheckpointError: the newest checkpoint is of another model or other data.
+    """
+    manifest = CheckpointFolder(Path(workdir) / CHECKPOINTS_FOLDER).newest_manifest(model)
+    if manifest is not None:
+        compared(manifest.step, manifest.data, source, allow_changed_data=allow_changed_data)
+
+
+def nothing_to_resume(path: Path) -> CheckpointError:
+    """The error for a folder without checkpoints.
+
+    Args:
+        path: the folder of the checkpoints.
+
+    Returns:
+        The error.
+    """
+    return CheckpointError(
+        f"there is no checkpoint to resume from in {path}; if it is on another disk, look whether "
+        f"that is mounted; --resume-or-start (in Python resume(or_start=True)) begins at step 0"
+    )
+
+
+def fingerprint_of(source: BatchSource | None) -> Mapping[str, Any] | None:
+    """What tells a source's data from others; None where it cannot say."""
+    return source.fingerprint() if isinstance(source, FingerprintedSource) else None
+
+
+def compared(
+    step: int,
+    saved: DataPosition | None,
+    source: BatchSource | None,
+    *,
+    allow_changed_data: bool = False,
+) -> list[str]:
+    """Compare the data of a checkpoint with those that its run would go on with.
+
+    Args:
+        step: the checkpoint's step.
+        saved: what it says of its data.
+        source: where batches come from now; None where the trainer is given them, and nothing can
+            be compared.
+        allow_changed_data: whether other data will do.
+
+    Returns:
+        What there is to tell.
+
+    Raises:
+        CheckpointError: the data are others, which the message names.
+    """
+    if saved is None:
+        return [
+            f"checkpoint {step} is of an earlier version, which did not write down the data: they, "
+            f"their seed and the batch size are taken to be the same as then"
+        ]
+    if source is None:
+        return []
+    now = fingerprint_of(source)
+    if now is None or saved.fingerprint is None:
+        return [
+            f"checkpoint {step}: whether the data are the same cannot be told, since the source "
+            f"of batches has no fingerprint"
+        ]
+    changes = data_changes(saved.fingerprint, now)
+    if not changes:
+        return []
+    shown = ", ".join(changes[:_SHOWN_CHANGES])
+    more = f" and {len(changes) - _SHOWN_CHANGES} more" if len(changes) > _SHOWN_CHANGES else ""
+    if not allow_changed_data:
+        raise CheckpointError(
+            f"the data are not those of checkpoint {step}: {shown}{more}; --allow-changed-data "
+            f"(in Python resume(allow_changed_data=True)) goes on with them at example "
+            f"{saved.examples}"
+        )
+    return [f"the data have changed since checkpoint {step}: {shown}{more}"]
+
+
+def data_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """What differs between two fingerprints of data.
+
+    Args:
+        before: the earlier one.
+        after: the later one.
+
+    Returns:
+        A phrase for each name.
+
+    Example:
+        >>> data_changes({"seed": 0, "sequence": 16}, {"seed": 1, "sequence": 16})
+        ['seed is 1 (was 0)']
+    """
+    names = [*after, *(name for name in before if name not in after)]
+    return [
+        f"{name} is {after.get(name, 'not there')} (was {before.get(name, 'not there')})"
+        for name in names
+        if after.get(name) != before.get(name)
+    ]

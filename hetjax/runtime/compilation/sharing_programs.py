@@ -1,0 +1,130 @@
+"""What a stage computes to share parameters with others: parts cut out, summed, put together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from hetjax.pipeline.stages.backward import accumulator_dtype
+from hetjax.pipeline.stages.cutting import ParameterPart
+from hetjax.runtime.instructions.placement import Placement, named
+from hetjax.runtime.instructions.shared_rows import StageSharing, held_around
+
+Compile = Callable[..., Any]
+
+
+class SharingPrograms:
+    """Compiles what the instructions of `hetjax.runtime.instructions.shared_rows` run.
+
+    Args:
+        placement: shardings of all buffers.
+        stage: which stage.
+        mesh: its mesh.
+        compile_program: from a function, the shapes and shardings of its arguments and the
+            shardings of its results to a compiled program.
+    """
+
+    def __init__(self, placement: Placement, stage: int, mesh: Mesh, compile_program: Compile):
+        self.placement, self.stage, self.mesh = placement, stage, mesh
+        self.compile = compile_program
+        self.pipelines = placement.pipelines
+        self.sharing = StageSharing(placement.pipelines, stage)
+
+    def programs(self) -> dict[str, Any]:
+        """The compiled programs, by name."""
+        found, sharing = {}, self.sharing
+        if sharing.updated_pieces:
+            found["sum_gradient"] = self._sum()
+        if sharing.cut_gradients:
+            pairs = [
+                (sharing.held[place], sharing.pieces[place]) for place in sharing.cut_gradients
+            ]
+            found["cut_gradient"] = self._cut(pairs, gradients=True)
+        if sharing.taken:
+            places = zip(held_around(sharing), sharing.taken, strict=True)
+            pairs = [(sharing.held[held], (sharing.updated[place],)) for held, place in places]
+            found["take_parameter"] = self._cut(pairs, gradients=False)
+        if sharing.cut_values:
+            pairs = [
+                (sharing.updated[place], sharing.updated_pieces[place])
+                for place in sharing.cut_values
+            ]
+            found["cut_parameter"] = self._cut(pairs, gradients=False)
+        if sharing.joined:
+            found["join_parameter"] = self._join()
+        return found
+
+    def _shape(self, part: ParameterPart, *, gradients: bool) -> jax.ShapeDtypeStruct:
+        shape = self.pipelines.part_shape(part)
+        dtype = accumulator_dtype(shape.dtype) if gradients else shape.dtype
+        return jax.ShapeDtypeStruct(shape.shape, dtype)
+
+    def _shardings(self, parts: Sequence[ParameterPart]) -> list[jax.sharding.NamedSharding]:
+        return named(self.mesh, [self.placement.part(self.stage, part) for part in parts])
+
+    def _cut(
+        self, pairs: Sequence[tuple[ParameterPart, Sequence[ParameterPart]]], *, gradients: bool
+    ) -> Any:
+        """Of each part its pieces."""
+        wholes = [whole for whole, _ in pairs]
+
+        def cut(arrays: Sequence[jax.Array]) -> list[jax.Array]:
+            return [
+                array[_rows(piece, whole)]
+                for (whole, pieces), array in zip(pairs, arrays, strict=True)
+                for piece in pieces
+            ]
+
+        shapes = [self._shape(whole, gradients=gradients) for whole in wholes]
+        outputs = self._shardings([piece for _, pieces in pairs for piece in pieces])
+        return self.compile(cut, (shapes,), (self._shardings(wholes),), outputs)
+
+    def _sum(self) -> Any:
+        pieces_of = self.sharing.updated_pieces
+        pieces = [piece for pieces in pieces_of.values() for piece in pieces]
+        counts = [len(self.pipelines.shared[piece].stages) for piece in pieces]
+
+        def add(*groups: Sequence[jax.Array]) -> list[jax.Array]:
+            sums = iter([sum(group[1:], group[0]) for group in groups])
+            return [_joined([next(sums) for _ in pieces]) for pieces in pieces_of.values()]
+
+        shapes = [self._shape(piece, gradients=True) for piece in pieces]
+        return self.compile(
+            add,
+            [[shape] * count for shape, count in zip(shapes, counts, strict=True)],
+            [
+                [sharding] * count
+                for sharding, count in zip(self._shardings(pieces), counts, strict=True)
+            ],
+            self._shardings([self.sharing.updated[place] for place in pieces_of]),
+        )
+
+    def _join(self) -> Any:
+        places, pieces_of = self.sharing.joined, self.sharing.pieces
+        pieces = [piece for place in places for piece in pieces_of[place]]
+
+        def join(*groups: Sequence[jax.Array]) -> list[jax.Array]:
+            arrays = iter([array for (array,) in groups])
+            return [_joined([next(arrays) for _ in pieces_of[place]]) for place in places]
+
+        shapes = [[self._shape(piece, gradients=False)] for piece in pieces]
+        return self.compile(
+            join,
+            shapes,
+            [[sharding] for sharding in self._shardings(pieces)],
+            self._shardings([self.sharing.held[place] for place in places]),
+        )
+
+
+def _rows(piece: ParameterPart, whole: ParameterPart) -> slice:
+    """Where in a part of a leaf another one is."""
+    stop = None if piece.stop is None else piece.stop - whole.start
+    return slice(piece.start - whole.start, stop)
+
+
+def _joined(pieces: Sequence[jax.Array]) -> jax.Array:
+    return pieces[0] if len(pieces) == 1 else jnp.concatenate(pieces)

@@ -1,0 +1,110 @@
+"""A stage's training state: making it, and giving its parts names that no plan changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+from jaxtyping import PyTree
+
+from hetjax.pipeline.build import PipelinePrograms
+from hetjax.pipeline.program.loss import makes_parameters
+from hetjax.pipeline.stages.cutting import ParameterPart
+from hetjax.runtime.compilation.stage_programs import CompiledStage
+from hetjax.runtime.instructions.placement import Placement
+
+
+@dataclass(frozen=True, eq=False)
+class StageState:
+    """The training state of one stage.
+
+    Args:
+        parameters: its parameter parts.
+        optimizer: its parts of the optimizer's state.
+    """
+
+    parameters: list[jax.Array]
+    optimizer: list[jax.Array]
+
+
+def initial_state(
+    placement: Placement,
+    stage: int,
+    compiled: CompiledStage,
+    parameters: PyTree | Callable[[], PyTree],
+) -> StageState:
+    """Make a stage's initial state on its own devices.
+
+    Args:
+        placement: shardings of all buffers, with the programs.
+        stage: which stage.
+        compiled: its shardings.
+        parameters: pytree of arrays, or a function without arguments that makes it; of a
+            function's leaves only those of this stage are computed.
+
+    Returns:
+        The state.
+    """
+    pipelines = placement.pipelines
+    parts = pipelines.stages[stage].parameters
+    held = initial_parameters(parts, compiled.parameters, parameters)
+    init = jax.jit(
+        lambda arrays: state_parts(pipelines, stage, arrays), out_shardings=list(compiled.state)
+    )
+    return StageState(held, init(held))
+
+
+def initial_parameters(
+    parts: Sequence[ParameterPart],
+    shardings: Sequence[NamedSharding],
+    parameters: PyTree | Callable[[], PyTree],
+) -> list[jax.Array]:
+    """A stage's parameter parts, from all parameters or from what makes them."""
+    if makes_parameters(parameters):
+
+        def make() -> list[jax.Array]:
+            leaves = jax.tree.leaves(parameters())
+            return [part.take(leaves[part.leaf]) for part in parts]
+
+        return jax.jit(make, out_shardings=list(shardings))()
+    leaves = jax.tree.leaves(parameters)
+    return [
+        put_whole(np.asarray(part.take(leaves[part.leaf])), sharding)
+        for part, sharding in zip(parts, shardings, strict=True)
+    ]
+
+
+def state_parts(pipelines: PipelinePrograms, stage: int, held: Sequence[jax.Array]) -> list[Any]:
+    """The initial optimizer state of a stage's parameters, as a traceable function of them.
+
+    The optimizer sees the whole tree; rows and leaves that lie elsewhere are zeros, on which no
+    part of this stage's state depends.
+    """
+    leaves: list[Any] = [
+        jnp.zeros(shape.shape, shape.dtype) for shape in pipelines.parameter_shapes
+    ]
+    for part, array in zip(pipelines.stages[stage].parameters, held, strict=True):
+        rows = leaves[part.leaf]
+        leaves[part.leaf] = (
+            array if part.stop is None else rows.at[part.start : part.stop].set(array)
+        )
+    state = pipelines.init_state(jax.tree.unflatten(pipelines.parameter_tree, leaves))
+    state_leaves = jax.tree.leaves(state)
+    return [part.take(state_leaves[part.leaf]) for part in pipelines.updates[stage].state]
+
+
+def loss_seed(compiled: CompiledStage, dtype: Any) -> jax.Array:
+    """The cotangent of the summed loss."""
+    return put_whole(np.ones((), dtype), NamedSharding(compiled.mesh, PartitionSpec()))
+
+
+def put_whole(array: np.ndarray, sharding: NamedSharding) -> jax.Array:
+    """Put an array that this process has whole onto a mesh, which may span processes."""
+    if sharding.is_fully_addressable:
+        return jax.device_put(array, sharding)
+    return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])

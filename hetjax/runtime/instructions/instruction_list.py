@@ -1,0 +1,379 @@
+"""Instructions: what a worker does in one step, as a list that is written once.
+
+A schedule says in which order a stage runs its forward and backward tasks. Here that order becomes
+a flat list of loads, receives, runs, sends and frees on named buffers, with every buffer freed at
+its last use. The list is data: it knows nothing of devices, and every executor runs the same one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from hetjax.pipeline.build import PipelinePrograms
+from hetjax.pipeline.schedules.schedule import Schedule, Task
+from hetjax.pipeline.stages.backward import Reads
+from hetjax.runtime.instructions import shared_rows as sharing
+from hetjax.runtime.instructions.buffers import (
+    Buffer,
+    Buffers,
+    Expect,
+    Free,
+    Instruction,
+    Load,
+    Receive,
+    Route,
+    Run,
+    Send,
+    Tag,
+    numbered,
+)
+
+ACTIVATIONS = frozenset({"batch", "value", "residual", "deferred"})
+"""The kinds that a microbatch keeps from its forward pass to the end of its backward pass."""
+
+WEIGHT_GRADIENT = "weight_gradient"
+"""The program that may run in the place of a wait."""
+
+
+def training_instructions(
+    pipelines: PipelinePrograms,
+    schedule: Schedule,
+    stage: int,
+    *,
+    reductions: Sequence[Sequence[int]] = (),
+) -> tuple[Instruction, ...]:
+    """The instructions of one stage for one training step.
+
+    Args:
+        pipelines: the pipelines' programs.
+        schedule: the order of tasks of the stage's pipeline.
+        stage: which stage, counted over all pipelines.
+        reductions: groups of places of parameters whose gradients are reduced together, after the
+            last microbatch; none where every program reduces what it adds.
+
+    Returns:
+        Its instructions, every buffer freed after its last use.
+    """
+    writer = _Writer(pipelines, schedule, stage, reductions=reductions)
+    body = [*writer.tasks(), *writer.update()]
+    kept = frozenset({"parameter", "state", "one", "metric", "aux"})
+    return tuple(_with_frees(_with_expectations(body, writer.windows()), kept))
+
+
+def evaluation_instructions(
+    pipelines: PipelinePrograms, num_microbatches: int, stage: int
+) -> tuple[Instruction, ...]:
+    """The instructions of one stage for the loss alone, over the microbatches of one batch."""
+    writer = _Writer(pipelines, None, stage)
+    body: list[Instruction] = []
+    for microbatch in range(num_microbatches):
+        body += writer.inputs(microbatch)
+        arguments = (writer.parameters, writer.batch(microbatch), writer.received(microbatch))
+        body.append(Run("evaluate", arguments, writer.made(microbatch), microbatch))
+        body += writer.outputs(microbatch)
+    windows = {Route("value", stage - 1, stage): 2}
+    kept = frozenset({"parameter", "total", "count", "aux"})
+    return tuple(_with_frees(_with_expectations(body, windows), kept))
+
+
+def stage_programs(schedule: Schedule, place: int, recomputes: bool) -> tuple[str, ...]:
+    """The names of the programs that a stage's tasks run.
+
+    Args:
+        schedule: the order of tasks.
+        place: which stage of the pipeline.
+        recomputes: whether it makes its residuals again before a backward pass.
+
+    Returns:
+        Names in the order of first use.
+    """
+    tasks = schedule.order[place]
+    split = {task.microbatch for task in tasks if task.kind == "W"}
+    names = ["forward"]
+    if recomputes:
+        names.append("recompute")
+    if len(split) < schedule.num_microbatches:
+        names.append("backward")
+    if split:
+        names += ["input_gradient", WEIGHT_GRADIENT]
+    return tuple(names)
+
+
+class _Writer:
+    def __init__(
+        self,
+        pipelines: PipelinePrograms,
+        schedule: Schedule | None,
+        stage: int,
+        *,
+        reductions: Sequence[Sequence[int]] = (),
+    ):
+        self.pipelines, self.schedule, self.stage = pipelines, schedule, stage
+        self.reductions = reductions
+        self.is_first, self.is_last = pipelines.is_first(stage), pipelines.is_last(stage)
+        self.place = stage - pipelines.first_stages[pipelines.pipeline_of(stage)]
+        self.programs = pipelines.programs[stage]
+        self.recomputes = self.programs.recompute is not None
+        self.spec = pipelines.stages[stage]
+        self.parameters = numbered("parameter", len(self.spec.parameters))
+        self.gradients = numbered("gradient", len(self.spec.parameters))
+        self.state = numbered("state", len(pipelines.updates[stage].state))
+
+    def batch(self, microbatch: int) -> Buffers:
+        return tuple(Buffer("batch", leaf, microbatch) for leaf in self.spec.batch)
+
+    def received(self, microbatch: int) -> Buffers:
+        link = self.stage - 1
+        return tuple(Buffer("value", v, microbatch, link) for v in self.spec.receives)
+
+    def sent(self, microbatch: int) -> Buffers:
+        return tuple(Buffer("value", v, microbatch, self.stage) for v in self.spec.sends)
+
+    def made(self, microbatch: int) -> Buffers:
+        """What the forward pass is for: the values sent, or the loss in the last stage."""
+        if self.is_last:
+            aux = numbered("aux", len(self.pipelines.program.aux), microbatch)
+            return (Buffer("total", 0, microbatch), Buffer("count", 0, microbatch), *aux)
+        return self.sent(microbatch)
+
+    def residuals(self, microbatch: int) -> Buffers:
+        return numbered("residual", len(self.programs.residuals), microbatch)
+
+    def deferred(self, microbatch: int) -> Buffers:
+        return numbered("deferred", len(self.programs.split.deferred), microbatch)
+
+    def cotangents_in(self, microbatch: int) -> Buffers:
+        if self.is_last:
+            return (Buffer("one"),)
+        places = self.programs.cotangents_in
+        return tuple(Buffer("cotangent", p, microbatch, self.stage) for p in places)
+
+    def cotangents_out(self, microbatch: int) -> Buffers:
+        places = self.programs.cotangents_out
+        return tuple(Buffer("cotangent", p, microbatch, self.stage - 1) for p in places)
+
+    def read(self, reads: Reads, microbatch: int) -> tuple[Buffers, ...]:
+        """The arguments of a program: parameters, batch, received, residuals, cotangents."""
+        groups = (
+            (self.batch(microbatch), reads.batch),
+            (self.received(microbatch), reads.received),
+            (self.residuals(microbatch), reads.residuals),
+            (self.cotangents_in(microbatch), reads.cotangents),
+        )
+        chosen = (tuple(buffers[i] for i in places) for buffers, places in groups)
+        return (self.parameters, *chosen)
+
+    def windows(self) -> dict[Route, int]:
+        """How many transfers of a route may be under way: what the other end may run ahead."""
+        assert self.schedule is not None
+        windows = {}
+        if not self.is_first:
+            windows[Route("value", self.stage - 1, self.stage)] = max(
+                1, self.schedule.live_bound(self.place - 1)
+            )
+        if not self.is_last:
+            windows[Route("cotangent", self.stage + 1, self.stage)] = max(
+                1, self.schedule.live_bound(self.place)
+            )
+        return windows
+
+    def inputs(self, microbatch: int) -> Iterator[Instruction]:
+        if self.spec.batch:
+            yield Load(microbatch, self.batch(microbatch))
+        if not self.is_first and self.spec.receives:
+            tag = Tag(Route("value", self.stage - 1, self.stage), microbatch)
+            yield Receive(tag, self.received(microbatch))
+
+    def outputs(self, microbatch: int) -> Iterator[Instruction]:
+        if self.spec.sends:
+            tag = Tag(Route("value", self.stage, self.stage + 1), microbatch)
+            yield Send(tag, self.sent(microbatch))
+
+    def tasks(self) -> Iterator[Instruction]:
+        assert self.schedule is not None
+        order = set(self.schedule.order[self.place])
+        for task in self.schedule.order[self.place]:
+            microbatch = task.microbatch
+            match task.kind:
+                case "F":
+                    yield from self._forward(microbatch)
+                case "R":
+                    yield self._recompute(microbatch)
+                case "B":
+                    if self.recomputes and Task("R", microbatch) not in order:
+                        yield self._recompute(microbatch)
+                    yield from self._backward(microbatch, split=Task("W", microbatch) in order)
+                case "W":
+                    yield from self._weight_gradient(microbatch)
+
+    def _forward(self, microbatch: int) -> Iterator[Instruction]:
+        yield from self.inputs(microbatch)
+        arguments = (self.parameters, self.batch(microbatch), self.received(microbatch))
+        kept = () if self.recomputes else self.residuals(microbatch)
+        yield Run("forward", arguments, (*self.made(microbatch), *kept), microbatch)
+        yield from self.outputs(microbatch)
+
+    def _recompute(self, microbatch: int) -> Instruction:
+        arguments = self.read(self.programs.recompute_reads, microbatch)[:3]
+        return Run("recompute", arguments, self.residuals(microbatch), microbatch)
+
+    def _backward(self, microbatch: int, *, split: bool) -> Iterator[Instruction]:
+        cotangents = self.cotangents_in(microbatch)
+        if not self.is_last and cotangents:
+            tag = Tag(Route("cotangent", self.stage + 1, self.stage), microbatch)
+            yield Receive(tag, cotangents)
+        yield self._input_gradient(microbatch) if split else self._whole_backward(microbatch)
+        returned = self.cotangents_out(microbatch)
+        if returned:
+            tag = Tag(Route("cotangent", self.stage, self.stage - 1), microbatch)
+            yield Send(tag, returned)
+
+    def _whole_backward(self, microbatch: int) -> Instruction:
+        arguments = self.read(self.programs.backward_reads, microbatch)
+        outputs = (*self.cotangents_out(microbatch), *self.gradients)
+        return Run("backward", (*arguments, self._accumulators()), outputs, microbatch)
+
+    def _input_gradient(self, microbatch: int) -> Instruction:
+        split = self.programs.split
+        arguments = self.read(split.input_gradient_reads, microbatch)
+        light = tuple(self.gradients[i] for i in split.light)
+        accumulators = light if self._accumulators() else ()
+        outputs = (*self.cotangents_out(microbatch), *self.deferred(microbatch), *light)
+        return Run("input_gradient", (*arguments, accumulators), outputs, microbatch)
+
+    def _weight_gradient(self, microbatch: int) -> Iterator[Instruction]:
+        split = self.programs.split
+        heavy = tuple(self.gradients[i] for i in split.heavy)
+        if not heavy:
+            return
+        arguments = self.read(split.weight_gradient_reads, microbatch)
+        accumulators = heavy if self._accumulators() else ()
+        arguments = (*arguments, self.deferred(microbatch), accumulators)
+        yield Run(WEIGHT_GRADIENT, arguments, heavy, microbatch)
+
+    def _accumulators(self) -> Buffers:
+        assert self.schedule is not None
+        return self.gradients if self.schedule.num_microbatches > 1 else ()
+
+    def update(self) -> Iterator[Instruction]:
+        for group, places in enumerate(self.reductions):
+            gradients = tuple(self.gradients[place] for place in places)
+            yield Run(f"reduce_gradients_{group}", (gradients,), gradients)
+        shared = sharing.StageSharing(self.pipelines, self.stage)
+        yield from sharing.sum_gradients(shared)
+        yield from self._tell_loss()
+        yield from sharing.take_parameters(shared)
+        parameters = shared.updated_buffers("parameter")
+        gradients = shared.updated_buffers("gradient")
+        update = self.pipelines.updates[self.stage]
+        others = [s for s in range(self.pipelines.num_stages) if s != self.stage]
+        known: list[Buffer] = []
+        for phase in range(len(update.phases)):
+            arguments = (parameters, gradients, self.state, self._losses(), tuple(known))
+            if phase == len(update.phases) - 1:
+                metrics = numbered("metric", 3)
+                outputs = (*parameters, *self.state, *metrics)
+                sums = self._accumulators()
+                if sums and (self.reductions or shared.divides):
+                    yield Run(f"update_{phase}", arguments, outputs)
+                    yield Run("zero_gradients", (), sums)
+                else:
+                    yield Run(f"update_{phase}", arguments, (*outputs, *sums))
+                break
+            mine = self._message(phase, self.stage)
+            if update.sends[phase]:
+                yield Run(f"update_{phase}", arguments, mine)
+                for other in others:
+                    yield Send(Tag(Route("message", self.stage, other), phase), mine)
+            for sender in update.receives[phase]:
+                buffers = self._message(phase, sender)
+                yield Receive(Tag(Route("message", sender, self.stage), phase), buffers)
+                known += buffers
+        yield from sharing.share_parameters(shared)
+
+    def _message(self, phase: int, sender: int) -> Buffers:
+        count = len(self.pipelines.messages[phase][sender])
+        return tuple(Buffer("message", i, phase, sender) for i in range(count))
+
+    def _tell_loss(self) -> Iterator[Instruction]:
+        """Give the loss of a later pipeline to the one that adds up the loss of all."""
+        first, *others = self.pipelines.loss_stages
+        if self.stage in others:
+            mine = (Buffer("loss", 0, -1, self.stage), Buffer("loss", 1, -1, self.stage))
+            yield Run("sum_losses", (self._own_losses(),), mine)
+            yield Send(Tag(Route("loss", self.stage, first)), mine)
+        if self.stage == first:
+            for other in others:
+                theirs = (Buffer("loss", 0, -1, other), Buffer("loss", 1, -1, other))
+                yield Receive(Tag(Route("loss", other, first)), theirs)
+
+    def _own_losses(self) -> Buffers:
+        assert self.schedule is not None
+        microbatches = range(self.schedule.num_microbatches)
+        return tuple(Buffer(kind, 0, m) for kind in ("total", "count") for m in microbatches)
+
+    def _losses(self) -> Buffers:
+        """What the update is told of the loss: in the one stage that adds it up, all of it."""
+        first, *others = self.pipelines.loss_stages
+        if self.stage != first:
+            return ()
+        theirs = (Buffer("loss", i, -1, other) for i in range(2) for other in others)
+        return (*self._own_losses(), *theirs)
+
+
+def _makes(instruction: Instruction) -> Buffers:
+    if isinstance(instruction, Run):
+        return instruction.outputs
+    return instruction.buffers if isinstance(instruction, Load | Receive) else ()
+
+
+def _with_expectations(
+    body: Sequence[Instruction], windows: dict[Route, int]
+) -> Iterator[Instruction]:
+    """Ask for each transfer a window ahead; transfers without a window are asked for at once."""
+    waiting: dict[Route, list[Tag]] = {}
+    for instruction in body:
+        if isinstance(instruction, Receive):
+            waiting.setdefault(instruction.tag.route, []).append(instruction.tag)
+    for route, tags in waiting.items():
+        for tag in tags[: windows.get(route, len(tags))]:
+            yield Expect(tag)
+        del tags[: windows.get(route, len(tags))]
+    for instruction in body:
+        yield instruction
+        if isinstance(instruction, Receive) and waiting[instruction.tag.route]:
+            yield Expect(waiting[instruction.tag.route].pop(0))
+
+
+def _reads(instruction: Instruction) -> Buffers:
+    if isinstance(instruction, Run):
+        return tuple(buffer for argument in instruction.inputs for buffer in argument)
+    return instruction.buffers if isinstance(instruction, Send) else ()
+
+
+def _with_frees(body: Iterator[Instruction], kept: frozenset[str]) -> Iterator[Instruction]:
+    """Free every buffer after the instruction that uses it last, or last before it is made anew.
+
+    What is left at the end are buffers of the kept kinds, and what the update made for the next
+    step: gradient sums set back to zero.
+    """
+    instructions = list(body)
+    last: dict[Buffer, int] = {}
+    ends: dict[int, list[Buffer]] = {}
+    for place, instruction in enumerate(instructions):
+        reads = _reads(instruction)
+        for buffer in _makes(instruction):
+            if buffer in last and buffer not in reads and buffer.kind not in kept:
+                ends.setdefault(last[buffer], []).append(buffer)
+        last |= dict.fromkeys((*_makes(instruction), *reads), place)
+    runs = [instruction for instruction in instructions if isinstance(instruction, Run)]
+    names = ("update", "zero_gradients")
+    updates = [run for run in runs if run.program.startswith(names)] or runs
+    final = frozenset(buffer for buffer in updates[-1].outputs if buffer.kind == "gradient")
+    for buffer, place in last.items():
+        if buffer.kind not in kept and buffer not in final:
+            ends.setdefault(place, []).append(buffer)
+    for place, instruction in enumerate(instructions):
+        yield instruction
+        if place in ends:
+            yield Free(tuple(sorted(ends[place])))

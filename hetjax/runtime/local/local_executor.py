@@ -1,0 +1,206 @@
+"""The local executor: all stages in one process, each on its own devices and its own thread."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence, Set
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+from jaxtyping import PyTree
+
+from hetjax.mesh.hetero import HeteroMesh
+from hetjax.mesh.jax_devices import devices_in_order
+from hetjax.pipeline.schedules.schedule import Schedule
+from hetjax.pipeline.stages.cutting import ParameterPart
+from hetjax.runtime.checkpoints.checkpoint import StageSaver, waited
+from hetjax.runtime.checkpoints.checkpoint_files import SaveFailure, StageRecord
+from hetjax.runtime.instructions.buffers import Tag
+from hetjax.runtime.instructions.placement import Placement
+from hetjax.runtime.moves.state_switch import move_in_process, moved_arrays
+from hetjax.runtime.moves.transport import InProcessTransport
+from hetjax.runtime.workers.feed import BatchReader, feed_of
+from hetjax.runtime.workers.job import Job
+from hetjax.runtime.workers.step_report import StepReport, summed
+from hetjax.runtime.workers.worker import Feed, StageWorker
+from hetjax.sharding.annotation.rules import MESH_AXES
+from hetjax.sharding.resolution.network import Network
+from hetjax.sharding.resolution.switch_transfers import SwitchPlan, plan_switch
+
+Result = TypeVar("Result")
+
+
+class LocalExecutor:
+    """Runs every stage of a plan in this process.
+
+    Args:
+        job: the job.
+        placement: its programs and shardings.
+        devices: the process's devices, as many as the cluster has or more, in any order: each goes
+            where its kind is wanted; ``jax.devices()`` where none are given.
+
+    Raises:
+        InputError: there are fewer devices than the cluster has, or they are of other kinds.
+    """
+
+    def __init__(self, job: Job, placement: Placement, devices: Sequence[Any] | None = None):
+        self._job, self._placement = job, placement
+        stages = placement.plan.stages
+        submeshes = tuple(stage.submesh for stage in stages)
+        self._devices = devices_in_order(job.plan.cluster, list(devices or jax.devices()))
+        union = HeteroMesh.bind(job.plan.cluster, submeshes, self._devices)
+        meshes = [union.mesh(i, MESH_AXES, stage.mesh_shape) for i, stage in enumerate(stages)]
+
+        @functools.cache
+        def shardings(tag: Tag) -> list[jax.sharding.NamedSharding]:
+            target = tag.route.target
+            wanted = placement.route_annotations(tag.route, tag.microbatch, target)
+            return [annotation.on(meshes[target]) for annotation in wanted]
+
+        self.transport = self._make_transport(shardings)
+        self._threads = ThreadPoolExecutor(len(stages), thread_name_prefix="stage")
+        self.workers = list(
+            self._threads.map(
+                lambda i: StageWorker(placement, i, meshes[i], self.transport), range(len(stages))
+            )
+        )
+        self._savers = [
+            StageSaver(placement, stage, job.parameters) for stage in range(len(stages))
+        ]
+        self._call = 0
+        self._reader = (
+            None if job.source is None else BatchReader(job.source, job.plan.batch_size, job.batch)
+        )
+
+    def _make_transport(
+        self, shardings: Callable[[Tag], Sequence[jax.sharding.Sharding]]
+    ) -> InProcessTransport:
+        return InProcessTransport(shardings, self._job.deadline)
+
+    def take_over(self, other: LocalExecutor, lost: Set[int] = frozenset()) -> SwitchPlan:
+        """Take over the training state of another executor, which then has none.
+
+        Args:
+            other: an executor of another plan on the same devices.
+            lost: devices of the cluster that are gone, and give nothing.
+
+        Returns:
+            What was moved.
+
+        Raises:
+            InputError: only lost devices hold a part of the state.
+        """
+        arrays = moved_arrays(other._placement, self._placement)
+        plan = plan_switch(arrays, Network.of(self._job.plan.cluster), lost=lost)
+        states = move_in_process(
+            plan,
+            other._placement,
+            [worker.state() for worker in other.workers],
+            self._placement,
+            [worker.compiled for worker in self.workers],
+            self._devices,
+        )
+        for worker, state in zip(self.workers, states, strict=True):
+            worker.restore(state)
+        # Only now: where something has failed, the other one trains on.
+        for worker in other.workers:
+            worker.buffers.clear()
+        return plan
+
+    def start(self) -> None:
+        """Make the initial state on every stage."""
+        for worker in self.workers:
+            worker.start(self._job.parameters)
+
+    def train_step(
+        self, first_example: int, batch: PyTree | None = None, *, timed: bool = False
+    ) -> list[StepReport]:
+        """Run one training step on all stages.
+
+        Args:
+            first_example: how many examples come before the step's in the job's source.
+            batch: the batch, where it does not come from the job's source.
+            timed: whether to record when each operation ran.
+
+        Returns:
+            The report of each stage.
+        """
+        self._call += 1
+        call, feed = self._call, self._feed(first_example, batch)
+        return self._all(lambda worker: worker.train_step(call, feed, timed=timed))
+
+    def use_schedule(self, schedule: Schedule) -> None:
+        """Run the following training steps in another order."""
+        self._all(lambda worker: worker.use_schedule(schedule))
+
+    def _feed(self, first_example: int, batch: PyTree | None) -> Feed:
+        if batch is not None:
+            return feed_of(batch, self._job.batch, self._job.plan.batch_size)
+        assert self._reader is not None, "a job without a source is given its batches"
+        return self._reader.training(first_example)
+
+    def num_held_out(self) -> int:
+        """How many held-out batches there are."""
+        return 0 if self._reader is None else self._reader.num_held_out
+
+    def evaluate(self, index: int) -> tuple[float, ...]:
+        """The sums of a held-out batch, as `StageWorker.evaluate` returns them."""
+        assert self._reader is not None
+        self._call += 1
+        call, feed = self._call, self._reader.held_out(index)
+        return summed(self._all(lambda worker: worker.evaluate(call, feed)))
+
+    def save(self, folder: str) -> None:
+        """Start saving the state into a folder; what is trained meanwhile is not in it."""
+        for worker, saver in zip(self.workers, self._savers, strict=True):
+            saver.save(Path(folder), worker.state())
+
+    def wait_saved(self) -> list[StageRecord | SaveFailure | None]:
+        """Finish saving; what each stage wrote, or why it could not."""
+        return [waited(saver, f"stage {stage}") for stage, saver in enumerate(self._savers)]
+
+    def load(self, folder: str) -> None:
+        """Take over the state of a checkpoint."""
+        for worker, saver in zip(self.workers, self._savers, strict=True):
+            worker.restore(saver.load(Path(folder), worker.compiled))
+
+    def parameters(self) -> list[tuple[ParameterPart, np.ndarray]]:
+        """Every parameter part that the first pipeline holds, as a NumPy array."""
+        return [
+            (part, np.asarray(array))
+            for stage in self._placement.pipelines.first_pipeline
+            for part, array in zip(
+                stage.parameters, self.workers[stage.index].state().parameters, strict=True
+            )
+        ]
+
+    def close(self) -> None:
+        """End the threads and forget all arrays."""
+        if self._reader is not None:
+            self._reader.close()
+        for saver in self._savers:
+            saver.close()
+        self._threads.shutdown(wait=True, cancel_futures=True)
+        self.transport.close()
+        for worker in self.workers:
+            worker.buffers.clear()
+
+    def _all(self, call: Callable[[StageWorker], Result]) -> list[Result]:
+        if len(self.workers) == 1:
+            return [call(self.workers[0])]
+
+        def run(worker: StageWorker) -> Result:
+            try:
+                return call(worker)
+            except BaseException as error:
+                self.transport.fail(error)
+                raise
+
+        futures = [self._threads.submit(run, worker) for worker in self.workers]
+        wait(futures, return_when=FIRST_EXCEPTION)
+        if self.transport.failure is not None:
+            raise self.transport.failure
+        return [future.result() for future in futures]

@@ -1,0 +1,4 @@
+"""What moves arrays between stages, within a process and between processes.
+
+Every wait for a peer has a deadline; a training state goes over to another plan through here, too.
+"""

@@ -1,0 +1,274 @@
+"""The transport between processes: asynchronous pulls by `jax.experimental.transfer`.
+
+The sending worker offers the pieces that each receiving process needs of it; the receiving one asks
+for them as early as its instructions allow, and a thread for each route notes when they are there.
+A piece crosses once: what several hosts of the receiving stage want they gather among themselves.
+JAX would wait for ever for a peer that does not answer; connecting, pulling and gathering have a
+deadline here. Workers listen while they connect and no longer; see
+`hetjax.runtime.moves.listening`.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, SingleDeviceSharding
+
+from hetjax._compat import ListeningServer
+from hetjax.errors import WorkerLostError
+from hetjax.runtime.instructions.buffers import Route, Tag
+from hetjax.runtime.instructions.placement import Placement
+from hetjax.runtime.moves.listening import transfer_identifier
+from hetjax.runtime.moves.transfer_ends import ReceivingEnd, SendingEnd, crossing_arrays
+from hetjax.runtime.moves.transport import Arrival
+from hetjax.runtime.moves.watching import Watched, Watcher
+
+CONNECT_SECONDS = 10.0
+"""How long a worker may take to accept a connection, and then to greet."""
+
+_GREETING_BYTES = 2**16
+
+_NOT_COME = "; it hangs or is out of reach, or another has taken it (docs/security.md)"
+
+Peer = tuple[int, int]
+"""A worker: its stage, and its process inside the stage."""
+
+
+def worker_name(peer: Peer) -> str:
+    """What a worker is called in messages.
+
+    Example:
+        >>> worker_name((1, 0))
+        'stage 1, host 0'
+    """
+    return f"stage {peer[0]}, host {peer[1]}"
+
+
+@dataclass(frozen=True)
+class _Pull:
+    """What was asked of one sending process."""
+
+    peer: Peer
+    arrays: Sequence[jax.Array]
+    watched: Watched
+
+
+class TransferServerTransport:
+    """Moves arrays between worker processes.
+
+    Args:
+        placement: shardings of all buffers of all stages.
+        peer: this worker.
+        mesh: the mesh of its stage.
+        devices_per_process: for each stage, how many of its devices each process has.
+        tags: every transfer of a training or an evaluation step, the same on all workers.
+        secret: what only the workers of the run have; transfers are named by it.
+        deadline: seconds after which a transfer that does not come is an error.
+    """
+
+    def __init__(
+        self,
+        placement: Placement,
+        peer: Peer,
+        mesh: Mesh,
+        devices_per_process: Sequence[int],
+        tags: Sequence[Tag],
+        secret: bytes,
+        deadline: float,
+    ):
+        self._peer, self._secret, self._deadline = peer, secret, deadline
+        self._processes = [
+            stage.submesh.num_devices // count
+            for stage, count in zip(placement.plan.stages, devices_per_process, strict=True)
+        ]
+        self._numbers = {tag: number for number, tag in enumerate(sorted(set(tags)))}
+        self._sending: dict[Tag, SendingEnd] = {}
+        self._receiving: dict[Tag, ReceivingEnd] = {}
+        stage, process = peer
+        for tag in {_alike(tag) for tag in self._numbers}:
+            if stage in (tag.route.source, tag.route.target):
+                arrays = crossing_arrays(placement, tag, devices_per_process)
+                if stage == tag.route.source:
+                    self._sending[tag] = SendingEnd(arrays, mesh, process)
+                else:
+                    self._receiving[tag] = ReceivingEnd(arrays, mesh, process)
+        self._device = mesh.local_devices[0]
+        self._listening: ListeningServer | None = None
+        self._connections: dict[Peer, Any] = {}
+        self._pulls: dict[tuple[int, Tag], list[_Pull]] = {}
+        self._arrivals: dict[tuple[int, Tag], Arrival] = {}
+        self._watchers: dict[Route, Watcher] = {}
+        self._gatherings = Watcher("watch gathering")
+
+    @property
+    def _server(self) -> Any:
+        assert self._listening is not None, "nothing is sent or connected before it listens"
+        return self._listening.server
+
+    def listen(self, host: str) -> str:
+        """Let other workers connect.
+
+        Args:
+            host: the address to listen on, the worker's own.
+
+        Returns:
+            Where they reach this one.
+        """
+        self._listening = ListeningServer(self._device.client, host)
+        greeting = jax.device_put(np.zeros(_GREETING_BYTES, np.uint8), self._device)
+        receivers = {
+            (tag.route.target, receiver)
+            for tag, end in self._sending.items()
+            for receiver in end.receivers
+        }
+        for receiver in receivers:
+            self._server.await_pull(self._greeting(self._peer, receiver), [greeting])
+        return self._server.address()
+
+    def connect(self, addresses: Mapping[Peer, str]) -> None:
+        """Connect to the workers that this one receives from, and hear a greeting from each.
+
+        Args:
+            addresses: the address of every worker.
+
+        Raises:
+            WorkerLostError: a worker cannot be reached, or is none of the run.
+        """
+        sources = {
+            (tag.route.source, sender)
+            for tag, end in self._receiving.items()
+            for sender in end.requests
+        }
+        shape = jax.ShapeDtypeStruct(
+            (_GREETING_BYTES,), np.uint8, sharding=SingleDeviceSharding(self._device)
+        )
+        greetings = {}
+        for peer in sorted(sources):
+            _check_reachable(peer, addresses[peer])
+            connection = self._connections[peer] = self._server.connect(addresses[peer])
+            # A watcher each: one that stays away must not delay the others.
+            watcher = Watcher(f"watch greeting of {worker_name(peer)}")
+            greetings[peer] = watcher.watch(
+                connection.pull(self._greeting(peer, self._peer), [shape])
+            )
+            watcher.close()
+        seconds = min(CONNECT_SECONDS, self._deadline)
+        end = time.monotonic() + seconds
+        for peer, watched in greetings.items():
+            what = f"it accepts connections at {addresses[peer]}, and did not greet"
+            self._wait(watched, worker_name(peer), what, end, seconds)
+
+    def stop_listening(self) -> None:
+        """Refuse strangers from now on; to be called when all workers are connected."""
+        assert self._listening is not None
+        self._listening.stop_listening()
+
+    def _greeting(self, sender: Peer, receiver: Peer) -> int:
+        return transfer_identifier(self._secret, *sender, *receiver)
+
+    def send(self, step: int, tag: Tag, arrays: Sequence[jax.Array]) -> None:
+        """Offer the pieces that each receiving process needs of this one.
+
+        The server keeps them until they are fetched, and forgets them then.
+        """
+        for receiver, pieces in self._sending[_alike(tag)].offers(arrays):
+            self._server.await_pull(self._identifier(step, tag, self._peer[1], receiver), pieces)
+
+    def expect(self, step: int, tag: Tag) -> None:
+        """Ask for the pieces of a transfer; they come while the worker computes."""
+        pulls = []
+        for sender, shapes in self._receiving[_alike(tag)].requests.items():
+            peer = (tag.route.source, sender)
+            identifier = self._identifier(step, tag, sender, self._peer[1])
+            arrays = self._connections[peer].pull(identifier, shapes)
+            pulls.append(_Pull(peer, arrays, self._watcher(tag.route).watch(arrays)))
+        self._pulls[step, tag] = pulls
+
+    def _identifier(self, step: int, tag: Tag, sender: int, receiver: int) -> int:
+        return transfer_identifier(self._secret, step, self._numbers[tag], sender, receiver, 0)
+
+    def _watcher(self, route: Route) -> Watcher:
+        if route not in self._watchers:
+            name = f"watch {route.kind} of stage {route.source}"
+            self._watchers[route] = Watcher(name)
+        return self._watchers[route]
+
+    def ready(self, step: int, tag: Tag) -> bool:
+        """Whether the pieces of a transfer are there, or will never be."""
+        return all(pull.watched.done.is_set() for pull in self._pulls[step, tag])
+
+    def receive(self, step: int, tag: Tag) -> list[jax.Array]:
+        """Wait for the pieces of a transfer and put them together.
+
+        All hosts of a stage receive in the same order, since gathering is a collective.
+        """
+        end = time.monotonic() + self._deadline
+        pulls = self._pulls[step, tag]
+        for pull in pulls:
+            what = f"its {_name(tag)} did not come"
+            self._wait(pull.watched, worker_name(pull.peer), what, end, self._deadline, _NOT_COME)
+        del self._pulls[step, tag]
+        receiving = self._receiving[_alike(tag)]
+        at = max((pull.watched.arrived for pull in pulls), default=time.time())
+        self._arrivals[step, tag] = Arrival(at, receiving.num_bytes)
+        arrays = receiving.put_together({pull.peer[1]: pull.arrays for pull in pulls})
+        if receiving.gathers:
+            what = f"it did not gather the {tag.route.kind} with us"
+            # The other hosts may wait for their own pieces until the deadline.
+            gathered = self._gatherings.watch(arrays)
+            self._wait(gathered, self._other_hosts(), what, end + self._deadline, self._deadline)
+        return arrays
+
+    def _wait(
+        self, watched: Watched, worker: str, what: str, end: float, seconds: float, hint: str = ""
+    ) -> None:
+        """Wait until a moment of `time.monotonic`.
+
+        Raises:
+            WorkerLostError: it has passed, or what is watched will never be there.
+        """
+        if not watched.done.wait(max(0.0, end - time.monotonic())):
+            raise WorkerLostError(worker, f"{what} within {seconds:g} s{hint}")
+        if watched.error is not None:
+            raise WorkerLostError(worker, str(watched.error).partition("\n")[0])
+
+    def _other_hosts(self) -> str:
+        stage, process = self._peer
+        others = [host for host in range(self._processes[stage]) if host != process]
+        return " or ".join(worker_name((stage, host)) for host in others)
+
+    def arrival(self, step: int, tag: Tag) -> Arrival:
+        """When a transfer that was received was there, and how many bytes this process pulled."""
+        return self._arrivals.pop((step, tag))
+
+    def close(self) -> None:
+        """End the watching threads."""
+        for watcher in (self._gatherings, *self._watchers.values()):
+            watcher.close()
+        self._pulls.clear()
+
+
+def _alike(tag: Tag) -> Tag:
+    """One transfer for all that move arrays of the same shapes: those of other microbatches."""
+    return tag if tag.route.kind == "message" else Tag(tag.route)
+
+
+def _name(tag: Tag) -> str:
+    """What a transfer is called in messages."""
+    is_examples = tag.route.kind in ("value", "cotangent")
+    return f"{tag.route.kind} of microbatch {tag.microbatch}" if is_examples else tag.route.kind
+
+
+def _check_reachable(peer: Peer, address: str) -> None:
+    """Check that there is a server: JAX connects later, and waits for ever if there is none."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
+    except OSError as error:
+        raise WorkerLostError(worker_name(peer), f"no connection to {address}: {error}") from None

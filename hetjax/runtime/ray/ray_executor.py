@@ -1,0 +1,409 @@
+"""The Ray executor: one actor a host of a submesh, and a driver that only starts and listens."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Mapping, Sequence, Set
+from typing import Any
+
+import jax
+from jaxtyping import PyTree
+
+from hetjax.errors import InputError
+from hetjax.pipeline.program.loss import host_array
+from hetjax.pipeline.schedules.schedule import Schedule
+from hetjax.pipeline.stages.cutting import ParameterPart
+from hetjax.planner.plan.plan import Plan, StagePlan
+from hetjax.runtime.checkpoints.checkpoint_files import SaveFailure
+from hetjax.runtime.instructions.placement import Placement
+from hetjax.runtime.moves.listening import LOOPBACK, SECRET_BYTES
+from hetjax.runtime.moves.state_switch import moved_arrays
+from hetjax.runtime.moves.transfer_server import CONNECT_SECONDS, Peer, worker_name
+from hetjax.runtime.ray.ray_cluster import (
+    RayOptions,
+    check_resources,
+    connect_to_ray,
+    worker_options,
+    worker_resources,
+)
+from hetjax.runtime.ray.ray_switching import Fetches, Parcels, owners_of, parcels_of
+from hetjax.runtime.ray.ray_worker import computation_settings
+from hetjax.runtime.ray.ray_workers import SAVE, START_SECONDS, RayWorkers
+from hetjax.runtime.workers.clocks import ClockReading, by_our_clock, measure_offset
+from hetjax.runtime.workers.feed import feed_of
+from hetjax.runtime.workers.job import Job
+from hetjax.runtime.workers.step_report import StepReport, stage_report, summed
+from hetjax.runtime.workers.waiting import together
+from hetjax.sharding.resolution.network import Network
+from hetjax.sharding.resolution.switch_transfers import SwitchPlan, plan_switch
+
+__all__ = ["RayExecutor", "RayOptions", "connect_to_ray"]
+
+
+class RayExecutor:
+    """Runs every stage of a plan in processes of their own, on a Ray cluster.
+
+    A call that fails ends all workers; from then on every call raises the same error. Calls may
+    come from several threads.
+
+    Args:
+        job: the job.
+        placement: its programs and shardings.
+        options: how to use Ray.
+        fetched: objects in Ray's memory that workers will want, brought to their hosts while they
+            compile.
+
+    Attributes:
+        switch_seconds: after a switch, how long giving, starting and taking took.
+
+    Raises:
+        InputError: the cluster cannot be reached, or lacks the devices.
+        WorkerLostError: a worker died while it was set up.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        placement: Placement,
+        options: RayOptions,
+        fetched: Mapping[Peer, Sequence[Any]] | None = None,
+    ):
+        stages = job.plan.stages
+        _check_cores(job.plan, options)
+        self.switch_seconds: dict[str, float] = {}
+        self._job, self._placement, self._options = job, placement, options
+        self._hosts = [_hosts(stage) for stage in stages]
+        self._workers = RayWorkers()
+        self._call = 0
+        self._fetches: Fetches | None = None
+        self._connected = connect_to_ray(options)
+        try:
+            self._set_up(stages, options, fetched or {})
+        except BaseException:
+            self.close()
+            raise
+
+    def _set_up(
+        self,
+        stages: Sequence[StagePlan],
+        options: RayOptions,
+        fetched: Mapping[Peer, Sequence[Any]],
+    ) -> None:
+        per_process = [
+            stage.submesh.num_devices // hosts
+            for stage, hosts in zip(stages, self._hosts, strict=True)
+        ]
+        reference = _put_job(self._job)
+        self._start_workers(stages, per_process)
+        self._prepare(options.cores)
+        hosts = self._workers.call(lambda actor: actor.host.remote())
+        if len(set(hosts.values())) == 1:
+            hosts = dict.fromkeys(hosts, LOOPBACK)
+        self._join_worlds(hosts)
+        if fetched:
+            nodes = self._workers.call(lambda actor: actor.node.remote(), list(fetched))
+            self._fetches = Fetches.begin([(nodes[peer], each) for peer, each in fetched.items()])
+        secret = secrets.token_bytes(SECRET_BYTES)
+        self._workers.call(lambda actor: actor.build.remote(reference, per_process, secret))
+        # They listen from when all can connect to when all are connected.
+        addresses = self._workers.wait(
+            {peer: self._workers.actor(peer).listen.remote(host) for peer, host in hosts.items()}
+        )
+        self._workers.wait(
+            {peer: self._workers.actor(peer).connect.remote(addresses) for peer in hosts},
+            f"workers to connect to {_places(addresses)}",
+            2 * CONNECT_SECONDS,
+        )
+        self._workers.call(lambda actor: actor.stop_listening.remote())
+
+    def _start_workers(self, stages: Sequence[StagePlan], per_process: Sequence[int]) -> None:
+        _check_resources(self._job.plan)
+        subclusters = [self._job.plan.cluster.subcluster(s.submesh.subcluster) for s in stages]
+        self._workers.start(
+            {
+                (stage, host): worker_options(subclusters[stage], per_process[stage])
+                for stage, hosts in enumerate(self._hosts)
+                for host in range(hosts)
+            }
+        )
+
+    def _prepare(self, cores: Sequence[int]) -> None:
+        settings = computation_settings()
+        workers = self._workers
+        workers.wait(
+            {
+                peer: workers.actor(peer).prepare.remote(
+                    settings, cores[peer[0]] if cores else None
+                )
+                for peer in workers.peers
+            }
+        )
+
+    def _join_worlds(self, addresses: Mapping[Peer, str]) -> None:
+        """Make one `jax.distributed` world of each submesh that spans hosts."""
+        wide = [stage for stage, hosts in enumerate(self._hosts) if hosts > 1]
+        firsts = {(stage, 0): addresses[stage, 0] for stage in wide}
+        ports = self._workers.wait(
+            {
+                peer: self._workers.actor(peer).free_port.remote(address)
+                for peer, address in firsts.items()
+            }
+        )
+        calls, meetings = {}, {}
+        for stage in wide:
+            meeting = meetings[stage, 0] = f"{addresses[stage, 0]}:{ports[stage, 0]}"
+            for host in range(self._hosts[stage]):
+                actor = self._workers.actor((stage, host))
+                calls[stage, host] = actor.join_world.remote(
+                    meeting, self._hosts[stage], START_SECONDS
+                )
+        what = f"the hosts of a stage to meet at {_places(meetings)}"
+        self._workers.wait(calls, what, START_SECONDS)
+
+    def switch_to(
+        self, job: Job, placement: Placement, lost: Set[int] = frozenset()
+    ) -> tuple[RayExecutor, SwitchPlan]:
+        """Hand the training state over to workers of another plan, and end those of this one.
+
+        Args:
+            job: the same job with the other plan.
+            placement: its programs and shardings.
+            lost: devices that give nothing. Their workers must still answer: one that has died ends
+                all others.
+
+        Returns:
+            The executor of the other plan, and what was moved.
+
+        Raises:
+            InputError: the plan cannot be followed here, or only lost devices hold a part of the
+                state, and this executor is as it was; or the new workers have found so, and the
+                state is lost.
+            WorkerLostError: a worker died meanwhile; the state is lost with it.
+        """
+        self._workers.check_running()
+        _check_cores(job.plan, self._options)
+        _check_resources(job.plan)
+        network = Network.of(job.plan.cluster)
+        plan = plan_switch(moved_arrays(self._placement, placement), network, lost=lost)
+        owners = owners_of(self._job.plan), owners_of(job.plan)
+        began = time.perf_counter()
+        first = parcels_of(plan.phases[0] if plan.phases else {}, *owners)
+        given = self._give(first, of_state=True)
+        given_at = time.perf_counter()
+        self._workers.end(RuntimeError("the workers have been ended, since the plan was switched"))
+        executor = None
+        wanted: dict[Peer, list[Any]] = {}
+        for (_, taker), reference in given.items():
+            wanted.setdefault(taker, []).append(reference)
+        try:
+            executor = RayExecutor(job, placement, self._options, wanted)
+            started_at = time.perf_counter()
+            for place, messages in enumerate(plan.phases):
+                parcels = first if place == 0 else parcels_of(messages, owners[1], owners[1])
+                objects = executor._give(parcels, of_state=False) if place else given
+                executor._take(parcels, objects, last=place == len(plan.phases) - 1)
+        except BaseException as error:
+            if executor is not None:
+                executor.close()
+            if isinstance(error, Exception):
+                self._workers.ended = error
+            raise
+        finally:
+            # The error keeps its frames, and references in them would keep the state in memory.
+            for references in (given, *wanted.values()):
+                references.clear()
+        taken = time.perf_counter() - started_at
+        executor._connected, self._connected = self._connected, False
+        executor.switch_seconds = {
+            "give": given_at - began,
+            "start": started_at - given_at,
+            "take": taken,
+        }
+        return executor, plan
+
+    @property
+    def processes(self) -> dict[Peer, int]:
+        """The process of each worker."""
+        return self._workers.processes
+
+    def moving_seconds(self) -> float:
+        """How long the state took, after a switch, to come to the new workers' hosts.
+
+        It moves while they compile. By the hosts' clocks, against the driver's; 0 for what has not
+        come.
+        """
+        return 0.0 if self._fetches is None else self._fetches.seconds()
+
+    def _give(self, parcels: Parcels, *, of_state: bool) -> dict[tuple[Peer, Peer], Any]:
+        """References to what workers give, which is made when this returns."""
+        done, found = {}, {}
+        for giver in {pair[0] for pair in parcels}:
+            pairs = [pair for pair in parcels if pair[0] == giver]
+            method = self._workers.actor(giver).give.options(num_returns=len(pairs) + 1)
+            wanted = [parcels[pair] for pair in pairs]
+            done[giver], *references = method.remote(wanted, of_state)
+            found.update(zip(pairs, references, strict=True))
+        self._workers.wait(done)
+        return found
+
+    def _take(
+        self, parcels: Parcels, references: Mapping[tuple[Peer, Peer], Any], *, last: bool
+    ) -> None:
+        """Let workers take what was given; after the last time they train on with it."""
+        calls = {}
+        everyone = [(s, host) for s, hosts in enumerate(self._hosts) for host in range(hosts)]
+        for taker in everyone if last else {pair[1] for pair in parcels}:
+            pairs = [pair for pair in parcels if pair[1] == taker]
+            wanted = [parcels[pair] for pair in pairs]
+            calls[taker] = self._workers.actor(taker).take.remote(
+                wanted, last, *(references[pair] for pair in pairs)
+            )
+        self._workers.wait(calls)
+
+    def start(self) -> None:
+        """Make the initial state on every stage."""
+        self._workers.call(lambda actor: actor.start.remote())
+
+    def train_step(
+        self, first_example: int, batch: PyTree | None = None, *, timed: bool = False
+    ) -> list:
+        """Run one step on all stages: one call to each worker.
+
+        Args:
+            first_example: how many examples come before the step's in the job's source.
+            batch: the batch, where it does not come from the job's source.
+            timed: whether to record when each operation ran, by the driver's clock.
+
+        Returns:
+            The report of each stage.
+
+        Raises:
+            InputError: the batch does not have the planned shape.
+            WorkerLostError: a worker died or stopped answering.
+        """
+        if batch is not None:
+            feed_of(batch, self._job.batch, self._job.plan.batch_size)
+            batch = jax.tree.map(host_array, batch)
+        self._call += 1
+        call = self._call
+        reports = self._workers.call(
+            lambda actor: actor.train_step.remote(call, first_example, batch, timed)
+        )
+        if timed:
+            reports = {peer: self._by_our_clock(peer, reports[peer]) for peer in reports}
+        return [
+            stage_report([reports[stage, host] for host in range(hosts)])
+            for stage, hosts in enumerate(self._hosts)
+        ]
+
+    def _by_our_clock(self, peer: Peer, report: StepReport) -> StepReport:
+        """A worker's report by the driver's clock; asked each time, since clocks drift."""
+
+        def ask() -> ClockReading:
+            return self._workers.call(lambda actor: actor.clock.remote(), [peer])[peer]
+
+        return by_our_clock(report, measure_offset(ask))
+
+    def use_schedule(self, schedule: Schedule) -> None:
+        """Run the following training steps in another order."""
+        self._workers.call(lambda actor: actor.use_schedule.remote(schedule))
+
+    def num_held_out(self) -> int:
+        """How many held-out batches there are."""
+        return self._workers.call(lambda actor: actor.num_held_out.remote(), [(0, 0)])[0, 0]
+
+    def evaluate(self, index: int) -> tuple[float, ...]:
+        """The sums of a held-out batch, as `StageWorker.evaluate` returns them."""
+        self._call += 1
+        call = self._call
+        results = self._workers.call(lambda actor: actor.evaluate.remote(call, index))
+        return summed([result for (_, host), result in results.items() if host == 0])
+
+    def save(self, folder: str) -> None:
+        """Start saving the state into a folder."""
+        self._workers.call(lambda actor: actor.save.remote(folder))
+
+    def wait_saved(self) -> list[Any]:
+        """Finish saving; what each stage's first host wrote, or why one of its hosts could not."""
+        records = self._workers.call(
+            lambda actor: actor.wait_saved.options(concurrency_group=SAVE).remote()
+        )
+        failures = [each for each in records.values() if isinstance(each, SaveFailure)]
+        return failures or [records[stage, 0] for stage in range(len(self._hosts))]
+
+    def load(self, folder: str) -> None:
+        """Take over the state of a checkpoint."""
+        self._workers.call(lambda actor: actor.load.remote(folder))
+
+    def parameters(self) -> list[tuple[ParameterPart, Any]]:
+        """Every parameter part that the first pipeline holds, as a NumPy array."""
+        stages = self._placement.pipelines.first_pipeline
+        peers = [peer for peer in self._workers.peers if peer[0] < len(stages)]
+        held = self._workers.call(lambda actor: actor.parameters.remote(), peers)
+        return [
+            (part, array)
+            for stage in stages
+            for part, array in zip(stage.parameters, held[stage.index, 0], strict=True)
+        ]
+
+    def close(self) -> None:
+        """End all workers, and leave the Ray cluster if the executor has joined it."""
+        import ray
+
+        self._workers.end(RuntimeError("the workers have been ended"))
+        connected, self._connected = self._connected, False
+        if connected and ray.is_initialized():
+            ray.shutdown()
+
+
+def _check_cores(plan: Plan, options: RayOptions) -> None:
+    """Check that there is a core for each stage, where cores are given."""
+    count = len(plan.stages)
+    if options.cores and len(options.cores) != count:
+        raise InputError(
+            f"cores is {options.cores}; it has a core for each of the {count} stages, or is empty"
+        )
+
+
+def _check_resources(plan: Plan) -> None:
+    """Check that the connected Ray cluster has what the workers of a plan ask of it."""
+    wanted = []
+    for stage in plan.stages:
+        subcluster = plan.cluster.subcluster(stage.submesh.subcluster)
+        devices = stage.submesh.num_devices // _hosts(stage)
+        worker = (subcluster.name, worker_resources(subcluster, devices))
+        wanted += [worker] * _hosts(stage)
+    check_resources(wanted)
+
+
+def _put_job(job: Job) -> Any:
+    """Give a job to Ray.
+
+    Raises:
+        InputError: a part of it cannot be pickled, and so cannot reach the workers.
+    """
+    import ray
+
+    try:
+        return ray.put(job)
+    except Exception:
+        for name in ("loss_function", "parameters", "optimizer", "source", "batch"):
+            try:
+                ray.put(getattr(job, name))
+            except Exception as error:
+                raise InputError(
+                    f"{name} cannot be sent to the workers of the Ray runtime, which are processes "
+                    f"of their own: {error.__cause__ or error}"
+                ) from None
+        raise
+
+
+def _places(addresses: Mapping[Peer, str]) -> str:
+    """Where workers are, for a message."""
+    return together([f"{worker_name(peer)} at {each}" for peer, each in addresses.items()])
+
+
+def _hosts(stage: StagePlan) -> int:
+    """How many hosts a stage's submesh spans."""
+    return stage.submesh.shape[0]

@@ -1,0 +1,183 @@
+"""Switching on Ray: the training state waits in Ray's memory while workers end and others start.
+
+Devices of a plan belong to its workers' processes, and those of another plan can only have them
+when these have ended. What each worker of the old plan gives each one of the new plan is one
+object in the memory of its host, owned by the driver, which outlives the worker; Ray brings it to
+the host that wants it. The driver handles references alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from hetjax.planner.plan.plan import Plan
+from hetjax.runtime.compilation.stage_programs import CompiledStage
+from hetjax.runtime.compilation.state import StageState
+from hetjax.runtime.instructions.placement import Placement
+from hetjax.runtime.moves.state_switch import (
+    Devices,
+    Pieces,
+    add_slices,
+    assembled_state,
+    cut_slices,
+    held_pieces,
+)
+from hetjax.runtime.moves.transfer_server import Peer
+from hetjax.sharding.resolution.switch_transfers import Messages, Slice
+
+FETCH_SECONDS = 1.0
+"""How long to wait for word of objects that have been used already."""
+
+
+class Parcel(NamedTuple):
+    """What one device gives another one in a phase.
+
+    Args:
+        sender: the number of the one.
+        receiver: the number of the other.
+        slices: what it gives.
+    """
+
+    sender: int
+    receiver: int
+    slices: tuple[Slice, ...]
+
+
+Parcels = dict[tuple[Peer, Peer], tuple[Parcel, ...]]
+"""For each sending and each receiving worker, what goes from the one to the other."""
+
+
+def owners_of(plan: Plan) -> dict[int, Peer]:
+    """The worker that has each device of a plan, by the device's number in the cluster."""
+    found: dict[int, Peer] = {}
+    for index, stage in enumerate(plan.stages):
+        hosts = stage.submesh.shape[0]
+        devices = plan.cluster.device_ids(stage.submesh)
+        for place, device in enumerate(devices):
+            found[device] = (index, place * hosts // len(devices))
+    return found
+
+
+def parcels_of(
+    messages: Messages, senders: Mapping[int, Peer], receivers: Mapping[int, Peer]
+) -> Parcels:
+    """The messages of a phase, worker by worker.
+
+    Args:
+        messages: between devices.
+        senders: the worker of each device that sends.
+        receivers: the worker of each device that receives.
+
+    Returns:
+        What each worker gives each other one.
+    """
+    found: dict[tuple[Peer, Peer], list[Parcel]] = {}
+    for (sender, receiver), slices in messages.items():
+        pair = (senders[sender], receivers[receiver])
+        found.setdefault(pair, []).append(Parcel(sender, receiver, slices))
+    return {pair: tuple(parcels) for pair, parcels in found.items()}
+
+
+def devices_of_process(plan: Plan, stage: int, mesh: jax.sharding.Mesh) -> Devices:
+    """The devices of this process in a stage's mesh, by their numbers in the cluster."""
+    numbers = plan.cluster.device_ids(plan.stages[stage].submesh)
+    pairs = zip(numbers, mesh.devices.flat, strict=True)
+    here = jax.process_index()
+    return {number: device for number, device in pairs if device.process_index == here}
+
+
+@dataclass(frozen=True)
+class Fetches:
+    """Objects in Ray's memory on their way to the hosts that will want them.
+
+    Args:
+        began: when they were asked for.
+        arrivals: for each worker, when all of its objects are on its host, by its clock.
+    """
+
+    began: float
+    arrivals: tuple[Any, ...]
+
+    @classmethod
+    def begin(cls, wanted: Sequence[tuple[str, Sequence[Any]]]) -> Fetches:
+        """Ask for objects, each time with the Ray node that wants them."""
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        # A task does not begin before its arguments are on its host. Pickled by value, this one
+        # imports nothing there.
+        arrived = ray.remote(num_cpus=0, max_retries=0)(lambda *_: time.time())
+        calls = [
+            arrived.options(
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)
+            ).remote(*references)
+            for node, references in wanted
+        ]
+        return cls(time.time(), tuple(calls))
+
+    def seconds(self) -> float:
+        """How long the slowest took, of those that have come."""
+        import ray
+        from ray.exceptions import RayError
+
+        calls = list(self.arrivals)
+        there, _ = ray.wait(calls, num_returns=len(calls), timeout=FETCH_SECONDS)
+        longest = 0.0
+        for call in there:
+            # A fetch is only for speed: what it did not bring is brought when it is taken.
+            with contextlib.suppress(RayError):
+                longest = max(longest, ray.get(call) - self.began)
+        return longest
+
+
+@dataclass(eq=False)
+class StateExchange:
+    """A worker's part in a switch, on either side.
+
+    Args:
+        placement: its plan's programs and shardings.
+        stage: its stage.
+        devices: its devices.
+        held: what it has to give: of its state, or of what has arrived.
+    """
+
+    placement: Placement
+    stage: int
+    devices: Devices
+    held: Pieces
+
+    @classmethod
+    def of_state(
+        cls, placement: Placement, stage: int, devices: Devices, state: StageState
+    ) -> StateExchange:
+        """The side that has a state to give."""
+        return cls(placement, stage, devices, held_pieces(placement, stage, state, devices))
+
+    def give(self, parcels: Sequence[Sequence[Parcel]]) -> list[list[np.ndarray]]:
+        """What this worker gives each of several others."""
+        return [
+            [
+                np.asarray(array)
+                for sender, _, slices in each
+                for array in cut_slices(self.held, sender, slices)
+            ]
+            for each in parcels
+        ]
+
+    def take(self, parcels: Sequence[Sequence[Parcel]], arrays: Sequence[Sequence[Any]]) -> None:
+        """Note what others have given; it can be passed on when all of a phase has come."""
+        for each, given in zip(parcels, arrays, strict=True):
+            rest = iter(given)
+            for _, receiver, slices in each:
+                add_slices(self.held, receiver, slices, [next(rest) for _ in slices])
+
+    def state(self, compiled: CompiledStage) -> StageState:
+        """The state, when everything has come."""
+        return assembled_state(self.placement, self.stage, compiled, self.held, self.devices)

@@ -1,0 +1,262 @@
+"""What runs inside a Ray actor: one host of one stage, with its own JAX client."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import PyTree
+
+from hetjax.errors import InputError
+from hetjax.pipeline.schedules.schedule import Schedule
+from hetjax.planner.plan.plan import Plan
+from hetjax.runtime.checkpoints.checkpoint import StageSaver, waited
+from hetjax.runtime.checkpoints.checkpoint_files import SaveFailure, StageRecord
+from hetjax.runtime.instructions.placement import Placement
+from hetjax.runtime.moves.state_switch import Devices
+from hetjax.runtime.moves.transfer_server import Peer, TransferServerTransport, worker_name
+from hetjax.runtime.ray.ray_devices import given_devices
+from hetjax.runtime.ray.ray_switching import Parcel, StateExchange, devices_of_process
+from hetjax.runtime.workers.clocks import ClockReading, read_clock
+from hetjax.runtime.workers.feed import BatchReader, feed_of
+from hetjax.runtime.workers.job import Job, build, transfers
+from hetjax.runtime.workers.step_report import StepReport
+from hetjax.runtime.workers.worker import Feed, StageWorker
+from hetjax.sharding.annotation.rules import MESH_AXES
+
+_COMPUTATION_SETTINGS = (
+    "jax_default_matmul_precision",
+    "jax_default_prng_impl",
+    "jax_enable_x64",
+    "jax_numpy_dtype_promotion",
+    "jax_numpy_rank_promotion",
+    "jax_threefry_partitionable",
+)
+
+
+def pin_to_core(core: int) -> None:
+    """Keep every thread of this process on one core, and so those it starts later."""
+    for thread in os.listdir("/proc/self/task"):
+        os.sched_setaffinity(int(thread), {core})
+
+
+def computation_settings() -> dict[str, Any]:
+    """The settings of this process's JAX that change what a program computes."""
+    return {name: getattr(jax.config, name) for name in _COMPUTATION_SETTINGS}
+
+
+class HostWorker:
+    """One process of a stage's submesh.
+
+    It is created before JAX has a client, which `build` makes; `connect` joins the other workers.
+
+    Args:
+        peer: its stage, and its place among the stage's hosts.
+    """
+
+    def __init__(self, peer: Peer):
+        self.peer = peer
+        self.exchange: StateExchange | None = None
+
+    def ping(self) -> int:
+        """Answer, as long as the process runs, with its number."""
+        return os.getpid()
+
+    def clock(self) -> ClockReading:
+        """This host's clock."""
+        return read_clock()
+
+    def prepare(self, settings: Mapping[str, Any], core: int | None) -> None:
+        """Take over the driver's JAX settings, and stay on one core.
+
+        Args:
+            settings: what `computation_settings` returned in the driver.
+            core: the core; None for any.
+
+        Raises:
+            InputError: this host has no such core.
+        """
+        for name, value in settings.items():
+            jax.config.update(name, value)
+        if core is None:
+            return
+        allowed = sorted(os.sched_getaffinity(0))
+        if core not in allowed:
+            raise InputError(f"cores: {worker_name(self.peer)} has no core {core}, only {allowed}")
+        pin_to_core(core)
+
+    def host(self) -> str:
+        """This host's address in the cluster."""
+        import ray
+
+        return ray.util.get_node_ip_address()
+
+    def free_port(self, host: str) -> int:
+        """A port of an address of this host that nothing uses."""
+        with socket.socket() as probe:
+            probe.bind((host, 0))
+            return probe.getsockname()[1]
+
+    def node(self) -> str:
+        """The Ray node that this host is."""
+        import ray
+
+        return ray.get_runtime_context().get_node_id()
+
+    def join_world(self, coordinator: str, num_processes: int, timeout: float) -> None:
+        """Join the other hosts of the submesh in one `jax.distributed` world."""
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        jax.distributed.initialize(
+            coordinator,
+            num_processes,
+            self.peer[1],
+            initialization_timeout=int(timeout),
+            coordinator_bind_address=coordinator if self.peer[1] == 0 else None,
+        )
+
+    def build(self, job: Job, devices_per_process: Sequence[int], secret: bytes) -> None:
+        """Trace and compile.
+
+        Args:
+            job: the training job.
+            devices_per_process: for each stage, how many devices each of its processes has.
+            secret: what only the workers of this run have.
+
+        Raises:
+            InputError: the hosts of this stage do not have the devices that the plan wants.
+        """
+        stage = self.peer[0]
+        mesh = _stage_mesh(job.plan, stage)
+        placement = build(job)
+        self.transport = TransferServerTransport(
+            placement,
+            self.peer,
+            mesh,
+            devices_per_process,
+            transfers(placement),
+            secret,
+            job.deadline,
+        )
+        self.worker = StageWorker(placement, stage, mesh, self.transport)
+        self.saver = StageSaver(placement, stage, job.parameters)
+        self.job = job
+        self.reader = (
+            None if job.source is None else BatchReader(job.source, job.plan.batch_size, job.batch)
+        )
+
+    def listen(self, host: str) -> str:
+        """Let other workers connect to an address of this host; where they reach it there."""
+        return self.transport.listen(host)
+
+    def connect(self, addresses: Mapping[Peer, str]) -> None:
+        """Connect to the workers that this one receives from."""
+        self.transport.connect(addresses)
+
+    def stop_listening(self) -> None:
+        """Refuse further connections."""
+        self.transport.stop_listening()
+
+    def start(self) -> None:
+        """Make the initial state."""
+        self.worker.start(self.job.parameters)
+
+    def train_step(
+        self, call: int, first_example: int, batch: PyTree | None, timed: bool
+    ) -> StepReport:
+        """Run one training step.
+
+        Args:
+            call: a number that grows with every step of any kind.
+            first_example: how many examples come before the step's in the job's source.
+            batch: the batch, where it does not come from the job's source.
+            timed: whether to record when each operation ran.
+
+        Returns:
+            The worker's report.
+        """
+        return self.worker.train_step(call, self._feed(first_example, batch), timed=timed)
+
+    def _feed(self, first_example: int, batch: PyTree | None) -> Feed:
+        if batch is not None:
+            return feed_of(batch, self.job.batch, self.job.plan.batch_size)
+        assert self.reader is not None, "a job without a source is given its batches"
+        return self.reader.training(first_example)
+
+    def use_schedule(self, schedule: Schedule) -> None:
+        """Run the following training steps in another order."""
+        self.worker.use_schedule(schedule)
+
+    def num_held_out(self) -> int:
+        """How many held-out batches there are."""
+        return 0 if self.reader is None else self.reader.num_held_out
+
+    def evaluate(self, call: int, index: int) -> tuple[float, ...] | None:
+        """The sums of a held-out batch, as `StageWorker.evaluate` returns them."""
+        assert self.reader is not None
+        return self.worker.evaluate(call, self.reader.held_out(index))
+
+    def save(self, folder: str) -> None:
+        """Start saving the state; what is trained meanwhile is not in it."""
+        self.saver.save(Path(folder), self.worker.state())
+
+    def wait_saved(self) -> StageRecord | SaveFailure | None:
+        """Finish saving, and say what was written, or why it could not be."""
+        return waited(self.saver, worker_name(self.peer))
+
+    def load(self, folder: str) -> None:
+        """Take over the state of a checkpoint."""
+        self.worker.restore(self.saver.load(Path(folder), self.worker.compiled))
+
+    def give(self, parcels: Sequence[Sequence[Parcel]], of_state: bool) -> list[Any]:
+        """Give other workers what they want: one result to know that it is done, one for each.
+
+        Args:
+            parcels: what each of them wants.
+            of_state: whether it is of the state, or else of what has been taken.
+        """
+        if of_state:
+            exchange = StateExchange.of_state(*self._switched(), self.worker.state())
+        else:
+            assert self.exchange is not None, "nothing has been taken"
+            exchange = self.exchange
+        return [None, *exchange.give(parcels)]
+
+    def take(
+        self, parcels: Sequence[Sequence[Parcel]], last: bool, *arrays: Sequence[np.ndarray]
+    ) -> None:
+        """Take what other workers have given; train on with it when it is the last."""
+        if self.exchange is None:
+            self.exchange = StateExchange(*self._switched(), {})
+        self.exchange.take(parcels, arrays)
+        if last:
+            self.worker.restore(self.exchange.state(self.worker.compiled))
+            self.exchange = None
+
+    def _switched(self) -> tuple[Placement, int, Devices]:
+        stage = self.peer[0]
+        devices = devices_of_process(self.job.plan, stage, self.worker.mesh)
+        return self.worker.placement, stage, devices
+
+    def parameters(self) -> list[np.ndarray] | None:
+        """The stage's parameter parts as NumPy arrays, of its first host; all its hosts call it."""
+        whole = jax.sharding.NamedSharding(self.worker.mesh, jax.sharding.PartitionSpec())
+        gather = jax.jit(lambda arrays: arrays, out_shardings=whole)
+        gathered = gather(self.worker.state().parameters)
+        return None if self.peer[1] else [np.asarray(array) for array in gathered]
+
+
+def _stage_mesh(plan: Plan, stage: int) -> jax.sharding.Mesh:
+    """The mesh of a stage, of the devices that its processes see."""
+    wanted = plan.stages[stage]
+    devices = given_devices(
+        plan.cluster.subcluster(wanted.submesh.subcluster),
+        wanted.submesh.num_devices,
+        f"stage {stage}",
+        lambda process: worker_name((stage, process)),
+    )
+    return jax.sharding.Mesh(np.array(devices).reshape(wanted.mesh_shape), MESH_AXES)

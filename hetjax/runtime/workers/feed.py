@@ -1,0 +1,169 @@
+"""What feeds workers: rows of batches, read where they are used and ahead of their use.
+
+A source numbers the training examples: batch ``k`` of ``n`` holds examples ``k n`` to
+``(k + 1) n - 1``. A run that goes on with another batch size reads on at the example after the last
+one that it has seen.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+import numpy as np
+from jaxtyping import PyTree
+
+from hetjax.errors import InputError
+from hetjax.pipeline.program.loss import host_array, host_shape, path_names
+from hetjax.runtime.workers.worker import Feed
+
+
+class BatchSource(Protocol):
+    """Batches as a pure function of their number, so that to resume is to remember a number.
+
+    `hetjax.data.DataSet` and `hetjax.data.ImageSet` are such. On Ray they are sent to every worker,
+    so they must be picklable. One that is a `FingerprintedSource` too is recognized when a run
+    resumes.
+    """
+
+    def batch(self, step: int, batch_size: int, rows: slice | None = None) -> PyTree[np.ndarray]:
+        """Examples ``step * batch_size`` to ``(step + 1) * batch_size - 1``, or some of them."""
+        ...
+
+    def held_out_batches(self, batch_size: int) -> Iterable[PyTree[np.ndarray]]:
+        """The batches to evaluate on, always the same.
+
+        Those of a sequence are read one by one, when they are evaluated on; any others once, and
+        kept.
+        """
+        ...
+
+
+@runtime_checkable
+class FingerprintedSource(Protocol):
+    """A source that tells its data from all others, so that checkpoints can."""
+
+    def fingerprint(self) -> Mapping[str, str | int | float | bool]:
+        """What tells the stream of examples from others, by name: contents, seed, and so on."""
+        ...
+
+
+class BatchReader:
+    """Reads a source's rows for a worker, those of the next step while this one computes.
+
+    Args:
+        source: the batches.
+        batch_size: examples in a step.
+        batch: pytree of shapes, of a training batch; a held-out batch may lack leaves, which are
+            zeros then.
+    """
+
+    def __init__(self, source: BatchSource, batch_size: int, batch: PyTree):
+        self._source, self._batch_size = source, batch_size
+        self._names = path_names(batch)
+        self._shapes = [host_shape(shape) for shape in jax.tree.leaves(batch)]
+        self._ahead: dict[tuple[int, int, int], Future[list[np.ndarray]]] = {}
+        self._held_out: Sequence[PyTree] | None = None
+        self._lock = threading.Lock()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="read")
+
+    def training(self, first_example: int) -> Feed:
+        """A feed of a training step's rows.
+
+        Args:
+            first_example: the number of the step's first example.
+        """
+
+        def rows(first: int, end: int) -> Sequence[np.ndarray]:
+            with self._lock:
+                self._ahead = {k: v for k, v in self._ahead.items() if k[0] >= first_example}
+                now = self._submit(first_example, first, end)
+                self._submit(first_example + self._batch_size, first, end)
+            return now.result()
+
+        return rows
+
+    def _submit(self, first_example: int, first: int, end: int) -> Future[list[np.ndarray]]:
+        key = (first_example, first, end)
+        if key not in self._ahead:
+            self._ahead[key] = self._thread.submit(
+                self._read, first_example + first, first_example + end
+            )
+        return self._ahead[key]
+
+    def _read(self, example: int, end: int) -> list[np.ndarray]:
+        """Examples of the stream; they lie in two of its batches where the batch size changed."""
+        pieces = []
+        while example < end:
+            step, row = divmod(example, self._batch_size)
+            stop = min(self._batch_size, row + end - example)
+            batch = self._source.batch(step, self._batch_size, slice(row, stop))
+            pieces.append([host_array(leaf) for leaf in jax.tree.leaves(batch)])
+            example += stop - row
+        return (
+            pieces[0]
+            if len(pieces) == 1
+            else [np.concatenate(leaf) for leaf in zip(*pieces, strict=True)]
+        )
+
+    def held_out(self, index: int) -> Feed:
+        """A feed of a held-out batch's rows."""
+        batch = self._complete(self._held_out_batches()[index])
+        return lambda first, end: [leaf[first:end] for leaf in batch]
+
+    @property
+    def num_held_out(self) -> int:
+        """How many held-out batches there are."""
+        return len(self._held_out_batches())
+
+    def _held_out_batches(self) -> Sequence[PyTree]:
+        if self._held_out is None:
+            batches = self._source.held_out_batches(self._batch_size)
+            self._held_out = batches if isinstance(batches, Sequence) else list(batches)
+        return self._held_out
+
+    def _complete(self, batch: PyTree) -> list[np.ndarray]:
+        found: Mapping[str, Any] = dict(zip(path_names(batch), jax.tree.leaves(batch), strict=True))
+        return [
+            host_array(found[name])
+            if name in found
+            else np.zeros((self._batch_size, *shape.shape[1:]), shape.dtype)
+            for name, shape in zip(self._names, self._shapes, strict=True)
+        ]
+
+    def close(self) -> None:
+        """End the reading thread."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+def feed_of(batch: PyTree, shapes: PyTree, batch_size: int) -> Feed:
+    """A feed of one batch that is at hand.
+
+    Args:
+        batch: pytree of arrays.
+        shapes: what it must look like.
+        batch_size: examples that it must have.
+
+    Returns:
+        The feed.
+
+    Raises:
+        InputError: it has other leaves, or another number of examples.
+    """
+    if path_names(batch) != path_names(shapes):
+        raise InputError(
+            f"the batch has leaves {list(path_names(batch))}, the plan was made for "
+            f"{list(path_names(shapes))}"
+        )
+    leaves = [host_array(leaf) for leaf in jax.tree.leaves(batch)]
+    wanted = [host_shape(shape) for shape in jax.tree.leaves(shapes)]
+    for name, leaf, shape in zip(path_names(batch), leaves, wanted, strict=True):
+        if leaf.shape != (batch_size, *shape.shape[1:]):
+            raise InputError(
+                f"batch leaf {name!r} has shape {leaf.shape}; "
+                f"{(batch_size, *shape.shape[1:])} is wanted"
+            )
+    return lambda first, end: [leaf[first:end] for leaf in leaves]

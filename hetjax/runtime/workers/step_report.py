@@ -1,0 +1,212 @@
+"""What workers see of a step, and what their reports tell together of the links."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from hetjax.pipeline.timeline.timeline import Event, Timeline, link_track
+from hetjax.runtime.instructions.buffers import Tag
+from hetjax.runtime.moves.transport import Arrival
+
+_ACTIVATIONS = {"value": "F", "cotangent": "B"}
+"""The kinds of transfers that tasks wait for, and the kinds of these tasks."""
+
+_SHARED = ("gradient", "parameter")
+"""The kinds of transfers of what several stages hold."""
+
+
+@dataclass
+class StepReport:
+    """What a worker saw in one step.
+
+    Args:
+        loss: the mean loss; None except in the last stage of the first pipeline.
+        gradient_norm: the global norm of the mean gradient; None except there.
+        nonfinite_leaves: the parameter leaves whose gradient was not finite; none except there.
+        aux: what the loss gives beside itself, summed over the microbatches of a pipeline: the
+            count, and each figure times the count; empty except in its last stage.
+        seconds: the step's duration.
+        live_microbatches: of how many microbatches it held activations at once, at most.
+        live_bytes: the size of these, on all devices of the stage.
+        sends: when it sent each transfer, in seconds of `time.time`.
+        arrivals: when each transfer that it received was there, and how many bytes it pulled.
+        waits: how many seconds it waited for each transfer.
+        events: when each operation began and ended, where the step was timed; seconds of
+            `time.time`.
+    """
+
+    loss: float | None = None
+    gradient_norm: float | None = None
+    nonfinite_leaves: tuple[int, ...] = ()
+    aux: tuple[float, ...] = ()
+    seconds: float = 0.0
+    live_microbatches: int = 0
+    live_bytes: int = 0
+    sends: dict[Tag, float] = field(default_factory=dict)
+    arrivals: dict[Tag, Arrival] = field(default_factory=dict)
+    waits: dict[Tag, float] = field(default_factory=dict)
+    events: list[Event] = field(default_factory=list)
+
+    @property
+    def wait_seconds(self) -> float:
+        """Seconds in which it waited for transfers."""
+        return sum(self.waits.values())
+
+
+def summed(losses: Sequence[Sequence[float] | None]) -> tuple[float, ...]:
+    """Sums over a batch (the loss, the count, figures), of what each stage knows of them.
+
+    Example:
+        >>> summed([None, (6.0, 3.0), (2.0, 1.0)])
+        (8.0, 4.0)
+    """
+    known = [loss for loss in losses if loss is not None]
+    return tuple(map(sum, zip(*known, strict=True)))
+
+
+@dataclass(frozen=True)
+class LinkUse:
+    """What one direction of the link between two stages did in a step.
+
+    Args:
+        source: the stage that sends.
+        target: the stage that receives.
+        num_bytes: the bytes that crossed.
+        transfers: in how many transfers.
+        wait_seconds: how long the receiving stage waited for them.
+        busy_seconds: how long something was under way.
+        step_seconds: the step's duration.
+    """
+
+    source: int
+    target: int
+    num_bytes: int
+    transfers: int
+    wait_seconds: float
+    busy_seconds: float
+    step_seconds: float
+
+    @property
+    def busy(self) -> float:
+        """The share of the step, from 0 to 1, in which something was under way."""
+        return self.busy_seconds / self.step_seconds if self.step_seconds else 0.0
+
+    @property
+    def rate(self) -> float:
+        """Bytes/s while something was under way; 0 where nothing was."""
+        return self.num_bytes / self.busy_seconds if self.busy_seconds else 0.0
+
+
+def stage_report(reports: Sequence[StepReport]) -> StepReport:
+    """The report of a stage, from those of its hosts.
+
+    Args:
+        reports: one a host.
+
+    Returns:
+        The first host's, with the transfers of all: they begin when the first host sends and are
+        there when the last one has its part; their bytes are those of all hosts.
+
+    Example:
+        >>> from hetjax.runtime.instructions.buffers import Route
+        >>> tag = Tag(Route("value", 0, 1), microbatch=3)
+        >>> hosts = [StepReport(arrivals={tag: Arrival(at, 64)}) for at in (5.0, 7.0)]
+        >>> stage_report(hosts).arrivals[tag]
+        Arrival(at=7.0, num_bytes=128)
+    """
+    first, *_ = reports
+    return replace(
+        first,
+        sends={tag: min(report.sends[tag] for report in reports) for tag in first.sends},
+        arrivals={
+            tag: Arrival(
+                max(report.arrivals[tag].at for report in reports),
+                sum(report.arrivals[tag].num_bytes for report in reports),
+            )
+            for tag in first.arrivals
+        },
+        waits={tag: max(report.waits[tag] for report in reports) for tag in first.waits},
+    )
+
+
+def link_events(reports: Sequence[StepReport]) -> list[Event]:
+    """The transfers of activations and of their gradients.
+
+    Args:
+        reports: the reports of all stages, of one timed step.
+
+    Returns:
+        One event for each transfer, put together from what both of its ends saw.
+    """
+    return [event for tag, event in _transfers(reports) if tag.route.kind in _ACTIVATIONS]
+
+
+def link_uses(reports: Sequence[StepReport]) -> list[LinkUse]:
+    """What the links between stages did in a step.
+
+    Args:
+        reports: the reports of all stages, of one timed step: in others a worker sends what is not
+            computed yet, and its clock may differ from that of the receiver.
+
+    Returns:
+        One entry for each direction that was used, with transfers of every kind.
+    """
+    waits = {tag: seconds for report in reports for tag, seconds in report.waits.items()}
+    links: dict[tuple[int, int], list[tuple[Tag, Event]]] = {}
+    for tag, event in _transfers(reports):
+        links.setdefault((tag.route.source, tag.route.target), []).append((tag, event))
+    return [
+        LinkUse(
+            *link,
+            num_bytes=sum(event.num_bytes for _, event in transfers),
+            transfers=len(transfers),
+            wait_seconds=sum(waits[tag] for tag, _ in transfers),
+            busy_seconds=Timeline(tuple(event for _, event in transfers)).busy(link_track(*link)),
+            step_seconds=max(report.seconds for report in reports),
+        )
+        for link, transfers in sorted(links.items())
+    ]
+
+
+def exchange_seconds(reports: Sequence[StepReport]) -> float:
+    """How long stages exchanged gradients and parameters that several of them hold.
+
+    Args:
+        reports: the reports of all stages, of one timed step.
+
+    Returns:
+        Seconds: of the stage that exchanged longest, in the direction that took longer; 0 where
+        nothing is shared.
+    """
+    events: dict[tuple[int, str, str], list[Event]] = {}
+    for tag, event in _transfers(reports):
+        kind, source, target = tag.route
+        if kind in _SHARED:
+            events.setdefault((source, kind, "out"), []).append(event)
+            events.setdefault((target, kind, "in"), []).append(event)
+    busy = {
+        key: Timeline(tuple(replace(event, track="card") for event in each)).busy("card")
+        for key, each in events.items()
+    }
+    stages = {stage for stage, _, _ in busy}
+    return max(
+        (
+            sum(max(busy.get((s, kind, way), 0.0) for way in ("in", "out")) for kind in _SHARED)
+            for s in stages
+        ),
+        default=0.0,
+    )
+
+
+def _transfers(reports: Sequence[StepReport]) -> Iterator[tuple[Tag, Event]]:
+    """Every transfer of which both ends tell."""
+    arrivals = {tag: at for report in reports for tag, at in report.arrivals.items()}
+    for report in reports:
+        for tag, sent in report.sends.items():
+            if tag in arrivals:
+                (kind, *link), microbatch = tag
+                at, num_bytes = arrivals[tag]
+                name = f"{_ACTIVATIONS.get(kind, kind)}{microbatch}"
+                end = max(sent, at)
+                yield tag, Event(link_track(*link), name, "send", microbatch, sent, end, num_bytes)

@@ -1,0 +1,404 @@
+"""The worker: one stage's state, and the loop that runs its instruction list."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Container, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+
+from hetjax.pipeline.schedules.schedule import Schedule
+from hetjax.pipeline.timeline.timeline import Event, stage_track
+from hetjax.runtime.compilation.stage_programs import (
+    CompiledStage,
+    compile_evaluation,
+    compile_stage,
+    with_schedule,
+)
+from hetjax.runtime.compilation.state import StageState, initial_state, loss_seed
+from hetjax.runtime.instructions.buffers import (
+    Buffer,
+    Expect,
+    Free,
+    Instruction,
+    Load,
+    Receive,
+    Run,
+    Send,
+    Tag,
+)
+from hetjax.runtime.instructions.instruction_list import (
+    ACTIVATIONS,
+    WEIGHT_GRADIENT,
+    evaluation_instructions,
+    training_instructions,
+)
+from hetjax.runtime.instructions.placement import Placement
+from hetjax.runtime.moves.transport import Transport
+from hetjax.runtime.workers.playing import Pace
+from hetjax.runtime.workers.step_report import StepReport
+
+Feed = Callable[[int, int], Sequence[np.ndarray]]
+"""From the first row and the row after the last one to the batch's leaves, with those rows."""
+
+_EVENT_KINDS = {
+    "forward": "F",
+    "recompute": "R",
+    "backward": "B",
+    "input_gradient": "B",
+    "weight_gradient": "W",
+}
+
+
+class StageWorker:
+    """Holds the state of one stage and runs its instructions.
+
+    Args:
+        placement: shardings of all buffers, with the programs and the plan.
+        stage: which stage.
+        mesh: its devices.
+        transport: what moves arrays to and from the other stages.
+
+    Attributes:
+        pace: what programs run under; None to run them as fast as they go.
+    """
+
+    pace: Pace | None = None
+
+    def __init__(self, placement: Placement, stage: int, mesh: Mesh, transport: Transport):
+        self.placement, self.stage, self.mesh, self.transport = placement, stage, mesh, transport
+        self.pipelines = placement.pipelines
+        self.programs = placement.pipelines.programs[stage]
+        self.is_last = placement.pipelines.is_last(stage)
+        self.spans_hosts = len({device.process_index for device in mesh.devices.flat}) > 1
+        self.compiled: CompiledStage = compile_stage(placement, stage, mesh)
+        schedule = placement.pipeline_plan(stage).schedule
+        self.training = self._training(schedule)
+        self.evaluation: tuple[Instruction, ...] = ()
+        self.buffers: dict[Buffer, Any] = {}
+        self._sizes: dict[tuple[str, int, int], int] = {}
+
+    def _training(self, schedule: Schedule) -> tuple[Instruction, ...]:
+        reductions = self.placement.reductions(self.stage)
+        return training_instructions(self.pipelines, schedule, self.stage, reductions=reductions)
+
+    def start(self, parameters: Any) -> None:
+        """Make the initial state.
+
+        Args:
+            parameters: pytree of arrays, or a function without arguments that makes it.
+        """
+        self.restore(initial_state(self.placement, self.stage, self.compiled, parameters))
+
+    def restore(self, state: StageState) -> None:
+        """Take over a state.
+
+        Args:
+            state: parameter and optimizer-state parts of this stage, sharded as it wants them.
+        """
+        self.buffers = {}
+        self._bind("parameter", state.parameters)
+        self._bind("state", state.optimizer)
+        if "zero_gradients" in self.compiled.programs:
+            self._bind("gradient", self.compiled.programs["zero_gradients"]())
+        if self.is_last:
+            self._bind("one", [loss_seed(self.compiled, self.programs.sent[0].dtype)])
+
+    def use_schedule(self, schedule: Schedule) -> None:
+        """Run the following training steps in another order.
+
+        Args:
+            schedule: of as many stages and microbatches; programs that it needs and that are not
+                there yet are compiled.
+        """
+        self.placement = self.placement.with_schedule(schedule)
+        self.compiled = with_schedule(self.compiled, self.placement, self.stage)
+        self.training = self._training(schedule)
+
+    def state(self) -> StageState:
+        """The parameter and optimizer-state parts that the stage holds now."""
+        return StageState(self._all("parameter"), self._all("state"))
+
+    def _bind(self, kind: str, arrays: Sequence[Any]) -> None:
+        self.buffers.update({Buffer(kind, i): array for i, array in enumerate(arrays)})
+
+    def _all(self, kind: str) -> list[jax.Array]:
+        names = sorted(name for name in self.buffers if name.kind == kind)
+        return [self.buffers[name] for name in names]
+
+    def num_bytes(self, name: Buffer, array: Any) -> int:
+        """The size of an array that a microbatch keeps, which is that of every microbatch's.
+
+        It is remembered: an array takes microseconds to say it, and a stage keeps a hundred.
+        """
+        key = name.kind, name.place, name.link
+        if key not in self._sizes:
+            self._sizes[key] = array.nbytes
+        return self._sizes[key]
+
+    def train_step(self, step: int, feed: Feed, *, timed: bool = False) -> StepReport:
+        """Run one training step.
+
+        Args:
+            step: the step's number, the same on all workers.
+            feed: gives rows of the step's batch.
+            timed: wait for each operation and record when it ran.
+
+        Returns:
+            What was seen.
+        """
+        run = _StepRun(self, step, feed, timed)
+        run.execute(self.training)
+        return run.report
+
+    def evaluate(self, step: int, feed: Feed) -> tuple[float, ...] | None:
+        """Compute the loss of a batch, without a backward pass.
+
+        Args:
+            step: a number that tells this call's transfers from all others.
+            feed: gives rows of the batch.
+
+        Returns:
+            The summed loss and the count, then the figures beside the loss as `StepReport.aux` has
+            them; None except in the last stage.
+        """
+        if not self.evaluation:
+            program = compile_evaluation(self.placement, self.stage, self.mesh)
+            self.compiled = _with_program(self.compiled, "evaluate", program)
+            count = self.placement.pipeline_plan(self.stage).num_microbatches
+            self.evaluation = evaluation_instructions(self.pipelines, count, self.stage)
+        run = _StepRun(self, step, feed, timed=False)
+        run.execute(self.evaluation)
+        return (*self.pop_sums("total"), *self.pop_sums("count"), *run.report.aux) or None
+
+    def pop_sums(self, kind: str) -> tuple[float, ...]:
+        """Takes scalars out of the buffers: for each place of a kind, the sum of all microbatches.
+
+        Args:
+            kind: the kind of buffer.
+
+        Returns:
+            One sum a place; none where there are no such buffers.
+        """
+        found: dict[int, float] = {}
+        for name in sorted(name for name in self.buffers if name.kind == kind):
+            found[name.place] = found.get(name.place, 0.0) + float(self.buffers.pop(name))
+        return tuple(found[place] for place in sorted(found))
+
+
+class _StepRun:
+    """One pass over an instruction list."""
+
+    def __init__(self, worker: StageWorker, step: int, feed: Feed, timed: bool):
+        self.worker, self.step, self.feed, self.timed = worker, step, feed, timed
+        self.buffers = worker.buffers
+        self.report = StepReport()
+        self.live: Counter[int] = Counter()
+        self.live_bytes = 0
+        self.latest: list[jax.Array] = []
+
+    def execute(self, instructions: Sequence[Instruction]) -> None:
+        began = time.perf_counter()
+        early = EarlyRuns(instructions)
+        for place, instruction in enumerate(instructions):
+            if isinstance(instruction, Receive):
+                self._fill_wait(early, place, instruction.tag)
+            if not early.has_run(place):
+                self._do(instruction)
+        self._metrics()
+        self.report.seconds = time.perf_counter() - began
+
+    def _do(self, instruction: Instruction) -> None:
+        match instruction:
+            case Run():
+                self._run(instruction)
+            case Load():
+                self._load(instruction)
+            case Expect():
+                self.worker.transport.expect(self.step, instruction.tag)
+            case Receive():
+                self._receive(instruction)
+            case Send():
+                self._send(instruction)
+            case Free():
+                self._free(instruction)
+
+    def _fill_wait(self, early: EarlyRuns, place: int, tag: Tag) -> None:
+        """Run weight gradients that come later, as long as a transfer is not there.
+
+        While the devices still compute, nothing is lost by waiting for them. The hosts of a stage
+        that spans several must all run the same in the same order, whatever each of them waits for.
+        """
+        if self.worker.spans_hosts:
+            return
+        transport = self.worker.transport
+        while (run := early.next_after(place, self.buffers)) is not None:
+            if transport.ready(self.step, tag):
+                return
+            jax.block_until_ready(self.latest)
+            if transport.ready(self.step, tag):
+                return
+            self._do(run)
+            early.mark()
+
+    def _metrics(self) -> None:
+        names = [name for name in sorted(self.buffers) if name.kind == "metric"]
+        values = [self.buffers.pop(name) for name in names]
+        if values:
+            # A step ends when its new parameters are there, on every stage.
+            jax.block_until_ready([*values, *self.worker.state().parameters])
+            if self.worker.stage == self.worker.pipelines.loss_stages[0]:
+                self._tell(*values)
+        self.report.aux = self.worker.pop_sums("aux")
+
+    def _tell(self, loss: jax.Array, norm: jax.Array, squares: jax.Array) -> None:
+        self.report.loss, self.report.gradient_norm = float(loss), float(norm)
+        if not (np.isfinite(self.report.loss) and np.isfinite(self.report.gradient_norm)):
+            leaves = np.flatnonzero(~np.isfinite(np.asarray(squares)))
+            self.report.nonfinite_leaves = tuple(leaves.tolist())
+
+    def _run(self, instruction: Run) -> None:
+        start = time.time()
+        arguments = [[self.buffers[b] for b in group] for group in instruction.inputs]
+        program = self.worker.compiled.programs[instruction.program]
+        pace = self.worker.pace
+        with pace.running(self.worker.stage, instruction.program) if pace else nullcontext():
+            self.latest = jax.tree.leaves(program(*arguments))
+            if self.timed or pace:
+                jax.block_until_ready(self.latest)
+        self._hold(instruction.outputs, self.latest)
+        if self.timed:
+            kind = _EVENT_KINDS.get(instruction.program, "update")
+            mark = instruction.microbatch if instruction.microbatch >= 0 else None
+            name = kind if mark is None else f"{kind}{mark}"
+            track = stage_track(self.worker.stage)
+            self.report.events.append(Event(track, name, kind, mark, start, time.time()))
+
+    def _load(self, instruction: Load) -> None:
+        placement, stage = self.worker.placement, self.worker.stage
+        size = placement.pipeline_plan(stage).microbatch_size
+        shardings = self.worker.compiled.batch
+        first, end = _local_rows(list(shardings.values()), size)
+        base = placement.first_example(stage) + instruction.microbatch * size
+        leaves = self.feed(base + first, base + end)
+        arrays = [
+            _global_array(leaves[b.place], shape, shardings[b.place], first)
+            for b, shape in zip(instruction.buffers, self.worker.programs.batch, strict=True)
+        ]
+        self._hold(instruction.buffers, arrays)
+
+    def _receive(self, instruction: Receive) -> None:
+        tag, transport = instruction.tag, self.worker.transport
+        start = time.perf_counter()
+        arrays = transport.receive(self.step, tag)
+        if self.timed:
+            jax.block_until_ready(arrays)
+        self.report.arrivals[tag] = transport.arrival(self.step, tag)
+        self.report.waits[tag] = time.perf_counter() - start
+        self._hold(instruction.buffers, arrays)
+
+    def _send(self, instruction: Send) -> None:
+        arrays = [self.buffers[buffer] for buffer in instruction.buffers]
+        self.report.sends[instruction.tag] = time.time()
+        self.worker.transport.send(self.step, instruction.tag, arrays)
+
+    def _hold(self, names: Sequence[Buffer], arrays: Sequence[Any]) -> None:
+        for name, array in zip(names, arrays, strict=True):
+            self.buffers[name] = array
+            if name.kind in ACTIVATIONS:
+                self.live[name.microbatch] += 1
+                self.live_bytes += self.worker.num_bytes(name, array)
+        held = sum(count > 0 for count in self.live.values())
+        self.report.live_microbatches = max(self.report.live_microbatches, held)
+        self.report.live_bytes = max(self.report.live_bytes, self.live_bytes)
+
+    def _free(self, instruction: Free) -> None:
+        for name in instruction.buffers:
+            array = self.buffers.pop(name)
+            if name.kind in ACTIVATIONS:
+                self.live[name.microbatch] -= 1
+                self.live_bytes -= self.worker.num_bytes(name, array)
+
+
+class EarlyRuns:
+    """Which weight gradients of an instruction list have run before their turn.
+
+    Gradients are added up in the order of the list, whatever runs early: so the next run that adds
+    to the sums is the only one that may be taken, and only if it is a weight gradient.
+
+    Args:
+        instructions: the list.
+    """
+
+    def __init__(self, instructions: Sequence[Instruction]):
+        names = (WEIGHT_GRADIENT, "backward")
+        self._runs = [
+            (place, instruction)
+            for place, instruction in enumerate(instructions)
+            if isinstance(instruction, Run) and instruction.program in names
+        ]
+        self._next = 0
+        self._early: set[int] = set()
+
+    def next_after(self, place: int, held: Container[Buffer]) -> Run | None:
+        """The weight gradient that may run before the instruction at a place.
+
+        Args:
+            place: where the worker is in the list.
+            held: the buffers that it has.
+
+        Returns:
+            The run; None where the next sum is another program's, or its inputs are not there.
+        """
+        while self._next < len(self._runs) and self._runs[self._next][0] < place:
+            self._next += 1
+        if self._next == len(self._runs):
+            return None
+        run = self._runs[self._next][1]
+        if run.program != WEIGHT_GRADIENT:
+            return None
+        return run if all(b in held for group in run.inputs for b in group) else None
+
+    def mark(self) -> None:
+        """Note that the run last returned by `next_after` has run."""
+        self._early.add(self._runs[self._next][0])
+        self._next += 1
+
+    def has_run(self, place: int) -> bool:
+        """Whether the instruction at a place ran early."""
+        return place in self._early
+
+
+def _local_rows(shardings: Sequence[NamedSharding], size: int) -> tuple[int, int]:
+    """The rows of a microbatch that this process's devices hold."""
+    spans = [
+        index[0].indices(size)
+        for sharding in shardings
+        for index in sharding.addressable_devices_indices_map((size,)).values()
+        if index is not None
+    ]
+    return min(span[0] for span in spans), max(span[1] for span in spans)
+
+
+def _global_array(
+    rows: np.ndarray, shape: jax.ShapeDtypeStruct, sharding: NamedSharding, first: int
+) -> jax.Array:
+    rows = np.asarray(rows).astype(shape.dtype, copy=False)
+    if sharding.is_fully_addressable:
+        return jax.device_put(rows, sharding)
+
+    def part(index: Any) -> np.ndarray:
+        start, stop, _ = index[0].indices(shape.shape[0])
+        return rows[(slice(start - first, stop - first), *index[1:])]
+
+    return jax.make_array_from_callback(shape.shape, sharding, part)
+
+
+def _with_program(compiled: CompiledStage, name: str, program: Any) -> CompiledStage:
+    return replace(compiled, programs={**compiled.programs, name: program})

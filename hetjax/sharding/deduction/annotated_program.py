@@ -1,0 +1,141 @@
+"""Annotated programs: equations, each with the submeshes that compute it, and what lies how.
+
+A program is plain data, whoever has deduced it: values are numbers, each with a shape and an HSPMD
+annotation; nodes say what is computed where, and where a value comes to lie in another way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+
+from hetjax import _compat
+from hetjax.sharding.annotation.annotation import HSharding, Subgroup
+from hetjax.sharding.annotation.bounds import extent
+from hetjax.sharding.deduction.signature import Signature
+
+Union = tuple[Subgroup, ...]
+"""Submeshes that compute an equation together, with no sharding inside them."""
+
+
+@dataclass(frozen=True)
+class Taken:
+    """The part of an operand that each submesh takes of what it has; no data moves.
+
+    Args:
+        dimension: the dimension along which each takes a part of the whole; None: the first submesh
+            takes all, and the others take zeros.
+        parts: for a dimension, start and end for each submesh.
+    """
+
+    dimension: int | None
+    parts: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Compute:
+    """An equation that each submesh of a union computes on what it has.
+
+    Args:
+        equation: the equation.
+        inputs: the values that it takes.
+        outputs: the values that it makes.
+        union: the submeshes; none where every operand is known everywhere, and so the results are.
+        signature: how its dimensions belong together.
+        taken: operands of which each submesh takes a part first.
+        resized: for each submesh, parameters for the sizes that it has.
+        sums_stay: see `hetjax.sharding.deduction.bottom_tier.apply`.
+        bodies: for a scan, a conditional or a loop, its jaxprs as annotated programs.
+    """
+
+    equation: _compat.JaxprEqn
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    union: Union
+    signature: Signature
+    taken: Mapping[int, Taken] = field(default_factory=dict)
+    resized: tuple[Mapping[str, Any], ...] = ()
+    sums_stay: bool = False
+    bodies: tuple[AnnotatedProgram, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Move:
+    """A value that comes to lie in another way: a communication step.
+
+    Args:
+        input: the value.
+        output: the same value, as it lies afterwards.
+        source: how it lies; None where it is known everywhere.
+        destination: how it lies afterwards.
+    """
+
+    input: int
+    output: int
+    source: HSharding | None
+    destination: HSharding
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether only the sharding inside submeshes changes, which their own compilers do."""
+        source, destination = self.source, self.destination
+        if source is None:
+            return True
+        same_top_tier = (source.hdim, source.sizes) == (destination.hdim, destination.sizes)
+        return union_of(source) == union_of(destination) and same_top_tier
+
+
+@dataclass(frozen=True, eq=False)
+class AnnotatedProgram:
+    """A program whose every value has an annotation.
+
+    Args:
+        inputs: the values that it takes.
+        outputs: the values that it gives.
+        shapes: shape and dtype of every value, whole.
+        annotations: how every value lies; None where it is known everywhere.
+        constants: the values that are given.
+        nodes: what is done, in order.
+    """
+
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    shapes: tuple[Any, ...]
+    annotations: tuple[HSharding | None, ...]
+    constants: Mapping[int, Any]
+    nodes: tuple[Compute | Move, ...]
+
+    @property
+    def moves(self) -> Iterator[Move]:
+        """The moves that need messages between submeshes, or another union."""
+        return (node for node in self.nodes if isinstance(node, Move) and not node.is_inside)
+
+
+def union_of(annotation: HSharding) -> Union:
+    """The submeshes of an annotation."""
+    return tuple(group.bare for group in annotation.subgroups)
+
+
+def shape_on(
+    mesh: Mesh | AbstractMesh, place: int, shape: Any, annotation: HSharding | None
+) -> jax.ShapeDtypeStruct:
+    """What one submesh has of a value, as JAX types it there.
+
+    Args:
+        mesh: the submesh's mesh, of explicit axes.
+        place: which submesh of the annotation.
+        shape: shape and dtype of the value, whole.
+        annotation: how it lies; None where it is known everywhere.
+
+    Returns:
+        Shape, dtype and sharding.
+    """
+    spec, region = PartitionSpec(), tuple(shape.shape)
+    if annotation is not None:
+        spec = annotation.subgroups[place].spec
+        region = extent(annotation.regions(shape.shape)[place])
+    return jax.ShapeDtypeStruct(region, shape.dtype, sharding=NamedSharding(mesh, spec))

@@ -1,0 +1,281 @@
+"""The bottom tier: equations inside one submesh, on arrays whose types say how they are sharded.
+
+JAX's explicit sharding deduces the results' shardings. Where a contraction is over a divided
+dimension its results become partial sums; where JAX asks for a decision (a gather, a scatter), the
+labels of the equation's signature make it, and JAX's compiler does the rest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+
+from hetjax import _compat
+from hetjax.sharding.annotation.annotation import axes_of, entries_of, spec_from
+from hetjax.sharding.deduction.signature import Label, Labels, Signature
+
+
+class OperandError(Exception):
+    """An operand lies in a way that an equation cannot take.
+
+    Args:
+        operand: its place, or `ELSEWHERE`.
+        reason: what is wrong, as the end of a sentence.
+        spec: how it should be sharded inside a submesh; None where the top tier is at fault.
+
+    Attributes:
+        place: the submesh whose sharding is at fault.
+    """
+
+    def __init__(self, operand: int, reason: str, spec: PartitionSpec | None = None):
+        super().__init__(reason)
+        self.operand, self.reason, self.spec = operand, reason, spec
+        self.place = 0
+
+
+ELSEWHERE = -1
+"""In place of an operand: what is wrong is inside a body, or with all operands together."""
+
+
+def spec_of(array: Any) -> PartitionSpec:
+    """The sharding in the type of an array; of one that is whole on every device, none."""
+    sharding = getattr(jax.typeof(array), "sharding", None)
+    return sharding.spec if isinstance(sharding, NamedSharding) else PartitionSpec()
+
+
+def resharded(array: Any, spec: PartitionSpec) -> Any:
+    """An array with another sharding inside its submesh."""
+    if _same_spec(spec_of(array), spec):
+        return array
+    return jax.sharding.reshard(array, _on_mesh(spec))
+
+
+def _same_spec(a: PartitionSpec, b: PartitionSpec) -> bool:
+    def entries(spec: PartitionSpec) -> list[tuple[str, ...]]:
+        found = [axes_of(entry) for entry in spec.partitions]
+        while found and not found[-1]:
+            found.pop()
+        return found
+
+    return entries(a) == entries(b) and a.unreduced == b.unreduced
+
+
+def apply(
+    equation: _compat.JaxprEqn,
+    params: Mapping[str, Any],
+    signature: Signature,
+    operands: Sequence[Any],
+    *,
+    sums_stay: bool = False,
+) -> list[Any]:
+    """Evaluate an equation on arrays of one submesh, inside a trace under its mesh.
+
+    Args:
+        equation: the equation.
+        params: its parameters, for the sizes that the submesh has.
+        signature: its signature.
+        operands: traced arrays.
+        sums_stay: whether all sums over divided dimensions stay partial, as those of contractions
+            do, and linear functions are taken of them; else JAX's own rules hold.
+
+    Returns:
+        The results, whose types say how they are sharded.
+
+    Raises:
+        OperandError: the operands' shardings cannot be taken together.
+    """
+    contracted = _contracted_axes(signature, operands)
+    name = equation.primitive.name
+    if contracted and (name == "dot_general" or (sums_stay and name == "reduce_sum")):
+        chosen = _label_axes(signature, operands)
+        spec = _by_labels(signature.results[0], chosen, contracted)
+        params = {**params, "out_sharding": _on_mesh(spec)}
+    elif sums_stay and (axes := _partial_axes(signature, operands, contracted)):
+        found = _in_parts(equation, params, signature, operands, axes)
+        if found is not None:
+            return found
+    _check_sums(signature, operands)
+    # The shapes are right: whatever JAX raises here, of many types, is about shardings.
+    with contextlib.suppress(Exception):
+        return _compat.bind_with(equation, params, operands)
+    chosen = _label_axes(signature, operands)
+    specs = [_by_labels(labels, chosen) for labels in signature.results]
+    run: Any = jax.sharding.auto_axes(
+        lambda *arrays: tuple(_compat.bind_with(equation, params, arrays)),
+        out_sharding=tuple(_on_mesh(spec) for spec in specs),
+    )
+    return list(run(*operands))
+
+
+def _check_sums(signature: Signature, operands: Sequence[Any]) -> None:
+    """Check that partial sums go where results are linear in all of them together.
+
+    JAX checks this too, but not for every primitive.
+    """
+    sums = {place for place, array in enumerate(operands) if spec_of(array).unreduced}
+    if sums and not any(sums == together for together in signature.linear):
+        place = min(sums)
+        whole = PartitionSpec(*spec_of(operands[place]).partitions)
+        raise OperandError(place, "it is a partial sum", whole)
+
+
+def _partial_axes(
+    signature: Signature, operands: Sequence[Any], contracted: frozenset[str]
+) -> frozenset[str]:
+    """The axes along which the results are partial sums; none where no rule allows it."""
+    unreduced = {i: spec_of(a).unreduced for i, a in enumerate(operands) if spec_of(a).unreduced}
+    if not unreduced:
+        return contracted
+    axes, *others = set(unreduced.values())
+    linear = any(set(unreduced) <= together for together in signature.linear)
+    divided = {axis for array in operands for axis in _axes_used(spec_of(array))}
+    return axes if linear and not others and divided.isdisjoint(axes) else frozenset()
+
+
+def _axes_used(spec: PartitionSpec) -> list[str]:
+    return [axis for entry in spec.partitions for axis in axes_of(entry)]
+
+
+def _in_parts(
+    equation: _compat.JaxprEqn,
+    params: Mapping[str, Any],
+    signature: Signature,
+    operands: Sequence[Any],
+    axes: frozenset[str],
+) -> list[Any] | None:
+    """Evaluate an equation on each device's own parts and summands.
+
+    What is added to summands and is none itself counts once, on the first device of the axes.
+
+    Returns:
+        The results, partial sums along the axes; None where sizes of several parts would change.
+    """
+    chosen = _label_axes(signature, operands, sums_pass=True)
+    operands = [
+        resharded(array, _by_labels(labels, chosen, spec_of(array).unreduced))
+        for labels, array in zip(signature.operands, operands, strict=True)
+    ]
+    local = _local_params(equation, params, signature, operands)
+    if local is None:
+        return None
+    summands = {i for i, array in enumerate(operands) if spec_of(array).unreduced}
+    together = next((each for each in signature.linear if summands and summands <= each), None)
+    once = signature.base if together is None else together - summands
+
+    def run(*arrays: Any) -> tuple[Any, ...]:
+        first = jax.lax.axis_index(tuple(sorted(axes))) == 0
+        parts = [
+            jnp.where(first, array, jnp.zeros_like(array)) if i in once else array
+            for i, array in enumerate(arrays)
+        ]
+        return tuple(_compat.bind_with(equation, local, parts))
+
+    in_specs = tuple(spec_of(array) for array in operands)
+    out_specs = tuple(_by_labels(labels, chosen, axes) for labels in signature.results)
+    mapped = jax.shard_map(run, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+    return list(mapped(*operands))
+
+
+def _local_params(
+    equation: _compat.JaxprEqn,
+    params: Mapping[str, Any],
+    signature: Signature,
+    operands: Sequence[Any],
+) -> dict[str, Any] | None:
+    """An equation's parameters for the sizes of one device; None where several change."""
+    sizes = jax.sharding.get_abstract_mesh().shape
+    changed: dict[int, Mapping[str, Any]] = {}
+    for labels, array in zip(signature.operands, operands, strict=True):
+        for dimension, (label, axes) in enumerate(_divisions(labels, spec_of(array))):
+            count = math.prod(sizes[axis] for axis in axes)
+            if label is not None and count > 1:
+                units = jax.typeof(array).shape[dimension] // label.scale // count
+                changed[label.name] = signature.resized(label.name, units)
+    found = [each for each in changed.values() if each]
+    others = [name for each in found for name in each if params[name] != equation.params[name]]
+    if len(found) > 1 or others:
+        return None
+    return {**params, **(found[0] if found else {})}
+
+
+def _on_mesh(spec: PartitionSpec) -> NamedSharding:
+    return NamedSharding(jax.sharding.get_abstract_mesh(), spec)
+
+
+def _contracted_axes(signature: Signature, operands: Sequence[Any]) -> frozenset[str]:
+    """The axes that divide a dimension which is added up, in all operands that have it."""
+    divided: dict[int, list[frozenset[str]]] = {}
+    for labels, operand in zip(signature.operands, operands, strict=True):
+        for label, axes in _divisions(labels, spec_of(operand)):
+            if label is not None and label.name in signature.summed:
+                divided.setdefault(label.name, []).append(frozenset(axes))
+    sizes = jax.sharding.get_abstract_mesh().shape
+    shared = frozenset().union(*(frozenset.intersection(*sets) for sets in divided.values()))
+    return frozenset(axis for axis in shared if sizes[axis] > 1)
+
+
+def _divisions(labels: Labels, spec: PartitionSpec) -> list[tuple[Label | None, tuple[str, ...]]]:
+    entries = entries_of(spec, len(labels))
+    return [(label, axes_of(entry)) for label, entry in zip(labels, entries, strict=True)]
+
+
+def _label_axes(
+    signature: Signature, operands: Sequence[Any], *, sums_pass: bool = False
+) -> dict[int, tuple[str, ...]]:
+    """The axes that divide each label, by all operands together.
+
+    Raises:
+        OperandError: two operands do not agree, or one is a partial sum where `sums_pass` is not.
+    """
+    chosen: dict[int, tuple[str, ...]] = {}
+    taken: dict[str, int] = {}
+    for place, (labels, operand) in enumerate(zip(signature.operands, operands, strict=True)):
+        spec = spec_of(operand)
+        entries: list[tuple[str, ...]] = []
+        problem = "it is a partial sum" if spec.unreduced and not sums_pass else ""
+        for dimension, (label, axes) in enumerate(_divisions(labels, spec)):
+            units = jax.typeof(operand).shape[dimension] // (label.scale if label else 1)
+            if axes and not (_fits(label, axes, chosen, taken) and _divides(axes, units)):
+                problem = f"its dimension {dimension} is divided over {list(axes)}"
+                others = {axis for entry in entries for axis in entry}
+                axes = chosen.get(label.name, ()) if label is not None else ()
+                axes = axes if others.isdisjoint(axes) and _divides(axes, units) else ()
+            elif axes and label is not None:
+                chosen[label.name] = axes
+                taken.update(dict.fromkeys(axes, label.name))
+            entries.append(axes)
+        if problem:
+            raise OperandError(place, problem, spec_from(entries))
+    return chosen
+
+
+def _by_labels(
+    labels: Labels, chosen: Mapping[int, tuple[str, ...]], unreduced: frozenset[str] = frozenset()
+) -> PartitionSpec:
+    """The sharding of an array whose labels are divided over axes."""
+    entries = [chosen.get(label.name, ()) if label is not None else () for label in labels]
+    return spec_from(entries, unreduced)
+
+
+def _fits(
+    label: Label | None,
+    axes: tuple[str, ...],
+    chosen: Mapping[int, tuple[str, ...]],
+    taken: Mapping[str, int],
+) -> bool:
+    """Whether a dimension may be divided over axes, beside those of the operands before."""
+    if label is None or chosen.get(label.name, axes) != axes:
+        return False
+    return all(taken.get(axis, label.name) == label.name for axis in axes)
+
+
+def _divides(axes: tuple[str, ...], units: int) -> bool:
+    """Whether axes of the present mesh divide a number of units evenly."""
+    sizes = jax.sharding.get_abstract_mesh().shape
+    return units % math.prod(sizes[axis] for axis in axes) == 0

@@ -1,0 +1,219 @@
+"""The top tier: what submeshes share a value along, and how that passes through an equation."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from jax.sharding import PartitionSpec
+
+from hetjax import _compat
+from hetjax.sharding.annotation.annotation import (
+    DUPLICATE,
+    PARTIAL,
+    HDim,
+    HSharding,
+    Subgroup,
+    axes_of,
+)
+from hetjax.sharding.annotation.bounds import extent
+from hetjax.sharding.deduction.annotated_program import Compute, Taken, Union, union_of
+from hetjax.sharding.deduction.bottom_tier import OperandError
+from hetjax.sharding.deduction.signature import Label, Labels, Signature, shapes_of
+
+
+@dataclass(frozen=True)
+class TopTier:
+    """What the submeshes of a union share a value along.
+
+    Args:
+        hdim: a dimension, duplicate or partial.
+        widths: for a dimension, how much of it each submesh has.
+    """
+
+    hdim: HDim = DUPLICATE
+    widths: tuple[int, ...] = ()
+
+
+WHOLE = TopTier()
+"""Each submesh has the whole value."""
+
+
+def top_tier_of(annotation: HSharding | None, shape: Sequence[int]) -> TopTier:
+    """The top tier of an annotation, with sizes in numbers."""
+    if annotation is None or isinstance(annotation.hdim, str):
+        return WHOLE if annotation is None else TopTier(annotation.hdim)
+    regions = annotation.regions(shape)
+    return TopTier(annotation.hdim, tuple(extent(each)[annotation.hdim] for each in regions))
+
+
+def sized(annotation: HSharding, shape: Sequence[int]) -> HSharding:
+    """An annotation with sizes in numbers, so that those that say the same are equal."""
+    top = top_tier_of(annotation, shape)
+    return replace(annotation, sizes=top.widths) if len(annotation.subgroups) > 1 else annotation
+
+
+def pass_through(node: Compute, tops: Sequence[TopTier]) -> tuple[Compute, list[TopTier]]:
+    """How an equation's results are shared, given how its operands are.
+
+    Args:
+        node: the equation, on the union of its operands.
+        tops: how each operand is shared.
+
+    Returns:
+        The equation with what each submesh takes of its operands, and the top tier of each result.
+
+    Raises:
+        OperandError: the operands cannot be taken so.
+
+    Source: Hetu v2, section 5.2 (figure 11).
+    """
+    partial = {place for place, top in enumerate(tops) if top.hdim == PARTIAL}
+    if partial:
+        return _sum_of_parts(node, tops, partial)
+    signature = node.signature
+    label, widths = _label(signature, tops)
+    if label is None:
+        return node, [WHOLE] * len(node.equation.outvars)
+    taken = {}
+    for place, (top, labels) in enumerate(zip(tops, signature.operands, strict=True)):
+        found = _place_of(label, labels)
+        if top.hdim == DUPLICATE and found is not None:
+            taken[place] = take(TopTier(found, _scaled(widths, labels[found])))
+        if place in signature.base and label in signature.summed:
+            taken[place] = Taken(None)
+    results = []
+    for labels in signature.results:
+        found = _place_of(label, labels)
+        if found is not None:
+            results.append(TopTier(found, _scaled(widths, labels[found])))
+        elif label in signature.summed:
+            results.append(TopTier(PARTIAL))
+        else:
+            first = next(place for place, top in enumerate(tops) if top.hdim != DUPLICATE)
+            raise OperandError(first, "its division does not pass to the result")
+    resized = tuple(signature.resized(label, width) for width in widths)
+    return replace(node, taken=taken, resized=resized), results
+
+
+def _sum_of_parts(
+    node: Compute, tops: Sequence[TopTier], partial: set[int]
+) -> tuple[Compute, list[TopTier]]:
+    """An equation of operands that submeshes have summands of."""
+    together = next((each for each in node.signature.linear if partial <= each), None)
+    if together is None:
+        raise OperandError(
+            min(partial), "submeshes have summands of it, and this is no linear function of it"
+        )
+    for place, top in enumerate(tops):
+        if place not in partial and top.hdim != DUPLICATE:
+            raise OperandError(place, "it is divided among submeshes that have summands")
+    taken = {place: Taken(None) for place in together - partial}
+    return replace(node, taken=taken), [TopTier(PARTIAL)] * len(node.equation.outvars)
+
+
+def _label(signature: Signature, tops: Sequence[TopTier]) -> tuple[int | None, tuple[int, ...]]:
+    """The label that the operands are divided along, and how much of it each submesh has."""
+    found: tuple[int | None, tuple[int, ...]] = (None, ())
+    for place, (top, labels) in enumerate(zip(tops, signature.operands, strict=True)):
+        if not isinstance(top.hdim, int):
+            continue
+        label = labels[top.hdim]
+        if label is None:
+            raise OperandError(place, f"its dimension {top.hdim} is divided among submeshes")
+        if any(width % label.scale for width in top.widths):
+            raise OperandError(
+                place, f"its dimension {top.hdim} is divided inside units of {label.scale}"
+            )
+        widths = tuple(width // label.scale for width in top.widths)
+        if found[0] is not None and found != (label.name, widths):
+            raise OperandError(place, "submeshes share it along another dimension or unlike")
+        found = (label.name, widths)
+    return found
+
+
+def _place_of(name: int, labels: Labels) -> int | None:
+    places = [i for i, label in enumerate(labels) if label is not None and label.name == name]
+    return places[0] if places else None
+
+
+def _scaled(widths: Sequence[int], label: Label | None) -> tuple[int, ...]:
+    assert label is not None
+    return tuple(width * label.scale for width in widths)
+
+
+def take(top: TopTier) -> Taken:
+    """What each submesh takes of a whole value, so that they share it."""
+    if not isinstance(top.hdim, int):
+        return Taken(None)
+    ends = itertools.accumulate(top.widths, initial=0)
+    return Taken(top.hdim, tuple(itertools.pairwise(ends)))
+
+
+def shared(annotation: HSharding, top: TopTier) -> HSharding:
+    """An annotation of a whole value, after each submesh has taken its part."""
+    if not isinstance(top.hdim, int):
+        return replace(annotation, hdim=top.hdim)
+    groups = []
+    for group in annotation.subgroups:
+        entries = list(group.spec.partitions)
+        if top.hdim < len(entries):
+            entries[top.hdim] = None
+        groups.append(group.with_spec(PartitionSpec(*entries, unreduced=group.spec.unreduced)))
+    return HSharding(tuple(groups), top.hdim, top.widths)
+
+
+def row_of(annotation: HSharding) -> HSharding:
+    """The annotation of one row of an array, whose rows are not divided."""
+    groups = tuple(
+        group.with_spec(PartitionSpec(*group.spec.partitions[1:], unreduced=group.spec.unreduced))
+        for group in annotation.subgroups
+    )
+    hdim = annotation.hdim
+    return HSharding(groups, hdim - 1 if isinstance(hdim, int) else hdim, annotation.sizes)
+
+
+def whole_on(annotation: HSharding, union: Union, shape: Sequence[int]) -> HSharding:
+    """The nearest annotation on a union by which each submesh has the whole value.
+
+    Where the union has as many submeshes, what they share stays, as far as it can.
+    """
+    alike = len(union) == len(annotation.subgroups)
+    specs = [group.spec for group in annotation.subgroups] if alike else [PartitionSpec()]
+    if alike and top_tier_of(annotation, shape) not in (WHOLE, TopTier(PARTIAL)):
+        regions = annotation.regions(shape)
+        groups = tuple(
+            group.with_spec(_fitting(group, spec, extent(region)))
+            for group, spec, region in zip(union, specs, regions, strict=True)
+        )
+        if union != union_of(annotation):
+            return HSharding(groups, annotation.hdim, annotation.sizes)
+    specs = specs if alike else specs * len(union)
+    groups = tuple(
+        group.with_spec(_fitting(group, spec, shape))
+        for group, spec in zip(union, specs, strict=True)
+    )
+    return HSharding(groups)
+
+
+def _fitting(group: Subgroup, spec: PartitionSpec, shape: Sequence[int]) -> PartitionSpec:
+    """A specification without sums, and without what does not divide a shape on a submesh."""
+    sizes = dict(group.axes)
+    entries = []
+    for entry, size in zip(spec.partitions, shape, strict=False):
+        axes = axes_of(entry)
+        known = all(axis in sizes for axis in axes)
+        fits = known and size % math.prod(sizes[axis] for axis in axes) == 0
+        entries.append(entry if fits else None)
+    return PartitionSpec(*entries)
+
+
+def indivisible(equation: _compat.JaxprEqn) -> Signature:
+    """The signature of a primitive of which nothing is known: nothing may be divided."""
+    operands, results = (
+        tuple((None,) * len(shape) for shape in shapes_of(variables))
+        for variables in (equation.invars, equation.outvars)
+    )
+    return Signature(operands, results)
