@@ -6,6 +6,7 @@ python scripts/rooms_page.py
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -90,16 +91,26 @@ def uses(package: str, name: str) -> list[str]:
     return found
 
 
+def said(package: str, name: str) -> str:
+    """What a room's package says of it, in its first paragraph."""
+    text = (folder(package, name) / "__init__.py").read_text()
+    document = ast.get_docstring(ast.parse(text)) or ""
+    return document.split("\n\n")[0].replace("\n", " ")
+
+
+def _subject(package: str) -> str:
+    """The first words of that."""
+    return re.split("[:;,.] ", said(package, "").rstrip("."))[0]
+
+
 def table() -> str:
     """All rooms, with what their packages say of them."""
     lines = [_HEAD, "|---|---|---|---|"]
     for package, name in rooms():
-        where = folder(package, name)
-        document = ast.get_docstring(ast.parse((where / "__init__.py").read_text())) or ""
-        said = document.split("\n\n")[0].replace("\n", " ")
-        files = len(list(where.glob("*.py"))) - 1
+        files = len(list(folder(package, name).glob("*.py"))) - 1
         title = f"`{package}.{name}`" if name else f"`{package}`"
-        lines.append(f"| {title} | {said} | {files} | {', '.join(uses(package, name))} |")
+        used = ", ".join(uses(package, name))
+        lines.append(f"| {title} | {said(package, name)} | {files} | {used} |")
     return "\n".join(lines)
 
 
@@ -127,13 +138,13 @@ def picture() -> str:
     for row, (package, names) in enumerate(PACKAGES.items()):
         top = 10 + row * _ROW
         lines.append(f'<text x="8" y="{top + 29}" font-weight="bold">{package}</text>')
-        lines += _boxes(names, top, _COLOURS[row % len(_COLOURS)])
+        lines += _boxes(names or (_subject(package),), top, _COLOURS[row % len(_COLOURS)])
     return "\n".join([*lines, "</svg>", ""])
 
 
 def _boxes(names: Sequence[str], top: int, colour: str) -> Iterator[str]:
-    width = (_WIDTH - _LABEL) / max(len(names), 1)
-    for place, name in enumerate(names or ("",)):
+    width = (_WIDTH - _LABEL) / len(names)
+    for place, name in enumerate(names):
         left = _LABEL + place * width
         yield (
             f'<rect x="{left:.0f}" y="{top}" width="{width - 8:.0f}" height="{_ROW - 12}" rx="5" '
