@@ -143,12 +143,12 @@ def solved(case: Case, *, count: int, platform: str, mesh_shapes: Any = None) ->
     """The program of some blocks, and how the integer program divides it."""
     from hetjax.mesh import DeviceKind, Link
     from hetjax.pipeline.stages.cutting import cut
-    from hetjax.planner.intra_op import Devices, Training, shard_stage
+    from hetjax.planner.intra_op import StageDevices, Training, shard_stage
 
     program = blocks_program(case)
     (stage,) = cut(program, (0, program.num_positions))
     kind = DeviceKind("example", {"float32": 1e12}, 10**12, 1e11, "made up", platform)
-    devices = Devices(kind, count, Link(5e9, 1e-6), 1e12)
+    devices = StageDevices(kind, count, Link(5e9, 1e-6), 1e12)
     training = Training(case.examples, 8, 1, "float32", 8.0)
     found = shard_stage(program, stage, devices, training, mesh_shapes=mesh_shapes)
     assert found is not None, "a terabyte of memory is enough"

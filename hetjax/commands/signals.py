@@ -77,7 +77,7 @@ class StopRequest:
         return "" if self._clock() - self._came <= _SAME_REQUEST_SECONDS else None
 
 
-class _Process:
+class _ProcessSignals:
     """What this process does; a process has one set of signals, and so one of these."""
 
     def __init__(self) -> None:
@@ -122,7 +122,7 @@ class _Process:
         self._ending.acquire()
 
 
-_PROCESS = _Process()
+_PROCESS = _ProcessSignals()
 
 
 def run_process(main: Callable[[], int]) -> int:

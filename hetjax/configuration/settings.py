@@ -36,8 +36,8 @@ Numbers = Annotated[tuple[float, ...], BeforeValidator(_as_tuple)]
 Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 Microbatches = Annotated[int, Field(ge=1, le=MAX_MICROBATCHES)]
 Width = Annotated[int, Field(le=MAX_WIDTH)]
-Blocks = Annotated[int, Field(le=MAX_BLOCKS)]
-Groups = Annotated[tuple[Blocks, ...], BeforeValidator(_as_tuple)]
+BlockCount = Annotated[int, Field(le=MAX_BLOCKS)]
+BlockCounts = Annotated[tuple[BlockCount, ...], BeforeValidator(_as_tuple)]
 Core = Annotated[int, Field(ge=0, lt=2**16)]
 Cores = Annotated[tuple[Core, ...], BeforeValidator(_as_tuple)]
 Seconds = Annotated[float, Field(gt=0, le=MAX_SECONDS)]
@@ -46,7 +46,7 @@ ScheduleName = Literal[
 ]
 
 
-class Section(Record):
+class SettingsSection(Record):
     """What all sections share."""
 
 
@@ -80,7 +80,7 @@ def _known_writers(names: tuple[str, ...]) -> tuple[str, ...]:
     return names
 
 
-class TrainSettings(Section):
+class TrainSettings(SettingsSection):
     """The training itself."""
 
     steps: Count = Field(default=300, description="training steps of the whole run")
@@ -142,7 +142,7 @@ class TrainSettings(Section):
         return self
 
 
-class ClusterSettings(Section):
+class ClusterSettings(SettingsSection):
     """The devices."""
 
     file: str | None = Field(
@@ -186,14 +186,14 @@ class ClusterSettings(Section):
         return self
 
 
-class ModelSettings(Section):
+class ModelSettings(SettingsSection):
     """The model: a named recipe, and what to change of it (None: as the recipe has it)."""
 
     recipe: str = Field(default="gpt-quickstart", description="name in hetjax.models.RECIPES")
     vocabulary: Annotated[int, Field(le=MAX_VOCABULARY)] | None = Field(
         default=None, description="number of tokens; None for as many as the data has"
     )
-    blocks: Blocks | None = Field(default=None, description="number of Transformer blocks")
+    blocks: BlockCount | None = Field(default=None, description="number of Transformer blocks")
     width: Width | None = Field(
         default=None,
         description="size of the residual stream; channels of the first group (VGG, ResNet)",
@@ -229,7 +229,7 @@ class ModelSettings(Section):
     )
     classes: Width | None = Field(default=None, description="number of classes (image models)")
     patch_size: Width | None = Field(default=None, description="height and width of a patch (ViT)")
-    groups: Groups | None = Field(
+    groups: BlockCounts | None = Field(
         default=None, description="convolutions (VGG) or blocks (ResNet) of each group"
     )
     dense_width: Width | None = Field(default=None, description="of hidden dense layers (VGG)")
@@ -241,7 +241,7 @@ class ModelSettings(Section):
         return {name: value for name, value in given.items() if value is not None}
 
 
-class DataSettings(Section):
+class DataSettings(SettingsSection):
     """Text, packed to the model's sequence, or labelled images."""
 
     kind: Literal["standard_library", "text", "synthetic", "images", "shapes"] = Field(
@@ -292,7 +292,7 @@ class DataSettings(Section):
         return self
 
 
-class OptimizerSettings(Section):
+class OptimizerSettings(SettingsSection):
     """The optimizer: an Optax one, its learning rate over the steps, and clipping."""
 
     name: str = Field(default="adamw", description="an Optax optimizer: adamw, sgd, lion, ...")
@@ -323,7 +323,7 @@ class OptimizerSettings(Section):
     )
 
 
-class PlannerSettings(Section):
+class PlannerSettings(SettingsSection):
     """What the planner may do."""
 
     schedule: ScheduleName = Field(
@@ -360,7 +360,7 @@ class PlannerSettings(Section):
     )
 
 
-class RuntimeSettings(Section):
+class RuntimeSettings(SettingsSection):
     """Where the stages run."""
 
     name: Literal["local", "ray"] = Field(
@@ -379,7 +379,7 @@ class RuntimeSettings(Section):
     )
 
 
-class Configuration(Section):
+class Configuration(SettingsSection):
     """A whole configuration.
 
     Example:
@@ -397,13 +397,13 @@ class Configuration(Section):
     runtime: RuntimeSettings = RuntimeSettings()
 
 
-def sections() -> dict[str, type[Section]]:
+def sections() -> dict[str, type[SettingsSection]]:
     """Every section's name and class, in the order of `Configuration`."""
     classes = {name: field.annotation for name, field in Configuration.model_fields.items()}
     return {
         name: cls
         for name, cls in classes.items()
-        if isinstance(cls, type) and issubclass(cls, Section)
+        if isinstance(cls, type) and issubclass(cls, SettingsSection)
     }
 
 
@@ -432,7 +432,7 @@ def make_configuration(values: Mapping[str, Mapping[str, Any]]) -> Configuration
         20
     """
     known = sections()
-    checked: dict[str, Section] = {}
+    checked: dict[str, SettingsSection] = {}
     for section, fields in values.items():
         for field in fields:
             check_name(f"{section}.{field}")

@@ -31,7 +31,7 @@ HELD_OUT_FRACTION = 0.05
 
 
 @dataclass(frozen=True)
-class Part:
+class MixturePart:
     """One corpus of a data set.
 
     Args:
@@ -100,7 +100,7 @@ class DataSet:
         (2, 9)
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[MixturePart, ...]
     sequence: int
     seed: int = 0
     keys: bool = False
@@ -365,14 +365,14 @@ def mixture(weights: Mapping[DataSet, float], seed: int = 0) -> DataSet:
 
 
 def _single(corpus: Corpus, sequence: int, seed: int, held_out_fraction: float) -> DataSet:
-    return DataSet((Part(corpus, seed, held_out_fraction),), sequence, seed)
+    return DataSet((MixturePart(corpus, seed, held_out_fraction),), sequence, seed)
 
 
 def _total_weight(dataset: DataSet) -> float:
     return sum(part.weight for part in dataset.parts)
 
 
-def _check_apart(parts: Sequence[Part]) -> None:
+def _check_apart(parts: Sequence[MixturePart]) -> None:
     """Refuses a file in two parts: each holds out another stretch of it, and trains on the rest."""
     if len(parts) == 1:
         return

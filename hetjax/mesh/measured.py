@@ -30,7 +30,7 @@ _MESSAGES = (1e5, 1e7)
 """Bytes of the messages by which links are compared."""
 
 
-class Load(NamedTuple):
+class ProcessorLoad(NamedTuple):
     """Seconds of computing that a processor loses to what it sends or receives.
 
     Args:
@@ -43,7 +43,7 @@ class Load(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Place:
+class _NodeDevices:
     """The devices of one kind on one node, `node` being the node's number for Ray."""
 
     node: str
@@ -73,7 +73,7 @@ def measured_cluster(
     nodes: Sequence[Mapping[str, Any]],
     hosts: Mapping[str, HostCpu],
     links: Mapping[frozenset[str], Link],
-    loads: Mapping[str, Load] | None = None,
+    loads: Mapping[str, ProcessorLoad] | None = None,
 ) -> Cluster:
     """The cluster of measured nodes.
 
@@ -95,7 +95,7 @@ def measured_cluster(
         InputError: a node's accelerator is of a kind that is not known.
     """
     places = [
-        _Place(node["NodeID"], node["NodeManagerAddress"], offer)
+        _NodeDevices(node["NodeID"], node["NodeManagerAddress"], offer)
         for node in nodes
         for offer in ray_offers(node)
     ]
@@ -124,15 +124,15 @@ def _address_key(node: Mapping[str, Any]) -> tuple[int, int, str]:
     return address.version, int(address), text
 
 
-def _by_resource(places: Sequence[_Place]) -> list[list[_Place]]:
+def _by_resource(places: Sequence[_NodeDevices]) -> list[list[_NodeDevices]]:
     """Places that one resource stands for, in the order of their first ones; others alone."""
-    groups: dict[object, list[_Place]] = {}
+    groups: dict[object, list[_NodeDevices]] = {}
     for place in places:
         groups.setdefault(place.offer.ray_resource or place, []).append(place)
     return list(groups.values())
 
 
-def _owns_resource(group: Sequence[_Place], places: Sequence[_Place]) -> bool:
+def _owns_resource(group: Sequence[_NodeDevices], places: Sequence[_NodeDevices]) -> bool:
     """Whether a resource stands for the nodes of a group and no others."""
     resource = group[0].offer.ray_resource
     count = sum(place.offer.ray_resource == resource for place in places)
@@ -140,14 +140,17 @@ def _owns_resource(group: Sequence[_Place], places: Sequence[_Place]) -> bool:
 
 
 def _alike(
-    group: Sequence[_Place], speeds: Mapping[str, float], links: Mapping[frozenset[str], Link]
+    group: Sequence[_NodeDevices], speeds: Mapping[str, float], links: Mapping[frozenset[str], Link]
 ) -> bool:
     """Whether nodes may be one subcluster: of one offer, of one speed, and linked alike."""
     return all(_twins(a, b, speeds, links) for a, b in itertools.combinations(group, 2))
 
 
 def _twins(
-    a: _Place, b: _Place, speeds: Mapping[str, float], links: Mapping[frozenset[str], Link]
+    a: _NodeDevices,
+    b: _NodeDevices,
+    speeds: Mapping[str, float],
+    links: Mapping[frozenset[str], Link],
 ) -> bool:
     if a.offer != b.offer or a.node == b.node:
         return False
@@ -167,7 +170,7 @@ def _links_alike(a: Link, b: Link) -> bool:
     return all(slow <= _LINKS_ALIKE * fast for fast, slow in times)
 
 
-def _names(groups: Sequence[Sequence[_Place]], own: Sequence[bool]) -> list[str]:
+def _names(groups: Sequence[Sequence[_NodeDevices]], own: Sequence[bool]) -> list[str]:
     """The kind of nodes that a resource stands for, the address of others; numbered where twice."""
     return _numbered(
         group[0].offer.kind if owns else group[0].address
@@ -187,11 +190,11 @@ def _numbered(names: Iterable[str]) -> list[str]:
 
 def _subcluster(
     name: str,
-    group: Sequence[_Place],
+    group: Sequence[_NodeDevices],
     own_resource: bool,
     device_kind: DeviceKind,
     links: Mapping[frozenset[str], Link],
-    loads: Mapping[str, Load],
+    loads: Mapping[str, ProcessorLoad],
 ) -> Subcluster:
     offer = group[0].offer
     is_host = offer.kind == HOST_CPU
@@ -210,7 +213,9 @@ def _subcluster(
     )
 
 
-def _kinds(groups: Sequence[Sequence[_Place]], hosts: Mapping[str, HostCpu]) -> list[DeviceKind]:
+def _kinds(
+    groups: Sequence[Sequence[_NodeDevices]], hosts: Mapping[str, HostCpu]
+) -> list[DeviceKind]:
     """The kind of each group's devices; hosts are seldom equal, so each has a kind of its own."""
     names = _numbered(group[0].offer.kind for group in groups)
     return [
@@ -221,7 +226,7 @@ def _kinds(groups: Sequence[Sequence[_Place]], hosts: Mapping[str, HostCpu]) -> 
     ]
 
 
-def _host_kind(name: str, place: _Place, hosts: Mapping[str, HostCpu]) -> DeviceKind:
+def _host_kind(name: str, place: _NodeDevices, hosts: Mapping[str, HostCpu]) -> DeviceKind:
     host = hosts[place.node]
     cores = _shared_cores(host, hosts)
     sharing = sum(other.machine == host.machine for other in hosts.values())
@@ -275,7 +280,7 @@ def _speed(host: HostCpu, hosts: Mapping[str, HostCpu]) -> float:
 
 
 def _link_between(
-    one: Sequence[_Place], other: Sequence[_Place], links: Mapping[frozenset[str], Link]
+    one: Sequence[_NodeDevices], other: Sequence[_NodeDevices], links: Mapping[frozenset[str], Link]
 ) -> Link:
     """The worst of the links between two subclusters; that in a node where they share it."""
     pairs = itertools.product((p.node for p in one), (p.node for p in other))

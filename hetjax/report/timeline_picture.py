@@ -37,7 +37,7 @@ _QUIET, _INK, _LANE = "#6b7280", "#1f2933", "#f3f4f6"
 
 
 @dataclass(frozen=True)
-class _Row:
+class _PictureRow:
     """Where one track is drawn: `bottom` and `height` in inches from the panel's lower edge."""
 
     track: str
@@ -117,18 +117,20 @@ def draw_timeline(
     return figure
 
 
-def _layout(tracks: Sequence[str]) -> list[_Row]:
+def _layout(tracks: Sequence[str]) -> list[_PictureRow]:
     """Rows from the first track, at the top, to the last, which stands on 0."""
-    rows: list[_Row] = []
+    rows: list[_PictureRow] = []
     bottom = 0.0
     for track in reversed(tracks):
         height = _LINK_INCHES if is_link(track) else _STAGE_INCHES
-        rows.append(_Row(track, bottom, height))
+        rows.append(_PictureRow(track, bottom, height))
         bottom += height + _GAP_INCHES
     return rows[::-1]
 
 
-def _draw_panel(axes: Axes, timeline: Timeline, rows: Sequence[_Row], inches_per_ms: float) -> None:
+def _draw_panel(
+    axes: Axes, timeline: Timeline, rows: Sequence[_PictureRow], inches_per_ms: float
+) -> None:
     """Draws every row's lane, boxes and labels."""
     for side in axes.spines.values():
         side.set_visible(False)
@@ -164,7 +166,9 @@ def _draw_panel(axes: Axes, timeline: Timeline, rows: Sequence[_Row], inches_per
         _draw_boxes(axes, timeline.on(row.track), row, inches_per_ms)
 
 
-def _draw_boxes(axes: Axes, events: Sequence[Event], row: _Row, inches_per_ms: float) -> None:
+def _draw_boxes(
+    axes: Axes, events: Sequence[Event], row: _PictureRow, inches_per_ms: float
+) -> None:
     """One box an event; each sort of event numbered by microbatch, where the numbers fit."""
     groups: dict[Style, list[Event]] = {}
     for event in events:
@@ -183,7 +187,9 @@ def _draw_boxes(axes: Axes, events: Sequence[Event], row: _Row, inches_per_ms: f
             _number_boxes(axes, group, row, usual, style.ink)
 
 
-def _number_boxes(axes: Axes, events: Sequence[Event], row: _Row, usual: float, color: str) -> None:
+def _number_boxes(
+    axes: Axes, events: Sequence[Event], row: _PictureRow, usual: float, color: str
+) -> None:
     """Numbers all boxes of a group in the largest size that fits `usual` inches, or none."""
     longest = max(len(_number(event)) for event in events)
     size = next((s for s in _NUMBER_SIZES if (0.64 * longest + 0.1) * s * _POINT <= usual), None)

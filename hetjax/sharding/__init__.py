@@ -17,7 +17,7 @@ from hetjax.sharding.deduction.reshard import reshard
 from hetjax.sharding.deduction.run_program import ProgramRunner
 from hetjax.sharding.deduction.signatures import rules_table
 from hetjax.sharding.deduction.specialize import Segment, SpecializedProgram, specialize
-from hetjax.sharding.resolution.crossing import Crossing, Gathering, Piece, crossing
+from hetjax.sharding.resolution.crossing import Crossing, Gathering, PulledPart, crossing
 from hetjax.sharding.resolution.network import Network
 from hetjax.sharding.resolution.pipelines import find_pipelines
 from hetjax.sharding.resolution.resolve import resolve
@@ -38,8 +38,8 @@ __all__ = [
     "HSharding",
     "Move",
     "Network",
-    "Piece",
     "ProgramRunner",
+    "PulledPart",
     "Segment",
     "Shard",
     "SpecializedProgram",

@@ -12,7 +12,7 @@ from hetjax.errors import InputError
 from hetjax.mesh import Cluster, Link, kind
 from hetjax.mesh.discovery import PCIE
 from hetjax.mesh.host_cpu import HostCpu
-from hetjax.mesh.measured import Load, measured_cluster, measured_nodes
+from hetjax.mesh.measured import ProcessorLoad, measured_cluster, measured_nodes
 
 MACHINES = itertools.count()
 FAST, SLOW = Link(1e9, 1e-4), Link(25e6, 2e-4)
@@ -40,7 +40,7 @@ def cluster_of(
     nodes: list[dict[str, Any]],
     hosts: list[HostCpu],
     slow: Mapping[tuple[int, int], Link] = {},
-    loads: Mapping[str, Load] | None = None,
+    loads: Mapping[str, ProcessorLoad] | None = None,
 ) -> Cluster:
     measured = measured_nodes(nodes)
     names = [each["NodeID"] for each in measured]
@@ -71,7 +71,7 @@ def test_each_host_is_addressed_by_its_own_node_in_the_order_of_addresses():
 
 def test_hosts_carry_what_messages_cost_them_and_accelerators_carry_nothing():
     with_gpu = node(3, GPU=1, accelerator_type__T4=1)
-    loads = {f"id{place}": Load(place * 1e-9, place * 1e-4) for place in (1, 2, 3)}
+    loads = {f"id{place}": ProcessorLoad(place * 1e-9, place * 1e-4) for place in (1, 2, 3)}
     cluster = cluster_of([node(1), node(2), with_gpu], [host(), host(0.5)], loads=loads)
     assert [each.transfer_load for each in cluster.subclusters] == [1e-9, 2e-9, 0.0]
     assert [each.message_load for each in cluster.subclusters] == [1e-4, 2e-4, 0.0]

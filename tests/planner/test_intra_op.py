@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hetjax.mesh import DeviceKind, Link
 from hetjax.pipeline.program.traced_program import Program, trace
 from hetjax.pipeline.stages.cutting import Stage, cut
-from hetjax.planner.intra_op import Devices, Training
+from hetjax.planner.intra_op import StageDevices, Training
 from hetjax.planner.intra_op.alike_nodes import solve_alike
 from hetjax.planner.intra_op.collectives import Ring
 from hetjax.planner.intra_op.elimination import sole_choice
@@ -85,7 +85,7 @@ def graphs_of_programs(draw: st.DrawFn) -> Graph:
     )
     mesh_shape = draw(st.sampled_from([(1, 4), (2, 2), (1, 2)]))
     bandwidth = draw(st.sampled_from([1e8, 1e9, 1e11]))
-    devices = Devices(KIND, mesh_shape[0] * mesh_shape[1], Link(bandwidth, 1e-9), 1e9)
+    devices = StageDevices(KIND, mesh_shape[0] * mesh_shape[1], Link(bandwidth, 1e-9), 1e9)
     training = Training(examples, 2, draw(st.integers(1, 3)), "float32", 8.0)
     graph = StageProblem(program, whole(program), devices, training, mesh_shape).graph("data")
     assume(num_choices(graph) <= MOST_CHOICES)

@@ -12,7 +12,7 @@ from hetjax.mesh import DeviceKind, Link
 from hetjax.pipeline.program.traced_program import Program
 from hetjax.pipeline.stages.backward import differentiate
 from hetjax.pipeline.stages.cutting import cut
-from hetjax.planner.intra_op import Devices, StageSharding, Training, shard_stage
+from hetjax.planner.intra_op import StageDevices, StageSharding, Training, shard_stage
 from hetjax.planner.intra_op import alike_nodes as ties
 from hetjax.planner.intra_op.alike_nodes import classes_of
 from hetjax.planner.intra_op.alike_nodes import tied as tied_graph
@@ -44,7 +44,7 @@ def shard_if_fits(
     program = program_of(case)
     (stage,) = cut(program, (0, program.num_positions))
     training = Training(case.examples, 8, 1, "float32", 8.0)
-    devices = Devices(KIND, 4, LINK, memory)
+    devices = StageDevices(KIND, 4, LINK, memory)
     return shard_stage(program, stage, devices, training, mesh_shapes=mesh_shapes)
 
 
@@ -106,7 +106,7 @@ def test_blocks_that_are_alike_are_decided_once(monkeypatch):
     assert tied.seconds == pytest.approx(free.seconds, rel=1e-6)
     program = program_of(deep)
     (stage,) = cut(program, (0, program.num_positions))
-    devices, training = Devices(KIND, 4, LINK, 1e12), Training(1, 8, 1, "float32", 8.0)
+    devices, training = StageDevices(KIND, 4, LINK, 1e12), Training(1, 8, 1, "float32", 8.0)
     graph = StageProblem(program, stage, devices, training, (1, 4)).graph("data")
     classes = classes_of(graph)
     assert max(classes) + 1 < 0.7 * len(classes)
@@ -125,7 +125,10 @@ def test_what_is_kept_is_what_the_backward_pass_reads(case):
     """The bytes that a device keeps, against those of the differentiated program."""
     program = program_of(case)
     (stage,) = cut(program, (0, program.num_positions))
-    devices, training = Devices(KIND, 1, LINK, 1e12), Training(case.examples, 8, 1, "float32", 8.0)
+    devices, training = (
+        StageDevices(KIND, 1, LINK, 1e12),
+        Training(case.examples, 8, 1, "float32", 8.0),
+    )
     problem = StageProblem(program, stage, devices, training, (1, 1))
     kept = sum(
         problem.operations.size(value) for value in problem.kept if value not in problem.parts

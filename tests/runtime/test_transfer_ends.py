@@ -22,7 +22,7 @@ from hetjax.runtime.moves.transfer_ends import (
 )
 from hetjax.sharding import Network
 from hetjax.sharding.annotation.rules import MESH_AXES
-from hetjax.sharding.resolution.crossing import Piece
+from hetjax.sharding.resolution.crossing import PulledPart
 from hetjax.sharding.resolution.senders import BestLink
 
 pairs_of_layouts = array_shapes.flatmap(lambda shape: st.tuples(layouts(shape), layouts(shape)))
@@ -72,7 +72,7 @@ def test_an_array_arrives_as_its_receiver_wants_it(pair: tuple[Layout, Layout], 
         end = ReceivingEnd([crossed], mesh, process)
         offered = offers.get(process, {})
         assert end.requests.keys() == offered.keys()
-        pieces: dict[Piece, jax.Array] = {}
+        pieces: dict[PulledPart, jax.Array] = {}
         for sender, wanted in end.requests.items():
             pulled = [
                 jax.device_put(each, want.sharding)

@@ -15,7 +15,7 @@ from hetjax.mesh import DeviceKind, Link, SubMesh
 from hetjax.pipeline.schedule_search.named_schedules import make_schedule
 from hetjax.pipeline.stages.cutting import cut
 from hetjax.pipeline.timeline.times import StepTimes
-from hetjax.planner.intra_op import Devices, Training, shard_stage
+from hetjax.planner.intra_op import StageDevices, Training, shard_stage
 from hetjax.planner.plan.plan import PipelinePlan, Plan, Spec, StagePlan
 from hetjax.planner.plan.plan_file import plan_from_json, plan_to_json
 from hetjax.runtime.workers.job import build
@@ -25,7 +25,7 @@ MODELS = {
     for block in ("attention", "weight_product")
 }
 # So fast a link that everything is divided which can be.
-DEVICES = Devices(
+DEVICES = StageDevices(
     DeviceKind("slow", {"float32": 1e6}, 10**9, 1e6, "made up"), 4, Link(1e15, 0), 1e9
 )
 

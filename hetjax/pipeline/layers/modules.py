@@ -41,7 +41,7 @@ class Section:
 
 
 @dataclass
-class _Run:
+class _LetterRun:
     """Steps that are in no module yet.
 
     Args:
@@ -102,14 +102,14 @@ class _Finder:
     def sections(self) -> Iterator[Section]:
         """The sections in order, with modules numbered by their first occurrence."""
         found: list[tuple[int, int, Hashable]] = []
-        runs: list[_Run] = []
+        runs: list[_LetterRun] = []
         start = 0
         for place, step in enumerate(self.steps):
             if step.iterations > 1:
-                runs.append(_Run(start, place))
+                runs.append(_LetterRun(start, place))
                 found.append((place, place + 1, ("scan", self.letters[place])))
                 start = place + 1
-        runs.append(_Run(start, len(self.steps)))
+        runs.append(_LetterRun(start, len(self.steps)))
         while (grown := self._next_module(runs)) is not None:
             found += [(start, stop, ("word", grown[0])) for start, stop in grown]
             runs = _without(runs, grown)
@@ -127,7 +127,7 @@ class _Finder:
         else:
             yield Section(first, end, module)
 
-    def _next_module(self, runs: Sequence[_Run]) -> list[tuple[int, int]] | None:
+    def _next_module(self, runs: Sequence[_LetterRun]) -> list[tuple[int, int]] | None:
         """The occurrences of the most frequent module that is in one piece; None for none.
 
         Where no module is in one piece, the most frequent one.
@@ -137,7 +137,7 @@ class _Finder:
         whole = (module for module in grown if all(map(self._is_one_piece, module)))
         return next(whole, self._grown(runs, words[0]) if words else None)
 
-    def _by_frequency(self, runs: Sequence[_Run]) -> list[list[tuple[int, int]]]:
+    def _by_frequency(self, runs: Sequence[_LetterRun]) -> list[list[tuple[int, int]]]:
         """The occurrences of the shortest words with enough products, of the most frequent first.
 
         Every word with so many products has one of these in it, and is no more frequent.
@@ -162,7 +162,7 @@ class _Finder:
         return float(self.flops[slice(*occurrence)].sum())
 
     def _grown(
-        self, runs: Sequence[_Run], occurrences: Sequence[tuple[int, int]]
+        self, runs: Sequence[_LetterRun], occurrences: Sequence[tuple[int, int]]
     ) -> list[tuple[int, int]]:
         """Occurrences grown to both sides, as far as all agree and none meets another."""
         spaces = [_space(runs, occurrences, place) for place in range(len(occurrences))]
@@ -210,7 +210,7 @@ class _Finder:
 
 
 def _space(
-    runs: Sequence[_Run], occurrences: Sequence[tuple[int, int]], place: int
+    runs: Sequence[_LetterRun], occurrences: Sequence[tuple[int, int]], place: int
 ) -> tuple[int, int]:
     """How many steps are free before and after an occurrence."""
     start, stop = occurrences[place]
@@ -220,14 +220,14 @@ def _space(
     return start - max(before, run.start), min(after, run.stop) - stop
 
 
-def _without(runs: Sequence[_Run], taken: Sequence[tuple[int, int]]) -> list[_Run]:
+def _without(runs: Sequence[_LetterRun], taken: Sequence[tuple[int, int]]) -> list[_LetterRun]:
     """What is left of some runs."""
-    left: list[_Run] = []
+    left: list[_LetterRun] = []
     for run in runs:
         start = run.start
         for first, end in taken:
             if run.start <= first < run.stop:
-                left.append(_Run(start, first))
+                left.append(_LetterRun(start, first))
                 start = end
-        left.append(_Run(start, run.stop))
+        left.append(_LetterRun(start, run.stop))
     return [run for run in left if run.start < run.stop]

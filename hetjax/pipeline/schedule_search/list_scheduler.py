@@ -45,7 +45,7 @@ class Rules:
     in_turn: bool = False
 
 
-class _Stage:
+class _StageState:
     """A stage in mid-step."""
 
     def __init__(self, rules: Rules, times: StepTimes, index: int, num_microbatches: int):
@@ -131,7 +131,7 @@ class _Stage:
         return len(queue) > index and now < queue[index] < until
 
 
-class _Link:
+class _LinkState:
     """One direction of a link."""
 
     def __init__(self, seconds: float):
@@ -184,8 +184,8 @@ def list_schedule(rules: Sequence[Rules], times: StepTimes, num_microbatches: in
         >>> outcome.makespan, [str(task) for task in outcome.schedule("explicit").order[0]]
         (8.0, ['F0', 'F1', 'B0', 'W0', 'B1', 'W1'])
     """
-    stages = [_Stage(r, times, i, num_microbatches) for i, r in enumerate(rules)]
-    there, back = [_Link(c) for c in times.sends], [_Link(c) for c in times.returns]
+    stages = [_StageState(r, times, i, num_microbatches) for i, r in enumerate(rules)]
+    there, back = [_LinkState(c) for c in times.sends], [_LinkState(c) for c in times.returns]
     stages[0].activations = [0.0] * num_microbatches
     last = len(stages) - 1
     events = [(0.0, 0)]

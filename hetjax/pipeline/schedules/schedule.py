@@ -20,7 +20,7 @@ from typing import Any, Literal, cast, get_args
 
 from hetjax.errors import InputError, unknown_name
 
-Operation = Literal["F", "R", "B", "W"]
+TaskKind = Literal["F", "R", "B", "W"]
 """What a task does with its microbatch on its stage: the forward pass (F), the recomputation of
 what the backward pass needs (R), the backward pass (B), the weight gradient (W)."""
 
@@ -36,10 +36,10 @@ SCHEDULES = WARM_UP_SCHEDULES + SPLIT_SCHEDULES
 EXPLICIT = "explicit"
 """The name of a schedule whose order was written down task by task."""
 
-_TASK = re.compile(rf"([{''.join(get_args(Operation))}])(0|[1-9][0-9]*)")
+_TASK = re.compile(rf"([{''.join(get_args(TaskKind))}])(0|[1-9][0-9]*)")
 
 
-_NEEDS: Mapping[Operation, Sequence[tuple[Operation, str]]] = {
+_NEEDS: Mapping[TaskKind, Sequence[tuple[TaskKind, str]]] = {
     "F": (),
     "R": (("F", "forward"),),
     "B": (("F", "forward"),),
@@ -53,7 +53,7 @@ class Task:
     """One operation on one microbatch; the stage is where it stands in `Schedule.order`.
 
     Args:
-        kind: ``"F"``, ``"R"``, ``"B"`` or ``"W"``, see `Operation`.
+        kind: ``"F"``, ``"R"``, ``"B"`` or ``"W"``, see `TaskKind`.
         microbatch: index of the microbatch, from 0.
 
     Example:
@@ -61,7 +61,7 @@ class Task:
         ('F3', Task(kind='B', microbatch=0))
     """
 
-    kind: Operation
+    kind: TaskKind
     microbatch: int
 
     def __str__(self) -> str:
@@ -82,9 +82,9 @@ class Task:
         """
         match = _TASK.fullmatch(text) if isinstance(text, str) else None
         if match is None:
-            letters = ", ".join(get_args(Operation))
+            letters = ", ".join(get_args(TaskKind))
             raise InputError(f"task {text!r} is not one of {letters} and a microbatch, e.g. 'F3'")
-        return cls(cast(Operation, match[1]), int(match[2]))
+        return cls(cast(TaskKind, match[1]), int(match[2]))
 
 
 @dataclass(frozen=True)

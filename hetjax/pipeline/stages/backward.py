@@ -25,7 +25,13 @@ from hetjax.pipeline.program.loss import abstract
 from hetjax.pipeline.program.traced_program import Operand, Step, needed_steps, num_bytes
 from hetjax.pipeline.stages.cutting import Stage
 from hetjax.pipeline.stages.split_backward import Values, divide
-from hetjax.pipeline.stages.traced_stage import Halves, TracedStage, Tracer, halve, trace_stage
+from hetjax.pipeline.stages.traced_stage import (
+    TracedPasses,
+    TracedStage,
+    Tracer,
+    halve,
+    trace_stage,
+)
 
 Shapes = tuple[jax.ShapeDtypeStruct, ...]
 
@@ -210,7 +216,7 @@ def _shapes(items: Sequence[Any]) -> Shapes:
     return tuple(abstract(list(items)))
 
 
-def _divide(traced: TracedStage, halves: Halves, accumulate: bool) -> SplitBackward:
+def _divide(traced: TracedStage, halves: TracedPasses, accumulate: bool) -> SplitBackward:
     values = Values(traced.flat.avals)
     division = divide(
         halves.backward,
@@ -277,7 +283,7 @@ def _reads(
     )
 
 
-def _backward_reads(traced: TracedStage, halves: Halves) -> Reads:
+def _backward_reads(traced: TracedStage, halves: TracedPasses) -> Reads:
     return _reads(traced, halves.residuals, halves.backward, (*halves.returned, *traced.gradients))
 
 
@@ -309,7 +315,7 @@ def _recompute(
     return recompute
 
 
-def _backward(traced: TracedStage, halves: Halves, accumulate: bool) -> Callable[..., Any]:
+def _backward(traced: TracedStage, halves: TracedPasses, accumulate: bool) -> Callable[..., Any]:
     reads = _backward_reads(traced, halves)
 
     def backward(*arrays: Any) -> tuple[list[Any], list[Any]]:

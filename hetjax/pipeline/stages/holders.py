@@ -18,7 +18,7 @@ from hetjax.sharding.annotation.bounds import even_ends
 
 Stages = tuple[int, ...]
 
-Piece = tuple[ParameterPart, Stages]
+HeldPart = tuple[ParameterPart, Stages]
 """A finest part, and the stages that hold it."""
 
 
@@ -179,7 +179,7 @@ def with_divided_updates(
 
 
 def _divided(
-    pieces: Sequence[Piece], shape: tuple[int, ...], load: Mapping[int, int]
+    pieces: Sequence[HeldPart], shape: tuple[int, ...], load: Mapping[int, int]
 ) -> list[tuple[ParameterPart, Holders]]:
     """The finest parts of a leaf with one updater each, where that can be."""
     counts = Counter(stage for _, stages in pieces for stage in stages)
@@ -195,7 +195,7 @@ def _divided(
 
 
 def _cut_evenly(
-    piece: Piece, shape: tuple[int, ...], load: Mapping[int, int]
+    piece: HeldPart, shape: tuple[int, ...], load: Mapping[int, int]
 ) -> Iterator[tuple[ParameterPart, Holders]]:
     """A part in as many runs of rows as it has holders; in one where it has fewer rows."""
     part, stages = piece

@@ -35,7 +35,7 @@ from hetjax.pipeline.stages.residuals import choose_residuals
 
 
 @dataclass(frozen=True, eq=False)
-class Division:
+class SplitSteps:
     """A list of steps in two parts.
 
     Args:
@@ -77,7 +77,7 @@ def divide(
     free: Collection[int],
     kept: Collection[int],
     cotangents: Collection[int],
-) -> Division:
+) -> SplitSteps:
     """Divide steps by which results need them.
 
     A second result that takes no matrix product more is moved to the first part. No expensive step
@@ -132,7 +132,7 @@ def divide(
         ),
     )
     again = needed_steps(first, [*(reads - own)], tuple(chosen))
-    return Division(tuple(first), (*again, *second), tuple(sorted(chosen)), moved)
+    return SplitSteps(tuple(first), (*again, *second), tuple(sorted(chosen)), moved)
 
 
 def _values(operands: Sequence[Operand]) -> set[int]:

@@ -130,7 +130,7 @@ def trace_stage(
 
 
 @dataclass(frozen=True, eq=False)
-class Halves:
+class TracedPasses:
     """The steps of the forward and of the backward pass, and what goes from one to the other.
 
     Args:
@@ -150,7 +150,7 @@ class Halves:
     returned_places: tuple[int, ...]
 
 
-def halve(traced: TracedStage, *, is_last: bool) -> Halves:
+def halve(traced: TracedStage, *, is_last: bool) -> TracedPasses:
     """Split a trace into the forward and the backward pass.
 
     Args:
@@ -188,7 +188,7 @@ def halve(traced: TracedStage, *, is_last: bool) -> Halves:
         return num_bytes(flat.avals[value])
 
     residuals = tuple(sorted(choose_residuals(before, inputs, needed, size, is_expensive)))
-    return Halves(
+    return TracedPasses(
         before=tuple(before),
         forward=needed_steps(before, [*traced.sent, *residuals]),
         backward=needed_steps(flat.steps, outputs, residuals),

@@ -69,9 +69,9 @@ def lower_bound(
     stages = range(times.num_stages)
     limits = check_live_limits(live_limits, times.num_stages, num_microbatches)
     durations = [_durations(times, stage) for stage in stages]
-    heads = [_Way(before=0.0, there=d.f, turn=d.r, back=d.b, after=d.w) for d in durations]
+    heads = [_PathTimes(before=0.0, there=d.f, turn=d.r, back=d.b, after=d.w) for d in durations]
     tails = [
-        _Way(before=d.w, there=d.b, turn=d.r, back=d.f, after=0.0, start=d.update)
+        _PathTimes(before=d.w, there=d.b, turn=d.r, back=d.f, after=0.0, start=d.update)
         for d in durations
     ]
     _travel(heads, times.sends, times.returns, limits, num_microbatches)
@@ -131,7 +131,7 @@ def _durations(times: StepTimes, stage: int) -> _Durations:
     return _Durations(times.forward[stage], times.recompute_seconds(stage), b, w, update)
 
 
-class _Way:
+class _PathTimes:
     """A stage as the microbatches pass it on their way there and back, and when they can.
 
     Read forwards in time the way there is F, the way back B, and W comes after; backwards in time
@@ -195,7 +195,7 @@ class _Way:
 
 
 def _travel(
-    ways: Sequence[_Way],
+    ways: Sequence[_PathTimes],
     there: Sequence[float],
     back: Sequence[float],
     limits: Sequence[int],
@@ -222,11 +222,11 @@ def _send(sent: list[float], ready: float, seconds: float) -> float:
     return sent[-1] + seconds
 
 
-Job = tuple[float, float, float]
+MachineJob = tuple[float, float, float]
 """An operation of one machine: its head, its duration, its tail."""
 
 
-def _stage_bound(durations: _Durations, heads: _Way, tails: _Way) -> float:
+def _stage_bound(durations: _Durations, heads: _PathTimes, tails: _PathTimes) -> float:
     recompute_heads = [start + durations.f for start in heads.starts_there]
     recompute_tails = [start + durations.b for start in tails.starts_there]
     jobs = [
@@ -240,12 +240,12 @@ def _stage_bound(durations: _Durations, heads: _Way, tails: _Way) -> float:
     return _one_machine(jobs)
 
 
-def _jobs(seconds: float, heads: Sequence[float], tails: Sequence[float]) -> list[Job]:
+def _jobs(seconds: float, heads: Sequence[float], tails: Sequence[float]) -> list[MachineJob]:
     """The operations of one kind: the first has the tail that is the last one's from the end."""
     return [(head, seconds, tail) for head, tail in zip(heads, reversed(tails), strict=True)]
 
 
-def _one_machine(jobs: Sequence[Job]) -> float:
+def _one_machine(jobs: Sequence[MachineJob]) -> float:
     """The makespan with tails of the best preemptive schedule: always the longest tail first."""
     waiting = sorted(jobs, reverse=True)
     ready: list[tuple[float, float]] = []

@@ -72,7 +72,7 @@ def makespan_of_rows(rows: Sequence[Row], times: StepTimes) -> float:
         InputError: the stages deadlock.
     """
     num_microbatches = sum(operation == "F" for operation, _, _ in rows[0])
-    stages = [_Stage(row, num_microbatches) for row in rows]
+    stages = [_StageClock(row, num_microbatches) for row in rows]
     stages[0].activations = [0.0] * num_microbatches
     for index, (there, back) in enumerate(zip(times.sends, times.returns, strict=True)):
         stages[index].after, stages[index].send_seconds = stages[index + 1], there
@@ -86,23 +86,23 @@ def makespan_of_rows(rows: Sequence[Row], times: StepTimes) -> float:
     return max(stage.now + update for stage, update in zip(stages, updates, strict=True))
 
 
-class _Stage:
+class _StageClock:
     """A stage in mid-step, with what has reached it, by microbatch."""
 
     def __init__(self, row: Row, num_microbatches: int):
         self.row, self.place, self.now = row, 0, 0.0
         self.activations = [_NOT_SENT] * num_microbatches
         self.gradients = [_NOT_SENT] * num_microbatches
-        self.before: _Stage | None = None
-        self.after: _Stage | None = None
+        self.before: _StageClock | None = None
+        self.after: _StageClock | None = None
         self.send_seconds = self.return_seconds = 0.0
         # When the links to the neighbours are free.
         self.send_free = self.return_free = 0.0
 
-    def advance(self) -> list[_Stage]:
+    def advance(self) -> list[_StageClock]:
         """Does all that can be done with what is there; returns the stages that were sent to."""
         activations, gradients, now = self.activations, self.gradients, self.now
-        moved: set[_Stage] = set()
+        moved: set[_StageClock] = set()
         for operation, microbatch, seconds in itertools.islice(self.row, self.place, None):
             if operation == "F":
                 ready = activations[microbatch]

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from hetjax.errors import InputError
 from hetjax.pipeline.schedules.schedule import (
-    Operation,
     Schedule,
     Task,
+    TaskKind,
     dependency_order,
     split_microbatches,
 )
@@ -100,13 +100,13 @@ def stage_clocks(schedule: Schedule, times: StepTimes) -> tuple[StageClock, ...]
     return tuple(StageClock(tuple(each), end) for each, end in zip(durations, ends, strict=True))
 
 
-_Span = tuple[int, int, Task, float, float]
+_TaskSpan = tuple[int, int, Task, float, float]
 """What occupies a stage, given twice, or a link between two, for a task: its start and its end."""
 
 _NOT_SENT = -1.0
 
 
-class _Link:
+class _LinkSpans:
     """One direction of the link between two stages: what is sent first arrives first."""
 
     def __init__(self, source: int, target: int, seconds: float, num_microbatches: int):
@@ -114,21 +114,21 @@ class _Link:
         self.free = 0.0
         self.arrivals = [_NOT_SENT] * num_microbatches
 
-    def send(self, task: Task, ready: float) -> _Span:
+    def send(self, task: Task, ready: float) -> _TaskSpan:
         start = max(ready, self.free)
         end = self.free = self.arrivals[task.microbatch] = start + self.seconds
         return self.source, self.target, task, start, end
 
 
-def _spans(schedule: Schedule, times: StepTimes) -> Iterator[_Span]:
+def _spans(schedule: Schedule, times: StepTimes) -> Iterator[_TaskSpan]:
     """All tasks, and the transfers that take time, in the order of `dependency_order`."""
     if times.num_stages != schedule.num_stages:
         raise InputError(
             f"times are of {times.num_stages} stages; the schedule has {schedule.num_stages}"
         )
     count = schedule.num_microbatches
-    there = [_Link(s, s + 1, each, count) for s, each in enumerate(times.sends)]
-    back = [_Link(s + 1, s, each, count) for s, each in enumerate(times.returns)]
+    there = [_LinkSpans(s, s + 1, each, count) for s, each in enumerate(times.sends)]
+    back = [_LinkSpans(s + 1, s, each, count) for s, each in enumerate(times.returns)]
     # What the first stage and the last one begin with is there.
     begun = [0.0] * count
     stages = [
@@ -162,8 +162,8 @@ def _stage_spans(
     stage: int,
     tasks: Iterable[tuple[Task, float]],
     received: Mapping[str, Sequence[float]],
-    sending: Mapping[str, Sequence[_Link]],
-) -> Iterator[_Span | None]:
+    sending: Mapping[str, Sequence[_LinkSpans]],
+) -> Iterator[_TaskSpan | None]:
     """What a stage does and sends, and None whenever what it waits for is not there yet."""
     now = 0.0
     for task, seconds in tasks:
@@ -267,7 +267,7 @@ def task_seconds(tasks: Sequence[Task], times: StepTimes, stage: int) -> tuple[f
     recomputed = {task.microbatch for task in tasks if task.kind == "R"}
 
     @functools.cache
-    def seconds(kind: Operation, is_split: bool, is_recomputed: bool) -> float:
+    def seconds(kind: TaskKind, is_split: bool, is_recomputed: bool) -> float:
         match kind:
             case "F":
                 return times.forward[stage]

@@ -30,7 +30,7 @@ from hetjax.pipeline.update.update_analysis import Message, UpdateAnalysis
 from hetjax.pipeline.update.update_rows import RowEvaluator, pack, unpack
 
 Result = TypeVar("Result")
-Groups = Mapping[tuple[int, int], list[Message]]
+MessagesByPair = Mapping[tuple[int, int], list[Message]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -244,7 +244,7 @@ def _naming_what_it_wants() -> Iterator[None]:
 
 
 def _stage_update(
-    analysis: UpdateAnalysis, stage: int, num_phases: int, groups: Groups
+    analysis: UpdateAnalysis, stage: int, num_phases: int, groups: MessagesByPair
 ) -> StageUpdate:
     parts = (analysis.state_part(leaf, stage) for leaf in range(len(analysis.state)))
     state = tuple(part for part in parts if part is not None)
@@ -266,7 +266,7 @@ def _phase(
     phase: int,
     state: Sequence[ParameterPart],
     receives: Sequence[Sequence[int]],
-    groups: Groups,
+    groups: MessagesByPair,
 ) -> Callable[..., Any]:
     """One phase of a stage's update, as a traceable function."""
     parts = analysis.parts[stage]

@@ -34,7 +34,7 @@ class Message:
 
 
 @dataclass(frozen=True)
-class Placement:
+class LeafHolders:
     """Where connected arrays live.
 
     Args:
@@ -134,7 +134,7 @@ class UpdateAnalysis:
                 join([a, b])
         return find
 
-    def _placements(self) -> dict[int, Placement]:
+    def _placements(self) -> dict[int, LeafHolders]:
         leaves: dict[int, list[int]] = {}
         for leaf, value in enumerate(self.parameters):
             if not self._is_array(value):
@@ -155,7 +155,7 @@ class UpdateAnalysis:
                     + "; it can be used with a plan of one stage, without shard_optimizer_state"
                 )
             shape = self.shapes[members[0]].shape
-            placements[component] = Placement(holders[0], shape[0] if shape else 0)
+            placements[component] = LeafHolders(holders[0], shape[0] if shape else 0)
         return placements
 
     def _holders(self, leaf: int) -> dict[int, ParameterPart]:
@@ -166,10 +166,10 @@ class UpdateAnalysis:
             if part.leaf == leaf
         }
 
-    def _placement(self, value: int) -> Placement | None:
+    def _placement(self, value: int) -> LeafHolders | None:
         return self.placements[self.component(value)] if value in self.local else None
 
-    def step_placement(self, step: Step) -> Placement | None:
+    def step_placement(self, step: Step) -> LeafHolders | None:
         """Where a step's arrays live; None where it works on what every stage has."""
         for value in (*step.values(), *step.outputs):
             placement = self._placement(value)
@@ -249,7 +249,7 @@ class UpdateAnalysis:
                 return parameter
         return None
 
-    def refusal(self, stage: int, placement: Placement, what: str) -> str:
+    def refusal(self, stage: int, placement: LeafHolders, what: str) -> str:
         """The message for an optimizer that mixes rows that lie on different stages."""
         leaf = placement.holders[stage].leaf
         return (

@@ -231,7 +231,7 @@ def update_rate(problem: PlanningProblem, execution: Execution) -> float:
 
 
 @dataclass(frozen=True)
-class Halves:
+class HalfTimes:
     """What the parts of a stage's backward pass take, on one device.
 
     Args:
@@ -251,7 +251,7 @@ class Halves:
 
 def estimate_halves(
     problem: PlanningProblem, work: Work, runs: Runs, execution: Execution
-) -> Halves:
+) -> HalfTimes:
     """Estimate a backward pass in parts, by the rules of `estimate`.
 
     The gathers of matrix products over the tensor axis are divided evenly; what ``fully_sharded``
@@ -290,7 +290,7 @@ def estimate_halves(
     first = slower_backward * seconds(work.split.input_gradient)
     second = slower_backward * seconds(work.split.weight_gradient)
     kept = work.residual_bytes / data if execution.recompute else 0.0
-    return Halves(
+    return HalfTimes(
         recompute_seconds=again if execution.recompute else 0.0,
         input_gradient_seconds=first + product_pass + handling,
         weight_gradient_seconds=second + product_pass + scattered,

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from hetjax.pipeline.schedules.memory import MicrobatchBytes, peak_bytes
 from hetjax.pipeline.stages.cutting import Stage, cut
-from hetjax.planner.intra_op.stage_sharding import Devices, Training, shard_stage
+from hetjax.planner.intra_op.stage_sharding import StageDevices, Training, shard_stage
 from hetjax.planner.plan.plan import PipelinePlan, Plan, StagePlan, StagePrediction
 from hetjax.planner.problem.problem import PlanningProblem
 from hetjax.planner.work.rates import USABLE_MEMORY, collective_link
@@ -64,7 +64,7 @@ def _sharded(
     stage = pipeline.stages[run.index]
     live = int(peak_bytes(pipeline.schedule.order[run.index], MicrobatchBytes(1, 0, 0)))
     taken = predicted.working_bytes + live * predicted.activation_bytes * stage.recompute
-    devices = Devices(
+    devices = StageDevices(
         kind=plan.cluster.subcluster(stage.submesh.subcluster).kind,
         count=stage.submesh.num_devices,
         link=collective_link(plan.cluster, stage.submesh),

@@ -61,7 +61,7 @@ def extra_forwards(schedule: str, seconds: float, pace: float) -> int:
 
 
 @dataclass(frozen=True, eq=False)
-class Move:
+class BoundaryCosts:
     """What it adds to a suffix of the pipeline to put a stage before it.
 
     Args:
@@ -76,7 +76,7 @@ class Move:
     rows: IntArray
 
     @classmethod
-    def of(cls, seconds: FloatArray, extra: IntArray, num_counts: int) -> Move:
+    def of(cls, seconds: FloatArray, extra: IntArray, num_counts: int) -> BoundaryCosts:
         """The move to all warm-up counts."""
         return cls(seconds, extra, np.arange(num_counts)[:, None] - extra)
 
@@ -195,16 +195,16 @@ class FixedPace:
                 ):
                     yield float(alone[end]) + seconds, _Behind(found, head, s, n, end)
 
-    def _move(self, transfers: Transfers, pace: float) -> Move:
+    def _move(self, transfers: Transfers, pace: float) -> BoundaryCosts:
         slowest = np.maximum(transfers.forward, transfers.backward)
         seconds = np.where(slowest <= pace, transfers.forward + transfers.backward, np.inf)
         mean = (transfers.forward + transfers.backward) / 2
         if self.num_counts == 1:
-            return Move.of(seconds, np.zeros(len(mean), int), 1)
+            return BoundaryCosts.of(seconds, np.zeros(len(mean), int), 1)
         # The blocks of a model cross in few ways.
         means, which = np.unique(mean, return_inverse=True)
         extra = [extra_forwards(self.table.schedule, float(each), pace) for each in means]
-        return Move.of(seconds, np.array(extra)[which], self.num_counts)
+        return BoundaryCosts.of(seconds, np.array(extra)[which], self.num_counts)
 
     def _fill(self) -> None:
         for used in range(1, 1 << len(self.table.nodes)):
@@ -259,7 +259,7 @@ class FixedPace:
             self.rests[start] = rest if np.isfinite(rest).any() else None
         return self.rests[start]
 
-    def _sources(self, start: Head) -> Iterator[tuple[Move, list[Head]]]:
+    def _sources(self, start: Head) -> Iterator[tuple[BoundaryCosts, list[Head]]]:
         """The suffixes that may follow such a stage, by the link to them."""
         used, subcluster, consumed = start
         _, per_node = self.table.nodes[subcluster]
@@ -289,7 +289,7 @@ class FixedPace:
         # Nodes behind that lie idle are counted at the other end, but for those that are unlike.
         return consumed == 0 or (consumed % per_node == 0 and self._is_damaged(subcluster))
 
-    def _moved(self, values: FloatArray, move: Move) -> FloatArray:
+    def _moved(self, values: FloatArray, move: BoundaryCosts) -> FloatArray:
         """Values by the number of stages and the warm-up count of the stage put before them."""
         values = values + move.seconds
         if self.num_counts > 1:

@@ -25,14 +25,14 @@ from hetjax.sharding.annotation.rules import RULES
 _FINALISTS = 8
 """How many choices are predicted whole and simulated, the best by Harp's closed form first."""
 
-Way = tuple[str, bool]
+RuleChoice = tuple[str, bool]
 """A sharding rule, and whether the stage recomputes."""
 
-Ways = Sequence[Mapping[Way, StagePrediction]]
+ChoicePredictions = Sequence[Mapping[RuleChoice, StagePrediction]]
 """What each stage of a plan takes in each way, but for what depends on the schedule."""
 
 
-def ways_of(plan: Plan, problem: PlanningProblem) -> Ways:
+def ways_of(plan: Plan, problem: PlanningProblem) -> ChoicePredictions:
     """What the stages of a plan take in all ways: both of what follows is chosen among these.
 
     Args:
@@ -49,7 +49,9 @@ def ways_of(plan: Plan, problem: PlanningProblem) -> Ways:
     return _predicted_ways(plan, problem, (False, True))
 
 
-def refitted(plan: Plan, problem: PlanningProblem, known: Ways | None = None) -> Plan | None:
+def refitted(
+    plan: Plan, problem: PlanningProblem, known: ChoicePredictions | None = None
+) -> Plan | None:
     """A plan with the fastest ways to run its stages that fit: sharding rules and recomputation.
 
     Layers, submeshes, logical meshes and microbatches stay as they are. As in the planner's search,
@@ -80,7 +82,9 @@ def refitted(plan: Plan, problem: PlanningProblem, known: Ways | None = None) ->
     return best
 
 
-def keeping_all(plan: Plan, problem: PlanningProblem, known: Ways | None = None) -> Plan:
+def keeping_all(
+    plan: Plan, problem: PlanningProblem, known: ChoicePredictions | None = None
+) -> Plan:
     """A plan whose stages recompute nothing and run as fast as they then can, fit or not.
 
     Args:
@@ -122,7 +126,7 @@ def _check(plan: Plan) -> None:
 
 
 def _predicted_so(
-    plan: Plan, problem: PlanningProblem, ways: Sequence[Way], counts: Sequence[int]
+    plan: Plan, problem: PlanningProblem, ways: Sequence[RuleChoice], counts: Sequence[int]
 ) -> Plan:
     """The plan with its stages run so, and its prediction."""
     pipeline = plan.pipeline
@@ -131,9 +135,11 @@ def _predicted_so(
     return predict(_with_stages(plan, stages).with_schedule(schedule), problem)
 
 
-def _predicted_ways(plan: Plan, problem: PlanningProblem, recompute: Sequence[bool]) -> Ways:
+def _predicted_ways(
+    plan: Plan, problem: PlanningProblem, recompute: Sequence[bool]
+) -> ChoicePredictions:
     """What each stage takes in each way."""
-    found: list[dict[Way, StagePrediction]] = [{} for _ in plan.stages]
+    found: list[dict[RuleChoice, StagePrediction]] = [{} for _ in plan.stages]
     for way in [(rule, again) for rule in RULES for again in recompute]:
         stages = tuple(_run_so(stage, way) for stage in plan.pipeline.stages)
         for s, stage in enumerate(predict_stages(_with_stages(plan, stages), problem)):
@@ -143,15 +149,17 @@ def _predicted_ways(plan: Plan, problem: PlanningProblem, recompute: Sequence[bo
     return found
 
 
-def _run_so(stage: StagePlan, way: Way) -> StagePlan:
+def _run_so(stage: StagePlan, way: RuleChoice) -> StagePlan:
     rule, recompute = way
     return replace(stage, sharding=rule, recompute=recompute)
 
 
-def _choices(plan: Plan, known: Ways) -> Iterator[tuple[float, tuple[Way, ...], tuple[int, ...]]]:
+def _choices(
+    plan: Plan, known: ChoicePredictions
+) -> Iterator[tuple[float, tuple[RuleChoice, ...], tuple[int, ...]]]:
     """For each pace the seconds of a step, the ways, and the warm-up counts."""
     paces = np.unique([_seconds(each) for ways in known for each in ways.values()])
-    seen: set[tuple[tuple[Way, ...], tuple[int, ...]]] = set()
+    seen: set[tuple[tuple[RuleChoice, ...], tuple[int, ...]]] = set()
     for pace in paces:
         counts = _warm_up_counts(plan, known, float(pace))
         allowed = [_allowed(*each, float(pace)) for each in zip(known, counts, strict=True)]
@@ -181,8 +189,8 @@ def _slowest(stage: StagePrediction) -> float:
 
 
 def _allowed(
-    ways: Mapping[Way, StagePrediction], count: int, pace: float
-) -> dict[Way, StagePrediction]:
+    ways: Mapping[RuleChoice, StagePrediction], count: int, pace: float
+) -> dict[RuleChoice, StagePrediction]:
     """The ways that are no slower than the pace and hold so many microbatches."""
     return {
         way: each
@@ -191,7 +199,7 @@ def _allowed(
     }
 
 
-def _fastest(ways: Mapping[Way, StagePrediction]) -> Way:
+def _fastest(ways: Mapping[RuleChoice, StagePrediction]) -> RuleChoice:
     return min(ways, key=lambda way: (_seconds(ways[way]), ways[way].update_seconds))
 
 
@@ -200,7 +208,7 @@ def _held(stage: StagePrediction, count: int) -> float:
     return once + count * stage.activation_bytes
 
 
-def _warm_up_counts(plan: Plan, known: Ways, pace: float) -> tuple[int, ...]:
+def _warm_up_counts(plan: Plan, known: ChoicePredictions, pace: float) -> tuple[int, ...]:
     """The warm-up count of each stage at a pace, as the search counts them."""
     name, most = plan.pipeline.schedule.name, plan.pipeline.num_microbatches
     if name == "gpipe":

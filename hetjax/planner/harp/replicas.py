@@ -29,7 +29,7 @@ _CLOSED_FORM = 1.15
 
 
 @dataclass(frozen=True)
-class Taken:
+class SubclusterPart:
     """What a pipeline gets of a subcluster.
 
     Args:
@@ -45,7 +45,7 @@ class Taken:
     start: int
 
 
-Part = tuple[Taken, ...]
+ClusterPart = tuple[SubclusterPart, ...]
 """What one pipeline gets of a cluster."""
 
 Timed = tuple[float, Plan]
@@ -56,7 +56,7 @@ BestOn = Callable[[PlanningProblem, float], Timed | None]
 seconds or more by Harp's closed form."""
 
 
-def divisions(cluster: Cluster, most: int) -> Iterator[tuple[Part, ...]]:
+def divisions(cluster: Cluster, most: int) -> Iterator[tuple[ClusterPart, ...]]:
     """The ways to divide a cluster among several pipelines.
 
     All subclusters or some of them are put into groups in every way (where there are many: all in
@@ -117,29 +117,29 @@ def several_pipelines(
         ((least_score(problem, parts), parts) for parts in divisions(problem.cluster, most)),
         key=lambda pair: pair[0],
     )
-    best: tuple[Part, ...] | None = None
-    known = _Known()
+    best: tuple[ClusterPart, ...] | None = None
+    known = _KnownPipelines()
     for least, parts in by_least:
         if least >= below * _WORTH:
             break
-        division = _Division(problem, parts, look, known)
+        division = _ClusterDivision(problem, parts, look, known)
         if division.floor(below) >= below * _WORTH:
             continue
         timed = division.best()
         if timed is not None and score_of(problem, timed[1], timed[0]) < below:
             below, best = score_of(problem, timed[1], timed[0]), parts
-    return None if best is None else _Division(problem, best, find, _Known()).best()
+    return None if best is None else _ClusterDivision(problem, best, find, _KnownPipelines()).best()
 
 
 @dataclass(frozen=True)
-class _Known:
+class _KnownPipelines:
     """What was planned before: for each pipeline what it takes, or what it takes at least."""
 
     plans: dict[tuple[object, int], Timed | None] = field(default_factory=dict)
     floors: dict[tuple[object, int], float] = field(default_factory=dict)
 
 
-class _Division:
+class _ClusterDivision:
     """Pipelines on given parts of a cluster.
 
     Args:
@@ -150,7 +150,11 @@ class _Division:
     """
 
     def __init__(
-        self, problem: PlanningProblem, parts: Sequence[Part], best_on: BestOn, known: _Known
+        self,
+        problem: PlanningProblem,
+        parts: Sequence[ClusterPart],
+        best_on: BestOn,
+        known: _KnownPipelines,
     ):
         self._problem, self._parts, self._best_on, self._known = problem, parts, best_on, known
         self._speeds = [1 / least_seconds(problem, _devices(part)) for part in parts]
@@ -188,14 +192,14 @@ class _Division:
         exchange = max(sharing_seconds(plan, shared))
         return max(seconds for seconds, _ in found) + exchange, plan
 
-    def _best(self, part: Part, count: int) -> Timed | None:
+    def _best(self, part: ClusterPart, count: int) -> Timed | None:
         key = _key(part, count)
         plans = self._known.plans
         if key not in plans:
             plans[key] = self._best_on(_problem_on(self._problem, part, count), float("inf"))
         return plans[key]
 
-    def _seconds_up_to(self, part: Part, count: int, most: float) -> float:
+    def _seconds_up_to(self, part: ClusterPart, count: int, most: float) -> float:
         """What a pipeline takes, or `most` where it is about that or more."""
         key, known = _key(part, count), self._known
         if key not in known.plans:
@@ -209,18 +213,18 @@ class _Division:
             known.plans[key] = found
         return self._seconds(part, count)
 
-    def _seconds(self, part: Part, count: int) -> float:
+    def _seconds(self, part: ClusterPart, count: int) -> float:
         found = self._best(part, count)
         return found[0] if found else float("inf")
 
 
-def _key(part: Part, count: int) -> tuple[object, int]:
+def _key(part: ClusterPart, count: int) -> tuple[object, int]:
     """What tells whether two pipelines are planned alike."""
     return tuple(replace(taken, start=0) for taken in part), count
 
 
 def least_score(
-    problem: PlanningProblem, parts: Sequence[Part], slowest: float | None = None
+    problem: PlanningProblem, parts: Sequence[ClusterPart], slowest: float | None = None
 ) -> float:
     """A floor under the score of a plan whose pipelines are on given parts of a cluster.
 
@@ -267,7 +271,7 @@ def least_score(
     return max(working + exchange * waiting, seconds * waiting)
 
 
-def _exchange_bandwidth(cluster: Cluster, part: Part) -> float:
+def _exchange_bandwidth(cluster: Cluster, part: ClusterPart) -> float:
     """Bytes/s that leave a part for others at most, of one direction."""
     fastest = 0.0
     for taken in part:
@@ -367,7 +371,7 @@ def _divides(cluster: Cluster, group: Sequence[int], count: int) -> bool:
     )
 
 
-def _equal_parts(cluster: Cluster, group: Sequence[int], count: int) -> Iterator[Part]:
+def _equal_parts(cluster: Cluster, group: Sequence[int], count: int) -> Iterator[ClusterPart]:
     for number in range(count):
         part = []
         for subcluster in (cluster.subclusters[place] for place in group):
@@ -376,11 +380,11 @@ def _equal_parts(cluster: Cluster, group: Sequence[int], count: int) -> Iterator
                 nodes //= count
             else:
                 per_node //= count
-            part.append(Taken(subcluster.name, nodes, per_node, number * nodes * per_node))
+            part.append(SubclusterPart(subcluster.name, nodes, per_node, number * nodes * per_node))
         yield tuple(part)
 
 
-def _problem_on(problem: PlanningProblem, part: Part, count: int) -> PlanningProblem:
+def _problem_on(problem: PlanningProblem, part: ClusterPart, count: int) -> PlanningProblem:
     """The problem of one pipeline: some of the cluster, and of the microbatches."""
     whole = problem.cluster.part([taken.subcluster for taken in part])
     subclusters = tuple(
@@ -398,18 +402,18 @@ def _problem_on(problem: PlanningProblem, part: Part, count: int) -> PlanningPro
     )
 
 
-def _devices(part: Part) -> dict[str, int]:
+def _devices(part: ClusterPart) -> dict[str, int]:
     """How many devices of each subcluster a part has."""
     return {taken.subcluster: taken.nodes * taken.devices_per_node for taken in part}
 
 
-def _joined(problem: PlanningProblem, parts: Sequence[Part], plans: Sequence[Plan]) -> Plan:
+def _joined(problem: PlanningProblem, parts: Sequence[ClusterPart], plans: Sequence[Plan]) -> Plan:
     """The plan of several pipelines, each on its part of the cluster."""
     pipelines = tuple(_moved(plan.pipeline, part) for plan, part in zip(plans, parts, strict=True))
     return replace(plans[0], cluster=problem.cluster, pipelines=pipelines)
 
 
-def _moved(pipeline: PipelinePlan, part: Part) -> PipelinePlan:
+def _moved(pipeline: PipelinePlan, part: ClusterPart) -> PipelinePlan:
     starts = {taken.subcluster: taken.start for taken in part}
 
     def moved(submesh: SubMesh) -> SubMesh:

@@ -9,10 +9,10 @@ forward and backward. The best choice that fits into a device's memory is an int
 from __future__ import annotations
 
 from hetjax.planner.intra_op.stage_sharding import (
-    Devices,
+    StageDevices,
     StageSharding,
     Training,
     shard_stage,
 )
 
-__all__ = ["Devices", "StageSharding", "Training", "shard_stage"]
+__all__ = ["StageDevices", "StageSharding", "Training", "shard_stage"]

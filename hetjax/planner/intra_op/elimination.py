@@ -37,7 +37,7 @@ class _Table(NamedTuple):
     lead: FloatArray | None
 
 
-class _Step(NamedTuple):
+class _EliminatedNode(NamedTuple):
     """A node that has given way: its best strategy by those of others."""
 
     node: int
@@ -90,7 +90,7 @@ class _Elimination:
                 ends, matrix = ends[::-1], matrix.T
             self._add(_Table(ends, matrix, None))
         self.entries = {node: self._entries(node) for node in self.left}
-        self.steps: list[_Step] = []
+        self.steps: list[_EliminatedNode] = []
         self.least, self.lead = 0.0, math.inf
 
     def give_way(self) -> bool:
@@ -102,7 +102,7 @@ class _Elimination:
         mine = self.tables.pop(node)
         nodes = self._nodes(mine)
         made, best = _without(node, mine, nodes, [self.sizes[each] for each in nodes])
-        self.steps.append(_Step(node, made.nodes, best))
+        self.steps.append(_EliminatedNode(node, made.nodes, best))
         for other in made.nodes:
             self.tables[other] = [each for each in self.tables[other] if node not in each.nodes]
         if made.nodes:

@@ -97,7 +97,7 @@ def solve(
         >>> solve(graph).choice, solve(graph, memory_limit=4.0).choice
         ((0, 0), (1, 1))
     """
-    program = _Program(graph)
+    program = _IntegerProgram(graph)
     least = sum(float(node.min()) for node in graph.memory)
     if least > memory_limit:
         return None
@@ -117,7 +117,7 @@ def solve(
     return Solution(chosen, graph.cost(chosen), graph.held(chosen), result.status == 0)
 
 
-class _Program:
+class _IntegerProgram:
     """The variables: first those of the nodes' strategies, then those of the edges' pairs.
 
     Bounds are of type Any where they are arrays, which the stubs of scipy do not know.

@@ -29,7 +29,7 @@ from hetjax.sharding.annotation.rules import DATA, TENSOR, state_spec
 
 
 @dataclass(frozen=True)
-class Devices:
+class StageDevices:
     """What a stage is to run on.
 
     Args:
@@ -94,7 +94,7 @@ class StageSharding:
 def shard_stage(
     program: Program,
     stage: Stage,
-    devices: Devices,
+    devices: StageDevices,
     training: Training,
     *,
     mesh_shapes: Sequence[tuple[int, int]] | None = None,
@@ -186,7 +186,7 @@ class StageParts:
 
 
 @dataclass(frozen=True, eq=False)
-class Way:
+class GroupStrategy:
     """A strategy of a group, in a stage.
 
     Args:
@@ -216,7 +216,7 @@ class StageProblem:
         self,
         program: Program,
         stage: Stage,
-        devices: Devices,
+        devices: StageDevices,
         training: Training,
         mesh_shape: tuple[int, int],
         parts: StageParts | None = None,
@@ -242,12 +242,12 @@ class StageProblem:
         )
         self.strategies = [strategies_of(group, self.costs) for group in self.groups]
 
-    def ways(self, rule: str) -> list[list[Way]]:
+    def ways(self, rule: str) -> list[list[GroupStrategy]]:
         """The strategies of every group under a sharding rule."""
         pairs = zip(self.groups, self.strategies, strict=True)
         return [list(self._ways(*pair, rule)) for pair in pairs]
 
-    def graph(self, rule: str, ways: Sequence[Sequence[Way]] | None = None) -> Graph:
+    def graph(self, rule: str, ways: Sequence[Sequence[GroupStrategy]] | None = None) -> Graph:
         """What they cost, alone and in pairs.
 
         Args:
@@ -307,7 +307,9 @@ class StageProblem:
         }
         return {value: self._spec(value, layouts[value]) for value in sorted(own)}
 
-    def _ways(self, group: Group, strategies: Sequence[Strategy], rule: str) -> Iterator[Way]:
+    def _ways(
+        self, group: Group, strategies: Sequence[Strategy], rule: str
+    ) -> Iterator[GroupStrategy]:
         """The strategies of a group."""
         for way in strategies:
             lies = way.layouts[group.value]
@@ -318,11 +320,13 @@ class StageProblem:
             memory = self._kept_bytes(way) * self.training.live_microbatches
             spec = self._spec(group.value, lies)
             if group.value not in self.parts:
-                yield Way(way, memory, spec)
+                yield GroupStrategy(way, memory, spec)
                 continue
             for spec in self._parameter_specs(group.value, lies):
                 seconds, held = self._parameter(group.value, spec, rule)
-                yield Way(replace(way, seconds=way.seconds + seconds), memory + held, spec)
+                yield GroupStrategy(
+                    replace(way, seconds=way.seconds + seconds), memory + held, spec
+                )
 
     def _giving(self, value: int, way: Strategy) -> float:
         """Seconds to make a value whole that the stage after takes; its cotangent comes whole."""

@@ -164,7 +164,7 @@ class TensorAxis:
             return None
         total = np.zeros((len(_UNITS), self.program.num_positions))
         for window, parts in self._windows:
-            found = _Division(self.program, window, parts, devices).booked()
+            found = _WindowDivision(self.program, window, parts, devices).booked()
             if found is None:
                 return None
             told = slice(window.told, window.until)
@@ -175,7 +175,7 @@ class TensorAxis:
         return TensorCosts(*total)
 
 
-class _Division:
+class _WindowDivision:
     """The best division of a window.
 
     Args:

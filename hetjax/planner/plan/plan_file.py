@@ -33,7 +33,7 @@ from hetjax.planner.plan.plan import (
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 Pair = Annotated[tuple[int, int], Field(strict=False)]
-Spec = list[Name | None]
+SpecRecord = list[Name | None]
 
 
 class _SubMesh(Record):
@@ -47,9 +47,11 @@ class _Stage(Record):
     submesh: _SubMesh
     mesh_shape: Pair
     sharding: Name = "data"
-    parameters: dict[Text, Spec] = Field(default={})
+    parameters: dict[Text, SpecRecord] = Field(default={})
     recompute: bool = False
-    values: dict[Annotated[int, Field(ge=0, lt=2**63, strict=False)], Spec] = Field(default={})
+    values: dict[Annotated[int, Field(ge=0, lt=2**63, strict=False)], SpecRecord] = Field(
+        default={}
+    )
 
 
 class _Schedule(Record):

@@ -86,7 +86,7 @@ class _MeasurementRecord(Record):
     yardstick_seconds: Amount = 0.0
 
 
-class _File(Record):
+class _DatabaseFile(Record):
     version: Literal[1]
     key: _KeyRecord
     measurement: _MeasurementRecord
@@ -168,16 +168,16 @@ class ProfileDatabase:
             yield _key(record), Measurement(**record.measurement.model_dump()), record.note
 
 
-def _read(path: Path) -> _File:
+def _read(path: Path) -> _DatabaseFile:
     try:
         data = read_json(path, f"{path}: this is not a profile: the file", MAX_WRITTEN_BYTES)
-        return _File.model_validate(data)
+        return _DatabaseFile.model_validate(data)
     except ValidationError as error:
-        problem = f"{path}: {first_problem(error, _File)}"
+        problem = f"{path}: {first_problem(error, _DatabaseFile)}"
     except InputError as error:
         problem = str(error)
     raise InputError(f"{problem}; remove the file to have it measured again")
 
 
-def _key(record: _File) -> Key:
+def _key(record: _DatabaseFile) -> Key:
     return Key(**{each.name: getattr(record.key, each.name) for each in fields(Key)})

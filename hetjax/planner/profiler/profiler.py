@@ -42,7 +42,7 @@ class Wanted:
     checks: bool
 
 
-_Found = dict[Way, list[tuple[Wanted, Measurement]]]
+_MeasuredRuns = dict[Way, list[tuple[Wanted, Measurement]]]
 
 
 @dataclass(frozen=True)
@@ -209,7 +209,7 @@ def make_profile(
     Raises:
         InputError: a file of the database is corrupt.
     """
-    found: _Found = {}
+    found: _MeasuredRuns = {}
     for each in surveyed.wanted:
         measurement = database.get(each.key)
         if measurement is not None:
@@ -229,7 +229,7 @@ def make_profile(
     )
 
 
-def _at_usual_speed(found: _Found) -> _Found:
+def _at_usual_speed(found: _MeasuredRuns) -> _MeasuredRuns:
     """Measurements as if all of a subcluster's had been made when its devices were equally fast."""
     moments: dict[str, list[float]] = {}
     for way, measured in found.items():
@@ -274,7 +274,7 @@ def _composed(
     return compose(classes, [*runs[False], *runs[True]]), error
 
 
-def _updates(found: _Found) -> dict[str, float]:
+def _updates(found: _MeasuredRuns) -> dict[str, float]:
     """The rate of the optimizer's update of each subcluster."""
     rates: dict[str, list[float]] = {}
     for way, measured in found.items():

@@ -26,8 +26,8 @@ from hetjax.pipeline.stages.cutting import ParameterPart, Stage, cut
 from hetjax.pipeline.stages.traced_stage import TracedStage, Tracer, trace_stage
 from hetjax.planner.work.grouped_stage import Groups
 
-Shapes = list[jax.ShapeDtypeStruct]
-Inputs = tuple[Shapes, Shapes, Shapes]
+ShapeList = list[jax.ShapeDtypeStruct]
+Inputs = tuple[ShapeList, ShapeList, ShapeList]
 """Shapes of a run's parameter parts, of the batch leaves it reads, of the values it receives."""
 
 

@@ -164,7 +164,7 @@ def load_parameters(folder: Path, shapes: PyTree, device: JaxDevice) -> PyTree:
     saved = _by_leaf(parts)
     sharding = NamedSharding(jax.make_mesh((1,), ("device",), devices=[device]), PartitionSpec())
     loads = [
-        _Load(leaves.part(ParameterPart(leaf), ""), shape.dtype, sharding, saved)
+        _LeafLoad(leaves.part(ParameterPart(leaf), ""), shape.dtype, sharding, saved)
         for leaf, shape in enumerate(leaves.shapes)
     ]
     try:
@@ -315,9 +315,9 @@ class StageSaver:
         leaves: _Leaves,
         shardings: Sequence[NamedSharding],
         saved: Mapping[tuple[str, str], Sequence[SavedPart]],
-    ) -> list[_Load]:
+    ) -> list[_LeafLoad]:
         return [
-            _Load(leaves.part(part, self.item), leaves.shapes[part.leaf].dtype, sharding, saved)
+            _LeafLoad(leaves.part(part, self.item), leaves.shapes[part.leaf].dtype, sharding, saved)
             for part, sharding in zip(leaves.held[self.stage], shardings, strict=True)
         ]
 
@@ -370,7 +370,7 @@ def waited(saver: StageSaver, worker: str) -> StageRecord | SaveFailure | None:
         return SaveFailure(worker, write_reason(error))
 
 
-class _Load:
+class _LeafLoad:
     """One part that a stage wants, and the saved parts that it is made of."""
 
     def __init__(
@@ -424,7 +424,7 @@ class _Load:
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
 
-def _read(folder: Path, loads: Sequence[_Load]) -> dict[str, Any]:
+def _read(folder: Path, loads: Sequence[_LeafLoad]) -> dict[str, Any]:
     """Read what some loads need: whole saved parts, by their keys."""
     import orbax.checkpoint as ocp
 

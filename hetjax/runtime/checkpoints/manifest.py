@@ -171,7 +171,7 @@ class _Record(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class _Part(_Record):
+class _LeafPart(_Record):
     kind: Literal["parameters", "optimizer"]
     path: str
     start: Count
@@ -181,7 +181,7 @@ class _Part(_Record):
     item: str
 
 
-class _File(_Record):
+class _FileRecord(_Record):
     path: str
     num_bytes: Count
     crc32: Count
@@ -199,8 +199,8 @@ class _FirstManifest(_Record):
     format: int
     step: Count
     model: str
-    parts: list[_Part]
-    files: list[_File]
+    parts: list[_LeafPart]
+    files: list[_FileRecord]
     metadata: dict[str, Any]
 
     def manifest(self, data: DataPosition | None = None) -> Manifest:

@@ -54,7 +54,7 @@ def training_instructions(
     Returns:
         Its instructions, every buffer freed after its last use.
     """
-    writer = _Writer(pipelines, schedule, stage, reductions=reductions)
+    writer = _InstructionWriter(pipelines, schedule, stage, reductions=reductions)
     body = [*writer.tasks(), *writer.update()]
     kept = frozenset({"parameter", "state", "one", "metric", "aux"})
     return tuple(_with_frees(_with_expectations(body, writer.windows()), kept))
@@ -64,7 +64,7 @@ def evaluation_instructions(
     pipelines: PipelinePrograms, num_microbatches: int, stage: int
 ) -> tuple[Instruction, ...]:
     """The instructions of one stage for the loss alone, over the microbatches of one batch."""
-    writer = _Writer(pipelines, None, stage)
+    writer = _InstructionWriter(pipelines, None, stage)
     body: list[Instruction] = []
     for microbatch in range(num_microbatches):
         body += writer.inputs(microbatch)
@@ -99,7 +99,7 @@ def stage_programs(schedule: Schedule, place: int, recomputes: bool) -> tuple[st
     return tuple(names)
 
 
-class _Writer:
+class _InstructionWriter:
     def __init__(
         self,
         pipelines: PipelinePrograms,

@@ -23,10 +23,10 @@ from hetjax.runtime.compilation.state import StageState
 from hetjax.runtime.instructions.placement import Placement
 from hetjax.sharding.annotation.annotation import Shard
 from hetjax.sharding.annotation.bounds import Bounds
-from hetjax.sharding.resolution.run_steps import Piece, cut_piece, join_pieces
-from hetjax.sharding.resolution.switch_transfers import MovedArray, Slice, SwitchPlan
+from hetjax.sharding.resolution.run_steps import ArrayPart, cut_piece, join_pieces
+from hetjax.sharding.resolution.switch_transfers import ArraySlice, MovedArray, SwitchPlan
 
-Held = tuple[ParameterPart, PartitionSpec]
+HeldLeaf = tuple[ParameterPart, PartitionSpec]
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Leaf:
 
     name: str
     shape: jax.ShapeDtypeStruct
-    parts: tuple[Held | None, ...]
+    parts: tuple[HeldLeaf | None, ...]
 
 
 def check_lost(lost: Set[int], destination: Plan) -> None:
@@ -124,7 +124,7 @@ def shards_of(leaf: Leaf, placement: Placement) -> Iterator[tuple[int, Shard]]:
 
 
 def _shards_in(
-    held: Held, shape: Sequence[int], placement: Placement, stage: int
+    held: HeldLeaf, shape: Sequence[int], placement: Placement, stage: int
 ) -> Iterator[Shard]:
     """What the devices of a stage hold, where the stage holds a part of a leaf."""
     part, spec = held
@@ -189,10 +189,10 @@ def _computation(placement: Placement, stage: int) -> tuple[Any, ...]:
     return kind.name, plan.mesh_shape, parts, placement.parameters(stage), placement.state(stage)
 
 
-Pieces = dict[tuple[int, int], list[Piece]]
+Pieces = dict[tuple[int, int], list[ArrayPart]]
 """For each leaf and device of the cluster, parts of it that are there."""
 
-Devices = Mapping[int, Any]
+DevicesByNumber = Mapping[int, Any]
 """The devices of this process by their numbers in the cluster."""
 
 
@@ -233,13 +233,13 @@ def move_in_process(
     ]
 
 
-def cut_slices(held: Pieces, device: int, slices: Sequence[Slice]) -> list[Any]:
+def cut_slices(held: Pieces, device: int, slices: Sequence[ArraySlice]) -> list[Any]:
     """What a device gives of what it holds."""
     return [cut_piece(held[array, device], bounds) for array, bounds in slices]
 
 
 def add_slices(
-    arrived: Pieces, device: int, slices: Sequence[Slice], arrays: Sequence[Any]
+    arrived: Pieces, device: int, slices: Sequence[ArraySlice], arrays: Sequence[Any]
 ) -> None:
     """Note what a device has got; lists that were there stay as they are."""
     for (array, bounds), piece in zip(slices, arrays, strict=True):
@@ -247,7 +247,9 @@ def add_slices(
         arrived[array, device] = [*arrived.get((array, device), []), (bounds, piece)]
 
 
-def held_pieces(placement: Placement, stage: int, state: StageState, devices: Devices) -> Pieces:
+def held_pieces(
+    placement: Placement, stage: int, state: StageState, devices: DevicesByNumber
+) -> Pieces:
     """What devices of this process hold of a stage's state.
 
     Args:
@@ -296,7 +298,7 @@ def assembled_state(
     stage: int,
     compiled: CompiledStage,
     arrived: Pieces,
-    devices: Devices,
+    devices: DevicesByNumber,
 ) -> StageState:
     """A stage's state, of the parts that have arrived on devices of this process.
 

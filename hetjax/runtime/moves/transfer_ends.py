@@ -21,7 +21,7 @@ from hetjax.runtime.instructions.buffers import Tag
 from hetjax.runtime.instructions.placement import Placement
 from hetjax.sharding.annotation.annotation import HSharding, axes_of
 from hetjax.sharding.annotation.bounds import Bounds, within
-from hetjax.sharding.resolution.crossing import Crossing, Gathering, Piece, crossing
+from hetjax.sharding.resolution.crossing import Crossing, Gathering, PulledPart, crossing
 from hetjax.sharding.resolution.network import Network
 from hetjax.sharding.resolution.senders import BestLink
 
@@ -127,8 +127,8 @@ class SendingEnd:
 
     def __init__(self, arrays: Sequence[CrossingArray], mesh: Mesh, process: int):
         self._numbers: dict[Any, int] = {}
-        self._offers: dict[int, list[tuple[int, Piece]]] = {}
-        cut: dict[int, list[tuple[int, Piece]]] = {}
+        self._offers: dict[int, list[tuple[int, PulledPart]]] = {}
+        cut: dict[int, list[tuple[int, PulledPart]]] = {}
         for i, array in enumerate(arrays):
             self._numbers |= dict(zip(mesh.devices.flat, array.source.devices, strict=True))
             for piece in array.crossing.pieces:
@@ -162,7 +162,7 @@ class SendingEnd:
             {self._numbers[shard.device]: shard.data for shard in array.addressable_shards}
             for array in arrays
         ]
-        cut: dict[tuple[int, Piece], jax.Array] = {}
+        cut: dict[tuple[int, PulledPart], jax.Array] = {}
         for origin, (wanted, program) in self._cuts.items():
             cut.update(zip(wanted, program(*(held[i][origin] for i, _ in wanted)), strict=True))
         for receiver, offered in self._offers.items():
@@ -191,7 +191,7 @@ class ReceivingEnd:
     """
 
     def __init__(self, arrays: Sequence[CrossingArray], mesh: Mesh, process: int):
-        self._pieces: dict[int, list[tuple[int, Piece]]] = {}
+        self._pieces: dict[int, list[tuple[int, PulledPart]]] = {}
         for i, array in enumerate(arrays):
             for piece in array.crossing.pieces:
                 if array.processes[piece.landing] == process:
@@ -227,7 +227,7 @@ class ReceivingEnd:
         Returns:
             The arrays, divided as the stage wants them.
         """
-        landed: list[dict[Piece, jax.Array]] = [{} for _ in self._landings]
+        landed: list[dict[PulledPart, jax.Array]] = [{} for _ in self._landings]
         for sender, pieces in self._pieces.items():
             for (i, piece), array in zip(pieces, pulled[sender], strict=True):
                 landed[i][piece] = array
@@ -243,7 +243,7 @@ class ReceivingEnd:
 
 
 @dataclass(frozen=True, eq=False)
-class _Part:
+class _LandedPart:
     """What one device holds of an array that lands.
 
     Args:
@@ -254,7 +254,7 @@ class _Part:
     """
 
     device: Any
-    pieces: tuple[Piece, ...]
+    pieces: tuple[PulledPart, ...]
     program: Compiled | None = None
     like: int | None = None
 
@@ -269,8 +269,8 @@ class _Landing:
     def __init__(self, array: CrossingArray, mesh: Mesh, process: int):
         self.shape, spec = _landing(array, mesh)
         self.sharding = NamedSharding(mesh, spec)
-        self._parts: list[_Part] = []
-        landing: dict[int, list[Piece]] = {}
+        self._parts: list[_LandedPart] = []
+        landing: dict[int, list[PulledPart]] = {}
         for piece in array.crossing.pieces:
             landing.setdefault(piece.landing, []).append(piece)
         made: dict[Bounds, int] = {}
@@ -280,20 +280,20 @@ class _Landing:
                 continue
             device, pieces = devices[shard.device], tuple(landing.get(shard.device, ()))
             if shard.bounds in made and not pieces:
-                self._parts.append(_Part(device, (), like=made[shard.bounds]))
+                self._parts.append(_LandedPart(device, (), like=made[shard.bounds]))
                 continue
             made[shard.bounds] = len(self._parts)
             program = None
             part = self.sharding.shard_shape(self.shape.shape)
             if len(pieces) != 1 or array.widths(pieces[0].bounds) != part:
                 program = _joiner(array, shard.bounds, pieces, part, device)
-            self._parts.append(_Part(device, pieces, program))
+            self._parts.append(_LandedPart(device, pieces, program))
 
     def array(self, parts: Sequence[jax.Array]) -> jax.Array:
         """The array, of the parts that the process's devices hold."""
         return jax.make_array_from_single_device_arrays(self.shape.shape, self.sharding, parts)
 
-    def parts(self, pieces: Mapping[Piece, jax.Array]) -> list[jax.Array]:
+    def parts(self, pieces: Mapping[PulledPart, jax.Array]) -> list[jax.Array]:
         """What the process's devices hold of the array, of its pieces."""
         made: list[jax.Array] = []
         for part in self._parts:
@@ -312,7 +312,7 @@ def _devices(array: CrossingArray, mesh: Mesh) -> dict[int, Any]:
 
 
 def _cutter(
-    arrays: Sequence[CrossingArray], wanted: Sequence[tuple[int, Piece]], device: Any
+    arrays: Sequence[CrossingArray], wanted: Sequence[tuple[int, PulledPart]], device: Any
 ) -> Compiled:
     """Compile what cuts pieces out of a device's shards; takes the shard of each piece."""
     wholes = [arrays[i].held(piece.origin) for i, piece in wanted]
@@ -333,7 +333,7 @@ def _cutter(
 def _joiner(
     array: CrossingArray,
     bounds: Bounds,
-    pieces: Sequence[Piece],
+    pieces: Sequence[PulledPart],
     shape: tuple[int, ...],
     device: Any,
 ) -> Compiled:

@@ -28,7 +28,7 @@ from hetjax.mesh.cluster import Cluster
 from hetjax.mesh.host_cpu import HOST_CPU, HOST_DEVICES, HostCpu, machine_name, measure_host
 from hetjax.mesh.link_fit import fit_link
 from hetjax.mesh.links import Link
-from hetjax.mesh.measured import Load, measured_cluster, measured_nodes
+from hetjax.mesh.measured import ProcessorLoad, measured_cluster, measured_nodes
 from hetjax.mesh.ray_offers import connected_ray_nodes, ray_offers
 from hetjax.runtime.moves.listening import SECRET_BYTES, transfer_identifier
 from hetjax.runtime.workers.waiting import tell_of_late
@@ -86,7 +86,7 @@ def measure_cluster(say: Callable[[str], None] = lambda _: None) -> Cluster:
     with _Probes(nodes, say) as probes:
         processors = probes.processors(hosts)
         pairs = list(itertools.combinations([node["NodeID"] for node in nodes], 2))
-        links, loads = {}, {node: list[Load]() for node in hosts}
+        links, loads = {}, {node: list[ProcessorLoad]() for node in hosts}
         for place, (a, b) in enumerate(pairs, start=1):
             names = f"{probes.names[a]} and {probes.names[b]}"
             say(f"measuring link {place} of {len(pairs)}, between {names}")
@@ -94,7 +94,9 @@ def measure_cluster(say: Callable[[str], None] = lambda _: None) -> Cluster:
             for node, load in probes.loads(a, b, links[frozenset((a, b))]):
                 loads.get(node, []).append(load)
     typical = {
-        node: Load(*map(median, zip(*found, strict=True))) for node, found in loads.items() if found
+        node: ProcessorLoad(*map(median, zip(*found, strict=True)))
+        for node, found in loads.items()
+        if found
     }
     return measured_cluster(nodes, processors, links, typical)
 
@@ -342,7 +344,7 @@ class _Probes:
         seconds = max(median(found[1:]) for found in self._wait(calls, CALL_SECONDS).values())
         return size / max(seconds - link.latency, size / link.bandwidth)
 
-    def loads(self, a: str, b: str, link: Link) -> Iterator[tuple[str, Load]]:
+    def loads(self, a: str, b: str, link: Link) -> Iterator[tuple[str, ProcessorLoad]]:
         """What messages between two nodes cost the processors at both ends."""
         for sender, receiver in ((a, b), (b, a)):
             short = self._lost(sender, receiver, _SHORT_BYTES, link)
@@ -350,7 +352,7 @@ class _Probes:
             for node in (sender, receiver):
                 each = max(0.0, long[node] - short[node]) / (_LONG_BYTES - _SHORT_BYTES)
                 # A message and its answer are two.
-                yield node, Load(each, max(0.0, short[node] - each * _SHORT_BYTES) / 2)
+                yield node, ProcessorLoad(each, max(0.0, short[node] - each * _SHORT_BYTES) / 2)
 
     def _lost(self, sender: str, receiver: str, size: int, link: Link) -> dict[str, float]:
         """Seconds that both ends lose to a message with its answer."""

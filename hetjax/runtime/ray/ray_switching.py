@@ -22,7 +22,7 @@ from hetjax.runtime.compilation.stage_programs import CompiledStage
 from hetjax.runtime.compilation.state import StageState
 from hetjax.runtime.instructions.placement import Placement
 from hetjax.runtime.moves.state_switch import (
-    Devices,
+    DevicesByNumber,
     Pieces,
     add_slices,
     assembled_state,
@@ -30,7 +30,7 @@ from hetjax.runtime.moves.state_switch import (
     held_pieces,
 )
 from hetjax.runtime.moves.transfer_server import Peer
-from hetjax.sharding.resolution.switch_transfers import Messages, Slice
+from hetjax.sharding.resolution.switch_transfers import ArraySlice, Messages
 
 FETCH_SECONDS = 1.0
 """How long to wait for word of objects that have been used already."""
@@ -47,7 +47,7 @@ class Parcel(NamedTuple):
 
     sender: int
     receiver: int
-    slices: tuple[Slice, ...]
+    slices: tuple[ArraySlice, ...]
 
 
 Parcels = dict[tuple[Peer, Peer], tuple[Parcel, ...]]
@@ -85,7 +85,7 @@ def parcels_of(
     return {pair: tuple(parcels) for pair, parcels in found.items()}
 
 
-def devices_of_process(plan: Plan, stage: int, mesh: jax.sharding.Mesh) -> Devices:
+def devices_of_process(plan: Plan, stage: int, mesh: jax.sharding.Mesh) -> DevicesByNumber:
     """The devices of this process in a stage's mesh, by their numbers in the cluster."""
     numbers = plan.cluster.device_ids(plan.stages[stage].submesh)
     pairs = zip(numbers, mesh.devices.flat, strict=True)
@@ -150,12 +150,12 @@ class StateExchange:
 
     placement: Placement
     stage: int
-    devices: Devices
+    devices: DevicesByNumber
     held: Pieces
 
     @classmethod
     def of_state(
-        cls, placement: Placement, stage: int, devices: Devices, state: StageState
+        cls, placement: Placement, stage: int, devices: DevicesByNumber, state: StageState
     ) -> StateExchange:
         """The side that has a state to give."""
         return cls(placement, stage, devices, held_pieces(placement, stage, state, devices))

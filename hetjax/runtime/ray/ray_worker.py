@@ -18,7 +18,7 @@ from hetjax.planner.plan.plan import Plan
 from hetjax.runtime.checkpoints.checkpoint import StageSaver, waited
 from hetjax.runtime.checkpoints.checkpoint_files import SaveFailure, StageRecord
 from hetjax.runtime.instructions.placement import Placement
-from hetjax.runtime.moves.state_switch import Devices
+from hetjax.runtime.moves.state_switch import DevicesByNumber
 from hetjax.runtime.moves.transfer_server import Peer, TransferServerTransport, worker_name
 from hetjax.runtime.ray.ray_devices import given_devices
 from hetjax.runtime.ray.ray_switching import Parcel, StateExchange, devices_of_process
@@ -237,7 +237,7 @@ class HostWorker:
             self.worker.restore(self.exchange.state(self.worker.compiled))
             self.exchange = None
 
-    def _switched(self) -> tuple[Placement, int, Devices]:
+    def _switched(self) -> tuple[Placement, int, DevicesByNumber]:
         stage = self.peer[0]
         devices = devices_of_process(self.job.plan, stage, self.worker.mesh)
         return self.worker.placement, stage, devices

@@ -12,11 +12,13 @@ from hetjax.sharding.deduction.bottom_tier import ELSEWHERE, OperandError
 from hetjax.sharding.deduction.signature import shapes_of
 from hetjax.sharding.deduction.top_tier import WHOLE, TopTier, row_of, shared, take, top_tier_of
 
-Held = Sequence[HSharding | None]
-Body = Callable[[_compat.ClosedJaxpr, Held], AnnotatedProgram]
+HeldAnnotations = Sequence[HSharding | None]
+Body = Callable[[_compat.ClosedJaxpr, HeldAnnotations], AnnotatedProgram]
 
 
-def deduce_control(node: Compute, held: Held, body: Body) -> tuple[Compute, list[TopTier]]:
+def deduce_control(
+    node: Compute, held: HeldAnnotations, body: Body
+) -> tuple[Compute, list[TopTier]]:
     """Deduce a scan, a loop or a conditional.
 
     Args:
@@ -38,7 +40,7 @@ def deduce_control(node: Compute, held: Held, body: Body) -> tuple[Compute, list
     return _conditional(node, held, body)
 
 
-def _scan(node: Compute, held: Held, body: Body) -> tuple[Compute, list[TopTier]]:
+def _scan(node: Compute, held: HeldAnnotations, body: Body) -> tuple[Compute, list[TopTier]]:
     params = node.equation.params
     first, count = params["num_consts"], params["num_carry"]
     rows = []
@@ -47,7 +49,7 @@ def _scan(node: Compute, held: Held, body: Body) -> tuple[Compute, list[TopTier]
             raise OperandError(place, "the scan goes over the dimension that is divided")
         rows.append(None if annotation is None else row_of(annotation))
 
-    def bodies(carry: Held) -> tuple[AnnotatedProgram, ...]:
+    def bodies(carry: HeldAnnotations) -> tuple[AnnotatedProgram, ...]:
         return (body(params["jaxpr"], [*held[:first], *carry, *rows]),)
 
     found, tops = _carried(node, held[first : first + count], first, bodies)
@@ -58,12 +60,12 @@ def _scan(node: Compute, held: Held, body: Body) -> tuple[Compute, list[TopTier]
     return found, [*tops[:count], *stacked]
 
 
-def _while(node: Compute, held: Held, body: Body) -> tuple[Compute, list[TopTier]]:
+def _while(node: Compute, held: HeldAnnotations, body: Body) -> tuple[Compute, list[TopTier]]:
     params = node.equation.params
     first = params["cond_nconsts"]
     second = first + params["body_nconsts"]
 
-    def bodies(carry: Held) -> tuple[AnnotatedProgram, ...]:
+    def bodies(carry: HeldAnnotations) -> tuple[AnnotatedProgram, ...]:
         condition = body(params["cond_jaxpr"], [*held[:first], *carry])
         if _tops(condition) != [WHOLE]:
             raise OperandError(ELSEWHERE, "whether a loop goes on must be known to every submesh")
@@ -74,9 +76,9 @@ def _while(node: Compute, held: Held, body: Body) -> tuple[Compute, list[TopTier
 
 def _carried(
     node: Compute,
-    held: Held,
+    held: HeldAnnotations,
     first: int,
-    bodies: Callable[[Held], tuple[AnnotatedProgram, ...]],
+    bodies: Callable[[HeldAnnotations], tuple[AnnotatedProgram, ...]],
 ) -> tuple[Compute, list[TopTier]]:
     """A body whose first results are operands of its next iteration.
 
@@ -102,7 +104,7 @@ def _carried(
             carry[i] = shared(annotation, after[i])
 
 
-def _conditional(node: Compute, held: Held, body: Body) -> tuple[Compute, list[TopTier]]:
+def _conditional(node: Compute, held: HeldAnnotations, body: Body) -> tuple[Compute, list[TopTier]]:
     if top_tier_of(held[0], ()) != WHOLE:
         raise OperandError(0, "submeshes must take the same branch")
     bodies = tuple(body(branch, held[1:]) for branch in node.equation.params["branches"])

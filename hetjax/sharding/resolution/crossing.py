@@ -19,7 +19,7 @@ from hetjax.sharding.resolution.senders import BestLink
 
 
 @dataclass(frozen=True)
-class Piece:
+class PulledPart:
     """A part of an array that one process pulls from another.
 
     Args:
@@ -58,7 +58,7 @@ class Crossing:
         gathering: how the slices are gathered; None where each device then has what it wants.
     """
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[PulledPart, ...]
     landed: tuple[Shard, ...]
     gathering: Gathering | None
 
@@ -118,7 +118,7 @@ def crossing(
         relay=False,
     )
     pieces = tuple(
-        Piece(part.senders[0], receiver, part.bounds)
+        PulledPart(part.senders[0], receiver, part.bounds)
         for phase in phases
         for part in phase
         for receiver in part.receivers

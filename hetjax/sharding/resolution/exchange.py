@@ -25,16 +25,16 @@ from hetjax.sharding.resolution.network import Network
 from hetjax.sharding.resolution.senders import Senders
 from hetjax.sharding.resolution.steps import Combination, Phase
 
-Devices = list[int]
+DeviceNumbers = list[int]
 
 
 @dataclass(frozen=True)
-class _Slice:
+class _FinestSlice:
     """A finest slice: who has the value or a summand of it, and who shall have which."""
 
     bounds: Bounds
-    owners: Mapping[Summand | None, Devices]
-    wanted: Mapping[Summand | None, Devices]
+    owners: Mapping[Summand | None, DeviceNumbers]
+    wanted: Mapping[Summand | None, DeviceNumbers]
 
 
 def exchange(
@@ -71,7 +71,7 @@ def exchange(
     Source: Hetu v2, section 4.3; H2, section 5 (a byte crosses a slow link once).
     """
     _check_sums(before, after)
-    planner = _Planner(network, senders, itemsize, relay=relay)
+    planner = _ExchangePlanner(network, senders, itemsize, relay=relay)
     for part in _slices(shape, before, after):
         planner.add(part if preference is None else _preferred(part, preference))
     return tuple(tuple(_merged(phase)) for phase in planner.phases if phase)
@@ -91,16 +91,16 @@ def _check_sums(before: Sequence[Shard], after: Sequence[Shard]) -> None:
 
 def _slices(
     shape: Sequence[int], before: Sequence[Shard], after: Sequence[Shard]
-) -> Iterator[_Slice]:
+) -> Iterator[_FinestSlice]:
     sides = [_by_part(before), _by_part(after)]
     parts = {bounds for side in sides for bounds, _ in side}
     for bounds in finest_slices(parts, shape):
         owners, wanted = (_holding(side, bounds) for side in sides)
         if wanted:
-            yield _Slice(bounds, owners, wanted)
+            yield _FinestSlice(bounds, owners, wanted)
 
 
-def _preferred(part: _Slice, preference: Mapping[int, int]) -> _Slice:
+def _preferred(part: _FinestSlice, preference: Mapping[int, int]) -> _FinestSlice:
     owners = {}
     for summand, devices in part.owners.items():
         lowest = min(preference[device] for device in devices)
@@ -108,35 +108,35 @@ def _preferred(part: _Slice, preference: Mapping[int, int]) -> _Slice:
     return replace(part, owners=owners)
 
 
-def _by_part(shards: Sequence[Shard]) -> dict[tuple[Bounds, Summand | None], Devices]:
-    found: dict[tuple[Bounds, Summand | None], Devices] = {}
+def _by_part(shards: Sequence[Shard]) -> dict[tuple[Bounds, Summand | None], DeviceNumbers]:
+    found: dict[tuple[Bounds, Summand | None], DeviceNumbers] = {}
     for shard in shards:
         found.setdefault((shard.bounds, shard.summand), []).append(shard.device)
     return found
 
 
 def _holding(
-    side: Mapping[tuple[Bounds, Summand | None], Devices], part: Bounds
-) -> dict[Summand | None, Devices]:
-    found: dict[Summand | None, Devices] = {}
+    side: Mapping[tuple[Bounds, Summand | None], DeviceNumbers], part: Bounds
+) -> dict[Summand | None, DeviceNumbers]:
+    found: dict[Summand | None, DeviceNumbers] = {}
     for (bounds, summand), devices in side.items():
         if contains(bounds, part):
             found.setdefault(summand, []).extend(devices)
     return found
 
 
-class _Planner:
+class _ExchangePlanner:
     def __init__(self, network: Network, senders: Senders, itemsize: int, *, relay: bool):
         self.network, self.senders, self.itemsize = network, senders, itemsize
         self.relay = relay
         self.phases: list[list[Combination]] = []
 
-    def put(self, phase: int, bounds: Bounds, givers: Devices, takers: Devices) -> None:
+    def put(self, phase: int, bounds: Bounds, givers: DeviceNumbers, takers: DeviceNumbers) -> None:
         while len(self.phases) <= phase:
             self.phases.append([])
         self.phases[phase].append(Combination(bounds, tuple(givers), tuple(takers)))
 
-    def add(self, part: _Slice) -> None:
+    def add(self, part: _FinestSlice) -> None:
         if not part.owners:
             raise InputError(f"source: no device holds {part.bounds}")
         for summand, wanted in part.wanted.items():
@@ -150,21 +150,23 @@ class _Planner:
                     "the value or other sums; partial sums stay as they are or are added up"
                 )
 
-    def add_up(self, part: _Slice, wanted: Devices) -> None:
+    def add_up(self, part: _FinestSlice, wanted: DeviceNumbers) -> None:
         """Each device adds up the group of which it has a summand, any other one the first."""
-        groups: dict[int, dict[int, Devices]] = {}
+        groups: dict[int, dict[int, DeviceNumbers]] = {}
         for summand, owners in part.owners.items():
             assert summand is not None
             groups.setdefault(summand.group, {})[summand.place] = owners
         mine = {d: group for group, held in groups.items() for o in held.values() for d in o}
-        takers: dict[int, Devices] = {}
+        takers: dict[int, DeviceNumbers] = {}
         for device in wanted:
             takers.setdefault(mine.get(device, min(groups)), []).append(device)
         for group, devices in takers.items():
             summands = groups[group]
             self.reduce(part.bounds, [summands[place] for place in sorted(summands)], devices)
 
-    def deliver(self, phase: int, bounds: Bounds, owners: Devices, wanted: Devices) -> None:
+    def deliver(
+        self, phase: int, bounds: Bounds, owners: DeviceNumbers, wanted: DeviceNumbers
+    ) -> None:
         """Bring a part from its owners to those who want it."""
         for device in wanted:
             if device in owners:
@@ -185,7 +187,9 @@ class _Planner:
                 others = [device for device in receivers if device != receiver]
                 self.put(phase + 1, piece, [receiver], others)
 
-    def reduce(self, bounds: Bounds, owners: Sequence[Devices], wanted: Devices) -> None:
+    def reduce(
+        self, bounds: Bounds, owners: Sequence[DeviceNumbers], wanted: DeviceNumbers
+    ) -> None:
         """Bring a part's sum to those who want it."""
         if self._reduces_at_once(bounds, owners, wanted):
             for receiver in wanted:
@@ -197,7 +201,7 @@ class _Planner:
         for home, piece in zip(wanted, pieces, strict=False):
             self.deliver(1, piece, [home], [device for device in wanted if device != home])
 
-    def _sum_at(self, bounds: Bounds, owners: Sequence[Devices], home: int) -> None:
+    def _sum_at(self, bounds: Bounds, owners: Sequence[DeviceNumbers], home: int) -> None:
         givers = [
             home if home in holding else self._choose(holding, home, bounds) for holding in owners
         ]
@@ -206,7 +210,7 @@ class _Planner:
     def _choose(self, owners: Sequence[int], receiver: int, bounds: Bounds) -> int:
         return self.senders.choose(owners, receiver, volume(bounds) * self.itemsize)
 
-    def _relays(self, bounds: Bounds, owners: Devices, receivers: Devices) -> bool:
+    def _relays(self, bounds: Bounds, owners: DeviceNumbers, receivers: DeviceNumbers) -> bool:
         """Whether pieces that are passed on inside a node arrive before whole parts."""
         if len(receivers) == 1 or not self.relay:
             return False
@@ -220,7 +224,9 @@ class _Planner:
         passed = far.seconds(num_bytes) + near.seconds(num_bytes * (count - 1) / count)
         return passed < whole
 
-    def _reduces_at_once(self, bounds: Bounds, owners: Sequence[Devices], wanted: Devices) -> bool:
+    def _reduces_at_once(
+        self, bounds: Bounds, owners: Sequence[DeviceNumbers], wanted: DeviceNumbers
+    ) -> bool:
         """Whether each receiver adds up the whole part: less latency, more bytes."""
         if len(wanted) == 1:
             return True
@@ -265,7 +271,7 @@ def cut(bounds: Bounds, count: int) -> tuple[Bounds, ...]:
 
 def _merged(phase: Sequence[Combination]) -> Iterator[Combination]:
     """Combinations of one part and the same senders, drawn together."""
-    takers: dict[tuple[Bounds, tuple[int, ...]], Devices] = {}
+    takers: dict[tuple[Bounds, tuple[int, ...]], DeviceNumbers] = {}
     for part in phase:
         takers.setdefault((part.bounds, part.senders), []).extend(part.receivers)
     for (bounds, senders), receivers in takers.items():

@@ -18,7 +18,7 @@ from jax.sharding import SingleDeviceSharding
 from hetjax.sharding.annotation.bounds import Bounds, contains, extent, within
 from hetjax.sharding.resolution.steps import CommunicationStep, Resolution
 
-Piece = tuple[Bounds, Any]
+ArrayPart = tuple[Bounds, Any]
 
 
 @dataclass(frozen=True)
@@ -32,13 +32,13 @@ class Machine:
     """
 
     move: Callable[[Any, int], Any]
-    join: Callable[[Bounds, Any, Sequence[Piece], int], Any]
+    join: Callable[[Bounds, Any, Sequence[ArrayPart], int], Any]
 
 
 def numpy_machine() -> Machine:
     """All arrays in the memory of this process."""
 
-    def join(bounds: Bounds, dtype: Any, pieces: Sequence[Piece], device: int) -> np.ndarray:
+    def join(bounds: Bounds, dtype: Any, pieces: Sequence[ArrayPart], device: int) -> np.ndarray:
         array = np.empty(extent(bounds), dtype)
         filled = np.zeros(array.shape, bool)
         for part, value in pieces:
@@ -57,13 +57,13 @@ def jax_machine(devices: Mapping[int, Any]) -> Machine:
         devices: the device behind each number.
     """
 
-    def join(bounds: Bounds, dtype: Any, pieces: Sequence[Piece], device: int) -> jax.Array:
+    def join(bounds: Bounds, dtype: Any, pieces: Sequence[ArrayPart], device: int) -> jax.Array:
         return join_pieces(bounds, dtype, pieces, devices[device])
 
     return Machine(lambda array, device: jax.device_put(array, devices[device]), join)
 
 
-def join_pieces(bounds: Bounds, dtype: Any, pieces: Sequence[Piece], device: Any) -> jax.Array:
+def join_pieces(bounds: Bounds, dtype: Any, pieces: Sequence[ArrayPart], device: Any) -> jax.Array:
     """A part of an array on a device of JAX, of pieces of it that are there.
 
     Args:
@@ -88,7 +88,7 @@ def join_pieces(bounds: Bounds, dtype: Any, pieces: Sequence[Piece], device: Any
     return whole
 
 
-def cut_piece(pieces: Sequence[Piece], bounds: Bounds) -> Any:
+def cut_piece(pieces: Sequence[ArrayPart], bounds: Bounds) -> Any:
     """A part of an array, of pieces of which one has it all."""
     around, array = next(piece for piece in pieces if contains(piece[0], bounds))
     return array if around == bounds else _readable(array)[within(bounds, around)]
@@ -133,10 +133,10 @@ def run_resolution(
 
 
 def _run_step(
-    step: CommunicationStep, held: Mapping[int, Piece], machine: Machine
-) -> dict[int, Piece]:
+    step: CommunicationStep, held: Mapping[int, ArrayPart], machine: Machine
+) -> dict[int, ArrayPart]:
     dtype = next(iter(held.values()))[1].dtype
-    arrived: dict[int, list[Piece]] = {}
+    arrived: dict[int, list[ArrayPart]] = {}
     for place, phase in enumerate(step.phases):
         readable = {d: [shard] for d, shard in held.items()} if place == 0 else dict(arrived)
         for part in phase:

@@ -48,14 +48,14 @@ class MovedArray:
     preference: Mapping[int, int] | None = None
 
 
-class Slice(NamedTuple):
+class ArraySlice(NamedTuple):
     """A part of one of the arrays."""
 
     array: int
     bounds: Bounds
 
 
-Messages = Mapping[tuple[int, int], tuple[Slice, ...]]
+Messages = Mapping[tuple[int, int], tuple[ArraySlice, ...]]
 """For each sender and receiver what the one sends the other; to itself, what it keeps."""
 
 
@@ -138,7 +138,7 @@ def plan_switch(
         if any(shard.summand for shard in (*array.before, *array.after)):
             raise InputError(f"{array.name}: it lies in partial sums, which are not switched")
     shared = BestLink(network)
-    phases: list[dict[tuple[int, int], list[Slice]]] = []
+    phases: list[dict[tuple[int, int], list[ArraySlice]]] = []
     # The largest first: small ones then even out what is left.
     order = sorted(range(len(arrays)), key=lambda i: -_size(arrays[i]))
     for i in order:
@@ -165,7 +165,7 @@ def plan_switch(
             for part in phase:
                 for receiver in part.receivers:
                     pair = (part.senders[0], receiver)
-                    phases[place].setdefault(pair, []).append(Slice(i, part.bounds))
+                    phases[place].setdefault(pair, []).append(ArraySlice(i, part.bounds))
     messages = ({pair: tuple(slices) for pair, slices in sorted(p.items())} for p in phases)
     return SwitchPlan(tuple(arrays), tuple(messages))
 
