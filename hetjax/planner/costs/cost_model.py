@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from hetjax.pipeline.program.costs import Cost
 from hetjax.planner.intra_op.tensor_axis import TensorCosts
 from hetjax.planner.problem.problem import PlanningProblem
+from hetjax.planner.work.arrays import FloatArray
 from hetjax.planner.work.execution import Execution, parameter_bytes
-from hetjax.planner.work.layer_runs import FloatArray, Runs
+from hetjax.planner.work.layer_runs import Runs
 from hetjax.planner.work.profile import WayTimes
 from hetjax.planner.work.rates import TASK_SECONDS, TRAFFIC_SHARE, ring_seconds
 from hetjax.planner.work.stage_work import Work

@@ -20,7 +20,8 @@ from hetjax.planner.harp.fixed_pace import Place
 from hetjax.planner.harp.search import Candidate, transfers_between
 from hetjax.planner.harp.stage_table import StageTable
 from hetjax.planner.problem.problem import PlanningProblem
-from hetjax.planner.work.layer_runs import FloatArray, Runs
+from hetjax.planner.work.arrays import FloatArray
+from hetjax.planner.work.layer_runs import Runs
 
 
 class CandidateClock:

@@ -7,7 +7,8 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from hetjax.planner.harp.stage_table import FloatArray, IntArray, Slice, by_length
+from hetjax.planner.harp.stage_table import Slice, by_length
+from hetjax.planner.work.arrays import FloatArray, IntArray
 
 
 @dataclass(frozen=True, eq=False)

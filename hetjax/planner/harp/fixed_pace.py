@@ -12,7 +12,8 @@ import numpy as np
 
 from hetjax.pipeline.schedules.warm_up import h_1f1b_counts
 from hetjax.planner.harp.fast_stages import Band
-from hetjax.planner.harp.stage_table import FloatArray, IntArray, StageTable, Transfers
+from hetjax.planner.harp.stage_table import StageTable, Transfers
+from hetjax.planner.work.arrays import FloatArray, IntArray
 
 TOLERANCE = 0.1
 """H-1F1B's tolerance: shorter transfers, as a share of the pace, get no warm-up of their own."""

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from hetjax.planner.harp.fixed_pace import TOLERANCE, FixedPace, Place, extra_forwards
-from hetjax.planner.harp.stage_table import FloatArray, StageTable, Transfers
+from hetjax.planner.harp.stage_table import StageTable, Transfers
+from hetjax.planner.work.arrays import FloatArray
 
 # Sums of the same times in another order differ by less, relatively.
 _ROUNDING = 1e-12

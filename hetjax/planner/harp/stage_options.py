@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from hetjax.planner.costs.cost_model import estimate, memory, told_tensor_costs, update_seconds
 from hetjax.planner.problem.problem import PlanningProblem
+from hetjax.planner.work.arrays import FloatArray
 from hetjax.planner.work.execution import Execution
-from hetjax.planner.work.layer_runs import FloatArray, Runs
+from hetjax.planner.work.layer_runs import Runs
 from hetjax.planner.work.rates import USABLE_MEMORY
 
 

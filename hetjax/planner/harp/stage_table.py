@@ -18,13 +18,11 @@ from hetjax.planner.harp.lost_devices import lost_of_nodes
 from hetjax.planner.harp.stage_options import best_options, fitting
 from hetjax.planner.problem.known_slices import Question
 from hetjax.planner.problem.problem import PlanningProblem
+from hetjax.planner.work.arrays import FloatArray, IntArray
 from hetjax.planner.work.execution import Execution
 from hetjax.planner.work.layer_runs import Runs
 from hetjax.planner.work.rates import collective_link, transfer_seconds
 from hetjax.sharding.annotation.rules import RULES
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.integer]
 
 ALL_ORDERS_UP_TO = 4
 """Up to this many subclusters the search tries every order of them along the pipeline."""

@@ -12,7 +12,8 @@ from dataclasses import replace
 import numpy as np
 
 from hetjax.planner.intra_op.elimination import sole_choice
-from hetjax.planner.intra_op.integer_program import Edge, FloatArray, Graph, Solution, solve
+from hetjax.planner.intra_op.integer_program import Edge, Graph, Solution, solve
+from hetjax.planner.work.arrays import FloatArray
 
 RADIUS = 3
 """How many edges around a node are compared."""

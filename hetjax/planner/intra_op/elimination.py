@@ -13,7 +13,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hetjax.planner.intra_op.integer_program import FloatArray, Graph
+from hetjax.planner.intra_op.integer_program import Graph
+from hetjax.planner.work.arrays import FloatArray
 
 _MOST_ENTRIES = 1_000_000
 """Up to so many entries a table may have."""

@@ -11,8 +11,9 @@ import numpy as np
 
 from hetjax.planner.intra_op.collectives import Layout
 from hetjax.planner.intra_op.groups import Costs, Group, Strategy, layouts_of
-from hetjax.planner.intra_op.integer_program import Edge, FloatArray, Graph
+from hetjax.planner.intra_op.integer_program import Edge, Graph
 from hetjax.planner.intra_op.operations import Need
+from hetjax.planner.work.arrays import FloatArray
 
 
 class Viewing(NamedTuple):

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_array
 
-FloatArray = NDArray[np.float64]
+from hetjax.planner.work.arrays import FloatArray
 
 
 @dataclass(frozen=True, eq=False)

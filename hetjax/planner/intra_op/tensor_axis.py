@@ -23,7 +23,7 @@ from hetjax.planner.intra_op.collectives import Ring
 from hetjax.planner.intra_op.graph import StageGraph
 from hetjax.planner.intra_op.groups import Costs, Group, strategies_of, strategy_of
 from hetjax.planner.intra_op.stage_sharding import StageParts
-from hetjax.planner.work.layer_runs import FloatArray
+from hetjax.planner.work.arrays import FloatArray
 
 _REPEATS = 3
 """How many modules that follow each other are decided together, for all of them."""

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import nnls
 
-from hetjax.planner.work.profile import Composition, FloatArray
+from hetjax.planner.work.arrays import FloatArray
+from hetjax.planner.work.profile import Composition
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ from hetjax.pipeline.program.traced_program import Program, num_bytes
 from hetjax.pipeline.stages.cutting import ParameterPart
 from hetjax.pipeline.update.divided_update import accumulator_dtype
 from hetjax.planner.plan.plan import Spec
-from hetjax.planner.work.layer_runs import FloatArray, Runs
+from hetjax.planner.work.arrays import FloatArray
+from hetjax.planner.work.layer_runs import Runs
 from hetjax.planner.work.profile import Way
 from hetjax.planner.work.stage_work import part_shape
 from hetjax.sharding.annotation.rules import REDUCTION_GROUPS, division, parameter_spec, state_spec

@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 
 from hetjax.pipeline.program.traced_program import Program
 from hetjax.pipeline.stages.cutting import ParameterPart
+from hetjax.planner.work.arrays import FloatArray, IntArray
 from hetjax.planner.work.stage_work import Work, part_shape
 
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.integer]
 Found = TypeVar("Found")
 
 

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
-FloatArray = NDArray[np.float64]
+from hetjax.planner.work.arrays import FloatArray
 
 
 @dataclass(frozen=True, order=True)

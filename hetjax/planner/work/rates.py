@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from hetjax.mesh.cluster import Cluster, SubMesh
 from hetjax.mesh.links import Link
-from hetjax.planner.work.layer_runs import FloatArray
+from hetjax.planner.work.arrays import FloatArray
 
 Size = TypeVar("Size", float, FloatArray)
 
