@@ -3,24 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import TYPE_CHECKING
+from typing import Protocol, TypeVar
 
 from jaxtyping import PyTree
 
+from hetjax.pipeline.schedules.schedule import Schedule
 from hetjax.pipeline.timeline.measured_times import measured_times, measuring_schedules
+from hetjax.pipeline.timeline.timeline import Timeline
 from hetjax.pipeline.timeline.times import StepTimes
+from hetjax.planner.plan.plan import Plan
 
-if TYPE_CHECKING:
-    from hetjax.runtime.trainer import StepMetrics, Trainer
+Metrics = TypeVar("Metrics", covariant=True)
+
+
+class Trains(Protocol[Metrics]):
+    """What can be measured: `hetjax.Trainer`, as far as measuring asks it."""
+
+    @property
+    def plan(self) -> Plan:
+        """What it trains by."""
+        ...
+
+    def use_schedule(self, schedule: Schedule) -> None:
+        """Train by another schedule."""
+        ...
+
+    def use_plan(self, plan: Plan) -> None:
+        """Train by another plan of the same stages."""
+        ...
+
+    def train_step(self, batch: PyTree | None = None, *, timed: bool = False) -> Metrics:
+        """Train a step."""
+        ...
+
+    def timeline(self) -> Timeline:
+        """What was timed of the last step."""
+        ...
 
 
 def measuring(
-    trainer: Trainer,
+    trainer: Trains[Metrics],
     batch: PyTree | None = None,
     *,
     rounds: int = 2,
     known: StepTimes | None = None,
-) -> Generator[StepMetrics, None, StepTimes]:
+) -> Generator[Metrics, None, StepTimes]:
     """Do what `Trainer.measure` does, a step each time it is asked for the next.
 
     Between two steps the trainer has its own plan.

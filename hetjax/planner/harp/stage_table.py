@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from hetjax.mesh.cluster import Cluster, Subcluster, SubMesh
 from hetjax.mesh.links import Link
 from hetjax.planner.harp.lost_devices import lost_of_nodes
+from hetjax.planner.harp.slice_questions import SliceQuestion
 from hetjax.planner.harp.stage_options import best_options, fitting
-from hetjax.planner.problem.known_slices import Question
 from hetjax.planner.problem.problem import PlanningProblem
 from hetjax.planner.work.arrays import FloatArray, IntArray
 from hetjax.planner.work.execution import Execution
@@ -250,7 +250,7 @@ def _all_slices(
         problem = replace(problem, tensor_axis=None)
 
     def find(subcluster: Subcluster, shape: tuple[int, int]) -> Slice:
-        question = Question("slice", problem, subcluster, shape, memory_factor)
+        question = SliceQuestion("slice", problem, subcluster, shape, memory_factor)
         return problem.slices.answer(
             question, lambda: _slice(problem, by_recompute, subcluster, shape, memory_factor)
         )
@@ -275,7 +275,7 @@ def _may_fit(
     devices = np.full((size, size), np.inf)
     for subcluster in problem.cluster.subclusters:
         for shape in submesh_shapes(subcluster.nodes, subcluster.devices_per_node):
-            asked = Question("what fits", problem, subcluster, shape, memory_factor)
+            asked = SliceQuestion("what fits", problem, subcluster, shape, memory_factor)
             fits = problem.slices.answer(asked, functools.partial(_fitting, by_recompute, asked))
             devices[fits] = np.minimum(devices[fits], shape[0] * shape[1])
             if _fewest_devices(devices) <= total:
@@ -283,7 +283,7 @@ def _may_fit(
     return False
 
 
-def _fitting(by_recompute: dict[bool, Runs], asked: Question) -> NDArray[np.bool_]:
+def _fitting(by_recompute: dict[bool, Runs], asked: SliceQuestion) -> NDArray[np.bool_]:
     """The runs of layers that fit on a submesh with one live microbatch, in some way."""
     options = execution_options(asked.problem, asked.subcluster, asked.shape)
     fits = fitting(asked.problem, by_recompute, options, asked.memory_factor)

@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from hetjax.errors import InputError
+from hetjax.sharding.annotation.annotation_file import annotation_record, spec_of, spec_to_json
 from hetjax.sharding.annotation.bounds import Bounds
 from hetjax.sharding.annotation.symbols import Size, SymbolicSize, parse_size
 
@@ -364,9 +365,18 @@ class HSharding:
             >>> HSharding.from_json_dict(annotation.to_json_dict()) == annotation
             True
         """
-        from hetjax.sharding.annotation.annotation_file import annotation_to_json
-
-        return annotation_to_json(self)
+        return {
+            "subgroups": [
+                {
+                    "devices": list(group.devices),
+                    "axes": dict(group.axes),
+                    **spec_to_json(group.spec),
+                }
+                for group in self.subgroups
+            ],
+            "hdim": self.hdim,
+            "sizes": [size if isinstance(size, int) else str(size) for size in self.sizes],
+        }
 
     @classmethod
     def from_json_dict(cls, data: object, source: str = "annotation") -> HSharding:
@@ -379,9 +389,15 @@ class HSharding:
         Raises:
             InputError: a field is missing, unknown or wrong.
         """
-        from hetjax.sharding.annotation.annotation_file import annotation_from_json
-
-        return annotation_from_json(data, source)
+        record = annotation_record(data, source)
+        try:
+            groups = tuple(
+                Subgroup(tuple(each.devices), tuple(each.axes.items()), spec_of(each))
+                for each in record.subgroups
+            )
+            return cls(groups, record.hdim, tuple(record.sizes))  # pyright: ignore[reportArgumentType]
+        except ValueError as error:  # JAX's own too: of a `PartitionSpec` that cannot be.
+            raise InputError(f"{source}: {error}") from None
 
 
 def _check_divides(group: Subgroup, region: Bounds) -> None:
