@@ -1,5 +1,7 @@
 """The rooms and their walls: imports point down, and nothing reaches for what is private."""
 
+import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -66,3 +68,31 @@ def test_nothing_private_and_no_pickle(path):
         assert name.split(".")[0] not in ("pickle", "cloudpickle", "dill"), f"{path} imports {name}"
         if name.startswith("jax.extend"):
             assert path.name == "_compat.py", f"{path} imports {name}; see _compat.py"
+
+
+def names_in(path: Path) -> set[str]:
+    """What a file defines: functions, classes, and methods as `Class.method`."""
+    found: set[str] = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            methods = (each for each in node.body if isinstance(each, ast.FunctionDef))
+            found |= {f"{node.name}.{method.name}" for method in methods}
+    return found
+
+
+def test_each_hop_of_a_step_is_where_the_page_says():
+    page = (PAGE.parent / "step.md").read_text()
+    hops = re.findall(r"^\| \d+ \| `([^`]+)` \| `([^`]+)` \|", page, re.MULTILINE)
+    assert len(hops) == 25
+    for path, name in hops:
+        assert name in names_in(ROOT / path), f"{path} has no {name}"
+    for path in re.findall(r"`([a-z_/]+\.py)`", page):
+        assert (ROOT / path).exists(), path
+
+
+def test_each_question_about_the_rooms_is_answered_by_a_file():
+    _, _, questions = PAGE.read_text().partition("## From a question")
+    for name in re.findall(r"`([a-z_]+\.[a-z_.]+)`", questions):
+        assert (ROOT / (name.replace(".", "/") + ".py")).exists(), name

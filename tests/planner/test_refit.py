@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
 from dataclasses import replace
 
@@ -135,9 +134,7 @@ def test_what_is_known_of_its_ways_is_not_predicted_again(monkeypatch: pytest.Mo
 def test_ways_are_predicted_without_a_step(monkeypatch: pytest.MonkeyPatch):
     problem = problem_of(8)
     plan = plan_of(problem)
-    # The package's own name ``predict`` is a function.
-    module = importlib.import_module("hetjax.planner.predict")
-    monkeypatch.setattr(module, "stage_clocks", None)
+    monkeypatch.setattr("hetjax.planner.costs.predict.stage_clocks", None)
     known = ways_of(plan, problem)
     assert [len(ways) for ways in known] == [6, 2]
 
