@@ -96,3 +96,12 @@ def test_each_question_about_the_rooms_is_answered_by_a_file():
     _, _, questions = PAGE.read_text().partition("## From a question")
     for name in re.findall(r"`([a-z_]+\.[a-z_.]+)`", questions):
         assert (ROOT / (name.replace(".", "/") + ".py")).exists(), name
+
+
+def test_no_two_classes_have_one_name():
+    homes: dict[str, list[str]] = {}
+    for path in FILES:
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef):
+                homes.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    assert {name: each for name, each in homes.items() if len(each) > 1} == {}
