@@ -130,7 +130,7 @@ def shard_stage(
         >>> weights = {"down": matrix(8192, 2048), "up": matrix(2048, 8192)}
         >>> program = trace(loss, weights, matrix(1024, 2048))
         >>> (stage,) = cut(program, (0, program.num_positions))
-        >>> devices = Devices(kind("A100-40"), 4, Link(3e11, 5e-6), 30e9)
+        >>> devices = StageDevices(kind("A100-40"), 4, Link(3e11, 5e-6), 30e9)
         >>> training = Training(1024, 8, 1, "float32", 8.0)
         >>> found = shard_stage(program, stage, devices, training, mesh_shapes=[(1, 4)])
         >>> found.parameters["up"], found.parameters["down"]
