@@ -16,12 +16,10 @@ from jaxtyping import PyTree
 
 from hetjax.pipeline.program.loss import abstract
 from hetjax.pipeline.program.traced_program import Program
-from hetjax.pipeline.stages.backward import StagePrograms, accumulator_dtype, differentiate
+from hetjax.pipeline.stages.backward import Shapes, StagePrograms, accumulator_dtype, differentiate
 from hetjax.pipeline.stages.cutting import ParameterPart, Stage, cut
 from hetjax.pipeline.stages.holders import Shared, updated_parts, with_updates
 from hetjax.pipeline.update.divided_update import StageUpdate, divide_update
-
-Shapes = tuple[jax.ShapeDtypeStruct, ...]
 
 
 @dataclass(frozen=True)

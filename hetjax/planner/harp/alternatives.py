@@ -10,6 +10,7 @@ from functools import partial
 
 from hetjax.planner.harp.dynamic_program import Alternative, DynamicProgram, Found
 from hetjax.planner.harp.restriction import with_nodes, without_recomputation
+from hetjax.planner.harp.simulated_search import CLOSED_FORM_EXCESS
 from hetjax.planner.harp.stage_table import StageTable
 from hetjax.planner.plan.plan import PipelinePlan, Plan, StagePlan
 from hetjax.planner.problem.problem import PlanningProblem
@@ -18,10 +19,6 @@ Restriction = Callable[[StageTable], StageTable]
 
 _ORDERS_UP_TO = 3
 """Up to this many subclusters other orders of them are tried."""
-
-_FAR = 0.15
-"""Plans whose closed form is worse by more than this share than the last that is shown are not
-looked for: by the clock they are not so much better."""
 
 _COUNTED_STAGES = 10
 """Up to this many stages fewer and more are tried: a search that counts them takes as many times as
@@ -53,9 +50,9 @@ def next_best(
     """
     restrictions = _restrictions(problem, found.plan) if len(found.plan.pipelines) == 1 else []
     known = _unlike(found.plan, [*found.runners_up, *others])
-    # What is far behind those that are shown would not be among them.
+    # What is behind those that are shown would not be among them.
     last = known[most - 1].score if len(known) >= most else float("inf")
-    restricted = planner.find_within(problem, restrictions, last * (1 + _FAR))
+    restricted = planner.find_within(problem, restrictions, last * (1 + CLOSED_FORM_EXCESS))
     return tuple(_unlike(found.plan, [*known, *filter(None, restricted)])[:most])
 
 

@@ -17,7 +17,7 @@ from hetjax.errors import InputError
 from hetjax.pipeline.schedules.schedule import WARM_UP_SCHEDULES
 from hetjax.pipeline.schedules.warm_up import from_warm_up_counts
 from hetjax.planner.costs.predict import predict, predict_stages
-from hetjax.planner.harp.fixed_pace import extra_forwards
+from hetjax.planner.harp.search import warm_up_counts_of
 from hetjax.planner.plan.plan import Plan, Prediction, StagePlan, StagePrediction
 from hetjax.planner.problem.problem import PlanningProblem
 from hetjax.sharding.annotation.rules import RULES
@@ -210,15 +210,14 @@ def _held(stage: StagePrediction, count: int) -> float:
 
 def _warm_up_counts(plan: Plan, known: ChoicePredictions, pace: float) -> tuple[int, ...]:
     """The warm-up count of each stage at a pace, as the search counts them."""
-    name, most = plan.pipeline.schedule.name, plan.pipeline.num_microbatches
-    if name == "gpipe":
-        return (most,) * len(known)
+    pipeline = plan.pipeline
     each = [next(iter(ways.values())) for ways in known]
-    counts = [1]
-    for before, after in reversed(list(itertools.pairwise(each))):
-        mean = (before.communication_seconds + after.return_seconds) / 2
-        counts.append(counts[-1] + extra_forwards(name, mean, pace))
-    return tuple(min(count, most) for count in reversed(counts))
+    crossed = [
+        (before.communication_seconds, after.return_seconds)
+        for before, after in itertools.pairwise(each)
+    ]
+    name, most = pipeline.schedule.name, pipeline.num_microbatches
+    return tuple(warm_up_counts_of(name, most, crossed, pace))
 
 
 def _with_stages(plan: Plan, stages: tuple[StagePlan, ...]) -> Plan:

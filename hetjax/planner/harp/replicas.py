@@ -16,6 +16,7 @@ from hetjax.mesh.cluster import Cluster, SubMesh
 from hetjax.pipeline.program.traced_program import num_bytes
 from hetjax.planner.costs.cost_model import least_seconds
 from hetjax.planner.costs.sharing_cost import SharedParameters, sharing_seconds
+from hetjax.planner.harp.simulated_search import CLOSED_FORM_EXCESS
 from hetjax.planner.harp.stage_table import ALL_ORDERS_UP_TO
 from hetjax.planner.plan.plan import PipelinePlan, Plan
 from hetjax.planner.plan.prices import node_prices, step_cost
@@ -23,9 +24,6 @@ from hetjax.planner.problem.problem import PlanningProblem
 
 _WORTH = 0.99
 """Divisions of a cluster that can save less than 1% of the score are not planned for."""
-
-_CLOSED_FORM = 1.15
-"""By how much longer a pipeline may take by Harp's closed form than by the clock, at most."""
 
 
 @dataclass(frozen=True)
@@ -206,7 +204,7 @@ class _ClusterDivision:
             if known.floors.get(key, 0.0) >= most:
                 return most
             problem = _problem_on(self._problem, part, count)
-            found = self._best_on(problem, most * _CLOSED_FORM)
+            found = self._best_on(problem, most * (1 + CLOSED_FORM_EXCESS))
             if found is None and most < float("inf"):
                 known.floors[key] = most
                 return most

@@ -174,13 +174,30 @@ def crossing_seconds(table: StageTable, places: Sequence[Place]) -> list[tuple[f
 def warm_up_counts(
     table: StageTable, crossed: Sequence[tuple[float, float]], pace: float
 ) -> list[int]:
-    """The warm-up count of each stage."""
-    if table.schedule == "gpipe":
-        return [table.num_microbatches] * (len(crossed) + 1)
+    """The warm-up count of each stage of a pipeline that a table allows."""
+    return warm_up_counts_of(table.schedule, table.num_microbatches, crossed, pace)
+
+
+def warm_up_counts_of(
+    schedule: str,
+    num_microbatches: int,
+    crossed: Sequence[tuple[float, float]],
+    pace: float,
+) -> list[int]:
+    """The warm-up count of each stage of a pipeline.
+
+    Args:
+        schedule: the name of a schedule of warm-up counts.
+        num_microbatches: how many there are, which no count exceeds.
+        crossed: both transfers between each two stages, in seconds.
+        pace: seconds from one microbatch to the next.
+    """
+    if schedule == "gpipe":
+        return [num_microbatches] * (len(crossed) + 1)
     counts = [1]
     for pair in reversed(crossed):
-        counts.append(counts[-1] + extra_forwards(table.schedule, sum(pair) / 2, pace))
-    return [min(count, table.num_microbatches) for count in reversed(counts)]
+        counts.append(counts[-1] + extra_forwards(schedule, sum(pair) / 2, pace))
+    return [min(count, num_microbatches) for count in reversed(counts)]
 
 
 def transfers_between(table: StageTable, a: Place, b: Place) -> Transfers:
