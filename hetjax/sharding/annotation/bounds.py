@@ -81,6 +81,31 @@ def even_ends(size: int, count: int) -> list[int]:
     return [size * place // count for place in range(count + 1)]
 
 
+def cut(bounds: Bounds, count: int) -> tuple[Bounds, ...]:
+    """Cut a part along its longest dimension.
+
+    Args:
+        bounds: the part.
+        count: how many pieces; fewer come where the dimension is shorter.
+
+    Returns:
+        The pieces; their sizes differ by one at most.
+
+    Example:
+        >>> cut(((0, 5), (0, 2)), 2)
+        (((0, 2), (0, 2)), ((2, 5), (0, 2)))
+    """
+    sizes = extent(bounds)
+    if not sizes:
+        return (bounds,)
+    axis = sizes.index(max(sizes))
+    start = bounds[axis][0]
+    return tuple(
+        (*bounds[:axis], (start + first, start + end), *bounds[axis + 1 :])
+        for first, end in itertools.pairwise(even_ends(sizes[axis], min(count, sizes[axis])))
+    )
+
+
 def finest_slices(parts: Iterable[Bounds], shape: Sequence[int]) -> Iterator[Bounds]:
     """Cut an array wherever one of some parts begins or ends.
 

@@ -7,7 +7,6 @@ piece by piece, on one device a piece.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -16,14 +15,14 @@ from hetjax.sharding.annotation.annotation import Shard, Summand
 from hetjax.sharding.annotation.bounds import (
     Bounds,
     contains,
-    even_ends,
-    extent,
+    cut,
     finest_slices,
     volume,
 )
 from hetjax.sharding.resolution.network import Network
-from hetjax.sharding.resolution.senders import Senders
+from hetjax.sharding.resolution.senders import BestLink, Senders
 from hetjax.sharding.resolution.steps import Combination, Phase
+from hetjax.sharding.resolution.summing import Choose, paired, summed
 
 DeviceNumbers = list[int]
 
@@ -53,7 +52,7 @@ def exchange(
     Args:
         shape: the array's shape.
         before: what devices hold.
-        after: what devices shall hold: the same summands, or their sum.
+        after: what devices shall hold: summands, where there are some, or their sum.
         network: the links.
         senders: who sends what several hold.
         itemsize: bytes of an element.
@@ -66,27 +65,25 @@ def exchange(
         What is combined, phase by phase.
 
     Raises:
-        InputError: devices shall hold other summands than there are.
+        InputError: devices shall hold summands of what there is only the value of.
 
     Source: Hetu v2, section 4.3; H2, section 5 (a byte crosses a slow link once).
     """
-    _check_sums(before, after)
     planner = _ExchangePlanner(network, senders, itemsize, relay=relay)
     for part in _slices(shape, before, after):
         planner.add(part if preference is None else _preferred(part, preference))
     return tuple(tuple(_merged(phase)) for phase in planner.phases if phase)
 
 
-def _check_sums(before: Sequence[Shard], after: Sequence[Shard]) -> None:
-    """Check that every sum that stays in summands has the same ones."""
-    had, wanted = ({s.summand for s in side if s.summand is not None} for side in (before, after))
-    for group in {summand.group for summand in wanted}:
-        old, new = ({s.place for s in side if s.group == group} for side in (had, wanted))
-        if old != new:
-            raise InputError(
-                f"destination: it has {len(new)} partial sums where the source has "
-                f"{len(old) or 'none'}; they stay as they are or are added up"
-            )
+def _by_group(
+    side: Mapping[Summand | None, DeviceNumbers],
+) -> dict[int, dict[int, DeviceNumbers]]:
+    """Who has or wants each summand, group by group."""
+    found: dict[int, dict[int, DeviceNumbers]] = {}
+    for summand, devices in side.items():
+        if summand is not None:
+            found.setdefault(summand.group, {})[summand.place] = devices
+    return found
 
 
 def _slices(
@@ -131,7 +128,7 @@ class _ExchangePlanner:
         self.relay = relay
         self.phases: list[list[Combination]] = []
 
-    def put(self, phase: int, bounds: Bounds, givers: DeviceNumbers, takers: DeviceNumbers) -> None:
+    def put(self, phase: int, bounds: Bounds, givers: Sequence[int], takers: Sequence[int]) -> None:
         while len(self.phases) <= phase:
             self.phases.append([])
         self.phases[phase].append(Combination(bounds, tuple(givers), tuple(takers)))
@@ -139,30 +136,52 @@ class _ExchangePlanner:
     def add(self, part: _FinestSlice) -> None:
         if not part.owners:
             raise InputError(f"source: no device holds {part.bounds}")
-        for summand, wanted in part.wanted.items():
-            if summand in part.owners:
-                self.deliver(0, part.bounds, part.owners[summand], wanted)
-            elif summand is None:
-                self.add_up(part, wanted)
-            else:
-                raise InputError(
-                    f"destination: it has partial sums of {part.bounds}, of which the source has "
-                    "the value or other sums; partial sums stay as they are or are added up"
-                )
+        whole = part.wanted.get(None)
+        if whole and None in part.owners:
+            self.deliver(0, part.bounds, part.owners[None], whole)
+        elif whole:
+            self.add_up(part, whole, alone=len(part.wanted) == 1)
+        groups = _by_group(part.wanted)
+        for group, wanted in groups.items():
+            self.keep_partial(part, group, wanted)
 
-    def add_up(self, part: _FinestSlice, wanted: DeviceNumbers) -> None:
+    def keep_partial(
+        self, part: _FinestSlice, group: int, wanted: Mapping[int, DeviceNumbers]
+    ) -> None:
+        """Bring summands to those who want them; of fewer summands each is a sum of some."""
+        groups = _by_group(part.owners)
+        if not groups:
+            raise InputError(
+                f"destination: it has partial sums of {part.bounds}, of which the source has the "
+                "value; only computation makes summands"
+            )
+        receivers = {device for devices in wanted.values() for device in devices}
+
+        def common(number: int) -> int:
+            return sum(len(receivers & set(devices)) for devices in groups[number].values())
+
+        held = groups[max(groups, key=lambda number: (common(number), number == group, -number))]
+        for target, places in paired(held, wanted).items():
+            devices = wanted[target]
+            if len(places) == 1:
+                self.deliver(0, part.bounds, held[places[0]], devices)
+            elif places:
+                owners = [held[place] for place in places]
+                self.reduce(part.bounds, owners, devices, alone=False)
+            else:
+                self.put(0, part.bounds, [], devices)
+
+    def add_up(self, part: _FinestSlice, wanted: DeviceNumbers, *, alone: bool) -> None:
         """Each device adds up the group of which it has a summand, any other one the first."""
-        groups: dict[int, dict[int, DeviceNumbers]] = {}
-        for summand, owners in part.owners.items():
-            assert summand is not None
-            groups.setdefault(summand.group, {})[summand.place] = owners
+        groups = _by_group(part.owners)
         mine = {d: group for group, held in groups.items() for o in held.values() for d in o}
         takers: dict[int, DeviceNumbers] = {}
         for device in wanted:
             takers.setdefault(mine.get(device, min(groups)), []).append(device)
         for group, devices in takers.items():
             summands = groups[group]
-            self.reduce(part.bounds, [summands[place] for place in sorted(summands)], devices)
+            owners = [summands[place] for place in sorted(summands)]
+            self.reduce(part.bounds, owners, devices, alone=alone)
 
     def deliver(
         self, phase: int, bounds: Bounds, owners: DeviceNumbers, wanted: DeviceNumbers
@@ -188,24 +207,35 @@ class _ExchangePlanner:
                 self.put(phase + 1, piece, [receiver], others)
 
     def reduce(
-        self, bounds: Bounds, owners: Sequence[DeviceNumbers], wanted: DeviceNumbers
+        self,
+        bounds: Bounds,
+        owners: Sequence[DeviceNumbers],
+        wanted: DeviceNumbers,
+        *,
+        alone: bool,
     ) -> None:
-        """Bring a part's sum to those who want it."""
-        if self._reduces_at_once(bounds, owners, wanted):
-            for receiver in wanted:
-                self._sum_at(bounds, owners, receiver)
-            return
-        pieces = cut(bounds, len(wanted))
-        for home, piece in zip(wanted, pieces, strict=False):
-            self._sum_at(piece, owners, home)
-        for home, piece in zip(wanted, pieces, strict=False):
-            self.deliver(1, piece, [home], [device for device in wanted if device != home])
+        """Bring a part's sum to those who want it; alone: no device has to do with another sum."""
 
-    def _sum_at(self, bounds: Bounds, owners: Sequence[DeviceNumbers], home: int) -> None:
-        givers = [
-            home if home in holding else self._choose(holding, home, bounds) for holding in owners
-        ]
-        self.put(0, bounds, givers, [home])
+        def trial() -> Choose:
+            # A form that is not taken must leave no load behind.
+            senders = BestLink(self.network)
+            return lambda owners, receiver, part: senders.choose(
+                owners, receiver, volume(part) * self.itemsize
+            )
+
+        phases = summed(
+            bounds,
+            owners,
+            wanted,
+            network=self.network,
+            itemsize=self.itemsize,
+            choose=self._choose,
+            trial=trial,
+            others_may_add=alone,
+        )
+        for place, phase in enumerate(phases):
+            for part in phase:
+                self.put(place, part.bounds, part.senders, part.receivers)
 
     def _choose(self, owners: Sequence[int], receiver: int, bounds: Bounds) -> int:
         return self.senders.choose(owners, receiver, volume(bounds) * self.itemsize)
@@ -223,50 +253,6 @@ class _ExchangePlanner:
         whole = far.latency + count * num_bytes / far.bandwidth
         passed = far.seconds(num_bytes) + near.seconds(num_bytes * (count - 1) / count)
         return passed < whole
-
-    def _reduces_at_once(
-        self, bounds: Bounds, owners: Sequence[DeviceNumbers], wanted: DeviceNumbers
-    ) -> bool:
-        """Whether each receiver adds up the whole part: less latency, more bytes."""
-        if len(wanted) == 1:
-            return True
-        num_bytes, count = volume(bounds) * self.itemsize, len(wanted)
-        slowest = max(
-            (self.network.link(a, wanted[0]) for a, *_ in owners if a != wanted[0]),
-            key=lambda link: link.seconds(num_bytes),
-            default=self.network.link(wanted[0], wanted[1]),
-        )
-        foreign = len(owners) - 1
-        at_once = slowest.seconds(foreign * num_bytes)
-        piece = num_bytes / count
-        in_pieces = slowest.seconds(foreign * piece) + slowest.seconds((count - 1) * piece)
-        return at_once <= in_pieces
-
-
-def cut(bounds: Bounds, count: int) -> tuple[Bounds, ...]:
-    """Cut a part along its longest dimension.
-
-    Args:
-        bounds: the part.
-        count: how many pieces; fewer come where the dimension is shorter.
-
-    Returns:
-        The pieces; their sizes differ by one at most.
-
-    Example:
-        >>> cut(((0, 5), (0, 2)), 2)
-        (((0, 2), (0, 2)), ((2, 5), (0, 2)))
-    """
-    sizes = extent(bounds)
-    if not sizes:
-        return (bounds,)
-    axis = sizes.index(max(sizes))
-    count = min(count, sizes[axis])
-    start = bounds[axis][0]
-    return tuple(
-        (*bounds[:axis], (start + first, start + end), *bounds[axis + 1 :])
-        for first, end in itertools.pairwise(even_ends(sizes[axis], count))
-    )
 
 
 def _merged(phase: Sequence[Combination]) -> Iterator[Combination]:

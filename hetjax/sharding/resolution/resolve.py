@@ -35,7 +35,7 @@ def resolve(
 
     Args:
         source: how the array lies.
-        destination: how it shall lie; partial sums only as the source has them.
+        destination: how it shall lie; partial sums where the source has some, of any number.
         shape: the array's shape.
         network: the links; None: all alike.
         senders: who sends what several devices hold; None: over the best link, balanced within
@@ -46,8 +46,8 @@ def resolve(
         The steps.
 
     Raises:
-        InputError: an annotation does not fit the shape, or the destination has other partial sums
-            than the source.
+        InputError: an annotation does not fit the shape, or the destination has partial sums of
+            what the source has the value of.
 
     Source: Hetu v2, section 4.
 
@@ -120,7 +120,10 @@ class _Resolver:
         same_devices = _same_devices(source, destination)
         # Where subgroups with the same value move, each may find better owners in another one.
         is_bottom = same_devices or source.hdim != DUPLICATE
-        if not (is_bottom and _same_top_tier(source, destination)):
+        pairs = zip(source.subgroups, destination.subgroups, strict=False)
+        # A submesh that has the value makes no summands; among several some may be zero.
+        enough = all(a.num_summands >= b.num_summands for a, b in pairs)
+        if not (is_bottom and enough and _same_top_tier(source, destination)):
             return (self._step(before, after, source, senders),)
         parts = zip(
             _divided(before, source.subgroups), _divided(after, destination.subgroups), strict=True
@@ -176,7 +179,8 @@ def _kind(
         return "identity"
     moved = [pair for phase in phases for part in phase for pair in part.messages]
     if not moved:
-        return "slice"
+        unlike = set(held) != set(gets) or any(held[d].bounds != gets[d].bounds for d in held)
+        return "slice" if unlike else "identity"
     summed = any(len(part.senders) > 1 for phase in phases for part in phase)
     if set(held) != set(gets):
         return _kind_of_move(held, gets, moved, summed=summed)

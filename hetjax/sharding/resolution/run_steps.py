@@ -89,8 +89,8 @@ def join_pieces(bounds: Bounds, dtype: Any, pieces: Sequence[ArrayPart], device:
 
 
 def cut_piece(pieces: Sequence[ArrayPart], bounds: Bounds) -> Any:
-    """A part of an array, of pieces of which one has it all."""
-    around, array = next(piece for piece in pieces if contains(piece[0], bounds))
+    """A part of an array, of pieces of which one has it all; of several the one that came last."""
+    around, array = next(piece for piece in reversed(pieces) if contains(piece[0], bounds))
     return array if around == bounds else _readable(array)[within(bounds, around)]
 
 
@@ -141,6 +141,7 @@ def _run_step(
         readable = {d: [shard] for d, shard in held.items()} if place == 0 else dict(arrived)
         for part in phase:
             values = [cut_piece(readable[sender], part.bounds) for sender in part.senders]
+            values = values or [np.zeros(extent(part.bounds), dtype)]
             for receiver in part.receivers:
                 value, *others = (machine.move(each, receiver) for each in values)
                 for other in others:
@@ -148,10 +149,13 @@ def _run_step(
                 # A new list: what is read in this phase is what the one before has brought.
                 before = arrived.get(receiver, [])
                 arrived[receiver] = [*before, (part.bounds, value)]
-    return {
-        shard.device: (
-            shard.bounds,
-            machine.join(shard.bounds, dtype, arrived.get(shard.device, []), shard.device),
-        )
-        for shard in step.after
-    }
+    made = {}
+    for shard in step.after:
+        pieces = _inside(shard.bounds, arrived.get(shard.device, []))
+        made[shard.device] = machine.join(shard.bounds, dtype, pieces, shard.device)
+    return {shard.device: (shard.bounds, made[shard.device]) for shard in step.after}
+
+
+def _inside(bounds: Bounds, pieces: Sequence[ArrayPart]) -> list[ArrayPart]:
+    """The pieces that a device keeps; others it has only passed on."""
+    return [piece for piece in pieces if contains(bounds, piece[0])]

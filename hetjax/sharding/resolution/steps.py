@@ -40,7 +40,8 @@ class Combination:
 
     Args:
         bounds: the part.
-        senders: devices that hold a summand of it each; it is their sum, in this order.
+        senders: devices that hold a summand of it each; it is their sum, in this order. None: it is
+            zero.
         receivers: devices that then have it; a sender may be among them.
     """
 
@@ -66,8 +67,8 @@ Phase = tuple[Combination, ...]
 class CommunicationStep:
     """One step from what devices hold to what they shall hold.
 
-    A later phase may send what an earlier one has brought; what a device has at the end is put
-    together from what it received, from itself included.
+    A later phase may send what an earlier one has brought, the latest of it; what a device has at
+    the end is put together from what it received, from itself included, and what came later counts.
 
     Args:
         kind: a name in `KINDS`.
