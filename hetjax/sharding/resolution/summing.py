@@ -61,7 +61,7 @@ def summed(
     several_nodes = len(network.by_node(device for each in (*holders, wanted) for device in each))
     forms: list[Form] = [at_once]
     if len(wanted) > 1:
-        forms.append(in_pieces)
+        forms += [in_pieces_of_holders, in_pieces]
     if several_nodes > 1 and others_may_add:
         forms.append(by_node)
 
@@ -84,7 +84,29 @@ def in_pieces(
     bounds: Bounds, holders: Holders, wanted: Sequence[int], network: Network, choose: Choose
 ) -> list[Phase]:
     """Each receiver adds up a piece, and gives it to the others."""
-    homes = list(zip(wanted, cut(bounds, len(wanted)), strict=False))
+    return _by_homes(bounds, holders, wanted, wanted, choose)
+
+
+def in_pieces_of_holders(
+    bounds: Bounds, holders: Holders, wanted: Sequence[int], network: Network, choose: Choose
+) -> list[Phase]:
+    """Each receiver that has a summand adds up a piece, and gives it to the others.
+
+    It sends one message less for each piece than where a receiver without a summand adds up.
+    """
+    held = {device for holding in holders for device in holding}
+    homes = [device for device in wanted if device in held]
+    return _by_homes(bounds, holders, wanted, homes or wanted, choose)
+
+
+def _by_homes(
+    bounds: Bounds,
+    holders: Holders,
+    wanted: Sequence[int],
+    at_home: Sequence[int],
+    choose: Choose,
+) -> list[Phase]:
+    homes = list(zip(at_home, cut(bounds, len(at_home)), strict=False))
     sums = (Combination(p, _givers(p, holders, home, choose), (home,)) for home, p in homes)
     spread = (
         Combination(piece, (home,), tuple(device for device in wanted if device != home))
