@@ -1,6 +1,5 @@
 """Deduction and specialization: whatever the annotations, the programs compute what one would."""
 
-import itertools
 from dataclasses import replace
 from random import Random
 
@@ -10,55 +9,19 @@ import numpy as np
 import optax
 import pytest
 from cases import examples, random_model
+from deducing import check, drawn, random_annotation, random_union, run
 from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
 from small_models import Model, make_batch
 
 from hetjax.errors import InputError
-from hetjax.sharding import DUPLICATE, PARTIAL, HArray, HSharding, Subgroup
-from hetjax.sharding.annotation.annotation import HDim
+from hetjax.sharding import PARTIAL, HArray, HSharding, Subgroup
 from hetjax.sharding.deduction.annotated_program import Compute
 from hetjax.sharding.deduction.deduce import deduce
 from hetjax.sharding.deduction.reshard import reshard
 from hetjax.sharding.deduction.run_program import ProgramRunner
 from hetjax.sharding.deduction.specialize import Segment, specialize
-
-
-def random_union(rng: Random) -> tuple[Subgroup, ...]:
-    """One to three submeshes of the eight devices, each with one or two axes."""
-    numbers = list(range(8))
-    rng.shuffle(numbers)
-    found = []
-    for _ in range(rng.randint(1, 3)):
-        size = rng.choice([n for n in (1, 2, 3, 4) if n <= len(numbers) - 2] or [1])
-        devices, numbers = tuple(numbers[:size]), numbers[size:]
-        first = rng.choice([n for n in (1, 2, 3, 4) if size % n == 0])
-        found.append(Subgroup(devices, (("data", first), ("tensor", size // first)), P()))
-    return tuple(found)
-
-
-def random_annotation(
-    rng: Random, union: tuple[Subgroup, ...], shape: tuple[int, ...]
-) -> HSharding:
-    """Any annotation on a union, divided along a random dimension at either tier."""
-    dimensions = [d for d, size in enumerate(shape) if size >= len(union)]
-    choices: list[HDim] = [DUPLICATE, *dimensions]
-    hdim = rng.choice(choices) if len(union) > 1 else DUPLICATE
-    sizes = ()
-    if isinstance(hdim, int):
-        cuts = sorted(rng.sample(range(1, shape[hdim]), len(union) - 1))
-        sizes = tuple(b - a for a, b in itertools.pairwise([0, *cuts, shape[hdim]]))
-    groups = []
-    for place, group in enumerate(union):
-        widths = [sizes[place] if d == hdim else size for d, size in enumerate(shape)]
-        entries: list[str | None] = [None] * len(shape)
-        for name, size in group.axes:
-            free = [d for d, w in enumerate(widths) if entries[d] is None and w % size == 0]
-            if free and rng.random() < 0.6:
-                entries[rng.choice(free)] = name
-        groups.append(group.with_spec(P(*entries)))
-    return HSharding(tuple(groups), hdim, sizes)
 
 
 def gradients_of(model: Model, leaves, batch):
@@ -109,28 +72,6 @@ ONE = Subgroup((6,), (), P())
 COLUMNS = HSharding((FOUR.with_spec(P(None, "tensor")), TWO.with_spec(P(None, "tensor")), ONE))
 ROWS = HSharding((FOUR.with_spec(P("tensor")), TWO.with_spec(P("tensor")), ONE))
 EXAMPLES = HSharding((FOUR, TWO, ONE), hdim=0, sizes=(7, 3, 2))
-
-
-def run(function, inputs, annotations, **options):
-    """What a function gives, computed on submeshes; and its specialized program."""
-    program = specialize(deduce(jax.make_jaxpr(function)(*inputs), annotations, **options))
-    laid_out = [
-        value if annotation is None else HArray.of(value, annotation)
-        for value, annotation in zip(inputs, annotations, strict=True)
-    ]
-    return ProgramRunner(program)(*laid_out), program
-
-
-def check(found, expected, tolerance=1e-5):
-    for result, whole in zip(found, jax.tree.leaves(expected), strict=True):
-        array = result.numpy() if isinstance(result, HArray) else np.asarray(result)
-        scale = np.max(np.abs(np.asarray(whole, np.float64)))
-        np.testing.assert_allclose(array, whole, atol=tolerance * float(scale))
-
-
-def drawn(*shapes: tuple[int, ...]) -> list[jax.Array]:
-    rng = np.random.default_rng(0)
-    return [jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes]
 
 
 def test_gradients_under_unequal_tensor_parallelism():

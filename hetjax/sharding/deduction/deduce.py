@@ -29,6 +29,7 @@ from hetjax.sharding.deduction.annotated_program import (
 from hetjax.sharding.deduction.bottom_tier import ELSEWHERE, OperandError
 from hetjax.sharding.deduction.control_flow import deduce_control
 from hetjax.sharding.deduction.evaluation import evaluate_equation, holds_jaxprs
+from hetjax.sharding.deduction.origins import Origins
 from hetjax.sharding.deduction.refinement import refined
 from hetjax.sharding.deduction.reshard import RESHARD, Resharding
 from hetjax.sharding.deduction.signature import shapes_of
@@ -36,6 +37,7 @@ from hetjax.sharding.deduction.signatures import signature_of
 from hetjax.sharding.deduction.top_tier import (
     WHOLE,
     TopTier,
+    cotangent_of,
     indivisible,
     pass_through,
     sized,
@@ -120,7 +122,7 @@ class _Deducer:
         self.annotations: list[HSharding | None] = []
         self.constants: dict[int, Any] = {}
         self.nodes: list[Compute | Move] = []
-        self.origins: dict[int, list[HSharding | None]] = {}
+        self.origins = Origins()
 
     def program(
         self, program: _compat.ClosedJaxpr, annotations: Sequence[HSharding | None]
@@ -170,29 +172,25 @@ class _Deducer:
             elif equation.primitive.name == "optimization_barrier":
                 results = operands
             elif equation.primitive is RESHARD:
-                results = [self.reshard(operands[0], equation.params["resharding"])]
+                results = [self.reshard(equation, operands[0])]
             else:
                 results = self.equation(equation, operands)
             known.update(zip(equation.outvars, results, strict=True))
         return [read(atom) for atom in program.jaxpr.outvars]
 
-    def reshard(self, value: int, resharding: Resharding) -> int:
+    def reshard(self, equation: _compat.JaxprEqn, value: int) -> int:
+        resharding: Resharding = equation.params["resharding"]
         source = self.annotations[value]
         if resharding.is_reverse:
-            # A function that is traced once and called often has the same number in each call.
-            origins = self.origins.get(resharding.number)
-            destination = origins.pop() if origins else None
+            destination = self.origins.pop(resharding.number, equation)
+            destination = destination and cotangent_of(destination)
         else:
-            self.origins.setdefault(resharding.number, []).append(source)
+            self.origins.push(resharding.number, source)
             destination = resharding.annotation(self.strategy).bind(self.symbols)
             destination = sized(destination, self.shapes[value].shape)
-        if destination is None:
+        if destination is None or destination == source:
             return value
-        if resharding.is_reverse and destination.is_partial:
-            # The cotangent of a sum goes whole to every summand.
-            shape = self.shapes[value].shape
-            destination = whole_on(destination, union_of(destination), shape)
-        return value if destination == source else self.move(value, destination)
+        return self.move(value, destination)
 
     def move(self, value: int, destination: HSharding) -> int:
         shape = self.shapes[value]
@@ -305,7 +303,9 @@ class _Deducer:
         node = Compute(equation, tuple(values), (), union, signature, sums_stay=self.sums_stay)
         if holds_jaxprs(equation):
             held = [self.annotations[value] for value in values]
+            self.origins.enter()
             node, tops = deduce_control(node, held, partial(self.body, union))
+            self.origins.leave()
         elif union:
             node, tops = pass_through(node, [self.top(value) for value in values])
         else:
@@ -365,6 +365,7 @@ class _Deducer:
             sums_stay=self.sums_stay,
             body_of=union,
         )
+        inner.origins = self.origins.inside(program)
         return inner.program(program, annotations)
 
 

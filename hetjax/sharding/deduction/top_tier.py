@@ -175,6 +175,30 @@ def row_of(annotation: HSharding) -> HSharding:
     return HSharding(groups, hdim - 1 if isinstance(hdim, int) else hdim, annotation.sizes)
 
 
+def cotangent_of(annotation: HSharding) -> HSharding:
+    """How the cotangent of a value comes back: as the value lies, and whole to each summand.
+
+    Args:
+        annotation: how the value lies.
+
+    Returns:
+        The same division, without partial sums at either tier.
+
+    Example:
+        >>> two = Subgroup((0, 1), (("tensor", 2),), PartitionSpec(unreduced={"tensor"}))
+        >>> one = Subgroup((2,), (), PartitionSpec())
+        >>> print(cotangent_of(HSharding((two, one), hdim=0, sizes=(4, 2))))
+        HSharding(split on dimension 0 among 2 submeshes:
+          devices [0-1] as tensor=2: P(), 4 of it
+          devices [2]: P(), 2 of it)
+    """
+    groups = (
+        group.with_spec(PartitionSpec(*group.spec.partitions)) for group in annotation.subgroups
+    )
+    hdim = DUPLICATE if annotation.hdim == PARTIAL else annotation.hdim
+    return HSharding(tuple(groups), hdim, annotation.sizes)
+
+
 def whole_on(annotation: HSharding, union: Union, shape: Sequence[int]) -> HSharding:
     """The nearest annotation on a union by which each submesh has the whole value.
 
