@@ -30,7 +30,7 @@ from hetjax.sharding.deduction.bottom_tier import ELSEWHERE, OperandError
 from hetjax.sharding.deduction.control_flow import deduce_control
 from hetjax.sharding.deduction.evaluation import evaluate_equation, holds_jaxprs
 from hetjax.sharding.deduction.origins import Origins
-from hetjax.sharding.deduction.refinement import refined
+from hetjax.sharding.deduction.refinement import refined_together
 from hetjax.sharding.deduction.reshard import RESHARD, Resharding
 from hetjax.sharding.deduction.signature import shapes_of
 from hetjax.sharding.deduction.signatures import signature_of
@@ -233,24 +233,19 @@ class _Deducer:
         raise InputError(f"{problem.reason}, which a scan, a conditional or a loop cannot do")
 
     def aligned(self, values: Sequence[int]) -> list[int]:
-        """The values on one union: the finest, which the others' submeshes are divided into."""
-        annotations = [self.annotations[value] for value in values]
-        unions = [union_of(annotation) for annotation in annotations if annotation is not None]
-        if len(set(unions)) < 2:
+        """The values on one union, where each device has already what it needs for that."""
+        held = {v: a for v in values if (a := self.annotations[v]) is not None}
+        if len({union_of(annotation) for annotation in held.values()}) < 2:
             return list(values)
-        finest = max(unions, key=len)
-        found = []
-        for value, annotation in zip(values, annotations, strict=True):
-            if annotation is not None and union_of(annotation) != finest:
-                finer = refined(annotation, finest, self.shapes[value].shape)
-                if finer is None:
-                    return list(values)
-                annotation = finer
-            found.append(annotation)
-        return [
-            value if annotation == self.annotations[value] else self.move(value, annotation)
-            for value, annotation in zip(values, found, strict=True)
-        ]
+        shapes = [self.shapes[value].shape for value in held]
+        found = refined_together(list(held.values()), shapes)
+        if found is None:
+            return list(values)
+        finer = {
+            value: value if annotation == held[value] else self.move(value, annotation)
+            for value, annotation in zip(held, found, strict=True)
+        }
+        return [finer.get(value, value) for value in values]
 
     def union(self, values: Sequence[int]) -> Union:
         """The submeshes that the largest operand lies on; none if all are known everywhere."""
