@@ -57,7 +57,7 @@ def otherwise(rng: Random, annotation: HSharding) -> HSharding:
     return replace(annotation, subgroups=tuple(groups))
 
 
-@examples(usual=30, full=1000)
+@examples(usual=30, full=200)
 @given(st.integers(0, 2**32 - 1))
 def test_the_same_layout_in_other_words_meets_without_a_reshard(number: int):
     rng = Random(number)
@@ -74,7 +74,7 @@ def test_the_same_layout_in_other_words_meets_without_a_reshard(number: int):
     assert specialized.program.annotations[specialized.program.outputs[0]] is not None
 
 
-@examples(usual=30, full=1000)
+@examples(usual=30, full=200)
 @given(st.integers(0, 2**32 - 1))
 def test_a_union_meets_each_of_its_devices_alone(number: int):
     """What is whole everywhere can be written over any union of the same devices."""

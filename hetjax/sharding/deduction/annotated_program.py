@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -17,6 +18,7 @@ from hetjax import _compat
 from hetjax.sharding.annotation.annotation import HSharding, Subgroup
 from hetjax.sharding.annotation.bounds import extent
 from hetjax.sharding.deduction.signature import Signature
+from hetjax.sharding.resolution.resolve import moved_elements
 
 Union = tuple[Subgroup, ...]
 """Submeshes that compute an equation together, with no sharding inside them."""
@@ -90,6 +92,43 @@ class Move:
 
 
 @dataclass(frozen=True, eq=False)
+class Mend:
+    """A reshard that was missing from a program, and has been put in.
+
+    Args:
+        equation: the name of the primitive that needs it.
+        line: where that stands in the user's program.
+        operand: which operand of it.
+        reason: why the operand could not be taken as it lay; empty where another one could not, or
+            where it is moved for what comes later.
+        source: how the operand lay.
+        destination: how it lies now.
+        shape: its shape and dtype, whole.
+    """
+
+    equation: str
+    line: str
+    operand: int
+    reason: str
+    source: HSharding
+    destination: HSharding
+    shape: Any
+
+    @cached_property
+    def num_bytes(self) -> int:
+        """How many bytes move between devices."""
+        elements = moved_elements(self.source, self.destination, self.shape.shape)
+        return (elements or 0) * self.shape.dtype.itemsize
+
+    def __str__(self) -> str:
+        why = f": {self.reason}" if self.reason else ""
+        return (
+            f"{self.equation} at {self.line}, operand {self.operand}{why}. {self.num_bytes} bytes "
+            f"move from\n  {self.source}\nto\n  {self.destination}"
+        )
+
+
+@dataclass(frozen=True, eq=False)
 class AnnotatedProgram:
     """A program whose every value has an annotation.
 
@@ -100,6 +139,7 @@ class AnnotatedProgram:
         annotations: how every value lies; None where it is known everywhere.
         constants: the values that are given.
         nodes: what is done, in order.
+        mends: the reshards among them that the program did not ask for.
     """
 
     inputs: tuple[int, ...]
@@ -108,6 +148,7 @@ class AnnotatedProgram:
     annotations: tuple[HSharding | None, ...]
     constants: Mapping[int, Any]
     nodes: tuple[Compute | Move, ...]
+    mends: tuple[Mend, ...] = ()
 
     @property
     def moves(self) -> Iterator[Move]:

@@ -23,9 +23,17 @@ class Origins:
         1
     """
 
-    def __init__(self, stacks: Stacks | None = None):
-        self._stacks: Stacks = dict(stacks or {})
+    def __init__(self, before: Origins | None = None):
+        self._stacks: Stacks = {} if before is None else dict(before._stacks)
         self._bodies: dict[int, Origins] = {}
+
+    def key(self) -> frozenset[tuple[int, tuple[HSharding | None, ...]]]:
+        """What tells these origins from others."""
+        return frozenset((number, stack) for number, stack in self._stacks.items() if stack)
+
+    def take_over(self, others: Origins) -> None:
+        """Become as others are."""
+        self._stacks = dict(others._stacks)
 
     def push(self, number: int, annotation: HSharding | None) -> None:
         """Note how the operand of a forward reshard lies."""
@@ -43,21 +51,17 @@ class Origins:
                 f"pass alone, and a cotangent lies as the value did; deduce forward and backward "
                 f"pass as one program (jax.value_and_grad)"
             )
-        *self._stacks[number], last = self._stacks[number]
-        self._stacks[number] = tuple(self._stacks[number])
+        *before, last = self._stacks[number]
+        self._stacks[number] = tuple(before)
         return last
 
     def depth(self, number: int) -> int:
         """How many calls of a reshard wait for their cotangents."""
         return len(self._stacks.get(number, ()))
 
-    def enter(self) -> None:
-        """Begin with the bodies of an equation."""
-        self._bodies = {}
-
     def inside(self, body: _compat.ClosedJaxpr) -> Origins:
         """The origins for a body; what was noted when it was deduced before is forgotten."""
-        self._bodies[id(body)] = found = Origins(self._stacks)
+        self._bodies[id(body)] = found = Origins(self)
         return found
 
     def leave(self) -> None:

@@ -78,6 +78,30 @@ def resolve(
     return resolver.along(chain, senders)
 
 
+def moved_elements(
+    source: HSharding | None, destination: HSharding | None, shape: Sequence[int]
+) -> int | None:
+    """How many elements move between devices from one annotation to another.
+
+    Args:
+        source: how an array lies; None: it is known everywhere.
+        destination: how it shall lie; None: it is known everywhere, and stays so.
+        shape: its shape.
+
+    Returns:
+        The elements; None where it cannot come to lie so.
+    """
+    if source is None:
+        return 0
+    if destination is None:
+        return None
+    try:
+        found = resolve(source, destination, shape)
+    except InputError:
+        return None
+    return sum(sum(step.elements_sent().values()) for steps in found.rounds for step in steps)
+
+
 def _detours(source: HSharding, destination: HSharding) -> Iterator[tuple[HSharding, ...]]:
     """Annotations to pass through where both tiers change: the bottom tier first, or last.
 
