@@ -68,7 +68,7 @@ def evaluate_equation(node: Compute, place: int, operands: Sequence[Any]) -> lis
         OperandError: the operands cannot be taken as they are sharded.
     """
     operands = [
-        _taken(array, node.taken[i], place) if i in node.taken else array
+        _taken(array, node.taken[i], place, i) if i in node.taken else array
         for i, array in enumerate(operands)
     ]
     if node.bodies:
@@ -85,11 +85,11 @@ def _moved_inside(node: Move, place: int, array: Any) -> Any:
     if node.source is None:
         top = top_tier_of(destination, array.shape)
         if top != WHOLE:
-            array = _taken(array, take(top), place)
+            array = _taken(array, take(top), place, 0)
     return resharded(array, destination.subgroups[place].spec)
 
 
-def _taken(array: Any, taken: Taken, place: int) -> Any:
+def _taken(array: Any, taken: Taken, place: int, operand: int) -> Any:
     """What a submesh takes of an operand that it has whole."""
     if taken.dimension is None:
         return array if place == 0 else jnp.zeros_like(array)
@@ -97,7 +97,11 @@ def _taken(array: Any, taken: Taken, place: int) -> Any:
     entries = entries_of(spec, array.ndim)
     if entries[taken.dimension] is not None:
         entries[taken.dimension] = None
-        array = resharded(array, PartitionSpec(*entries, unreduced=spec.unreduced))
+        raise OperandError(
+            operand,
+            f"each submesh takes its part of dimension {taken.dimension}, which is divided inside",
+            PartitionSpec(*entries, unreduced=spec.unreduced),
+        )
     start, stop = taken.parts[place]
     return jax.lax.slice_in_dim(array, start, stop, axis=taken.dimension)
 

@@ -6,11 +6,11 @@ the axes that divide dimensions inside each submesh. What the proposals' moves c
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 from jax.sharding import PartitionSpec
 
@@ -19,15 +19,18 @@ from hetjax.sharding.annotation.annotation import (
     DUPLICATE,
     PARTIAL,
     HSharding,
+    Shard,
     Subgroup,
     axes_of,
     entries_of,
     spec_from,
 )
+from hetjax.sharding.annotation.bounds import overlap, volume
 from hetjax.sharding.deduction.annotated_program import Union, union_of
 from hetjax.sharding.deduction.bottom_tier import OperandError
 from hetjax.sharding.deduction.computing import Annotations, anchor
 from hetjax.sharding.deduction.evaluation import holds_jaxprs
+from hetjax.sharding.deduction.refinement import layout_of, spec_over, written_over
 from hetjax.sharding.deduction.signature import Labels, Signature
 from hetjax.sharding.deduction.signatures import signature_of
 from hetjax.sharding.deduction.top_tier import WHOLE, TopTier, indivisible, top_tier_of, whole_on
@@ -78,7 +81,8 @@ def proposals(
             sizes[union_of(annotation)] += shape.size
     seen: set[Proposal] = set()
     for union in sorted(sizes, key=lambda union: -sizes[union]):
-        operands = _Operands(signature, union, tuple(s.shape for s in shapes), tuple(held))
+        written = tuple(_over(union, *pair) for pair in zip(held, shapes, strict=True))
+        operands = _Operands(signature, union, tuple(s.shape for s in shapes), written)
         if holds_jaxprs(equation):
             tops = [_all_whole(held), _as_now(operands)]
         else:
@@ -90,6 +94,16 @@ def proposals(
                     yield proposal
 
 
+def _over(union: Union, annotation: HSharding | None, shape: Any) -> HSharding | None:
+    """An annotation over a union, where that says the same; else as it is."""
+    if annotation is None or union_of(annotation) == union:
+        return annotation
+    if set(annotation.devices) != {device for group in union for device in group.devices}:
+        return annotation
+    layout = layout_of(annotation, shape.shape)
+    return written_over(layout, union, shape.shape) or annotation
+
+
 @dataclass(frozen=True)
 class _Operands:
     signature: Signature
@@ -97,12 +111,28 @@ class _Operands:
     shapes: tuple[tuple[int, ...], ...]
     held: Proposal
 
+    @cached_property
+    def layouts(self) -> list[Mapping[int, Shard]]:
+        """What each device holds of each operand now."""
+        pairs = zip(self.held, self.shapes, strict=True)
+        return [{s.device: s for s in a.shards(shape)} if a else {} for a, shape in pairs]
+
     def top(self, place: int) -> TopTier:
         """What submeshes share an operand along now; where these are others, nothing."""
         annotation = self.held[place]
         if annotation is None or union_of(annotation) != self.union:
             return WHOLE
         return top_tier_of(annotation, self.shapes[place])
+
+    def spec(self, place: int, group: Subgroup) -> PartitionSpec:
+        """How a submesh's devices divide an operand now; nothing where they do not have it so."""
+        annotation, layout = self.held[place], self.layouts[place]
+        for each in annotation.subgroups if annotation is not None else ():
+            if each.bare == group:
+                return each.spec
+        if not set(group.devices) <= set(layout):
+            return PartitionSpec()
+        return spec_over(group, layout) or PartitionSpec()
 
     def is_here(self, place: int) -> bool:
         """Whether an operand lies on the union."""
@@ -138,10 +168,11 @@ def _shared(operands: _Operands, widths: Widths) -> Iterator[Tops]:
         if not passes:
             continue
         for each in _unit_widths(operands, name, units, widths):
-            yield tuple(
-                None if annotation is None else _divided(operands, place, name, each)
-                for place, annotation in enumerate(operands.held)
-            )
+            for is_kept in (True, False):
+                yield tuple(
+                    None if a is None else _divided(operands, i, name, each, is_kept=is_kept)
+                    for i, a in enumerate(operands.held)
+                )
 
 
 def _labels(operands: _Operands) -> dict[int, int]:
@@ -176,13 +207,17 @@ def _unit_widths(
     return list(found)
 
 
-def _divided(operands: _Operands, place: int, name: int, widths: tuple[int, ...]) -> TopTier:
-    """What an operand is shared along where a label is divided."""
+def _divided(
+    operands: _Operands, place: int, name: int, widths: tuple[int, ...], *, is_kept: bool
+) -> TopTier:
+    """What an operand is shared along where a label is divided.
+
+    What each submesh has whole may be kept so, and each takes its part when it computes.
+    """
     labels = operands.signature.operands[place]
     for dimension, label in enumerate(labels):
         if label is not None and label.name == name:
-            if operands.is_here(place) and operands.top(place) == WHOLE:
-                # Each submesh takes its part of what it has whole, and nothing moves.
+            if is_kept and operands.is_here(place) and operands.top(place) == WHOLE:
                 return WHOLE
             return TopTier(dimension, tuple(width * label.scale for width in widths))
     return WHOLE
@@ -200,36 +235,87 @@ def _summands(operands: _Operands) -> Iterator[Tops]:
                 )
 
 
+class _Variant(NamedTuple):
+    """A way to agree on the axes that divide labels inside a submesh.
+
+    Args:
+        order: which operand has its way first.
+        sums_stay: whether partial sums stay so.
+        target: the label whose dimension takes axes that can no longer divide what they did; none.
+    """
+
+    order: tuple[int, ...]
+    sums_stay: bool
+    target: int | None
+
+
+Specs = tuple[PartitionSpec | None, ...]
+"""The sharding of each operand inside a submesh."""
+
+
 def _with_specs(operands: _Operands, tops: Tops) -> Iterator[Proposal]:
     """Proposals for the shardings inside submeshes, beside one for what these share."""
+    variants = list(_variants(operands, tops))
+    by_submesh = [
+        [_specs(operands, tops, place, variant) for variant in variants]
+        for place in range(len(operands.union))
+    ]
+    yield _proposal(
+        operands,
+        tops,
+        [
+            min(choices, key=lambda specs: _lacking(operands, tops, place, specs))
+            for place, choices in enumerate(by_submesh)
+        ],
+    )
+    for specs in zip(*by_submesh, strict=True):
+        yield _proposal(operands, tops, specs)
+
+
+def _variants(operands: _Operands, tops: Tops) -> Iterator[_Variant]:
     places = [place for place, top in enumerate(tops) if top is not None]
     by_size = sorted(places, key=lambda place: -math.prod(operands.shapes[place]))
-    labels = [*_labels(operands), None]
     for order in dict.fromkeys((tuple(by_size), tuple(reversed(by_size)))):
-        for sums_stay, scattered in itertools.product((False, True), labels):
-            if sums_stay and scattered is not None:
-                continue
-            yield _proposal(operands, tops, order, sums_stay=sums_stay, scattered=scattered)
+        yield _Variant(order, True, None)
+        for target in (None, *_labels(operands)):
+            yield _Variant(order, False, target)
 
 
-def _proposal(
-    operands: _Operands,
-    tops: Tops,
-    order: Sequence[int],
-    *,
-    sums_stay: bool,
-    scattered: int | None,
-) -> Proposal:
-    groups: dict[int, list[Subgroup]] = {place: [] for place in order}
-    for at, group in enumerate(operands.union):
-        agreed = _Agreement(group, {}, sums_stay=sums_stay, scattered=scattered)
-        for place in order:
-            top = tops[place]
-            assert top is not None
-            region = _extent(operands.shapes[place], top, at)
-            spec = _spec_now(operands.held[place], group)
-            labels = operands.signature.operands[place]
-            groups[place].append(group.with_spec(agreed.spec(spec, labels, region)))
+def _specs(operands: _Operands, tops: Tops, at: int, variant: _Variant) -> Specs:
+    """The shardings inside a submesh by one way to agree."""
+    group = operands.union[at]
+    agreed = _Agreement(group, {}, variant)
+    found: list[PartitionSpec | None] = [None] * len(tops)
+    for place in variant.order:
+        top = tops[place]
+        assert top is not None
+        region = _extent(operands.shapes[place], top, at)
+        spec = operands.spec(place, group)
+        found[place] = agreed.spec(spec, operands.signature.operands[place], region)
+    return tuple(found)
+
+
+def _lacking(operands: _Operands, tops: Tops, at: int, specs: Specs) -> int:
+    """How many elements the devices of a submesh would lack: what others must send them."""
+    total = 0
+    for place, (top, spec) in enumerate(zip(tops, specs, strict=True)):
+        if top is None or spec is None:
+            continue
+        start = sum(top.widths[:at]) if isinstance(top.hdim, int) else 0
+        region = tuple(
+            (start, start + size) if dimension == top.hdim else (0, size)
+            for dimension, size in enumerate(_extent(operands.shapes[place], top, at))
+        )
+        held = operands.layouts[place]
+        for shard in operands.union[at].with_spec(spec).shards(region):
+            before = held.get(shard.device)
+            same = before is not None and (before.summand is None or shard.summand is not None)
+            common = overlap(before.bounds, shard.bounds) if before and same else None
+            total += volume(shard.bounds) - (volume(common) if common else 0)
+    return total
+
+
+def _proposal(operands: _Operands, tops: Tops, specs: Sequence[Specs]) -> Proposal:
     found: list[HSharding | None] = []
     for place, top in enumerate(tops):
         if top is None:
@@ -237,7 +323,9 @@ def _proposal(
             continue
         hdim = top.hdim if len(operands.union) > 1 else DUPLICATE
         sizes = top.widths if isinstance(hdim, int) else ()
-        found.append(HSharding(tuple(groups[place]), hdim, sizes))
+        pairs = zip(operands.union, (each[place] for each in specs), strict=True)
+        groups = tuple(group.with_spec(spec or PartitionSpec()) for group, spec in pairs)
+        found.append(HSharding(groups, hdim, sizes))
     return tuple(found)
 
 
@@ -248,52 +336,46 @@ def _extent(shape: tuple[int, ...], top: TopTier, at: int) -> tuple[int, ...]:
     return (*shape[: top.hdim], top.widths[at], *shape[top.hdim + 1 :])
 
 
-def _spec_now(annotation: HSharding | None, group: Subgroup) -> Any:
-    """The sharding of a value inside a submesh; nothing is divided where it is not there."""
-    for each in annotation.subgroups if annotation is not None else ():
-        if each.bare == group:
-            return each.spec
-    return group.spec
-
-
 @dataclass
 class _Agreement:
     """Which axes of a submesh divide which labels, as the operands before have it."""
 
     group: Subgroup
     chosen: dict[int, tuple[str, ...]]
-    sums_stay: bool
-    scattered: int | None
+    variant: _Variant
 
-    def spec(self, spec: Any, labels: Labels, region: Sequence[int]) -> Any:
+    def spec(self, spec: PartitionSpec, labels: Labels, region: Sequence[int]) -> PartitionSpec:
         """The sharding of the next operand, by its own and by what has been agreed on."""
-        sizes = dict(self.group.axes)
-        sums = tuple(name for name, _ in self.group.axes if name in spec.unreduced)
-        unreduced = spec.unreduced if self.sums_stay else frozenset[str]()
-        used = set(unreduced)
-        entries: list[tuple[str, ...]] = []
-        for dimension, (label, entry) in enumerate(
-            zip(labels, entries_of(spec, len(region)), strict=True)
-        ):
-            axes = axes_of(entry)
-            if label is None:
-                axes = ()
-            elif label.name in self.chosen:
-                axes = self.chosen[label.name]
-            else:
-                taken = {axis for each in self.chosen.values() for axis in each}
-                axes = tuple(axis for axis in axes if axis not in taken)
-                if label.name == self.scattered and sums and taken.isdisjoint(sums):
-                    axes = (*axes, *(axis for axis in sums if axis not in axes))
-            units = region[dimension] // label.scale if label else 1
-            fits = units % math.prod(sizes[axis] for axis in axes) == 0
-            axes = axes if fits and used.isdisjoint(axes) else ()
-            used.update(axes)
+        unreduced = spec.unreduced if self.variant.sums_stay else frozenset[str]()
+        taken = {axis for each in self.chosen.values() for axis in each} | unreduced
+        wanted = []
+        for label, entry in zip(labels, entries_of(spec, len(region)), strict=True):
+            own = axes_of(entry) if label is not None and label.name not in self.chosen else ()
+            wanted.append(
+                tuple(axis for axis in own if axis not in taken)
+                if label is None or label.name not in self.chosen
+                else self.chosen[label.name]
+            )
+        kept = {axis for axes in wanted for axis in axes} | taken
+        used = [axis for entry in spec.partitions for axis in axes_of(entry)]
+        free = tuple(a for a in (*sorted(spec.unreduced), *used) if a not in kept)
+        entries, settled = [], set(unreduced)
+        for dimension, (label, axes) in enumerate(zip(labels, wanted, strict=True)):
+            is_agreed = label is not None and label.name in self.chosen
+            if label is not None and label.name == self.variant.target and not is_agreed:
+                axes = (*axes, *free)
+            fits = self._divides(axes, region[dimension] // label.scale) if label else not axes
+            axes = axes if fits and settled.isdisjoint(axes) else ()
+            settled.update(axes)
             entries.append(axes)
         for label, axes in zip(labels, entries, strict=True):
             if label is not None and axes:
                 self.chosen.setdefault(label.name, axes)
         return spec_from(entries, unreduced)
+
+    def _divides(self, axes: Sequence[str], units: int) -> bool:
+        sizes = dict(self.group.axes)
+        return units % math.prod(sizes[axis] for axis in axes) == 0
 
 
 def mended_operand(shapes: Sequence[Any], held: Annotations, problem: OperandError) -> HSharding:

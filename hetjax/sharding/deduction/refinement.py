@@ -61,10 +61,10 @@ def refined_together(
     """
     if len({frozenset(annotation.devices) for annotation in annotations}) > 1:
         return None
-    layouts = [_layout(*pair) for pair in zip(annotations, shapes, strict=True)]
+    layouts = [layout_of(*pair) for pair in zip(annotations, shapes, strict=True)]
     for union in _unions(annotations, layouts):
         found = [
-            annotation if union_of(annotation) == union else _written(layout, union, shape)
+            annotation if union_of(annotation) == union else written_over(layout, union, shape)
             for annotation, layout, shape in zip(annotations, layouts, shapes, strict=True)
         ]
         written = [each for each in found if each is not None]
@@ -73,7 +73,8 @@ def refined_together(
     return None
 
 
-def _layout(annotation: HSharding, shape: Shape) -> Layout:
+def layout_of(annotation: HSharding, shape: Shape) -> Layout:
+    """What each device holds of an array that lies as an annotation says."""
     return {shard.device: shard for shard in annotation.shards(shape)}
 
 
@@ -122,7 +123,7 @@ def _submeshes(
 ) -> Iterator[Subgroup]:
     """A submesh of a block by whose axes all annotations can be written; or each device alone."""
     for submesh in _candidates(block, annotations):
-        if all(_spec(submesh, layout) is not None for layout in layouts):
+        if all(spec_over(submesh, layout) is not None for layout in layouts):
             yield submesh
             return
     yield from (Subgroup((device,), (), PartitionSpec()) for device in block)
@@ -187,8 +188,21 @@ def _factors(size: int) -> list[int]:
     return found or [1]
 
 
-def _spec(submesh: Subgroup, layout: Layout) -> PartitionSpec | None:
-    """The sharding inside a submesh by which its devices hold what they do; None: there is none."""
+def spec_over(submesh: Subgroup, layout: Layout) -> PartitionSpec | None:
+    """The sharding inside a submesh by which its devices hold what they do.
+
+    Args:
+        submesh: the submesh, whose own sharding is of no meaning.
+        layout: what each of its devices holds, and maybe others.
+
+    Returns:
+        The specification; None where there is none.
+
+    Example:
+        >>> layout = {device: Shard(device, ((device, device + 1),)) for device in (0, 1)}
+        >>> spec_over(Subgroup((0, 1), (("x", 2),), PartitionSpec()), layout)
+        P('x')
+    """
     shards = [layout[device] for device in submesh.devices]
     region, first = _region(shards), shards[0]
     sizes = [size for _, size in submesh.axes]
@@ -236,9 +250,18 @@ def _same_sums(a: Sequence[Shard], b: Sequence[Shard]) -> bool:
     return not unlike and len(sides[0]) == len(sides[1]) == len(pairs)
 
 
-def _written(layout: Layout, union: Union, shape: Shape) -> HSharding | None:
-    """The annotation over a union by which its devices hold what they do; None: there is none."""
-    specs = [_spec(submesh, layout) for submesh in union]
+def written_over(layout: Layout, union: Union, shape: Shape) -> HSharding | None:
+    """The annotation over a union by which its devices hold what they do.
+
+    Args:
+        layout: what each device holds of an array.
+        union: the union, of these devices.
+        shape: the array's shape.
+
+    Returns:
+        The annotation; None where there is none.
+    """
+    specs = [spec_over(submesh, layout) for submesh in union]
     groups = [
         submesh.with_spec(spec)
         for submesh, spec in zip(union, specs, strict=True)
