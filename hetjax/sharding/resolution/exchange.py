@@ -57,7 +57,7 @@ def exchange(
         senders: who sends what several hold.
         itemsize: bytes of an element.
         relay: whether devices of one node may take a piece each of what all of them want, and pass
-            it on, where that is faster.
+            it on, where that is faster and the senders' policy allows it.
         preference: for each device a number; of several owners those with the lowest are taken, so
             that all parts are of one copy. None: any owner.
 
@@ -125,7 +125,7 @@ def _holding(
 class _ExchangePlanner:
     def __init__(self, network: Network, senders: Senders, itemsize: int, *, relay: bool):
         self.network, self.senders, self.itemsize = network, senders, itemsize
-        self.relay = relay
+        self.relay = relay and senders.relays
         self.phases: list[list[Combination]] = []
 
     def put(self, phase: int, bounds: Bounds, givers: Sequence[int], takers: Sequence[int]) -> None:
@@ -192,16 +192,14 @@ class _ExchangePlanner:
                 self.put(phase, bounds, [device], [device])
         missing = self.network.by_node(device for device in wanted if device not in owners)
         for node, receivers in missing.items():
-            near = [owner for owner in owners if self.network.node(owner) == node]
-            if near or not self._relays(bounds, owners, receivers):
+            is_near = any(self.network.node(owner) == node for owner in owners)
+            if is_near or not self._relays(bounds, owners, receivers):
                 for receiver in receivers:
-                    owner = self._choose(near or owners, receiver, bounds)
-                    self.put(phase, bounds, [owner], [receiver])
+                    self._send(phase, bounds, owners, receiver)
                 continue
             pieces = cut(bounds, len(receivers))
             for receiver, piece in zip(receivers, pieces, strict=False):
-                owner = self._choose(owners, receiver, piece)
-                self.put(phase, piece, [owner], [receiver])
+                self._send(phase, piece, owners, receiver)
             for receiver, piece in zip(receivers, pieces, strict=False):
                 others = [device for device in receivers if device != receiver]
                 self.put(phase + 1, piece, [receiver], others)
@@ -236,6 +234,10 @@ class _ExchangePlanner:
         for place, phase in enumerate(phases):
             for part in phase:
                 self.put(place, part.bounds, part.senders, part.receivers)
+
+    def _send(self, phase: int, bounds: Bounds, owners: DeviceNumbers, receiver: int) -> None:
+        for owner, piece in self.senders.shares(owners, receiver, bounds, self.itemsize):
+            self.put(phase, piece, [owner], [receiver])
 
     def _choose(self, owners: Sequence[int], receiver: int, bounds: Bounds) -> int:
         return self.senders.choose(owners, receiver, volume(bounds) * self.itemsize)

@@ -7,21 +7,23 @@ another in a phase is one message, whatever arrays it is of.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from hetjax.errors import InputError, unknown_name
 from hetjax.sharding.annotation.annotation import Shard
 from hetjax.sharding.annotation.bounds import Bounds, volume
+from hetjax.sharding.resolution.balanced_senders import BalancedSenders
 from hetjax.sharding.resolution.exchange import exchange
 from hetjax.sharding.resolution.network import Network
 from hetjax.sharding.resolution.senders import BestLink, MinRank, Senders
+from hetjax.sharding.resolution.steps import Phase
 
 POLICIES: Mapping[str, str] = {
     "fused": "all arrays together, over the best links, loads balanced over the whole switch",
     "unfused": "array by array, over the best links, loads balanced within each",
-    "min_rank": "the lowest device that holds a slice sends it",
+    "min_rank": "the lowest device that holds a slice sends it, whatever its node",
 }
 """The ways to choose senders, and what each does."""
 
@@ -137,29 +139,22 @@ def plan_switch(
     for array in arrays:
         if any(shard.summand for shard in (*array.before, *array.after)):
             raise InputError(f"{array.name}: it lies in partial sums, which are not switched")
-    shared = BestLink(network)
-    phases: list[dict[tuple[int, int], list[ArraySlice]]] = []
     # The largest first: small ones then even out what is left.
     order = sorted(range(len(arrays)), key=lambda i: -_size(arrays[i]))
+    balanced = BalancedSenders(network)
+    senders: Mapping[str, Callable[[int], Senders]] = {
+        "fused": balanced.of,
+        "unfused": lambda _: BestLink(network),
+        "min_rank": lambda _: MinRank(),
+    }
+    if policy == "fused":
+        # Who sends what is settled when it is known all that is wanted.
+        for i in order:
+            _exchanged(arrays[i], network, balanced.of(i), lost)
+        balanced.settle()
+    phases: list[dict[tuple[int, int], list[ArraySlice]]] = []
     for i in order:
-        array = arrays[i]
-        senders: Senders = shared
-        if policy != "fused":
-            senders = MinRank() if policy == "min_rank" else BestLink(network)
-        try:
-            found = exchange(
-                array.shape,
-                [shard for shard in array.before if shard.device not in lost],
-                array.after,
-                network=network,
-                senders=senders,
-                itemsize=array.itemsize,
-                relay=policy == "fused",
-                preference=array.preference,
-            )
-        except InputError as error:
-            raise InputError(f"{array.name}: {error}") from None
-        for place, phase in enumerate(found):
+        for place, phase in enumerate(_exchanged(arrays[i], network, senders[policy](i), lost)):
             if place == len(phases):
                 phases.append({})
             for part in phase:
@@ -168,6 +163,25 @@ def plan_switch(
                     phases[place].setdefault(pair, []).append(ArraySlice(i, part.bounds))
     messages = ({pair: tuple(slices) for pair, slices in sorted(p.items())} for p in phases)
     return SwitchPlan(tuple(arrays), tuple(messages))
+
+
+def _exchanged(
+    array: MovedArray, network: Network, senders: Senders, lost: Set[int]
+) -> tuple[Phase, ...]:
+    try:
+        return exchange(
+            array.shape,
+            [shard for shard in array.before if shard.device not in lost],
+            array.after,
+            network=network,
+            senders=senders,
+            itemsize=array.itemsize,
+            # Unfused, every slice is a message of its own: nothing is passed on.
+            relay=isinstance(senders, BalancedSenders),
+            preference=array.preference,
+        )
+    except InputError as error:
+        raise InputError(f"{array.name}: {error}") from None
 
 
 def _size(array: MovedArray) -> int:
