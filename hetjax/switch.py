@@ -2,6 +2,8 @@
 
 python -m hetjax.switch --config X.gin --from A.json --to B.json
 python -m hetjax.switch --config X.gin --from A.json --to B.json --lost 31 --json
+
+Devices that the file of the destination names as lost (`lost_devices`) need not be named again.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ def _parser() -> Parser:
         nargs="+",
         default=[],
         metavar="N",
-        help="devices of the cluster that are gone, and send nothing",
+        help="devices of the cluster that are gone, and send nothing; those that the plan to switch "
+        "to names in lost_devices need not be given",
     )
     parser.add_argument(
         "--bytes-per-parameter",

@@ -37,12 +37,14 @@ class Strategy(NamedTuple):
         pipelines: a line for each pipeline: the number and the size of its microbatches, then the
             ranks and the layers of each stage.
         shard_optimizer_state: whether pipelines divide the optimizer's state, ZeRO-1.
+        lost_devices: the GPUs that have failed since the strategy before.
     """
 
     model: str
     cluster: str
     pipelines: tuple[str, ...]
     shard_optimizer_state: bool = False
+    lost_devices: tuple[int, ...] = ()
 
 
 STRATEGIES: Mapping[str, Strategy] = {
@@ -61,6 +63,7 @@ STRATEGIES: Mapping[str, Strategy] = {
             "33x1 R0-3:L0-14 R4-7:L15-29 R8-11:L30-44 R12-15:L45-59",
             "31x1 R16-19:L0-15 R20-23:L16-31 R24-27:L32-47 R28-29:L48-55 R30-30:L56-59",
         ),
+        lost_devices=(31,),
     ),
     "c3": Strategy(
         "llama32b",
@@ -93,6 +96,7 @@ STRATEGIES: Mapping[str, Strategy] = {
             "33x1 R16-19:L0-5 R20-23:L6-11 R24-27:L12-17 R0-3:L18-38 R4-7:L39-59",
             "31x1 R28-31:L0-5 R32-35:L6-11 R36-39:L12-17 R8-11:L18-39 R12-13:L40-52 R14-14:L53-59",
         ),
+        lost_devices=(15,),
     ),
     "c7": Strategy(
         "llama32b",
@@ -190,6 +194,7 @@ def make_plan(name: str, program: Program) -> Plan:
         pipelines,
         f"Hetu v2, {name.upper()}",
         shard_optimizer_state=strategy.shard_optimizer_state,
+        lost_devices=strategy.lost_devices,
     )
     validate(plan)
     return plan

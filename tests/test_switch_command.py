@@ -20,7 +20,7 @@ def switched(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict:
 def test_min_rank_goes_between_nodes_and_fused_stays_in_them(
     capsys: pytest.CaptureFixture[str],
 ):
-    figures = switched(capsys, "--lost", "31", "--bytes-per-parameter", "6")
+    figures = switched(capsys, "--bytes-per-parameter", "6")
     volumes = figures["volumes"]
     totals = {
         policy: {key: sum(row[key] for row in rows.values()) for key in rows["8"]}
@@ -37,7 +37,7 @@ def test_min_rank_goes_between_nodes_and_fused_stays_in_them(
 
 
 def test_fused_loads_are_as_level_as_they_can_be(capsys: pytest.CaptureFixture[str]):
-    figures = switched(capsys, "--lost", "31", "--bytes-per-parameter", "6")
+    figures = switched(capsys, "--bytes-per-parameter", "6")
     fused, alone = figures["volumes"]["fused"], figures["volumes"]["min_rank"]
     # What device 31 had of layers 48 to 59 only device 15 has, and all else is shared.
     assert figures["busiest"]["fused"] == fused["15"]["inter_node"] == alone["15"]["inter_node"]
@@ -46,6 +46,13 @@ def test_fused_loads_are_as_level_as_they_can_be(capsys: pytest.CaptureFixture[s
     assert max(shared) < 1.001 * min(shared)
     lowest = [alone[str(device)]["inter_node"] for device in range(8, 12)]
     assert sum(shared) == pytest.approx(sum(lowest), rel=1e-3)
+
+
+def test_a_plan_file_says_itself_what_is_lost(capsys: pytest.CaptureFixture[str]):
+    said = switched(capsys, "--bytes-per-parameter", "6")
+    assert "31" not in said["volumes"]["fused"]
+    named = switched(capsys, "--lost", "31", "--bytes-per-parameter", "6")
+    assert named["volumes"] == said["volumes"]
 
 
 def test_parameters_and_optimizer_state_count_as_they_are(capsys: pytest.CaptureFixture[str]):

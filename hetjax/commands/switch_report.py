@@ -13,7 +13,7 @@ from hetjax.pipeline.program.traced_program import with_examples
 from hetjax.planner import Plan
 from hetjax.report import format_bytes, format_seconds
 from hetjax.runtime.instructions.placement import Placement
-from hetjax.runtime.moves.state_switch import check_lost, moved_arrays
+from hetjax.runtime.moves.state_switch import all_lost, moved_arrays
 from hetjax.runtime.workers.job import Job, lay_out
 from hetjax.sharding.resolution.network import Network
 from hetjax.sharding.resolution.switch_transfers import POLICIES, MovedArray, plan_switch
@@ -36,7 +36,7 @@ def switch_figures(
         ingredients: the model and the optimizer; nothing of them is allocated.
         source: the plan that is left.
         destination: the plan to switch to, on the same cluster.
-        lost: devices that are gone.
+        lost: devices that are gone, beside those that the destination names.
         bytes_per_parameter: counts the parameters alone, so many bytes each; None: parameters and
             optimizer state as they are.
 
@@ -55,7 +55,7 @@ def switch_figures(
             f"{destination.cluster.name!r}; make them for one, in which a plan need not use every "
             f"device"
         )
-    check_lost(lost, destination)
+    lost = all_lost(lost, destination)
     network = Network.of(source.cluster)
     layouts = [_placement(ingredients, plan) for plan in (source, destination)]
     arrays: Sequence[MovedArray] = moved_arrays(*layouts)

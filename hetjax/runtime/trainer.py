@@ -32,7 +32,7 @@ from hetjax.runtime.instructions.placement import Placement
 from hetjax.runtime.local.local_executor import LocalExecutor
 from hetjax.runtime.local.played import PlayedExecutor
 from hetjax.runtime.measuring import measuring
-from hetjax.runtime.moves.state_switch import check_lost
+from hetjax.runtime.moves.state_switch import all_lost
 from hetjax.runtime.ray.ray_executor import RayExecutor, RayOptions
 from hetjax.runtime.workers.feed import BatchSource
 from hetjax.runtime.workers.job import Job, build
@@ -369,8 +369,8 @@ class Trainer:
 
         Args:
             plan: for the same model, batch and cluster; any stages, shardings, pipelines.
-            lost: devices of the cluster that are not to be asked any more: the others give what
-                they have too.
+            lost: devices of the cluster that are not to be asked any more, beside those that the
+                plan names as lost: the others give what they have too.
 
         Returns:
             What was moved.
@@ -388,7 +388,7 @@ class Trainer:
                 f"those of {self.plan.cluster.name!r}; make plans for one cluster, in which a plan "
                 f"need not use every device"
             )
-        check_lost(lost, plan)
+        lost = all_lost(lost, plan)
         self._start()
         if self._checkpoints is not None:
             self._checkpoints.settle()
@@ -596,4 +596,5 @@ class Trainer:
 
 def _without_prediction(plan: Plan) -> str:
     """What tells plans apart that compute in other ways."""
-    return json.dumps(plan_to_json(replace(plan, prediction=None, planner="")))
+    bare = replace(plan, prediction=None, planner="", lost_devices=())
+    return json.dumps(plan_to_json(bare))

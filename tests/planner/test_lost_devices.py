@@ -88,6 +88,7 @@ def test_plans_do_without_what_is_lost_and_are_no_faster(lost: set[int]):
     assert used
     assert not used & lost
     assert without.plan.cluster == PROBLEM.cluster
+    assert without.plan.lost_devices == anew.plan.lost_devices == tuple(sorted(lost))
 
 
 PROBLEM = make_problem(

@@ -237,6 +237,28 @@ def test_a_bad_edit_is_told_its_field(path, value, message):
         plan_from_json(data)
 
 
+def test_lost_devices_are_named_in_the_file_and_no_stage_has_one():
+    whole = plan_of_two_stages()
+    assert "lost_devices" not in plan_to_json(whole)
+    assert plan_from_json(plan_to_json(whole)).lost_devices == ()
+    last = replace(whole.pipeline.stages[1], submesh=SubMesh("sub1", 0, (1, 1)), mesh_shape=(1, 1))
+    pipeline = replace(whole.pipeline, stages=(whole.pipeline.stages[0], last))
+    plan = replace(whole, pipelines=(pipeline,), lost_devices=(5,))
+    written = plan_to_json(plan)
+    assert written["lost_devices"] == [5]
+    assert plan_from_json(written) == plan
+    assert "a step, without device 5, made" in str(plan)
+    for value, message in (
+        ([3], r"lost_devices has 3, which pipelines\[0\].stages\[0\] has; allowed: devices that"),
+        ([6], r"lost_devices has 6, which is no device of cluster 'test'; allowed: 0 to 5"),
+        ([5, 5], r"lost_devices is \[5, 5\]; it has each device once, in increasing order"),
+        ([-1], r"lost_devices\[0\]: -1"),
+        ("5", "lost_devices: '5'"),
+    ):
+        with pytest.raises(InputError, match=message):
+            plan_from_json({**written, "lost_devices": value})
+
+
 def test_two_stages_on_one_device():
     data = copy.deepcopy(plan_to_json(plan_of_two_stages()))
     edit(f"{STAGES}/1/submesh", {"subcluster": "sub0", "start": 3, "shape": [1, 1]})(data)

@@ -171,7 +171,10 @@ def test_lost_devices_give_nothing():
             trainer.switch(alone, lost={4})
         with pytest.raises(InputError, match=r"lost: \[9\] are no devices of the cluster"):
             trainer.switch(alone, lost={9})
-        moved = trainer.switch(alone, lost=lost)
+        with pytest.raises(InputError, match=r"lost: the plan to switch to uses devices \[4\]"):
+            trainer.switch(replace(alone, lost_devices=(4,)))
+        # Some are named by the plan, the others here.
+        moved = trainer.switch(replace(alone, lost_devices=(0, 1)), lost={2, 3})
         assert {sender for phase in moved.phases for sender, _ in phase}.isdisjoint(lost)
         found = state_of(trainer)
         for ours, theirs in zip(found, before, strict=True):

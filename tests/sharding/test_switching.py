@@ -16,7 +16,7 @@ from hetjax.mesh import KINDS, Cluster, Link, Subcluster
 from hetjax.sharding import HSharding, Network, Subgroup
 from hetjax.sharding.annotation.bounds import contains, volume, within
 from hetjax.sharding.resolution import balanced_senders
-from hetjax.sharding.resolution.balanced_senders import SMALLEST_PIECE, Choice, level_loads
+from hetjax.sharding.resolution.balanced_senders import SMALLEST_PIECE, EqualOwners, level_loads
 from hetjax.sharding.resolution.switch_transfers import (
     POLICIES,
     MovedArray,
@@ -145,9 +145,9 @@ def test_what_can_be_shared_makes_up_for_what_cannot():
 )
 def test_loads_are_level(found):
     """No division has a busiest device with less to send: some must send what only they have."""
-    wanted: dict[Choice, int] = {}
+    wanted: dict[EqualOwners, int] = {}
     for owners, count in found:
-        choice = Choice(tuple(sorted(owners)), 1.0)
+        choice = EqualOwners(tuple(sorted(owners)), 1.0)
         wanted[choice] = wanted.get(choice, 0) + count
     loads = level_loads(wanted)
     busiest = np.zeros(6)
@@ -158,7 +158,7 @@ def test_loads_are_level(found):
     assert busiest.max() <= least_busiest(wanted) * 1.01 + 1
 
 
-def least_busiest(wanted: Mapping[Choice, int]) -> float:
+def least_busiest(wanted: Mapping[EqualOwners, int]) -> float:
     """The least that the busiest device can have to send: for some devices, what only they have."""
     found = 0.0
     for count in range(1, 7):

@@ -55,6 +55,7 @@ def candidate_plan(
         cluster=problem.cluster,
         pipelines=(pipeline,),
         planner=planner,
+        lost_devices=tuple(sorted(problem.lost)),
     )
 
 

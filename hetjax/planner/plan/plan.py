@@ -190,6 +190,8 @@ class Plan:
         shard_optimizer_state: whether stages that hold the same parameters divide the optimizer's
             state among them (ZeRO-1 across pipelines); else each of them has all that belongs to
             what it holds, and a pipeline that is lost takes nothing with it.
+        lost_devices: devices of the cluster that are gone, in its numbers and in order: a switch to
+            this plan asks nothing of them.
 
     Example:
         >>> plan = Plan.load("plan.json")  # doctest: +SKIP
@@ -208,6 +210,7 @@ class Plan:
     planner: str = "by hand"
     prediction: Prediction | None = None
     shard_optimizer_state: bool = False
+    lost_devices: tuple[int, ...] = ()
 
     @property
     def pipeline(self) -> PipelinePlan:
@@ -308,6 +311,27 @@ def validate(plan: Plan) -> None:
                     )
                 seen[device] = f"pipelines[{p}].stages[{s}]"
         _validate_batch(pipeline, where)
+    _validate_lost(plan, seen)
+
+
+def _validate_lost(plan: Plan, used: Mapping[int, str]) -> None:
+    """Check that lost devices are devices of the cluster, and that no stage has one."""
+    lost, count = plan.lost_devices, plan.cluster.num_devices
+    if list(lost) != sorted(set(lost)):
+        raise InputError(
+            f"plan: lost_devices is {list(lost)}; it has each device once, in increasing order"
+        )
+    for device in lost:
+        if not 0 <= device < count:
+            raise InputError(
+                f"plan: lost_devices has {device}, which is no device of cluster "
+                f"{plan.cluster.name!r}; allowed: 0 to {count - 1}"
+            )
+        if device in used:
+            raise InputError(
+                f"plan: lost_devices has {device}, which {used[device]} has; allowed: devices that "
+                f"no stage has"
+            )
 
 
 def validate_for(plan: Plan, program: Program, batch_size: int | None = None) -> None:

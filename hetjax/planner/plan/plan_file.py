@@ -102,6 +102,7 @@ class _Plan(Record):
     cluster: dict[str, Any]
     pipelines: list[_Pipeline]
     shard_optimizer_state: bool = False
+    lost_devices: list[Count] = Field(default=[])
     prediction: _Prediction | None = None
 
 
@@ -144,6 +145,7 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
         "layers": list(plan.layers),
         "pipelines": [_pipeline_to_json(pipeline) for pipeline in plan.pipelines],
         "shard_optimizer_state": plan.shard_optimizer_state,
+        **({"lost_devices": list(plan.lost_devices)} if plan.lost_devices else {}),
         "prediction": _prediction_to_json(plan.prediction),
         "cluster": plan.cluster.to_json_dict(),
     }
@@ -172,6 +174,7 @@ def plan_from_json(value: Any) -> Plan:
         cluster=Cluster.from_json_dict(record.cluster, source="plan: cluster"),
         pipelines=tuple(_pipeline(pipeline, p) for p, pipeline in enumerate(record.pipelines)),
         shard_optimizer_state=record.shard_optimizer_state,
+        lost_devices=tuple(record.lost_devices),
         planner=record.planner,
         prediction=None
         if prediction is None

@@ -37,10 +37,11 @@ def plan_text(plan: Plan) -> str:
     """
     used = sum(stage.submesh.num_devices for stage in plan.stages)
     several = len(plan.pipelines) > 1
+    planner = plan.planner if plan.planner == "by hand" else f"by {plan.planner}"
     lines = [
         f"Plan on cluster {plan.cluster.name}: {_count(len(plan.stages), 'stage')} on {used} of "
         f"{_count(plan.cluster.num_devices, 'device')}, {_count(plan.batch_size, 'example')} a "
-        f"step, made {plan.planner if plan.planner == 'by hand' else f'by {plan.planner}'}"
+        f"step{_without(plan)}, made {planner}"
     ]
     predicted = plan.prediction.stages if plan.prediction else ()
     for number, (first, pipeline) in enumerate(plan.numbered_pipelines()):
@@ -49,6 +50,13 @@ def plan_text(plan: Plan) -> str:
         lines += _stages(pipeline, first, predicted[first : first + len(pipeline.stages)])
     lines.append(f"  {_prediction(plan)}")
     return "\n".join(lines)
+
+
+def _without(plan: Plan) -> str:
+    if not plan.lost_devices:
+        return ""
+    several = "s" if len(plan.lost_devices) > 1 else ""
+    return f", without device{several} {', '.join(map(str, plan.lost_devices))}"
 
 
 def _order(pipeline: PipelinePlan) -> str:

@@ -44,21 +44,25 @@ class Leaf:
     parts: tuple[HeldLeaf | None, ...]
 
 
-def check_lost(lost: Set[int], destination: Plan) -> None:
-    """Check that lost devices are devices of the cluster, and that the plan does without them.
+def all_lost(lost: Set[int], destination: Plan) -> frozenset[int]:
+    """The devices that give nothing in a switch: those that are named, and those of the plan.
 
     Args:
-        lost: the devices.
-        destination: the plan that is switched to.
+        lost: the devices that are named.
+        destination: the plan that is switched to, which may name others.
+
+    Returns:
+        Both together.
 
     Raises:
-        InputError: naming those that are not.
+        InputError: naming devices that are not in the cluster, or that the plan uses.
     """
     used = {
         device
         for stage in destination.stages
         for device in destination.cluster.device_ids(stage.submesh)
     }
+    lost = frozenset(lost) | frozenset(destination.lost_devices)
     unknown = sorted(lost - set(range(destination.cluster.num_devices)))
     if unknown:
         raise InputError(
@@ -67,6 +71,7 @@ def check_lost(lost: Set[int], destination: Plan) -> None:
         )
     if lost & used:
         raise InputError(f"lost: the plan to switch to uses devices {sorted(lost & used)}")
+    return lost
 
 
 def leaves_of(placement: Placement) -> tuple[Leaf, ...]:

@@ -22,14 +22,14 @@ _ROUNDS = 40
 _SETTLED = 1e-3
 
 
-class Choice(NamedTuple):
+class EqualOwners(NamedTuple):
     """Owners that could send as well as one another, and the bandwidth of their links."""
 
     owners: tuple[int, ...]
     bandwidth: float
 
 
-class Request(NamedTuple):
+class WantedSlice(NamedTuple):
     """A slice that a receiver wants.
 
     Args:
@@ -40,7 +40,7 @@ class Request(NamedTuple):
     """
 
     array: int
-    choice: Choice
+    choice: EqualOwners
     bounds: Bounds
     itemsize: int
 
@@ -74,7 +74,7 @@ class BalancedSenders(BestLink):
     def __init__(self, network: Network):
         super().__init__(network)
         self._array = 0
-        self._requests: list[Request] = []
+        self._requests: list[WantedSlice] = []
         self._answers: Iterator[Shares] | None = None
 
     def of(self, array: int) -> BalancedSenders:
@@ -86,13 +86,13 @@ class BalancedSenders(BestLink):
         """Who sends the slice: one of the owners, or several a piece each."""
         if self._answers is not None:
             return next(self._answers)
-        choice = Choice(*self.best(owners, receiver))
-        self._requests.append(Request(self._array, choice, bounds, itemsize))
+        choice = EqualOwners(*self.best(owners, receiver))
+        self._requests.append(WantedSlice(self._array, choice, bounds, itemsize))
         return ((choice.owners[0], bounds),)
 
     def settle(self) -> None:
         """Divide all that was asked for; it is given out from now on."""
-        by_choice: defaultdict[Choice, list[int]] = defaultdict(list)
+        by_choice: defaultdict[EqualOwners, list[int]] = defaultdict(list)
         for number, request in enumerate(self._requests):
             by_choice[request.choice].append(number)
         loads = level_loads(
@@ -107,7 +107,7 @@ class BalancedSenders(BestLink):
         self._answers = iter([answers[number] for number in range(len(self._requests))])
 
     def _divided(
-        self, choice: Choice, numbers: Sequence[int], loads: Sequence[float]
+        self, choice: EqualOwners, numbers: Sequence[int], loads: Sequence[float]
     ) -> Iterator[tuple[int, Shares]]:
         """Shares of all requests of a choice, array by array in the proportions of the loads."""
         whole = sum(loads)
@@ -125,7 +125,7 @@ class BalancedSenders(BestLink):
                 yield number, tuple(_given_out(self._requests[number], due))
 
 
-def _given_out(request: Request, due: dict[int, float]) -> Iterator[tuple[int, Bounds]]:
+def _given_out(request: WantedSlice, due: dict[int, float]) -> Iterator[tuple[int, Bounds]]:
     """Give a slice to whoever is due most, and cut it where that is less than the slice."""
     rest, itemsize = request.bounds, request.itemsize
     while True:
@@ -158,7 +158,7 @@ def _cut_off(bounds: Bounds, part: float) -> tuple[Bounds, Bounds] | None:
     return (*before, (start, middle), *after), (*before, (middle, stop), *after)
 
 
-def level_loads(wanted: dict[Choice, int]) -> dict[Choice, list[float]]:
+def level_loads(wanted: dict[EqualOwners, int]) -> dict[EqualOwners, list[float]]:
     """How much each owner sends of each choice, so that loads are as level as they can be.
 
     One choice after the other is poured over what the others have put on its owners. The sum of
@@ -173,7 +173,8 @@ def level_loads(wanted: dict[Choice, int]) -> dict[Choice, list[float]]:
         levelled apart.
 
     Example:
-        >>> level_loads({Choice((0,), 1.0): 6, Choice((0, 1), 1.0): 10})[Choice((0, 1), 1.0)]
+        >>> alone, both = EqualOwners((0,), 1.0), EqualOwners((0, 1), 1.0)
+        >>> level_loads({alone: 6, both: 10})[both]
         [2.0, 8.0]
     """
     load: defaultdict[tuple[int, float], float] = defaultdict(float)
