@@ -40,8 +40,8 @@ def _parser() -> Parser:
         nargs="+",
         default=[],
         metavar="N",
-        help="devices of the cluster that are gone, and send nothing; those that the plan to switch "
-        "to names in lost_devices need not be given",
+        help="devices of the cluster that are gone, and send nothing; those that the plan to "
+        "switch to names in lost_devices need not be given",
     )
     parser.add_argument(
         "--bytes-per-parameter",

@@ -57,11 +57,7 @@ def switch_figures(
         )
     lost = all_lost(lost, destination)
     network = Network.of(source.cluster)
-    layouts = [_placement(ingredients, plan) for plan in (source, destination)]
-    arrays: Sequence[MovedArray] = moved_arrays(*layouts)
-    if bytes_per_parameter is not None:
-        parameters = [each for each in arrays if each.name.startswith("parameters/")]
-        arrays = [replace(each, itemsize=bytes_per_parameter) for each in parameters]
+    arrays = arrays_between(ingredients, source, destination, bytes_per_parameter)
     volumes: dict[str, Any] = {}
     seconds: dict[str, float] = {}
     for policy in POLICIES:
@@ -75,6 +71,30 @@ def switch_figures(
         "busiest": {policy: _busiest(rows) for policy, rows in volumes.items()},
         "volumes": volumes,
     }
+
+
+def arrays_between(
+    ingredients: Ingredients,
+    source: Plan,
+    destination: Plan,
+    bytes_per_parameter: int | None = None,
+) -> Sequence[MovedArray]:
+    """The arrays of a training state, and how they lie under two plans.
+
+    Args:
+        ingredients: the model and the optimizer.
+        source: the plan that is left.
+        destination: the plan to switch to, on the same cluster.
+        bytes_per_parameter: as in `switch_figures`.
+
+    Returns:
+        The arrays.
+    """
+    arrays = moved_arrays(*(_placement(ingredients, plan) for plan in (source, destination)))
+    if bytes_per_parameter is None:
+        return arrays
+    parameters = [each for each in arrays if each.name.startswith("parameters/")]
+    return [replace(each, itemsize=bytes_per_parameter) for each in parameters]
 
 
 def _placement(ingredients: Ingredients, plan: Plan) -> Placement:

@@ -1,73 +1,26 @@
 """A training state moves from any plan to any other, in memory, with every bit."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import jax
 import numpy as np
-import optax
 import pytest
-from cases import CLUSTER, examples, random_model, random_plan, trace_model
+from cases import CLUSTER, examples, random_model, random_plan
 from compilations import counted_compilations
-from execution import gather, one_device_steps
+from execution import one_device_steps
 from hypothesis import given
 from hypothesis import strategies as st
 from small_models import Model, make_batch
+from switched_states import OPTIMIZER, assert_same, state_of, two_pipelines
 
 from hetjax import InputError, Trainer
-from hetjax.mesh import SubMesh
 from hetjax.pipeline.schedules.warm_up import one_f_one_b
-from hetjax.planner.plan.plan import PipelinePlan, Plan, StagePlan
-from hetjax.runtime.local.local_executor import LocalExecutor
-
-OPTIMIZER = optax.chain(optax.clip_by_global_norm(0.5), optax.adamw(1e-3))
-
+from hetjax.planner.plan.plan import Plan
 
 BATCHES = ([(6, 4)], [(4, 4), (1, 8)], [(2, 4), (1, 12), (1, 4)])
 """Microbatches and their sizes, for one to three pipelines: 24 examples in any case."""
-
-
-def state_of(trainer: Trainer, *, fresh: bool = False) -> list[np.ndarray]:
-    """Every leaf of the training state, whole, of the first stages that hold it.
-
-    Copies of parameters are compared on the way. Those of optimizer state are once a switch has
-    made them alike; in training each holder rounds for itself.
-    """
-    executor = trainer._executor
-    assert isinstance(executor, LocalExecutor)
-    pipelines = trainer._placement.pipelines
-    parameters = [
-        (stage.parameters, executor.workers[stage.index].state().parameters)
-        for stage in pipelines.stages
-    ]
-    optimizer = [
-        (update.state, worker.state().optimizer)
-        for update, worker in zip(pipelines.updates, executor.workers, strict=True)
-    ]
-    return [
-        *gather(parameters, pipelines.parameter_shapes),
-        *(gather if fresh else first_copies)(optimizer, pipelines.state_shapes),
-    ]
-
-
-def first_copies(
-    held: Sequence[tuple[Any, Any]], shapes: Sequence[jax.ShapeDtypeStruct]
-) -> list[np.ndarray]:
-    """Whole leaves, of which every row is that of the first stage that holds it."""
-    leaves = [np.zeros(shape.shape, shape.dtype) for shape in shapes]
-    for parts, arrays in reversed(held):
-        for part, array in zip(parts, arrays, strict=True):
-            rows = (slice(part.start, part.stop),) if part.stop is not None else ...
-            leaves[part.leaf][rows] = np.asarray(array)
-    return leaves
-
-
-def assert_same(found: list[np.ndarray], expected: list[np.ndarray]) -> None:
-    for ours, theirs in zip(found, expected, strict=True):
-        np.testing.assert_array_equal(ours, theirs)
 
 
 @examples(usual=5, full=40)
@@ -144,18 +97,6 @@ def test_checkpoints_and_switches_go_together(tmp_path: Path):
         assert trainer.resume()
         assert trainer.steps_done == 2
         assert_same(state_of(trainer), saved)
-
-
-def two_pipelines(model: Model) -> Plan:
-    """Two pipelines of one stage each, of four devices."""
-    program = trace_model(model, 1)
-    pipelines = tuple(
-        PipelinePlan(
-            (StagePlan((0, 1), SubMesh(name, 0, (1, 4)), (4, 1)),), 3, 4, one_f_one_b(1, 3)
-        )
-        for name in ("first", "second")
-    )
-    return Plan(program.fingerprint, (0, program.num_positions), CLUSTER, pipelines)
 
 
 def test_lost_devices_give_nothing():

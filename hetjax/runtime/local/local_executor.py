@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
+from hetjax.errors import reason_of
 from hetjax.mesh.hetero import HeteroMesh
 from hetjax.mesh.jax_devices import devices_in_order
 from hetjax.pipeline.schedules.schedule import Schedule
@@ -20,7 +21,9 @@ from hetjax.runtime.checkpoints.checkpoint import StageSaver, waited
 from hetjax.runtime.checkpoints.checkpoint_files import SaveFailure, StageRecord
 from hetjax.runtime.instructions.buffers import Tag
 from hetjax.runtime.instructions.placement import Placement
-from hetjax.runtime.moves.state_switch import move_in_process, moved_arrays
+from hetjax.runtime.moves.stage_leaves import StageLeaves
+from hetjax.runtime.moves.state_move import StateMove
+from hetjax.runtime.moves.state_switch import moved_arrays
 from hetjax.runtime.moves.transport import InProcessTransport
 from hetjax.runtime.workers.feed import BatchReader, feed_of
 from hetjax.runtime.workers.job import Job
@@ -83,6 +86,8 @@ class LocalExecutor:
     def take_over(self, other: LocalExecutor, lost: Set[int] = frozenset()) -> SwitchPlan:
         """Take over the training state of another executor, which then has none.
 
+        Where that fails, the other one has its state again, with every bit, and can train on.
+
         Args:
             other: an executor of another plan on the same devices.
             lost: devices of the cluster that are gone, and give nothing.
@@ -92,23 +97,47 @@ class LocalExecutor:
 
         Raises:
             InputError: only lost devices hold a part of the state.
+            RuntimeError: it has failed, and so has moving back what had moved.
         """
-        arrays = moved_arrays(other._placement, self._placement)
-        plan = plan_switch(arrays, Network.of(self._job.plan.cluster), lost=lost)
-        states = move_in_process(
-            plan,
-            other._placement,
-            [worker.state() for worker in other.workers],
-            self._placement,
-            [worker.compiled for worker in self.workers],
-            self._devices,
-        )
-        for worker, state in zip(self.workers, states, strict=True):
-            worker.restore(state)
-        # Only now: where something has failed, the other one trains on.
-        for worker in other.workers:
+        arrays, network = moved_arrays(other._placement, self._placement), self._network
+        plan = plan_switch(arrays, network, lost=lost)
+        old, new = other._leaves(), self._leaves()
+        for worker, stage in zip(other.workers, old, strict=True):
+            stage.fill(worker.state())
+            # From here on a leaf is free where its stage drops it; sums of gradients are zeros.
             worker.buffers.clear()
+        move = StateMove(plan, old, new, self._devices, network=network, lost=lost)
+        try:
+            move.run()
+            self._restore(new)
+        except BaseException as error:
+            for worker in self.workers:
+                worker.buffers.clear()
+            try:
+                move.undo()
+                other._restore(old)
+            except Exception as another:
+                raise RuntimeError(
+                    "the switch has failed, and so has moving the state back; go on from the last "
+                    f"checkpoint: {reason_of(another)}"
+                ) from error
+            raise
         return plan
+
+    @property
+    def _network(self) -> Network:
+        return Network.of(self._job.plan.cluster)
+
+    def _leaves(self) -> list[StageLeaves]:
+        numbered = dict(enumerate(self._devices))
+        return [
+            StageLeaves(self._placement, stage, worker.compiled, numbered)
+            for stage, worker in enumerate(self.workers)
+        ]
+
+    def _restore(self, stages: Sequence[StageLeaves]) -> None:
+        for worker, stage in zip(self.workers, stages, strict=True):
+            worker.restore(stage.state())
 
     def start(self) -> None:
         """Make the initial state on every stage."""

@@ -7,24 +7,21 @@ alone, and then carried out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
 import jax
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import PartitionSpec
 
 from hetjax.errors import InputError
 from hetjax.pipeline.program.loss import path_names
 from hetjax.pipeline.stages.cutting import ParameterPart
 from hetjax.planner.plan.plan import Plan
-from hetjax.runtime.compilation.stage_programs import CompiledStage
-from hetjax.runtime.compilation.state import StageState
 from hetjax.runtime.instructions.placement import Placement
 from hetjax.sharding.annotation.annotation import Shard
 from hetjax.sharding.annotation.bounds import Bounds
-from hetjax.sharding.resolution.run_steps import ArrayPart, cut_piece, join_pieces
-from hetjax.sharding.resolution.switch_transfers import ArraySlice, MovedArray, SwitchPlan
+from hetjax.sharding.resolution.switch_transfers import MovedArray
 
 HeldLeaf = tuple[ParameterPart, PartitionSpec]
 
@@ -194,97 +191,16 @@ def _computation(placement: Placement, stage: int) -> tuple[Any, ...]:
     return kind.name, plan.mesh_shape, parts, placement.parameters(stage), placement.state(stage)
 
 
-Pieces = dict[tuple[int, int], list[ArrayPart]]
-"""For each leaf and device of the cluster, parts of it that are there."""
-
-DevicesByNumber = Mapping[int, Any]
-"""The devices of this process by their numbers in the cluster."""
-
-
-def move_in_process(
-    plan: SwitchPlan,
-    source: Placement,
-    states: Sequence[StageState],
-    destination: Placement,
-    compiled: Sequence[CompiledStage],
-    devices: Sequence[Any],
-) -> list[StageState]:
-    """Carry out a switch on the devices of this process.
-
-    Args:
-        plan: the messages, for what `moved_arrays` gave.
-        source: the plan that is left.
-        states: the state of each of its stages.
-        destination: the plan that is switched to.
-        compiled: the shardings of each of its stages.
-        devices: the device behind each device of the cluster.
-
-    Returns:
-        The state of each stage of the destination.
-    """
-    numbered = dict(enumerate(devices))
-    held: Pieces = {}
-    for stage, state in enumerate(states):
-        held |= held_pieces(source, stage, state, numbered)
-    arrived: Pieces = {}
-    for place, messages in enumerate(plan.phases):
-        readable = held if place == 0 else dict(arrived)
-        for (sender, receiver), slices in messages.items():
-            arrays = jax.device_put(cut_slices(readable, sender, slices), devices[receiver])
-            add_slices(arrived, receiver, slices, arrays)
-    return [
-        assembled_state(destination, stage, each, arrived, numbered)
-        for stage, each in enumerate(compiled)
-    ]
-
-
-def cut_slices(held: Pieces, device: int, slices: Sequence[ArraySlice]) -> list[Any]:
-    """What a device gives of what it holds."""
-    return [cut_piece(held[array, device], bounds) for array, bounds in slices]
-
-
-def add_slices(
-    arrived: Pieces, device: int, slices: Sequence[ArraySlice], arrays: Sequence[Any]
-) -> None:
-    """Note what a device has got; lists that were there stay as they are."""
-    for (array, bounds), piece in zip(slices, arrays, strict=True):
-        # A new list: what is read in this phase is what the one before has brought.
-        arrived[array, device] = [*arrived.get((array, device), []), (bounds, piece)]
-
-
-def held_pieces(
-    placement: Placement, stage: int, state: StageState, devices: DevicesByNumber
-) -> Pieces:
-    """What devices of this process hold of a stage's state.
+def shards_of_stage(placement: Placement, stage: int) -> Iterator[tuple[int, Shard]]:
+    """What a stage's devices hold, each with the number of its leaf, as `leaves_of` counts them.
 
     Args:
         placement: the plan's programs and shardings.
         stage: which stage.
-        state: its state.
-        devices: the devices of this process.
 
-    Returns:
-        One piece for each leaf and device.
+    Yields:
+        A leaf, and a shard of it on one of the stage's devices.
     """
-    pipelines = placement.pipelines
-    first = len(pipelines.parameter_shapes)
-    parts = zip(pipelines.stages[stage].parameters, state.parameters, strict=True)
-    arrays = {part.leaf: array for part, array in parts}
-    optimizer = zip(pipelines.updates[stage].state, state.optimizer, strict=True)
-    arrays |= {first + part.leaf: array for part, array in optimizer}
-    on_devices = {
-        leaf: {shard.device: shard.data for shard in array.addressable_shards}
-        for leaf, array in arrays.items()
-    }
-    return {
-        (i, shard.device): [(shard.bounds, on_devices[i][devices[shard.device]])]
-        for i, shard in _shards_of_stage(placement, stage)
-        if shard.device in devices
-    }
-
-
-def _shards_of_stage(placement: Placement, stage: int) -> Iterator[tuple[int, Shard]]:
-    """What a stage's devices hold, each with the number of its leaf, as `leaves_of` counts them."""
     pipelines = placement.pipelines
     first = len(pipelines.parameter_shapes)
     parameters, state = pipelines.stages[stage].parameters, pipelines.updates[stage].state
@@ -296,50 +212,3 @@ def _shards_of_stage(placement: Placement, stage: int) -> Iterator[tuple[int, Sh
         shape = pipelines.state_shapes[part.leaf].shape
         for shard in _shards_in((part, spec), shape, placement, stage):
             yield first + part.leaf, shard
-
-
-def assembled_state(
-    placement: Placement,
-    stage: int,
-    compiled: CompiledStage,
-    arrived: Pieces,
-    devices: DevicesByNumber,
-) -> StageState:
-    """A stage's state, of the parts that have arrived on devices of this process.
-
-    Args:
-        placement: the plan's programs and shardings.
-        stage: which stage.
-        compiled: its shardings.
-        arrived: the parts, as JAX or NumPy arrays.
-        devices: the devices of this process.
-
-    Returns:
-        The state.
-    """
-    pipelines = placement.pipelines
-    shapes = (*pipelines.parameter_shapes, *pipelines.state_shapes)
-    made: dict[int, list[jax.Array]] = {}
-    for i, shard in _shards_of_stage(placement, stage):
-        if shard.device in devices:
-            pieces = arrived.get((i, shard.device), [])
-            array = join_pieces(shard.bounds, shapes[i].dtype, pieces, devices[shard.device])
-            made.setdefault(i, []).append(array)
-    first = len(pipelines.parameter_shapes)
-    parameters = [
-        _whole(pipelines.part_shape(part), sharding, made[part.leaf])
-        for part, sharding in zip(
-            pipelines.stages[stage].parameters, compiled.parameters, strict=True
-        )
-    ]
-    optimizer = [
-        _whole(pipelines.state_shape(part), sharding, made[first + part.leaf])
-        for part, sharding in zip(pipelines.updates[stage].state, compiled.state, strict=True)
-    ]
-    return StageState(parameters, optimizer)
-
-
-def _whole(
-    shape: jax.ShapeDtypeStruct, sharding: NamedSharding, shards: Sequence[jax.Array]
-) -> jax.Array:
-    return jax.make_array_from_single_device_arrays(shape.shape, sharding, list(shards))

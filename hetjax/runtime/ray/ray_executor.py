@@ -36,6 +36,7 @@ from hetjax.runtime.workers.job import Job
 from hetjax.runtime.workers.step_report import StepReport, stage_report, summed
 from hetjax.runtime.workers.waiting import together
 from hetjax.sharding.resolution.network import Network
+from hetjax.sharding.resolution.switch_groups import groups_of, messages_of_groups
 from hetjax.sharding.resolution.switch_transfers import SwitchPlan, plan_switch
 
 __all__ = ["RayExecutor", "RayOptions", "connect_to_ray"]
@@ -186,23 +187,33 @@ class RayExecutor:
         _check_resources(job.plan)
         network = Network.of(job.plan.cluster)
         plan = plan_switch(moved_arrays(self._placement, placement), network, lost=lost)
+        groups = groups_of(plan.arrays)
+        messages = messages_of_groups(plan, groups)
         owners = owners_of(self._job.plan), owners_of(job.plan)
         began = time.perf_counter()
-        first = parcels_of(plan.phases[0] if plan.phases else {}, *owners)
-        given = self._give(first, of_state=True)
+        first = [parcels_of(phases[0] if phases else {}, *owners) for phases in messages]
+        given = [self._give(parcels, group) for parcels, group in zip(first, groups, strict=True)]
         given_at = time.perf_counter()
         self._workers.end(RuntimeError("the workers have been ended, since the plan was switched"))
         executor = None
         wanted: dict[Peer, list[Any]] = {}
-        for (_, taker), reference in given.items():
-            wanted.setdefault(taker, []).append(reference)
+        for references in given:
+            for (_, taker), reference in references.items():
+                wanted.setdefault(taker, []).append(reference)
         try:
             executor = RayExecutor(job, placement, self._options, wanted)
+            wanted.clear()
             started_at = time.perf_counter()
-            for place, messages in enumerate(plan.phases):
-                parcels = first if place == 0 else parcels_of(messages, owners[1], owners[1])
-                objects = executor._give(parcels, of_state=False) if place else given
-                executor._take(parcels, objects, last=place == len(plan.phases) - 1)
+            for group, phases, parcels, objects in zip(groups, messages, first, given, strict=True):
+                executor._take(parcels, objects, group if len(phases) < 2 else None)
+                for place, later in enumerate(phases[1:], start=2):
+                    passed = parcels_of(later, owners[1], owners[1])
+                    objects_passed = executor._give(passed, None)
+                    executor._take(passed, objects_passed, group if place == len(phases) else None)
+                    objects_passed.clear()
+                # What has been made of them is on the devices: Ray's memory is free again.
+                objects.clear()
+            executor._workers.call(lambda actor: actor.take_over.remote())
         except BaseException as error:
             if executor is not None:
                 executor.close()
@@ -211,7 +222,7 @@ class RayExecutor:
             raise
         finally:
             # The error keeps its frames, and references in them would keep the state in memory.
-            for references in (given, *wanted.values()):
+            for references in (*given, wanted):
                 references.clear()
         taken = time.perf_counter() - started_at
         executor._connected, self._connected = self._connected, False
@@ -235,29 +246,35 @@ class RayExecutor:
         """
         return 0.0 if self._fetches is None else self._fetches.seconds()
 
-    def _give(self, parcels: Parcels, *, of_state: bool) -> dict[tuple[Peer, Peer], Any]:
-        """References to what workers give, which is made when this returns."""
+    def _give(self, parcels: Parcels, group: Sequence[int] | None) -> dict[tuple[Peer, Peer], Any]:
+        """References to what workers give, which is made when this returns.
+
+        It is of a group of leaves, which they then lack, or else of what they have taken.
+        """
         done, found = {}, {}
         for giver in {pair[0] for pair in parcels}:
             pairs = [pair for pair in parcels if pair[0] == giver]
             method = self._workers.actor(giver).give.options(num_returns=len(pairs) + 1)
             wanted = [parcels[pair] for pair in pairs]
-            done[giver], *references = method.remote(wanted, of_state)
+            done[giver], *references = method.remote(wanted, group)
             found.update(zip(pairs, references, strict=True))
         self._workers.wait(done)
         return found
 
     def _take(
-        self, parcels: Parcels, references: Mapping[tuple[Peer, Peer], Any], *, last: bool
+        self,
+        parcels: Parcels,
+        references: Mapping[tuple[Peer, Peer], Any],
+        group: Sequence[int] | None,
     ) -> None:
-        """Let workers take what was given; after the last time they train on with it."""
+        """Let workers take what was given; where a group of leaves is whole then, all make it."""
         calls = {}
         everyone = [(s, host) for s, hosts in enumerate(self._hosts) for host in range(hosts)]
-        for taker in everyone if last else {pair[1] for pair in parcels}:
+        for taker in {pair[1] for pair in parcels} if group is None else everyone:
             pairs = [pair for pair in parcels if pair[1] == taker]
             wanted = [parcels[pair] for pair in pairs]
             calls[taker] = self._workers.actor(taker).take.remote(
-                wanted, last, *(references[pair] for pair in pairs)
+                wanted, group, *(references[pair] for pair in pairs)
             )
         self._workers.wait(calls)
 

@@ -4,6 +4,10 @@ Devices of a plan belong to its workers' processes, and those of another plan ca
 when these have ended. What each worker of the old plan gives each one of the new plan is one
 object in the memory of its host, owned by the driver, which outlives the worker; Ray brings it to
 the host that wants it. The driver handles references alone.
+
+It goes in groups of leaves. A worker of the old plan is rid of a group when it has given it, and
+when those of the new plan have made one, its objects are freed: beside one state, in whatever
+memory, there is hardly more than a group.
 """
 
 from __future__ import annotations
@@ -18,17 +22,9 @@ import jax
 import numpy as np
 
 from hetjax.planner.plan.plan import Plan
-from hetjax.runtime.compilation.stage_programs import CompiledStage
 from hetjax.runtime.compilation.state import StageState
-from hetjax.runtime.instructions.placement import Placement
-from hetjax.runtime.moves.state_switch import (
-    DevicesByNumber,
-    Pieces,
-    add_slices,
-    assembled_state,
-    cut_slices,
-    held_pieces,
-)
+from hetjax.runtime.moves.stage_leaves import DevicesByNumber, Pieces, StageLeaves
+from hetjax.runtime.moves.state_move import add_slices, cut_slices
 from hetjax.runtime.moves.transfer_server import Peer
 from hetjax.sharding.resolution.switch_transfers import ArraySlice, Messages
 
@@ -137,47 +133,58 @@ class Fetches:
         return longest
 
 
-@dataclass(eq=False)
 class StateExchange:
-    """A worker's part in a switch, on either side.
+    """A worker's part in a switch, on either side: leaves go, or come, group by group.
 
     Args:
-        placement: its plan's programs and shardings.
-        stage: its stage.
-        devices: its devices.
-        held: what it has to give: of its state, or of what has arrived.
+        leaves: what it has, or shall have.
     """
 
-    placement: Placement
-    stage: int
-    devices: DevicesByNumber
-    held: Pieces
+    def __init__(self, leaves: StageLeaves):
+        self._leaves = leaves
+        self._arrived: Pieces = {}
 
-    @classmethod
-    def of_state(
-        cls, placement: Placement, stage: int, devices: DevicesByNumber, state: StageState
-    ) -> StateExchange:
-        """The side that has a state to give."""
-        return cls(placement, stage, devices, held_pieces(placement, stage, state, devices))
+    def give_up(
+        self, parcels: Sequence[Sequence[Parcel]], group: Sequence[int]
+    ) -> list[list[np.ndarray]]:
+        """What this worker gives each of several others of a group of leaves, which it then lacks.
 
-    def give(self, parcels: Sequence[Sequence[Parcel]]) -> list[list[np.ndarray]]:
-        """What this worker gives each of several others."""
-        return [
-            [
-                np.asarray(array)
-                for sender, _, slices in each
-                for array in cut_slices(self.held, sender, slices)
-            ]
-            for each in parcels
-        ]
+        Their memory is free when what is returned has gone to Ray's.
+        """
+        held: Pieces = {}
+        for leaf in group:
+            held |= self._leaves.pieces(leaf)
+            self._leaves.drop(leaf)
+        return _given(held, parcels)
+
+    def pass_on(self, parcels: Sequence[Sequence[Parcel]]) -> list[list[np.ndarray]]:
+        """What this worker gives each of several others of what it has taken itself."""
+        return _given(self._arrived, parcels)
 
     def take(self, parcels: Sequence[Sequence[Parcel]], arrays: Sequence[Sequence[Any]]) -> None:
         """Note what others have given; it can be passed on when all of a phase has come."""
         for each, given in zip(parcels, arrays, strict=True):
             rest = iter(given)
             for _, receiver, slices in each:
-                add_slices(self.held, receiver, slices, [next(rest) for _ in slices])
+                add_slices(self._arrived, receiver, slices, [next(rest) for _ in slices])
 
-    def state(self, compiled: CompiledStage) -> StageState:
+    def finish(self, group: Sequence[int]) -> None:
+        """Make a group of leaves of all that has come, and forget that."""
+        for leaf, device in list(self._arrived):
+            self._leaves.join(leaf, device, self._arrived.pop((leaf, device)))
+        jax.block_until_ready([self._leaves.finish(leaf) for leaf in group])
+
+    def state(self) -> StageState:
         """The state, when everything has come."""
-        return assembled_state(self.placement, self.stage, compiled, self.held, self.devices)
+        return self._leaves.state()
+
+
+def _given(held: Pieces, parcels: Sequence[Sequence[Parcel]]) -> list[list[np.ndarray]]:
+    return [
+        [
+            np.asarray(array)
+            for sender, _, slices in each
+            for array in cut_slices(held, sender, slices)
+        ]
+        for each in parcels
+    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 from collections.abc import Mapping, Sequence
@@ -17,8 +18,7 @@ from hetjax.pipeline.schedules.schedule import Schedule
 from hetjax.planner.plan.plan import Plan
 from hetjax.runtime.checkpoints.checkpoint import StageSaver, waited
 from hetjax.runtime.checkpoints.checkpoint_files import SaveFailure, StageRecord
-from hetjax.runtime.instructions.placement import Placement
-from hetjax.runtime.moves.state_switch import DevicesByNumber
+from hetjax.runtime.moves.stage_leaves import StageLeaves
 from hetjax.runtime.moves.transfer_server import Peer, TransferServerTransport, worker_name
 from hetjax.runtime.ray.ray_devices import given_devices
 from hetjax.runtime.ray.ray_switching import Parcel, StateExchange, devices_of_process
@@ -61,7 +61,6 @@ class HostWorker:
 
     def __init__(self, peer: Peer):
         self.peer = peer
-        self.exchange: StateExchange | None = None
 
     def ping(self) -> int:
         """Answer, as long as the process runs, with its number."""
@@ -212,35 +211,53 @@ class HostWorker:
         """Take over the state of a checkpoint."""
         self.worker.restore(self.saver.load(Path(folder), self.worker.compiled))
 
-    def give(self, parcels: Sequence[Sequence[Parcel]], of_state: bool) -> list[Any]:
+    def give(self, parcels: Sequence[Sequence[Parcel]], group: Sequence[int] | None) -> list[Any]:
         """Give other workers what they want: one result to know that it is done, one for each.
 
         Args:
             parcels: what each of them wants.
-            of_state: whether it is of the state, or else of what has been taken.
+            group: the leaves of the state that it is of, which this worker then lacks; None: it is
+                of what has been taken.
         """
-        if of_state:
-            exchange = StateExchange.of_state(*self._switched(), self.worker.state())
-        else:
-            assert self.exchange is not None, "nothing has been taken"
-            exchange = self.exchange
-        return [None, *exchange.give(parcels)]
+        exchange = self._exchange
+        if group is None:
+            return [None, *exchange.pass_on(parcels)]
+        if self.worker.buffers:
+            self._leaves.fill(self.worker.state())
+            self.worker.buffers.clear()
+        return [None, *exchange.give_up(parcels, group)]
 
     def take(
-        self, parcels: Sequence[Sequence[Parcel]], last: bool, *arrays: Sequence[np.ndarray]
+        self,
+        parcels: Sequence[Sequence[Parcel]],
+        group: Sequence[int] | None,
+        *arrays: Sequence[np.ndarray],
     ) -> None:
-        """Take what other workers have given; train on with it when it is the last."""
-        if self.exchange is None:
-            self.exchange = StateExchange(*self._switched(), {})
-        self.exchange.take(parcels, arrays)
-        if last:
-            self.worker.restore(self.exchange.state(self.worker.compiled))
-            self.exchange = None
+        """Take what other workers have given.
 
-    def _switched(self) -> tuple[Placement, int, DevicesByNumber]:
+        Args:
+            parcels: what each of them gives.
+            group: the leaves of which now everything is there; None: some of it comes later.
+            arrays: what each of them has given.
+        """
+        self._exchange.take(parcels, arrays)
+        if group is not None:
+            self._exchange.finish(group)
+
+    def take_over(self) -> None:
+        """Train on with what has been taken."""
+        self.worker.restore(self._exchange.state())
+        del self._exchange, self._leaves
+
+    @functools.cached_property
+    def _leaves(self) -> StageLeaves:
         stage = self.peer[0]
         devices = devices_of_process(self.job.plan, stage, self.worker.mesh)
-        return self.worker.placement, stage, devices
+        return StageLeaves(self.worker.placement, stage, self.worker.compiled, devices)
+
+    @functools.cached_property
+    def _exchange(self) -> StateExchange:
+        return StateExchange(self._leaves)
 
     def parameters(self) -> list[np.ndarray] | None:
         """The stage's parameter parts as NumPy arrays, of its first host; all its hosts call it."""
