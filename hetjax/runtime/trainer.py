@@ -29,6 +29,7 @@ from hetjax.runtime.checkpoints.manifest import DataPosition
 from hetjax.runtime.checkpoints.nonfinite import Nonfinite, nonfinite
 from hetjax.runtime.checkpoints.saving import RunCheckpoints
 from hetjax.runtime.instructions.placement import Placement
+from hetjax.runtime.local.left_plans import CompiledPlan, LeftPlans
 from hetjax.runtime.local.local_executor import LocalExecutor
 from hetjax.runtime.local.played import PlayedExecutor
 from hetjax.runtime.measuring import measuring
@@ -202,7 +203,7 @@ class Trainer:
         self._timed: list[StepReport] = []
         self._started = False
         self._devices, self._play = devices, play
-        self._switched: dict[str, tuple[Job, Placement, LocalExecutor]] = {}
+        self._left = LeftPlans()
         self._checkpoints = (
             None
             if workdir is None
@@ -362,10 +363,12 @@ class Trainer:
     def switch(self, plan: Plan, *, lost: Set[int] = frozenset()) -> SwitchPlan:
         """Train on by another plan: the training state moves to its stages, in memory.
 
-        Parameters and optimizer state keep every bit, step counters too. In one process programs
-        are kept, and coming back to a plan compiles nothing; on Ray the workers of one plan end
-        before those of the other have their devices, and the state waits in Ray's memory. Where the
-        plan does not fit the model, the batch or the cluster, the trainer is as it was.
+        Parameters and optimizer state keep every bit, step counters too. In one process the state
+        moves in small groups of leaves, so that hardly more than one state is there at any time;
+        programs of the last two plans are kept, and coming back to one of them compiles nothing. On
+        Ray the workers of one plan end before those of the other have their devices, and the state
+        waits in Ray's memory. Where the plan does not fit the model, the batch or the cluster, the
+        trainer is as it was; so it is where moving fails in one process.
 
         Args:
             plan: for the same model, batch and cluster; any stages, shardings, pipelines.
@@ -399,16 +402,21 @@ class Trainer:
         if isinstance(self._executor, RayExecutor):
             return self._switch_workers(self._executor, plan, lost)
         assert isinstance(self._executor, LocalExecutor), self._executor
-        if destination not in self._switched:
-            job = replace(self._job, plan=plan)
-            placement = build(job)
-            executor = self._local_executor(job, placement)
-            self._switched[destination] = job, placement, executor
-        moved = self._switched[destination][2].take_over(self._executor, lost)
-        self._switched[source] = self._job, self._placement, self._executor
-        self._job, self._placement, self._executor = self._switched.pop(destination)
+        chosen = self._left.take(destination) or self._compiled(plan)
+        try:
+            moved = chosen.executor.take_over(self._executor, lost)
+        except BaseException:
+            self._left.keep(destination, chosen)
+            raise
+        self._left.keep(source, CompiledPlan(self._job, self._placement, self._executor))
+        self._job, self._placement, self._executor = chosen
         self.plan, self.reports, self._timed = plan, [], []
         return moved
+
+    def _compiled(self, plan: Plan) -> CompiledPlan:
+        job = replace(self._job, plan=plan)
+        placement = build(job)
+        return CompiledPlan(job, placement, self._local_executor(job, placement))
 
     def _switch_workers(self, executor: RayExecutor, plan: Plan, lost: Set[int]) -> SwitchPlan:
         """Switch to workers of another plan, in processes of their own."""
@@ -590,8 +598,7 @@ class Trainer:
                 self._checkpoints.close()
         finally:
             self._executor.close()
-            for _, _, executor in self._switched.values():
-                executor.close()
+            self._left.close()
 
 
 def _without_prediction(plan: Plan) -> str:

@@ -1,8 +1,10 @@
 """A training state moves from any plan to any other, in memory, with every bit."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from unittest import mock
 
 import jax
 import numpy as np
@@ -18,6 +20,8 @@ from switched_states import OPTIMIZER, assert_same, state_of, two_pipelines
 from hetjax import InputError, Trainer
 from hetjax.pipeline.schedules.warm_up import one_f_one_b
 from hetjax.planner.plan.plan import Plan
+from hetjax.runtime.local.left_plans import KEPT_PLANS
+from hetjax.runtime.local.local_executor import LocalExecutor
 
 BATCHES = ([(6, 4)], [(4, 4), (1, 8)], [(2, 4), (1, 12), (1, 4)])
 """Microbatches and their sizes, for one to three pipelines: 24 examples in any case."""
@@ -60,6 +64,43 @@ def test_coming_back_to_a_plan_compiles_nothing():
             trainer.switch(plans[0])
             trainer.train_step(batch)
         assert not counter.seen
+
+
+def test_only_the_last_plans_that_were_left_stay_compiled():
+    rng, model, batch = Random(1), Model(("dense", "stacked_scan")), make_batch(24)
+    plans = [random_plan(rng, model, batches) for batches in (*BATCHES, BATCHES[0])]
+    closed = []
+    with (
+        mock.patch.object(LocalExecutor, "close", closing(closed)),
+        Trainer(plans[0], model.loss, model.init(), OPTIMIZER, batch) as trainer,
+    ):
+        executors = []
+        for plan in (*plans[1:], plans[2], plans[3]):
+            executors.append(trainer._executor)
+            trainer.train_step(batch)
+            trainer.switch(plan)
+            assert len(trainer._left) <= KEPT_PLANS
+        # Of four plans the first was left longest ago; the last two come back as they were.
+        assert closed == executors[:1]
+        assert len({id(executor) for executor in executors}) == 4
+        with counted_compilations() as counter:
+            trainer.switch(plans[1])
+        assert not counter.seen
+        trainer.switch(plans[0])
+        assert trainer._executor is not executors[0]
+        trainer.train_step(batch)
+    assert len(closed) == 5
+
+
+def closing(closed: list[LocalExecutor]) -> Callable[[LocalExecutor], None]:
+    """How executors close, each noted when it does."""
+    close = LocalExecutor.close
+
+    def noted(executor: LocalExecutor) -> None:
+        closed.append(executor)
+        close(executor)
+
+    return noted
 
 
 def test_a_trainer_stays_as_it_was_where_it_cannot_switch():
