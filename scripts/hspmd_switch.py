@@ -37,8 +37,8 @@ BYTES_PER_PARAMETER = 6
 PLAN_SECONDS = 0.1
 FAR_SHARE = 0.40
 LOWEST_HOLDERS = list(range(4, 16))
-"""Those that the paper's rule names: of what the stages of C2 lack, C1's first pipeline has all, but
-for its first stage, whose layers nobody else wants."""
+"""Those that the paper's rule names: what the stages of C2 lack, C1's first pipeline has, but for
+its first stage, whose layers nobody else wants."""
 STATES = 1.3
 
 Row = dict[str, Any]

@@ -246,17 +246,22 @@ class RayExecutor:
         """
         return 0.0 if self._fetches is None else self._fetches.seconds()
 
+    @property
+    def _everyone(self) -> list[Peer]:
+        return [(stage, host) for stage, hosts in enumerate(self._hosts) for host in range(hosts)]
+
     def _give(self, parcels: Parcels, group: Sequence[int] | None) -> dict[tuple[Peer, Peer], Any]:
         """References to what workers give, which is made when this returns.
 
         It is of a group of leaves, which they then lack, or else of what they have taken.
         """
         done, found = {}, {}
-        for giver in {pair[0] for pair in parcels}:
+        # All are rid of a group, also those whose copies nobody asks for.
+        for giver in {pair[0] for pair in parcels} if group is None else self._everyone:
             pairs = [pair for pair in parcels if pair[0] == giver]
             method = self._workers.actor(giver).give.options(num_returns=len(pairs) + 1)
-            wanted = [parcels[pair] for pair in pairs]
-            done[giver], *references = method.remote(wanted, group)
+            given = method.remote([parcels[pair] for pair in pairs], group)
+            done[giver], *references = given if pairs else [given]
             found.update(zip(pairs, references, strict=True))
         self._workers.wait(done)
         return found
@@ -269,8 +274,7 @@ class RayExecutor:
     ) -> None:
         """Let workers take what was given; where a group of leaves is whole then, all make it."""
         calls = {}
-        everyone = [(s, host) for s, hosts in enumerate(self._hosts) for host in range(hosts)]
-        for taker in {pair[1] for pair in parcels} if group is None else everyone:
+        for taker in {pair[1] for pair in parcels} if group is None else self._everyone:
             pairs = [pair for pair in parcels if pair[1] == taker]
             wanted = [parcels[pair] for pair in pairs]
             calls[taker] = self._workers.actor(taker).take.remote(

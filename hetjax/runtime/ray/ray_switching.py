@@ -6,8 +6,8 @@ object in the memory of its host, owned by the driver, which outlives the worker
 the host that wants it. The driver handles references alone.
 
 It goes in groups of leaves. A worker of the old plan is rid of a group when it has given it, and
-when those of the new plan have made one, its objects are freed: beside one state, in whatever
-memory, there is hardly more than a group.
+when those of the new plan have made one, its objects are freed. Devices and objects together are
+hardly more than one state and a group, but for what goes from host to host: Ray has it on both.
 """
 
 from __future__ import annotations
