@@ -90,8 +90,10 @@ def apply(
     Raises:
         OperandError: the operands' shardings cannot be taken together.
     """
-    contracted = _contracted_axes(signature, operands)
     name = equation.primitive.name
+    if name == "dot_general":
+        operands = _divided_alike(signature, operands)
+    contracted = _contracted_axes(signature, operands)
     if contracted and (name == "dot_general" or (sums_stay and name == "reduce_sum")):
         chosen = _label_axes(signature, operands)
         spec = _by_labels(signature.results[0], chosen, contracted)
@@ -111,6 +113,54 @@ def apply(
         out_sharding=tuple(_on_mesh(spec) for spec in specs),
     )
     return list(run(*operands))
+
+
+def _divided_alike(signature: Signature, operands: Sequence[Any]) -> list[Any]:
+    """Operands of a contraction that are divided alike along what is added up.
+
+    Where one is not, compilers gather the other without a word. What is whole is divided for
+    nothing, and the result is a partial sum; but by an axis that divides it already it cannot be.
+    """
+    found = list(operands)
+    for name in sorted(signature.summed):
+        sides = [
+            dict(_named(s, spec_of(a))) for s, a in zip(signature.operands, found, strict=True)
+        ]
+        (one, first), (other, second) = (side[name] for side in sides)
+        if first == second:
+            continue
+        whole, dimension, axes = (1, other, first) if first else (0, one, second)
+        spec, array = spec_of(found[whole]), found[whole]
+        used = {*_axes_used(spec), *spec.unreduced}
+        is_free = not (first and second) and used.isdisjoint(axes)
+        if is_free and _divides(axes, jax.typeof(array).shape[dimension]):
+            found[whole] = resharded(array, _with_entry(array, dimension, axes))
+            continue
+        divided, dimension = (0, one) if whole == 1 else (1, other)
+        raise OperandError(
+            divided,
+            f"its dimension {dimension} is added up, and the other operand's is divided unlike it",
+            _with_entry(found[divided], dimension, ()),
+        )
+    return found
+
+
+def _with_entry(array: Any, dimension: int, axes: tuple[str, ...]) -> PartitionSpec:
+    """An array's sharding, with other axes along one dimension."""
+    spec = spec_of(array)
+    entries = [axes_of(entry) for entry in entries_of(spec, array.ndim)]
+    entries[dimension] = axes
+    return spec_from(entries, spec.unreduced)
+
+
+def _named(labels: Labels, spec: PartitionSpec) -> list[tuple[int, tuple[int, tuple[str, ...]]]]:
+    """For each label the dimension that has it, and the axes that divide this."""
+    sizes = jax.sharding.get_abstract_mesh().shape
+    found = []
+    for dimension, (label, axes) in enumerate(_divisions(labels, spec)):
+        assert label is not None, "a contraction labels every dimension"
+        found.append((label.name, (dimension, tuple(a for a in axes if sizes[a] > 1))))
+    return found
 
 
 def _check_sums(signature: Signature, operands: Sequence[Any]) -> None:

@@ -242,11 +242,13 @@ class _Variant(NamedTuple):
         order: which operand has its way first.
         sums_stay: whether partial sums stay so.
         target: the label whose dimension takes axes that can no longer divide what they did; none.
+        wholly: whether it takes all axes of the operands that do not have their way.
     """
 
     order: tuple[int, ...]
-    sums_stay: bool
-    target: int | None
+    sums_stay: bool = False
+    target: int | None = None
+    wholly: bool = False
 
 
 Specs = tuple[PartitionSpec | None, ...]
@@ -276,9 +278,11 @@ def _variants(operands: _Operands, tops: Tops) -> Iterator[_Variant]:
     places = [place for place, top in enumerate(tops) if top is not None]
     by_size = sorted(places, key=lambda place: -math.prod(operands.shapes[place]))
     for order in dict.fromkeys((tuple(by_size), tuple(reversed(by_size)))):
-        yield _Variant(order, True, None)
-        for target in (None, *_labels(operands)):
-            yield _Variant(order, False, target)
+        yield _Variant(order, sums_stay=True)
+        yield _Variant(order)
+        for target in _labels(operands):
+            yield _Variant(order, target=target)
+            yield _Variant(order, target=target, wholly=True)
 
 
 def _specs(operands: _Operands, tops: Tops, at: int, variant: _Variant) -> Specs:
@@ -291,7 +295,8 @@ def _specs(operands: _Operands, tops: Tops, at: int, variant: _Variant) -> Specs
         assert top is not None
         region = _extent(operands.shapes[place], top, at)
         spec = operands.spec(place, group)
-        found[place] = agreed.spec(spec, operands.signature.operands[place], region)
+        labels, is_first = operands.signature.operands[place], place == variant.order[0]
+        found[place] = agreed.spec(spec, labels, region, is_first=is_first)
     return tuple(found)
 
 
@@ -344,27 +349,30 @@ class _Agreement:
     chosen: dict[int, tuple[str, ...]]
     variant: _Variant
 
-    def spec(self, spec: PartitionSpec, labels: Labels, region: Sequence[int]) -> PartitionSpec:
+    def spec(
+        self, spec: PartitionSpec, labels: Labels, region: Sequence[int], *, is_first: bool
+    ) -> PartitionSpec:
         """The sharding of the next operand, by its own and by what has been agreed on."""
         unreduced = spec.unreduced if self.variant.sums_stay else frozenset[str]()
         taken = {axis for each in self.chosen.values() for axis in each} | unreduced
-        wanted = []
+        leaves = self.variant.wholly and not is_first
+        wanted: list[tuple[str, ...]] = []
         for label, entry in zip(labels, entries_of(spec, len(region)), strict=True):
-            own = axes_of(entry) if label is not None and label.name not in self.chosen else ()
-            wanted.append(
-                tuple(axis for axis in own if axis not in taken)
-                if label is None or label.name not in self.chosen
-                else self.chosen[label.name]
-            )
+            if label is not None and label.name in self.chosen:
+                wanted.append(self.chosen[label.name])
+            elif label is None or leaves:
+                wanted.append(())
+            else:
+                wanted.append(tuple(axis for axis in axes_of(entry) if axis not in taken))
         kept = {axis for axes in wanted for axis in axes} | taken
         used = [axis for entry in spec.partitions for axis in axes_of(entry)]
-        free = tuple(a for a in (*sorted(spec.unreduced), *used) if a not in kept)
-        entries, settled = [], set(unreduced)
+        free = tuple(axis for axis in (*sorted(spec.unreduced), *used) if axis not in kept)
+        entries: list[tuple[str, ...]] = []
+        settled = set(unreduced)
         for dimension, (label, axes) in enumerate(zip(labels, wanted, strict=True)):
-            is_agreed = label is not None and label.name in self.chosen
-            if label is not None and label.name == self.variant.target and not is_agreed:
-                axes = (*axes, *free)
-            fits = self._divides(axes, region[dimension] // label.scale) if label else not axes
+            if label is not None and label.name == self.variant.target:
+                axes = axes if label.name in self.chosen else (*axes, *free)
+            fits = label is None or self._divides(axes, region[dimension] // label.scale)
             axes = axes if fits and settled.isdisjoint(axes) else ()
             settled.update(axes)
             entries.append(axes)
@@ -389,8 +397,7 @@ def mended_operand(shapes: Sequence[Any], held: Annotations, problem: OperandErr
     Returns:
         The annotation.
     """
-    annotation = held[problem.operand]
-    assert annotation is not None, "what is known everywhere can be taken by any submesh"
+    annotation = held[problem.operand] or HSharding(anchor(held, shapes))
     if problem.spec is None:
         return whole_on(annotation, anchor(held, shapes), shapes[problem.operand].shape)
     groups = list(annotation.subgroups)
