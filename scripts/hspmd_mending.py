@@ -26,7 +26,7 @@ from hetjax import HArray, HSharding, Subgroup
 from hetjax.sharding import DUPLICATE, ProgramRunner, deduce, specialize
 from hetjax.sharding.deduction.annotated_program import AnnotatedProgram, Move
 from hetjax.sharding.deduction.bottom_tier import OperandError
-from hetjax.sharding.deduction.computing import Computing
+from hetjax.sharding.deduction.computing import EquationLayouts
 from hetjax.sharding.deduction.flat_program import FlatEquation, flat_program
 from hetjax.sharding.resolution.resolve import moved_elements
 
@@ -108,7 +108,7 @@ def least_bytes(case: TreeCase) -> int:
         raise AssertionError("the operations hold no jaxprs")
 
     flat = flat_program(jax.make_jaxpr(case.program)(*case.inputs))
-    computing = Computing(no_body, sums_stay=False)
+    computing = EquationLayouts(no_body, sums_stay=False)
     tables: dict[int, Table] = {
         v: {a: 0} for v, a in zip(flat.inputs, case.annotations, strict=True)
     }
@@ -128,7 +128,7 @@ def _results(
     shapes: Sequence[Any],
     operands: Sequence[Table],
     universe: Sequence[HSharding],
-    computing: Computing,
+    computing: EquationLayouts,
 ) -> Table:
     found: dict[Layout, int] = {}
     for now in itertools.product(*operands):
@@ -170,7 +170,7 @@ def _targets(shape: Any, layout: Layout, universe: Sequence[Layout]) -> list[tup
 
 
 def _computed(
-    computing: Computing, flat: FlatEquation, shapes: Sequence[Any], held: Sequence[Layout]
+    computing: EquationLayouts, flat: FlatEquation, shapes: Sequence[Any], held: Sequence[Layout]
 ) -> Layout:
     try:
         return computing(flat.equation, shapes, held).results[0]

@@ -1,4 +1,4 @@
-"""Computing one equation: how its results lie, given how its operands do."""
+"""EquationLayouts one equation: how its results lie, given how its operands do."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Computed:
     results: tuple[HSharding | None, ...]
 
 
-class Computing:
+class EquationLayouts:
     """Finds how results lie, and remembers it.
 
     Args:

@@ -69,10 +69,10 @@ def flat_program(program: _compat.ClosedJaxpr) -> FlatProgram:
         >>> [each.equation.primitive.name for each in flat_program(closed).equations]
         ['tanh', 'add']
     """
-    return _Flattener().flat(program)
+    return _CallInliner().flat(program)
 
 
-class _Flattener:
+class _CallInliner:
     def __init__(self) -> None:
         self.shapes: list[jax.ShapeDtypeStruct] = []
         self.constants: dict[int, Any] = {}

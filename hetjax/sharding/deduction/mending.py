@@ -62,7 +62,7 @@ def widths_of(annotations: Annotations, shapes: Sequence[Any]) -> Widths:
 
 def proposals(
     equation: _compat.JaxprEqn, shapes: Sequence[Any], held: Annotations, widths: Widths
-) -> Iterator[Proposal]:
+) -> list[Proposal]:
     """Ways in which the operands of an equation could lie.
 
     Args:
@@ -71,27 +71,23 @@ def proposals(
         held: how each lies; None for one that is known everywhere.
         widths: how dimensions of some sizes are shared elsewhere in the program.
 
-    Yields:
-        Proposals, some of which may turn out not to do.
+    Returns:
+        Proposals, some of which may turn out not to do; first those by which devices lack little.
     """
     signature = signature_of(equation) or indivisible(equation)
-    sizes = {union_of(annotation): 0 for annotation in held if annotation is not None}
-    for annotation, shape in zip(held, shapes, strict=True):
-        if annotation is not None:
-            sizes[union_of(annotation)] += shape.size
-    seen: set[Proposal] = set()
-    for union in sorted(sizes, key=lambda union: -sizes[union]):
+    unions = {union_of(annotation): None for annotation in held if annotation is not None}
+    found: dict[Proposal, int] = {}
+    for union in unions:
         written = tuple(_over(union, *pair) for pair in zip(held, shapes, strict=True))
         operands = _Operands(signature, union, tuple(s.shape for s in shapes), written)
         if holds_jaxprs(equation):
             tops = [_all_whole(held), _as_now(operands)]
         else:
             tops = [_all_whole(held), *_shared(operands, widths), *_summands(operands)]
-        for each in tops:
-            for proposal in _with_specs(operands, each):
-                if proposal not in seen:
-                    seen.add(proposal)
-                    yield proposal
+        for each in dict.fromkeys(tops):
+            for lacking, proposal in _with_specs(operands, each):
+                found.setdefault(proposal, lacking)
+    return sorted(found, key=lambda proposal: found[proposal])
 
 
 def _over(union: Union, annotation: HSharding | None, shape: Any) -> HSharding | None:
@@ -242,7 +238,7 @@ class _Variant(NamedTuple):
         order: which operand has its way first.
         sums_stay: whether partial sums stay so.
         target: the label whose dimension takes axes that can no longer divide what they did; none.
-        wholly: whether it takes all axes of the operands that do not have their way.
+        wholly: whether it takes all axes that are left, and those of all operands but the first.
     """
 
     order: tuple[int, ...]
@@ -255,23 +251,21 @@ Specs = tuple[PartitionSpec | None, ...]
 """The sharding of each operand inside a submesh."""
 
 
-def _with_specs(operands: _Operands, tops: Tops) -> Iterator[Proposal]:
-    """Proposals for the shardings inside submeshes, beside one for what these share."""
+def _with_specs(operands: _Operands, tops: Tops) -> Iterator[tuple[int, Proposal]]:
+    """Proposals for the shardings inside submeshes, with how much devices would lack.
+
+    The first takes for each submesh what suits it best.
+    """
     variants = list(_variants(operands, tops))
-    by_submesh = [
-        [_specs(operands, tops, place, variant) for variant in variants]
-        for place in range(len(operands.union))
-    ]
-    yield _proposal(
-        operands,
-        tops,
-        [
-            min(choices, key=lambda specs: _lacking(operands, tops, place, specs))
-            for place, choices in enumerate(by_submesh)
-        ],
-    )
-    for specs in zip(*by_submesh, strict=True):
-        yield _proposal(operands, tops, specs)
+    choices: list[dict[Specs, int]] = []
+    for place in range(len(operands.union)):
+        specs = dict.fromkeys(_specs(operands, tops, place, variant) for variant in variants)
+        choices.append({each: _lacking(operands, tops, place, each) for each in specs})
+    best = [min(each, key=lambda specs: each[specs]) for each in choices]
+    alike = ([_specs(operands, tops, i, v) for i in range(len(choices))] for v in variants)
+    for specs in (best, *alike):
+        lacking = sum(each[own] for each, own in zip(choices, specs, strict=True))
+        yield lacking, _proposal(operands, tops, specs)
 
 
 def _variants(operands: _Operands, tops: Tops) -> Iterator[_Variant]:
@@ -366,7 +360,10 @@ class _Agreement:
                 wanted.append(tuple(axis for axis in axes_of(entry) if axis not in taken))
         kept = {axis for axes in wanted for axis in axes} | taken
         used = [axis for entry in spec.partitions for axis in axes_of(entry)]
-        free = tuple(axis for axis in (*sorted(spec.unreduced), *used) if axis not in kept)
+        if self.variant.wholly:
+            used = [name for name, _ in self.group.axes]
+        names = dict.fromkeys((*sorted(spec.unreduced), *used))
+        free = tuple(axis for axis in names if axis not in kept)
         entries: list[tuple[str, ...]] = []
         settled = set(unreduced)
         for dimension, (label, axes) in enumerate(zip(labels, wanted, strict=True)):

@@ -24,7 +24,7 @@ from hetjax.sharding.deduction.annotated_program import (
 )
 from hetjax.sharding.deduction.assembling import Chain, EquationDone, MoveDone, assembled
 from hetjax.sharding.deduction.bottom_tier import ELSEWHERE, OperandError
-from hetjax.sharding.deduction.computing import Annotations, Computed, Computing
+from hetjax.sharding.deduction.computing import Annotations, Computed, EquationLayouts
 from hetjax.sharding.deduction.evaluation import holds_jaxprs
 from hetjax.sharding.deduction.flat_program import FlatEquation, FlatProgram, flat_program
 from hetjax.sharding.deduction.mending import Widths, mended_operand, proposals, widths_of
@@ -35,11 +35,14 @@ from hetjax.sharding.deduction.reshard import RESHARD, Resharding
 from hetjax.sharding.deduction.top_tier import WHOLE, cotangent_of, sized, top_tier_of
 from hetjax.sharding.resolution.resolve import moved_elements
 
-MOST_HYPOTHESES = 48
+MOST_HYPOTHESES = 24
 """How many hypotheses are kept after an equation."""
 
-MOST_CHOICES = 12
+MOST_CHOICES = 8
 """How many ways to compute an equation are tried for each way in which its operands lie."""
+
+MOST_PROPOSALS = 24
+"""How many ways in which operands could lie are tried, those first by which devices lack little."""
 
 _MOST_RESHARDS = 200
 """Of the operands of one equation: each takes a few for each of its submeshes."""
@@ -94,7 +97,7 @@ class Deducer:
         self._settings, self._origins = settings, origins or Origins()
         self._layouts: list[HSharding | None] = []
         self._numbers: dict[HSharding | None, int] = {}
-        self._computing = Computing(self._body, sums_stay=settings.sums_stay)
+        self._computing = EquationLayouts(self._body, sums_stay=settings.sums_stay)
         self._tried: dict[Any, tuple[Computed | OperandError, Origins]] = {}
         self._choices: dict[Any, tuple[tuple[int, ...], ...]] = {}
         self._bytes: dict[Any, int | None] = {}
@@ -203,7 +206,8 @@ class Deducer:
 
     def _proposed(self, flat: FlatEquation, layouts: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
         shapes, held = self._shapes(flat), [self._layouts[number] for number in layouts]
-        for proposal in proposals(flat.equation, shapes, held, self._widths):
+        found = proposals(flat.equation, shapes, held, self._widths)
+        for proposal in found[:MOST_PROPOSALS]:
             vector = self._taken(flat, tuple(self._number(each) for each in proposal))
             if vector is not None and self._is_possible(flat, layouts, vector):
                 yield vector
