@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetjax.pipeline.timeline.timeline import Event
-from hetjax.runtime.instructions.buffers import Route, Tag
+from hetjax.runtime.instructions.instruction import Route, RouteKind, Tag
 from hetjax.runtime.moves.transport import Arrival
 from hetjax.runtime.workers.clocks import (
     ROUND_TRIPS,
@@ -51,7 +51,7 @@ def test_another_machine_is_asked_several_times():
 
 
 def test_transfers_between_hosts_take_what_they_took():
-    tag = Tag(Route("value", 0, 1), 3)
+    tag = Tag(Route(RouteKind.VALUE, 0, 1), 3)
     here = StepReport(sends={tag: 10.0}, events=[Event("stage 0", "F3", "F", 3, 9.0, 10.0)])
     there = StepReport(arrivals={tag: Arrival(15.5, 64)}, seconds=2.0)
     (event,) = link_events([here, by_our_clock(there, offset=5.0)])

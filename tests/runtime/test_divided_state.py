@@ -15,7 +15,7 @@ from hetjax.mesh import SubMesh
 from hetjax.pipeline import trace
 from hetjax.pipeline.schedules.warm_up import one_f_one_b
 from hetjax.planner.plan.plan import PipelinePlan, Plan, StagePlan
-from hetjax.runtime.instructions.buffers import Route, Send
+from hetjax.runtime.instructions.instruction import Route, RouteKind, Send
 from hetjax.runtime.instructions.instruction_list import training_instructions
 from hetjax.runtime.instructions.placement import Placement
 from hetjax.runtime.local.local_executor import LocalExecutor
@@ -154,12 +154,10 @@ def gradient_elements(placement: Placement) -> int:
         for instruction in training_instructions(
             placement.pipelines, placement.pipeline_plan(stage).schedule, stage
         )
-        if isinstance(instruction, Send) and instruction.tag.route.kind == "gradient"
+        if isinstance(instruction, Send) and instruction.tag.route.kind == RouteKind.GRADIENT
     ]
     assert all(isinstance(tag.route, Route) for tag in sent)
-    return sum(
-        int(np.prod(shape.shape)) for tag in sent for shape in placement.route_shapes(tag.route, -1)
-    )
+    return sum(int(np.prod(shape.shape)) for tag in sent for shape in placement.route_shapes(tag))
 
 
 def test_gradients_are_scattered():

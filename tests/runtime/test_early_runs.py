@@ -1,18 +1,27 @@
 """Weight gradients in the place of waits: never out of the order of the sums."""
 
-from hetjax.runtime.instructions.buffers import Buffer, Free, Instruction, Receive, Route, Run, Tag
+from hetjax.runtime.instructions.buffers import Deferred, Gradient, ReceivedValue
+from hetjax.runtime.instructions.instruction import (
+    Free,
+    Instruction,
+    Receive,
+    Route,
+    RouteKind,
+    Run,
+    Tag,
+)
 from hetjax.runtime.workers.worker import EarlyRuns
 
-DEFERRED = [Buffer("deferred", 0, m) for m in range(3)]
-WAIT = Receive(Tag(Route("value", 0, 1), 9), (Buffer("value", 0, 9, 0),))
+DEFERRED = [Deferred(m, 0) for m in range(3)]
+WAIT = Receive(Tag(Route(RouteKind.VALUE, 0, 1), 9), (ReceivedValue(9, 0),))
 
 
 def weight_gradient(microbatch: int) -> Run:
-    return Run("weight_gradient", ((DEFERRED[microbatch],),), (Buffer("gradient"),), microbatch)
+    return Run("weight_gradient", ((DEFERRED[microbatch],),), (Gradient(0),), microbatch)
 
 
 def whole(microbatch: int) -> Run:
-    return Run("backward", (), (Buffer("gradient"),), microbatch)
+    return Run("backward", (), (Gradient(0),), microbatch)
 
 
 def test_the_next_weight_gradient_runs_where_its_inputs_are_there():

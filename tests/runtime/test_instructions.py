@@ -12,8 +12,18 @@ from hypothesis import given
 from hetjax.pipeline.build import PipelinePrograms
 from hetjax.pipeline.schedules.schedule import Schedule, Task
 from hetjax.runtime.instructions.buffers import (
+    ACTIVATIONS,
+    STEP_METRICS,
     Buffer,
     Buffers,
+    Gradient,
+    LossCount,
+    LossSeed,
+    LossSum,
+    OptimizerState,
+    Parameter,
+)
+from hetjax.runtime.instructions.instruction import (
     Expect,
     Free,
     Instruction,
@@ -24,7 +34,6 @@ from hetjax.runtime.instructions.buffers import (
     Tag,
 )
 from hetjax.runtime.instructions.instruction_list import (
-    ACTIVATIONS,
     evaluation_instructions,
     stage_programs,
     training_instructions,
@@ -91,7 +100,9 @@ class SimulatedWorker:
         if isinstance(instruction, Receive):
             assert sent.pop(instruction.tag) == len(instruction.buffers)
         self.held |= set(makes(instruction))
-        microbatches = {buffer.microbatch for buffer in self.held if buffer.kind in ACTIVATIONS}
+        microbatches = {
+            buffer.microbatch for buffer in self.held if isinstance(buffer, ACTIVATIONS)
+        }
         self.live = max(self.live, len(microbatches))
 
 
@@ -109,15 +120,12 @@ def simulate(workers: Sequence[SimulatedWorker]) -> None:
 
 
 def initial_buffers(pipelines: PipelinePrograms, schedule: Schedule, stage: int) -> set[Buffer]:
-    counts = {
-        "parameter": len(pipelines.stages[stage].parameters),
-        "state": len(pipelines.updates[stage].state),
-    }
+    places = range(len(pipelines.stages[stage].parameters))
+    found: set[Buffer] = {Parameter(place) for place in places}
+    found |= {OptimizerState(place) for place in range(len(pipelines.updates[stage].state))}
     if schedule.num_microbatches > 1:
-        counts["gradient"] = counts["parameter"]
-    if pipelines.is_last(stage):
-        counts["one"] = 1
-    return {Buffer(kind, index) for kind, count in counts.items() for index in range(count)}
+        found |= {Gradient(place) for place in places}
+    return found | ({LossSeed()} if pipelines.is_last(stage) else set())
 
 
 def check_list(instructions: Sequence[Instruction]) -> None:
@@ -161,15 +169,15 @@ def test_training_lists(case: Case):
     pipelines, workers = placement.pipelines, []
     for stage in range(pipelines.num_stages):
         schedule = placement.pipeline_plan(stage).schedule
-        instructions = training_instructions(pipelines, schedule, stage)
+        reductions = placement.reductions(stage)
+        instructions = training_instructions(pipelines, schedule, stage, reductions=reductions)
         check_list(instructions)
         check_routes(stage, instructions)
         workers.append(SimulatedWorker(instructions, initial_buffers(pipelines, schedule, stage)))
     before = [set(worker.held) for worker in workers]
     simulate(workers)
-    metrics = {Buffer("metric", place) for place in range(3)}
     for stage, worker in enumerate(workers):
-        assert worker.held == before[stage] | metrics
+        assert worker.held == before[stage] | {*STEP_METRICS}
         schedule = placement.pipeline_plan(stage).schedule
         assert worker.live <= schedule.live_bound(placement.place(stage))
 
@@ -189,7 +197,7 @@ def test_evaluation_lists(case: Case):
     simulate(workers)
     for stage, worker in enumerate(workers):
         count = placement.pipeline_plan(stage).num_microbatches
-        losses = {Buffer(kind, 0, m) for kind in ("total", "count") for m in range(count)}
+        losses = {kind(m) for kind in (LossSum, LossCount) for m in range(count)}
         assert worker.held == before[stage] | (losses if pipelines.is_last(stage) else set())
         assert worker.live <= 1
 

@@ -20,7 +20,7 @@ from hetjax.pipeline.schedules.warm_up import eager_1f1b, gpipe, one_f_one_b
 from hetjax.pipeline.timeline.timeline import stage_track
 from hetjax.planner.plan.plan import Plan, Prediction, StagePrediction, times_of
 from hetjax.runtime import Play
-from hetjax.runtime.instructions.buffers import Route, Tag
+from hetjax.runtime.instructions.instruction import Route, RouteKind, Tag
 from hetjax.runtime.local.played import PlayedExecutor
 from hetjax.runtime.workers.playing import Pacing, PlayedTimes, Player, WallClock
 
@@ -157,13 +157,13 @@ def test_the_scale_leaves_every_stage_its_share() -> None:
 def test_transfers_wait_for_their_lane_and_nothing_else() -> None:
     clock = Instant()
     player = Player(Pacing(PlayedTimes.of(played_plan()), {}), 2.0, clock)
-    tags = [Tag(Route("value", 0, 1), m) for m in range(2)]
+    tags = [Tag(Route(RouteKind.VALUE, 0, 1), m) for m in range(2)]
     for tag in tags:
         player.send(tag, 100)
     spans = [player._spans[tag] for tag in tags]
     assert spans == [(0.0, 3.0), (3.0, 6.0)]
     assert not player.is_there(tags[0])
-    back = Tag(Route("cotangent", 1, 0), 0)
+    back = Tag(Route(RouteKind.COTANGENT, 1, 0), 0)
     player.send(back, 100)
     assert player._spans[back] == (0.0, 2.5)
     player.receive(tags[1])
@@ -172,11 +172,11 @@ def test_transfers_wait_for_their_lane_and_nothing_else() -> None:
 
 def test_what_stages_share_leaves_and_enters_one_after_another() -> None:
     times = PlayedTimes.of(played_plan())
-    seconds, lanes = times.transfer(Tag(Route("gradient", 0, 1)), 10**6)
+    seconds, lanes = times.transfer(Tag(Route(RouteKind.GRADIENT, 0, 1)), 10**6)
     latency, a_byte = times.links[0, 1]
     assert seconds == latency + 10**6 * a_byte
     assert [lane.name for lane in lanes] == ["out", "in"]
-    assert times.transfer(Tag(Route("message", 0, 1)), 4)[0] == latency
+    assert times.transfer(Tag(Route(RouteKind.MESSAGE, 0, 1)), 4)[0] == latency
 
 
 def test_a_deadline_is_one_of_the_cluster() -> None:

@@ -17,12 +17,12 @@ from hetjax.pipeline.timeline.simulate import simulate_schedule
 from hetjax.pipeline.timeline.timeline import Event, stage_track
 from hetjax.pipeline.timeline.times import StepTimes
 from hetjax.planner.plan.plan import PipelinePlan, Plan, StagePlan
-from hetjax.runtime.instructions.buffers import Expect, Receive, Run, Tag
+from hetjax.runtime.instructions.instruction import Expect, Receive, RouteKind, Run, Tag
 from hetjax.runtime.instructions.instruction_list import training_instructions
 from hetjax.runtime.workers.job import build
 
 STAGES, MICROBATCHES = 4, 12
-TASKS = {"value": "F", "cotangent": "B"}
+TASKS = {RouteKind.VALUE: "F", RouteKind.COTANGENT: "B"}
 PROGRAMS = {"forward": "F", "backward": "B", "input_gradient": "B", "weight_gradient": "W"}
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hetjax.runtime.instructions.buffers import Route, Tag
+from hetjax.runtime.instructions.instruction import Route, RouteKind, Tag
 from hetjax.runtime.moves.transport import Arrival
 from hetjax.runtime.workers.step_report import (
     LinkUse,
@@ -12,8 +12,9 @@ from hetjax.runtime.workers.step_report import (
     stage_report,
 )
 
-FIRST, SECOND = (Tag(Route("value", 0, 1), microbatch) for microbatch in range(2))
-BACK, MESSAGE = Tag(Route("cotangent", 1, 0), 0), Tag(Route("message", 1, 0), 0)
+FIRST, SECOND = (Tag(Route(RouteKind.VALUE, 0, 1), microbatch) for microbatch in range(2))
+BACK = Tag(Route(RouteKind.COTANGENT, 1, 0), 0)
+MESSAGE = Tag(Route(RouteKind.MESSAGE, 1, 0), phase=0)
 
 
 def reports() -> list[StepReport]:

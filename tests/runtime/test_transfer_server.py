@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from ray_jobs import BATCH, OPTIMIZER, Tokens, loss, make_cluster, make_plan, parameters
 
 from hetjax.errors import WorkerLostError
-from hetjax.runtime.instructions.buffers import Route, Tag
+from hetjax.runtime.instructions.instruction import Route, RouteKind, Tag
 from hetjax.runtime.instructions.placement import Placement
 from hetjax.runtime.moves.listening import transfer_identifier
 from hetjax.runtime.moves.transfer_server import TransferServerTransport
@@ -65,14 +65,12 @@ def mesh_of(stage: int) -> Mesh:
 
 def sent_arrays(placement: Placement, tag: Tag) -> list[jax.Array]:
     source = tag.route.source
-    held = placement.route_annotations(tag.route, tag.microbatch, source)
+    held = placement.route_annotations(tag, source)
     shardings = [annotation.on(mesh_of(source)) for annotation in held]
     rng = np.random.default_rng(abs(hash(tag)) % 2**32)
     return [
         jax.device_put(rng.normal(size=shape.shape).astype(shape.dtype), sharding)
-        for shape, sharding in zip(
-            placement.route_shapes(tag.route, tag.microbatch), shardings, strict=True
-        )
+        for shape, sharding in zip(placement.route_shapes(tag), shardings, strict=True)
     ]
 
 
@@ -80,7 +78,12 @@ def test_every_transfer_of_a_step_arrives_as_its_receiver_wants_it(
     placement: Placement, ends: dict[int, TransferServerTransport]
 ):
     tags = transfers(placement)
-    assert {tag.route.kind for tag in tags} >= {"value", "cotangent", "gradient", "message"}
+    assert {tag.route.kind for tag in tags} >= {
+        RouteKind.VALUE,
+        RouteKind.COTANGENT,
+        RouteKind.GRADIENT,
+        RouteKind.MESSAGE,
+    }
     for step in range(2):
         for tag in tags:
             ends[tag.route.target].expect(step, tag)
@@ -89,7 +92,7 @@ def test_every_transfer_of_a_step_arrives_as_its_receiver_wants_it(
             ends[tag.route.source].send(step, tag, sent[tag])
         for tag in reversed(tags):
             target = tag.route.target
-            wanted = placement.route_annotations(tag.route, tag.microbatch, target)
+            wanted = placement.route_annotations(tag, target)
             shardings = [annotation.on(mesh_of(target)) for annotation in wanted]
             received = ends[target].receive(step, tag)
             arrival = ends[target].arrival(step, tag)
@@ -159,7 +162,7 @@ def test_what_a_stranger_has_taken_is_missed_within_the_deadline(
     placement: Placement, ends: dict[int, TransferServerTransport]
 ):
     """The stranger is connected, and knows the identifier."""
-    tag = next(t for t in transfers(placement) if t.route.kind == "value")
+    tag = next(t for t in transfers(placement) if t.route.kind == RouteKind.VALUE)
     ends[0].send(0, tag, sent_arrays(placement, tag))
     stranger = ends[1]._connections[0, 0]
     identifier = ends[1]._identifier(0, tag, 0, 0)
@@ -237,7 +240,7 @@ def test_both_ends_forget_what_has_been_received(
 ):
     """Transfers of 4 MB: the server's own references are not among JAX's live arrays."""
     big = jax.ShapeDtypeStruct((1 << 20,), np.dtype(np.float32))
-    tag = Tag(Route("value", 0, 1), 0)
+    tag = Tag(Route(RouteKind.VALUE, 0, 1), 0)
     monkeypatch.setattr(Placement, "route_shapes", lambda *_: (big,))
     whole = jax.sharding.PartitionSpec()
     monkeypatch.setattr(

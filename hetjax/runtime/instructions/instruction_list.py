@@ -14,22 +14,40 @@ from hetjax.pipeline.schedules.schedule import Schedule, Task
 from hetjax.pipeline.stages.backward import Reads
 from hetjax.runtime.instructions import shared_rows as sharing
 from hetjax.runtime.instructions.buffers import (
+    STEP_METRICS,
+    AuxSum,
+    BatchLeaf,
     Buffer,
     Buffers,
+    Deferred,
+    Gradient,
+    LossCount,
+    LossSeed,
+    LossSum,
+    OptimizerState,
+    Parameter,
+    PipelineLoss,
+    ReceivedCotangent,
+    ReceivedValue,
+    ReducedGradient,
+    Residual,
+    SentCotangent,
+    SentValue,
+    StepMetric,
+    UpdateMessage,
+)
+from hetjax.runtime.instructions.instruction import (
     Expect,
     Free,
     Instruction,
     Load,
     Receive,
     Route,
+    RouteKind,
     Run,
     Send,
     Tag,
-    numbered,
 )
-
-ACTIVATIONS = frozenset({"batch", "value", "residual", "deferred"})
-"""The kinds that a microbatch keeps from its forward pass to the end of its backward pass."""
 
 WEIGHT_GRADIENT = "weight_gradient"
 """The program that may run in the place of a wait."""
@@ -56,7 +74,7 @@ def training_instructions(
     """
     writer = _InstructionWriter(pipelines, schedule, stage, reductions=reductions)
     body = [*writer.tasks(), *writer.update()]
-    kept = frozenset({"parameter", "state", "one", "metric", "aux"})
+    kept = (Parameter, OptimizerState, LossSeed, StepMetric, AuxSum)
     return tuple(_with_frees(_with_expectations(body, writer.windows()), kept))
 
 
@@ -71,8 +89,8 @@ def evaluation_instructions(
         arguments = (writer.parameters, writer.batch(microbatch), writer.received(microbatch))
         body.append(Run("evaluate", arguments, writer.made(microbatch), microbatch))
         body += writer.outputs(microbatch)
-    windows = {Route("value", stage - 1, stage): 2}
-    kept = frozenset({"parameter", "total", "count", "aux"})
+    windows = {Route(RouteKind.VALUE, stage - 1, stage): 2}
+    kept = (Parameter, LossSum, LossCount, AuxSum)
     return tuple(_with_frees(_with_expectations(body, windows), kept))
 
 
@@ -115,64 +133,65 @@ class _InstructionWriter:
         self.programs = pipelines.programs[stage]
         self.recomputes = self.programs.recompute is not None
         self.spec = pipelines.stages[stage]
-        self.parameters = numbered("parameter", len(self.spec.parameters))
-        self.gradients = numbered("gradient", len(self.spec.parameters))
-        self.state = numbered("state", len(pipelines.updates[stage].state))
+        places = range(len(self.spec.parameters))
+        self.parameters = tuple(map(Parameter, places))
+        self.gradients = tuple(map(Gradient, places))
+        self.state = tuple(map(OptimizerState, range(len(pipelines.updates[stage].state))))
 
-    def batch(self, microbatch: int) -> Buffers:
-        return tuple(Buffer("batch", leaf, microbatch) for leaf in self.spec.batch)
+    def batch(self, microbatch: int) -> tuple[BatchLeaf, ...]:
+        return tuple(BatchLeaf(microbatch, leaf) for leaf in self.spec.batch)
 
     def received(self, microbatch: int) -> Buffers:
-        link = self.stage - 1
-        return tuple(Buffer("value", v, microbatch, link) for v in self.spec.receives)
+        return tuple(ReceivedValue(microbatch, value) for value in self.spec.receives)
 
     def sent(self, microbatch: int) -> Buffers:
-        return tuple(Buffer("value", v, microbatch, self.stage) for v in self.spec.sends)
+        return tuple(SentValue(microbatch, value) for value in self.spec.sends)
 
     def made(self, microbatch: int) -> Buffers:
         """What the forward pass is for: the values sent, or the loss in the last stage."""
         if self.is_last:
-            aux = numbered("aux", len(self.pipelines.program.aux), microbatch)
-            return (Buffer("total", 0, microbatch), Buffer("count", 0, microbatch), *aux)
+            aux = (AuxSum(microbatch, i) for i in range(len(self.pipelines.program.aux)))
+            return (LossSum(microbatch), LossCount(microbatch), *aux)
         return self.sent(microbatch)
 
     def residuals(self, microbatch: int) -> Buffers:
-        return numbered("residual", len(self.programs.residuals), microbatch)
+        return tuple(Residual(microbatch, i) for i in range(len(self.programs.residuals)))
 
     def deferred(self, microbatch: int) -> Buffers:
-        return numbered("deferred", len(self.programs.split.deferred), microbatch)
+        return tuple(Deferred(microbatch, i) for i in range(len(self.programs.split.deferred)))
 
     def cotangents_in(self, microbatch: int) -> Buffers:
         if self.is_last:
-            return (Buffer("one"),)
-        places = self.programs.cotangents_in
-        return tuple(Buffer("cotangent", p, microbatch, self.stage) for p in places)
+            return (LossSeed(),)
+        return tuple(ReceivedCotangent(microbatch, i) for i in self.programs.cotangents_in)
 
     def cotangents_out(self, microbatch: int) -> Buffers:
-        places = self.programs.cotangents_out
-        return tuple(Buffer("cotangent", p, microbatch, self.stage - 1) for p in places)
+        return tuple(SentCotangent(microbatch, i) for i in self.programs.cotangents_out)
 
-    def read(self, reads: Reads, microbatch: int) -> tuple[Buffers, ...]:
-        """The arguments of a program: parameters, batch, received, residuals, cotangents."""
-        groups = (
-            (self.batch(microbatch), reads.batch),
-            (self.received(microbatch), reads.received),
-            (self.residuals(microbatch), reads.residuals),
-            (self.cotangents_in(microbatch), reads.cotangents),
+    def stage_inputs(self, reads: Reads, microbatch: int) -> tuple[Buffers, ...]:
+        """The first arguments of a program: parameters, batch, received."""
+        batch, received = self.batch(microbatch), self.received(microbatch)
+        return self.parameters, _chosen(batch, reads.batch), _chosen(received, reads.received)
+
+    def backward_inputs(self, reads: Reads, microbatch: int) -> tuple[Buffers, ...]:
+        """The same of a backward pass, and residuals and cotangents."""
+        residuals, cotangents = self.residuals(microbatch), self.cotangents_in(microbatch)
+        return (
+            *self.stage_inputs(reads, microbatch),
+            _chosen(residuals, reads.residuals),
+            _chosen(cotangents, reads.cotangents),
         )
-        chosen = (tuple(buffers[i] for i in places) for buffers, places in groups)
-        return (self.parameters, *chosen)
 
     def windows(self) -> dict[Route, int]:
         """How many transfers of a route may be under way: what the other end may run ahead."""
         assert self.schedule is not None
         windows = {}
         if not self.is_first:
-            windows[Route("value", self.stage - 1, self.stage)] = max(
+            windows[Route(RouteKind.VALUE, self.stage - 1, self.stage)] = max(
                 1, self.schedule.live_bound(self.place - 1)
             )
         if not self.is_last:
-            windows[Route("cotangent", self.stage + 1, self.stage)] = max(
+            windows[Route(RouteKind.COTANGENT, self.stage + 1, self.stage)] = max(
                 1, self.schedule.live_bound(self.place)
             )
         return windows
@@ -181,12 +200,12 @@ class _InstructionWriter:
         if self.spec.batch:
             yield Load(microbatch, self.batch(microbatch))
         if not self.is_first and self.spec.receives:
-            tag = Tag(Route("value", self.stage - 1, self.stage), microbatch)
+            tag = Tag(Route(RouteKind.VALUE, self.stage - 1, self.stage), microbatch)
             yield Receive(tag, self.received(microbatch))
 
     def outputs(self, microbatch: int) -> Iterator[Instruction]:
         if self.spec.sends:
-            tag = Tag(Route("value", self.stage, self.stage + 1), microbatch)
+            tag = Tag(Route(RouteKind.VALUE, self.stage, self.stage + 1), microbatch)
             yield Send(tag, self.sent(microbatch))
 
     def tasks(self) -> Iterator[Instruction]:
@@ -214,28 +233,28 @@ class _InstructionWriter:
         yield from self.outputs(microbatch)
 
     def _recompute(self, microbatch: int) -> Instruction:
-        arguments = self.read(self.programs.recompute_reads, microbatch)[:3]
+        arguments = self.stage_inputs(self.programs.recompute_reads, microbatch)
         return Run("recompute", arguments, self.residuals(microbatch), microbatch)
 
     def _backward(self, microbatch: int, *, split: bool) -> Iterator[Instruction]:
         cotangents = self.cotangents_in(microbatch)
         if not self.is_last and cotangents:
-            tag = Tag(Route("cotangent", self.stage + 1, self.stage), microbatch)
+            tag = Tag(Route(RouteKind.COTANGENT, self.stage + 1, self.stage), microbatch)
             yield Receive(tag, cotangents)
         yield self._input_gradient(microbatch) if split else self._whole_backward(microbatch)
         returned = self.cotangents_out(microbatch)
         if returned:
-            tag = Tag(Route("cotangent", self.stage, self.stage - 1), microbatch)
+            tag = Tag(Route(RouteKind.COTANGENT, self.stage, self.stage - 1), microbatch)
             yield Send(tag, returned)
 
     def _whole_backward(self, microbatch: int) -> Instruction:
-        arguments = self.read(self.programs.backward_reads, microbatch)
+        arguments = self.backward_inputs(self.programs.backward_reads, microbatch)
         outputs = (*self.cotangents_out(microbatch), *self.gradients)
         return Run("backward", (*arguments, self._accumulators()), outputs, microbatch)
 
     def _input_gradient(self, microbatch: int) -> Instruction:
         split = self.programs.split
-        arguments = self.read(split.input_gradient_reads, microbatch)
+        arguments = self.backward_inputs(split.input_gradient_reads, microbatch)
         light = tuple(self.gradients[i] for i in split.light)
         accumulators = light if self._accumulators() else ()
         outputs = (*self.cotangents_out(microbatch), *self.deferred(microbatch), *light)
@@ -246,7 +265,7 @@ class _InstructionWriter:
         heavy = tuple(self.gradients[i] for i in split.heavy)
         if not heavy:
             return
-        arguments = self.read(split.weight_gradient_reads, microbatch)
+        arguments = self.backward_inputs(split.weight_gradient_reads, microbatch)
         accumulators = heavy if self._accumulators() else ()
         arguments = (*arguments, self.deferred(microbatch), accumulators)
         yield Run(WEIGHT_GRADIENT, arguments, heavy, microbatch)
@@ -257,22 +276,23 @@ class _InstructionWriter:
 
     def update(self) -> Iterator[Instruction]:
         for group, places in enumerate(self.reductions):
-            gradients = tuple(self.gradients[place] for place in places)
-            yield Run(f"reduce_gradients_{group}", (gradients,), gradients)
+            gradients = tuple(map(Gradient, places))
+            reduced = tuple(map(ReducedGradient, places))
+            yield Run(f"reduce_gradients_{group}", (gradients,), reduced)
+        held_gradients = sharing.REDUCED_GRADIENTS if self.reductions else sharing.GRADIENTS
         shared = sharing.StageSharing(self.pipelines, self.stage)
-        yield from sharing.sum_gradients(shared)
+        yield from sharing.sum_gradients(shared, held_gradients)
         yield from self._tell_loss()
         yield from sharing.take_parameters(shared)
-        parameters = shared.updated_buffers("parameter")
-        gradients = shared.updated_buffers("gradient")
+        parameters = shared.updated_buffers(sharing.PARAMETERS)
+        gradients = shared.updated_buffers(held_gradients)
         update = self.pipelines.updates[self.stage]
         others = [s for s in range(self.pipelines.num_stages) if s != self.stage]
         known: list[Buffer] = []
         for phase in range(len(update.phases)):
             arguments = (parameters, gradients, self.state, self._losses(), tuple(known))
             if phase == len(update.phases) - 1:
-                metrics = numbered("metric", 3)
-                outputs = (*parameters, *self.state, *metrics)
+                outputs = (*parameters, *self.state, *STEP_METRICS)
                 sums = self._accumulators()
                 if sums and (self.reductions or shared.divides):
                     yield Run(f"update_{phase}", arguments, outputs)
@@ -284,41 +304,48 @@ class _InstructionWriter:
             if update.sends[phase]:
                 yield Run(f"update_{phase}", arguments, mine)
                 for other in others:
-                    yield Send(Tag(Route("message", self.stage, other), phase), mine)
+                    route = Route(RouteKind.MESSAGE, self.stage, other)
+                    yield Send(Tag(route, phase=phase), mine)
             for sender in update.receives[phase]:
                 buffers = self._message(phase, sender)
-                yield Receive(Tag(Route("message", sender, self.stage), phase), buffers)
+                route = Route(RouteKind.MESSAGE, sender, self.stage)
+                yield Receive(Tag(route, phase=phase), buffers)
                 known += buffers
         yield from sharing.share_parameters(shared)
 
     def _message(self, phase: int, sender: int) -> Buffers:
         count = len(self.pipelines.messages[phase][sender])
-        return tuple(Buffer("message", i, phase, sender) for i in range(count))
+        return tuple(UpdateMessage(phase, sender, i) for i in range(count))
 
     def _tell_loss(self) -> Iterator[Instruction]:
         """Give the loss of a later pipeline to the one that adds up the loss of all."""
         first, *others = self.pipelines.loss_stages
         if self.stage in others:
-            mine = (Buffer("loss", 0, -1, self.stage), Buffer("loss", 1, -1, self.stage))
+            mine = (PipelineLoss("sum", self.stage), PipelineLoss("count", self.stage))
             yield Run("sum_losses", (self._own_losses(),), mine)
-            yield Send(Tag(Route("loss", self.stage, first)), mine)
+            yield Send(Tag(Route(RouteKind.LOSS, self.stage, first)), mine)
         if self.stage == first:
             for other in others:
-                theirs = (Buffer("loss", 0, -1, other), Buffer("loss", 1, -1, other))
-                yield Receive(Tag(Route("loss", other, first)), theirs)
+                theirs = (PipelineLoss("sum", other), PipelineLoss("count", other))
+                yield Receive(Tag(Route(RouteKind.LOSS, other, first)), theirs)
 
     def _own_losses(self) -> Buffers:
         assert self.schedule is not None
         microbatches = range(self.schedule.num_microbatches)
-        return tuple(Buffer(kind, 0, m) for kind in ("total", "count") for m in microbatches)
+        return (*map(LossSum, microbatches), *map(LossCount, microbatches))
 
     def _losses(self) -> Buffers:
         """What the update is told of the loss: in the one stage that adds it up, all of it."""
         first, *others = self.pipelines.loss_stages
         if self.stage != first:
             return ()
-        theirs = (Buffer("loss", i, -1, other) for i in range(2) for other in others)
-        return (*self._own_losses(), *theirs)
+        sums = (PipelineLoss("sum", other) for other in others)
+        counts = (PipelineLoss("count", other) for other in others)
+        return (*self._own_losses(), *sums, *counts)
+
+
+def _chosen(buffers: Buffers, places: Sequence[int]) -> Buffers:
+    return tuple(buffers[place] for place in places)
 
 
 def _makes(instruction: Instruction) -> Buffers:
@@ -351,7 +378,9 @@ def _reads(instruction: Instruction) -> Buffers:
     return instruction.buffers if isinstance(instruction, Send) else ()
 
 
-def _with_frees(body: Iterator[Instruction], kept: frozenset[str]) -> Iterator[Instruction]:
+def _with_frees(
+    body: Iterator[Instruction], kept: tuple[type[Buffer], ...]
+) -> Iterator[Instruction]:
     """Free every buffer after the instruction that uses it last, or last before it is made anew.
 
     What is left at the end are buffers of the kept kinds, and what the update made for the next
@@ -363,17 +392,17 @@ def _with_frees(body: Iterator[Instruction], kept: frozenset[str]) -> Iterator[I
     for place, instruction in enumerate(instructions):
         reads = _reads(instruction)
         for buffer in _makes(instruction):
-            if buffer in last and buffer not in reads and buffer.kind not in kept:
+            if buffer in last and buffer not in reads and not isinstance(buffer, kept):
                 ends.setdefault(last[buffer], []).append(buffer)
         last |= dict.fromkeys((*_makes(instruction), *reads), place)
     runs = [instruction for instruction in instructions if isinstance(instruction, Run)]
     names = ("update", "zero_gradients")
     updates = [run for run in runs if run.program.startswith(names)] or runs
-    final = frozenset(buffer for buffer in updates[-1].outputs if buffer.kind == "gradient")
+    final = frozenset(buffer for buffer in updates[-1].outputs if isinstance(buffer, Gradient))
     for buffer, place in last.items():
-        if buffer.kind not in kept and buffer not in final:
+        if not isinstance(buffer, kept) and buffer not in final:
             ends.setdefault(place, []).append(buffer)
     for place, instruction in enumerate(instructions):
         yield instruction
         if place in ends:
-            yield Free(tuple(sorted(ends[place])))
+            yield Free(tuple(ends[place]))

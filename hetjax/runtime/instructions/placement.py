@@ -17,7 +17,7 @@ from hetjax.pipeline.schedules.schedule import Schedule
 from hetjax.pipeline.stages.backward import accumulator_dtype
 from hetjax.pipeline.stages.cutting import ParameterPart
 from hetjax.planner.plan.plan import PipelinePlan, Plan, StagePlan
-from hetjax.runtime.instructions.buffers import Route
+from hetjax.runtime.instructions.instruction import Route, RouteKind, Tag
 from hetjax.runtime.instructions.shared_rows import gradients_given, values_given
 from hetjax.sharding.annotation.annotation import HSharding, Subgroup, axes_of
 from hetjax.sharding.annotation.rules import (
@@ -172,35 +172,36 @@ class Placement:
         size = self.pipeline_plan(stage).microbatch_size
         return [example_spec(shape.shape, size, mesh_shape) for shape in shapes]
 
-    def route_shapes(self, route: Route, microbatch: int) -> Shapes:
+    def route_shapes(self, tag: Tag) -> Shapes:
         """Shapes of the arrays of one transfer."""
+        route = tag.route
         kind, source, target = route
-        if kind == "value":
+        if kind == RouteKind.VALUE:
             return self.pipelines.programs[target].received
-        if kind == "cotangent":
+        if kind == RouteKind.COTANGENT:
             programs = self.pipelines.programs[target]
             return tuple(programs.sent[i] for i in programs.cotangents_in)
-        if kind in ("gradient", "parameter"):
+        if kind in (RouteKind.GRADIENT, RouteKind.PARAMETER):
             shapes = [self.pipelines.part_shape(part) for part in self._parts(route)]
-            if kind == "parameter":
+            if kind == RouteKind.PARAMETER:
                 return tuple(shapes)
             return tuple(jax.ShapeDtypeStruct(s.shape, accumulator_dtype(s.dtype)) for s in shapes)
-        if kind == "loss":
+        if kind == RouteKind.LOSS:
             return (jax.ShapeDtypeStruct((), np.float32),) * 2
-        assert kind == "message", kind
-        return self.pipelines.messages[microbatch][source]
+        assert kind == RouteKind.MESSAGE, kind
+        return self.pipelines.messages[tag.phase][source]
 
     def _parts(self, route: Route) -> tuple[ParameterPart, ...]:
         """The rows of parameters whose gradients or values a transfer moves."""
-        chosen = gradients_given if route.kind == "gradient" else values_given
+        chosen = gradients_given if route.kind == RouteKind.GRADIENT else values_given
         return chosen(self.pipelines, route.source, route.target)
 
-    def route_annotations(self, route: Route, microbatch: int, stage: int) -> list[HSharding]:
+    def route_annotations(self, tag: Tag, stage: int) -> list[HSharding]:
         """How the arrays of one transfer lie at one of its ends."""
-        shapes = self.route_shapes(route, microbatch)
-        if route.kind in ("value", "cotangent"):
+        route, shapes = tag.route, self.route_shapes(tag)
+        if route.kind in (RouteKind.VALUE, RouteKind.COTANGENT):
             specs = self.examples(stage, shapes)
-        elif route.kind in ("gradient", "parameter"):
+        elif route.kind in (RouteKind.GRADIENT, RouteKind.PARAMETER):
             specs = [self.part(stage, part) for part in self._parts(route)]
         else:
             specs = [PartitionSpec()] * len(shapes)

@@ -14,21 +14,52 @@ Source: Hetu v2, section 4.2 (split-all-reduce, split-reduce-scatter, split-all-
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from hetjax.pipeline.build import PipelinePrograms
 from hetjax.pipeline.stages.cutting import ParameterPart
 from hetjax.runtime.instructions.buffers import (
     Buffer,
     Buffers,
+    Gradient,
+    GradientRows,
+    Parameter,
+    ParameterRows,
+    ReducedGradient,
+    UpdatedGradient,
+    UpdatedParameter,
+)
+from hetjax.runtime.instructions.instruction import (
     Instruction,
     Receive,
     Route,
+    RouteKind,
     Run,
     Send,
     Tag,
 )
 
 Parts = tuple[ParameterPart, ...]
+
+
+class RowNames(NamedTuple):
+    """What the parameters of a stage, or their gradients, are called while they are shared.
+
+    Args:
+        held: what the stage holds.
+        updated: rows of it that the stage updates.
+        rows: the finest rows, as a stage has them.
+    """
+
+    held: type[Parameter | Gradient | ReducedGradient]
+    updated: type[UpdatedParameter | UpdatedGradient]
+    rows: type[ParameterRows | GradientRows]
+
+
+PARAMETERS = RowNames(Parameter, UpdatedParameter, ParameterRows)
+GRADIENTS = RowNames(Gradient, UpdatedGradient, GradientRows)
+REDUCED_GRADIENTS = GRADIENTS._replace(held=ReducedGradient)
+"""Where sums were partial before."""
 
 
 def gradients_given(pipelines: PipelinePrograms, source: int, target: int) -> Parts:
@@ -108,65 +139,66 @@ class StageSharing:
         """Whether the stage gives the others the values of a finest part."""
         return self.pipelines.shared[piece].updaters[0] == self.stage
 
-    def updated_buffers(self, kind: str) -> Buffers:
+    def updated_buffers(self, names: RowNames) -> Buffers:
         """Where the update has its parameters or gradients; what is held whole is there itself."""
         places = {part: place for place, part in enumerate(self.held)}
         return tuple(
-            Buffer(kind, places[part]) if part in places else Buffer(f"updated_{kind}", place)
+            names.held(places[part]) if part in places else names.updated(place)
             for place, part in enumerate(self.updated)
         )
 
-    def buffer_of(self, kind: str, piece: ParameterPart, holder: int) -> Buffer:
+    def buffer_of(self, names: RowNames, piece: ParameterPart, holder: int) -> Buffer:
         """Where the stage has a holder's gradient or value of a finest part."""
         if holder == self.stage:
             if piece in self.held:
-                return Buffer(kind, self.held.index(piece))
-            if kind == "parameter" and piece in self.updated:
-                return self.updated_buffers(kind)[self.updated.index(piece)]
-        return Buffer(f"shared_{kind}", piece.leaf, piece.start, holder)
+                return names.held(self.held.index(piece))
+            if names is PARAMETERS and piece in self.updated:
+                return self.updated_buffers(names)[self.updated.index(piece)]
+        return names.rows(piece.leaf, piece.start, holder)
 
     def others(self) -> Iterator[int]:
         """All other stages."""
         return (other for other in range(self.pipelines.num_stages) if other != self.stage)
 
 
-def sum_gradients(sharing: StageSharing) -> Iterator[Instruction]:
+def sum_gradients(sharing: StageSharing, names: RowNames) -> Iterator[Instruction]:
     """Give others the gradients of what they update, and sum those of what this stage updates.
 
     Args:
         sharing: what a stage shares.
+        names: what its gradients are called.
 
     Yields:
         The stage's instructions; none where it shares nothing.
     """
-    stage, kind = sharing.stage, "gradient"
+    stage = sharing.stage
 
     def mine(piece: ParameterPart) -> Buffer:
-        return sharing.buffer_of(kind, piece, stage)
+        return sharing.buffer_of(names, piece, stage)
 
     if sharing.cut_gradients:
-        wholes = tuple(Buffer(kind, place) for place in sharing.cut_gradients)
+        wholes = tuple(names.held(place) for place in sharing.cut_gradients)
         pieces = (piece for place in sharing.cut_gradients for piece in sharing.pieces[place])
         yield Run("cut_gradient", (wholes,), tuple(map(mine, pieces)))
     for other in sharing.others():
         given = gradients_given(sharing.pipelines, stage, other)
         if given:
-            yield Send(Tag(Route(kind, stage, other)), tuple(map(mine, given)))
+            yield Send(Tag(Route(RouteKind.GRADIENT, stage, other)), tuple(map(mine, given)))
     for other in sharing.others():
         taken = gradients_given(sharing.pipelines, other, stage)
         if taken:
-            theirs = tuple(sharing.buffer_of(kind, piece, other) for piece in taken)
-            yield Receive(Tag(Route(kind, other, stage)), theirs)
+            theirs = tuple(sharing.buffer_of(names, piece, other) for piece in taken)
+            yield Receive(Tag(Route(RouteKind.GRADIENT, other, stage)), theirs)
     summands = tuple(
         tuple(
-            sharing.buffer_of(kind, piece, holder)
+            sharing.buffer_of(names, piece, holder)
             for holder in sharing.pipelines.shared[piece].stages
         )
         for pieces in sharing.updated_pieces.values()
         for piece in pieces
     )
     if summands:
-        updated = sharing.updated_buffers(kind)
+        updated = sharing.updated_buffers(names)
         yield Run("sum_gradient", summands, tuple(updated[p] for p in sharing.updated_pieces))
 
 
@@ -180,8 +212,8 @@ def take_parameters(sharing: StageSharing) -> Iterator[Instruction]:
         The stage's instructions; none where it updates all that it holds.
     """
     if sharing.taken:
-        held = tuple(Buffer("parameter", place) for place in held_around(sharing))
-        updated = sharing.updated_buffers("parameter")
+        held = tuple(Parameter(place) for place in held_around(sharing))
+        updated = sharing.updated_buffers(PARAMETERS)
         yield Run("take_parameter", (held,), tuple(updated[place] for place in sharing.taken))
 
 
@@ -209,24 +241,24 @@ def share_parameters(sharing: StageSharing) -> Iterator[Instruction]:
     Yields:
         The stage's instructions; none where it shares nothing.
     """
-    stage, kind = sharing.stage, "parameter"
+    stage = sharing.stage
 
     def mine(piece: ParameterPart) -> Buffer:
-        return sharing.buffer_of(kind, piece, stage)
+        return sharing.buffer_of(PARAMETERS, piece, stage)
 
     if sharing.cut_values:
-        updated = sharing.updated_buffers(kind)
+        updated = sharing.updated_buffers(PARAMETERS)
         pieces = (piece for p in sharing.cut_values for piece in sharing.updated_pieces[p])
         wholes = tuple(updated[place] for place in sharing.cut_values)
         yield Run("cut_parameter", (wholes,), tuple(map(mine, pieces)))
     for other in sharing.others():
         given = values_given(sharing.pipelines, stage, other)
         if given:
-            yield Send(Tag(Route(kind, stage, other)), tuple(map(mine, given)))
+            yield Send(Tag(Route(RouteKind.PARAMETER, stage, other)), tuple(map(mine, given)))
     for other in sharing.others():
         taken = values_given(sharing.pipelines, other, stage)
         if taken:
-            yield Receive(Tag(Route(kind, other, stage)), tuple(map(mine, taken)))
+            yield Receive(Tag(Route(RouteKind.PARAMETER, other, stage)), tuple(map(mine, taken)))
     if sharing.joined:
         parts = tuple((mine(piece),) for p in sharing.joined for piece in sharing.pieces[p])
-        yield Run("join_parameter", parts, tuple(Buffer(kind, p) for p in sharing.joined))
+        yield Run("join_parameter", parts, tuple(Parameter(p) for p in sharing.joined))

@@ -19,7 +19,7 @@ from hetjax.pipeline.schedules.schedule import Schedule
 from hetjax.pipeline.stages.cutting import ParameterPart
 from hetjax.runtime.checkpoints.checkpoint import StageSaver, waited
 from hetjax.runtime.checkpoints.checkpoint_files import SaveFailure, StageRecord
-from hetjax.runtime.instructions.buffers import Tag
+from hetjax.runtime.instructions.instruction import Tag
 from hetjax.runtime.instructions.placement import Placement
 from hetjax.runtime.moves.stage_leaves import StageLeaves
 from hetjax.runtime.moves.state_move import StateMove
@@ -60,7 +60,7 @@ class LocalExecutor:
         @functools.cache
         def shardings(tag: Tag) -> list[jax.sharding.NamedSharding]:
             target = tag.route.target
-            wanted = placement.route_annotations(tag.route, tag.microbatch, target)
+            wanted = placement.route_annotations(tag, target)
             return [annotation.on(meshes[target]) for annotation in wanted]
 
         self.transport = self._make_transport(shardings)

@@ -11,7 +11,7 @@ import jax
 from jaxtyping import PyTree
 
 from hetjax.runtime.compilation.state import StageState
-from hetjax.runtime.instructions.buffers import Tag
+from hetjax.runtime.instructions.instruction import Tag
 from hetjax.runtime.instructions.placement import Placement
 from hetjax.runtime.local.local_executor import LocalExecutor
 from hetjax.runtime.moves.transport import InProcessTransport

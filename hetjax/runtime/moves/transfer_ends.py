@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from hetjax.runtime.compilation.stage_programs import Compiled
-from hetjax.runtime.instructions.buffers import Tag
+from hetjax.runtime.instructions.instruction import Tag
 from hetjax.runtime.instructions.placement import Placement
 from hetjax.sharding.annotation.annotation import HSharding, axes_of
 from hetjax.sharding.annotation.bounds import Bounds, within
@@ -101,8 +101,8 @@ def crossing_arrays(
         One entry an array.
     """
     ends = (tag.route.source, tag.route.target)
-    shapes = placement.route_shapes(tag.route, tag.microbatch)
-    both = [placement.route_annotations(tag.route, tag.microbatch, stage) for stage in ends]
+    shapes = placement.route_shapes(tag)
+    both = [placement.route_annotations(tag, stage) for stage in ends]
     cluster = placement.plan.cluster
     processes = {
         device: place // devices_per_process[stage]

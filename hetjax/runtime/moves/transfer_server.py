@@ -22,7 +22,7 @@ from jax.sharding import Mesh, SingleDeviceSharding
 
 from hetjax._compat import ListeningServer
 from hetjax.errors import WorkerLostError
-from hetjax.runtime.instructions.buffers import Route, Tag
+from hetjax.runtime.instructions.instruction import Route, RouteKind, Tag
 from hetjax.runtime.instructions.placement import Placement
 from hetjax.runtime.moves.listening import transfer_identifier
 from hetjax.runtime.moves.transfer_ends import ReceivingEnd, SendingEnd, crossing_arrays
@@ -256,12 +256,12 @@ class TransferServerTransport:
 
 def _alike(tag: Tag) -> Tag:
     """One transfer for all that move arrays of the same shapes: those of other microbatches."""
-    return tag if tag.route.kind == "message" else Tag(tag.route)
+    return Tag(tag.route, phase=tag.phase)
 
 
 def _name(tag: Tag) -> str:
     """What a transfer is called in messages."""
-    is_examples = tag.route.kind in ("value", "cotangent")
+    is_examples = tag.route.kind in (RouteKind.VALUE, RouteKind.COTANGENT)
     return f"{tag.route.kind} of microbatch {tag.microbatch}" if is_examples else tag.route.kind
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 import jax
 
 from hetjax.errors import WorkerLostError
-from hetjax.runtime.instructions.buffers import Tag
+from hetjax.runtime.instructions.instruction import Tag
 
 
 class Arrival(NamedTuple):

@@ -19,7 +19,7 @@ from hetjax.pipeline.build import (
 from hetjax.pipeline.program.loss import parameter_shapes
 from hetjax.pipeline.program.traced_program import Program, trace, with_examples
 from hetjax.planner.plan.plan import Plan, validate, validate_for
-from hetjax.runtime.instructions.buffers import Expect, Instruction, Receive, Send, Tag
+from hetjax.runtime.instructions.instruction import Expect, Instruction, Receive, Send, Tag
 from hetjax.runtime.instructions.instruction_list import (
     evaluation_instructions,
     training_instructions,

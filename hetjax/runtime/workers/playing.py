@@ -22,7 +22,7 @@ import jax
 from hetjax.errors import InputError
 from hetjax.planner.costs.sharing_cost import exchange_bandwidth
 from hetjax.planner.plan.plan import Plan
-from hetjax.runtime.instructions.buffers import Route, Tag
+from hetjax.runtime.instructions.instruction import Route, RouteKind, Tag
 from hetjax.runtime.moves.transport import Arrival, InProcessTransport
 
 ROOM = 1.5
@@ -96,8 +96,8 @@ class PlayedTimes:
         stages = plan.prediction.stages
         routes = {}
         for s, stage in enumerate(stages):
-            routes[Route("value", s, s + 1)] = stage.communication_seconds
-            routes[Route("cotangent", s, s - 1)] = stage.return_seconds
+            routes[Route(RouteKind.VALUE, s, s + 1)] = stage.communication_seconds
+            routes[Route(RouteKind.COTANGENT, s, s - 1)] = stage.return_seconds
         links = {}
         for a, one in enumerate(plan.stages):
             for b, other in enumerate(plan.stages):
@@ -129,7 +129,7 @@ class PlayedTimes:
         if tag.route in self.routes:
             return self.routes[tag.route], (lane,)
         latency, seconds_a_byte = self.links[source, target]
-        if kind not in ("gradient", "parameter"):
+        if kind not in (RouteKind.GRADIENT, RouteKind.PARAMETER):
             return latency, (lane,)
         # Each device of a submesh exchanges its part; a stage's partners wait for one another.
         cards = Lane("out", source, source), Lane("in", target, target)

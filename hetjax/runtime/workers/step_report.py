@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from hetjax.pipeline.timeline.timeline import Event, Timeline, link_track
-from hetjax.runtime.instructions.buffers import Tag
+from hetjax.runtime.instructions.instruction import RouteKind, Tag
 from hetjax.runtime.moves.transport import Arrival
 
-_ACTIVATIONS = {"value": "F", "cotangent": "B"}
+_ACTIVATIONS = {RouteKind.VALUE: "F", RouteKind.COTANGENT: "B"}
 """The kinds of transfers that tasks wait for, and the kinds of these tasks."""
 
-_SHARED = ("gradient", "parameter")
+_SHARED = (RouteKind.GRADIENT, RouteKind.PARAMETER)
 """The kinds of transfers of what several stages hold."""
 
 
@@ -109,8 +109,8 @@ def stage_report(reports: Sequence[StepReport]) -> StepReport:
         there when the last one has its part; their bytes are those of all hosts.
 
     Example:
-        >>> from hetjax.runtime.instructions.buffers import Route
-        >>> tag = Tag(Route("value", 0, 1), microbatch=3)
+        >>> from hetjax.runtime.instructions.instruction import Route
+        >>> tag = Tag(Route(RouteKind.VALUE, 0, 1), microbatch=3)
         >>> hosts = [StepReport(arrivals={tag: Arrival(at, 64)}) for at in (5.0, 7.0)]
         >>> stage_report(hosts).arrivals[tag]
         Arrival(at=7.0, num_bytes=128)
@@ -205,8 +205,9 @@ def _transfers(reports: Sequence[StepReport]) -> Iterator[tuple[Tag, Event]]:
     for report in reports:
         for tag, sent in report.sends.items():
             if tag in arrivals:
-                (kind, *link), microbatch = tag
+                (kind, *link), microbatch, phase = tag
                 at, num_bytes = arrivals[tag]
-                name = f"{_ACTIVATIONS.get(kind, kind)}{microbatch}"
+                number = max(microbatch, phase)
+                name = f"{_ACTIVATIONS.get(kind, kind)}{number}"
                 end = max(sent, at)
-                yield tag, Event(link_track(*link), name, "send", microbatch, sent, end, num_bytes)
+                yield tag, Event(link_track(*link), name, "send", number, sent, end, num_bytes)

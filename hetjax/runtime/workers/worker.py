@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -23,7 +23,19 @@ from hetjax.runtime.compilation.stage_programs import (
 )
 from hetjax.runtime.compilation.state import StageState, initial_state, loss_seed
 from hetjax.runtime.instructions.buffers import (
+    ACTIVATIONS,
+    STEP_METRICS,
+    Activation,
+    AuxSum,
     Buffer,
+    Gradient,
+    LossCount,
+    LossSeed,
+    LossSum,
+    OptimizerState,
+    Parameter,
+)
+from hetjax.runtime.instructions.instruction import (
     Expect,
     Free,
     Instruction,
@@ -34,7 +46,6 @@ from hetjax.runtime.instructions.buffers import (
     Tag,
 )
 from hetjax.runtime.instructions.instruction_list import (
-    ACTIVATIONS,
     WEIGHT_GRADIENT,
     evaluation_instructions,
     training_instructions,
@@ -82,7 +93,7 @@ class StageWorker:
         self.training = self._training(schedule)
         self.evaluation: tuple[Instruction, ...] = ()
         self.buffers: dict[Buffer, Any] = {}
-        self._sizes: dict[tuple[str, int, int], int] = {}
+        self._sizes: dict[Activation, int] = {}
 
     def _training(self, schedule: Schedule) -> tuple[Instruction, ...]:
         reductions = self.placement.reductions(self.stage)
@@ -103,12 +114,12 @@ class StageWorker:
             state: parameter and optimizer-state parts of this stage, sharded as it wants them.
         """
         self.buffers = {}
-        self._bind("parameter", state.parameters)
-        self._bind("state", state.optimizer)
+        self._bind(Parameter, state.parameters)
+        self._bind(OptimizerState, state.optimizer)
         if "zero_gradients" in self.compiled.programs:
-            self._bind("gradient", self.compiled.programs["zero_gradients"]())
+            self._bind(Gradient, self.compiled.programs["zero_gradients"]())
         if self.is_last:
-            self._bind("one", [loss_seed(self.compiled, self.programs.sent[0].dtype)])
+            self.buffers[LossSeed()] = loss_seed(self.compiled, self.programs.sent[0].dtype)
 
     def use_schedule(self, schedule: Schedule) -> None:
         """Run the following training steps in another order.
@@ -123,24 +134,23 @@ class StageWorker:
 
     def state(self) -> StageState:
         """The parameter and optimizer-state parts that the stage holds now."""
-        return StageState(self._all("parameter"), self._all("state"))
+        return StageState(self._all(Parameter), self._all(OptimizerState))
 
-    def _bind(self, kind: str, arrays: Sequence[Any]) -> None:
-        self.buffers.update({Buffer(kind, i): array for i, array in enumerate(arrays)})
+    def _bind(self, kind: type[_Placed], arrays: Sequence[Any]) -> None:
+        self.buffers.update({kind(i): array for i, array in enumerate(arrays)})
 
-    def _all(self, kind: str) -> list[jax.Array]:
-        names = sorted(name for name in self.buffers if name.kind == kind)
+    def _all(self, kind: type[_Placed]) -> list[jax.Array]:
+        names = sorted(name for name in self.buffers if isinstance(name, kind))
         return [self.buffers[name] for name in names]
 
-    def num_bytes(self, name: Buffer, array: Any) -> int:
-        """The size of an array that a microbatch keeps, which is that of every microbatch's.
+    def num_bytes(self, name: Activation, array: Any) -> int:
+        """The size of an array that a microbatch keeps, which is the same in every step.
 
         It is remembered: an array takes microseconds to say it, and a stage keeps a hundred.
         """
-        key = name.kind, name.place, name.link
-        if key not in self._sizes:
-            self._sizes[key] = array.nbytes
-        return self._sizes[key]
+        if name not in self._sizes:
+            self._sizes[name] = array.nbytes
+        return self._sizes[name]
 
     def train_step(self, step: int, feed: Feed, *, timed: bool = False) -> StepReport:
         """Run one training step.
@@ -175,21 +185,33 @@ class StageWorker:
             self.evaluation = evaluation_instructions(self.pipelines, count, self.stage)
         run = _StepRun(self, step, feed, timed=False)
         run.execute(self.evaluation)
-        return (*self.pop_sums("total"), *self.pop_sums("count"), *run.report.aux) or None
+        return (*self._pop_sum(LossSum), *self._pop_sum(LossCount), *run.report.aux) or None
 
-    def pop_sums(self, kind: str) -> tuple[float, ...]:
-        """Takes scalars out of the buffers: for each place of a kind, the sum of all microbatches.
+    def _pop_sum(self, kind: type[LossSum | LossCount]) -> tuple[float, ...]:
+        """Take the scalars of all microbatches out of the buffers; their sum, where there are."""
+        found = sorted(name for name in self.buffers if isinstance(name, kind))
+        return tuple(self._popped((0, name) for name in found))
 
-        Args:
-            kind: the kind of buffer.
+    def pop_aux(self) -> tuple[float, ...]:
+        """Take what the loss gives beside itself out of the buffers.
 
         Returns:
-            One sum a place; none where there are no such buffers.
+            The sum of all microbatches for each figure; none where there are no figures.
         """
-        found: dict[int, float] = {}
-        for name in sorted(name for name in self.buffers if name.kind == kind):
-            found[name.place] = found.get(name.place, 0.0) + float(self.buffers.pop(name))
-        return tuple(found[place] for place in sorted(found))
+        found = sorted(name for name in self.buffers if isinstance(name, AuxSum))
+        return tuple(self._popped((name.place, name) for name in found))
+
+    def _popped(self, names: Iterable[tuple[int, Buffer]]) -> Iterator[float]:
+        """Take scalars out of the buffers, and add up those of one figure in the order given."""
+        sums: dict[int, float] = {}
+        for figure, name in names:
+            sums[figure] = sums.get(figure, 0.0) + float(self.buffers.pop(name))
+        for figure in sorted(sums):
+            yield sums[figure]
+
+
+_Placed = Parameter | OptimizerState | Gradient
+"""Buffers of a stage that are counted from 0."""
 
 
 class _StepRun:
@@ -248,14 +270,13 @@ class _StepRun:
             early.mark()
 
     def _metrics(self) -> None:
-        names = [name for name in sorted(self.buffers) if name.kind == "metric"]
-        values = [self.buffers.pop(name) for name in names]
-        if values:
+        if STEP_METRICS[0] in self.buffers:
+            values = [self.buffers.pop(name) for name in STEP_METRICS]
             # A step ends when its new parameters are there, on every stage.
             jax.block_until_ready([*values, *self.worker.state().parameters])
             if self.worker.stage == self.worker.pipelines.loss_stages[0]:
                 self._tell(*values)
-        self.report.aux = self.worker.pop_sums("aux")
+        self.report.aux = self.worker.pop_aux()
 
     def _tell(self, loss: jax.Array, norm: jax.Array, squares: jax.Array) -> None:
         self.report.loss, self.report.gradient_norm = float(loss), float(norm)
@@ -288,7 +309,7 @@ class _StepRun:
         base = placement.first_example(stage) + instruction.microbatch * size
         leaves = self.feed(base + first, base + end)
         arrays = [
-            _global_array(leaves[b.place], shape, shardings[b.place], first)
+            _global_array(leaves[b.leaf], shape, shardings[b.leaf], first)
             for b, shape in zip(instruction.buffers, self.worker.programs.batch, strict=True)
         ]
         self._hold(instruction.buffers, arrays)
@@ -311,7 +332,7 @@ class _StepRun:
     def _hold(self, names: Sequence[Buffer], arrays: Sequence[Any]) -> None:
         for name, array in zip(names, arrays, strict=True):
             self.buffers[name] = array
-            if name.kind in ACTIVATIONS:
+            if isinstance(name, ACTIVATIONS):
                 self.live[name.microbatch] += 1
                 self.live_bytes += self.worker.num_bytes(name, array)
         held = sum(count > 0 for count in self.live.values())
@@ -321,7 +342,7 @@ class _StepRun:
     def _free(self, instruction: Free) -> None:
         for name in instruction.buffers:
             array = self.buffers.pop(name)
-            if name.kind in ACTIVATIONS:
+            if isinstance(name, ACTIVATIONS):
                 self.live[name.microbatch] -= 1
                 self.live_bytes -= self.worker.num_bytes(name, array)
 

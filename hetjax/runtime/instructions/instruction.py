@@ -1,0 +1,115 @@
+"""Instructions on buffers, and the transfers that some of them name: what lists are made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+from hetjax.runtime.instructions.buffers import BatchLeaf, Buffers
+
+
+class RouteKind(StrEnum):
+    """What a transfer between two stages moves.
+
+    Attributes:
+        VALUE: the values of a microbatch, to the stage after.
+        COTANGENT: their cotangents, to the stage before.
+        GRADIENT: gradients of rows that several stages hold, to who updates them.
+        PARAMETER: new values of such rows, from who decides them.
+        LOSS: the loss of a later pipeline, to the stage that adds up all.
+        MESSAGE: what one stage's update tells another.
+    """
+
+    VALUE = "value"
+    COTANGENT = "cotangent"
+    GRADIENT = "gradient"
+    PARAMETER = "parameter"
+    LOSS = "loss"
+    MESSAGE = "message"
+
+
+class Route(NamedTuple):
+    """All transfers of one kind from one stage to another.
+
+    Args:
+        kind: what they move.
+        source: the stage that sends.
+        target: the stage that receives.
+    """
+
+    kind: RouteKind
+    source: int
+    target: int
+
+
+class Tag(NamedTuple):
+    """One transfer of a step; both ends name it alike.
+
+    Args:
+        route: its kind and its ends.
+        microbatch: of which microbatch; -1 where of none.
+        phase: of which phase of the update a message is; -1 of what is none.
+    """
+
+    route: Route
+    microbatch: int = -1
+    phase: int = -1
+
+
+@dataclass(frozen=True)
+class Load:
+    """Read a microbatch's examples."""
+
+    microbatch: int
+    buffers: tuple[BatchLeaf, ...]
+
+
+@dataclass(frozen=True)
+class Expect:
+    """Ask for a transfer ahead of its use, so that it can come while the worker computes."""
+
+    tag: Tag
+
+
+@dataclass(frozen=True)
+class Receive:
+    """Wait for a transfer and name its arrays."""
+
+    tag: Tag
+    buffers: Buffers
+
+
+@dataclass(frozen=True)
+class Send:
+    """Hand arrays to a transfer; they stay alive until the other end has them."""
+
+    tag: Tag
+    buffers: Buffers
+
+
+@dataclass(frozen=True)
+class Run:
+    """Run a compiled program.
+
+    Args:
+        program: its name.
+        inputs: the buffers of each of its arguments, which are sequences of arrays.
+        outputs: what to call its results, flattened.
+        microbatch: of which microbatch; -1 for the update.
+    """
+
+    program: str
+    inputs: tuple[Buffers, ...]
+    outputs: Buffers
+    microbatch: int = -1
+
+
+@dataclass(frozen=True)
+class Free:
+    """Forget buffers."""
+
+    buffers: Buffers
+
+
+Instruction = Load | Expect | Receive | Send | Run | Free
