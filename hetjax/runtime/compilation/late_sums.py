@@ -13,6 +13,7 @@ from typing import Any
 import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from hetjax.runtime.compilation.compiling import Argument, donated_places
 from hetjax.sharding.annotation.annotation import HSharding, Subgroup
 from hetjax.sharding.deduction.deduce import deduce
 from hetjax.sharding.deduction.evaluation import evaluate_program, resharded
@@ -31,33 +32,26 @@ def typed_mesh(mesh: Any) -> Mesh:
 
 
 def compile_deduced(
-    function: Callable[..., Any],
-    shapes: Sequence[Any],
-    in_shardings: Sequence[Any],
-    out_shardings: Any,
-    donate: tuple[int, ...],
-    mesh: Mesh,
+    function: Callable[..., Any], arguments: Sequence[Argument], out_shardings: Any, mesh: Mesh
 ) -> Any:
     """Compile a function that is divided by deduction, as `compile_program` does by the compiler.
 
     Args:
-        function: takes sequences of arrays.
-        shapes: their shapes.
-        in_shardings: their shardings, which may be those of partial sums.
+        function: takes as many sequences of arrays as there are arguments.
+        arguments: what it takes; their shardings may be those of partial sums.
         out_shardings: those of the results: for each part a sequence, or None for any.
-        donate: arguments whose memory the results may take.
         mesh: the mesh.
 
     Returns:
         The compiled function.
     """
     typed = typed_mesh(mesh)
-    arguments, tree = jax.tree.flatten([list(each) for each in shapes])
-    given = [each.spec for each in jax.tree.leaves([list(each) for each in in_shardings])]
+    shapes, tree = jax.tree.flatten([list(argument.shapes) for argument in arguments])
+    given = [sharding.spec for argument in arguments for sharding in argument.shardings]
     axes = tuple((str(name), int(size)) for name, size in typed.shape.items())
     group = Subgroup(tuple(range(typed.devices.size)), axes, PartitionSpec())
     closed, out_shape = jax.make_jaxpr(function, return_shape=True)(
-        *jax.tree.unflatten(tree, arguments)
+        *jax.tree.unflatten(tree, shapes)
     )
     annotations = [HSharding((group.with_spec(spec),)) for spec in given]
     program = deduce(closed, annotations, mend=True, sums_stay=True)
@@ -73,10 +67,10 @@ def compile_deduced(
 
     typed_shapes = [
         jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=NamedSharding(typed, spec))
-        for shape, spec in zip(arguments, given, strict=True)
+        for shape, spec in zip(shapes, given, strict=True)
     ]
     with jax.set_mesh(typed):
-        jitted = jax.jit(run, donate_argnums=donate, keep_unused=True)
+        jitted = jax.jit(run, donate_argnums=donated_places(arguments), keep_unused=True)
         return jitted.lower(*jax.tree.unflatten(tree, typed_shapes)).compile()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -11,10 +11,9 @@ from jax.sharding import Mesh
 
 from hetjax.pipeline.stages.backward import accumulator_dtype
 from hetjax.pipeline.stages.cutting import ParameterPart
+from hetjax.runtime.compilation.compiling import Argument, compile_program
 from hetjax.runtime.instructions.placement import Placement, named
 from hetjax.runtime.instructions.shared_rows import StageSharing, held_around
-
-Compile = Callable[..., Any]
 
 
 class SharingPrograms:
@@ -24,13 +23,10 @@ class SharingPrograms:
         placement: shardings of all buffers.
         stage: which stage.
         mesh: its mesh.
-        compile_program: from a function, the shapes and shardings of its arguments and the
-            shardings of its results to a compiled program.
     """
 
-    def __init__(self, placement: Placement, stage: int, mesh: Mesh, compile_program: Compile):
+    def __init__(self, placement: Placement, stage: int, mesh: Mesh):
         self.placement, self.stage, self.mesh = placement, stage, mesh
-        self.compile = compile_program
         self.pipelines = placement.pipelines
         self.sharing = StageSharing(placement.pipelines, stage)
 
@@ -63,6 +59,10 @@ class SharingPrograms:
         dtype = accumulator_dtype(shape.dtype) if gradients else shape.dtype
         return jax.ShapeDtypeStruct(shape.shape, dtype)
 
+    def _argument(self, parts: Sequence[ParameterPart], *, gradients: bool) -> Argument:
+        shapes = [self._shape(part, gradients=gradients) for part in parts]
+        return Argument(shapes, self._shardings(parts))
+
     def _shardings(self, parts: Sequence[ParameterPart]) -> list[jax.sharding.NamedSharding]:
         return named(self.mesh, [self.placement.part(self.stage, part) for part in parts])
 
@@ -79,9 +79,8 @@ class SharingPrograms:
                 for piece in pieces
             ]
 
-        shapes = [self._shape(whole, gradients=gradients) for whole in wholes]
         outputs = self._shardings([piece for _, pieces in pairs for piece in pieces])
-        return self.compile(cut, (shapes,), (self._shardings(wholes),), outputs)
+        return compile_program(cut, [self._argument(wholes, gradients=gradients)], outputs)
 
     def _sum(self) -> Any:
         pieces_of = self.sharing.updated_pieces
@@ -92,16 +91,12 @@ class SharingPrograms:
             sums = iter([sum(group[1:], group[0]) for group in groups])
             return [_joined([next(sums) for _ in pieces]) for pieces in pieces_of.values()]
 
-        shapes = [self._shape(piece, gradients=True) for piece in pieces]
-        return self.compile(
-            add,
-            [[shape] * count for shape, count in zip(shapes, counts, strict=True)],
-            [
-                [sharding] * count
-                for sharding, count in zip(self._shardings(pieces), counts, strict=True)
-            ],
-            self._shardings([self.sharing.updated[place] for place in pieces_of]),
-        )
+        summands = [
+            self._argument([piece] * count, gradients=True)
+            for piece, count in zip(pieces, counts, strict=True)
+        ]
+        outputs = self._shardings([self.sharing.updated[place] for place in pieces_of])
+        return compile_program(add, summands, outputs)
 
     def _join(self) -> Any:
         places, pieces_of = self.sharing.joined, self.sharing.pieces
@@ -111,13 +106,9 @@ class SharingPrograms:
             arrays = iter([array for (array,) in groups])
             return [_joined([next(arrays) for _ in pieces_of[place]]) for place in places]
 
-        shapes = [[self._shape(piece, gradients=False)] for piece in pieces]
-        return self.compile(
-            join,
-            shapes,
-            [[sharding] for sharding in self._shardings(pieces)],
-            self._shardings([self.sharing.held[place] for place in places]),
-        )
+        arguments = [self._argument([piece], gradients=False) for piece in pieces]
+        outputs = self._shardings([self.sharing.held[place] for place in places])
+        return compile_program(join, arguments, outputs)
 
 
 def _rows(piece: ParameterPart, whole: ParameterPart) -> slice:

@@ -12,9 +12,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from hetjax.pipeline.build import Shapes, update_inputs
 from hetjax.pipeline.schedules.schedule import Schedule
+from hetjax.runtime.compilation.compiling import Argument, compile_program
 from hetjax.runtime.compilation.late_sums import compile_deduced, partial_along
 from hetjax.runtime.compilation.sharing_programs import SharingPrograms
-from hetjax.runtime.compilation.task_programs import Compiled, TaskCompiler, compile_program
+from hetjax.runtime.compilation.task_programs import Compiled, TaskCompiler
 from hetjax.runtime.instructions.instruction_list import stage_programs
 from hetjax.runtime.instructions.placement import Placement, named
 from hetjax.runtime.instructions.shared_rows import StageSharing
@@ -53,7 +54,7 @@ def compile_stage(placement: Placement, stage: int, mesh: Mesh) -> CompiledStage
     """
     compiler = _Compiler(placement, stage, mesh)
     programs = dict(compiler.programs(placement.pipeline_plan(stage).schedule))
-    programs |= SharingPrograms(placement, stage, mesh, compile_program).programs()
+    programs |= SharingPrograms(placement, stage, mesh).programs()
     if stage in placement.pipelines.loss_stages[1:]:
         programs["sum_losses"] = compiler.sum_losses()
     if compiler.accumulates:
@@ -145,8 +146,11 @@ class _Compiler:
         shapes = self.shapes
         return compile_program(
             self.pipelines.stages[self.stage].function,
-            (shapes.parameters, shapes.batch, shapes.received),
-            (self.parameters, self.batch, self.received),
+            [
+                Argument(shapes.parameters, self.parameters),
+                Argument(shapes.batch, self.batch),
+                Argument(shapes.received, self.received),
+            ],
             self.sent,
         )
 
@@ -155,17 +159,16 @@ class _Compiler:
             return [jnp.zeros(shape.shape, shape.dtype) for shape in self.tasks.gradient_shapes]
 
         if not self.late:
-            return compile_program(zeros, (), (), self.gradients)
-        return compile_deduced(zeros, (), (), self.sums, (), self.mesh)
+            return compile_program(zeros, (), self.gradients)
+        return compile_deduced(zeros, (), self.sums, self.mesh)
 
     def reduce_gradients(self, places: Sequence[int]) -> Compiled:
         """Those of these gradients that were summed late, reduced; the others as they are."""
-        shapes = [self.tasks.gradient_shapes[place] for place in places]
-        sums = [self.sums[place] for place in places]
         reduced = [self.gradients[place] for place in places]
         # What comes out divided has no use for the memory of what was whole.
-        donate = (0,) if reduced == [self.parameters[place] for place in places] else ()
-        return compile_deduced(list, (shapes,), (sums,), reduced, donate, self.mesh)
+        donated = reduced == [self.parameters[place] for place in places]
+        sums = Argument(self.tasks.gradient_shapes, self.sums, donated).chosen(places)
+        return compile_deduced(list, [sums], reduced, self.mesh)
 
     def _loss_shapes(self) -> list[jax.ShapeDtypeStruct]:
         """Of what the update is told of the loss."""
@@ -182,8 +185,7 @@ class _Compiler:
         shapes = self._own_loss_shapes()
         return compile_program(
             lambda losses: _summed_loss(losses, self.num_microbatches),
-            (shapes,),
-            ([self.whole] * len(shapes),),
+            [Argument(shapes, [self.whole] * len(shapes))],
             (self.whole, self.whole),
         )
 
@@ -217,16 +219,14 @@ class _Compiler:
             outputs = (*outputs, summed) if sets_back else outputs
         return compile_program(
             run,
-            (parameters, gradients, state, losses, flat),
-            (
-                updated,
-                summed,
-                self.state,
-                [self.whole] * len(losses),
-                [self.whole] * len(flat),
-            ),
+            [
+                Argument(parameters, updated, donated=final),
+                Argument(gradients, summed, donated=final and sets_back),
+                Argument(state, self.state, donated=final),
+                Argument(losses, [self.whole] * len(losses)),
+                Argument(flat, [self.whole] * len(flat)),
+            ],
             outputs,
-            donate=((0, 1, 2) if sets_back else (0, 2)) if final else (),
         )
 
 

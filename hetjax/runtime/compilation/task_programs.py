@@ -13,6 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from hetjax.pipeline.program.fences import fenced
 from hetjax.pipeline.stages.backward import Reads, StagePrograms, accumulator_dtype
+from hetjax.runtime.compilation.compiling import Argument, compile_program
 from hetjax.runtime.compilation.late_sums import compile_deduced
 from hetjax.runtime.instructions.instruction_list import WEIGHT_GRADIENT
 
@@ -97,127 +98,87 @@ class TaskCompiler:
 
     def _forward(self) -> Compiled:
         shapes = self.shapes
-        return self._task_program(
-            shapes.forward,
-            (shapes.parameters, shapes.batch, shapes.received),
-            (self.parameters, self.batch, self.received),
-            (self.sent, None),
-        )
+        arguments = [
+            Argument(shapes.parameters, self.parameters),
+            Argument(shapes.batch, self.batch),
+            Argument(shapes.received, self.received),
+        ]
+        return self._task_program(shapes.forward, arguments, (self.sent, None))
 
     def _recompute(self) -> Compiled:
         assert self.shapes.recompute is not None
-        shapes, shardings = self._read(self.shapes.recompute_reads, ())
-        return self._task_program(self.shapes.recompute, shapes[:3], shardings[:3], None)
+        arguments = self._stage_inputs(self.shapes.recompute_reads)
+        return self._task_program(self.shapes.recompute, arguments, None)
 
-    def _read(self, reads: Reads, residuals: Any) -> tuple[list[Any], list[Any]]:
-        """Shapes and shardings of a program's arguments but the last ones."""
+    def _stage_inputs(self, reads: Reads) -> list[Argument]:
+        """The first arguments of a program: parameters, batch, received."""
+        shapes = self.shapes
+        return [
+            Argument(shapes.parameters, self.parameters),
+            Argument(shapes.batch, self.batch).chosen(reads.batch),
+            Argument(shapes.received, self.received).chosen(reads.received),
+        ]
+
+    def _backward_inputs(self, reads: Reads, residuals: Any) -> list[Argument]:
+        """The same of a backward pass, and residuals and cotangents."""
         shapes = self.shapes
         cotangents = [shapes.cotangents_in[i] for i in reads.cotangents]
-        sorts = (
-            (reads.batch, shapes.batch, self.batch),
-            (reads.received, shapes.received, self.received),
-            (reads.residuals, shapes.residuals, list(residuals)),
-            (cotangents, shapes.sent, self.sent),
-        )
-        return (
-            [shapes.parameters, *([of[i] for i in chosen] for chosen, of, _ in sorts)],
-            [self.parameters, *([where[i] for i in chosen] for chosen, _, where in sorts)],
-        )
+        return [
+            *self._stage_inputs(reads),
+            Argument(shapes.residuals, list(residuals)).chosen(reads.residuals),
+            Argument(shapes.sent, self.sent).chosen(cotangents),
+        ]
 
-    def _accumulators(self, places: Iterable[int]) -> tuple[list[Any], list[Any]]:
-        """Shapes and shardings of the sums of some parameter parts' gradients."""
-        places = list(places) if self.accumulates else []
-        return [self.gradient_shapes[i] for i in places], [self.sums[i] for i in places]
+    def _accumulators(self, places: Iterable[int]) -> Argument:
+        """The sums of some parameter parts' gradients, which programs write over."""
+        sums = Argument(self.gradient_shapes, self.sums, donated=True)
+        return sums.chosen(list(places) if self.accumulates else [])
 
     def _backward(self, residuals: Any) -> Compiled:
-        shapes, shardings = self._read(self.shapes.backward_reads, residuals)
-        sums, where = self._accumulators(range(len(self.parameters)))
-        return self._task_program(
-            self.shapes.backward,
-            (*shapes, sums),
-            (*shardings, where),
-            (self._returned(), self.sums),
-            donate=(5,),
-        )
+        inputs = self._backward_inputs(self.shapes.backward_reads, residuals)
+        sums = self._accumulators(range(len(self.parameters)))
+        outputs = (self._returned(), self.sums)
+        return self._task_program(self.shapes.backward, [*inputs, sums], outputs)
 
     def _input_gradient(self, residuals: Any) -> Compiled:
         split = self.shapes.split
-        shapes, shardings = self._read(split.input_gradient_reads, residuals)
-        sums, where = self._accumulators(split.light)
-        light = [self.sums[i] for i in split.light]
-        return self._task_program(
-            split.input_gradient,
-            (*shapes, sums),
-            (*shardings, where),
-            (self._returned(), None, light),
-            donate=(5,),
-        )
+        inputs = self._backward_inputs(split.input_gradient_reads, residuals)
+        sums = self._accumulators(split.light)
+        outputs = (self._returned(), None, [self.sums[i] for i in split.light])
+        return self._task_program(split.input_gradient, [*inputs, sums], outputs)
 
     def _weight_gradient(self, residuals: Any, deferred: Any) -> Compiled | None:
         split = self.shapes.split
         if not split.heavy:
             return None
-        shapes, shardings = self._read(split.weight_gradient_reads, residuals)
-        sums, where = self._accumulators(split.heavy)
-        return self._task_program(
-            split.weight_gradient,
-            (*shapes, split.deferred, sums),
-            (*shardings, list(deferred), where),
-            [self.sums[i] for i in split.heavy],
-            donate=(6,),
-        )
+        inputs = self._backward_inputs(split.weight_gradient_reads, residuals)
+        made = Argument(split.deferred, list(deferred))
+        sums = self._accumulators(split.heavy)
+        outputs = [self.sums[i] for i in split.heavy]
+        return self._task_program(split.weight_gradient, [*inputs, made, sums], outputs)
 
     def _task_program(
-        self,
-        function: Callable[..., Any],
-        shapes: Sequence[Any],
-        in_shardings: Sequence[Any],
-        out_shardings: Any,
-        donate: tuple[int, ...] = (),
+        self, function: Callable[..., Any], arguments: Sequence[Argument], out_shardings: Any
     ) -> Compiled:
         """Compile a task's program; for CPUs, with fences."""
         compile_task = compile_program
-        if donate and self.late:
+        if self.late and any(argument.donated for argument in arguments):
             compile_task = partial(compile_deduced, mesh=self.mesh)
         if self.mesh.devices.flat[0].platform != "cpu":
-            return compile_task(function, shapes, in_shardings, out_shardings, donate)
+            return compile_task(function, arguments, out_shardings)
 
         def run(predicates: Sequence[Any], *arguments: Any) -> Any:
             with fenced(predicates[0]):
                 return function(*arguments)
 
         whole = NamedSharding(self.mesh, PartitionSpec())
-        program = compile_task(
-            run,
-            ([jax.ShapeDtypeStruct((), bool)], *shapes),
-            ([whole], *in_shardings),
-            out_shardings,
-            tuple(place + 1 for place in donate),
-        )
+        predicates = Argument([jax.ShapeDtypeStruct((), bool)], [whole])
+        program = compile_task(run, [predicates, *arguments], out_shardings)
         true = jax.make_array_from_callback((), whole, lambda _: np.array(True))
         return _Fenced(program, [true])
 
     def _returned(self) -> list[NamedSharding]:
         return [self.received[i] for i in self.shapes.cotangents_out]
-
-
-def compile_program(
-    function: Callable[..., Any],
-    shapes: Sequence[Any],
-    in_shardings: Sequence[Any],
-    out_shardings: Any,
-    donate: tuple[int, ...] = (),
-) -> Any:
-    """Compile a function of sequences of arrays, whose shapes and shardings are known."""
-    arguments = [list(shape) for shape in shapes]
-    jitted = jax.jit(
-        function,
-        in_shardings=tuple(list(s) for s in in_shardings),
-        out_shardings=out_shardings,
-        donate_argnums=donate,
-        keep_unused=True,
-    )
-    return jitted.lower(*arguments).compile()
 
 
 class _Fenced:

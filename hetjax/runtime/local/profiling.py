@@ -19,8 +19,9 @@ from hetjax.pipeline.stages.cutting import crossing_values, cut
 from hetjax.pipeline.update.divided_update import update_function
 from hetjax.planner.profiler.measurement import Measured, Measurement, Request, typical
 from hetjax.planner.work.stage_work import part_shape
+from hetjax.runtime.compilation.compiling import compile_program
 from hetjax.runtime.compilation.late_sums import compile_deduced, partial_along
-from hetjax.runtime.compilation.task_programs import TaskCompiler, compile_program
+from hetjax.runtime.compilation.task_programs import TaskCompiler
 from hetjax.runtime.compilation.yardstick import Yardstick
 from hetjax.runtime.instructions.placement import named
 from hetjax.sharding.annotation.annotation import axes_of
@@ -253,7 +254,7 @@ def _update_rate(tasks: TaskCompiler, optimizer: optax.GradientTransformation) -
     # Optimizers mix dtypes freely.
     with jax.numpy_dtype_promotion("standard"):
         state = jax.jit(optimizer.init)(parameters)
-        jitted = jax.jit(update, donate_argnums=(0, 1, 2))
+        jitted = jax.jit(update, donate_argnames=("parameters", "gradients", "state"))
         compiled = jitted.lower(parameters, gradients, state, one).compile()
     held = jax.tree.leaves((parameters, gradients, state))
     size = sum(num_bytes(each) for each in held)
@@ -278,8 +279,8 @@ def _zero_sums(tasks: TaskCompiler) -> Any:
         return [jnp.zeros(each.shape, each.dtype) for each in tasks.gradient_shapes]
 
     if not tasks.late:
-        return compile_program(zeros, (), (), tasks.sums)()
-    return compile_deduced(zeros, (), (), tasks.sums, (), tasks.mesh)()
+        return compile_program(zeros, (), tasks.sums)()
+    return compile_deduced(zeros, (), tasks.sums, tasks.mesh)()
 
 
 class _Filler:

@@ -1,0 +1,66 @@
+"""Compiling a program for a mesh: its arguments, what becomes of their memory, its results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding
+
+
+@dataclass(frozen=True, eq=False)
+class Argument:
+    """An argument of a program, which is a sequence of arrays.
+
+    Args:
+        shapes: their shapes.
+        shardings: their shardings; on a mesh of typed axes also those of partial sums.
+        donated: whether the program's results may take their memory.
+    """
+
+    shapes: Sequence[jax.ShapeDtypeStruct]
+    shardings: Sequence[NamedSharding]
+    donated: bool = False
+
+    def chosen(self, places: Sequence[int]) -> Argument:
+        """Some of the arrays alone."""
+        return Argument(
+            [self.shapes[place] for place in places],
+            [self.shardings[place] for place in places],
+            self.donated,
+        )
+
+
+def donated_places(arguments: Sequence[Argument]) -> tuple[int, ...]:
+    """Which arguments are donated, as `jax.jit` wants to be told.
+
+    Example:
+        >>> donated_places([Argument((), ()), Argument((), (), donated=True)])
+        (1,)
+    """
+    return tuple(place for place, argument in enumerate(arguments) if argument.donated)
+
+
+def compile_program(
+    function: Callable[..., Any], arguments: Sequence[Argument], out_shardings: Any
+) -> Any:
+    """Compile a function of sequences of arrays.
+
+    Args:
+        function: takes as many sequences as there are arguments.
+        arguments: what it takes.
+        out_shardings: of its results, as `jax.jit` takes them.
+
+    Returns:
+        The compiled function.
+    """
+    jitted = jax.jit(
+        function,
+        in_shardings=tuple(list(argument.shardings) for argument in arguments),
+        out_shardings=out_shardings,
+        donate_argnums=donated_places(arguments),
+        keep_unused=True,
+    )
+    return jitted.lower(*(list(argument.shapes) for argument in arguments)).compile()
