@@ -14,6 +14,7 @@ from cases import Case
 from small_models import Batch, Model, make_batch
 
 from hetjax.pipeline.stages.cutting import ParameterPart
+from hetjax.runtime.instructions.buffers import Gradient
 from hetjax.runtime.local.local_executor import LocalExecutor
 from hetjax.runtime.workers.feed import BatchSource
 from hetjax.runtime.workers.job import Job, build
@@ -50,6 +51,12 @@ def job_of(
     return Job(
         case.model.loss, case.model.init(), batch, optimizer, case.plan, source, deadline=deadline
     )
+
+
+def summed_late(executor: LocalExecutor) -> list[bool]:
+    """Of each parameter of the first stage, whether partial sums of its gradients are added up."""
+    leaves = executor.workers[0].placement.leaves(0, Gradient)
+    return [annotation.is_partial for annotation in leaves.annotations]
 
 
 @contextmanager

@@ -33,7 +33,8 @@ from hetjax.runtime.checkpoints.checkpoint_files import (
 from hetjax.runtime.checkpoints.manifest import DataPosition, SavedFile, SavedPart
 from hetjax.runtime.compilation.stage_programs import CompiledStage
 from hetjax.runtime.compilation.state import StageState, initial_state, put_whole
-from hetjax.runtime.instructions.placement import Placement, named
+from hetjax.runtime.instructions.buffers import OptimizerState, Parameter
+from hetjax.runtime.instructions.placement import Placement
 from hetjax.runtime.local.local_executor import LocalExecutor
 from hetjax.runtime.workers.job import Job
 from hetjax.sharding.annotation.rules import MESH_AXES
@@ -130,7 +131,7 @@ def make_placement(
     )
     schedule = one_f_one_b(len(stages), MICROBATCHES)
     pipeline = PipelinePlan(stages, MICROBATCHES, SIZE, schedule)
-    return Placement(pipelines, Plan(program.fingerprint, boundaries, cluster, (pipeline,)))
+    return Placement.of(pipelines, Plan(program.fingerprint, boundaries, cluster, (pipeline,)))
 
 
 def stages_of(placement):
@@ -139,8 +140,14 @@ def stages_of(placement):
     union = HeteroMesh.bind(cluster, tuple(plan.submesh for plan in plans), jax.devices())
     for stage, plan in enumerate(plans):
         mesh = union.mesh(stage, MESH_AXES, plan.mesh_shape)
-        parameters = named(mesh, placement.parameters(stage))
-        yield stage, CompiledStage(mesh, {}, parameters, named(mesh, placement.state(stage)), {})
+        yield stage, compiled_for(placement, stage, mesh)
+
+
+def compiled_for(placement, stage, mesh):
+    parameters, state = (
+        placement.leaves(stage, kind).on(mesh) for kind in (Parameter, OptimizerState)
+    )
+    return CompiledStage(mesh, {}, parameters, state, {})
 
 
 def random_leaves(placement):
@@ -404,8 +411,7 @@ def load_and_save(process, port, source, target, told):
     jax.distributed.initialize(f"127.0.0.1:{port}", 2, process)
     placement = make_placement(((0, END), ((SubMesh("fast", 0, (1, 4)), (2, 2), "fully_sharded"),)))
     mesh = Mesh(np.array(jax.devices()).reshape(2, 2), MESH_AXES)
-    parameters = named(mesh, placement.parameters(0))
-    compiled = CompiledStage(mesh, {}, parameters, named(mesh, placement.state(0)), {})
+    compiled = compiled_for(placement, 0, mesh)
     saver = StageSaver(placement, 0)
     saver.save(Path(target), saver.load(Path(source), compiled))
     record = saver.wait()

@@ -38,6 +38,7 @@ from hetjax.runtime.instructions.instruction_list import (
     stage_programs,
     training_instructions,
 )
+from hetjax.runtime.instructions.placement import reduction_groups
 from hetjax.runtime.workers.job import build
 
 OPTIMIZER = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-3))
@@ -169,7 +170,7 @@ def test_training_lists(case: Case):
     pipelines, workers = placement.pipelines, []
     for stage in range(pipelines.num_stages):
         schedule = placement.pipeline_plan(stage).schedule
-        reductions = placement.reductions(stage)
+        reductions = reduction_groups(placement, stage)
         instructions = training_instructions(pipelines, schedule, stage, reductions=reductions)
         check_list(instructions)
         check_routes(stage, instructions)

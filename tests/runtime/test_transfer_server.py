@@ -4,6 +4,7 @@ import os
 import socket
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from jax.sharding import Mesh
 from ray_jobs import BATCH, OPTIMIZER, Tokens, loss, make_cluster, make_plan, parameters
 
 from hetjax.errors import WorkerLostError
+from hetjax.runtime.instructions.annotation_table import AnnotatedLeaves
+from hetjax.runtime.instructions.buffers import PipelineLoss, ReceivedValue, SentValue
 from hetjax.runtime.instructions.instruction import Route, RouteKind, Tag
 from hetjax.runtime.instructions.placement import Placement
 from hetjax.runtime.moves.listening import transfer_identifier
@@ -65,12 +68,11 @@ def mesh_of(stage: int) -> Mesh:
 
 def sent_arrays(placement: Placement, tag: Tag) -> list[jax.Array]:
     source = tag.route.source
-    held = placement.route_annotations(tag, source)
-    shardings = [annotation.on(mesh_of(source)) for annotation in held]
+    held = placement.transfer(tag, source)
     rng = np.random.default_rng(abs(hash(tag)) % 2**32)
     return [
         jax.device_put(rng.normal(size=shape.shape).astype(shape.dtype), sharding)
-        for shape, sharding in zip(placement.route_shapes(tag), shardings, strict=True)
+        for shape, sharding in zip(held.shapes, held.on(mesh_of(source)), strict=True)
     ]
 
 
@@ -92,8 +94,7 @@ def test_every_transfer_of_a_step_arrives_as_its_receiver_wants_it(
             ends[tag.route.source].send(step, tag, sent[tag])
         for tag in reversed(tags):
             target = tag.route.target
-            wanted = placement.route_annotations(tag, target)
-            shardings = [annotation.on(mesh_of(target)) for annotation in wanted]
+            shardings = placement.transfer(tag, target).on(mesh_of(target))
             received = ends[target].receive(step, tag)
             arrival = ends[target].arrival(step, tag)
             assert arrival.at > 0
@@ -235,19 +236,16 @@ def resident_bytes() -> int:
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="it reads Linux's tables")
-def test_both_ends_forget_what_has_been_received(
-    placement: Placement, ends: dict[int, TransferServerTransport], monkeypatch: Any
-):
+def test_both_ends_forget_what_has_been_received(placement: Placement):
     """Transfers of 4 MB: the server's own references are not among JAX's live arrays."""
     big = jax.ShapeDtypeStruct((1 << 20,), np.dtype(np.float32))
     tag = Tag(Route(RouteKind.VALUE, 0, 1), 0)
-    monkeypatch.setattr(Placement, "route_shapes", lambda *_: (big,))
-    whole = jax.sharding.PartitionSpec()
-    monkeypatch.setattr(
-        Placement,
-        "route_annotations",
-        lambda self, route, _, stage: [self.annotation(stage, whole)],
-    )
+    for stage, kind in ((0, SentValue), (1, ReceivedValue)):
+        whole = placement.leaves(stage, PipelineLoss).annotations[0]
+        leaves = AnnotatedLeaves(("big",), (big,), (whole,))
+        table = list(placement.table)
+        table[stage] = {**table[stage], kind: leaves}
+        placement = replace(placement, table=tuple(table))
     tags = transfers(placement)
     source, target = (
         TransferServerTransport(placement, (stage, 0), mesh_of(stage), [2, 1], tags, SECRET, 60.0)

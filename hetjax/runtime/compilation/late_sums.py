@@ -19,10 +19,17 @@ from hetjax.sharding.deduction.deduce import deduce
 from hetjax.sharding.deduction.evaluation import evaluate_program, resharded
 
 
-def partial_along(sharding: NamedSharding, axis: str) -> NamedSharding:
-    """The sharding of partial sums along an axis of what lies by another sharding."""
-    spec = PartitionSpec(*sharding.spec.partitions, unreduced=frozenset({axis}))
-    return NamedSharding(typed_mesh(sharding.mesh), spec)
+def sharding_on(mesh: Mesh, annotation: HSharding) -> NamedSharding:
+    """The sharding of an annotation of one submesh, whose arrays may be partial sums.
+
+    Args:
+        mesh: the submesh's devices.
+        annotation: how an array lies on them.
+
+    Returns:
+        The sharding; of partial sums on a mesh with typed axes.
+    """
+    return annotation.on(typed_mesh(mesh) if annotation.is_partial else mesh)
 
 
 def typed_mesh(mesh: Any) -> Mesh:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import jax
@@ -12,8 +12,10 @@ from jax.sharding import Mesh
 from hetjax.pipeline.stages.backward import accumulator_dtype
 from hetjax.pipeline.stages.cutting import ParameterPart
 from hetjax.runtime.compilation.compiling import Argument, compile_program
-from hetjax.runtime.instructions.placement import Placement, named
+from hetjax.runtime.instructions.buffers import Parameter, ParameterRows, UpdatedParameter
+from hetjax.runtime.instructions.placement import Placement
 from hetjax.runtime.instructions.shared_rows import StageSharing, held_around
+from hetjax.sharding.annotation.annotation import HSharding
 
 
 class SharingPrograms:
@@ -29,6 +31,10 @@ class SharingPrograms:
         self.placement, self.stage, self.mesh = placement, stage, mesh
         self.pipelines = placement.pipelines
         self.sharing = StageSharing(placement.pipelines, stage)
+        self.annotations: dict[Hashable, HSharding] = {}
+        for kind in (Parameter, UpdatedParameter, ParameterRows):
+            leaves = placement.leaves(stage, kind)
+            self.annotations |= dict(zip(leaves.names, leaves.annotations, strict=True))
 
     def programs(self) -> dict[str, Any]:
         """The compiled programs, by name."""
@@ -64,7 +70,7 @@ class SharingPrograms:
         return Argument(shapes, self._shardings(parts))
 
     def _shardings(self, parts: Sequence[ParameterPart]) -> list[jax.sharding.NamedSharding]:
-        return named(self.mesh, [self.placement.part(self.stage, part) for part in parts])
+        return [self.annotations[part].on(self.mesh) for part in parts]
 
     def _cut(
         self, pairs: Sequence[tuple[ParameterPart, Sequence[ParameterPart]]], *, gradients: bool

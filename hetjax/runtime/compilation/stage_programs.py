@@ -10,16 +10,27 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from hetjax.pipeline.build import Shapes, update_inputs
+from hetjax.pipeline.build import update_inputs
 from hetjax.pipeline.schedules.schedule import Schedule
 from hetjax.runtime.compilation.compiling import Argument, compile_program
-from hetjax.runtime.compilation.late_sums import compile_deduced, partial_along
+from hetjax.runtime.compilation.late_sums import compile_deduced, sharding_on
 from hetjax.runtime.compilation.sharing_programs import SharingPrograms
 from hetjax.runtime.compilation.task_programs import Compiled, TaskCompiler
+from hetjax.runtime.instructions.buffers import (
+    BatchLeaf,
+    Buffer,
+    Gradient,
+    OptimizerState,
+    Parameter,
+    ReceivedValue,
+    ReducedGradient,
+    SentValue,
+    UpdatedGradient,
+    UpdatedParameter,
+)
 from hetjax.runtime.instructions.instruction_list import stage_programs
-from hetjax.runtime.instructions.placement import Placement, named
+from hetjax.runtime.instructions.placement import Placement, reduction_groups
 from hetjax.runtime.instructions.shared_rows import StageSharing
-from hetjax.sharding.annotation.rules import DATA
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +71,7 @@ def compile_stage(placement: Placement, stage: int, mesh: Mesh) -> CompiledStage
     if compiler.accumulates:
         programs["zero_gradients"] = compiler.zero_gradients()
     if compiler.late:
-        groups = placement.reductions(stage)
+        groups = reduction_groups(placement, stage)
         programs |= {
             f"reduce_gradients_{group}": compiler.reduce_gradients(places)
             for group, places in enumerate(groups)
@@ -102,23 +113,18 @@ class _Compiler:
         self.placement, self.stage, self.mesh = placement, stage, mesh
         self.pipelines = placement.pipelines
         self.shapes = self.pipelines.programs[stage]
-        self.parameters = named(mesh, placement.parameters(stage))
-        self.gradients = named(mesh, placement.gradients(stage))
-        self.state = named(mesh, placement.state(stage))
-        self.batch = self._examples(self.shapes.batch)
-        self.received = self._examples(self.shapes.received)
-        self.sent = self._examples(self.shapes.sent)
         self.whole = NamedSharding(mesh, PartitionSpec())
+        self.parameters = self._shardings(Parameter)
+        self.state = self._shardings(OptimizerState)
+        self.batch = self._shardings(BatchLeaf)
+        self.received = self._shardings(ReceivedValue)
+        is_last = self.pipelines.is_last(stage)
+        self.sent = [self.whole] * len(self.shapes.sent) if is_last else self._shardings(SentValue)
         self.num_microbatches = placement.pipeline_plan(stage).num_microbatches
         self.accumulates = self.num_microbatches > 1
-        self.late = placement.summed_late(stage)
-        self.sums = [
-            partial_along(held, DATA) if place in self.late else summed
-            for place, (held, summed) in enumerate(
-                zip(self.parameters, self.gradients, strict=True)
-            )
-        ]
-
+        sums = placement.leaves(stage, Gradient).annotations
+        self.late = any(annotation.is_partial for annotation in sums)
+        self.sums = [sharding_on(mesh, annotation) for annotation in sums]
         self.tasks = TaskCompiler(
             self.shapes,
             mesh,
@@ -128,7 +134,7 @@ class _Compiler:
             self.sent,
             self.sums,
             self.accumulates,
-            bool(self.late),
+            self.late,
         )
 
     def programs(
@@ -139,8 +145,8 @@ class _Compiler:
         names = stage_programs(schedule, self.placement.place(self.stage), recomputes)
         return self.tasks.programs(names, known)
 
-    def _examples(self, shapes: Shapes) -> list[NamedSharding]:
-        return named(self.mesh, self.placement.examples(self.stage, shapes))
+    def _shardings(self, kind: type[Buffer]) -> list[NamedSharding]:
+        return self.placement.leaves(self.stage, kind).on(self.mesh)
 
     def evaluation(self) -> Compiled:
         shapes = self.shapes
@@ -159,12 +165,13 @@ class _Compiler:
             return [jnp.zeros(shape.shape, shape.dtype) for shape in self.tasks.gradient_shapes]
 
         if not self.late:
-            return compile_program(zeros, (), self.gradients)
+            return compile_program(zeros, (), self.sums)
         return compile_deduced(zeros, (), self.sums, self.mesh)
 
     def reduce_gradients(self, places: Sequence[int]) -> Compiled:
         """Those of these gradients that were summed late, reduced; the others as they are."""
-        reduced = [self.gradients[place] for place in places]
+        everything = self._shardings(ReducedGradient)
+        reduced = [everything[place] for place in places]
         # What comes out divided has no use for the memory of what was whole.
         donated = reduced == [self.parameters[place] for place in places]
         sums = Argument(self.tasks.gradient_shapes, self.sums, donated).chosen(places)
@@ -197,8 +204,8 @@ class _Compiler:
         # Sums that are reduced late, or of other rows, are set back by a program of their own.
         divides = StageSharing(self.pipelines, self.stage).divides
         sets_back = self.accumulates and not self.late and not divides
-        updated = named(self.mesh, self.placement.updated(self.stage))
-        summed = named(self.mesh, self.placement.updated_gradients(self.stage))
+        updated = self._shardings(UpdatedParameter)
+        summed = self._shardings(UpdatedGradient)
         sizes = [len(message) for message in received]
 
         def run(parameters: Any, gradients: Any, state: Any, losses: Any, flat: Any) -> Any:

@@ -60,8 +60,7 @@ class LocalExecutor:
         @functools.cache
         def shardings(tag: Tag) -> list[jax.sharding.NamedSharding]:
             target = tag.route.target
-            wanted = placement.route_annotations(tag, target)
-            return [annotation.on(meshes[target]) for annotation in wanted]
+            return placement.transfer(tag, target).on(meshes[target])
 
         self.transport = self._make_transport(shardings)
         self._threads = ThreadPoolExecutor(len(stages), thread_name_prefix="stage")

@@ -20,10 +20,10 @@ from hetjax.pipeline.update.divided_update import update_function
 from hetjax.planner.profiler.measurement import Measured, Measurement, Request, typical
 from hetjax.planner.work.stage_work import part_shape
 from hetjax.runtime.compilation.compiling import compile_program
-from hetjax.runtime.compilation.late_sums import compile_deduced, partial_along
+from hetjax.runtime.compilation.late_sums import compile_deduced, typed_mesh
 from hetjax.runtime.compilation.task_programs import TaskCompiler
 from hetjax.runtime.compilation.yardstick import Yardstick
-from hetjax.runtime.instructions.placement import named
+from hetjax.runtime.instructions.annotation_table import partial_sums
 from hetjax.sharding.annotation.annotation import axes_of
 from hetjax.sharding.annotation.rules import DATA, MESH_AXES, example_spec, parameter_spec
 
@@ -122,10 +122,11 @@ def _tasks(
     shape = request.mesh_shape
 
     def examples(shapes: Sequence[jax.ShapeDtypeStruct]) -> list[NamedSharding]:
-        return named(mesh, [example_spec(each.shape, microbatch_size, shape) for each in shapes])
+        specs = [example_spec(each.shape, microbatch_size, shape) for each in shapes]
+        return [NamedSharding(mesh, spec) for spec in specs]
 
     specs = [parameter_spec(request.sharding, each.shape, shape) for each in programs.parameters]
-    parameters = named(mesh, specs)
+    parameters = [NamedSharding(mesh, spec) for spec in specs]
     whole = [not any(DATA in axes_of(entry) for entry in spec) for spec in specs]
     late = shape[0] > 1 and any(whole)
     return TaskCompiler(
@@ -136,8 +137,8 @@ def _tasks(
         received=examples(programs.received),
         sent=examples(programs.sent),
         sums=[
-            partial_along(sharding, DATA) if late and stays else sharding
-            for sharding, stays in zip(parameters, whole, strict=True)
+            NamedSharding(typed_mesh(mesh), partial_sums(spec)) if late and stays else sharding
+            for spec, sharding, stays in zip(specs, parameters, whole, strict=True)
         ],
         accumulates=True,
         late=late,

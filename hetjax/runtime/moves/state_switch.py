@@ -12,18 +12,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-from jax.sharding import PartitionSpec
 
 from hetjax.errors import InputError
 from hetjax.pipeline.program.loss import path_names
 from hetjax.pipeline.stages.cutting import ParameterPart
 from hetjax.planner.plan.plan import Plan
+from hetjax.runtime.instructions.buffers import OptimizerState, Parameter
 from hetjax.runtime.instructions.placement import Placement
-from hetjax.sharding.annotation.annotation import Shard
+from hetjax.sharding.annotation.annotation import HSharding, Shard
 from hetjax.sharding.annotation.bounds import Bounds
 from hetjax.sharding.resolution.switch_transfers import MovedArray
 
-HeldLeaf = tuple[ParameterPart, PartitionSpec]
+HeldLeaf = tuple[ParameterPart, HSharding]
 
 
 @dataclass(frozen=True)
@@ -87,20 +87,29 @@ def leaves_of(placement: Placement) -> tuple[Leaf, ...]:
             "parameters",
             pipelines.program.parameter_names,
             pipelines.parameter_shapes,
-            [(stage.parameters, placement.parameters(stage.index)) for stage in pipelines.stages],
+            [
+                (stage.parameters, placement.leaves(stage.index, Parameter))
+                for stage in pipelines.stages
+            ],
         ),
         (
             "optimizer",
             path_names(state),
             pipelines.state_shapes,
-            [(each.state, placement.state(s)) for s, each in enumerate(pipelines.updates)],
+            [
+                (each.state, placement.leaves(s, OptimizerState))
+                for s, each in enumerate(pipelines.updates)
+            ],
         ),
     )
     found: list[Leaf] = []
     for kind, names, shapes, held in kinds:
         by_leaf = [
-            {part.leaf: (part, spec) for part, spec in zip(parts, specs, strict=True)}
-            for parts, specs in held
+            {
+                part.leaf: (part, annotation)
+                for part, annotation in zip(parts, leaves.annotations, strict=True)
+            }
+            for parts, leaves in held
         ]
         found += [
             Leaf(f"{kind}/{name}", shape, tuple(each.get(leaf) for each in by_leaf))
@@ -121,16 +130,14 @@ def shards_of(leaf: Leaf, placement: Placement) -> Iterator[tuple[int, Shard]]:
     """
     for stage, held in enumerate(leaf.parts):
         if held is not None:
-            for shard in _shards_in(held, leaf.shape.shape, placement, stage):
+            for shard in _shards_in(held, leaf.shape.shape):
                 yield stage, shard
 
 
-def _shards_in(
-    held: HeldLeaf, shape: Sequence[int], placement: Placement, stage: int
-) -> Iterator[Shard]:
+def _shards_in(held: HeldLeaf, shape: Sequence[int]) -> Iterator[Shard]:
     """What the devices of a stage hold, where the stage holds a part of a leaf."""
-    part, spec = held
-    (subgroup,) = placement.annotation(stage, spec).subgroups
+    part, annotation = held
+    (subgroup,) = annotation.subgroups
     yield from subgroup.shards(_region(part, shape))
 
 
@@ -188,7 +195,8 @@ def _computation(placement: Placement, stage: int) -> tuple[Any, ...]:
     plan = placement.stage_plan(stage)
     kind = placement.plan.cluster.subcluster(plan.submesh.subcluster).kind
     parts = placement.pipelines.stages[stage].parameters
-    return kind.name, plan.mesh_shape, parts, placement.parameters(stage), placement.state(stage)
+    specs = [placement.leaves(stage, each).specs for each in (Parameter, OptimizerState)]
+    return kind.name, plan.mesh_shape, parts, *specs
 
 
 def shards_of_stage(placement: Placement, stage: int) -> Iterator[tuple[int, Shard]]:
@@ -204,11 +212,13 @@ def shards_of_stage(placement: Placement, stage: int) -> Iterator[tuple[int, Sha
     pipelines = placement.pipelines
     first = len(pipelines.parameter_shapes)
     parameters, state = pipelines.stages[stage].parameters, pipelines.updates[stage].state
-    for part, spec in zip(parameters, placement.parameters(stage), strict=True):
+    annotations = placement.leaves(stage, Parameter).annotations
+    for part, annotation in zip(parameters, annotations, strict=True):
         shape = pipelines.parameter_shapes[part.leaf].shape
-        for shard in _shards_in((part, spec), shape, placement, stage):
+        for shard in _shards_in((part, annotation), shape):
             yield part.leaf, shard
-    for part, spec in zip(state, placement.state(stage), strict=True):
+    annotations = placement.leaves(stage, OptimizerState).annotations
+    for part, annotation in zip(state, annotations, strict=True):
         shape = pipelines.state_shapes[part.leaf].shape
-        for shard in _shards_in((part, spec), shape, placement, stage):
+        for shard in _shards_in((part, annotation), shape):
             yield first + part.leaf, shard

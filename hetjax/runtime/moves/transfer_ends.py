@@ -101,8 +101,7 @@ def crossing_arrays(
         One entry an array.
     """
     ends = (tag.route.source, tag.route.target)
-    shapes = placement.route_shapes(tag)
-    both = [placement.route_annotations(tag, stage) for stage in ends]
+    sent, received = (placement.transfer(tag, stage) for stage in ends)
     cluster = placement.plan.cluster
     processes = {
         device: place // devices_per_process[stage]
@@ -112,7 +111,9 @@ def crossing_arrays(
     senders = BestLink(Network.of(cluster))
     return tuple(
         CrossingArray.between(shape, source, target, processes, senders)
-        for shape, source, target in zip(shapes, *both, strict=True)
+        for shape, source, target in zip(
+            sent.shapes, sent.annotations, received.annotations, strict=True
+        )
     )
 
 

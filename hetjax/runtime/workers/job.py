@@ -110,10 +110,7 @@ def _placed(job: Job, make: Callable[..., PipelinePrograms]) -> Placement:
         cuts,
         divide_state=plan.shard_optimizer_state,
     )
-    placement = Placement(pipelines, plan)
-    for stage in range(pipelines.num_stages):
-        placement.parameters(stage)
-    return placement
+    return Placement.of(pipelines, plan)
 
 
 def trace_job(job: Job, microbatch_size: int) -> Program:

@@ -50,7 +50,7 @@ from hetjax.runtime.instructions.instruction_list import (
     evaluation_instructions,
     training_instructions,
 )
-from hetjax.runtime.instructions.placement import Placement
+from hetjax.runtime.instructions.placement import Placement, reduction_groups
 from hetjax.runtime.moves.transport import Transport
 from hetjax.runtime.workers.playing import Pace
 from hetjax.runtime.workers.step_report import StepReport
@@ -96,7 +96,7 @@ class StageWorker:
         self._sizes: dict[Activation, int] = {}
 
     def _training(self, schedule: Schedule) -> tuple[Instruction, ...]:
-        reductions = self.placement.reductions(self.stage)
+        reductions = reduction_groups(self.placement, self.stage)
         return training_instructions(self.pipelines, schedule, self.stage, reductions=reductions)
 
     def start(self, parameters: Any) -> None:
