@@ -22,15 +22,17 @@ if TYPE_CHECKING:
     from hetjax.mesh import Cluster
     from hetjax.planner import Plan, plan, simulate
     from hetjax.report import draw_timeline, visualize
-    from hetjax.runtime import Play, RayOptions, Trainer
+    from hetjax.runtime import CheckpointOptions, LocalOptions, Play, RayOptions, Trainer
     from hetjax.sharding import HArray, HSharding, Subgroup, reshard
 
 _HOMES = {
     "CheckpointError": "hetjax.errors",
+    "CheckpointOptions": "hetjax.runtime",
     "Cluster": "hetjax.mesh",
     "HArray": "hetjax.sharding",
     "HSharding": "hetjax.sharding",
     "InputError": "hetjax.errors",
+    "LocalOptions": "hetjax.runtime",
     "NonfiniteError": "hetjax.errors",
     "Plan": "hetjax.planner",
     "Play": "hetjax.runtime",
@@ -50,10 +52,12 @@ __version__ = "0.1.0"
 
 __all__ = [
     "CheckpointError",
+    "CheckpointOptions",
     "Cluster",
     "HArray",
     "HSharding",
     "InputError",
+    "LocalOptions",
     "NonfiniteError",
     "Plan",
     "Play",

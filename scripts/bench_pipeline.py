@@ -140,8 +140,7 @@ def two_stages(size: Size, schedule: str, ends: contextlib.ExitStack) -> System:
             parameters,
             optimizer(),
             batch,
-            runtime="ray",
-            ray=hetjax.RayOptions("local", CORES),
+            runtime=hetjax.RayOptions("local", CORES),
         )
     )
     losses = [trainer.train_step(batch).loss for _ in range(WARM_UP_STEPS)]

@@ -210,7 +210,7 @@ class PipelineTrainer:
         self.plan = plan
         self.works = measure(problem.program, plan.boundaries(plan.pipeline))
         self.arguments = (model.loss, parameters, optimizer(), self.batch)
-        self.options: dict[str, Any] = {"runtime": "ray", "workdir": workdir}
+        self.options: dict[str, Any] = {"runtime": hetjax.RayOptions(), "workdir": workdir}
         self.trainer = hetjax.Trainer(plan, *self.arguments, **self.options)
 
     def stages(self) -> list[dict[str, Any]]:

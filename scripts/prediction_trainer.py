@@ -149,7 +149,7 @@ class Server:
             ingredients.optimizer,
             ingredients.batch,
             source=ingredients.dataset,
-            runtime="ray",
+            runtime=hetjax.RayOptions(),
         )
         return time.perf_counter() - began
 

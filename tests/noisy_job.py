@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from ray_jobs import make_cluster
+from ray_jobs import RUNTIMES, make_cluster
 
 from hetjax.mesh import SubMesh
 from hetjax.pipeline.program.traced_program import trace
@@ -99,5 +99,5 @@ def make_noisy_trainer(runtime: str, plan: Plan | None = None) -> Trainer:
         Examples().batch(0, BATCH),
         has_aux=True,
         source=Examples(),
-        runtime=runtime,
+        runtime=RUNTIMES[runtime],
     )

@@ -15,7 +15,7 @@ from hetjax.mesh import KINDS, Cluster, DeviceKind, Link, Subcluster, SubMesh
 from hetjax.pipeline.program.traced_program import trace
 from hetjax.pipeline.schedules.warm_up import one_f_one_b
 from hetjax.planner.plan.plan import PipelinePlan, Plan, StagePlan
-from hetjax.runtime import Trainer
+from hetjax.runtime import LocalOptions, RayOptions, Trainer
 
 VOCABULARY, WIDTH, DEPTH, LENGTH = 13, 8, 4, 6
 MICROBATCHES, SIZE = 3, 4
@@ -129,7 +129,12 @@ def make_plan_of_two_pipelines() -> Plan:
     return replace(two, pipelines=pipelines)
 
 
-def make_trainer(runtime: str, plan: Plan | None = None, **changes: Any) -> Trainer:
+RUNTIMES = {"local": LocalOptions(), "ray": RayOptions()}
+
+
+def make_trainer(
+    runtime: str | LocalOptions | RayOptions, plan: Plan | None = None, **changes: Any
+) -> Trainer:
     """A trainer of the job; what is given replaces arguments of `Trainer`."""
     arguments: dict[str, Any] = {
         "plan": plan or make_plan(),
@@ -138,6 +143,6 @@ def make_trainer(runtime: str, plan: Plan | None = None, **changes: Any) -> Trai
         "optimizer": OPTIMIZER,
         "batch": Tokens().batch(0, BATCH),
         "source": Tokens(),
-        "runtime": runtime,
+        "runtime": RUNTIMES[runtime] if isinstance(runtime, str) else runtime,
     }
     return Trainer(**{**arguments, **changes})

@@ -26,7 +26,7 @@ from hetjax.commands.work_folder import (
     earlier_configuration,
     save_configuration,
 )
-from hetjax.configuration import changes, settings
+from hetjax.configuration import Configuration, changes, settings
 from hetjax.configuration.make import Ingredients
 from hetjax.errors import InputError, SaveError, reason_of
 from hetjax.loop import StepDone, other_step_time, train, usual_step_time
@@ -45,7 +45,7 @@ from hetjax.report import (
     write_timeline_page,
 )
 from hetjax.report.metrics import METRICS_FILE
-from hetjax.runtime import RayOptions, Trainer
+from hetjax.runtime import CheckpointOptions, LocalOptions, RayOptions, Trainer
 from hetjax.runtime.checkpoints.saving import check_resumable
 from hetjax.runtime.workers.step_report import exchange_seconds
 
@@ -156,7 +156,7 @@ def _write_plan(plan: Plan, workdir: Path) -> None:
 
 def _trainer(prepared: Prepared, workdir: Path | None) -> Trainer:
     ingredients = prepared.ingredients
-    settings, runtime = ingredients.configuration.train, ingredients.configuration.runtime
+    settings = ingredients.configuration.train
     return Trainer(
         prepared.plan,
         ingredients.model.loss,
@@ -164,14 +164,17 @@ def _trainer(prepared: Prepared, workdir: Path | None) -> Trainer:
         ingredients.optimizer,
         ingredients.batch,
         source=ingredients.dataset,
-        runtime=runtime.name,
-        ray=RayOptions(runtime.ray_address, runtime.cores),
         workdir=workdir,
-        keep_last=settings.keep_last,
-        keep_every=settings.keep_every,
-        deadline=runtime.deadline,
-        play=playing(ingredients.configuration, prepared.plan),
+        checkpoints=CheckpointOptions(settings.keep_last, settings.keep_every),
+        runtime=_runtime(ingredients.configuration, prepared.plan),
     )
+
+
+def _runtime(configuration: Configuration, plan: Plan) -> LocalOptions | RayOptions:
+    runtime = configuration.runtime
+    if runtime.name == "ray":
+        return RayOptions(runtime.ray_address, runtime.cores, runtime.deadline)
+    return LocalOptions(play=playing(configuration, plan), deadline=runtime.deadline)
 
 
 def _rehearse(trainer: Trainer, prepared: Prepared, say: Say) -> None:

@@ -1,9 +1,12 @@
 """Instructions and the executors that run them, transports, checkpoints, and the trainer."""
 
 from hetjax.runtime.checkpoints.checkpoint_files import CheckpointFolder
+from hetjax.runtime.checkpoints.saving import CheckpointOptions
+from hetjax.runtime.local.local_options import LocalOptions
 from hetjax.runtime.ray.ray_executor import RayOptions
 from hetjax.runtime.ray.ray_measure import measure_cluster
-from hetjax.runtime.trainer import StepMetrics, Trainer
+from hetjax.runtime.step_metrics import StepMetrics
+from hetjax.runtime.trainer import Trainer
 from hetjax.runtime.workers.feed import BatchSource
 from hetjax.runtime.workers.playing import Play
 from hetjax.runtime.workers.step_report import LinkUse, StepReport
@@ -11,7 +14,9 @@ from hetjax.runtime.workers.step_report import LinkUse, StepReport
 __all__ = [
     "BatchSource",
     "CheckpointFolder",
+    "CheckpointOptions",
     "LinkUse",
+    "LocalOptions",
     "Play",
     "RayOptions",
     "StepMetrics",

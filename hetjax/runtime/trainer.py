@@ -4,117 +4,47 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence, Set
-from dataclasses import dataclass, replace
-from math import nan
+from collections.abc import Callable, Set
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import jax
 import numpy as np
 import optax
 from jaxtyping import PyTree
 
-from hetjax.errors import InputError, SaveError, unknown_name
+from hetjax.errors import InputError, SaveError
 from hetjax.pipeline.program.loss import abstract
 from hetjax.pipeline.schedules.schedule import Schedule
-from hetjax.pipeline.stages.cutting import ParameterPart
 from hetjax.pipeline.timeline.timeline import Timeline
 from hetjax.pipeline.timeline.times import StepTimes
 from hetjax.planner.plan.plan import Plan, validate
 from hetjax.planner.plan.plan_file import plan_to_json
-from hetjax.runtime.checkpoints.checkpoint import check_leaves
-from hetjax.runtime.checkpoints.checkpoint_files import SaveFailure, StageRecord
 from hetjax.runtime.checkpoints.manifest import DataPosition
-from hetjax.runtime.checkpoints.nonfinite import Nonfinite, nonfinite
-from hetjax.runtime.checkpoints.saving import RunCheckpoints
+from hetjax.runtime.checkpoints.restoring import restore
+from hetjax.runtime.checkpoints.saving import CheckpointOptions, RunCheckpoints
+from hetjax.runtime.compilation.state import whole_parameters
+from hetjax.runtime.executor import Executor
 from hetjax.runtime.instructions.placement import Placement
 from hetjax.runtime.local.left_plans import CompiledPlan, LeftPlans
 from hetjax.runtime.local.local_executor import LocalExecutor
+from hetjax.runtime.local.local_options import LocalOptions
 from hetjax.runtime.local.played import PlayedExecutor
 from hetjax.runtime.measuring import measuring
 from hetjax.runtime.moves.state_switch import all_lost
 from hetjax.runtime.ray.ray_executor import RayExecutor, RayOptions
+from hetjax.runtime.step_metrics import StepMetrics, aux_means, step_metrics
 from hetjax.runtime.workers.feed import BatchSource
 from hetjax.runtime.workers.job import Job, build
-from hetjax.runtime.workers.playing import Play, Player
+from hetjax.runtime.workers.playing import Player
 from hetjax.runtime.workers.step_report import LinkUse, StepReport, link_events, link_uses, summed
 from hetjax.sharding.resolution.switch_transfers import SwitchPlan
-
-RUNTIMES = ("local", "ray")
-
-
-@dataclass(frozen=True)
-class StepMetrics:
-    """What one training step gave.
-
-    Args:
-        step: the number of steps done, this one included.
-        loss: the mean loss of the step's batch, before its update.
-        gradient_norm: the global norm of the mean gradient, before clipping.
-        seconds: the step's duration.
-        nonfinite: what was not finite; None where all was. A step with a loss or gradient norm that
-            is not finite is applied on no stage: parameters and optimizer state stay as they were.
-        aux: with `has_aux`, the pytree of scalars that the loss function returned beside the loss:
-            their means over the microbatches of the step, weighted as the loss is, as floats.
-    """
-
-    step: int
-    loss: float
-    gradient_norm: float
-    seconds: float
-    nonfinite: Nonfinite | None = None
-    aux: PyTree[float] = None
-
-
-class Executor(Protocol):
-    """What runs the instruction lists of all stages; see `LocalExecutor` and `RayExecutor`."""
-
-    def start(self) -> None:
-        """Make the initial state on every stage."""
-        ...
-
-    def train_step(
-        self, first_example: int, batch: PyTree | None = None, *, timed: bool = False
-    ) -> list[StepReport]:
-        """Run one training step on all stages."""
-        ...
-
-    def use_schedule(self, schedule: Schedule) -> None:
-        """Run the following training steps in another order."""
-        ...
-
-    def num_held_out(self) -> int:
-        """How many held-out batches there are."""
-        ...
-
-    def evaluate(self, index: int) -> tuple[float, ...]:
-        """The summed loss of a held-out batch, the count, and sums of figures."""
-        ...
-
-    def save(self, folder: str) -> None:
-        """Start saving the state into a folder."""
-        ...
-
-    def wait_saved(self) -> Sequence[StageRecord | SaveFailure | None]:
-        """Finish saving; what each stage wrote, or why it could not."""
-        ...
-
-    def load(self, folder: str) -> None:
-        """Take over the state of a checkpoint."""
-        ...
-
-    def parameters(self) -> list[tuple[ParameterPart, np.ndarray]]:
-        """Every parameter part."""
-        ...
-
-    def close(self) -> None:
-        """End all workers."""
-        ...
 
 
 class Trainer:
     """Trains by a plan, in this process or on Ray.
+
+    What is trained comes first; then what is kept, and where it runs.
 
     Args:
         plan: the plan.
@@ -127,16 +57,10 @@ class Trainer:
         has_aux: whether the loss function returns a pair of the loss and a pytree of scalars, as in
             `jax.value_and_grad`; `StepMetrics.aux` has their means.
         source: where batches come from; None where every step is given its own.
-        runtime: ``"local"`` or ``"ray"``.
-        ray: how to use Ray; None for `RayOptions()`.
         workdir: folder for checkpoints; None for none. The trainer has it alone until it is closed.
-        keep_last: how many of the newest checkpoints to keep.
-        keep_every: keep also those of every so many steps.
-        deadline: seconds after which a worker that waits for another gives up.
-        devices: this process's devices, for the local runtime, in any order: each goes where its
-            kind is wanted, and what does not say its kind keeps the order given.
-        play: play the plan's cluster on this machine, on the local runtime: every task and transfer
-            takes as long as the plan predicts, and all times are told in the cluster's seconds.
+        checkpoints: which of them to keep; None for `CheckpointOptions()`.
+        runtime: where the stages run: in this process by `LocalOptions`, on Ray by `RayOptions`;
+            None for `LocalOptions()`.
 
     Attributes:
         steps_done: how many steps were done.
@@ -169,21 +93,15 @@ class Trainer:
         *,
         has_aux: bool = False,
         source: BatchSource | None = None,
-        runtime: str = "local",
-        ray: RayOptions | None = None,
         workdir: str | Path | None = None,
-        keep_last: int = 3,
-        keep_every: int | None = None,
-        deadline: float = 300.0,
-        devices: Sequence[Any] | None = None,
-        play: Play | None = None,
+        checkpoints: CheckpointOptions | None = None,
+        runtime: LocalOptions | RayOptions | None = None,
     ):
-        if runtime not in RUNTIMES:
-            raise InputError(unknown_name("runtime", runtime, RUNTIMES))
-        if play is not None and runtime != "local":
+        runtime = LocalOptions() if runtime is None else runtime
+        if not isinstance(runtime, LocalOptions | RayOptions):
             raise InputError(
-                f"play is given, and runtime is {runtime!r}; only 'local' plays a cluster: workers "
-                f"on Ray go as fast as their devices do"
+                f"runtime is {runtime!r}; give hetjax.LocalOptions() to run in this process, or "
+                f"hetjax.RayOptions()"
             )
         self._job = Job(
             loss_function,
@@ -192,7 +110,7 @@ class Trainer:
             optimizer,
             plan,
             source,
-            deadline,
+            runtime.deadline,
             has_aux=has_aux,
         )
         self._placement: Placement = build(self._job)
@@ -202,18 +120,16 @@ class Trainer:
         self.reports: list[StepReport] = []
         self._timed: list[StepReport] = []
         self._started = False
-        self._devices, self._play = devices, play
+        self._runtime = runtime
         self._left = LeftPlans()
         self._checkpoints = (
-            None
-            if workdir is None
-            else RunCheckpoints(workdir, keep_last=keep_last, keep_every=keep_every)
+            None if workdir is None else RunCheckpoints(workdir, checkpoints or CheckpointOptions())
         )
         try:
             self._executor: Executor = (
-                self._local_executor(self._job, self._placement)
-                if runtime == "local"
-                else RayExecutor(self._job, self._placement, ray or RayOptions())
+                RayExecutor(self._job, self._placement, runtime)
+                if isinstance(runtime, RayOptions)
+                else self._local_executor(self._job, self._placement)
             )
         except BaseException:
             if self._checkpoints is not None:
@@ -221,9 +137,11 @@ class Trainer:
             raise
 
     def _local_executor(self, job: Job, placement: Placement) -> LocalExecutor:
-        if self._play is None:
-            return LocalExecutor(job, placement, self._devices)
-        return PlayedExecutor(job, placement, self._play, self._devices)
+        assert isinstance(self._runtime, LocalOptions), self._runtime
+        play, devices = self._runtime.play, self._runtime.devices
+        if play is None:
+            return LocalExecutor(job, placement, devices)
+        return PlayedExecutor(job, placement, play, devices)
 
     def __enter__(self) -> Trainer:
         return self
@@ -265,21 +183,7 @@ class Trainer:
         self.examples_done += self.plan.batch_size
         if timed:
             self._timed = self.reports
-        last = self.reports[self._placement.pipelines.loss_stages[0]]
-        assert last.loss is not None
-        assert last.gradient_norm is not None
-        why = nonfinite(last, self._placement.pipelines)
-        of_pipelines = [self.reports[stage].aux for stage in self._placement.pipelines.loss_stages]
-        aux = self._aux_means(summed(of_pipelines))
-        return StepMetrics(self.steps_done, last.loss, last.gradient_norm, seconds, why, aux)
-
-    def _aux_means(self, sums: Sequence[float]) -> PyTree[float]:
-        """The means of what the loss gives beside itself, of the count and their sums."""
-        tree = self._placement.pipelines.program.aux_tree
-        if tree is None:
-            return None
-        count, *figures = sums
-        return jax.tree.unflatten(tree, [figure / count if count else nan for figure in figures])
+        return step_metrics(self.steps_done, self.reports, self._placement.pipelines, seconds)
 
     def rehearse(self, batch: PyTree | None = None) -> Player | None:
         """See what tasks take on this machine, and choose the scale at which a cluster is played.
@@ -464,7 +368,7 @@ class Trainer:
         if count < 1:
             raise InputError("there are no held-out batches to evaluate on")
         total, number, *figures = summed([self._executor.evaluate(i) for i in range(count)])
-        return total / number, self._aux_means(figures)
+        return total / number, aux_means(self._placement.pipelines, figures)
 
     def save(self, *, wait: bool = False) -> None:
         """Save a checkpoint of the current step, in the background.
@@ -524,45 +428,24 @@ class Trainer:
         """
         if self._checkpoints is None:
             raise InputError("the trainer has no workdir to resume from")
-        pipelines, checkpoints = self._placement.pipelines, self._checkpoints
-        found = checkpoints.find(
-            pipelines.program.fingerprint,
+        restored = restore(
+            self._checkpoints,
+            self._executor,
+            self._placement.pipelines,
             self._job.source,
+            self.plan.batch_size,
             or_start=or_start,
             allow_changed_data=allow_changed_data,
         )
-        if found is None:
-            return [
-                *checkpoints.messages,
-                f"there is no checkpoint in {checkpoints.path}; starting at step 0",
-            ]
-        check_leaves(found.path, pipelines)
-        with checkpoints.reading(found.step):
-            self._executor.load(str(found.path))
-        self._started = True
-        size = self.plan.batch_size
-        data = found.data or DataPosition(found.step * size, size)
-        self.steps_done, self.examples_done = found.step, data.examples
-        messages = [*checkpoints.messages, *found.messages]
-        messages.append(f"resumed from step {found.step} ({found.path})")
-        if data.batch_size != size:
-            messages.append(
-                f"the batch size is {size} (was {data.batch_size}): the data go on at example "
-                f"{data.examples}"
-            )
-        return messages
+        if restored.step is not None:
+            self._started = True
+            self.steps_done, self.examples_done = restored.step, restored.examples
+        return restored.messages
 
     def parameters(self) -> PyTree[np.ndarray]:
         """The parameters as NumPy arrays, gathered from all stages."""
         self._start()
-        pipelines = self._placement.pipelines
-        leaves = [np.zeros(shape.shape, shape.dtype) for shape in pipelines.parameter_shapes]
-        for part, array in self._executor.parameters():
-            if part.stop is None:
-                leaves[part.leaf] = array
-            else:
-                leaves[part.leaf][part.start : part.stop] = array
-        return jax.tree.unflatten(pipelines.parameter_tree, leaves)
+        return whole_parameters(self._placement.pipelines, self._executor.parameters())
 
     def timeline(self) -> Timeline:
         """When every operation of the last timed step ran, on every stage and link.

@@ -15,7 +15,7 @@ from hetjax import NonfiniteError, Trainer
 from hetjax.configuration import TrainSettings
 from hetjax.errors import SaveError
 from hetjax.loop import train
-from hetjax.runtime import CheckpointFolder, StepMetrics
+from hetjax.runtime import CheckpointFolder, CheckpointOptions, StepMetrics
 from hetjax.runtime.checkpoints.nonfinite import were_finite
 from hetjax.runtime.local.local_executor import LocalExecutor
 
@@ -106,7 +106,8 @@ class _Source(Tokens):
 def test_a_run_that_stays_bad_ends_and_keeps_its_last_checkpoints(tmp_path: Path):
     settings = TrainSettings(steps=30, checkpoint_every=2, max_nonfinite=5)
     plan, seen = make_plan(weighted=True), []
-    arguments = {"batch": batch_of(0), "source": _Source(), "workdir": tmp_path, "keep_last": 2}
+    arguments = {"batch": batch_of(0), "source": _Source(), "workdir": tmp_path}
+    arguments["checkpoints"] = CheckpointOptions(keep_last=2)
     with make_trainer("local", plan, **arguments) as trainer:
         steps = train(trainer, settings, checkpoints=True)
         with pytest.raises(NonfiniteError, match=r"5 steps in a row up to step 9 .*loss nan"):

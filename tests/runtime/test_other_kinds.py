@@ -13,6 +13,7 @@ from ray_jobs import make_plan, make_trainer
 from hetjax.commands import profiling as profiling_command
 from hetjax.errors import InputError
 from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster, kind
+from hetjax.runtime import LocalOptions
 from hetjax.runtime.local import local_executor as local
 from hetjax.runtime.local import profiling
 from hetjax.runtime.ray import ray_profiling
@@ -59,7 +60,7 @@ def test_local_stages_get_their_own_cards(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(local, "StageSaver", enough)
     cards = [Card(0, NEW), Card(1, OLD), Card(2, NEW)]
     with pytest.raises(InputError, match="that is enough"):
-        make_trainer("local", make_plan(cluster=MIXED), devices=cards)
+        make_trainer(LocalOptions(cards), make_plan(cluster=MIXED))
     assert given == {0: [0, 2], 1: [1]}
 
 
@@ -67,7 +68,7 @@ def test_local_devices_of_another_kind_are_refused():
     cards = [Card(0, OLD), Card(1, OLD), Card(2, NEW)]
     wanted = r"wants 2 RTX4090 and 1 RTX3080, and 2 RTX3080 and 1 RTX4090 are given; plan for"
     with pytest.raises(InputError, match=wanted):
-        make_trainer("local", make_plan(cluster=MIXED), devices=cards)
+        make_trainer(LocalOptions(cards), make_plan(cluster=MIXED))
 
 
 def test_local_measurements_are_made_on_the_subclusters_own_cards(monkeypatch: pytest.MonkeyPatch):

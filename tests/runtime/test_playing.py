@@ -19,7 +19,7 @@ from hetjax.pipeline.schedules.schedule import Schedule
 from hetjax.pipeline.schedules.warm_up import eager_1f1b, gpipe, one_f_one_b
 from hetjax.pipeline.timeline.timeline import stage_track
 from hetjax.planner.plan.plan import Plan, Prediction, StagePrediction, times_of
-from hetjax.runtime import Play
+from hetjax.runtime import LocalOptions, Play
 from hetjax.runtime.instructions.instruction import Route, RouteKind, Tag
 from hetjax.runtime.local.played import PlayedExecutor
 from hetjax.runtime.workers.playing import Pacing, PlayedTimes, Player, WallClock
@@ -88,7 +88,7 @@ def executor_of(trainer: Trainer) -> PlayedExecutor:
 
 @pytest.fixture(scope="module")
 def trainer() -> Any:
-    with make_trainer("local", played_plan(), play=Play(scale=1e-3)) as trainer:
+    with make_trainer(LocalOptions(play=Play(scale=1e-3)), played_plan()) as trainer:
         trainer.rehearse()
         yield trainer
 
@@ -111,7 +111,8 @@ def test_clocks_go_as_the_timeline_model_does(trainer: Trainer, schedule: Schedu
 
 def test_played_steps_compute_the_same_and_leave_no_trace_of_the_rehearsal() -> None:
     plan = played_plan(2e-3)
-    with make_trainer("local", plan) as plain, make_trainer("local", plan, play=Play()) as played:
+    playing = LocalOptions(play=Play())
+    with make_trainer("local", plan) as plain, make_trainer(playing, plan) as played:
         player = played.rehearse()
         assert player is not None
         assert plain.rehearse() is None
@@ -180,16 +181,15 @@ def test_what_stages_share_leaves_and_enters_one_after_another() -> None:
 
 
 def test_a_deadline_is_one_of_the_cluster() -> None:
-    with make_trainer("local", played_plan(1e-4), play=Play(50.0), deadline=7.0) as trainer:
+    options = LocalOptions(play=Play(50.0), deadline=7.0)
+    with make_trainer(options, played_plan(1e-4)) as trainer:
         trainer.rehearse()
         assert executor_of(trainer)._played_transport._deadline == 350.0
 
 
 def test_what_cannot_be_played_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InputError, match="only 'local' plays a cluster"):
-        make_trainer("ray", played_plan(), play=Play())
     with pytest.raises(InputError, match="no prediction to play"):
-        make_trainer("local", make_plan(), play=Play())
+        make_trainer(LocalOptions(play=Play()), make_plan())
     with pytest.raises(InputError, match=r"scale is 0\.0; it must be more than 0"):
         Play(0.0)
     with pytest.raises(InputError, match=r"play_scale is 2\.0 and cluster\.play is False"):

@@ -236,9 +236,9 @@ def test_an_error_in_a_worker_comes_as_itself():
 
 def test_cores_are_checked():
     with pytest.raises(InputError, match="for each of the 2 stages"):
-        make_trainer("ray", ray=RayOptions(cores=(0,)))
+        make_trainer(RayOptions(cores=(0,)))
     with pytest.raises(InputError, match="has no core 9999") as caught:
-        make_trainer("ray", ray=RayOptions(cores=(9999, 9999)))
+        make_trainer(RayOptions(cores=(9999, 9999)))
     assert type(caught.value) is InputError
 
 

@@ -189,5 +189,5 @@ def test_a_script_trains_on_the_cluster_of_its_environment(running_cluster: str,
 def test_what_workers_cannot_import_is_named_and_the_cluster_ended():
     """The workers of a cluster that the trainer starts do not know the folder of the tests."""
     with pytest.raises(InputError, match=r"cannot import .*: No module named 'ray_jobs'"):
-        make_trainer("ray", ray=RayOptions("local"))
+        make_trainer(RayOptions("local"))
     assert not ray.is_initialized()

@@ -10,7 +10,16 @@ import numpy as np
 import optax
 import pytest
 from execution import gathered_state
-from ray_jobs import BATCH, MICROBATCHES, Tokens, loss, make_plan, make_trainer, parameters
+from ray_jobs import (
+    BATCH,
+    MICROBATCHES,
+    OPTIMIZER,
+    Tokens,
+    loss,
+    make_plan,
+    make_trainer,
+    parameters,
+)
 
 from hetjax import CheckpointError, InputError, Trainer
 from hetjax.configuration import TrainSettings
@@ -18,13 +27,14 @@ from hetjax.loop import train
 from hetjax.pipeline.schedules.warm_up import one_f_one_b
 from hetjax.planner import choose_schedule, make_problem, predict
 from hetjax.planner.plan.plan import Plan
+from hetjax.runtime import CheckpointOptions, LocalOptions, RayOptions
 from hetjax.runtime.local.local_executor import LocalExecutor
 
 PLAN = make_plan()
 
 
-def make(**changes: Any) -> Trainer:
-    return make_trainer("local", PLAN, **changes)
+def make(runtime: str | LocalOptions = "local", **changes: Any) -> Trainer:
+    return make_trainer(runtime, PLAN, **changes)
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +155,9 @@ def test_a_resumed_run_continues_bitwise(tmp_path: Path):
 
 
 def test_the_keep_policy_reaches_the_checkpoints(tmp_path: Path):
-    with make(workdir=tmp_path, keep_last=1, keep_every=2) as trainer:
+    with make(
+        workdir=tmp_path, checkpoints=CheckpointOptions(keep_last=1, keep_every=2)
+    ) as trainer:
         for _ in range(5):
             trainer.train_step()
             trainer.save()
@@ -170,9 +182,17 @@ def test_an_error_closes_the_trainer_and_finishes_its_checkpoint(tmp_path: Path)
         trainer.train_step()
 
 
-def test_an_unknown_runtime_is_refused():
-    with pytest.raises(InputError, match=r"unknown runtime 'rai'; did you mean 'ray'\?"):
-        make_trainer("rai", PLAN)
+def test_the_name_of_a_runtime_is_not_its_options():
+    name: Any = "ray"
+    with pytest.raises(InputError, match=r"runtime is 'ray'; give hetjax\.LocalOptions\(\)"):
+        Trainer(PLAN, loss, parameters, OPTIMIZER, Tokens().batch(0, BATCH), runtime=name)
+
+
+def test_the_options_of_a_runtime_reach_its_job():
+    with make(LocalOptions(deadline=7.0)) as trainer:
+        assert trainer._job.deadline == 7.0
+    with make() as trainer:
+        assert trainer._job.deadline == LocalOptions().deadline == RayOptions().deadline
 
 
 def test_a_plan_for_another_batch_or_model_is_refused():

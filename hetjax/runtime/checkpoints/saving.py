@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -40,13 +41,29 @@ class Writer(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class CheckpointOptions:
+    """Which checkpoints of a run are kept.
+
+    Args:
+        keep_last: how many of the newest.
+        keep_every: also those of every so many steps; None for no more.
+
+    Example:
+        >>> CheckpointOptions(keep_every=1000).keep_last
+        3
+    """
+
+    keep_last: int = 3
+    keep_every: int | None = None
+
+
 class RunCheckpoints:
     """The checkpoints of a run that is alone in its work folder.
 
     Args:
         workdir: the work folder; it is made where it is not there, and locked.
-        keep_last: how many of the newest checkpoints to keep.
-        keep_every: keep also those of every so many steps.
+        options: which checkpoints to keep.
 
     Attributes:
         path: the folder of the checkpoints.
@@ -57,10 +74,12 @@ class RunCheckpoints:
             below 1.
     """
 
-    def __init__(self, workdir: str | Path, *, keep_last: int, keep_every: int | None):
+    def __init__(self, workdir: str | Path, options: CheckpointOptions):
         self.path = Path(workdir).resolve() / CHECKPOINTS_FOLDER
         self._workdir = workdir
-        self._folder = CheckpointFolder(self.path, keep_last=keep_last, keep_every=keep_every)
+        self._folder = CheckpointFolder(
+            self.path, keep_last=options.keep_last, keep_every=options.keep_every
+        )
         self._lock = FolderLock(workdir, "workdir")
         self.messages = [] if self._lock.taken_over is None else [self._lock.taken_over]
         self._commits = ThreadPoolExecutor(1, thread_name_prefix="commit")

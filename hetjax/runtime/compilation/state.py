@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,6 +96,27 @@ def state_parts(pipelines: PipelinePrograms, stage: int, held: Sequence[jax.Arra
     state = pipelines.init_state(jax.tree.unflatten(pipelines.parameter_tree, leaves))
     state_leaves = jax.tree.leaves(state)
     return [part.take(state_leaves[part.leaf]) for part in pipelines.updates[stage].state]
+
+
+def whole_parameters(
+    pipelines: PipelinePrograms, parts: Iterable[tuple[ParameterPart, np.ndarray]]
+) -> PyTree[np.ndarray]:
+    """All parameters, put together of the parts that stages hold.
+
+    Args:
+        pipelines: the pipelines' programs.
+        parts: each part, and what is in it.
+
+    Returns:
+        Pytree of arrays, as the loss function takes it.
+    """
+    leaves = [np.zeros(shape.shape, shape.dtype) for shape in pipelines.parameter_shapes]
+    for part, array in parts:
+        if part.stop is None:
+            leaves[part.leaf] = array
+        else:
+            leaves[part.leaf][part.start : part.stop] = array
+    return jax.tree.unflatten(pipelines.parameter_tree, leaves)
 
 
 def loss_seed(compiled: CompiledStage, dtype: Any) -> jax.Array:

@@ -38,13 +38,14 @@ _KEPT_MEMORY = ":".join(
 
 @dataclass(frozen=True)
 class RayOptions:
-    """How to use Ray.
+    """That a plan runs on Ray, and how.
 
     Args:
         address: ``"host:port"`` of a running cluster; ``"auto"`` for one that is running here,
             ``"local"`` for a new one; None for what the environment variable ``RAY_ADDRESS`` says,
             else one that is running here if there is one, else a new one.
         cores: for each stage, the CPU core that its workers stay on; empty for no pinning.
+        deadline: seconds after which a worker that waits for another gives up.
 
     Example:
         >>> RayOptions(cores=(0, 1)).address is None
@@ -53,6 +54,7 @@ class RayOptions:
 
     address: str | None = None
     cores: tuple[int, ...] = ()
+    deadline: float = 300.0
 
 
 def connect_to_ray(options: RayOptions) -> bool:
