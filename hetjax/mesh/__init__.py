@@ -3,18 +3,13 @@
 Nothing here runs a JAX computation, and reading a cluster file does not import JAX.
 """
 
-from hetjax.mesh.cluster import Cluster, Subcluster, SubMesh
-from hetjax.mesh.discovery import (
-    cluster_from_connected_ray,
-    cluster_from_local_devices,
-    cluster_from_ray,
-)
-from hetjax.mesh.files import read_cluster_file
+from hetjax.mesh.cluster import Cluster, SubMesh
+from hetjax.mesh.device_order import devices_in_order
 from hetjax.mesh.hetero import HeteroMesh
 from hetjax.mesh.host_cpu import measure_host_cpu
-from hetjax.mesh.jax_devices import devices_in_order
 from hetjax.mesh.kinds import KINDS, DeviceKind, kind
 from hetjax.mesh.links import Link
+from hetjax.mesh.subcluster import Subcluster
 
 __all__ = [
     "KINDS",
@@ -24,11 +19,7 @@ __all__ = [
     "Link",
     "SubMesh",
     "Subcluster",
-    "cluster_from_connected_ray",
-    "cluster_from_local_devices",
-    "cluster_from_ray",
     "devices_in_order",
     "kind",
     "measure_host_cpu",
-    "read_cluster_file",
 ]

@@ -8,83 +8,21 @@ Devices are counted twice. Inside a subcluster they are numbered node by node (r
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from hetjax.checked_files import read_yaml
 from hetjax.errors import InputError, unknown_name
 from hetjax.limits import check_name
+from hetjax.mesh.discovery import NETWORK, PCIE, local_subclusters, ray_subclusters
+from hetjax.mesh.files import checked_record, content_of, links_of, subclusters_of
+from hetjax.mesh.jax_devices import JaxDevice
 from hetjax.mesh.kinds import DeviceKind
 from hetjax.mesh.links import Link
-
-if TYPE_CHECKING:
-    from hetjax.mesh.jax_devices import JaxDevice
-
-
-@dataclass(frozen=True)
-class Subcluster:
-    """Homogeneous nodes: ``nodes`` x ``devices_per_node`` devices of one kind.
-
-    Args:
-        name: the name by which submeshes refer to it; not empty.
-        kind: the kind of every device.
-        nodes: how many nodes, 1 or more.
-        devices_per_node: devices in each node, 1 or more.
-        intra_node: the link between two devices of a node.
-        inter_node: the link between devices of two nodes; of no effect where there is one node.
-        ray_resource: the Ray resource that the nodes offer, where Ray places workers by one.
-        price_per_device_hour: what a device costs an hour, in any currency, more than 0; None where
-            it is not known.
-        transfer_load: seconds of computing that each byte costs a device which its stage sends or
-            receives; 0 where another processor sees to transfers, as beside a GPU.
-        message_load: seconds of computing that each message costs it besides.
-
-    Raises:
-        InputError: the name is empty or has invisible characters, a count is less than 1, the price
-            is not more than 0, or a load is less than 0.
-    """
-
-    name: str
-    kind: DeviceKind
-    nodes: int
-    devices_per_node: int
-    intra_node: Link
-    inter_node: Link
-    ray_resource: str | None = None
-    price_per_device_hour: float | None = None
-    transfer_load: float = 0.0
-    message_load: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not self.name:
-            raise InputError("subcluster: name: '' is not allowed: it must not be empty")
-        check_name(self.name, "subcluster: name: ")
-        for field in ("nodes", "devices_per_node"):
-            if getattr(self, field) < 1:
-                raise InputError(
-                    f"subcluster {self.name!r}: {field}: {getattr(self, field)} is not allowed: "
-                    "it must be 1 or more"
-                )
-        price = self.price_per_device_hour
-        if price is not None and not (math.isfinite(price) and price > 0):
-            raise InputError(
-                f"subcluster {self.name!r}: price_per_device_hour: {price!r} is not allowed: it "
-                "must be more than 0 and finite"
-            )
-        for field in ("transfer_load", "message_load"):
-            load = getattr(self, field)
-            if not (math.isfinite(load) and load >= 0):
-                raise InputError(
-                    f"subcluster {self.name!r}: {field}: {load!r} is not allowed: it must be 0 or "
-                    "more and finite"
-                )
-
-    @property
-    def num_devices(self) -> int:
-        """How many devices the subcluster has."""
-        return self.nodes * self.devices_per_node
+from hetjax.mesh.ray_offers import connected_ray_nodes
+from hetjax.mesh.subcluster import Links, Subcluster, all_linked
 
 
 @dataclass(frozen=True)
@@ -159,7 +97,7 @@ class Cluster:
 
     name: str
     subclusters: tuple[Subcluster, ...]
-    links: tuple[tuple[str, str, Link], ...] = ()
+    links: Links = ()
 
     def __post_init__(self) -> None:
         check_name(self.name, "cluster: name: ")
@@ -173,29 +111,63 @@ class Cluster:
 
     @classmethod
     def from_file(cls, path: str | Path) -> Cluster:
-        """Reads a cluster file in YAML; see `hetjax.mesh.files.read_cluster_file`."""
-        from hetjax.mesh import files
+        """Reads a cluster file in YAML; see `hetjax.mesh.files` for its layout.
 
-        return files.read_cluster_file(path)
+        JAX is not imported; the host is measured only where a subcluster is of the kind
+        ``host-cpu``.
+
+        Args:
+            path: a YAML file in UTF-8.
+
+        Returns:
+            The cluster.
+
+        Raises:
+            InputError: there is no such file, it is not UTF-8 or not YAML, or a field is missing,
+                unknown or wrong; the message names the file, the field, its value and what is
+                allowed.
+        """
+        return cls.from_json_dict(read_yaml(path, "cluster file"), str(path))
 
     @classmethod
     def local(cls, devices: Sequence[JaxDevice] | None = None) -> Cluster:
-        """The devices of this process; see `hetjax.mesh.discovery.cluster_from_local_devices`."""
-        from hetjax.mesh import discovery
+        """The devices of this process as a cluster: a subcluster of one node for each kind.
 
-        return discovery.cluster_from_local_devices(devices)
+        JAX may count cards of two kinds by turns; `devices_in_order` finds them again. Links are
+        assumed; see `hetjax.mesh.discovery`.
+
+        Args:
+            devices: the devices; `jax.local_devices` unless given.
+
+        Returns:
+            A cluster named ``"local"``, its kinds in the order in which they come first.
+
+        Raises:
+            InputError: a device is of a kind that has no known figures.
+        """
+        subclusters = local_subclusters(devices)
+        return cls("local", subclusters, all_linked(subclusters, PCIE))
 
     @classmethod
     def from_ray(cls, nodes: Iterable[Mapping[str, Any]] | None = None) -> Cluster:
-        """The nodes of a Ray cluster, the connected one unless its nodes are given.
+        """The nodes of a Ray cluster as a cluster: like nodes make a subcluster.
 
-        See `hetjax.mesh.discovery.cluster_from_ray`.
+        How the kind of a node's devices is read is told in `hetjax.mesh.discovery`; links are
+        assumed.
+
+        Args:
+            nodes: what ``ray.nodes()`` returns, of which those that are not alive are left out; of
+                the Ray cluster that this process is connected to unless given.
+
+        Returns:
+            A cluster named ``"ray"``.
+
+        Raises:
+            InputError: this process is not connected, a node's accelerator is of a kind that is not
+                known, or no node is left.
         """
-        from hetjax.mesh import discovery
-
-        if nodes is None:
-            return discovery.cluster_from_connected_ray()
-        return discovery.cluster_from_ray(nodes)
+        subclusters = ray_subclusters(connected_ray_nodes() if nodes is None else nodes)
+        return cls("ray", subclusters, all_linked(subclusters, NETWORK))
 
     @classmethod
     def from_json_dict(cls, data: object, source: str = "cluster") -> Cluster:
@@ -211,9 +183,11 @@ class Cluster:
         Raises:
             InputError: a field is missing, unknown or wrong.
         """
-        from hetjax.mesh import files
-
-        return files.cluster_from_content(data, source)
+        try:
+            record = checked_record(data)
+            return cls(record.name, subclusters_of(record), links_of(record))
+        except InputError as error:
+            raise InputError(f"{source}: {error}") from None
 
     def to_json_dict(self) -> dict[str, Any]:
         """The whole cluster, its kinds included, as plain values in SI units.
@@ -223,12 +197,7 @@ class Cluster:
         Returns:
             Dicts, lists, texts and numbers only.
         """
-        return {
-            "name": self.name,
-            "kinds": {s.kind.name: _kind_to_json(s.kind) for s in self.subclusters},
-            "subclusters": [_subcluster_to_json(s) for s in self.subclusters],
-            "links": [{"between": [a, b], **_link_to_json(link)} for a, b, link in self.links],
-        }
+        return content_of(self.name, self.subclusters, self.links)
 
     @property
     def num_devices(self) -> int:
@@ -400,38 +369,3 @@ def _check_links(names: Sequence[str], ends: Sequence[tuple[str, str]]) -> None:
                 f"links: {a!r} and {b!r} have no link: every pair of subclusters needs one "
                 "(or a default_link in the cluster file)"
             )
-
-
-def _link_to_json(link: Link) -> dict[str, Any]:
-    return {"bandwidth": link.bandwidth, "latency": link.latency}
-
-
-def _kind_to_json(kind: DeviceKind) -> dict[str, Any]:
-    return {
-        "peak_flops": dict(kind.peak_flops),
-        "memory": kind.memory_bytes,
-        "memory_bandwidth": kind.memory_bandwidth,
-        "source": kind.source,
-        "platform": kind.platform,
-        **({"product_shares": dict(kind.product_shares)} if kind.product_shares else {}),
-        **({"product_source": kind.product_source} if kind.product_source else {}),
-    }
-
-
-def _subcluster_to_json(subcluster: Subcluster) -> dict[str, Any]:
-    price = subcluster.price_per_device_hour
-    return {
-        "name": subcluster.name,
-        "kind": subcluster.kind.name,
-        "nodes": subcluster.nodes,
-        "devices_per_node": subcluster.devices_per_node,
-        "intra_node": _link_to_json(subcluster.intra_node),
-        "inter_node": _link_to_json(subcluster.inter_node),
-        "ray_resource": subcluster.ray_resource,
-        **({} if price is None else {"price_per_device_hour": price}),
-        **{
-            field: load
-            for field in ("transfer_load", "message_load")
-            if (load := getattr(subcluster, field))
-        },
-    }

@@ -1,4 +1,4 @@
-"""Clusters found, not written: from the devices of this process, or from a Ray cluster.
+"""Subclusters found, not written: from the devices of this process, or from a Ray cluster.
 
 What can be found is which devices there are. Links cannot, and are assumed (`PCIE`,
 `HOST_MEMORY`, `NETWORK`); a cluster file says them better.
@@ -6,18 +6,17 @@ What can be found is which devices there are. Links cannot, and are assumed (`PC
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from hetjax.errors import InputError
-from hetjax.mesh.cluster import Cluster, Subcluster
 from hetjax.mesh.host_cpu import HOST_CPU, measure_host_cpu
 from hetjax.mesh.jax_devices import JaxDevice, kind_name
 from hetjax.mesh.kinds import KINDS, DeviceKind, kind
 from hetjax.mesh.links import Link
-from hetjax.mesh.ray_offers import Offer, connected_ray_nodes, ray_offers, subcluster_names
+from hetjax.mesh.ray_offers import Offer, ray_offers, subcluster_names
+from hetjax.mesh.subcluster import Subcluster
 
 PCIE = Link(bandwidth=25e9, latency=10e-6)
 """Assumed between the accelerators of a node: PCIe 4.0 x16."""
@@ -32,16 +31,14 @@ NETWORK = Link(bandwidth=1.25e9, latency=100e-6)
 # From the devices of this process
 
 
-def cluster_from_local_devices(devices: Sequence[JaxDevice] | None = None) -> Cluster:
-    """The devices of this process as a cluster: a subcluster of one node for each kind.
-
-    JAX may count cards of two kinds by turns; `devices_in_order` finds them again.
+def local_subclusters(devices: Sequence[JaxDevice] | None = None) -> tuple[Subcluster, ...]:
+    """The devices of this process: a subcluster of one node for each kind.
 
     Args:
         devices: the devices; `jax.local_devices` unless given.
 
     Returns:
-        A cluster named ``"local"``, its kinds in the order in which they come first.
+        Subclusters named after their kinds, in the order in which they come first.
 
     Raises:
         InputError: a device is of a kind that has no known figures.
@@ -57,7 +54,7 @@ def cluster_from_local_devices(devices: Sequence[JaxDevice] | None = None) -> Cl
         link = HOST_MEMORY if name == HOST_CPU else PCIE
         device_kind = measure_host_cpu(count) if name == HOST_CPU else kind(name)
         subclusters.append(Subcluster(name, device_kind, 1, count, link, link))
-    return Cluster("local", tuple(subclusters), _all_linked(subclusters, PCIE))
+    return tuple(subclusters)
 
 
 def _known_kind_name(device: JaxDevice) -> str:
@@ -73,20 +70,8 @@ def _known_kind_name(device: JaxDevice) -> str:
 # From a Ray cluster
 
 
-def cluster_from_connected_ray() -> Cluster:
-    """The cluster of the Ray cluster that this process is connected to.
-
-    Returns:
-        The cluster; its links are assumed.
-
-    Raises:
-        InputError: this process is not connected, or as `cluster_from_ray`.
-    """
-    return cluster_from_ray(connected_ray_nodes())
-
-
-def cluster_from_ray(nodes: Iterable[Mapping[str, Any]]) -> Cluster:
-    """The nodes of a Ray cluster as a cluster: like nodes make a subcluster.
+def ray_subclusters(nodes: Iterable[Mapping[str, Any]]) -> tuple[Subcluster, ...]:
+    """The nodes of a Ray cluster: like nodes make a subcluster.
 
     The kind of a node's devices is read from the first of these that it has:
 
@@ -104,7 +89,7 @@ def cluster_from_ray(nodes: Iterable[Mapping[str, Any]]) -> Cluster:
         nodes: what ``ray.nodes()`` returns. Nodes that are not alive are left out.
 
     Returns:
-        A cluster named ``"ray"``.
+        Subclusters named after their kinds.
 
     Raises:
         InputError: a node's accelerator is of a kind that is not known, or no node is left.
@@ -116,11 +101,10 @@ def cluster_from_ray(nodes: Iterable[Mapping[str, Any]]) -> Cluster:
     # Ray nodes can share a machine, as they do on a laptop: then they share its processor.
     sharing = max(Counter(node.get("NodeManagerAddress") for node in alive).values())
     names = subcluster_names(list(offers))
-    subclusters = [
+    return tuple(
         _ray_subcluster(name, offer, count, sharing)
         for name, (offer, count) in zip(names, offers.items(), strict=True)
-    ]
-    return Cluster("ray", tuple(subclusters), _all_linked(subclusters, NETWORK))
+    )
 
 
 def _ray_subcluster(name: str, offer: Offer, nodes: int, sharing: int) -> Subcluster:
@@ -130,8 +114,3 @@ def _ray_subcluster(name: str, offer: Offer, nodes: int, sharing: int) -> Subclu
     return Subcluster(
         name, device_kind, nodes, offer.num_devices, intra_node, NETWORK, offer.ray_resource
     )
-
-
-def _all_linked(subclusters: Sequence[Subcluster], link: Link) -> tuple[tuple[str, str, Link], ...]:
-    names = [subcluster.name for subcluster in subclusters]
-    return tuple((a, b, link) for a, b in itertools.combinations(names, 2))

@@ -30,21 +30,20 @@ file. `Cluster.to_json_dict` writes the same layout.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Annotated
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
 
 import pydantic
 
-from hetjax.checked_files import Record, first_problem, read_yaml
+from hetjax.checked_files import Record, first_problem
 from hetjax.errors import InputError, unknown_name
 from hetjax.limits import MAX_DEVICES_PER_NODE, MAX_NODES, MAX_SUBCLUSTERS, Name, Text
 from hetjax.mesh import units
-from hetjax.mesh.cluster import Cluster, Subcluster
 from hetjax.mesh.host_cpu import HOST_CPU, measure_host_cpu
 from hetjax.mesh.kinds import KINDS, DeviceKind
 from hetjax.mesh.kinds import kind as known_kind
 from hetjax.mesh.links import Link
+from hetjax.mesh.subcluster import Links, Subcluster
 
 
 def _quantity(
@@ -63,7 +62,7 @@ _Positive = Annotated[float, pydantic.Field(gt=0)]
 _Load = Annotated[float, pydantic.Field(ge=0)]
 
 
-class _LinkEntry(Record):
+class _LinkRecord(Record):
     bandwidth: _Bandwidth
     latency: _Latency
 
@@ -71,11 +70,11 @@ class _LinkEntry(Record):
         return Link(self.bandwidth, self.latency)
 
 
-class _PairEntry(_LinkEntry):
+class _PairRecord(_LinkRecord):
     between: Annotated[list[Name], pydantic.Field(min_length=2, max_length=2)]
 
 
-class _KindEntry(Record):
+class _KindRecord(Record):
     like: Text | None = None
     speed: _Positive | None = None
     peak_flops: dict[Name, _Flops] | None = None
@@ -87,108 +86,120 @@ class _KindEntry(Record):
     product_source: Text | None = None
 
 
-class _SubclusterEntry(Record):
+class _SubclusterRecord(Record):
     name: Name
     kind: Text
     nodes: Annotated[int, pydantic.Field(ge=1, le=MAX_NODES)]
     devices_per_node: Annotated[int, pydantic.Field(ge=1, le=MAX_DEVICES_PER_NODE)]
-    intra_node: _LinkEntry
-    inter_node: _LinkEntry | None = None
+    intra_node: _LinkRecord
+    inter_node: _LinkRecord | None = None
     ray_resource: Text | None = None
     price_per_device_hour: _Positive | None = None
     transfer_load: _Load = 0.0
     message_load: _Load = 0.0
 
 
-class _ClusterEntry(Record):
+class ClusterRecord(Record):
+    """A cluster file, field by field."""
+
     name: Text
-    kinds: dict[Name, _KindEntry] = pydantic.Field(default={})
+    kinds: dict[Name, _KindRecord] = pydantic.Field(default={})
     subclusters: Annotated[
-        list[_SubclusterEntry], pydantic.Field(min_length=1, max_length=MAX_SUBCLUSTERS)
+        list[_SubclusterRecord], pydantic.Field(min_length=1, max_length=MAX_SUBCLUSTERS)
     ]
-    links: list[_PairEntry] = pydantic.Field(default=[])
-    default_link: _LinkEntry | None = None
+    links: list[_PairRecord] = pydantic.Field(default=[])
+    default_link: _LinkRecord | None = None
 
 
-def read_cluster_file(path: str | Path) -> Cluster:
-    """Reads a cluster file.
-
-    JAX is not imported; the host is measured only where a subcluster is of the kind ``host-cpu``.
-
-    Args:
-        path: a YAML file in UTF-8; see the module for its layout.
-
-    Returns:
-        The cluster.
-
-    Raises:
-        InputError: there is no such file, it is not UTF-8 or not YAML, or a field is missing,
-            unknown or wrong; the message names the file, the field, its value and what is allowed.
-    """
-    return cluster_from_content(read_yaml(path, "cluster file"), str(path))
-
-
-def cluster_from_content(content: object, source: str) -> Cluster:
-    """Makes a cluster from the content of a cluster file, or from `Cluster.to_json_dict`.
+def checked_record(content: object) -> ClusterRecord:
+    """Checks the fields of a cluster file's content, each by itself.
 
     Args:
         content: dicts, lists, texts and numbers, as YAML or JSON give them.
-        source: what errors name as the place.
 
     Returns:
-        The cluster.
+        The content as it is in the file.
 
     Raises:
-        InputError: a field is missing, unknown or wrong.
+        InputError: a field is missing, unknown or wrong; the message names the field, its value and
+            what is allowed.
     """
     try:
-        return _build_cluster(_ClusterEntry.model_validate(content))
+        return ClusterRecord.model_validate(content)
     except pydantic.ValidationError as error:
-        raise InputError(f"{source}: {first_problem(error, _ClusterEntry)}") from None
-    except InputError as error:
-        raise InputError(f"{source}: {error}") from None
+        raise InputError(first_problem(error, ClusterRecord)) from None
 
 
-def _build_cluster(entry: _ClusterEntry) -> Cluster:
-    for name, own in entry.kinds.items():
-        _check_kind_entry(f"kinds.{name}", own)
-    kinds = _build_kinds(entry)
-    subclusters = tuple(
+def subclusters_of(record: ClusterRecord) -> tuple[Subcluster, ...]:
+    """The subclusters that a file tells of, with the figures of their kinds.
+
+    Args:
+        record: the content of the file.
+
+    Raises:
+        InputError: a kind is unknown or defined in part, or a link between nodes is missing.
+    """
+    for name, own in record.kinds.items():
+        _check_kind(f"kinds.{name}", own)
+    kinds = _build_kinds(record)
+    return tuple(
         _build_subcluster(f"subclusters[{index}]", sub, kinds[sub.kind])
-        for index, sub in enumerate(entry.subclusters)
-    )
-    return Cluster(entry.name, subclusters, _build_links(entry))
-
-
-def _build_subcluster(field: str, entry: _SubclusterEntry, kind: DeviceKind) -> Subcluster:
-    if entry.inter_node is None and entry.nodes > 1:
-        raise InputError(f"{field}.inter_node: it is missing, and {entry.nodes} nodes need one")
-    return Subcluster(
-        name=entry.name,
-        kind=kind,
-        nodes=entry.nodes,
-        devices_per_node=entry.devices_per_node,
-        intra_node=entry.intra_node.link(),
-        inter_node=(entry.inter_node or entry.intra_node).link(),
-        ray_resource=entry.ray_resource,
-        price_per_device_hour=entry.price_per_device_hour,
-        transfer_load=entry.transfer_load,
-        message_load=entry.message_load,
+        for index, sub in enumerate(record.subclusters)
     )
 
 
-def _build_links(entry: _ClusterEntry) -> tuple[tuple[str, str, Link], ...]:
-    """The links given, then the default link for the pairs that have none."""
-    links = [(pair.between[0], pair.between[1], pair.link()) for pair in entry.links]
+def links_of(record: ClusterRecord) -> Links:
+    """The links that a file gives, then the default link for the pairs that have none.
+
+    Args:
+        record: the content of the file.
+    """
+    links = [(pair.between[0], pair.between[1], pair.link()) for pair in record.links]
     linked = {frozenset((a, b)) for a, b, _ in links}
-    if entry.default_link is not None:
-        for a, b in itertools.combinations([sub.name for sub in entry.subclusters], 2):
+    if record.default_link is not None:
+        for a, b in itertools.combinations([sub.name for sub in record.subclusters], 2):
             if a != b and frozenset((a, b)) not in linked:
-                links.append((a, b, entry.default_link.link()))
+                links.append((a, b, record.default_link.link()))
     return tuple(links)
 
 
-def _check_kind_entry(field: str, own: _KindEntry) -> None:
+def content_of(name: str, subclusters: Sequence[Subcluster], links: Links) -> dict[str, Any]:
+    """What a file that tells of a cluster holds, in SI units.
+
+    Args:
+        name: the cluster's name.
+        subclusters: its subclusters.
+        links: the links between them.
+
+    Returns:
+        Dicts, lists, texts and numbers only, its kinds defined whole.
+    """
+    return {
+        "name": name,
+        "kinds": {s.kind.name: _kind_to_json(s.kind) for s in subclusters},
+        "subclusters": [_subcluster_to_json(s) for s in subclusters],
+        "links": [{"between": [a, b], **_link_to_json(link)} for a, b, link in links],
+    }
+
+
+def _build_subcluster(field: str, record: _SubclusterRecord, kind: DeviceKind) -> Subcluster:
+    if record.inter_node is None and record.nodes > 1:
+        raise InputError(f"{field}.inter_node: it is missing, and {record.nodes} nodes need one")
+    return Subcluster(
+        name=record.name,
+        kind=kind,
+        nodes=record.nodes,
+        devices_per_node=record.devices_per_node,
+        intra_node=record.intra_node.link(),
+        inter_node=(record.inter_node or record.intra_node).link(),
+        ray_resource=record.ray_resource,
+        price_per_device_hour=record.price_per_device_hour,
+        transfer_load=record.transfer_load,
+        message_load=record.message_load,
+    )
+
+
+def _check_kind(field: str, own: _KindRecord) -> None:
     """Checks that a kind is defined in one of the two ways, and that what it is like is known."""
     if own.like is None:
         missing = [f for f in ("peak_flops", "memory", "memory_bandwidth") if not getattr(own, f)]
@@ -207,17 +218,17 @@ def _check_kind_entry(field: str, own: _KindEntry) -> None:
         raise InputError(f"{field}.like: {unknown_name('device kind', own.like, allowed)}")
 
 
-def _build_kinds(entry: _ClusterEntry) -> dict[str, DeviceKind]:
+def _build_kinds(record: ClusterRecord) -> dict[str, DeviceKind]:
     """The kinds that the subclusters use, by name; a kind of the file's own goes before ours."""
-    origins = {name: own.like for name, own in entry.kinds.items()}
-    for index, sub in enumerate(entry.subclusters):
-        known = (HOST_CPU, *KINDS, *entry.kinds)
+    origins = {name: own.like for name, own in record.kinds.items()}
+    for index, sub in enumerate(record.subclusters):
+        known = (HOST_CPU, *KINDS, *record.kinds)
         if sub.kind not in known:
             message = unknown_name("device kind", sub.kind, known)
             raise InputError(f"subclusters[{index}].kind: {message}")
     num_host_devices = sum(
         sub.nodes * sub.devices_per_node
-        for sub in entry.subclusters
+        for sub in record.subclusters
         if origins.get(sub.kind, sub.kind) == HOST_CPU
     )
 
@@ -225,15 +236,15 @@ def _build_kinds(entry: _ClusterEntry) -> dict[str, DeviceKind]:
         return measure_host_cpu(num_host_devices) if name == HOST_CPU else known_kind(name)
 
     def build(name: str) -> DeviceKind:
-        own = entry.kinds.get(name)
+        own = record.kinds.get(name)
         if own is None:
             return base(name)
         return _whole_kind(name, own) if own.like is None else _like(name, own, base(own.like))
 
-    return {sub.kind: build(sub.kind) for sub in entry.subclusters}
+    return {sub.kind: build(sub.kind) for sub in record.subclusters}
 
 
-def _whole_kind(name: str, own: _KindEntry) -> DeviceKind:
+def _whole_kind(name: str, own: _KindRecord) -> DeviceKind:
     assert own.peak_flops
     assert own.memory
     assert own.memory_bandwidth
@@ -250,7 +261,7 @@ def _whole_kind(name: str, own: _KindEntry) -> DeviceKind:
     )
 
 
-def _like(name: str, own: _KindEntry, base: DeviceKind) -> DeviceKind:
+def _like(name: str, own: _KindRecord, base: DeviceKind) -> DeviceKind:
     speed = 1.0 if own.speed is None else own.speed
     return DeviceKind(
         name=name,
@@ -262,3 +273,38 @@ def _like(name: str, own: _KindEntry, base: DeviceKind) -> DeviceKind:
         product_shares=own.product_shares or base.product_shares,
         product_source=own.product_source or ("" if own.product_shares else base.product_source),
     )
+
+
+def _link_to_json(link: Link) -> dict[str, Any]:
+    return {"bandwidth": link.bandwidth, "latency": link.latency}
+
+
+def _kind_to_json(kind: DeviceKind) -> dict[str, Any]:
+    return {
+        "peak_flops": dict(kind.peak_flops),
+        "memory": kind.memory_bytes,
+        "memory_bandwidth": kind.memory_bandwidth,
+        "source": kind.source,
+        "platform": kind.platform,
+        **({"product_shares": dict(kind.product_shares)} if kind.product_shares else {}),
+        **({"product_source": kind.product_source} if kind.product_source else {}),
+    }
+
+
+def _subcluster_to_json(subcluster: Subcluster) -> dict[str, Any]:
+    price = subcluster.price_per_device_hour
+    return {
+        "name": subcluster.name,
+        "kind": subcluster.kind.name,
+        "nodes": subcluster.nodes,
+        "devices_per_node": subcluster.devices_per_node,
+        "intra_node": _link_to_json(subcluster.intra_node),
+        "inter_node": _link_to_json(subcluster.inter_node),
+        "ray_resource": subcluster.ray_resource,
+        **({} if price is None else {"price_per_device_hour": price}),
+        **{
+            field: load
+            for field in ("transfer_load", "message_load")
+            if (load := getattr(subcluster, field))
+        },
+    }

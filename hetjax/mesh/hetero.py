@@ -11,7 +11,8 @@ import numpy as np
 
 from hetjax.errors import InputError
 from hetjax.mesh.cluster import Cluster, SubMesh
-from hetjax.mesh.jax_devices import JaxDevice, devices_in_order
+from hetjax.mesh.device_order import devices_in_order
+from hetjax.mesh.jax_devices import JaxDevice
 
 if TYPE_CHECKING:
     import jax

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from hetjax.errors import InputError
-from hetjax.mesh.cluster import Cluster, Subcluster
+from hetjax.mesh.cluster import Cluster
 from hetjax.mesh.discovery import HOST_MEMORY, NETWORK, PCIE
 from hetjax.mesh.host_cpu import HOST_CPU, HostCpu
 from hetjax.mesh.kinds import DeviceKind, kind
 from hetjax.mesh.links import Link
 from hetjax.mesh.ray_offers import Offer, ray_offers
+from hetjax.mesh.subcluster import Subcluster
 
 NODE_RESOURCE = "node:"
 """What the resource that Ray gives each node of its own begins with; its address follows."""

@@ -66,7 +66,7 @@ def connected_ray_nodes() -> list[dict[str, Any]]:
 
 
 def ray_offers(node: Mapping[str, Any]) -> list[Offer]:
-    """What a node offers; see `hetjax.mesh.discovery.cluster_from_ray`.
+    """What a node offers; see `hetjax.mesh.discovery.ray_subclusters`.
 
     Args:
         node: one of what ``ray.nodes()`` returns.

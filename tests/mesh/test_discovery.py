@@ -5,14 +5,7 @@ import jax
 import pytest
 
 from hetjax.errors import InputError
-from hetjax.mesh import (
-    Cluster,
-    cluster_from_local_devices,
-    cluster_from_ray,
-    devices_in_order,
-    kind,
-    measure_host_cpu,
-)
+from hetjax.mesh import Cluster, devices_in_order, kind, measure_host_cpu
 from hetjax.mesh.discovery import HOST_MEMORY, NETWORK, PCIE
 
 
@@ -75,7 +68,7 @@ def summary(cluster: Cluster) -> list[tuple[str, str, int, int, str | None]]:
     ],
 )
 def test_names_of_jax_are_known(text, name):
-    (subcluster,) = cluster_from_local_devices([Device(text), Device(text)]).subclusters
+    (subcluster,) = Cluster.local([Device(text), Device(text)]).subclusters
     assert subcluster.kind == kind(name)
     assert (subcluster.nodes, subcluster.devices_per_node) == (1, 2)
     assert subcluster.intra_node == PCIE
@@ -84,13 +77,13 @@ def test_names_of_jax_are_known(text, name):
 @pytest.mark.parametrize("text", ["NVIDIA GeForce RTX 3080 Ti", "NVIDIA GeForce RTX 4090 D", "H2"])
 def test_other_cards_are_not_taken_for_known_ones(text):
     with pytest.raises(InputError, match=f"'{text}' is of no known device kind"):
-        cluster_from_local_devices([Device(text)])
+        Cluster.local([Device(text)])
 
 
 def test_kinds_that_jax_counts_by_turns_are_grouped():
     names = ["NVIDIA GeForce RTX 3080", "NVIDIA GeForce RTX 4090"] * 2
     devices = [Device(name, number=i) for i, name in enumerate(names)]
-    cluster = cluster_from_local_devices(devices)
+    cluster = Cluster.local(devices)
     assert summary(cluster) == [
         ("RTX3080", "RTX3080", 1, 2, None),
         ("RTX4090", "RTX4090", 1, 2, None),
@@ -135,14 +128,14 @@ def test_like_ray_nodes_make_a_subcluster():
 
 def test_ray_node_of_two_kinds_is_part_of_two_subclusters():
     node = ray_node("1", CPU=8, GPU=4, hetjax__RTX3080=2, hetjax__RTX4090=2)
-    assert summary(cluster_from_ray([node, node])) == [
+    assert summary(Cluster.from_ray([node, node])) == [
         ("RTX3080", "RTX3080", 2, 2, "hetjax:RTX3080"),
         ("RTX4090", "RTX4090", 2, 2, "hetjax:RTX4090"),
     ]
 
 
 def test_ray_nodes_on_one_machine_share_it():
-    cluster = cluster_from_ray([ray_node("1", CPU=1), ray_node("1", CPU=1)])
+    cluster = Cluster.from_ray([ray_node("1", CPU=1), ray_node("1", CPU=1)])
     assert cluster.subclusters[0].nodes == 2
     assert cluster.subclusters[0].kind == measure_host_cpu(2)
 
@@ -163,7 +156,7 @@ def test_ray_nodes_on_one_machine_share_it():
 )
 def test_ray_node_of_unknown_kind_is_named(node, part):
     with pytest.raises(InputError, match=part):
-        cluster_from_ray([node])
+        Cluster.from_ray([node])
 
 
 def test_ray_that_is_not_connected_is_said():

@@ -4,9 +4,10 @@ import io
 
 from rich.console import Console
 
-from hetjax.mesh.cluster import Cluster, Subcluster
+from hetjax.mesh.cluster import Cluster
 from hetjax.mesh.kinds import DeviceKind
 from hetjax.mesh.links import Link
+from hetjax.mesh.subcluster import Subcluster
 from hetjax.pipeline.layers.modules import Section
 from hetjax.pipeline.layers.structural_layers import LayeredSection
 from hetjax.planner.harp.mixing import PartAlone

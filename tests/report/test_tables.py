@@ -4,9 +4,10 @@ import io
 
 from rich.console import Console
 
-from hetjax.mesh.cluster import Cluster, Subcluster
+from hetjax.mesh.cluster import Cluster
 from hetjax.mesh.kinds import DeviceKind, kind
 from hetjax.mesh.links import Link
+from hetjax.mesh.subcluster import Subcluster
 from hetjax.report.tables import (
     LinkRow,
     PredictionRow,

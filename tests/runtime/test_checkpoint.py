@@ -16,10 +16,11 @@ from jax.sharding import Mesh
 from one_pipeline import one_pipeline
 
 from hetjax.errors import CheckpointError
-from hetjax.mesh.cluster import Cluster, Subcluster, SubMesh
+from hetjax.mesh.cluster import Cluster, SubMesh
 from hetjax.mesh.hetero import HeteroMesh
 from hetjax.mesh.kinds import kind
 from hetjax.mesh.links import Link
+from hetjax.mesh.subcluster import Subcluster
 from hetjax.pipeline.program.traced_program import trace
 from hetjax.pipeline.schedules.warm_up import one_f_one_b
 from hetjax.planner.plan.plan import PipelinePlan, Plan, StagePlan

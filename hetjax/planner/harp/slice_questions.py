@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 
-from hetjax.mesh.cluster import Subcluster
+from hetjax.mesh.subcluster import Subcluster
 from hetjax.planner.problem.problem import PlanningProblem
 
 _WITHOUT_EFFECT = frozenset(

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hetjax.mesh.cluster import Cluster, Subcluster, SubMesh
+from hetjax.mesh.cluster import Cluster, SubMesh
 from hetjax.mesh.links import Link
+from hetjax.mesh.subcluster import Subcluster
 from hetjax.planner.harp.lost_devices import lost_of_nodes
 from hetjax.planner.harp.slice_questions import SliceQuestion
 from hetjax.planner.harp.stage_options import best_options, fitting

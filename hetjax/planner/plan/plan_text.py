@@ -20,7 +20,7 @@ def plan_text(plan: Plan) -> str:
 
     Example:
         >>> from hetjax.mesh import Cluster, SubMesh
-        >>> from hetjax.mesh.cluster import Subcluster
+        >>> from hetjax.mesh.subcluster import Subcluster
         >>> from hetjax.mesh.kinds import DeviceKind
         >>> from hetjax.mesh.links import Link
         >>> from hetjax.planner import StagePlan

@@ -8,7 +8,7 @@ from statistics import median
 
 import numpy as np
 
-from hetjax.mesh.cluster import Subcluster
+from hetjax.mesh.subcluster import Subcluster
 from hetjax.planner.costs.cost_model import estimate
 from hetjax.planner.harp.stage_table import Slice, StageTable, make_stage_table
 from hetjax.planner.problem.problem import PlanningProblem

@@ -13,8 +13,8 @@ import numpy as np
 from jaxtyping import PyTree
 
 from hetjax.errors import reason_of
+from hetjax.mesh.device_order import devices_in_order
 from hetjax.mesh.hetero import HeteroMesh
-from hetjax.mesh.jax_devices import devices_in_order
 from hetjax.pipeline.schedules.schedule import Schedule
 from hetjax.pipeline.stages.cutting import ParameterPart
 from hetjax.runtime.checkpoints.checkpoint import StageSaver, waited

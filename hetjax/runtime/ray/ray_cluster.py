@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from hetjax.errors import InputError
-from hetjax.mesh.cluster import Subcluster
 from hetjax.mesh.host_cpu import HOST_DEVICES
 from hetjax.mesh.measured import NODE_RESOURCE
+from hetjax.mesh.subcluster import Subcluster
 from hetjax.processes import ending_with_this_process
 
 _PROBE_SECONDS = 1.5

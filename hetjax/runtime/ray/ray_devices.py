@@ -8,8 +8,8 @@ from typing import Any
 import jax
 
 from hetjax.errors import InputError
-from hetjax.mesh.cluster import Subcluster
 from hetjax.mesh.jax_devices import is_of_kind, kind_name
+from hetjax.mesh.subcluster import Subcluster
 
 
 def given_devices(

@@ -10,7 +10,8 @@ from typing import Any
 import jax
 
 from hetjax.errors import InputError, WorkerLostError
-from hetjax.mesh.cluster import Cluster, Subcluster
+from hetjax.mesh.cluster import Cluster
+from hetjax.mesh.subcluster import Subcluster
 from hetjax.planner.profiler.measurement import ROUNDS, Measured, Measurement, Request
 from hetjax.planner.profiler.profiler import Wanted
 from hetjax.runtime.local.profiling import StageMeasurer
