@@ -7,15 +7,19 @@ given twice, a number that YAML reads as octal or in base 60.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, is_dataclass
 from pathlib import Path
-from typing import Any, NoReturn, get_args
+from typing import Any, NoReturn, get_args, get_type_hints
 
 import pydantic
 import yaml
+from pydantic_core import CoreSchema
+from pydantic_core.core_schema import with_info_after_validator_function
 
 from hetjax.errors import InputError, shown, unknown_name
 from hetjax.reading import MAX_MADE_BYTES, read_text
@@ -30,12 +34,36 @@ MAX_DIGITS = 32
 """How many digits a whole number may have."""
 
 
-class Record(pydantic.BaseModel):
-    """A mapping of a file: its fields are known, of their very types, its numbers finite."""
+STRICT = pydantic.ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+"""What is asked of a mapping: its fields are known, of their very types, its numbers finite."""
 
-    model_config = pydantic.ConfigDict(
-        extra="forbid", strict=True, frozen=True, allow_inf_nan=False
-    )
+
+class Record(pydantic.BaseModel):
+    """A mapping of a file, which is `STRICT`."""
+
+    model_config = STRICT
+
+
+@dataclass(frozen=True)
+class FileForm:
+    """How a value stands in a file, in the hint of a field of a dataclass.
+
+    Args:
+        record: what is in the file: a `Record`, or another type that pydantic checks.
+        read: the value, from that and the fields that stand before it.
+        write: what a file says of the value.
+    """
+
+    record: Any
+    read: Callable[[Any, Mapping[str, Any]], Any]
+    write: Callable[[Any], Any]
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: pydantic.GetCoreSchemaHandler
+    ) -> CoreSchema:
+        return with_info_after_validator_function(
+            lambda record, info: self.read(record, info.data), handler.generate_schema(self.record)
+        )
 
 
 def read_yaml(path: str | Path, what: str) -> object:
@@ -149,12 +177,12 @@ def _whole_number(text: str) -> int:
     return int(text)
 
 
-def first_problem(error: pydantic.ValidationError, root: type[pydantic.BaseModel]) -> str:
+def first_problem(error: pydantic.ValidationError, root: type) -> str:
     """One line for one thing wrong: the field, its value and what is allowed.
 
     Args:
         error: what pydantic found.
-        root: the model of the whole content.
+        root: the model of the whole content, or its dataclass.
 
     Returns:
         The line.
@@ -170,12 +198,12 @@ def first_problem(error: pydantic.ValidationError, root: type[pydantic.BaseModel
     """
     problems = error.errors(include_url=False)
     # A misspelt field is missing too; the name that was written is the better thing to tell.
-    unknown = (problem for problem in problems if problem["type"] == "extra_forbidden")
+    unknown = (problem for problem in problems if problem["type"] in _UNKNOWN)
     problem = next(unknown, problems[0])
     location = problem["loc"]
     field, value = _field_path(location), shown(problem["input"])
     match problem["type"]:
-        case "extra_forbidden":
+        case each if each in _UNKNOWN:
             *parents, name = location
             message = unknown_name("field", str(name), _fields_at(parents, root))
             return f"{_field_path(parents)}: {message}" if parents else message
@@ -184,10 +212,14 @@ def first_problem(error: pydantic.ValidationError, root: type[pydantic.BaseModel
         case "value_error":
             reason = problem["msg"].removeprefix("Value error, ")
             return f"{field}: {reason}" if field else reason
-        case "model_type":
+        case "model_type" | "dataclass_type":
             return f"{field or 'the content'}: {value} is not allowed: it must be a mapping"
         case _:
             return f"{field}: {value} is not allowed: {problem['msg']}"
+
+
+_UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
+"""What pydantic calls a field that a model, and that a dataclass does not have."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -262,18 +294,30 @@ def _field_path(location: Sequence[int | str]) -> str:
     return "".join(parts).removeprefix(".")
 
 
-def _fields_at(location: Sequence[int | str], root: type[pydantic.BaseModel]) -> list[str]:
+def _fields_at(location: Sequence[int | str], root: type) -> list[str]:
     """The fields that are allowed at a place."""
-    entry = root
+    fields = _fields_of(root)
     for part in location:
-        # List positions and the keys of mappings lead to no other entry than their parent does.
-        if isinstance(part, str) and part in entry.model_fields:
-            entry = _entry_in(entry.model_fields[part].annotation) or entry
-    return list(entry.model_fields)
+        # List positions and the keys of mappings lead to no other fields than their parent does.
+        if isinstance(part, str) and part in fields:
+            fields = _fields_in(fields[part]) or fields
+    return list(fields)
 
 
-def _entry_in(annotation: object) -> type[pydantic.BaseModel] | None:
-    if isinstance(annotation, type) and issubclass(annotation, pydantic.BaseModel):
-        return annotation
-    found = (_entry_in(part) for part in get_args(annotation))
-    return next((entry for entry in found if entry is not None), None)
+def _fields_of(kind: type) -> dict[str, Any]:
+    """The fields of a model or a dataclass, with their hints; none of another type."""
+    if issubclass(kind, pydantic.BaseModel):
+        return {name: field.annotation for name, field in kind.model_fields.items()}
+    if is_dataclass(kind):
+        hints = get_type_hints(kind, include_extras=True)
+        return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+    return {}
+
+
+def _fields_in(hint: object) -> dict[str, Any]:
+    """The fields of what a hint tells of: of a file's form before those of the value."""
+    if isinstance(hint, FileForm):
+        return _fields_in(hint.record)
+    if isinstance(hint, type) and (found := _fields_of(hint)):
+        return found
+    return next((found for each in reversed(get_args(hint)) if (found := _fields_in(each))), {})

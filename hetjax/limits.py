@@ -89,6 +89,9 @@ def check_name(name: str, field: str = "") -> str:
     return name
 
 
+Index = Annotated[int, pydantic.Field(ge=0, lt=2**63)]
+"""The place of something, counted from 0."""
+
 Text = Annotated[str, pydantic.Field(max_length=MAX_NAME), pydantic.AfterValidator(check_name)]
 """A line of text that can be printed."""
 

@@ -22,8 +22,8 @@ from hetjax.mesh import Cluster, SubMesh
 from hetjax.pipeline.program.traced_program import Program, trace, with_examples
 from hetjax.pipeline.schedules.warm_up import one_f_one_b
 from hetjax.planner import PipelinePlan, Plan, StagePlan
-from hetjax.planner.plan.plan import Spec, validate
-from hetjax.planner.plan.plan_file import plan_to_json
+from hetjax.planner.plan.plan import validate
+from hetjax.planner.plan.stage_plan import Spec
 
 CLUSTERS = Path(__file__).parent.parent / "configs"
 
@@ -192,7 +192,7 @@ def make_plan(name: str, program: Program) -> Plan:
         layers,
         cluster,
         pipelines,
-        f"Hetu v2, {name.upper()}",
+        planner=f"Hetu v2, {name.upper()}",
         shard_optimizer_state=strategy.shard_optimizer_state,
         lost_devices=strategy.lost_devices,
     )
@@ -258,7 +258,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     program = trace(ingredients.model.loss, ingredients.parameter_shapes, shapes)
     options.out.mkdir(parents=True, exist_ok=True)
     for name in (name for name, each in STRATEGIES.items() if each.model == options.config.stem):
-        text = json.dumps(plan_to_json(make_plan(name, program)), indent=1)
+        text = json.dumps(make_plan(name, program).to_json_dict(), indent=1)
         (options.out / f"{name}.json").write_text(text + "\n")
 
 

@@ -68,15 +68,15 @@ def imports(path: Path) -> set[str]:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module)
-            names = {f"{node.module}.{alias.name}" for alias in node.names}
-            found |= {name for name in names if _is_module(name)}
+            names = (f"{node.module}.{alias.name}" for alias in node.names)
+            found |= {name if _is_module(name) else node.module for name in names}
     return found
 
 
 def _is_module(name: str) -> bool:
-    """Whether a name is a file's of hetjax, not one that is defined in a file."""
-    return (ROOT / (name.replace(".", "/") + ".py")).exists()
+    """Whether a name is a file's or a package's of hetjax, not one that is defined in a file."""
+    path = ROOT / name.replace(".", "/")
+    return path.with_suffix(".py").exists() or (path / "__init__.py").exists()
 
 
 def uses(package: str, name: str) -> list[str]:

@@ -23,7 +23,8 @@ from hetjax.pipeline.program.traced_program import Program, trace
 from hetjax.pipeline.schedule_search.named_schedules import make_schedule
 from hetjax.pipeline.schedules.schedule import WARM_UP_SCHEDULES, Schedule
 from hetjax.pipeline.timeline.times import StepTimes
-from hetjax.planner.plan.plan import PipelinePlan, Plan, StagePlan
+from hetjax.planner.plan.plan import Plan
+from hetjax.planner.plan.stage_plan import PipelinePlan, StagePlan
 from hetjax.sharding.annotation.rules import RULES
 
 # So fast that it pays to divide even the tiny models of tests.

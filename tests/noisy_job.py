@@ -19,7 +19,8 @@ from ray_jobs import RUNTIMES, make_cluster
 from hetjax.mesh import SubMesh
 from hetjax.pipeline.program.traced_program import trace
 from hetjax.pipeline.schedules.warm_up import one_f_one_b
-from hetjax.planner.plan.plan import PipelinePlan, Plan, StagePlan
+from hetjax.planner.plan.plan import Plan
+from hetjax.planner.plan.stage_plan import PipelinePlan, StagePlan
 from hetjax.runtime import Trainer
 
 BATCH, WIDTHS = 12, (4, 8, 8, 2)

@@ -2,6 +2,8 @@
 
 import ast
 import re
+from collections.abc import Iterable
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -39,6 +41,26 @@ def test_imports_go_down_and_to_the_right(package: str, name: str):
             assert name == "" or imported != f"hetjax.{package}", f"{path} imports its package"
             for each in forbidden:
                 assert not f"{imported}.".startswith(f"{each}."), f"{path} imports {imported}"
+
+
+def module_name(path: Path) -> str:
+    """What imports call a file; a package stands for its ``__init__``."""
+    parts = path.relative_to(ROOT.parent).with_suffix("").parts
+    return ".".join(parts).removesuffix(".__init__")
+
+
+def circle(files: Iterable[Path]) -> list[str]:
+    """Files each of which imports the next, and the last the first; imports in functions count."""
+    named = {module_name(path): imports(path) for path in files}
+    try:
+        TopologicalSorter({name: each & named.keys() for name, each in named.items()}).prepare()
+    except CycleError as error:
+        return error.args[1]
+    return []
+
+
+def test_no_imports_go_in_a_circle():
+    assert circle(FILES) == []
 
 
 def test_every_folder_is_a_room_and_says_what_lives_there():

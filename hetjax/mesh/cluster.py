@@ -15,7 +15,7 @@ from typing import Any
 
 from hetjax.checked_files import read_yaml
 from hetjax.errors import InputError, unknown_name
-from hetjax.limits import check_name
+from hetjax.limits import Index, Name, check_name
 from hetjax.mesh.discovery import NETWORK, PCIE, local_subclusters, ray_subclusters
 from hetjax.mesh.files import checked_record, content_of, links_of, subclusters_of
 from hetjax.mesh.jax_devices import JaxDevice
@@ -44,8 +44,8 @@ class SubMesh:
         'fast[2:4] 1x2'
     """
 
-    subcluster: str
-    start: int
+    subcluster: Name
+    start: Index
     shape: tuple[int, int]
 
     def __post_init__(self) -> None:
@@ -127,7 +127,11 @@ class Cluster:
                 unknown or wrong; the message names the file, the field, its value and what is
                 allowed.
         """
-        return cls.from_json_dict(read_yaml(path, "cluster file"), str(path))
+        content = read_yaml(path, "cluster file")
+        try:
+            return cls.from_json_dict(content)
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from None
 
     @classmethod
     def local(cls, devices: Sequence[JaxDevice] | None = None) -> Cluster:
@@ -170,12 +174,11 @@ class Cluster:
         return cls("ray", subclusters, all_linked(subclusters, NETWORK))
 
     @classmethod
-    def from_json_dict(cls, data: object, source: str = "cluster") -> Cluster:
+    def from_json_dict(cls, data: object) -> Cluster:
         """Reads what `to_json_dict` wrote; a cluster file's content is read likewise.
 
         Args:
             data: the content, as `json` gives it.
-            source: what errors name as the place, such as ``"plan.json: cluster"``.
 
         Returns:
             The cluster, equal to the one written.
@@ -183,11 +186,8 @@ class Cluster:
         Raises:
             InputError: a field is missing, unknown or wrong.
         """
-        try:
-            record = checked_record(data)
-            return cls(record.name, subclusters_of(record), links_of(record))
-        except InputError as error:
-            raise InputError(f"{source}: {error}") from None
+        record = checked_record(data)
+        return cls(record.name, subclusters_of(record), links_of(record))
 
     def to_json_dict(self) -> dict[str, Any]:
         """The whole cluster, its kinds included, as plain values in SI units.

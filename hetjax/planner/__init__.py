@@ -36,16 +36,10 @@ from hetjax.planner.harp.dynamic_program import Alternative, DynamicProgram, Fou
 from hetjax.planner.harp.microbatches import Choice, choose_microbatches
 from hetjax.planner.harp.mixing import PartAlone, parts_alone
 from hetjax.planner.harp.no_fit import does_not_fit
-from hetjax.planner.plan.plan import (
-    PipelinePlan,
-    Plan,
-    Prediction,
-    StagePlan,
-    StagePrediction,
-    validate,
-    validate_for,
-)
+from hetjax.planner.plan.plan import Plan, validate, validate_for
+from hetjax.planner.plan.prediction import Prediction, StagePrediction
 from hetjax.planner.plan.prices import OBJECTIVES, step_cost
+from hetjax.planner.plan.stage_plan import PipelinePlan, StagePlan
 from hetjax.planner.problem.problem import MAX_PIPELINES, Planner, PlanningProblem, make_problem
 
 __all__ = [

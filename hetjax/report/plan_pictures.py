@@ -12,7 +12,8 @@ from hetjax.mesh.quantities import format_bytes, format_seconds
 from hetjax.report.timeline_style import Style
 
 if TYPE_CHECKING:
-    from hetjax.planner.plan.plan import Plan, StagePrediction
+    from hetjax.planner.plan.plan import Plan
+    from hetjax.planner.plan.prediction import StagePrediction
     from hetjax.report.layer_table import ModuleRun
 
 _COLORS = ("#3b78b8", "#e2a13a", "#3f9c6d", "#a8557a", "#6a5a9c", "#5f97a0")

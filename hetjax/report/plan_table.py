@@ -11,7 +11,9 @@ from hetjax.report.tables import StageRow, stage_table
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from hetjax.planner.plan.plan import PipelinePlan, Plan, StagePrediction
+    from hetjax.planner.plan.plan import Plan
+    from hetjax.planner.plan.prediction import StagePrediction
+    from hetjax.planner.plan.stage_plan import PipelinePlan
 
 
 def plan_table(plan: Plan) -> Table:

@@ -19,7 +19,6 @@ from hetjax.pipeline.schedules.schedule import Schedule
 from hetjax.pipeline.timeline.timeline import Timeline
 from hetjax.pipeline.timeline.times import StepTimes
 from hetjax.planner.plan.plan import Plan, validate
-from hetjax.planner.plan.plan_file import plan_to_json
 from hetjax.runtime.checkpoints.manifest import DataPosition
 from hetjax.runtime.checkpoints.restoring import restore
 from hetjax.runtime.checkpoints.saving import CheckpointOptions, RunCheckpoints
@@ -487,4 +486,4 @@ class Trainer:
 def _without_prediction(plan: Plan) -> str:
     """What tells plans apart that compute in other ways."""
     bare = replace(plan, prediction=None, planner="", lost_devices=())
-    return json.dumps(plan_to_json(bare))
+    return json.dumps(bare.to_json_dict())

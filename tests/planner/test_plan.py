@@ -19,16 +19,9 @@ from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster, SubMesh
 from hetjax.pipeline.program.traced_program import Program, trace
 from hetjax.pipeline.schedules.schedule import EXPLICIT, WARM_UP_SCHEDULES, Schedule, Task
 from hetjax.pipeline.schedules.warm_up import from_warm_up_counts, gpipe, one_f_one_b
-from hetjax.planner.plan.plan import (
-    PipelinePlan,
-    Plan,
-    Prediction,
-    StagePlan,
-    StagePrediction,
-    validate,
-    validate_for,
-)
-from hetjax.planner.plan.plan_file import plan_from_json, plan_to_json
+from hetjax.planner.plan.plan import Plan, validate, validate_for
+from hetjax.planner.plan.prediction import Prediction, StagePrediction
+from hetjax.planner.plan.stage_plan import PipelinePlan, StagePlan
 from hetjax.sharding.annotation.rules import RULES
 
 KIND = DeviceKind("test", {"float32": 1e12}, 10**9, 1e11, source="made up")
@@ -140,8 +133,8 @@ def plans(draw: Any) -> Plan:
 @given(plan=plans())
 def test_a_plan_comes_back_from_its_json_as_it_was(plan):
     validate(plan)
-    text = json.dumps(plan_to_json(plan))
-    assert plan_from_json(json.loads(text)) == plan
+    text = json.dumps(plan.to_json_dict())
+    assert Plan.from_json_dict(json.loads(text)) == plan
 
 
 def test_a_plan_comes_back_from_its_file_as_it_was(tmp_path):
@@ -149,6 +142,19 @@ def test_a_plan_comes_back_from_its_file_as_it_was(tmp_path):
     plan.save(tmp_path / "plan.json")
     assert Plan.load(tmp_path / "plan.json") == plan
     assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
+
+
+def test_a_file_of_before_stages_told_what_they_exchange():
+    both = tuple(replace(prediction_of_a_stage(1), sharing_seconds=0.5) for _ in range(2))
+    plan = replace(plan_of_two_stages(), prediction=Prediction(2.0, 1.0, both))
+    data = plan.to_json_dict()
+    assert list(data["prediction"]) == ["step_time", "lower_bound", "sharing_seconds", "stages"]
+    for stage in data["prediction"]["stages"]:
+        del stage["sharing_seconds"]
+    assert Plan.from_json_dict(data) == plan
+    data["prediction"]["sharing_seconds"] = "much"
+    with pytest.raises(InputError, match=r"^plan: prediction.sharing_seconds: 'much' is not"):
+        Plan.from_json_dict(data)
 
 
 def test_the_parts_of_a_plan_that_follow_from_others():
@@ -231,10 +237,10 @@ BAD_EDITS = [
 
 @pytest.mark.parametrize(("path", "value", "message"), BAD_EDITS)
 def test_a_bad_edit_is_told_its_field(path, value, message):
-    data = json.loads(json.dumps(plan_to_json(plan_of_two_stages())))
+    data = json.loads(json.dumps(plan_of_two_stages().to_json_dict()))
     edit(path, value)(data)
     with pytest.raises(InputError, match=message):
-        plan_from_json(data)
+        Plan.from_json_dict(data)
 
 
 def test_lost_devices_are_named_in_the_file_and_no_stage_has_one():
@@ -260,11 +266,11 @@ def test_lost_devices_are_named_in_the_file_and_no_stage_has_one():
 
 
 def test_two_stages_on_one_device():
-    data = copy.deepcopy(plan_to_json(plan_of_two_stages()))
+    data = copy.deepcopy(plan_of_two_stages().to_json_dict())
     edit(f"{STAGES}/1/submesh", {"subcluster": "sub0", "start": 3, "shape": [1, 1]})(data)
     edit(f"{STAGES}/1/mesh_shape", [1, 1])(data)
     with pytest.raises(InputError, match=r"has device 3, which pipelines\[0\].stages\[0\] has too"):
-        plan_from_json(data)
+        Plan.from_json_dict(data)
 
 
 @pytest.mark.parametrize(
@@ -331,14 +337,14 @@ def test_a_specification_that_fits_no_parameter(parameters, message):
 
 
 def test_more_tasks_than_can_be_put_in_order_are_refused():
-    data = json.loads(json.dumps(plan_to_json(plan_of_two_stages())))
+    data = json.loads(json.dumps(plan_of_two_stages().to_json_dict()))
     for count, message in (
         (10**15, r"num_microbatches: 1000000000000000 is not allowed: .* 16384"),
         (10**4 * 7, r"num_microbatches: 70000 is not allowed"),
     ):
         data["pipelines"][0]["num_microbatches"] = count
         with pytest.raises(InputError, match=message):
-            plan_from_json(data)
+            Plan.from_json_dict(data)
     with pytest.raises(InputError, match=r"16384 in a pipeline of 8 stages; it must be 8192"):
         from_warm_up_counts([1] * 8, 2**14)
 

@@ -14,8 +14,8 @@ from hetjax.models.language_model import LanguageModel, language_model
 from hetjax.pipeline.schedules.warm_up import one_f_one_b
 from hetjax.planner import DynamicProgram, complete, make_problem, predict
 from hetjax.planner.costs.plan_sharding import shard_stages
-from hetjax.planner.plan.plan import PipelinePlan, Plan, StagePlan, validate_for
-from hetjax.planner.plan.plan_file import plan_from_json, plan_to_json
+from hetjax.planner.plan.plan import Plan, validate_for
+from hetjax.planner.plan.stage_plan import PipelinePlan, StagePlan
 from hetjax.planner.problem.problem import PlanningProblem
 
 MODEL = language_model(GPTConfig(vocabulary=64, blocks=2, width=128, heads=4, sequence=32))
@@ -53,7 +53,7 @@ def test_a_stage_with_a_tensor_axis_is_annotated():
     validate_for(plan, problem.program)
     assert plan.prediction is not None
     assert plan.prediction.stages[0].fits
-    assert plan_from_json(plan_to_json(plan)) == plan
+    assert Plan.from_json_dict(plan.to_json_dict()) == plan
 
 
 def test_a_scan_that_is_cut_between_stages_is_annotated():

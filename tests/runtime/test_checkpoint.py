@@ -23,7 +23,8 @@ from hetjax.mesh.links import Link
 from hetjax.mesh.subcluster import Subcluster
 from hetjax.pipeline.program.traced_program import trace
 from hetjax.pipeline.schedules.warm_up import one_f_one_b
-from hetjax.planner.plan.plan import PipelinePlan, Plan, StagePlan
+from hetjax.planner.plan.plan import Plan
+from hetjax.planner.plan.stage_plan import PipelinePlan, StagePlan
 from hetjax.runtime.checkpoints.checkpoint import StageSaver, check_leaves
 from hetjax.runtime.checkpoints.checkpoint_files import (
     CheckpointFolder,

@@ -14,7 +14,8 @@ from hetjax import InputError, Trainer
 from hetjax.mesh import SubMesh
 from hetjax.pipeline import trace
 from hetjax.pipeline.schedules.warm_up import one_f_one_b
-from hetjax.planner.plan.plan import PipelinePlan, Plan, StagePlan
+from hetjax.planner.plan.plan import Plan
+from hetjax.planner.plan.stage_plan import PipelinePlan, StagePlan
 from hetjax.runtime.instructions.instruction import Route, RouteKind, Send
 from hetjax.runtime.instructions.instruction_list import training_instructions
 from hetjax.runtime.instructions.placement import Placement

@@ -22,7 +22,8 @@ from small_models import Model, make_batch
 from hetjax.mesh import SubMesh
 from hetjax.pipeline.schedule_search.named_schedules import make_schedule
 from hetjax.pipeline.timeline.times import StepTimes
-from hetjax.planner.plan.plan import PipelinePlan, Plan, StagePlan
+from hetjax.planner.plan.plan import Plan
+from hetjax.planner.plan.stage_plan import PipelinePlan, StagePlan
 from hetjax.runtime.instructions.buffers import Parameter
 from hetjax.runtime.local.local_executor import LocalExecutor
 

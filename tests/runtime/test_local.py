@@ -21,7 +21,8 @@ from hetjax.pipeline.schedules.schedule import WARM_UP_SCHEDULES, Schedule
 from hetjax.pipeline.schedules.warm_up import one_f_one_b
 from hetjax.pipeline.timeline.timeline import link_track
 from hetjax.pipeline.timeline.times import StepTimes
-from hetjax.planner.plan.plan import PipelinePlan, Plan, StagePlan
+from hetjax.planner.plan.plan import Plan
+from hetjax.planner.plan.stage_plan import PipelinePlan, StagePlan
 from hetjax.runtime.local.local_executor import LocalExecutor
 from hetjax.runtime.workers.job import Job
 from hetjax.runtime.workers.step_report import link_events, link_uses

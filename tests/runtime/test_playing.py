@@ -18,7 +18,8 @@ from hetjax.pipeline import simulate_schedule
 from hetjax.pipeline.schedules.schedule import Schedule
 from hetjax.pipeline.schedules.warm_up import eager_1f1b, gpipe, one_f_one_b
 from hetjax.pipeline.timeline.timeline import stage_track
-from hetjax.planner.plan.plan import Plan, Prediction, StagePrediction, times_of
+from hetjax.planner.plan.plan import Plan
+from hetjax.planner.plan.prediction import Prediction, StagePrediction, times_of
 from hetjax.runtime import LocalOptions, Play
 from hetjax.runtime.instructions.instruction import Route, RouteKind, Tag
 from hetjax.runtime.local.played import PlayedExecutor

@@ -16,7 +16,8 @@ from hetjax.pipeline.schedules.schedule import SCHEDULES, Schedule
 from hetjax.pipeline.timeline.simulate import simulate_schedule
 from hetjax.pipeline.timeline.timeline import Event, stage_track
 from hetjax.pipeline.timeline.times import StepTimes
-from hetjax.planner.plan.plan import PipelinePlan, Plan, StagePlan
+from hetjax.planner.plan.plan import Plan
+from hetjax.planner.plan.stage_plan import PipelinePlan, StagePlan
 from hetjax.runtime.instructions.instruction import Expect, Receive, RouteKind, Run, Tag
 from hetjax.runtime.instructions.instruction_list import training_instructions
 from hetjax.runtime.workers.job import build

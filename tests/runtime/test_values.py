@@ -24,8 +24,8 @@ from hetjax.pipeline.schedule_search.named_schedules import make_schedule
 from hetjax.pipeline.stages.cutting import cut
 from hetjax.pipeline.timeline.times import StepTimes
 from hetjax.planner.intra_op import StageDevices, Training, shard_stage
-from hetjax.planner.plan.plan import PipelinePlan, Plan, Spec, StagePlan
-from hetjax.planner.plan.plan_file import plan_from_json, plan_to_json
+from hetjax.planner.plan.plan import Plan
+from hetjax.planner.plan.stage_plan import PipelinePlan, Spec, StagePlan
 from hetjax.runtime.workers.job import build
 
 MODELS = {
@@ -84,7 +84,7 @@ def test_losses_and_gradients_are_those_of_one_device(name, mesh_shape, schedule
     case = case_of(mesh_shape, schedule, recompute=recompute, model=model)
     told = [spec for stage in case.plan.stages for spec in stage.values.values()]
     assert any("tensor" in spec for spec in told)
-    assert plan_from_json(plan_to_json(case.plan)) == case.plan
+    assert Plan.from_json_dict(case.plan.to_json_dict()) == case.plan
     loss, norm, expected = one_device_gradients(model, batch)
     with running(job_of(case, keep_gradients())) as executor:
         assert not any(summed_late(executor))

@@ -7,7 +7,9 @@ from dataclasses import replace
 from hetjax.pipeline.schedules.memory import MicrobatchBytes, peak_bytes
 from hetjax.pipeline.stages.cutting import Stage, cut
 from hetjax.planner.intra_op.stage_sharding import StageDevices, Training, shard_stage
-from hetjax.planner.plan.plan import PipelinePlan, Plan, StagePlan, StagePrediction
+from hetjax.planner.plan.plan import Plan
+from hetjax.planner.plan.prediction import StagePrediction
+from hetjax.planner.plan.stage_plan import PipelinePlan, StagePlan
 from hetjax.planner.problem.problem import PlanningProblem
 from hetjax.planner.work.rates import USABLE_MEMORY, collective_link
 

@@ -17,15 +17,9 @@ from hetjax.pipeline.timeline.times import StepTimes
 from hetjax.planner.costs.cost_model import estimate, estimate_halves, update_rate
 from hetjax.planner.costs.network_cards import with_shared_cards
 from hetjax.planner.costs.sharing_cost import SharedParameters, sharing_seconds
-from hetjax.planner.plan.plan import (
-    PipelinePlan,
-    Plan,
-    Prediction,
-    StagePlan,
-    StagePrediction,
-    times_of,
-    validate_for,
-)
+from hetjax.planner.plan.plan import Plan, validate_for
+from hetjax.planner.plan.prediction import Prediction, StagePrediction, times_of
+from hetjax.planner.plan.stage_plan import PipelinePlan, StagePlan
 from hetjax.planner.problem.problem import PlanningProblem
 from hetjax.planner.work.execution import Execution
 from hetjax.planner.work.layer_runs import one_run

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from hetjax.pipeline.timeline.timeline import Event, stage_track
 from hetjax.planner.costs.predict import simulate
-from hetjax.planner.plan.plan import Plan, Prediction
+from hetjax.planner.plan.plan import Plan
+from hetjax.planner.plan.prediction import Prediction
 from hetjax.planner.problem.problem import PlanningProblem
 
 

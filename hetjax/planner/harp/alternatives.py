@@ -12,7 +12,8 @@ from hetjax.planner.harp.dynamic_program import Alternative, DynamicProgram, Fou
 from hetjax.planner.harp.restriction import with_nodes, without_recomputation
 from hetjax.planner.harp.simulated_search import CLOSED_FORM_EXCESS
 from hetjax.planner.harp.stage_table import StageTable
-from hetjax.planner.plan.plan import PipelinePlan, Plan, StagePlan
+from hetjax.planner.plan.plan import Plan
+from hetjax.planner.plan.stage_plan import PipelinePlan, StagePlan
 from hetjax.planner.problem.problem import PlanningProblem
 
 Restriction = Callable[[StageTable], StageTable]

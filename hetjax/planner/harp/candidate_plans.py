@@ -9,7 +9,8 @@ from hetjax.planner.harp.fixed_pace import Place
 from hetjax.planner.harp.lost_devices import around_lost
 from hetjax.planner.harp.search import Candidate
 from hetjax.planner.harp.stage_table import Slice, StageTable
-from hetjax.planner.plan.plan import PipelinePlan, Plan, StagePlan
+from hetjax.planner.plan.plan import Plan
+from hetjax.planner.plan.stage_plan import PipelinePlan, StagePlan
 from hetjax.planner.problem.problem import PlanningProblem
 from hetjax.planner.work.layer_runs import Runs
 

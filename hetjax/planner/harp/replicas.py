@@ -18,8 +18,9 @@ from hetjax.planner.costs.cost_model import least_seconds
 from hetjax.planner.costs.sharing_cost import SharedParameters, sharing_seconds
 from hetjax.planner.harp.simulated_search import CLOSED_FORM_EXCESS
 from hetjax.planner.harp.stage_table import ALL_ORDERS_UP_TO
-from hetjax.planner.plan.plan import PipelinePlan, Plan
+from hetjax.planner.plan.plan import Plan
 from hetjax.planner.plan.prices import node_prices, step_cost
+from hetjax.planner.plan.stage_plan import PipelinePlan
 from hetjax.planner.problem.problem import PlanningProblem
 
 _WORTH = 0.99

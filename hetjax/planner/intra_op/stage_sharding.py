@@ -21,7 +21,7 @@ from hetjax.planner.intra_op.groups import Costs, Group, Strategy, groups_of, st
 from hetjax.planner.intra_op.integer_program import Graph
 from hetjax.planner.intra_op.kept_values import kept_values
 from hetjax.planner.intra_op.operations import Operations
-from hetjax.planner.plan.plan import Spec
+from hetjax.planner.plan.stage_plan import Spec
 from hetjax.planner.work.execution import state_bytes
 from hetjax.planner.work.rates import TRAFFIC_SHARE
 from hetjax.planner.work.stage_work import part_shape

@@ -4,59 +4,70 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hetjax.mesh.cluster import Cluster
 from hetjax.mesh.quantities import format_bytes, format_seconds
-from hetjax.planner.plan.plan import PipelinePlan, Plan, StagePrediction
+from hetjax.planner.plan.prediction import Prediction, StagePrediction
+from hetjax.planner.plan.stage_plan import PipelinePlan
 
 
-def plan_text(plan: Plan) -> str:
+def plan_text(
+    cluster: Cluster,
+    pipelines: Sequence[PipelinePlan],
+    planner: str,
+    prediction: Prediction | None,
+    lost: Sequence[int] = (),
+) -> str:
     """A plan as plain text: the cluster, every stage, microbatches and schedule, what is predicted.
 
     Args:
-        plan: any plan; one without a prediction says so.
+        cluster: the cluster.
+        pipelines: the pipelines.
+        planner: what made the plan.
+        prediction: what is expected of it; the text of a plan without one says so.
+        lost: devices of the cluster that are gone.
 
     Returns:
         A line for the whole, one for each pipeline, one for each stage, and the predicted step time
         beside the time that no schedule of these stages can go below. Memory is that of one device.
 
     Example:
-        >>> from hetjax.mesh import Cluster, SubMesh
-        >>> from hetjax.mesh.subcluster import Subcluster
-        >>> from hetjax.mesh.kinds import DeviceKind
-        >>> from hetjax.mesh.links import Link
+        >>> from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster, SubMesh
         >>> from hetjax.planner import StagePlan
         >>> from hetjax.pipeline.schedules.warm_up import one_f_one_b
         >>> kind, link = DeviceKind("card", {"float32": 1e12}, 10**9, 1e11, "made up"), Link(1e9, 0)
         >>> cluster = Cluster("desk", (Subcluster("pair", kind, 1, 2, link, link),), ())
         >>> stage = StagePlan((0, 3), SubMesh("pair", 0, (1, 2)), (2, 1))
         >>> pipeline = PipelinePlan((stage,), 4, 8, one_f_one_b(1, 4))
-        >>> print(plan_text(Plan("a", (0, 5, 9, 12), cluster, (pipeline,))))
+        >>> print(plan_text(cluster, (pipeline,), "by hand", None))
         Plan on cluster desk: 1 stage on 2 of 2 devices, 32 examples a step, made by hand
           4 microbatches of 8 examples, schedule 1f1b
             stage 0: layers 0-2 on pair[0:2] 1x2, data 2
           without a prediction
     """
-    used = sum(stage.submesh.num_devices for stage in plan.stages)
-    several = len(plan.pipelines) > 1
-    planner = plan.planner if plan.planner == "by hand" else f"by {plan.planner}"
+    stages = [stage for pipeline in pipelines for stage in pipeline.stages]
+    used = sum(stage.submesh.num_devices for stage in stages)
+    batch_size = sum(pipeline.batch_size for pipeline in pipelines)
     lines = [
-        f"Plan on cluster {plan.cluster.name}: {_count(len(plan.stages), 'stage')} on {used} of "
-        f"{_count(plan.cluster.num_devices, 'device')}, {_count(plan.batch_size, 'example')} a "
-        f"step{_without(plan)}, made {planner}"
+        f"Plan on cluster {cluster.name}: {_count(len(stages), 'stage')} on {used} of "
+        f"{_count(cluster.num_devices, 'device')}, {_count(batch_size, 'example')} a "
+        f"step{_without(lost)}, made {planner if planner == 'by hand' else f'by {planner}'}"
     ]
-    predicted = plan.prediction.stages if plan.prediction else ()
-    for number, (first, pipeline) in enumerate(plan.numbered_pipelines()):
-        name = f"pipeline {number}: " if several else ""
+    predicted = prediction.stages if prediction else ()
+    first = 0
+    for number, pipeline in enumerate(pipelines):
+        name = f"pipeline {number}: " if len(pipelines) > 1 else ""
+        end = first + len(pipeline.stages)
         lines.append(f"  {name}{_order(pipeline)}")
-        lines += _stages(pipeline, first, predicted[first : first + len(pipeline.stages)])
-    lines.append(f"  {_prediction(plan)}")
+        lines += _stages(pipeline, first, predicted[first:end])
+        first = end
+    lines.append(f"  {_prediction(prediction)}")
     return "\n".join(lines)
 
 
-def _without(plan: Plan) -> str:
-    if not plan.lost_devices:
+def _without(lost: Sequence[int]) -> str:
+    if not lost:
         return ""
-    several = "s" if len(plan.lost_devices) > 1 else ""
-    return f", without device{several} {', '.join(map(str, plan.lost_devices))}"
+    return f", without device{'s' if len(lost) > 1 else ''} {', '.join(map(str, lost))}"
 
 
 def _order(pipeline: PipelinePlan) -> str:
@@ -82,8 +93,7 @@ def _memory(stage: StagePrediction) -> str:
     return f"{needed} of {there}" + ("" if stage.fits else ", which is too little")
 
 
-def _prediction(plan: Plan) -> str:
-    prediction = plan.prediction
+def _prediction(prediction: Prediction | None) -> str:
     if prediction is None:
         return "without a prediction"
     return (

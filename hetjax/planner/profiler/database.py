@@ -12,15 +12,14 @@ import json
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Literal
 
 import jax
-from pydantic import Field, ValidationError
 
-from hetjax.checked_files import Record, first_problem, read_json
+from hetjax.checked_files import read_json
 from hetjax.errors import InputError
+from hetjax.file_content import from_content, to_content
 from hetjax.files import replacing
 from hetjax.limits import Name
 from hetjax.planner.profiler.measurement import Measurement
@@ -44,13 +43,13 @@ class Key:
         jax: the version of JAX that compiled it.
     """
 
-    structure: str
-    kind: str
-    dtype: str
+    structure: Name
+    kind: Name
+    dtype: Name
     shape: tuple[int, int]
     mesh_shape: tuple[int, int]
-    sharding: str
-    jax: str = jax.__version__
+    sharding: Name
+    jax: Name = jax.__version__
 
     @property
     def path(self) -> Path:
@@ -60,36 +59,10 @@ class Key:
         return Path(folder, f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json")
 
 
-class _KeyRecord(Record):
-    structure: Name
-    kind: Name
-    dtype: Name
-    shape: tuple[int, int] = Field(strict=False)
-    mesh_shape: tuple[int, int] = Field(strict=False)
-    sharding: Name
-    jax: Name
-
-
-Seconds = Annotated[float, Field(gt=0)]
-Amount = Annotated[float, Field(ge=0)]
-Bytes = Annotated[int, Field(ge=0)]
-
-
-class _MeasurementRecord(Record):
-    forward_seconds: Seconds
-    backward_seconds: Seconds
-    update_bytes_per_second: Amount
-    forward_bytes: Bytes
-    backward_bytes: Bytes
-    repetitions: Annotated[int, Field(ge=1)]
-    spread: Amount
-    yardstick_seconds: Amount = 0.0
-
-
-class _DatabaseFile(Record):
-    version: Literal[1]
-    key: _KeyRecord
-    measurement: _MeasurementRecord
+@dataclass(frozen=True)
+class _DatabaseFile:
+    key: Key
+    measurement: Measurement
     note: str = ""
 
 
@@ -118,13 +91,13 @@ class ProfileDatabase:
         path = self.folder / key.path
         if not os.path.lexists(path):
             return None
-        record = _read(path)
-        if _key(record) != key:
+        found = _read(path)
+        if found.key != key:
             raise InputError(
                 f"{path}: key is of another measurement than the file's name; a file of a profile "
                 f"database keeps the name that it was written with"
             )
-        return Measurement(**record.measurement.model_dump())
+        return found.measurement
 
     def put(self, key: Key, measurement: Measurement, note: str = "") -> None:
         """Keep a measurement.
@@ -134,12 +107,7 @@ class ProfileDatabase:
             measurement: what it took.
             note: what a person may want to know of it.
         """
-        content = {
-            "version": VERSION,
-            "key": asdict(key),
-            "measurement": asdict(measurement),
-            "note": note,
-        }
+        content = {"version": VERSION, **to_content(_DatabaseFile(key, measurement, note))}
         with replacing(self.folder / key.path) as temporary:
             temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
@@ -164,20 +132,20 @@ class ProfileDatabase:
 
     def _all(self) -> Iterator[tuple[Key, Measurement, str]]:
         for path in sorted(self.folder.glob("*/*.json")):
-            record = _read(path)
-            yield _key(record), Measurement(**record.measurement.model_dump()), record.note
+            found = _read(path)
+            yield found.key, found.measurement, found.note
 
 
 def _read(path: Path) -> _DatabaseFile:
     try:
         data = read_json(path, f"{path}: this is not a profile: the file", MAX_WRITTEN_BYTES)
-        return _DatabaseFile.model_validate(data)
-    except ValidationError as error:
-        problem = f"{path}: {first_problem(error, _DatabaseFile)}"
     except InputError as error:
-        problem = str(error)
-    raise InputError(f"{problem}; remove the file to have it measured again")
+        raise _to_remove(str(error)) from None
+    try:
+        return from_content(_DatabaseFile, data, VERSION)
+    except InputError as error:
+        raise _to_remove(f"{path}: {error}") from None
 
 
-def _key(record: _DatabaseFile) -> Key:
-    return Key(**{each.name: getattr(record.key, each.name) for each in fields(Key)})
+def _to_remove(problem: str) -> InputError:
+    return InputError(f"{problem}; remove the file to have it measured again")

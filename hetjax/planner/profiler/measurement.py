@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import Any
+from typing import Annotated, Any
 
 import optax
 from jaxtyping import PyTree
+from pydantic import Field
 
 ROUNDS = 3
 """How often a run of layers is measured, all the others in between: a device that is slow for some
@@ -16,6 +17,10 @@ seconds is slow in one of these measurements only."""
 
 _OUTLIER = 2.0
 """Times the median, from which on a repetition is one in which something else ran."""
+
+Seconds = Annotated[float, Field(gt=0)]
+Amount = Annotated[float, Field(ge=0)]
+Bytes = Annotated[int, Field(ge=0)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,14 +81,14 @@ class Measurement:
             0 where none was run.
     """
 
-    forward_seconds: float
-    backward_seconds: float
-    update_bytes_per_second: float
-    forward_bytes: int
-    backward_bytes: int
-    repetitions: int
-    spread: float
-    yardstick_seconds: float = 0.0
+    forward_seconds: Seconds
+    backward_seconds: Seconds
+    update_bytes_per_second: Amount
+    forward_bytes: Bytes
+    backward_bytes: Bytes
+    repetitions: Annotated[int, Field(ge=1)]
+    spread: Amount
+    yardstick_seconds: Amount = 0.0
 
     def at_yardstick(self, seconds: float) -> Measurement:
         """The measurement as it would be at a moment when the yardstick takes so long.

@@ -12,7 +12,8 @@ from hetjax.pipeline.build import PipelinePrograms
 from hetjax.pipeline.program.constraints import constrained
 from hetjax.pipeline.program.traced_program import Program, num_bytes
 from hetjax.pipeline.schedules.schedule import Schedule
-from hetjax.planner.plan.plan import PipelinePlan, Plan, StagePlan
+from hetjax.planner.plan.plan import Plan
+from hetjax.planner.plan.stage_plan import PipelinePlan, StagePlan
 from hetjax.runtime.instructions.annotation_table import (
     AnnotatedLeaves,
     StageAnnotations,

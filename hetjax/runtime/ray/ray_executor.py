@@ -14,7 +14,8 @@ from hetjax.errors import InputError
 from hetjax.pipeline.program.loss import host_array
 from hetjax.pipeline.schedules.schedule import Schedule
 from hetjax.pipeline.stages.cutting import ParameterPart
-from hetjax.planner.plan.plan import Plan, StagePlan
+from hetjax.planner.plan.plan import Plan
+from hetjax.planner.plan.stage_plan import StagePlan
 from hetjax.runtime.checkpoints.checkpoint_files import SaveFailure
 from hetjax.runtime.instructions.placement import Placement
 from hetjax.runtime.moves.listening import LOOPBACK, SECRET_BYTES

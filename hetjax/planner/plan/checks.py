@@ -1,0 +1,108 @@
+"""What makes no sense in a pipeline of a plan, whatever its file says."""
+
+from __future__ import annotations
+
+from hetjax.errors import InputError, unknown_name
+from hetjax.mesh.cluster import Cluster
+from hetjax.pipeline.schedules.schedule import check
+from hetjax.planner.plan.stage_plan import PipelinePlan, Spec, StagePlan
+from hetjax.sharding.annotation.rules import MESH_AXES, RULES
+
+
+def check_pipeline(pipeline: PipelinePlan, num_layers: int, cluster: Cluster, where: str) -> None:
+    """Check a pipeline in itself: layers, meshes, shardings, schedule.
+
+    Args:
+        pipeline: the pipeline.
+        num_layers: how many layers the model has.
+        cluster: the devices.
+        where: what errors name as the place.
+
+    Raises:
+        InputError: naming the field, its value and what is allowed.
+    """
+    _check_coverage(pipeline, num_layers, where)
+    for s, stage in enumerate(pipeline.stages):
+        _check_stage(stage, cluster, f"{where}.stages[{s}]")
+    _check_batch(pipeline, where)
+
+
+def _check_coverage(pipeline: PipelinePlan, num_layers: int, where: str) -> None:
+    if not pipeline.stages:
+        raise InputError(f"{where}.stages is empty; a pipeline has one or more")
+    expected = 0
+    for s, stage in enumerate(pipeline.stages):
+        first, end = stage.layers
+        field_name = f"{where}.stages[{s}].layers is [{first}, {end}]"
+        if first < expected:
+            raise InputError(
+                f"{field_name}; it overlaps the stage before, which ends at {expected}"
+            )
+        if first > expected:
+            raise InputError(f"{field_name}; layers {expected} to {first - 1} are in no stage")
+        if end <= first:
+            raise InputError(f"{field_name}; a stage has one layer or more")
+        expected = end
+    if expected != num_layers:
+        raise InputError(
+            f"{where}: the last stage ends at layer {expected}, the model has {num_layers} layers"
+        )
+
+
+def _check_batch(pipeline: PipelinePlan, where: str) -> None:
+    for name in ("num_microbatches", "microbatch_size"):
+        if getattr(pipeline, name) < 1:
+            raise InputError(f"{where}.{name} is {getattr(pipeline, name)}; it must be 1 or more")
+    schedule = pipeline.schedule
+    if schedule.num_stages != len(pipeline.stages):
+        raise InputError(
+            f"{where}.schedule has {schedule.num_stages} stages, the pipeline has "
+            f"{len(pipeline.stages)}"
+        )
+    if schedule.num_microbatches != pipeline.num_microbatches:
+        raise InputError(
+            f"{where}.schedule has {schedule.num_microbatches} microbatches, num_microbatches is "
+            f"{pipeline.num_microbatches}"
+        )
+    check(schedule)
+    for s, (stage, tasks) in enumerate(zip(pipeline.stages, schedule.order, strict=True)):
+        again = next((task for task in tasks if task.kind == "R"), None)
+        if again is not None and not stage.recompute:
+            raise InputError(
+                f"{where}.schedule has task {again} on stage {s}, which does not recompute; remove "
+                f"it, or set stages[{s}].recompute to true"
+            )
+    for s, stage in enumerate(pipeline.stages):
+        if pipeline.microbatch_size % stage.mesh_shape[0]:
+            raise InputError(
+                f"{where}.microbatch_size is {pipeline.microbatch_size}, which the data axis of "
+                f"stages[{s}].mesh_shape {list(stage.mesh_shape)} does not divide"
+            )
+
+
+def _check_stage(stage: StagePlan, cluster: Cluster, where: str) -> None:
+    try:
+        cluster.check_submesh(stage.submesh)
+    except InputError as error:
+        raise InputError(f"{where}.submesh: {error}") from None
+    data, tensor = stage.mesh_shape
+    if data < 1 or tensor < 1 or data * tensor != stage.submesh.num_devices:
+        raise InputError(
+            f"{where}.mesh_shape is {list(stage.mesh_shape)}; its product must be the number of "
+            f"devices of the submesh, {stage.submesh.num_devices}"
+        )
+    if stage.sharding not in RULES:
+        raise InputError(unknown_name(f"{where}.sharding", stage.sharding, RULES))
+    for name, spec in stage.parameters.items():
+        _check_spec(spec, f"{where}.parameters[{name!r}]")
+    for value, spec in stage.values.items():
+        _check_spec(spec, f"{where}.values[{value}]")
+
+
+def _check_spec(spec: Spec, where: str) -> None:
+    for axis in spec:
+        if axis is not None and axis not in MESH_AXES:
+            raise InputError(unknown_name(where, axis, MESH_AXES))
+    used = [axis for axis in spec if axis is not None]
+    if len(used) > len(set(used)):
+        raise InputError(f"{where} is {list(spec)}; an axis may divide one dimension")

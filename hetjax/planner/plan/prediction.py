@@ -1,0 +1,108 @@
+"""What is expected of a plan, as data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hetjax.pipeline.timeline.times import StepTimes
+
+
+@dataclass(frozen=True)
+class StagePrediction:
+    """What the cost model expects of a stage; times in seconds, of one microbatch.
+
+    Args:
+        forward_seconds: the forward pass.
+        backward_seconds: the whole backward pass, without recomputation.
+        recompute_seconds: the recomputation; 0 where nothing is recomputed.
+        input_gradient_seconds: the first half of a split backward pass.
+        weight_gradient_seconds: its second half.
+        update_seconds: the optimizer's update, once a step.
+        sharing_seconds: exchanging what other stages hold too, before it: gradients of parameters
+            that are used in several stages or held by several pipelines, and their new values.
+        communication_seconds: sending one microbatch's activations to the next stage (Harp's c_i).
+        return_seconds: sending their gradients back.
+        state_bytes: parameters, gradients and optimizer state on one device.
+        working_bytes: what a task needs while it runs, on one device.
+        activation_bytes: what one microbatch keeps for its backward pass, on one device.
+        recomputed_bytes: what a recomputation adds to that until the backward pass.
+        deferred_bytes: what one microbatch keeps between the halves of its backward pass.
+        memory_bytes: all of that at the schedule's fullest moment, on one device.
+        memory_limit_bytes: what one device has.
+        bubble: share of the step in which the stage computes nothing.
+    """
+
+    forward_seconds: float
+    backward_seconds: float
+    recompute_seconds: float
+    input_gradient_seconds: float
+    weight_gradient_seconds: float
+    update_seconds: float
+    communication_seconds: float
+    return_seconds: float
+    state_bytes: int
+    working_bytes: int
+    activation_bytes: int
+    recomputed_bytes: int
+    deferred_bytes: int
+    memory_bytes: int
+    memory_limit_bytes: int
+    bubble: float
+    sharing_seconds: float = 0.0
+
+    @property
+    def compute_seconds(self) -> float:
+        """All that the stage computes for one microbatch (Harp's t_i)."""
+        return self.forward_seconds + self.recompute_seconds + self.backward_seconds
+
+    @property
+    def fits(self) -> bool:
+        """Whether a device has the memory that the stage needs."""
+        return self.memory_bytes <= self.memory_limit_bytes
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What the cost model expects of a plan.
+
+    Args:
+        step_time: seconds a step.
+        lower_bound: seconds that no schedule of these stages can go below.
+        stages: each stage, those of one pipeline after those of the other.
+    """
+
+    step_time: float
+    lower_bound: float
+    stages: tuple[StagePrediction, ...]
+
+    @property
+    def sharing_seconds(self) -> float:
+        """Seconds of the step in which stages exchange what several of them hold."""
+        return max((stage.sharing_seconds for stage in self.stages), default=0.0)
+
+    @property
+    def times(self) -> StepTimes:
+        """The times of the step's tasks and transfers, of a plan of one pipeline."""
+        return times_of(self.stages)
+
+
+def times_of(stages: Sequence[StagePrediction]) -> StepTimes:
+    """The times of one pipeline's tasks and transfers.
+
+    Args:
+        stages: what is predicted of its stages.
+
+    Returns:
+        The times.
+    """
+    return StepTimes(
+        forward=[stage.forward_seconds for stage in stages],
+        backward=[stage.backward_seconds for stage in stages],
+        sends=[stage.communication_seconds for stage in stages[:-1]],
+        returns=[stage.return_seconds for stage in stages[1:]],
+        update=[stage.update_seconds for stage in stages],
+        input_gradient=[stage.input_gradient_seconds for stage in stages],
+        weight_gradient=[stage.weight_gradient_seconds for stage in stages],
+        recompute=[stage.recompute_seconds for stage in stages],
+    )
