@@ -20,7 +20,7 @@ if TYPE_CHECKING:
         WorkerLostError,
     )
     from hetjax.mesh import Cluster
-    from hetjax.planner import Plan, plan, simulate
+    from hetjax.planner import Plan, PlanOptions, plan, simulate
     from hetjax.report import draw_timeline, visualize
     from hetjax.runtime import CheckpointOptions, LocalOptions, Play, RayOptions, Trainer
     from hetjax.sharding import HArray, HSharding, Subgroup, reshard
@@ -35,6 +35,7 @@ _HOMES = {
     "LocalOptions": "hetjax.runtime",
     "NonfiniteError": "hetjax.errors",
     "Plan": "hetjax.planner",
+    "PlanOptions": "hetjax.planner",
     "Play": "hetjax.runtime",
     "RayOptions": "hetjax.runtime",
     "SaveError": "hetjax.errors",
@@ -60,6 +61,7 @@ __all__ = [
     "LocalOptions",
     "NonfiniteError",
     "Plan",
+    "PlanOptions",
     "Play",
     "RayOptions",
     "SaveError",

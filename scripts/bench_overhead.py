@@ -46,7 +46,7 @@ class OneStage:
             cluster=hetjax.Cluster.local(jax.devices()[:1]),
             optimizer=optimizer(),
             num_microbatches=size.microbatches,
-            allow_recompute=False,
+            options=hetjax.PlanOptions(allow_recompute=False),
         )
         self.trainer = hetjax.Trainer(plan, model.loss, parameters, optimizer(), self._batch)
         self.loss = 0.0

@@ -128,10 +128,9 @@ def two_stages(size: Size, schedule: str, ends: contextlib.ExitStack) -> System:
         cluster=hetjax.Cluster.from_file(CLUSTER),
         optimizer=optimizer(),
         num_microbatches=size.microbatches,
-        schedule=schedule,
-        allow_recompute=False,
-        min_stages=len(CORES),
-        max_pipelines=1,
+        options=hetjax.PlanOptions(
+            schedule=schedule, allow_recompute=False, min_stages=len(CORES), max_pipelines=1
+        ),
     )
     trainer = ends.enter_context(
         hetjax.Trainer(

@@ -62,7 +62,7 @@ def problem_of(case: Case) -> Any:
     from harp_settings import problem_of as harp_problem
 
     from hetjax.mesh import Cluster, Link, Subcluster, kind
-    from hetjax.planner import make_problem
+    from hetjax.planner import PlanOptions, make_problem
 
     if case.layers == 0:
         return harp_problem("h", case.microbatches)
@@ -90,7 +90,7 @@ def problem_of(case: Case) -> Any:
         cluster=Cluster("scaling", subclusters, links),
         optimizer=optax.adamw(1e-3),
         num_microbatches=case.microbatches,
-        max_pipelines=1,
+        options=PlanOptions(max_pipelines=1),
     )
 
 

@@ -76,9 +76,11 @@ def random_problem(rng: Random, objective: str) -> planner.PlanningProblem:
         cluster=random_cluster(rng, priced=objective == "cost"),
         optimizer=optimizer,
         num_microbatches=num_microbatches,
-        num_layers=rng.randint(3, 8),
-        schedule=rng.choice(["h_1f1b", "h_1f1b", "1f1b"]),
-        objective=objective,
+        options=planner.PlanOptions(
+            num_layers=rng.randint(3, 8),
+            schedule=rng.choice(["h_1f1b", "h_1f1b", "1f1b"]),
+            objective=objective,
+        ),
     )
 
 
@@ -207,7 +209,7 @@ def best_of_all(problem: planner.PlanningProblem) -> tuple[float, int] | None:
     if len(every) > MOST:
         return None
     clock = CandidateClock(problem, runs, table)
-    prices = node_prices(problem.cluster) if problem.objective == "cost" else None
+    prices = node_prices(problem.cluster) if problem.options.objective == "cost" else None
     best, timed = float("inf"), 0
     for places in every:
         rate = 1.0

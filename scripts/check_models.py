@@ -93,9 +93,7 @@ def check(name: str, batch_size: int, microbatches: int, steps: int) -> dict[str
         cluster=CLUSTER,
         optimizer=optimizer,
         num_microbatches=microbatches,
-        min_stages=2,
-        max_stages=2,
-        max_pipelines=1,
+        options=hetjax.PlanOptions(min_stages=2, max_stages=2, max_pipelines=1),
     )
     plan = on_unlike_submeshes(plan)
     began = time.perf_counter()

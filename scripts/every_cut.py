@@ -48,10 +48,10 @@ def _seconds(stages: tuple[StagePlan, ...], problem: PlanningProblem) -> float |
         problem.program.fingerprint,
         problem.layers,
         problem.cluster,
-        (PipelinePlan(stages, *counts, replace(schedule, name=problem.schedule)),),
+        (PipelinePlan(stages, *counts, replace(schedule, name=problem.options.schedule)),),
         planner="every cut",
     )
-    made = choose_schedule(predict(plan, problem), problem.schedule)
+    made = choose_schedule(predict(plan, problem), problem.options.schedule)
     assert made.prediction is not None
     fits = all(stage.fits for stage in made.prediction.stages)
     return made.prediction.step_time if fits else None

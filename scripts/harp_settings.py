@@ -31,6 +31,7 @@ from hetjax.planner import (
     PipelinePlan,
     Plan,
     PlanningProblem,
+    PlanOptions,
     StagePlan,
     make_problem,
 )
@@ -184,9 +185,7 @@ def problem_of(name: str, num_microbatches: int, num_layers: int | None = None) 
         cluster=Cluster.from_file(FOLDER / f"fig7{name}.yaml"),
         optimizer=ingredients.optimizer,
         num_microbatches=num_microbatches,
-        num_layers=num_layers,
-        # As Harp's plans are.
-        max_pipelines=1,
+        options=PlanOptions(num_layers=num_layers, max_pipelines=1),
     )
 
 

@@ -24,7 +24,7 @@ from hetjax.errors import WorkerLostError
 from hetjax.pipeline.timeline.measured_times import measured_times
 from hetjax.pipeline.timeline.overlap import overlap
 from hetjax.pipeline.timeline.timeline import Timeline, link_track, stage_track
-from hetjax.planner import choose_schedule, make_problem, reschedule, solve
+from hetjax.planner import PlanOptions, choose_schedule, make_problem, reschedule, solve
 from hetjax.planner.work.stage_work import measure
 from hetjax.runtime import RayOptions, measure_cluster
 from hetjax.runtime.ray.ray_executor import RayExecutor, connect_to_ray
@@ -200,11 +200,13 @@ class PipelineTrainer:
             cluster=_even(cluster) if even else cluster,
             optimizer=optimizer(),
             num_microbatches=size.microbatches,
-            schedule="1f1b",
-            allow_recompute=False,
-            min_stages=num_stages,
-            max_stages=num_stages,
-            max_pipelines=1,
+            options=PlanOptions(
+                schedule="1f1b",
+                allow_recompute=False,
+                min_stages=num_stages,
+                max_stages=num_stages,
+                max_pipelines=1,
+            ),
         )
         plan = replace(solve(problem), cluster=cluster)
         self.plan = plan

@@ -69,7 +69,8 @@ class Server:
     def do_profile(self) -> dict[str, Any]:
         """Measure the hosts, the links and the model's layers."""
         cluster = measure_cluster()
-        problem = replace(problem_to_profile(self.ingredients, cluster), max_pipelines=1)
+        problem = problem_to_profile(self.ingredients, cluster)
+        problem = replace(problem, options=replace(problem.options, max_pipelines=1))
         with tempfile.TemporaryDirectory() as folder:
             database = ProfileDatabase(Path(folder))
             profiled = measure_profile(self.ingredients, problem, database, lambda *_: None)
@@ -136,7 +137,7 @@ class Server:
 
     def _predicted(self, plan: Plan) -> Plan:
         made = predict(plan, self.problem)
-        return choose_schedule(made, self.problem.schedule)
+        return choose_schedule(made, self.problem.options.schedule)
 
     def do_start(self, rate: str, plan: str) -> float:
         """Start a trainer by a plan; the seconds until its stages are compiled."""

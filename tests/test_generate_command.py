@@ -19,7 +19,7 @@ from hetjax.configuration.make import make_ingredients
 from hetjax.generate import main
 from hetjax.mesh import Cluster
 from hetjax.models import LanguageModel, generate
-from hetjax.planner import plan
+from hetjax.planner import PlanOptions, plan
 from hetjax.runtime import CheckpointFolder, Trainer
 
 SHAPES = {
@@ -79,8 +79,7 @@ def train(folder: Path) -> dict[int, object]:
         cluster=Cluster.from_file(folder / "cluster.yaml"),
         optimizer=ingredients.optimizer,
         num_microbatches=2,
-        min_stages=2,
-        max_pipelines=1,
+        options=PlanOptions(min_stages=2, max_pipelines=1),
     )
     assert len(made.pipeline.stages) == 2
     parameters = {}

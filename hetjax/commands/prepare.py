@@ -28,6 +28,7 @@ from hetjax.planner import (
     PipelinePlan,
     Plan,
     PlanningProblem,
+    PlanOptions,
     choose_microbatches,
     complete,
     does_not_fit,
@@ -218,11 +219,12 @@ def parts(prepared: Prepared) -> tuple[PartAlone, ...]:
     problems = planned.problems
 
     def plan_on(part: Cluster) -> Plan | None:
-        stages = min(planned.problem.min_stages, part.num_devices)
+        asked = planned.problem.options
+        options = replace(asked, min_stages=min(asked.min_stages, part.num_devices))
         lost = lost_in_part(prepared.plan.cluster, part, planned.problem.lost)
         if len(lost) == part.num_devices:
             return None
-        on_part = partial(replace, cluster=part, min_stages=stages, lost=lost)
+        on_part = partial(replace, cluster=part, options=options, lost=lost)
         was_misled = problems.is_misled
         looked = look_at(
             lambda count: on_part(problems.of(count)),
@@ -355,7 +357,6 @@ def _problems(
         settings.train.batch_size,
         # What was measured is found by what is computed, which takes a trace.
         counts if database is None else (),
-        settings.planner.num_layers,
     )
 
 
@@ -380,7 +381,6 @@ def _problem(
     given: PipelinePlan | None = None,
 ) -> PlanningProblem:
     """What is to be planned; a pipeline that is given has its own microbatches and stages."""
-    planner = ingredients.configuration.planner
     return make_problem(
         ingredients.model.loss,
         ingredients.parameter_shapes,
@@ -388,13 +388,22 @@ def _problem(
         cluster=cluster,
         optimizer=ingredients.optimizer,
         num_microbatches=num_microbatches,
-        num_layers=planner.num_layers,
-        schedule=planner.schedule,
-        allow_recompute=planner.allow_recompute,
-        min_stages=1 if given else planner.min_stages,
-        max_stages=None if given else planner.max_stages,
-        max_pipelines=1 if given else _max_pipelines(ingredients.configuration),
-        objective="step_time" if given else planner.objective,
+        options=_options(ingredients.configuration, is_given=given is not None),
+    )
+
+
+def _options(configuration: Configuration, *, is_given: bool) -> PlanOptions:
+    """What a plan may be; stages and pipelines of one that is given are as they are."""
+    planner = configuration.planner
+    options = PlanOptions(planner.schedule, planner.num_layers, planner.allow_recompute)
+    if is_given:
+        return replace(options, max_pipelines=1)
+    return replace(
+        options,
+        min_stages=planner.min_stages,
+        max_stages=planner.max_stages,
+        max_pipelines=_max_pipelines(configuration),
+        objective=planner.objective,
     )
 
 

@@ -23,7 +23,6 @@ class Problems:
         trace: traces the program for a number of microbatches, and counts nothing.
         batch_size: examples in a step.
         counts: the numbers that will be asked for.
-        num_layers: how many layers were asked for.
     """
 
     def __init__(
@@ -32,10 +31,9 @@ class Problems:
         trace: Callable[[int], Program],
         batch_size: int,
         counts: Sequence[int] = (),
-        num_layers: int | None = None,
     ):
         self._state, self._trace = state, trace
-        self._batch_size, self._num_layers = batch_size, num_layers
+        self._batch_size = batch_size
         self._traced: dict[int, PlanningProblem] = {}
         self._resized: dict[int, PlanningProblem] = {}
         self._between: ResizedProblems | None = None
@@ -78,7 +76,7 @@ class Problems:
         if count not in self._resized:
             if self._between is None:
                 first, second = map(self.traced, self._ends)
-                self._between = ResizedProblems(first, second, self._num_layers)
+                self._between = ResizedProblems(first, second)
             size = self._batch_size // count
             self._resized[count] = self._between.at(count, size)
         return self._resized[count]

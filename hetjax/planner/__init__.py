@@ -40,7 +40,8 @@ from hetjax.planner.plan.plan import Plan, validate, validate_for
 from hetjax.planner.plan.prediction import Prediction, StagePrediction
 from hetjax.planner.plan.prices import OBJECTIVES, step_cost
 from hetjax.planner.plan.stage_plan import PipelinePlan, StagePlan
-from hetjax.planner.problem.problem import MAX_PIPELINES, Planner, PlanningProblem, make_problem
+from hetjax.planner.problem.options import DEFAULTS, MAX_PIPELINES, PlanOptions
+from hetjax.planner.problem.problem import Planner, PlanningProblem, make_problem
 
 __all__ = [
     "MAX_PIPELINES",
@@ -53,6 +54,7 @@ __all__ = [
     "PartAlone",
     "PipelinePlan",
     "Plan",
+    "PlanOptions",
     "Planner",
     "PlanningProblem",
     "Prediction",
@@ -93,13 +95,7 @@ def plan(
     optimizer: optax.GradientTransformation,
     num_microbatches: int,
     has_aux: bool = False,
-    num_layers: int | None = None,
-    schedule: str = "h_1f1b",
-    allow_recompute: bool = True,
-    min_stages: int = 1,
-    max_stages: int | None = None,
-    max_pipelines: int = MAX_PIPELINES,
-    objective: str = "step_time",
+    options: PlanOptions = DEFAULTS,
     planner: Planner | None = None,
 ) -> Plan:
     """Plan one training step on a cluster.
@@ -114,15 +110,8 @@ def plan(
         num_microbatches: into how many microbatches the batch is divided.
         has_aux: whether the loss function returns a pair of that and a pytree of scalars, as in
             `jax.value_and_grad`.
-        num_layers: into how many layers of similar cost the model is divided at most; None for
-            layers that follow its structure.
-        schedule: one of `hetjax.pipeline.SCHEDULES`.
-        allow_recompute: whether stages may recompute to save memory.
-        min_stages: how many stages the plan has at least.
-        max_stages: how many it has at most; None for any number.
-        max_pipelines: how many pipelines the plan has at most.
-        objective: what the plan makes least, one of `OBJECTIVES`: the time of a step, or its cost
-            by the prices of the cluster.
+        options: what the plan may be, such as ``PlanOptions(max_pipelines=1)``, and what it makes
+            least.
         planner: what makes the plan; `DynamicProgram` unless given.
 
     Returns:
@@ -163,13 +152,7 @@ def plan(
         optimizer=optimizer,
         num_microbatches=num_microbatches,
         has_aux=has_aux,
-        num_layers=num_layers,
-        schedule=schedule,
-        allow_recompute=allow_recompute,
-        min_stages=min_stages,
-        max_stages=max_stages,
-        max_pipelines=max_pipelines,
-        objective=objective,
+        options=options,
     )
     return solve(problem, planner)
 

@@ -11,6 +11,7 @@ import optax
 import pytest
 
 from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster
+from hetjax.planner import PlanOptions
 from hetjax.planner.costs.cost_model import Estimate, estimate
 from hetjax.planner.harp.stage_table import execution_options
 from hetjax.planner.problem.problem import PlanningProblem, make_problem
@@ -38,7 +39,7 @@ def tied_problem() -> PlanningProblem:
         cluster=CLUSTER,
         optimizer=optax.adam(1e-3),
         num_microbatches=4,
-        num_layers=6,
+        options=PlanOptions(num_layers=6),
     )
 
 

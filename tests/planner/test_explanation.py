@@ -61,7 +61,7 @@ def problem_of(tied: bool, bandwidth: float, num_microbatches: int) -> PlanningP
         cluster=cluster,
         optimizer=optax.adam(1e-3),
         num_microbatches=num_microbatches,
-        num_layers=6,
+        options=planner.PlanOptions(num_layers=6),
     )
 
 

@@ -102,6 +102,8 @@ def test_what_changes_the_costs_makes_them_anew(made: list[str], change: dict[st
     made.clear()
     if "works" in change:
         change = {"works": tuple(replace(work, product_bytes=0.0) for work in whole.works)}
+    if "allow_recompute" in change:
+        change = {"options": replace(whole.options, **change)}
     other = replace(whole, **change)
     found = table_of(other)
     assert made

@@ -12,7 +12,7 @@ from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster, SubMesh
 from hetjax.models.gpt import GPTConfig
 from hetjax.models.language_model import LanguageModel, language_model
 from hetjax.pipeline.schedules.warm_up import one_f_one_b
-from hetjax.planner import DynamicProgram, complete, make_problem, predict
+from hetjax.planner import DynamicProgram, PlanOptions, complete, make_problem, predict
 from hetjax.planner.costs.plan_sharding import shard_stages
 from hetjax.planner.plan.plan import Plan, validate_for
 from hetjax.planner.plan.stage_plan import PipelinePlan, StagePlan
@@ -34,8 +34,7 @@ def problem_with(
         cluster=Cluster("test", (Subcluster("only", kind, 1, 4, LINK, LINK),)),
         optimizer=optax.adam(1e-3),
         num_microbatches=4,
-        max_stages=1,
-        max_pipelines=1,
+        options=PlanOptions(max_stages=1, max_pipelines=1),
     )
 
 

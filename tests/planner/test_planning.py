@@ -59,19 +59,23 @@ def loss(weights: list[jax.Array], x: jax.Array) -> jax.Array:
     return jnp.mean(x**2)
 
 
-def problem_of(cluster: Cluster, *, width: int = 512, blocks: int = 8, **options: Any):
-    given = {
-        "optimizer": optax.adam(1e-3),
-        "num_microbatches": 4,
-        "num_layers": 8,
-        "max_pipelines": 1,
-    }
+def problem_of(
+    cluster: Cluster,
+    *,
+    width: int = 512,
+    blocks: int = 8,
+    num_microbatches: int = 4,
+    optimizer: optax.GradientTransformation | None = None,
+    **options: Any,
+):
     return planner.make_problem(
         loss,
         [jax.ShapeDtypeStruct((width, width), jnp.float32)] * blocks,
         jax.ShapeDtypeStruct((64, width), jnp.float32),
         cluster=cluster,
-        **{**given, **options},
+        optimizer=optimizer or optax.adam(1e-3),
+        num_microbatches=num_microbatches,
+        options=planner.PlanOptions(**{"num_layers": 8, "max_pipelines": 1, **options}),
     )
 
 
@@ -207,7 +211,7 @@ def test_a_tensor_axis_where_nothing_else_fits():
         cluster=cluster,
         optimizer=optax.adam(1e-3),
         num_microbatches=1,
-        max_stages=1,
+        options=planner.PlanOptions(max_stages=1),
     )
     (stage,) = planner.DynamicProgram().plan(problem).pipeline.stages
     assert stage.mesh_shape == (1, 4)

@@ -44,7 +44,7 @@ def problem_of(cluster: Cluster, objective: str = "cost", count: int = 8) -> Pla
         cluster=cluster,
         optimizer=optax.adam(1e-3),
         num_microbatches=count,
-        objective=objective,
+        options=planner.PlanOptions(objective=objective),
     )
 
 
@@ -61,7 +61,9 @@ def test_what_is_dear_is_left_alone():
 def test_no_node_less_or_more_is_cheaper():
     problem = problem_of(priced(2.0, 1.0))
     cheapest = DynamicProgram().find(problem)
-    fastest = DynamicProgram().find(replace(problem, objective="step_time"))
+    fastest = DynamicProgram().find(
+        replace(problem, options=replace(problem.options, objective="step_time"))
+    )
     assert cheapest is not None
     assert fastest is not None
     assert cheapest.step_time >= fastest.step_time
@@ -101,7 +103,7 @@ def test_a_price_that_is_missing_is_named_before_anything_is_traced():
             cluster=priced(1.0, None),
             optimizer=optax.sgd(1.0),
             num_microbatches=1,
-            objective="cost",
+            options=planner.PlanOptions(objective="cost"),
         )
     with pytest.raises(InputError, match="objective"):
         problem_of(priced(1.0, 1.0), objective="costs")

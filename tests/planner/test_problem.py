@@ -12,6 +12,7 @@ import pytest
 from hetjax.errors import InputError
 from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster
 from hetjax.pipeline.program.traced_program import trace
+from hetjax.planner import PlanOptions
 from hetjax.planner.problem.problem import PlanningProblem, make_problem, optimizer_bytes
 from hetjax.planner.work import stage_work as work_module
 from hetjax.planner.work.stage_work import measure, product_dtype
@@ -34,7 +35,8 @@ def problem_of(batch: Any = None, **options: Any) -> PlanningProblem:
     if batch is None:
         batch = jax.ShapeDtypeStruct((32, 16), jnp.float32)
     given = {"cluster": CLUSTER, "optimizer": optax.adam(1e-3), "num_microbatches": 4}
-    return make_problem(loss, WEIGHTS, batch, **{**given, **options})
+    given |= {name: options.pop(name) for name in given if name in options}
+    return make_problem(loss, WEIGHTS, batch, **given, options=PlanOptions(**options))
 
 
 def test_a_problem_is_of_the_size_of_a_microbatch():
@@ -137,8 +139,7 @@ def test_a_model_of_too_few_layers():
             cluster=CLUSTER,
             optimizer=optax.sgd(1e-2),
             num_microbatches=1,
-            min_stages=2,
-            num_layers=8,
+            options=PlanOptions(min_stages=2, num_layers=8),
         )
 
 
@@ -163,7 +164,7 @@ def test_what_passes_through_a_run_is_counted_by_its_own_size():
             cluster=CLUSTER,
             optimizer=optax.sgd(1e-3),
             num_microbatches=4,
-            num_layers=6,
+            options=PlanOptions(num_layers=6),
         )
 
     narrow, broad = problem_with(16), problem_with(64)

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from hetjax.errors import InputError
 from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster
-from hetjax.planner import DynamicProgram, PlanningProblem, complete, make_problem
+from hetjax.planner import DynamicProgram, PlanningProblem, PlanOptions, complete, make_problem
 from hetjax.planner.costs.cost_model import estimate
 from hetjax.planner.harp.stage_table import make_stage_table
 from hetjax.planner.profiler import (
@@ -78,7 +78,7 @@ def problem_of(blocks: int = 8, width: int = 64) -> PlanningProblem:
         cluster=two_kinds(),
         optimizer=optax.adam(1e-3),
         num_microbatches=8,
-        max_pipelines=1,
+        options=PlanOptions(max_pipelines=1),
     )
 
 

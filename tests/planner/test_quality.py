@@ -85,7 +85,8 @@ def test_shares_are_shares(first: int, second: int, speed: float):
 
 
 def test_what_limits_a_plan():
-    plan = planned(replace(problem_of(cluster_of(subcluster("a", 1e12, 2))), min_stages=2))
+    problem = problem_of(cluster_of(subcluster("a", 1e12, 2)))
+    plan = planned(replace(problem, options=planner.PlanOptions(min_stages=2)))
     assert plan.prediction is not None
     held = list(plan.prediction.stages)
     held[1] = replace(held[1], forward_seconds=1.0)

@@ -43,7 +43,7 @@ def problem_of(megabytes: float) -> PlanningProblem:
         cluster=cluster,
         optimizer=optax.adam(1e-3),
         num_microbatches=8,
-        num_layers=8,
+        options=planner.PlanOptions(num_layers=8),
     )
 
 

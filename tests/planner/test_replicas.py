@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -39,7 +40,7 @@ def cluster_of(*parts: Subcluster) -> Cluster:
     return Cluster("test", parts, tuple((a, b, FAR) for a, b in pairs))
 
 
-def problem_of(cluster: Cluster, max_pipelines: int = 4, **options: object) -> PlanningProblem:
+def problem_of(cluster: Cluster, **options: Any) -> PlanningProblem:
     """A model of wide activations and few parameters: what crosses a cut is dear."""
 
     def loss(weights: list[jax.Array], x: jax.Array) -> jax.Array:
@@ -54,8 +55,7 @@ def problem_of(cluster: Cluster, max_pipelines: int = 4, **options: object) -> P
         cluster=cluster,
         optimizer=optax.adam(1e-3),
         num_microbatches=6,
-        max_pipelines=max_pipelines,
-        **options,  # pyright: ignore[reportArgumentType]
+        options=planner.PlanOptions(**options),
     )
 
 
@@ -149,7 +149,9 @@ def time_of(problem, parts, numbers, best_on) -> float:
 @pytest.mark.parametrize("schedule", ["h_1f1b", "1f1b", "h_1f1b_split"])
 def test_several_pipelines_are_chosen_where_they_are_faster(schedule: str):
     problem = problem_of(CLUSTERS[0], schedule=schedule)
-    one = planner.solve(replace(problem, max_pipelines=1)).prediction
+    one = planner.solve(
+        replace(problem, options=replace(problem.options, max_pipelines=1))
+    ).prediction
     plan = planner.solve(problem)
     planner.validate(plan)
     assert one is not None
@@ -215,4 +217,15 @@ def test_several_are_weighed_unless_it_is_said_otherwise():
 
     weight = jax.ShapeDtypeStruct((64, 64), jnp.float32)
     assert len(planner.plan(loss, weight, shape, **options).pipelines) > 1
-    assert len(planner.plan(loss, weight, shape, max_pipelines=1, **options).pipelines) == 1
+    assert (
+        len(
+            planner.plan(
+                loss,
+                weight,
+                shape,
+                options=planner.PlanOptions(max_pipelines=1),
+                **options,
+            ).pipelines
+        )
+        == 1
+    )

@@ -74,10 +74,7 @@ def planned(model: Model, cluster: Cluster, **options: Any) -> hetjax.Plan:
         cluster=cluster,
         optimizer=OPTIMIZER,
         num_microbatches=MICROBATCHES,
-        min_stages=2,
-        max_pipelines=1,
-        max_stages=2,
-        **options,
+        options=hetjax.PlanOptions(min_stages=2, max_pipelines=1, max_stages=2, **options),
     )
 
 

@@ -69,8 +69,7 @@ def planned(loss: Any, data: Any, optimizer: Any = optax.sgd(0.1), **options: An
         cluster=str(CLUSTER),
         optimizer=optimizer,
         num_microbatches=2,
-        min_stages=2,
-        max_pipelines=1,
+        options=hetjax.PlanOptions(min_stages=2, max_pipelines=1),
         **options,
     )
 

@@ -44,8 +44,7 @@ def test_five_steps_have_the_losses_of_one_device():
         cluster=unlike_cluster(),
         optimizer=OPTIMIZER,
         num_microbatches=6,
-        max_stages=2,
-        max_pipelines=3,
+        options=hetjax.PlanOptions(max_stages=2, max_pipelines=3),
     )
     counts = [pipeline.num_microbatches for pipeline in plan.pipelines]
     assert len(counts) > 1

@@ -24,9 +24,9 @@ def complete(plan: Plan, problem: PlanningProblem, *, annotate: bool = True) -> 
     made = predict(plan, problem)
     if annotate:
         made = _annotated(made, problem)
-    if problem.schedule == problem.warm_up_schedule:
+    if problem.options.schedule == problem.warm_up_schedule:
         return made
-    return choose_schedule(made, problem.schedule)
+    return choose_schedule(made, problem.options.schedule)
 
 
 def _annotated(plan: Plan, problem: PlanningProblem) -> Plan:

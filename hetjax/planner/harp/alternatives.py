@@ -92,11 +92,13 @@ def _restrictions(problem: PlanningProblem, plan: Plan) -> list[Restriction]:
     stages, cluster = plan.stages, problem.cluster
     found: list[Restriction] = []
     few = len(stages) <= _COUNTED_STAGES
-    if few and len(stages) > problem.min_stages:
-        found.append(partial(_with_stages, least=problem.min_stages, most=len(stages) - 1))
-    most = min(problem.num_layers, cluster.num_devices, problem.max_stages or cluster.num_devices)
+    if few and len(stages) > problem.options.min_stages:
+        found.append(partial(_with_stages, least=problem.options.min_stages, most=len(stages) - 1))
+    most = min(
+        problem.num_layers, cluster.num_devices, problem.options.max_stages or cluster.num_devices
+    )
     if few and len(stages) < most:
-        found.append(partial(_with_stages, least=len(stages) + 1, most=problem.max_stages))
+        found.append(partial(_with_stages, least=len(stages) + 1, most=problem.options.max_stages))
     if any(stage.recompute for stage in stages):
         found.append(without_recomputation)
     nodes = [subcluster.nodes for subcluster in cluster.subclusters]

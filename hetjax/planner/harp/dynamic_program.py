@@ -174,7 +174,7 @@ class DynamicProgram:
         judged = simulated_search(problem, runs, first.table, first.met)
         one = _made(problem, first.table, judged, first.profile_seconds)
         validate(one.plan)
-        if problem.max_pipelines > 1 and not problem.lost:
+        if problem.options.max_pipelines > 1 and not problem.lost:
             one = self._or_several(problem, one, min(below, one.score))
         seconds = time.perf_counter() - began
         return replace(one, search_seconds=first.search_seconds + seconds)
@@ -270,7 +270,7 @@ def _found(
 ) -> Found | None:
     """What a first look at a table finds."""
     began = time.perf_counter()
-    if problem.objective == "cost" and table.lost:
+    if problem.options.objective == "cost" and table.lost:
         raise InputError("the objective is 'cost' and devices are lost; plan for 'step_time'")
     parts = () if tolerance else _parts(problem, table)
     judged = first_look(problem, runs, table, parts, near, tolerance, below)

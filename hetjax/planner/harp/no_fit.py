@@ -110,12 +110,12 @@ def _remedies(problem: PlanningProblem) -> list[str]:
     remedies = []
     if problem.microbatch_size > 1:
         remedies.append(f"more microbatches than num_microbatches = {problem.num_microbatches}")
-    if not problem.allow_recompute:
+    if not problem.options.allow_recompute:
         remedies.append("recomputation, which allow_recompute = False rules out")
     if problem.warm_up_schedule != "1f1b":
-        remedies.append(f"schedule = '1f1b', which holds less than {problem.schedule!r}")
-    if problem.max_stages is not None:
-        remedies.append(f"more stages than max_stages = {problem.max_stages}")
+        remedies.append(f"schedule = '1f1b', which holds less than {problem.options.schedule!r}")
+    if problem.options.max_stages is not None:
+        remedies.append(f"more stages than max_stages = {problem.options.max_stages}")
     if problem.optimizer_bytes > 0:
         remedies.append(
             f"an optimizer with less state than {problem.optimizer_bytes:.3g} bytes a parameter"

@@ -111,7 +111,7 @@ def several_pipelines(
         Seconds of a step, with the exchange of gradients, and the plan; None where nothing fits, or
         nothing can be better.
     """
-    most = min(problem.max_pipelines, problem.num_microbatches)
+    most = min(problem.options.max_pipelines, problem.num_microbatches)
     by_least = sorted(
         ((least_score(problem, parts), parts) for parts in divisions(problem.cluster, most)),
         key=lambda pair: pair[0],
@@ -167,7 +167,7 @@ class _ClusterDivision:
             below: a score from which on it does not matter by how much it is more.
         """
         counts = _proportional(self._problem.num_microbatches, self._speeds)
-        in_time = self._problem.objective == "step_time"
+        in_time = self._problem.options.objective == "step_time"
         most = below if in_time else float("inf")
         fastest = min(
             self._seconds_up_to(part, count, most)
@@ -248,7 +248,7 @@ def least_score(
     moved = 2 * size * (1 - 1 / len(parts))
     exchange = max(moved / _exchange_bandwidth(problem.cluster, part) for part in parts)
     seconds = max(computing, slowest or 0.0) + exchange
-    if problem.objective == "step_time":
+    if problem.options.objective == "step_time":
         return seconds
     names = [subcluster.name for subcluster in problem.cluster.subclusters]
     prices = dict(zip(names, node_prices(problem.cluster), strict=True))
@@ -285,7 +285,7 @@ def _exchange_bandwidth(cluster: Cluster, part: ClusterPart) -> float:
 
 def score_of(problem: PlanningProblem, plan: Plan, step_time: float) -> float:
     """What the objective of a problem makes least: seconds of a step, or its cost."""
-    if problem.objective == "step_time":
+    if problem.options.objective == "step_time":
         return step_time
     cost = step_cost(plan, step_time)
     assert cost is not None, "the problem was stated with prices"
@@ -391,14 +391,13 @@ def _problem_on(problem: PlanningProblem, part: ClusterPart, count: int) -> Plan
         for each, taken in zip(whole.subclusters, part, strict=True)
     )
     cluster = replace(whole, subclusters=subclusters)
-    return replace(
-        problem,
-        cluster=cluster,
-        num_microbatches=count,
-        min_stages=min(problem.min_stages, cluster.num_devices),
+    options = replace(
+        problem.options,
+        min_stages=min(problem.options.min_stages, cluster.num_devices),
         max_pipelines=1,
         objective="step_time",
     )
+    return replace(problem, cluster=cluster, num_microbatches=count, options=options)
 
 
 def _devices(part: ClusterPart) -> dict[str, int]:

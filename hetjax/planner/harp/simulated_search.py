@@ -172,7 +172,7 @@ class _Judge:
     def __init__(
         self, problem: PlanningProblem, runs: Runs, table: StageTable, effort: float = 1.0
     ):
-        self.prices = node_prices(problem.cluster) if problem.objective == "cost" else None
+        self.prices = node_prices(problem.cluster) if problem.options.objective == "cost" else None
         self._table = table
         self._clock = CandidateClock(problem, runs, table)
         self._makespans: dict[_Key, tuple[float, Candidate]] = {}

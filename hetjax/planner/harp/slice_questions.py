@@ -9,8 +9,7 @@ from hetjax.planner.problem.problem import PlanningProblem
 
 _WITHOUT_EFFECT = frozenset(
     """
-    program cluster schedule min_stages max_stages max_pipelines objective sections known traces
-    profile_seconds lost slices
+    program cluster options sections known traces profile_seconds lost slices
     """.split()
 )
 """What of a problem says nothing of what a stage costs, or no more than its works do; subclusters
@@ -35,6 +34,11 @@ class SliceQuestion:
     shape: tuple[int, int]
     memory_factor: float
 
+    @property
+    def _allows_recompute(self) -> bool:
+        """The one of the options that changes what a stage costs."""
+        return self.problem.options.allow_recompute
+
     def is_same(self, other: SliceQuestion) -> bool:
         """Whether another question has the same answer."""
         return (
@@ -42,6 +46,7 @@ class SliceQuestion:
             and self.shape == other.shape
             and self.memory_factor == other.memory_factor
             and replace(self.subcluster, nodes=other.subcluster.nodes) == other.subcluster
+            and self._allows_recompute == other._allows_recompute
             and _cost_the_same(self.problem, other.problem)
         )
 

@@ -183,8 +183,9 @@ def make_stage_table(
         within=tuple(_transfers(problem, s.intra_node) for s in cluster.subclusters),
         between=tuple(tuple(_transfers(problem, cluster.link(a, b)) for b in names) for a in names),
         order=None if any_order else memory_first_order(cluster, problem.dtype),
-        min_stages=problem.min_stages,
-        max_stages=problem.max_stages and min(problem.max_stages, problem.num_layers),
+        min_stages=problem.options.min_stages,
+        max_stages=problem.options.max_stages
+        and min(problem.options.max_stages, problem.num_layers),
         lost=lost_of_nodes(cluster, problem.lost) if problem.lost else (),
     )
 
@@ -347,7 +348,7 @@ def execution_options(
         )
         for data in range(devices, 0, -1)
         if devices % data == 0 and problem.microbatch_size % data == 0
-        for recompute in ((False, True) if problem.allow_recompute else (False,))
+        for recompute in ((False, True) if problem.options.allow_recompute else (False,))
         for sharding in (RULES if data > 1 else ("data",))
     )
 

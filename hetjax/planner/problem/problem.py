@@ -14,7 +14,7 @@ import numpy as np
 import optax
 from jaxtyping import PyTree
 
-from hetjax.errors import InputError, unknown_name
+from hetjax.errors import InputError
 from hetjax.mesh.cluster import Cluster
 from hetjax.pipeline.layers.cost_layers import cluster_layers, crossing_bytes
 from hetjax.pipeline.layers.modules import Section, find_modules
@@ -25,18 +25,15 @@ from hetjax.pipeline.layers.structural_layers import (
 )
 from hetjax.pipeline.program.loss import abstract, parameter_shapes
 from hetjax.pipeline.program.traced_program import Program, num_bytes, trace
-from hetjax.pipeline.schedules.schedule import SCHEDULES
 from hetjax.planner.intra_op.tensor_axis import TensorAxis, TensorCosts
 from hetjax.planner.plan.plan import Plan
-from hetjax.planner.plan.prices import OBJECTIVES, node_prices
+from hetjax.planner.plan.prices import node_prices
 from hetjax.planner.problem.known_slices import KnownSlices
+from hetjax.planner.problem.options import DEFAULTS, PlanOptions
 from hetjax.planner.work.grouped_stage import Groups
 from hetjax.planner.work.profile import Profile
 from hetjax.planner.work.stage_traces import StageTraces
 from hetjax.planner.work.stage_work import Known, Traces, Work, measure_layers, product_dtype
-
-MAX_PIPELINES = 4
-"""How many pipelines a plan has at most, unless it is said otherwise."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,13 +49,7 @@ class PlanningProblem:
         microbatch_size: examples in each.
         dtype: the dtype that most of the matrix products' FLOPs run in.
         optimizer_bytes: bytes of optimizer state for each element of the parameters.
-        schedule: the name of the schedule, one of `hetjax.pipeline.SCHEDULES`.
-        allow_recompute: whether stages may recompute to save memory.
-        min_stages: how many stages a plan has at least.
-        max_stages: how many it has at most; None for any number.
-        max_pipelines: how many pipelines a plan has at most, each with stages as above.
-        objective: what a plan makes least, one of `hetjax.planner.OBJECTIVES`: seconds of a step,
-            or its cost, the price of the nodes that are used in that time.
+        options: what a plan may be, and what it makes least.
         sections: the structure that the layers follow; empty where they follow cost alone.
         known: the work of what was measured of the program, by structure.
         profile_seconds: how long it took to measure the layers.
@@ -79,12 +70,7 @@ class PlanningProblem:
     microbatch_size: int
     dtype: str
     optimizer_bytes: float
-    schedule: str = "h_1f1b"
-    allow_recompute: bool = True
-    min_stages: int = 1
-    max_stages: int | None = None
-    max_pipelines: int = MAX_PIPELINES
-    objective: str = "step_time"
+    options: PlanOptions = DEFAULTS
     sections: tuple[LayeredSection, ...] = ()
     known: Known = field(default_factory=Known, repr=False)
     profile_seconds: float = 0.0
@@ -115,7 +101,7 @@ class PlanningProblem:
         It is H-1F1B where its split form or a search is asked for, 1F1B where ZB-H1 is, Eager-1F1B
         where ZB-H2 is, and else the schedule itself.
         """
-        return _CHOSEN_FOR.get(self.schedule, self.schedule)
+        return _CHOSEN_FOR.get(self.options.schedule, self.options.schedule)
 
 
 _CHOSEN_FOR = {
@@ -153,13 +139,7 @@ def make_problem(
     optimizer: optax.GradientTransformation,
     num_microbatches: int,
     has_aux: bool = False,
-    num_layers: int | None = None,
-    schedule: str = "h_1f1b",
-    allow_recompute: bool = True,
-    min_stages: int = 1,
-    max_stages: int | None = None,
-    max_pipelines: int = MAX_PIPELINES,
-    objective: str = "step_time",
+    options: PlanOptions = DEFAULTS,
 ) -> PlanningProblem:
     """State what is to be planned: trace, find layers, count their work.
 
@@ -171,59 +151,38 @@ def make_problem(
         optimizer: the Optax transformation, whose state takes memory.
         num_microbatches: into how many microbatches the batch is divided.
         has_aux: whether the loss function returns a pair of the loss and a pytree of scalars.
-        num_layers: how many layers of similar cost there are at most; None for layers that follow
-            the model's structure (`hetjax.pipeline.structural_layers`).
-        schedule: the name of the schedule, one of `hetjax.pipeline.SCHEDULES`.
-        allow_recompute: whether stages may recompute to save memory.
-        min_stages: how many stages a plan has at least.
-        max_stages: how many it has at most; None for any number.
-        max_pipelines: how many pipelines a plan has at most, each with stages as above.
-        objective: what a plan makes least, one of `hetjax.planner.OBJECTIVES`.
+        options: what a plan may be, and what it makes least.
 
     Returns:
         The problem.
 
     Raises:
-        InputError: a count is out of range, the batch does not divide, the schedule or the
-            objective is unknown, a price is missing, or the loss function cannot be traced.
+        InputError: a count is out of range, the batch does not divide, a price is missing, or the
+            loss function cannot be traced.
     """
-    if objective not in OBJECTIVES:
-        raise InputError(unknown_name("objective", objective, OBJECTIVES))
     cluster = _cluster(cluster)
-    if objective == "cost":
+    if options.objective == "cost":
         node_prices(cluster)
-    if schedule not in SCHEDULES:
-        raise InputError(unknown_name("schedule", schedule, SCHEDULES))
-    counts = {
-        "num_microbatches": num_microbatches,
-        "num_layers": num_layers,
-        "max_pipelines": max_pipelines,
-    }
-    for name, value in counts.items():
-        if value is not None and value < 1:
-            raise InputError(f"{name} is {value}; it must be 1 or more")
-    _check_stage_counts(min_stages, max_stages, cluster, num_layers)
+    if num_microbatches < 1:
+        raise InputError(f"num_microbatches is {num_microbatches}; it must be 1 or more")
+    _check_min_stages(options, cluster)
     parameters = parameter_shapes(parameters)
     program, microbatch_size = trace_microbatch(
         loss_function, parameters, batch, num_microbatches, has_aux=has_aux
     )
-    figures = model_figures(program, StageTraces(program), microbatch_size, num_layers)
+    figures = model_figures(program, StageTraces(program), microbatch_size, options.num_layers)
     found = len(figures["works"])
-    if found < min_stages:
+    if found < options.min_stages:
         raise InputError(
-            f"min_stages is {min_stages}; the model has {found} layers, and a stage needs one"
+            f"min_stages is {options.min_stages}; the model has {found} layers, and a stage needs "
+            f"one"
         )
     return PlanningProblem(
         **figures,
         cluster=cluster,
         num_microbatches=num_microbatches,
         optimizer_bytes=optimizer_bytes(optimizer, parameters),
-        schedule=schedule,
-        allow_recompute=allow_recompute,
-        min_stages=min_stages,
-        max_stages=max_stages,
-        max_pipelines=max_pipelines,
-        objective=objective,
+        options=options,
     )
 
 
@@ -359,17 +318,12 @@ def _microbatch(batch: PyTree, num_microbatches: int) -> tuple[PyTree, int]:
     return shapes, min(sizes, default=num_microbatches) // num_microbatches
 
 
-def _check_stage_counts(
-    min_stages: int, max_stages: int | None, cluster: Cluster, num_layers: int | None
-) -> None:
+def _check_min_stages(options: PlanOptions, cluster: Cluster) -> None:
+    min_stages, num_layers = options.min_stages, options.num_layers
     most = min(cluster.num_devices, num_layers or cluster.num_devices)
     if not 1 <= min_stages <= most:
         layer = "" if num_layers is None else f" and a layer (num_layers is {num_layers})"
         raise InputError(
             f"min_stages is {min_stages}; it must be from 1 to {most}, since a stage needs a "
             f"device (the cluster has {cluster.num_devices}){layer}"
-        )
-    if max_stages is not None and max_stages < min_stages:
-        raise InputError(
-            f"max_stages is {max_stages}; it must be at least min_stages, which is {min_stages}"
         )

@@ -20,18 +20,15 @@ class ResizedProblems:
     Args:
         first: a problem.
         second: one of larger microbatches that differs in nothing else.
-        num_layers: as it was asked for when both were made.
 
     Raises:
         UnlikeError: their programs differ in more than sizes.
     """
 
-    def __init__(
-        self, first: PlanningProblem, second: PlanningProblem, num_layers: int | None = None
-    ):
+    def __init__(self, first: PlanningProblem, second: PlanningProblem):
         assert first.traces is not None, "a problem that was made keeps its traces"
         assert second.traces is not None, "a problem that was made keeps its traces"
-        self._first, self._second, self._num_layers = first, second, num_layers
+        self._first, self._second = first, second
         self._program = SizedProgram(first.program, second.program)
         self._traces = TwoTraces(first.traces, second.traces)
 
@@ -51,7 +48,10 @@ class ResizedProblems:
         first, second = self._first, self._second
         between = Between(first.microbatch_size, second.microbatch_size, microbatch_size)
         figures = model_figures(
-            self._program.at(between), self._traces.at(between), microbatch_size, self._num_layers
+            self._program.at(between),
+            self._traces.at(between),
+            microbatch_size,
+            first.options.num_layers,
         )
         return replace(first, **figures, num_microbatches=num_microbatches, slices=KnownSlices())
 

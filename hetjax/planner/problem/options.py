@@ -1,0 +1,63 @@
+"""What a plan may be, and what it makes least: asked of every planner alike."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hetjax.errors import InputError, unknown_name
+from hetjax.pipeline.schedules.schedule import SCHEDULES
+from hetjax.planner.plan.prices import OBJECTIVES
+
+MAX_PIPELINES = 4
+"""How many pipelines a plan has at most, unless it is said otherwise."""
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """What a plan may be, and what it makes least.
+
+    Args:
+        schedule: the name of the schedule, one of `hetjax.pipeline.SCHEDULES`.
+        num_layers: into how many layers of similar cost the model is divided at most; None for
+            layers that follow its structure (`hetjax.pipeline.structural_layers`).
+        allow_recompute: whether stages may recompute to save memory.
+        min_stages: how many stages a pipeline has at least.
+        max_stages: how many it has at most; None for any number.
+        max_pipelines: how many pipelines the plan has at most.
+        objective: what the plan makes least, one of `hetjax.planner.OBJECTIVES`: seconds of a step,
+            or its cost, the price of the nodes that are used in that time.
+
+    Raises:
+        InputError: a count is out of range, or the schedule or the objective is unknown.
+
+    Example:
+        >>> PlanOptions(schedule="1f1b", max_pipelines=1).allow_recompute
+        True
+    """
+
+    schedule: str = "h_1f1b"
+    num_layers: int | None = None
+    allow_recompute: bool = True
+    min_stages: int = 1
+    max_stages: int | None = None
+    max_pipelines: int = MAX_PIPELINES
+    objective: str = "step_time"
+
+    def __post_init__(self) -> None:
+        if self.objective not in OBJECTIVES:
+            raise InputError(unknown_name("objective", self.objective, OBJECTIVES))
+        if self.schedule not in SCHEDULES:
+            raise InputError(unknown_name("schedule", self.schedule, SCHEDULES))
+        for name in ("num_layers", "max_pipelines"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InputError(f"{name} is {value}; it must be 1 or more")
+        if self.max_stages is not None and self.max_stages < self.min_stages:
+            raise InputError(
+                f"max_stages is {self.max_stages}; it must be at least min_stages, which is "
+                f"{self.min_stages}"
+            )
+
+
+DEFAULTS = PlanOptions()
+"""What a plan may be unless it is said otherwise."""
