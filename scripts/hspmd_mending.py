@@ -179,8 +179,10 @@ def _computed(
 
 
 def _universe(annotations: Sequence[HSharding]) -> Iterator[HSharding]:
-    """Layouts of a square array on the submeshes of some annotations: whole or divided along either
-    dimension as one of the annotations is, and inside each submesh whole or divided along one.
+    """Layouts of a square array on the submeshes of some annotations.
+
+    Whole, or divided along either dimension as one of the annotations is; and inside each submesh
+    whole, or divided along one.
     """
     sizes = {each.sizes: None for each in annotations if each.sizes}
     tops: list[tuple[Any, tuple[Any, ...]]] = [(DUPLICATE, ())]
@@ -199,8 +201,7 @@ def _divided(
     axes = tuple(name for name, _ in group.axes)
     if dimension is None or not axes or width % len(group.devices):
         return group
-    entry = axes if len(axes) > 1 else axes[0]
-    return group.with_spec(PartitionSpec(*[None] * dimension, entry))
+    return group.with_spec(PartitionSpec(*[None] * dimension, axes))
 
 
 def measure(cases: int, seed: int) -> list[Mapping[str, Any]]:

@@ -112,7 +112,7 @@ def two_nodes() -> list[Row]:
     shape, network = (4096, 1024), network_of(2, 4)
     from jax.sharding import PartitionSpec
 
-    eight = Subgroup(tuple(range(8)), (("data", 8),), PartitionSpec(unreduced={"data"}))
+    eight = Subgroup(tuple(range(8)), (("data", 8),), PartitionSpec(unreduced=frozenset({"data"})))
     destination = HSharding((eight.with_spec(PartitionSpec()),))
     found = resolve(HSharding((eight,)), destination, shape, network=network)
     least = 2 * 4096 * 1024 * ITEMSIZE

@@ -15,7 +15,8 @@ from small_models import Model
 from hetjax import Trainer
 from hetjax.mesh import SubMesh
 from hetjax.pipeline.schedules.warm_up import one_f_one_b
-from hetjax.planner.plan.plan import PipelinePlan, Plan, StagePlan
+from hetjax.planner.plan.plan import Plan
+from hetjax.planner.plan.stage_plan import PipelinePlan, StagePlan
 from hetjax.runtime.local.local_executor import LocalExecutor
 
 OPTIMIZER = optax.chain(optax.clip_by_global_norm(0.5), optax.adamw(1e-3))

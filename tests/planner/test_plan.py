@@ -245,14 +245,14 @@ def test_a_bad_edit_is_told_its_field(path, value, message):
 
 def test_lost_devices_are_named_in_the_file_and_no_stage_has_one():
     whole = plan_of_two_stages()
-    assert "lost_devices" not in plan_to_json(whole)
-    assert plan_from_json(plan_to_json(whole)).lost_devices == ()
+    assert "lost_devices" not in whole.to_json_dict()
+    assert Plan.from_json_dict(whole.to_json_dict()).lost_devices == ()
     last = replace(whole.pipeline.stages[1], submesh=SubMesh("sub1", 0, (1, 1)), mesh_shape=(1, 1))
     pipeline = replace(whole.pipeline, stages=(whole.pipeline.stages[0], last))
     plan = replace(whole, pipelines=(pipeline,), lost_devices=(5,))
-    written = plan_to_json(plan)
+    written = plan.to_json_dict()
     assert written["lost_devices"] == [5]
-    assert plan_from_json(written) == plan
+    assert Plan.from_json_dict(written) == plan
     assert "a step, without device 5, made" in str(plan)
     for value, message in (
         ([3], r"lost_devices has 3, which pipelines\[0\].stages\[0\] has; allowed: devices that"),
@@ -262,7 +262,7 @@ def test_lost_devices_are_named_in_the_file_and_no_stage_has_one():
         ("5", "lost_devices: '5'"),
     ):
         with pytest.raises(InputError, match=message):
-            plan_from_json({**written, "lost_devices": value})
+            Plan.from_json_dict({**written, "lost_devices": value})
 
 
 def test_two_stages_on_one_device():

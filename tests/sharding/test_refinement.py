@@ -88,7 +88,7 @@ def test_a_union_meets_each_of_its_devices_alone(number: int):
 
     annotations = [completed(first), completed(second)]
     inputs = drawn((4, 6), (4, 6))
-    found, specialized = run(jnp.add, inputs, annotations)
+    found, _ = run(jnp.add, inputs, annotations)
     check(found, jnp.add(*inputs))
     finest = found[0].annotation
     for annotation in annotations:
@@ -100,7 +100,6 @@ def test_a_union_meets_each_of_its_devices_alone(number: int):
             any({*a.devices, *b.devices} <= set(each.devices) for each in annotation.subgroups)
             for annotation in annotations
         )
-    assert all(move.source.devices for move in specialized.program.moves)
 
 
 def whole(*groups):
