@@ -11,7 +11,8 @@ from hetjax.sharding.annotation.rules import (
     parameter_spec,
     state_spec,
 )
-from hetjax.sharding.deduction.annotated_program import AnnotatedProgram, Compute, Move
+from hetjax.sharding.deduction.annotated_function import AnnotatedFunction
+from hetjax.sharding.deduction.annotated_program import AnnotatedProgram, Compute, Mend, Move
 from hetjax.sharding.deduction.deduce import deduce
 from hetjax.sharding.deduction.reshard import reshard
 from hetjax.sharding.deduction.run_program import ProgramRunner
@@ -30,12 +31,14 @@ __all__ = [
     "PARTIAL",
     "RULES",
     "TENSOR",
+    "AnnotatedFunction",
     "AnnotatedProgram",
     "Compute",
     "Crossing",
     "Gathering",
     "HArray",
     "HSharding",
+    "Mend",
     "Move",
     "Network",
     "ProgramRunner",

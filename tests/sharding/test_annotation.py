@@ -6,6 +6,7 @@ from typing import Any, cast
 import jax
 import numpy as np
 import pytest
+from cases import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding
@@ -14,6 +15,7 @@ from random_annotations import an_annotation, groups_of_devices, summands
 
 from hetjax.errors import InputError
 from hetjax.sharding import DUPLICATE, PARTIAL, HSharding, Subgroup
+from hetjax.sharding.annotation.symbols import SymbolicSize
 
 TWO = Subgroup((0, 1), (("x", 2),), P("x"))
 ONE = Subgroup((2,), (), P())
@@ -81,6 +83,43 @@ def test_symbols_wait_for_the_input():
         annotation.bind({"batch": 0, "rest": 1})
 
 
+OPERATIONS = ("+", "*", "//", "-")
+
+
+@st.composite
+def formulas(draw, depth=3):
+    """A formula with two symbols."""
+    if depth == 0 or draw(st.booleans()):
+        return draw(st.sampled_from(("batch", "rest", "2", "7")))
+    left, right = draw(formulas(depth - 1)), draw(formulas(depth - 1))
+    return f"({left} {draw(st.sampled_from(OPERATIONS))} {right})"
+
+
+@examples(usual=100, full=2000)
+@given(formulas(), st.integers(1, 50), st.integers(1, 50))
+def test_formulas_are_what_python_makes_of_them(formula: str, batch: int, rest: int):
+    values = {"batch": batch, "rest": rest}
+    try:
+        expected = eval(formula, {}, dict(values))
+    except ZeroDivisionError:
+        expected = None
+    if len(formula) > 200:
+        return
+    size = SymbolicSize(formula)
+    assert SymbolicSize(str(size)) == size
+    if expected is None or expected < 1:
+        with pytest.raises(InputError, match=r"divides by 0|must be 1 or more"):
+            size.bind(values)
+    else:
+        assert size.bind(values) == expected
+
+
+def test_axes_may_be_a_mapping_and_devices_any_numbers():
+    assert Subgroup(cast(Any, np.arange(2)), cast(Any, {"x": 2}), P("x")) == TWO
+    assert Subgroup((2,), cast(Any, {}), P()) == ONE
+    assert HSharding(cast(Any, [TWO, ONE]), cast(Any, np.int64(0)), cast(Any, [4, 2])).hdim == 0
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -95,7 +134,32 @@ def test_symbols_wait_for_the_input():
         (lambda: HSharding((TWO, ONE), -1), "dimensions count from 0"),
         (lambda: HSharding((TWO, ONE), 0, (1, 2, 3)), "3 are given for 2 subgroups"),
         (lambda: HSharding((TWO, ONE), 0, (0, 2)), "each is 1 or more"),
-        (lambda: HSharding((TWO, ONE), 0, ("a+b", 2)), "'a\\+b' is not allowed"),
+        (lambda: HSharding((TWO, ONE), 0, ("a**b", 2)), r"'a\*\*b' is not allowed"),
+        (lambda: HSharding((TWO, ONE), 0, ("f(a)", 2)), r"'f\(a\)' is not allowed"),
+        (lambda: HSharding((TWO, ONE), 0, ("a.b", 2)), "'a.b' is not allowed"),
+        (lambda: HSharding((TWO, ONE), 0, ("1+" * 150 + "1", 2)), "301 characters; at most 200"),
+        (lambda: HSharding((TWO, ONE), 0, ("a/2", 2)), "'a/2' is not allowed"),
+        (lambda: HSharding((TWO, ONE), 0, ("", 2)), "'' is not allowed"),
+        (
+            lambda: HSharding((TWO, ONE), 0, (cast(Any, 1.5), 2)),
+            "1.5 is not allowed: a whole number",
+        ),
+        (lambda: HSharding((TWO, ONE), 0, cast(Any, 3)), "sizes: 3 is not allowed"),
+        (lambda: HSharding((TWO, ONE), cast(Any, 1.5)), "hdim: 1.5 is not allowed: a dimension"),
+        (lambda: HSharding((TWO, ONE), cast(Any, True)), "hdim: True is not allowed"),
+        (lambda: HSharding((TWO, ONE), cast(Any, None)), "hdim: None is not allowed"),
+        (lambda: HSharding((TWO, ONE), cast(Any, [0])), r"hdim: \[0\] is not allowed"),
+        (lambda: HSharding(cast(Any, (0, 1))), r"subgroups\[0\]: 0 is not allowed: a Subgroup"),
+        (lambda: Subgroup((0, 1), cast(Any, {}), P()), "holds 1 devices, and 2 are given"),
+        (lambda: Subgroup((0, 1), cast(Any, "x"), P()), "axes: 'x' is not allowed"),
+        (lambda: Subgroup((0, 1), cast(Any, ("x", 2)), P()), "axes: 'x' is not allowed"),
+        (lambda: Subgroup((0, 1), (("x", cast(Any, 2.0)),), P()), r"axes: \('x', 2.0\) is not"),
+        (lambda: Subgroup((0, 1), (("x", -2),), P()), r"sizes from 1"),
+        (lambda: Subgroup((0, 1), (("x", 2),), cast(Any, ("x",))), "a jax.sharding.PartitionSpec"),
+        (lambda: Subgroup((0, 1), (("x", 2),), cast(Any, None)), "spec: None is not allowed"),
+        (lambda: Subgroup(cast(Any, 0), (), P()), "devices: 0 is not allowed: numbers"),
+        (lambda: Subgroup(cast(Any, ("a",)), (), P()), "devices: 'a' is not allowed"),
+        (lambda: Subgroup(cast(Any, (0.5,)), (), P()), "devices: 0.5 is not allowed"),
         (lambda: HSharding((TWO, ONE), DUPLICATE, (1, 2)), "only a dimension has"),
         (lambda: HSharding((TWO, ONE), 0).shards((7,)), "make 6, and dimension 0"),
         (lambda: HSharding((TWO, ONE), 1).shards((8,)), "1 is no dimension"),

@@ -9,16 +9,23 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from hetjax.errors import InputError
+from hetjax.errors import InputError, shown
 from hetjax.sharding.annotation.annotation_file import annotation_record, spec_of, spec_to_json
 from hetjax.sharding.annotation.bounds import Bounds
-from hetjax.sharding.annotation.symbols import Size, SymbolicSize, parse_size
+from hetjax.sharding.annotation.checked_fields import (
+    checked_axes,
+    checked_devices,
+    checked_hdim,
+    checked_sizes,
+    checked_spec,
+)
+from hetjax.sharding.annotation.symbols import Size, SymbolicSize
 
 DUPLICATE: Literal["duplicate"] = "duplicate"
 PARTIAL: Literal["partial"] = "partial"
@@ -73,9 +80,9 @@ class Subgroup:
     spec: PartitionSpec
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "devices", tuple(int(device) for device in self.devices))
-        object.__setattr__(self, "axes", tuple((name, int(size)) for name, size in self.axes))
-        object.__setattr__(self, "spec", _shortest(self.spec))
+        object.__setattr__(self, "devices", checked_devices(self.devices))
+        object.__setattr__(self, "axes", checked_axes(self.axes))
+        object.__setattr__(self, "spec", _shortest(checked_spec(self.spec)))
         if not self.devices:
             raise InputError("devices: none is given: a subgroup has one or more")
         if len(set(self.devices)) < len(self.devices) or min(self.devices) < 0:
@@ -200,8 +207,9 @@ class HSharding:
     sizes: tuple[Size | str, ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "subgroups", tuple(self.subgroups))
-        object.__setattr__(self, "sizes", tuple(parse_size(size) for size in self.sizes))
+        object.__setattr__(self, "subgroups", _checked_subgroups(self.subgroups))
+        object.__setattr__(self, "hdim", checked_hdim(self.hdim))
+        object.__setattr__(self, "sizes", checked_sizes(self.sizes))
         if not self.subgroups:
             raise InputError("subgroups: none is given: an annotation has one or more")
         devices = self.devices
@@ -214,17 +222,11 @@ class HSharding:
 
     def _check_top_tier(self) -> None:
         if isinstance(self.hdim, str):
-            if self.hdim not in (DUPLICATE, PARTIAL):
-                raise InputError(
-                    f"hdim: {self.hdim!r} is not allowed: a dimension, 'duplicate' or 'partial'"
-                )
             if self.sizes:
                 raise InputError(f"sizes: given where hdim is {self.hdim!r}; only a dimension has")
             return
         if self.sizes and len(self.subgroups) == 1:
             raise InputError(f"sizes: {self.sizes} given for one subgroup, which has all")
-        if self.hdim < 0:
-            raise InputError(f"hdim: {self.hdim} is not allowed: dimensions count from 0")
         if self.sizes and len(self.sizes) != len(self.subgroups):
             raise InputError(
                 f"sizes: {len(self.sizes)} are given for {len(self.subgroups)} subgroups"
@@ -263,7 +265,8 @@ class HSharding:
     @property
     def symbols(self) -> frozenset[str]:
         """The symbols that have no number yet."""
-        return frozenset(size.name for size in self.sizes if isinstance(size, SymbolicSize))
+        formulas = (size for size in self.sizes if isinstance(size, SymbolicSize))
+        return frozenset(name for formula in formulas for name in formula.names)
 
     def bind(self, values: Mapping[str, int]) -> HSharding:
         """This annotation with numbers for symbols.
@@ -398,6 +401,14 @@ class HSharding:
             return cls(groups, record.hdim, tuple(record.sizes))  # pyright: ignore[reportArgumentType]
         except ValueError as error:  # JAX's own too: of a `PartitionSpec` that cannot be.
             raise InputError(f"{source}: {error}") from None
+
+
+def _checked_subgroups(subgroups: object) -> tuple[Subgroup, ...]:
+    found = tuple(subgroups) if isinstance(subgroups, Iterable) else (subgroups,)
+    for place, each in enumerate(found):
+        if not isinstance(each, Subgroup):
+            raise InputError(f"subgroups[{place}]: {shown(each)} is not allowed: a Subgroup")
+    return found  # pyright: ignore[reportReturnType]
 
 
 def _check_divides(group: Subgroup, region: Bounds) -> None:

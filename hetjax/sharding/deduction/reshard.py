@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from hetjax import _compat
-from hetjax.errors import InputError
+from hetjax.errors import InputError, shown
 from hetjax.sharding.annotation.annotation import HSharding
-from hetjax.sharding.resolution.union_array import HArray
+from hetjax.sharding.resolution.union_array import HArray, as_array
 
 _numbers = itertools.count()
 
@@ -86,11 +86,14 @@ def reshard(x: Any, annotations: HSharding | Sequence[HSharding]) -> Any:
         hetjax_reshard
     """
     several: tuple[HSharding, ...] = (
-        (annotations,) if isinstance(annotations, HSharding) else tuple(annotations)
+        tuple(annotations) if isinstance(annotations, Sequence) else (annotations,)
     )
     if not several:
         raise InputError("annotations: none is given: a reshard has one or more")
+    x = x if isinstance(x, HArray) or _compat.is_traced(x) else as_array(x)
     for annotation in several:
+        if not isinstance(annotation, HSharding):
+            raise InputError(f"annotations: {shown(annotation)} is not allowed: an HSharding")
         if not annotation.symbols:
             annotation.shards(np.shape(x))
     if _compat.is_traced(x):

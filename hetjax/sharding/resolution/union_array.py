@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Num
 
-from hetjax.errors import InputError
+from hetjax.errors import InputError, shown
 from hetjax.sharding.annotation.annotation import HSharding, Shard
 from hetjax.sharding.resolution.network import Network
 from hetjax.sharding.resolution.resolve import resolve
@@ -70,7 +70,7 @@ class HArray:
     @classmethod
     def of(
         cls,
-        array: Num[np.ndarray, ...] | jax.Array,
+        array: Num[np.ndarray, ...] | jax.Array | Sequence[Any] | float,
         annotation: HSharding,
         devices: Sequence[Any] | None = None,
     ) -> HArray:
@@ -79,7 +79,7 @@ class HArray:
         Where the annotation has partial sums, the first summand is the array and the others are 0.
 
         Args:
-            array: the whole array.
+            array: the whole array, or numbers in lists.
             annotation: how it shall lie.
             devices: the device behind each number; those of this process unless given.
 
@@ -89,6 +89,9 @@ class HArray:
         Raises:
             InputError: the annotation does not fit the shape, or names a device that is not there.
         """
+        if not isinstance(annotation, HSharding):
+            raise InputError(f"annotation: {shown(annotation)} is not allowed: an HSharding")
+        whole = as_array(array)
         numbered = dict(enumerate(jax.devices() if devices is None else devices))
         for number in annotation.devices:
             if number not in numbered:
@@ -96,10 +99,10 @@ class HArray:
                     f"annotation: device {number} is not there; there are {len(numbered)}"
                 )
         shards = {
-            shard.device: jax.device_put(_summand(array, shard), numbered[shard.device])
-            for shard in annotation.shards(array.shape)
+            shard.device: jax.device_put(_summand(whole, shard), numbered[shard.device])
+            for shard in annotation.shards(whole.shape)
         }
-        return cls(annotation, array.shape, shards, numbered)
+        return cls(annotation, whole.shape, shards, numbered)
 
     @property
     def dtype(self) -> np.dtype:
@@ -159,6 +162,23 @@ class HArray:
 
     def __repr__(self) -> str:
         return f"HArray({self.dtype}{list(self.shape)}, {self.annotation})"
+
+
+def as_array(value: Any) -> Any:
+    """An array of what a person gave as one.
+
+    Raises:
+        InputError: it is none.
+    """
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return value
+    try:
+        found = np.asarray(value)
+    except ValueError as error:
+        raise InputError(f"array: {shown(value)} is no array: {error}") from None
+    if found.dtype.kind not in "biufc":
+        raise InputError(f"array: {shown(value)} is no array of numbers")
+    return found
 
 
 def _summand(array: Any, shard: Shard) -> Any:

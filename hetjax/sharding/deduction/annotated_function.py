@@ -1,0 +1,215 @@
+"""Annotated functions: a function of arrays and how they lie, for inputs of any size.
+
+Where sizes are symbols, one annotated function serves several totals: what the symbols stand for
+follows from the inputs, and the program is deduced and compiled once for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import PyTree
+
+from hetjax.errors import InputError
+from hetjax.sharding.annotation.annotation import HSharding
+from hetjax.sharding.annotation.symbols import Size, SymbolicSize
+from hetjax.sharding.deduction.deduce import deduce
+from hetjax.sharding.deduction.run_program import ProgramRunner
+from hetjax.sharding.deduction.specialize import specialize
+from hetjax.sharding.resolution.network import Network
+from hetjax.sharding.resolution.union_array import HArray, as_array
+
+
+class AnnotatedFunction:
+    """A function that is computed on unions of submeshes, compiled for each size of its inputs.
+
+    Args:
+        function: of arrays in any pytrees; it may use `hetjax.reshard`.
+        annotations: for each argument how it lies: one annotation for all of it, or a pytree of
+            them; None for what is known everywhere.
+        devices: the device behind each number; those of this process unless given.
+        network: the links, which decide between forms of communication; None: all alike.
+        strategy: which of the annotations that a `hetjax.reshard` carries is meant.
+        mend: whether to put in the reshards that are missing.
+
+    Attributes:
+        num_compiled: for how many sizes and types of inputs it has been compiled.
+
+    Source: Hetu v2, section 5.5.
+
+    Example:
+        >>> from jax.sharding import PartitionSpec
+        >>> from hetjax.sharding import Subgroup
+        >>> groups = tuple(Subgroup((device,), (), PartitionSpec()) for device in (0, 1))
+        >>> rows = HSharding(groups, hdim=0, sizes=("2*batch", "batch"))
+        >>> double = AnnotatedFunction(lambda x: 2 * x, [rows], devices=jax.devices()[:1] * 2)
+        >>> double(np.arange(6))[1], double(np.arange(3))[1]
+        (Array([ 8, 10], dtype=int32), Array([4], dtype=int32))
+        >>> double.num_compiled
+        2
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        annotations: Sequence[PyTree],
+        *,
+        devices: Sequence[Any] | None = None,
+        network: Network | None = None,
+        strategy: int = 0,
+        mend: bool = False,
+    ):
+        self._function, self._annotations = function, tuple(annotations)
+        self._devices, self._network = devices, network
+        self._strategy, self._mend = strategy, mend
+        self._compiled: dict[Any, tuple[ProgramRunner, list[HSharding | None], Any]] = {}
+
+    @property
+    def num_compiled(self) -> int:
+        """For how many sizes and types of inputs it has been compiled."""
+        return len(self._compiled)
+
+    def __call__(self, *arguments: PyTree, symbols: Mapping[str, int] | None = None) -> PyTree:
+        """Compute the function.
+
+        Args:
+            *arguments: arrays, which are laid out, or `HArray`s, which come to lie as annotated.
+            symbols: numbers for symbols that do not follow from the inputs.
+
+        Returns:
+            What the function returns, with a `HArray` for each array.
+
+        Raises:
+            InputError: an argument does not fit its annotation, or a symbol has no number.
+        """
+        if len(arguments) != len(self._annotations):
+            raise InputError(
+                f"arguments: {len(arguments)} are given, and {len(self._annotations)} are annotated"
+            )
+        leaves, tree = jax.tree.flatten(arguments)
+        leaves = [as_array(each) for each in leaves]
+        annotations = [
+            each
+            for place, (wanted, argument) in enumerate(
+                zip(self._annotations, arguments, strict=True)
+            )
+            for each in _for_leaves(wanted, argument, place)
+        ]
+        numbers = numbers_of(annotations, [leaf.shape for leaf in leaves], symbols or {})
+        shapes = tuple((leaf.shape, np.dtype(leaf.dtype)) for leaf in leaves)
+        key = tree, shapes, tuple(sorted(numbers.items()))
+        if key not in self._compiled:
+            self._compiled[key] = self._compile(tree, shapes, annotations, numbers)
+        runner, bound, result_tree = self._compiled[key]
+        placed = [self._laid_out(*pair) for pair in zip(leaves, bound, strict=True)]
+        return jax.tree.unflatten(result_tree, runner(*placed))
+
+    def _compile(
+        self,
+        tree: Any,
+        shapes: Sequence[tuple[tuple[int, ...], Any]],
+        annotations: Sequence[HSharding | None],
+        numbers: Mapping[str, int],
+    ) -> tuple[ProgramRunner, list[HSharding | None], Any]:
+        def flat(*leaves: Any) -> Any:
+            return self._function(*jax.tree.unflatten(tree, leaves))
+
+        structs = [jax.ShapeDtypeStruct(*each) for each in shapes]
+        closed, results = jax.make_jaxpr(flat, return_shape=True)(*structs)
+        bound = [annotation and annotation.bind(numbers) for annotation in annotations]
+        program = deduce(closed, bound, strategy=self._strategy, symbols=numbers, mend=self._mend)
+        runner = ProgramRunner(specialize(program), self._devices, self._network)
+        return runner, bound, jax.tree.structure(results)
+
+    def _laid_out(self, array: Any, annotation: HSharding | None) -> Any:
+        if annotation is None:
+            return array
+        if isinstance(array, HArray):
+            alike = array.annotation == annotation
+            return array if alike else array.reshard(annotation, self._network)
+        return HArray.of(array, annotation, self._devices)
+
+
+def _for_leaves(wanted: PyTree, argument: PyTree, place: int) -> list[HSharding | None]:
+    """The annotation of each leaf of an argument."""
+    count = len(jax.tree.leaves(argument))
+    if wanted is None or isinstance(wanted, HSharding):
+        return [wanted] * count
+    found = jax.tree.leaves(wanted, is_leaf=lambda x: x is None or isinstance(x, HSharding))
+    if len(found) != count or not all(x is None or isinstance(x, HSharding) for x in found):
+        raise InputError(
+            f"annotations[{place}]: it has {len(found)} leaves, and the argument has {count} "
+            f"arrays; one annotation (or None) for each, or one for all"
+        )
+    return found
+
+
+def numbers_of(
+    annotations: Sequence[HSharding | None],
+    shapes: Sequence[Sequence[int]],
+    symbols: Mapping[str, int],
+) -> dict[str, int]:
+    """What symbols stand for, by the sizes of arrays.
+
+    Args:
+        annotations: how each array lies.
+        shapes: the arrays' shapes.
+        symbols: numbers that are known already.
+
+    Returns:
+        A number for each symbol of the annotations.
+
+    Raises:
+        InputError: a symbol does not follow from the sizes, or no number fits.
+
+    Example:
+        >>> from jax.sharding import PartitionSpec
+        >>> from hetjax.sharding import Subgroup
+        >>> groups = tuple(Subgroup((device,), (), PartitionSpec()) for device in (0, 1))
+        >>> numbers_of([HSharding(groups, 0, ("3*(tokens//4)", "tokens//4"))], [(16,)], {})
+        {'tokens': 16}
+    """
+    numbers = dict(symbols)
+    equations = [
+        (annotation.sizes, shape[annotation.hdim])
+        for annotation, shape in zip(annotations, shapes, strict=True)
+        if annotation is not None
+        and isinstance(annotation.hdim, int)
+        and annotation.symbols
+        and annotation.hdim < len(shape)
+    ]
+    while True:
+        unknown = [({n for s in sizes for n in _names(s)} - set(numbers)) for sizes, _ in equations]
+        ready = next((i for i, names in enumerate(unknown) if len(names) == 1), None)
+        if ready is None:
+            break
+        (name,), (sizes, total) = unknown[ready], equations[ready]
+        numbers[name] = _solved(name, sizes, total, numbers)
+    missing = sorted(set().union(*unknown)) if equations else []
+    if missing:
+        raise InputError(
+            f"symbols: {missing} do not follow from the inputs' sizes; give them as symbols="
+        )
+    return numbers
+
+
+def _names(size: Size | str) -> frozenset[str]:
+    return size.names if isinstance(size, SymbolicSize) else frozenset()
+
+
+def _solved(name: str, sizes: Sequence[Size | str], total: int, known: Mapping[str, int]) -> int:
+    """The largest number of a symbol by which sizes make up a dimension."""
+    for number in range(total, 0, -1):
+        try:
+            values = {**known, name: number}
+            found = sum(s.bind(values) if isinstance(s, SymbolicSize) else int(s) for s in sizes)
+        except InputError:
+            continue
+        if found == total:
+            return number
+    raise InputError(
+        f"symbols: no number of {name!r} makes {', '.join(map(str, sizes))} add up to {total}"
+    )
