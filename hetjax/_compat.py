@@ -138,6 +138,11 @@ def source_line(equation: JaxprEqn) -> str:
     return "an unknown line"
 
 
+def is_transposed(equation: JaxprEqn) -> bool:
+    """Whether an equation is of a backward pass: JAX made it as the transpose of a forward one."""
+    return "transpose(" in str(equation.source_info.name_stack)
+
+
 def eval_jaxpr(closed: ClosedJaxpr, *operands: Any) -> list[Any]:
     """Evaluate a closed jaxpr on flat operands."""
     return eval_open_jaxpr(closed.jaxpr, closed.consts, *operands)

@@ -101,3 +101,35 @@ def test_each_call_in_a_branch_brings_its_own_cotangent_back():
     found = deduce(closed, [whole, whole, EXAMPLES])
     assert found.annotations[found.outputs[0]] == EXAMPLES
     assert not list(found.moves)
+
+
+def test_a_refusal_in_the_backward_pass_names_the_forward_line_and_what_mends_it():
+    """Two uses of a value: the gradient of one is a sum of parts, and cannot meet the other's."""
+
+    def without(first, second, x):
+        y = 2.0 * x
+        hidden = jnp.tanh(y @ first)
+        return jnp.sum((y + reshard(hidden @ second, EXAMPLES)) ** 2)
+
+    inputs = drawn((8, 16), (16, 8), (12, 8))
+    annotations = [COLUMNS, ROWS, EXAMPLES]
+    closed = jax.make_jaxpr(jax.grad(without, argnums=(0, 1, 2)))(*inputs)
+    with pytest.raises(InputError) as refused:
+        deduce(closed, annotations)
+    message = str(refused.value)
+    line = without.__code__.co_firstlineno + 2
+    assert "in the backward pass, cannot take operand" in message
+    assert f"of operand 0 of dot_general at {__file__}:{line}, float32[12, 8]" in message
+    assert "before that line, put x = hetjax.reshard(x, ...)" in message
+    assert message.endswith(f"brings its gradient back to lie as\n  {EXAMPLES}")
+
+    def mended(first, second, x):
+        y = 2.0 * x
+        inside = reshard(y, EXAMPLES)
+        hidden = jnp.tanh(inside @ first)
+        return jnp.sum((y + reshard(hidden @ second, EXAMPLES)) ** 2)
+
+    program = jax.grad(mended, argnums=(0, 1, 2))
+    found, specialized = run(program, inputs, annotations)
+    check(found, program(*inputs), tolerance=1e-4)
+    assert not list(specialized.program.moves)

@@ -101,6 +101,8 @@ class Deducer:
         self._tried: dict[Any, tuple[Computed | OperandError, Origins]] = {}
         self._choices: dict[Any, tuple[tuple[int, ...], ...]] = {}
         self._bytes: dict[Any, int | None] = {}
+        # How variables were made; of several hypotheses the last, for messages about one alone.
+        self._made: dict[int, int] = {}
         self._body_origins = self._origins
         self._flat: FlatProgram
         self._widths: Widths = {}
@@ -120,6 +122,7 @@ class Deducer:
         self._widths = widths_of(annotations, shapes)
         held = {v: (self._number(a),) for v, a in zip(flat.inputs, annotations, strict=True)}
         held |= {variable: (self._number(None),) for variable in flat.constants}
+        self._made.update((variable, layout) for variable, (layout,) in held.items())
         hypotheses = [_Hypothesis(held, self._origins)]
         for equation, unneeded in zip(flat.equations, flat.last_uses(), strict=True):
             hypotheses = self._after(hypotheses, equation, unneeded)
@@ -358,7 +361,8 @@ class Deducer:
         held = [self._layouts[number] for number in layouts]
         destination = self._layouts[mended]
         assert destination is not None
-        refuse(self._flat, flat, held, problem, destination)
+        made = {variable: self._layouts[number] for variable, number in self._made.items()}
+        refuse(self._flat, flat, held, problem, destination, made)
 
     def _shapes(self, flat: FlatEquation) -> list[Any]:
         return [self._flat.shapes[variable] for variable in flat.operands]
@@ -402,6 +406,7 @@ class Deducer:
         assert isinstance(found, Computed)
         results = tuple(map(self._number, found.results))
         made = {v: (number,) for v, number in zip(flat.results, results, strict=True)}
+        self._made.update(zip(flat.results, results, strict=True))
         done = before.done, EquationDone(flat, layouts, found.node, results)
         return replace(before, held={**before.held, **made}, done=done)
 
@@ -439,6 +444,7 @@ class Deducer:
             destination = sized(destination, self._flat.shapes[variable].shape)
         after = replace(before, origins=origins)
         number = made if destination is None else self._number(destination)
+        self._made[result] = number
         source = number if number in copies else made
         if self._is_searched:
             source = min(copies, key=lambda each: self._bytes_moved(variable, each, number) or 0)

@@ -41,6 +41,7 @@ class Signature:
         linear: sets of operands in which the results are linear together: where these are partial
             sums, so are the results.
         base: operands to which such a sum is added; they count once.
+        is_known: whether there is a rule for the primitive; else nothing may be divided.
         resized: parameters that say sizes: from the label's name and its size to what replaces
             them.
     """
@@ -50,6 +51,7 @@ class Signature:
     summed: frozenset[int] = frozenset()
     linear: tuple[frozenset[int], ...] = ()
     base: frozenset[int] = frozenset()
+    is_known: bool = True
     resized: Callable[[int, int], Mapping[str, Any]] = field(default=lambda name, size: {})
 
 

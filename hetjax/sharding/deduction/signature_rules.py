@@ -328,6 +328,23 @@ def scatter_add_rule(equation: _compat.JaxprEqn) -> Signature:
     )
 
 
+def scatter_rule(equation: _compat.JaxprEqn) -> Signature:
+    """As a gather; the indices may not be divided, since what is replaced is replaced whole."""
+    found = scatter_add_rule(equation)
+    inside = set(found.results[0])
+    operands = tuple(
+        tuple(label if label in inside else None for label in labels) for labels in found.operands
+    )
+    name, is_unique = equation.primitive.name, equation.params["unique_indices"]
+    linear: tuple[frozenset[int], ...] = ()
+    if name == "scatter" and is_unique:
+        # Where two updates meet, which one stays may differ from summand to summand.
+        linear = (frozenset({0, 2}),)
+    if name == "scatter-mul":
+        linear = (frozenset({0}),)
+    return Signature(operands, found.results, linear=linear)
+
+
 def _indexed(
     shape: Sequence[int],
     indices: Sequence[int],

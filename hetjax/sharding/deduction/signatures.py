@@ -160,6 +160,23 @@ FAMILIES: tuple[Family, ...] = (
         "the operand, which counts once, and the updates together",
     ),
     Family(
+        ("scatter",),
+        rules.scatter_rule,
+        "dimensions of the operand that are replaced whole",
+        "the operand and the updates together, where indices are told to be unique",
+    ),
+    Family(
+        ("scatter-mul",),
+        rules.scatter_rule,
+        "dimensions of the operand that are scaled whole",
+        "the operand",
+    ),
+    Family(
+        ("scatter-max", "scatter-min"),
+        rules.scatter_rule,
+        "dimensions of the operand that are compared whole",
+    ),
+    Family(
         ("reduce_window_sum",),
         rules.window_rule,
         "dimensions that no window slides over",

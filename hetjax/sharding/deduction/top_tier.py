@@ -71,9 +71,14 @@ def pass_through(node: Compute, tops: Sequence[TopTier]) -> tuple[Compute, list[
     Source: Hetu v2, section 5.2 (figure 11).
     """
     partial = {place for place, top in enumerate(tops) if top.hdim == PARTIAL}
+    signature = node.signature
+    if not signature.is_known:
+        for place, top in enumerate(tops):
+            if top != WHOLE:
+                name = node.equation.primitive.name
+                raise OperandError(place, f"submeshes share it, and {name} has no rule for that")
     if partial:
         return _sum_of_parts(node, tops, partial)
-    signature = node.signature
     label, widths = _label(signature, tops)
     if label is None:
         return node, [WHOLE] * len(node.equation.outvars)
@@ -240,4 +245,4 @@ def indivisible(equation: _compat.JaxprEqn) -> Signature:
         tuple((None,) * len(shape) for shape in shapes_of(variables))
         for variables in (equation.invars, equation.outvars)
     )
-    return Signature(operands, results)
+    return Signature(operands, results, is_known=False)

@@ -1,0 +1,168 @@
+"""Mending: missing reshards are put in where they move little, and it is said what they do."""
+
+from random import Random
+
+import jax
+import jax.numpy as jnp
+import pytest
+from cases import examples
+from deducing import check, drawn, random_annotation, random_union, run
+from hypothesis import given
+from hypothesis import strategies as st
+from jax.sharding import PartitionSpec as P
+
+from hetjax.errors import InputError
+from hetjax.sharding import PARTIAL, HSharding, Subgroup, deduce
+from hetjax.sharding.deduction.annotated_program import Move
+from hetjax.sharding.resolution.resolve import moved_elements
+
+TWO = Subgroup((0, 1), (("tensor", 2),), P())
+ONE = Subgroup((2,), (), P())
+WHOLE = HSharding((TWO, ONE))
+
+
+def moved_bytes(program):
+    return sum(
+        moved_elements(node.source, node.destination, program.shapes[node.input].shape)
+        * program.shapes[node.input].dtype.itemsize
+        for node in program.nodes
+        if isinstance(node, Move)
+    )
+
+
+def test_an_operand_goes_where_the_other_one_is():
+    """Rows in other shares are brought to these shares; nothing is gathered."""
+    unlike = HSharding((TWO, ONE), 0, (4, 2)), HSharding((TWO, ONE), 0, (3, 3))
+    inputs = drawn((6, 8), (6, 8))
+    found, specialized = run(jnp.add, inputs, unlike, mend=True)
+    check(found, jnp.add(*inputs))
+    mends = specialized.program.mends
+    assert {mend.destination.hdim for mend in mends} == {0}
+    assert len({mend.destination.sizes for mend in mends}) == 1
+    # One row of one operand: the third device has it from the others, or they have it from it.
+    told = sum(mend.num_bytes for mend in mends)
+    assert told == moved_bytes(specialized.program) <= 2 * 8 * 4
+
+
+def test_a_sum_is_scattered_where_the_next_operand_is_divided():
+    weight = HSharding((TWO, ONE), 0, (5, 3))
+    x = HSharding((TWO, ONE), 1, (5, 3))
+    other = HSharding((TWO, ONE), 0, (4, 2))
+    inputs = drawn((6, 8), (8, 4), (6, 4))
+    found, specialized = run(
+        lambda x, w, y: jnp.tanh(x @ w) * y, inputs, [x, weight, other], mend=True
+    )
+    check(found, jnp.tanh(inputs[0] @ inputs[1]) * inputs[2])
+    (mend,) = specialized.program.mends
+    assert mend.source.hdim == PARTIAL
+    assert (mend.destination.hdim, mend.destination.sizes) == (0, (4, 2))
+    assert "submeshes have summands of it" in mend.reason
+
+
+def test_a_sum_is_added_up_before_it_grows():
+    x, weight = HSharding((TWO, ONE), 1, (5, 3)), HSharding((TWO, ONE), 0, (5, 3))
+    inputs = drawn((6, 8), (8, 1))
+
+    def program(x, w):
+        return jnp.tanh(jnp.broadcast_to(x @ w, (6, 50)))
+
+    found, specialized = run(program, inputs, [x, weight], mend=True)
+    check(found, program(*inputs))
+    assert moved_bytes(specialized.program) <= 4 * 2 * 2 * 6
+
+
+def test_a_value_that_is_needed_twice_moves_once():
+    rows, others = HSharding((TWO, ONE), 0, (4, 2)), HSharding((TWO, ONE), 0, (2, 4))
+    inputs = drawn((6, 3), (6, 50), (6, 50))
+
+    def program(x, y, z):
+        return (x[:, :1] * y) + (jnp.tanh(x[:, :1]) * z)
+
+    found, specialized = run(program, inputs, [rows, others, others], mend=True)
+    check(found, program(*inputs))
+    assert moved_bytes(specialized.program) <= 2 * 2 * 2 * 3 * 4
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x: jnp.fft.fft(x, axis=0).real,
+        lambda x: jnp.linalg.cholesky(x @ x.T + 8 * jnp.eye(6)),
+        lambda x: jnp.sort(x, axis=0),
+        lambda x: x[1:5] * 2.0,
+        lambda x: x.at[jnp.asarray([1, 3])].set(0.0),
+    ],
+    ids=["fft", "cholesky", "sort", "slice", "scatter"],
+)
+def test_what_cannot_be_divided_is_brought_together_and_said(program):
+    rows = HSharding((TWO, ONE), 0, (4, 2))
+    inputs = drawn((6, 6))
+    with jax.numpy_dtype_promotion("standard"):
+        found, specialized = run(program, inputs, [rows], mend=True)
+        check(found, program(*inputs), tolerance=1e-4)
+    mends = specialized.program.mends
+    assert any(mend.reason for mend in mends)
+    assert sum(mend.num_bytes for mend in mends) == moved_bytes(specialized.program) > 0
+    assert all(f"{mend.num_bytes} bytes move from" in str(mend) for mend in mends)
+
+
+def test_a_primitive_without_a_rule_says_so_and_what_it_costs():
+    rows = HSharding((TWO, ONE), 0, (4, 2))
+    closed = jax.make_jaxpr(lambda x: jax.lax.linalg.cholesky(x, symmetrize_input=False))(
+        jnp.eye(6)
+    )
+    with pytest.raises(InputError, match=r"cholesky has no rule for that[\s\S]*moves \d+ bytes"):
+        deduce(closed, [rows])
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, u: x.at[jnp.asarray([4, 1])].set(u),
+        lambda x, u: x.at[jnp.asarray([4, 1])].set(u, unique_indices=True),
+        lambda x, u: x.at[jnp.asarray([4, 1])].multiply(u),
+        lambda x, u: x.at[jnp.asarray([4, 1])].min(u),
+        lambda x, u: x.at[jnp.asarray([4, 1])].max(u),
+    ],
+    ids=["set", "set unique", "multiply", "min", "max"],
+)
+def test_scatters_are_divided_along_what_they_take_whole(function):
+    columns = HSharding((TWO.with_spec(P(None, "tensor")), ONE), 1, (4, 2))
+    inputs = drawn((6, 6), (2, 6))
+    found, specialized = run(function, inputs, [columns, columns])
+    check(found, function(*inputs))
+    assert not list(specialized.program.moves)
+    assert found[0].annotation == columns
+
+
+@examples(usual=15, full=200)
+@given(st.integers(0, 2**32 - 1))
+def test_wrong_annotations_give_the_dense_result(number: int):
+    """Chains of products, sums and functions of one element, with inputs that lie at random."""
+    rng = Random(number)
+    union = random_union(rng)
+    steps = [rng.choice(("product", "sum", "tanh", "maximum", "turn")) for _ in range(4)]
+    count = 1 + sum(step in ("product", "sum", "maximum") for step in steps)
+    inputs = drawn(*[(12, 12)] * count)
+
+    def program(x, *others):
+        rest = list(others)
+        for step in steps:
+            match step:
+                case "product":
+                    x = x @ rest.pop()
+                case "sum":
+                    x = x + rest.pop()
+                case "maximum":
+                    x = jnp.maximum(x, rest.pop())
+                case "turn":
+                    x = x.T
+                case _:
+                    x = jnp.tanh(x)
+        return x
+
+    annotations = [random_annotation(rng, union, (12, 12)) for _ in inputs]
+    found, specialized = run(program, inputs, annotations, mend=True)
+    check(found, program(*inputs), tolerance=1e-4)
+    told = sum(mend.num_bytes for mend in specialized.program.mends)
+    assert told == moved_bytes(specialized.program)
