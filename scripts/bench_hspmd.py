@@ -15,6 +15,11 @@ from importlib import import_module
 from typing import Any
 
 PARTS: Mapping[str, tuple[str, str]] = {
+    "cheap": ("hspmd_resolution", "cheap_rows"),
+    "transformer": ("hspmd_programs", "transformer_rows"),
+    "unify": ("hspmd_programs", "unify_rows"),
+    "mend": ("hspmd_mending", "mend_rows"),
+    "shapes": ("hspmd_programs", "shapes_rows"),
     "switch": ("hspmd_switch", "switch_rows"),
     "switch_memory": ("hspmd_switch", "memory_rows"),
 }

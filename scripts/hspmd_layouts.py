@@ -6,8 +6,6 @@ import itertools
 from collections.abc import Sequence
 from random import Random
 
-from jax.sharding import PartitionSpec
-
 from hetjax import HSharding, Subgroup
 from hetjax.mesh import KINDS, Cluster, Link, Subcluster
 from hetjax.sharding import DUPLICATE, PARTIAL, Network
@@ -81,8 +79,3 @@ def random_annotation(
         widths = [sizes[place] if d == hdim else size for d, size in enumerate(shape)]
         found.append(random_subgroup(rng, devices, widths, sums=sums))
     return HSharding(tuple(found), hdim, sizes)
-
-
-def bare_spec() -> PartitionSpec:
-    """A specification that divides nothing."""
-    return PartitionSpec()

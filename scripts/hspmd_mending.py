@@ -204,8 +204,12 @@ def _divided(
     return group.with_spec(PartitionSpec(*[None] * dimension, axes))
 
 
-def measure(cases: int, seed: int) -> list[Mapping[str, Any]]:
-    """A row for all cases: bytes beside the best, and whether every result was the dense one."""
+def mend_rows(cases: int = 200, seed: int = 0) -> list[Mapping[str, Any]]:
+    """A row for all cases: bytes beside the best, and whether every result was the dense one.
+
+    The best is the better of what going through all finds and of what was found: layouts that are
+    unlike from submesh to submesh are not gone through.
+    """
     ratios, moved, least, wrong, silent = [], 0, 0, 0, 0
     for number in range(seed, seed + cases):
         case = random_case(number)
@@ -213,7 +217,8 @@ def measure(cases: int, seed: int) -> list[Mapping[str, Any]]:
             program = deduce(
                 jax.make_jaxpr(case.program)(*case.inputs), case.annotations, mend=True
             )
-        found, best = bytes_of_moves(program), least_bytes(case)
+        found = bytes_of_moves(program)
+        best = min(found, least_bytes(case))
         moved, least = moved + found, least + best
         ratios.append(found / best if best else (1.0 if not found else math.inf))
         silent += sum(mend.num_bytes for mend in program.mends) != found
@@ -230,6 +235,7 @@ def measure(cases: int, seed: int) -> list[Mapping[str, Any]]:
             "bound": least,
             "mean_ratio": statistics.mean(ratios),
             "worst_ratio": ratios[-1],
+            "ratio_of_95_in_100": ratios[int(len(ratios) * 0.95)],
             "above_1.2": sum(ratio > 1.2 for ratio in ratios),
             "wrong": wrong,
             "moves_not_told": silent,

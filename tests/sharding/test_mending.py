@@ -1,5 +1,6 @@
 """Mending: missing reshards are put in where they move little, and it is said what they do."""
 
+from functools import partial
 from random import Random
 
 import jax
