@@ -109,9 +109,8 @@ def test_what_cannot_be_divided_is_brought_together_and_said(program):
 
 def test_a_primitive_without_a_rule_says_so_and_what_it_costs():
     rows = HSharding((TWO, ONE), 0, (4, 2))
-    closed = jax.make_jaxpr(lambda x: jax.lax.linalg.cholesky(x, symmetrize_input=False))(
-        jnp.eye(6)
-    )
+    function = partial(jax.lax.linalg.cholesky, symmetrize_input=False)
+    closed = jax.make_jaxpr(function)(jnp.eye(6))
     with pytest.raises(InputError, match=r"cholesky has no rule for that[\s\S]*moves \d+ bytes"):
         deduce(closed, [rows])
 
