@@ -49,7 +49,9 @@ def deduce(
     Source: Hetu v2, section 5.2.
 
     Example:
+        >>> import jax
         >>> import jax.numpy as jnp
+        >>> from jax.sharding import PartitionSpec
         >>> from hetjax.sharding import Subgroup
         >>> closed = jax.make_jaxpr(lambda x, w: x @ w)(jnp.ones((6, 4)), jnp.ones((4, 2)))
         >>> one, two = Subgroup((0,), (), PartitionSpec()), Subgroup((1,), (), PartitionSpec())

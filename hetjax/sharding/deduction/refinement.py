@@ -201,7 +201,7 @@ def spec_over(submesh: Subgroup, layout: Layout) -> PartitionSpec | None:
     Example:
         >>> layout = {device: Shard(device, ((device, device + 1),)) for device in (0, 1)}
         >>> spec_over(Subgroup((0, 1), (("x", 2),), PartitionSpec()), layout)
-        P('x')
+        P('x',)
     """
     shards = [layout[device] for device in submesh.devices]
     region, first = _region(shards), shards[0]
