@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Set
 from dataclasses import replace
@@ -18,7 +19,7 @@ from hetjax.pipeline.program.loss import abstract
 from hetjax.pipeline.schedules.schedule import Schedule
 from hetjax.pipeline.timeline.timeline import Timeline
 from hetjax.pipeline.timeline.times import StepTimes
-from hetjax.planner.plan.plan import Plan, validate
+from hetjax.planner.plan.plan import Plan, as_plan, validate
 from hetjax.runtime.checkpoints.manifest import DataPosition
 from hetjax.runtime.checkpoints.restoring import restore
 from hetjax.runtime.checkpoints.saving import CheckpointOptions, RunCheckpoints
@@ -46,7 +47,7 @@ class Trainer:
     What is trained comes first; then what is kept, and where it runs.
 
     Args:
-        plan: the plan.
+        plan: the plan, or the path of its file.
         loss_function: ``loss_function(parameters, batch)``, the plain JAX program that the plan was
             made for.
         parameters: pytree of arrays, or a function without arguments that makes it, in which case
@@ -84,7 +85,7 @@ class Trainer:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: Plan | str | os.PathLike[str],
         loss_function: Callable[..., Any],
         parameters: PyTree | Callable[[], PyTree],
         optimizer: optax.GradientTransformation,
@@ -96,6 +97,7 @@ class Trainer:
         checkpoints: CheckpointOptions | None = None,
         runtime: LocalOptions | RayOptions | None = None,
     ):
+        plan = as_plan(plan)
         runtime = LocalOptions() if runtime is None else runtime
         if not isinstance(runtime, LocalOptions | RayOptions):
             raise InputError(
@@ -246,15 +248,17 @@ class Trainer:
             except StopIteration as end:
                 return end.value
 
-    def use_plan(self, plan: Plan) -> None:
+    def use_plan(self, plan: Plan | str | os.PathLike[str]) -> None:
         """Train on by a plan that differs in its schedule and its prediction alone.
 
         Args:
-            plan: what `hetjax.planner.reschedule` or `choose_schedule` made of the trainer's plan.
+            plan: what `hetjax.planner.reschedule` or `choose_schedule` made of the trainer's plan,
+                or the path of its file.
 
         Raises:
             InputError: the plan differs in more.
         """
+        plan = as_plan(plan)
         if self.plan.with_schedule(plan.pipeline.schedule) != replace(plan, prediction=None):
             raise InputError(
                 "the plan differs from the trainer's in more than its schedule; a trainer keeps "
@@ -263,7 +267,9 @@ class Trainer:
         self.use_schedule(plan.pipeline.schedule)
         self.plan = plan
 
-    def switch(self, plan: Plan, *, lost: Set[int] = frozenset()) -> SwitchPlan:
+    def switch(
+        self, plan: Plan | str | os.PathLike[str], *, lost: Set[int] = frozenset()
+    ) -> SwitchPlan:
         """Train on by another plan: the training state moves to its stages, in memory.
 
         Parameters and optimizer state keep every bit, step counters too. In one process the state
@@ -274,7 +280,8 @@ class Trainer:
         trainer is as it was; so it is where moving fails in one process.
 
         Args:
-            plan: for the same model, batch and cluster; any stages, shardings, pipelines.
+            plan: for the same model, batch and cluster, or the path of its file; any stages,
+                shardings, pipelines.
             lost: devices of the cluster that are not to be asked any more, beside those that the
                 plan names as lost: the others give what they have too.
 
@@ -288,6 +295,7 @@ class Trainer:
 
         Source: Hetu v2, section 6.
         """
+        plan = as_plan(plan)
         if plan.cluster != self.plan.cluster:
             raise InputError(
                 f"switch: the plan is for cluster {plan.cluster.name!r}, the trainer's devices are "

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -21,6 +21,7 @@ from ray_jobs import (
     parameters,
 )
 
+import hetjax
 from hetjax import CheckpointError, InputError, Trainer
 from hetjax.configuration import TrainSettings
 from hetjax.loop import train
@@ -272,3 +273,19 @@ def test_a_trainer_takes_a_plan_with_another_schedule_alone(trainer: Trainer):
 def test_a_schedule_that_does_not_fit_the_plan_is_refused(trainer: Trainer):
     with pytest.raises(InputError, match="microbatches"):
         trainer.use_schedule(one_f_one_b(len(PLAN.pipeline.stages), MICROBATCHES + 1))
+
+
+def test_a_plan_may_be_the_path_of_its_file(tmp_path: Path):
+    path = tmp_path / "plan.json"
+    PLAN.save(path)
+    with make_trainer("local", cast(Any, str(path))) as trainer:
+        assert trainer.plan == PLAN
+    with pytest.raises(InputError, match=r"nowhere.json"):
+        Trainer(tmp_path / "nowhere.json", loss, parameters, OPTIMIZER, BATCH)
+    wrong: Any = 3
+    with pytest.raises(
+        InputError, match="plan is 3; it must be a Plan, or the path of a plan file"
+    ):
+        Trainer(wrong, loss, parameters, OPTIMIZER, BATCH)
+    with pytest.raises(InputError, match="plan is None; it must be a Plan"):
+        hetjax.simulate(cast(Any, None))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -17,7 +18,7 @@ from hetjax.pipeline.timeline.times import StepTimes
 from hetjax.planner.costs.cost_model import estimate, estimate_halves, update_rate
 from hetjax.planner.costs.network_cards import with_shared_cards
 from hetjax.planner.costs.sharing_cost import SharedParameters, sharing_seconds
-from hetjax.planner.plan.plan import Plan, validate_for
+from hetjax.planner.plan.plan import Plan, as_plan, validate_for
 from hetjax.planner.plan.prediction import Prediction, StagePrediction, times_of
 from hetjax.planner.plan.stage_plan import PipelinePlan, StagePlan
 from hetjax.planner.problem.problem import PlanningProblem
@@ -274,11 +275,11 @@ def _live_limits(held: Sequence[StagePrediction], count: int) -> tuple[int, ...]
     )
 
 
-def simulate(plan: Plan) -> Timeline:
+def simulate(plan: Plan | str | os.PathLike[str]) -> Timeline:
     """The timeline of one step as the plan's own prediction has it; no model is needed.
 
     Args:
-        plan: a plan with a prediction.
+        plan: a plan with a prediction, or the path of its file.
 
     Returns:
         The timeline, from 0.
@@ -291,7 +292,7 @@ def simulate(plan: Plan) -> Timeline:
         >>> simulate(plan).makespan == plan.prediction.step_time  # doctest: +SKIP
         True
     """
-    return _timeline(plan)
+    return _timeline(as_plan(plan))
 
 
 def _timeline(plan: Plan) -> Timeline:

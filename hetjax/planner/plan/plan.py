@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 from hetjax.checked_files import read_json
-from hetjax.errors import InputError, unknown_name
+from hetjax.errors import InputError, shown, unknown_name
 from hetjax.file_content import LEFT_OUT_EMPTY
 from hetjax.files import replacing
 from hetjax.limits import Index, Text
@@ -155,6 +156,25 @@ class Plan:
         plan = checked_plan(cls, data)
         validate(plan)
         return plan
+
+
+def as_plan(plan: Plan | str | os.PathLike[str]) -> Plan:
+    """A plan, or the one that a file has.
+
+    Args:
+        plan: the plan, or the path of its file.
+
+    Returns:
+        The plan.
+
+    Raises:
+        InputError: it is neither, or the file has no valid plan.
+    """
+    if isinstance(plan, str | os.PathLike):
+        return Plan.load(Path(plan))
+    if not isinstance(plan, Plan):
+        raise InputError(f"plan is {shown(plan)}; it must be a Plan, or the path of a plan file")
+    return plan
 
 
 def validate(plan: Plan) -> None:
