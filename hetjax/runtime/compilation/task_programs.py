@@ -182,7 +182,7 @@ class TaskCompiler:
 
 
 class _Fenced:
-    """A compiled program whose fences are given what keeps them closed; see `pipeline.program.fences`.
+    """A compiled program whose fences are told to stay closed; see `pipeline.program.fences`.
 
     Args:
         program: the compiled program, whose first argument they are.
