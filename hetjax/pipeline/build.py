@@ -19,6 +19,7 @@ from hetjax.pipeline.program.traced_program import Program
 from hetjax.pipeline.stages.backward import Shapes, StagePrograms, accumulator_dtype, differentiate
 from hetjax.pipeline.stages.cutting import ParameterPart, Stage, cut
 from hetjax.pipeline.stages.holders import Shared, updated_parts, with_updates
+from hetjax.pipeline.stages.traced_stage import Tracer, trace_stage
 from hetjax.pipeline.update.divided_update import StageUpdate, divide_update
 
 
@@ -127,6 +128,7 @@ def build_pipelines(
     cuts: Sequence[PipelineCut],
     *,
     divide_state: bool = False,
+    tracer_of: Callable[[PipelinePrograms, int], Tracer] | None = None,
 ) -> PipelinePrograms:
     """Cut, differentiate and divide: all programs of some pipelines.
 
@@ -137,6 +139,8 @@ def build_pipelines(
         cuts: how each pipeline cuts it.
         divide_state: whether stages that hold the same parameters divide the optimizer's state
             among them.
+        tracer_of: from the pipelines as they are cut, and a stage, to what traces the stage; None:
+            `hetjax.pipeline.stages.traced_stage.trace_stage` traces all.
 
     Returns:
         The pipelines' programs.
@@ -149,7 +153,12 @@ def build_pipelines(
     firsts = itertools.pairwise(pipelines.first_stages)
     for program, each, (first, end) in zip(programs, cuts, firsts, strict=True):
         shapes = [program.avals[value] for value in program.parameters]
-        differentiated += _differentiate(program, pipelines.stages[first:end], shapes, each)
+        tracers = [
+            trace_stage if tracer_of is None else tracer_of(pipelines, stage)
+            for stage in range(first, end)
+        ]
+        stages = pipelines.stages[first:end]
+        differentiated += _differentiate(program, stages, shapes, each, tracers)
     return _with_messages(replace(pipelines, programs=tuple(differentiated)))
 
 
@@ -220,6 +229,7 @@ def _differentiate(
     stages: Sequence[Stage],
     shapes: Sequence[jax.ShapeDtypeStruct],
     each: PipelineCut,
+    tracers: Sequence[Tracer],
 ) -> tuple[StagePrograms, ...]:
     parts = [
         [jax.ShapeDtypeStruct(p.shape(shapes[p.leaf].shape), shapes[p.leaf].dtype) for p in held]
@@ -242,6 +252,7 @@ def _differentiate(
                 cotangents_in=cotangents,
                 recompute=each.recompute[i],
                 accumulate=each.accumulate,
+                tracer=tracers[i],
             )
         )
         cotangents = programs[-1].cotangents_out

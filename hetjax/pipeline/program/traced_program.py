@@ -29,6 +29,7 @@ from hetjax.pipeline.program.loss import (
     path_names,
     sums,
 )
+from hetjax.sharding.annotation.annotation import HSharding
 
 
 @dataclass(frozen=True, eq=False)
@@ -221,12 +222,21 @@ def trace(
 
 @dataclass(frozen=True, eq=False)
 class FlatJaxpr:
-    """A jaxpr with its calls inlined and its variables numbered."""
+    """A jaxpr with its calls inlined and its variables numbered.
+
+    Args:
+        avals: shape and dtype of each value, by its number.
+        inputs: the values that it takes.
+        steps: the computation, in order.
+        outputs: the operands that it gives.
+        annotations: how each value lies, where that is known; None for one known everywhere.
+    """
 
     avals: tuple[jax.ShapeDtypeStruct, ...]
     inputs: tuple[int, ...]
     steps: tuple[Step, ...]
     outputs: tuple[Operand, ...]
+    annotations: tuple[HSharding | None, ...] = ()
 
 
 def flatten_jaxpr(closed: _compat.ClosedJaxpr, *, inline_conditionals: bool = False) -> FlatJaxpr:

@@ -32,6 +32,7 @@ from hetjax.pipeline.stages.traced_stage import (
     halve,
     trace_stage,
 )
+from hetjax.sharding.annotation.annotation import HSharding
 
 Shapes = tuple[jax.ShapeDtypeStruct, ...]
 
@@ -112,6 +113,7 @@ class StagePrograms:
         recompute_cost: work of the recomputation.
         backward_cost: work of the backward pass after it.
         divide: what makes `split`.
+        gradient_annotations: how the gradients of the parameter parts lie, where that is deduced.
     """
 
     forward: Callable[..., Any]
@@ -130,6 +132,7 @@ class StagePrograms:
     recompute_cost: Cost
     backward_cost: Cost
     divide: Callable[[], SplitBackward]
+    gradient_annotations: tuple[HSharding | None, ...] = ()
 
     @functools.cached_property
     def split(self) -> SplitBackward:
@@ -209,7 +212,15 @@ def differentiate(
         recompute_cost=steps_cost(again) if recompute else Cost(),
         backward_cost=steps_cost(halves.backward),
         divide=lambda: _divide(traced, halves, accumulate),
+        gradient_annotations=_annotations(traced),
     )
+
+
+def _annotations(traced: TracedStage) -> tuple[HSharding | None, ...]:
+    """How gradients lie, where that was deduced."""
+    known = traced.flat.annotations
+    gradients = traced.gradients if known else ()
+    return tuple(known[each] if isinstance(each, int) else None for each in gradients)
 
 
 def _shapes(items: Sequence[Any]) -> Shapes:

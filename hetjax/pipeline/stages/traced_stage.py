@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from hetjax import _compat
 from hetjax.pipeline.program.costs import is_expensive
 from hetjax.pipeline.program.traced_program import (
     Constant,
@@ -75,6 +76,7 @@ def trace_stage(
     batch: Sequence[jax.ShapeDtypeStruct],
     received: Sequence[jax.ShapeDtypeStruct],
     seeds: tuple[int, ...],
+    flatten: Callable[[_compat.ClosedJaxpr], FlatJaxpr] = flatten_jaxpr,
 ) -> TracedStage:
     """Trace a stage's outputs, and the cotangents of its inputs given those of some outputs.
 
@@ -84,6 +86,7 @@ def trace_stage(
         batch: shapes of the batch leaves it reads, for one microbatch.
         received: shapes of the values it receives, for one microbatch.
         seeds: which of its outputs have a cotangent, by place.
+        flatten: what makes a flat jaxpr of the trace.
 
     Returns:
         The trace.
@@ -112,7 +115,7 @@ def trace_stage(
     closed = jax.make_jaxpr(forward_and_backward)(
         list(parameters), list(batch), list(received), [sent[i] for i in seeds]
     )
-    flat = flatten_jaxpr(closed)
+    flat = flatten(closed)
     inputs, outputs = iter(flat.inputs), iter(flat.outputs)
     return TracedStage(
         flat=flat,

@@ -64,18 +64,23 @@ class AnnotatedLeaves:
     shapes: tuple[jax.ShapeDtypeStruct, ...]
     annotations: tuple[HSharding, ...]
 
-    @property
-    def specs(self) -> tuple[PartitionSpec, ...]:
-        """How the stage's submesh divides each, whichever submesh it is."""
-        return tuple(annotation.subgroups[0].spec for annotation in self.annotations)
-
     def on(self, mesh: Mesh) -> list[NamedSharding]:
-        """The shardings of leaves none of which is a partial sum.
+        """The shardings of leaves of a stage of one member, none of which is a partial sum.
 
         Args:
             mesh: the stage's mesh.
         """
         return [annotation.on(mesh) for annotation in self.annotations]
+
+    def of_member(self, member: int, mesh: Mesh) -> list[jax.ShapeDtypeStruct]:
+        """What one member has of the leaves: shapes and shardings.
+
+        Args:
+            member: which member of the stage.
+            mesh: its mesh.
+        """
+        pairs = zip(self.shapes, self.annotations, strict=True)
+        return [shape_on(mesh, member, shape, annotation) for shape, annotation in pairs]
 
     def chosen(self, names: Iterable[Hashable]) -> AnnotatedLeaves:
         """Some of the leaves, in the order of the names given."""
@@ -107,66 +112,54 @@ def annotation_table(pipelines: PipelinePrograms, plan: Plan) -> tuple[StageAnno
         InputError: the plan says of a parameter what does not divide it evenly.
     """
     return tuple(
-        dict(_StageAnnotator(pipelines, plan, stage).rows())
+        dict(_TableRows(pipelines, plan, stage).rows())
         for stage in range(pipelines.num_stages)
     )
 
 
-class _StageAnnotator:
+class _TableRows:
     def __init__(self, pipelines: PipelinePrograms, plan: Plan, stage: int):
-        self.pipelines, self.stage, self.plan = pipelines, stage, plan.stages[stage]
-        self.pipeline = plan.pipelines[pipelines.pipeline_of(stage)]
-        self.mesh_shape = self.plan.mesh_shape
+        self.pipelines, self.stage = pipelines, stage
+        self.lies = StageAnnotator(pipelines, plan, stage)
         self.held = pipelines.stages[stage].parameters
         self.update = pipelines.updates[stage]
-        axes = tuple(zip(MESH_AXES, self.mesh_shape, strict=True))
-        devices = tuple(plan.cluster.device_ids(self.plan.submesh))
-        self.group = Subgroup(devices, axes, PartitionSpec())
-        self.known: dict[PartitionSpec, HSharding] = {}
 
     def rows(self) -> Iterator[tuple[type[Buffer], AnnotatedLeaves]]:
         yield from self._parameters()
-        yield (
-            OptimizerState,
-            self._leaves(
-                self.update.state,
-                map(self.pipelines.state_shape, self.update.state),
-                map(self._state, self.update.state, self.update.like),
-            ),
-        )
+        yield OptimizerState, self._state()
         yield from self._shared_rows()
         if self.pipelines.programs:
             yield from self._of_microbatches()
             yield from self._of_updates()
 
-    def _leaves(
-        self,
-        names: Iterable[Hashable],
-        shapes: Iterable[jax.ShapeDtypeStruct],
-        specs: Iterable[PartitionSpec],
-    ) -> AnnotatedLeaves:
-        annotations = tuple(map(self._annotation, specs))
-        return AnnotatedLeaves(tuple(names), tuple(shapes), annotations)
-
-    def _annotation(self, spec: PartitionSpec) -> HSharding:
-        if spec not in self.known:
-            self.known[spec] = HSharding((self.group.with_spec(spec),))
-        return self.known[spec]
-
     def _parameters(self) -> Iterator[tuple[type[Buffer], AnnotatedLeaves]]:
         held, updated = self.held, self.update.parts
-        late = self._summed_late()
-        reduced = [self._gradient(part) for part in held]
-        sums = [
-            partial_sums(self._part(part)) if place in late else reduced[place]
-            for place, part in enumerate(held)
-        ]
-        yield Parameter, self._of_parts(held, map(self._part, held))
+        reduced = tuple(map(self.lies.gradient, held))
+        sums = self._sums(reduced)
+        yield Parameter, self._of_parts(held)
         yield Gradient, self._of_gradients(held, sums)
-        if late:
+        if sums != reduced:
             yield ReducedGradient, self._of_gradients(held, reduced)
-        yield UpdatedParameter, self._of_parts(updated, map(self._part, updated))
-        yield UpdatedGradient, self._of_gradients(updated, map(self._gradient, updated))
+        yield UpdatedParameter, self._of_parts(updated)
+        yield UpdatedGradient, self._of_gradients(updated, map(self.lies.gradient, updated))
+
+    def _sums(self, reduced: tuple[HSharding, ...]) -> tuple[HSharding, ...]:
+        """How the sums of gradients lie while microbatches add to them."""
+        if self.lies.is_union:
+            programs = self.pipelines.programs
+            found = programs[self.stage].gradient_annotations if programs else ()
+            return tuple(a or b for a, b in zip(found, reduced, strict=True)) if found else reduced
+        late = self.lies.summed_late()
+        return tuple(
+            self.lies.partial(part) if place in late else reduced[place]
+            for place, part in enumerate(self.held)
+        )
+
+    def _state(self) -> AnnotatedLeaves:
+        state = self.update.state
+        annotations = map(self.lies.state, state, self.update.like)
+        shapes = map(self.pipelines.state_shape, state)
+        return AnnotatedLeaves(state, tuple(shapes), tuple(annotations))
 
     def _shared_rows(self) -> Iterator[tuple[type[Buffer], AnnotatedLeaves]]:
         pieces = [
@@ -174,8 +167,8 @@ class _StageAnnotator:
             for piece, holders in self.pipelines.shared.items()
             if self.stage in holders.stages or self.stage in holders.updaters
         ]
-        yield ParameterRows, self._of_parts(pieces, map(self._part, pieces))
-        yield GradientRows, self._of_gradients(pieces, map(self._part, pieces))
+        yield ParameterRows, self._of_parts(pieces)
+        yield GradientRows, self._of_gradients(pieces, map(self.lies.part, pieces))
 
     def _of_microbatches(self) -> Iterator[tuple[type[Buffer], AnnotatedLeaves]]:
         stage, programs = self.pipelines.stages[self.stage], self.pipelines.programs[self.stage]
@@ -190,7 +183,7 @@ class _StageAnnotator:
 
     def _of_updates(self) -> Iterator[tuple[type[Buffer], AnnotatedLeaves]]:
         scalar = jax.ShapeDtypeStruct((), np.float32)
-        yield PipelineLoss, self._leaves(("sum", "count"), (scalar,) * 2, (PartitionSpec(),) * 2)
+        yield PipelineLoss, self._whole(("sum", "count"), (scalar, scalar))
         messages = [
             ((phase, sender, place), shape)
             for phase, of_phase in enumerate(self.pipelines.messages)
@@ -198,96 +191,27 @@ class _StageAnnotator:
             if sender == self.stage or sender in self.update.receives[phase]
             for place, shape in enumerate(shapes)
         ]
-        yield (
-            UpdateMessage,
-            self._leaves(
-                [name for name, _ in messages],
-                [shape for _, shape in messages],
-                [PartitionSpec()] * len(messages),
-            ),
-        )
+        names, shapes = [name for name, _ in messages], [shape for _, shape in messages]
+        yield UpdateMessage, self._whole(names, shapes)
 
-    def _of_parts(
-        self, parts: Sequence[ParameterPart], specs: Iterable[PartitionSpec]
-    ) -> AnnotatedLeaves:
-        return self._leaves(parts, map(self.pipelines.part_shape, parts), specs)
+    def _of_parts(self, parts: Sequence[ParameterPart]) -> AnnotatedLeaves:
+        shapes, annotations = map(self.pipelines.part_shape, parts), map(self.lies.part, parts)
+        return AnnotatedLeaves(tuple(parts), tuple(shapes), tuple(annotations))
 
     def _of_gradients(
-        self, parts: Sequence[ParameterPart], specs: Iterable[PartitionSpec]
+        self, parts: Sequence[ParameterPart], annotations: Iterable[HSharding]
     ) -> AnnotatedLeaves:
         shapes = [self.pipelines.part_shape(part) for part in parts]
         sums = [jax.ShapeDtypeStruct(s.shape, accumulator_dtype(s.dtype)) for s in shapes]
-        return self._leaves(parts, sums, specs)
+        return AnnotatedLeaves(tuple(parts), tuple(sums), tuple(annotations))
 
     def _examples(
         self, names: Iterable[Hashable], shapes: Sequence[jax.ShapeDtypeStruct]
     ) -> AnnotatedLeaves:
-        size = self.pipeline.microbatch_size
-        specs = [example_spec(shape.shape, size, self.mesh_shape) for shape in shapes]
-        return self._leaves(names, shapes, specs)
+        annotations = (self.lies.example(shape.shape) for shape in shapes)
+        return AnnotatedLeaves(tuple(names), tuple(shapes), tuple(annotations))
 
-    def _part(self, part: ParameterPart) -> PartitionSpec:
-        """Of what the stage holds of a parameter, or of some of its rows."""
-        plan = self.plan
-        name = self.pipelines.program.parameter_names[part.leaf]
-        shape = self.pipelines.part_shape(part).shape
-        if name not in plan.parameters:
-            return parameter_spec(plan.sharding, shape, self.mesh_shape)
-        spec = PartitionSpec(*plan.parameters[name])
-        if divides(spec, shape, self.mesh_shape):
-            return spec
-        if part not in self.held:
-            return PartitionSpec(None, *plan.parameters[name][1:])
-        raise InputError(
-            f"plan: stages[{self.stage}].parameters[{name!r}] is {list(spec)}, which does not "
-            f"divide its shape {shape} evenly on the mesh {list(self.mesh_shape)}"
-        )
-
-    def _gradient(self, part: ParameterPart) -> PartitionSpec:
-        """As the optimizer's state, unless other stages have summands, too."""
-        spec = self._part(part)
-        if part.leaf in self.pipelines.shared_of_leaf:
-            return spec
-        shape = self.pipelines.part_shape(part).shape
-        return state_spec(self.plan.sharding, spec, shape, self.mesh_shape)
-
-    def _state(self, part: ParameterPart, like: int | None) -> PartitionSpec:
-        """As the parameter that it belongs to, or finer."""
-        rule, shape = self.plan.sharding, self.pipelines.state_shape(part).shape
-        if like is not None:
-            spec = self._part(ParameterPart(like, part.start, part.stop))
-        else:
-            spec = parameter_spec(rule, shape, self.mesh_shape)
-        return state_spec(rule, spec, shape, self.mesh_shape)
-
-    def _summed_late(self) -> frozenset[int]:
-        """The places of the parameters whose gradients are reduced once a step.
-
-        Those are the ones that each of several devices along the data axis has whole: of these,
-        sums over the examples of all microbatches can stay partial until the last one. Where a
-        plan says what the tensor axis divides, the compiler divides the whole program, and reduces
-        as it does: deduction does not bring sums along two axes together as GPTs need it.
-        """
-        plan, (data, _) = self.plan, self.mesh_shape
-        says = bool(plan.values) or any(TENSOR in spec for spec in plan.parameters.values())
-        if data == 1 or self.pipeline.num_microbatches == 1 or says:
-            return frozenset()
-        specs = map(self._part, self.held)
-        return frozenset(
-            place
-            for place, spec in enumerate(specs)
-            if not any(DATA in axes_of(entry) for entry in spec)
-        )
-
-
-def partial_sums(spec: PartitionSpec) -> PartitionSpec:
-    """How partial sums along the data axis lie.
-
-    Args:
-        spec: how the whole sums would.
-
-    Example:
-        >>> partial_sums(PartitionSpec(None, "tensor"))
-        P(None, 'tensor', unreduced={'data'})
-    """
-    return PartitionSpec(*spec.partitions, unreduced=frozenset({DATA}))
+    def _whole(
+        self, names: Iterable[Hashable], shapes: Sequence[jax.ShapeDtypeStruct]
+    ) -> AnnotatedLeaves:
+        return AnnotatedLeaves(tuple(names), tuple(shapes), (self.lies.whole,) * len(shapes))

@@ -1,0 +1,85 @@
+"""A trace in which every change of annotation is written down as a reshard.
+
+Deduction over a stage's forward and backward pass together finds where values must come to lie in
+another way. Written into the trace, these moves are steps like any other: the passes that divide
+it into tasks need not know that a stage has several members.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from hetjax import _compat
+from hetjax.pipeline.program.traced_program import (
+    Constant,
+    FlatJaxpr,
+    Operand,
+    Step,
+    needed_steps,
+)
+from hetjax.sharding.annotation.annotation import HSharding
+from hetjax.sharding.deduction.annotated_program import AnnotatedProgram, Compute, Move
+from hetjax.sharding.deduction.deduce import deduce
+from hetjax.sharding.deduction.reshard import reshard
+
+Flatten = Callable[[_compat.ClosedJaxpr], FlatJaxpr]
+"""What makes a flat jaxpr of a trace."""
+
+
+def with_told_moves(annotations: Sequence[HSharding]) -> Flatten:
+    """What flattens a trace, and writes the moves into it that annotations of its inputs imply.
+
+    Args:
+        annotations: how each input of the trace lies.
+
+    Returns:
+        A function as `flatten_jaxpr`; the values of what it gives have annotations.
+    """
+
+    def flatten(closed: _compat.ClosedJaxpr) -> FlatJaxpr:
+        return told(deduce(closed, annotations, mend=True, sums_stay=True))
+
+    return flatten
+
+
+def told(program: AnnotatedProgram) -> FlatJaxpr:
+    """An annotated program as a flat jaxpr, in which its moves are reshards.
+
+    Args:
+        program: the program.
+
+    Returns:
+        The flat jaxpr, with the annotations of its values.
+    """
+
+    def operand(value: int) -> Operand:
+        return Constant(program.constants[value]) if value in program.constants else value
+
+    steps = tuple(
+        _computed(node, [operand(value) for value in node.inputs])
+        if isinstance(node, Compute)
+        else _moved(node, operand(node.input))
+        for node in program.nodes
+    )
+    outputs = tuple(map(operand, program.outputs))
+    needed = needed_steps(steps, outputs)
+    return FlatJaxpr(program.shapes, program.inputs, needed, outputs, program.annotations)
+
+
+def _computed(node: Compute, operands: Sequence[Operand]) -> Step:
+    equation = node.equation
+    iterations = equation.params["length"] if equation.primitive.name == "scan" else 1
+    return Step(
+        equation.primitive.name,
+        tuple(operands),
+        node.outputs,
+        lambda *arrays: _compat.bind(equation, arrays),
+        equation,
+        iterations,
+    )
+
+
+def _moved(node: Move, operand: Operand) -> Step:
+    name = "hetjax_reshard"
+    return Step(name, (operand,), (node.output,), lambda x: [reshard(x, node.destination)], None)

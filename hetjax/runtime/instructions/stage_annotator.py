@@ -1,0 +1,196 @@
+"""How the arrays of one stage lie on its members: by the shares of its plan, and by its rule inside.
+
+What submeshes share comes from the plan; how each divides its own part, from the rule that the plan
+names, or from what it says of single parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+
+from jax.sharding import PartitionSpec
+
+from hetjax.errors import InputError
+from hetjax.pipeline.build import PipelinePrograms
+from hetjax.pipeline.stages.cutting import ParameterPart
+from hetjax.planner.plan.plan import Plan
+from hetjax.planner.plan.stage_plan import Share
+from hetjax.sharding.annotation.annotation import HSharding, Subgroup, axes_of
+from hetjax.sharding.annotation.rules import (
+    DATA,
+    MESH_AXES,
+    TENSOR,
+    divides,
+    example_spec,
+    parameter_spec,
+    state_spec,
+)
+
+SpecRule = Callable[[tuple[int, ...], tuple[int, int]], PartitionSpec]
+"""From the shape of what a member has, and its logical mesh, to how the member divides it."""
+
+
+class StageAnnotator:
+    """Says how arrays of a stage lie.
+
+    Args:
+        pipelines: the pipelines, cut at least.
+        plan: the plan.
+        stage: which stage.
+
+    Attributes:
+        is_union: whether the stage has several members.
+        whole: how an array lies that every device has.
+    """
+
+    def __init__(self, pipelines: PipelinePrograms, plan: Plan, stage: int):
+        self.pipelines, self.stage, self.plan = pipelines, stage, plan.stages[stage]
+        self.pipeline = plan.pipelines[pipelines.pipeline_of(stage)]
+        self.held = pipelines.stages[stage].parameters
+        self.is_union = len(self.plan.members) > 1
+        self._groups = [
+            Subgroup(
+                tuple(plan.cluster.device_ids(member.submesh)),
+                tuple(zip(MESH_AXES, member.mesh_shape, strict=True)),
+                PartitionSpec(),
+            )
+            for member in self.plan.members
+        ]
+        self._known: dict[Hashable, HSharding] = {}
+        self.whole = self._lying((), None, lambda shape, mesh_shape: PartitionSpec())
+
+    def _lying(self, shape: Sequence[int], share: Share | None, rule: SpecRule) -> HSharding:
+        """How an array lies of which each member has a share, divided inside it by a rule."""
+        shapes = [tuple(shape)] * len(self._groups)
+        if share is not None:
+            before, after = shape[: share.dimension], shape[share.dimension + 1 :]
+            shapes = [(*before, size, *after) for size in share.sizes]
+        members = self.plan.members
+        specs = tuple(rule(s, m.mesh_shape) for s, m in zip(shapes, members, strict=True))
+        key = specs, share
+        if key not in self._known:
+            groups = tuple(g.with_spec(s) for g, s in zip(self._groups, specs, strict=True))
+            top = () if share is None else (share.dimension, share.sizes)
+            self._known[key] = HSharding(groups, *top)
+        return self._known[key]
+
+    def example(self, shape: Sequence[int]) -> HSharding:
+        """Of an array of a microbatch, whose first dimension may be that of examples.
+
+        Args:
+            shape: its shape, whole.
+        """
+        size, sizes = self.pipeline.microbatch_size, self.shares_of_examples(shape)
+
+        def rule(shape: tuple[int, ...], mesh_shape: tuple[int, int]) -> PartitionSpec:
+            return example_spec(shape, shape[0] if sizes else size, mesh_shape)
+
+        return self._lying(shape, Share(0, sizes) if sizes else None, rule)
+
+    def shares_of_examples(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """How many examples of an array each member has; none where each has the whole array."""
+        leads = bool(shape) and shape[0] == self.pipeline.microbatch_size
+        return self.plan.shares.batch if leads else ()
+
+    def part(self, part: ParameterPart) -> HSharding:
+        """Of what the stage holds of a parameter, or of some of its rows.
+
+        Raises:
+            InputError: what the plan says of the parameter does not divide it evenly.
+        """
+        shape = self.pipelines.part_shape(part).shape
+        return self._lying(shape, self._share(part), lambda *of: self._part_spec(part, *of))
+
+    def gradient(self, part: ParameterPart) -> HSharding:
+        """Of a gradient when it is summed: as the optimizer's state.
+
+        Unless other stages have summands, too: then as the parameter.
+        """
+        if part.leaf in self.pipelines.shared_of_leaf:
+            return self.part(part)
+
+        def rule(shape: tuple[int, ...], mesh_shape: tuple[int, int]) -> PartitionSpec:
+            spec = self._part_spec(part, shape, mesh_shape)
+            return state_spec(self.plan.sharding, spec, shape, mesh_shape)
+
+        return self._lying(self.pipelines.part_shape(part).shape, self._share(part), rule)
+
+    def state(self, part: ParameterPart, like: int | None) -> HSharding:
+        """Of a part of the optimizer's state: as the parameter that it belongs to, or finer.
+
+        Args:
+            part: which part of which leaf of the state.
+            like: the parameter's leaf; None where it belongs to none.
+        """
+        of = None if like is None else ParameterPart(like, part.start, part.stop)
+
+        def rule(shape: tuple[int, ...], mesh_shape: tuple[int, int]) -> PartitionSpec:
+            if of is None:
+                spec = parameter_spec(self.plan.sharding, shape, mesh_shape)
+            else:
+                spec = self._part_spec(of, shape, mesh_shape)
+            return state_spec(self.plan.sharding, spec, shape, mesh_shape)
+
+        share = None if of is None else self._share(of)
+        return self._lying(self.pipelines.state_shape(part).shape, share, rule)
+
+    def partial(self, part: ParameterPart) -> HSharding:
+        """Of the sums of a part's gradients, partial along the data axis, in a plain stage."""
+
+        def rule(shape: tuple[int, ...], mesh_shape: tuple[int, int]) -> PartitionSpec:
+            return partial_sums(self._part_spec(part, shape, mesh_shape))
+
+        return self._lying(self.pipelines.part_shape(part).shape, None, rule)
+
+    def summed_late(self) -> frozenset[int]:
+        """The places of the parameters whose gradients a plain stage reduces once a step.
+
+        Those are the ones that each of several devices along the data axis has whole: of these,
+        sums over the examples of all microbatches can stay partial until the last one. Where a
+        plan says what the tensor axis divides, the compiler divides the whole program, and reduces
+        as it does: deduction does not bring sums along two axes together as GPTs need it.
+        """
+        plan, (data, _) = self.plan, self.plan.mesh_shape
+        says = bool(plan.values) or any(TENSOR in spec for spec in plan.parameters.values())
+        if data == 1 or self.pipeline.num_microbatches == 1 or says:
+            return frozenset()
+        return frozenset(
+            place
+            for place, part in enumerate(self.held)
+            if not any(DATA in axes_of(entry) for entry in self.part(part).subgroups[0].spec)
+        )
+
+    def _share(self, part: ParameterPart) -> Share | None:
+        return self.plan.shares.parameters.get(self._name(part))
+
+    def _name(self, part: ParameterPart) -> str:
+        return self.pipelines.program.parameter_names[part.leaf]
+
+    def _part_spec(
+        self, part: ParameterPart, shape: tuple[int, ...], mesh_shape: tuple[int, int]
+    ) -> PartitionSpec:
+        plan, name = self.plan, self._name(part)
+        if name not in plan.parameters:
+            return parameter_spec(plan.sharding, shape, mesh_shape)
+        spec = PartitionSpec(*plan.parameters[name])
+        if divides(spec, shape, mesh_shape):
+            return spec
+        if part not in self.held:
+            return PartitionSpec(None, *plan.parameters[name][1:])
+        raise InputError(
+            f"plan: stages[{self.stage}].parameters[{name!r}] is {list(spec)}, which does not "
+            f"divide its shape {shape} evenly on the mesh {list(mesh_shape)}"
+        )
+
+
+def partial_sums(spec: PartitionSpec) -> PartitionSpec:
+    """How partial sums along the data axis lie.
+
+    Args:
+        spec: how the whole sums would.
+
+    Example:
+        >>> partial_sums(PartitionSpec(None, "tensor"))
+        P(None, 'tensor', unreduced={'data'})
+    """
+    return PartitionSpec(*spec.partitions, unreduced=frozenset({DATA}))
