@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
@@ -80,10 +80,9 @@ def from_content(kind: type[Data], content: object, version: int | None = None) 
         Traceback (most recent call last):
         hetjax.errors.InputError: sides[1]: 'wide' is not allowed: Input should be a valid number
     """
-    if not isinstance(content, Mapping):
-        raise InputError(f"the content: {shown(content)} is not allowed: it must be a mapping")
+    content = _checked_mapping(content)
     if version is not None:
-        content = _without_version(content, version)
+        _, content = without_version(content, (version,))
     try:
         # As JSON, in which a list is a tuple as strictly as can be.
         return _adapter(kind).validate_json(json.dumps(content, ensure_ascii=False).encode())
@@ -93,13 +92,40 @@ def from_content(kind: type[Data], content: object, version: int | None = None) 
         raise InputError(f"it has half a character, U+{ord(error.object[error.start]):X}") from None
 
 
-def _without_version(content: Mapping[str, Any], version: int) -> dict[str, Any]:
+def without_version(content: object, versions: Sequence[int]) -> tuple[int, dict[str, Any]]:
+    """Which version of a file its content is, and the rest of it.
+
+    Args:
+        content: dicts, lists, texts and numbers.
+        versions: those that can be read.
+
+    Returns:
+        The version, and the content without its field ``version``.
+
+    Raises:
+        InputError: the field is missing, or is none of them.
+
+    Example:
+        >>> without_version({"version": 2, "length": 2.0}, (1, 2))
+        (2, {'length': 2.0})
+        >>> without_version({"version": 3}, (1, 2))
+        Traceback (most recent call last):
+        hetjax.errors.InputError: version: 3 is not allowed: it must be 1 or 2
+    """
+    content = _checked_mapping(content)
     if "version" not in content:
         raise InputError("version: the field is missing")
     found = content["version"]
-    if type(found) is not int or found != version:
-        raise InputError(f"version: {shown(found)} is not allowed: it must be {version}")
-    return {name: value for name, value in content.items() if name != "version"}
+    if type(found) is not int or found not in versions:
+        allowed = " or ".join(map(str, versions))
+        raise InputError(f"version: {shown(found)} is not allowed: it must be {allowed}")
+    return found, {name: value for name, value in content.items() if name != "version"}
+
+
+def _checked_mapping(content: object) -> Mapping[str, Any]:
+    if not isinstance(content, Mapping):
+        raise InputError(f"the content: {shown(content)} is not allowed: it must be a mapping")
+    return content
 
 
 @functools.cache

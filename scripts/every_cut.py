@@ -30,13 +30,13 @@ def _all_stages(problem: PlanningProblem) -> Iterator[tuple[StagePlan, ...]]:
     first, second = (SubMesh(each.name, 0, (1, 1)) for each in problem.cluster.subclusters)
     total, again = problem.num_layers, (False, True)
     for submesh, recompute in itertools.product((first, second), again):
-        yield (StagePlan((0, total), submesh, (1, 1), recompute=recompute),)
+        yield (StagePlan.on((0, total), submesh, (1, 1), recompute=recompute),)
     for (a, b), cut, before, after in itertools.product(
         ((first, second), (second, first)), range(1, total), again, again
     ):
         yield (
-            StagePlan((0, cut), a, (1, 1), recompute=before),
-            StagePlan((cut, total), b, (1, 1), recompute=after),
+            StagePlan.on((0, cut), a, (1, 1), recompute=before),
+            StagePlan.on((cut, total), b, (1, 1), recompute=after),
         )
 
 

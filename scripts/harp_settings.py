@@ -150,7 +150,7 @@ def published_stages(setting: Setting) -> Iterator[StagePlan]:
         data, tensor = map(int, mesh.split("x"))
         submesh = SubMesh(kind, used[kind], (1, int(count)))
         used[kind] += int(count)
-        yield StagePlan((first, last + 1), submesh, (data, tensor))
+        yield StagePlan.on((first, last + 1), submesh, (data, tensor))
 
 
 def published_plan(name: str, problem: PlanningProblem) -> Plan | None:

@@ -228,7 +228,7 @@ def _stage(text: str, cluster: Cluster, program: Program) -> StagePlan:
     while first >= cluster.subclusters[place].num_devices:
         first -= cluster.subclusters[place].num_devices
         place += 1
-    return StagePlan(
+    return StagePlan.on(
         (first_layer, last_layer + 1),
         SubMesh(cluster.subclusters[place].name, first, (1, width)),
         (1, width),

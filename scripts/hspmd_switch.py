@@ -203,7 +203,7 @@ def switch_cases() -> list[SwitchCase]:
         ends = even_ends(program.num_positions, len(widths))
         stages, start = [], first
         for layers, width in zip(itertools.pairwise(ends), widths, strict=True):
-            stages.append(StagePlan(layers, SubMesh("cpu", start, (1, width)), (width, 1), rule))
+            stages.append(StagePlan.on(layers, SubMesh("cpu", start, (1, width)), (width, 1), rule))
             start += width
         microbatches = BATCH // size // of
         schedule = one_f_one_b(len(widths), microbatches)
@@ -228,10 +228,8 @@ def switch_cases() -> list[SwitchCase]:
 
 
 def _swapped(stages: Sequence[StagePlan]) -> tuple[StagePlan, ...]:
-    submeshes = [stage.submesh for stage in reversed(stages)]
-    return tuple(
-        replace(stage, submesh=submesh) for stage, submesh in zip(stages, submeshes, strict=True)
-    )
+    pairs = zip(stages, reversed(stages), strict=True)
+    return tuple(replace(stage, members=other.members) for stage, other in pairs)
 
 
 def memory_rows() -> list[Row]:

@@ -230,7 +230,7 @@ def _plan(problem: PlanningProblem, hosts: Sequence[str], cuts: Sequence[int]) -
     """A plan of a stage on each host."""
     edges = (0, *cuts, problem.num_layers)
     stages = tuple(
-        StagePlan(layers=layers, submesh=SubMesh(host, 0, (1, 1)), mesh_shape=(1, 1))
+        StagePlan.on(layers=layers, submesh=SubMesh(host, 0, (1, 1)), mesh_shape=(1, 1))
         for host, layers in zip(hosts, itertools.pairwise(edges), strict=True)
     )
     count = problem.num_microbatches

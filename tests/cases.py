@@ -226,7 +226,7 @@ def random_stages(rng: Random, layers: Sequence[tuple[int, int]]) -> tuple[Stage
         size = submesh.num_devices
         data = rng.choice([d for d in (1, 2, 4) if size % d == 0])
         stages.append(
-            StagePlan(
+            StagePlan.on(
                 layers=held,
                 submesh=submesh,
                 mesh_shape=(data, size // data),

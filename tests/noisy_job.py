@@ -74,11 +74,11 @@ def make_noisy_plan(pipelines: int = 1) -> Plan:
     program = trace(loss, parameters(), shapes, has_aux=True)
     end = program.num_positions
     first, last = SubMesh("first", 0, (1, 2)), SubMesh("second", 0, (1, 1))
-    stages = (StagePlan((0, 1), first, (2, 1)), StagePlan((1, 2), last, (1, 1)))
+    stages = (StagePlan.on((0, 1), first, (2, 1)), StagePlan.on((1, 2), last, (1, 1)))
     if pipelines == 1:
         pipeline = PipelinePlan(stages, 3, 4, one_f_one_b(2, 3))
         return Plan(program.fingerprint, (0, end // 2, end), make_cluster(1), (pipeline,))
-    whole = StagePlan((0, 2), SubMesh("first", 2, (1, 2)), (2, 1))
+    whole = StagePlan.on((0, 2), SubMesh("first", 2, (1, 2)), (2, 1))
     return Plan(
         program.fingerprint,
         (0, end // 2, end),

@@ -101,13 +101,13 @@ def make_plan(
     names = [step.name for step in program.steps]
     middle = sum(s.iterations for s in program.steps[: names.index("scan")]) + DEPTH // 2
     stages = (
-        StagePlan(
+        StagePlan.on(
             (0, 1),
             SubMesh("first", 0, (hosts, 2)),
             mesh_shape or (2 * hosts, 1),
             "fully_sharded",
         ),
-        StagePlan((1, 2), SubMesh("second", 0, (1, 1)), (1, 1), recompute=True),
+        StagePlan.on((1, 2), SubMesh("second", 0, (1, 1)), (1, 1), recompute=True),
     )
     pipeline = PipelinePlan(stages, MICROBATCHES, SIZE, one_f_one_b(2, MICROBATCHES))
     return Plan(
@@ -121,8 +121,8 @@ def make_plan(
 def make_plan_of_two_pipelines() -> Plan:
     """Two pipelines of unlike depth and width, each with its own microbatches."""
     one, two = make_plan(), make_plan(hosts=2)
-    whole = StagePlan((0, 2), SubMesh("first", 0, (1, 2)), (1, 2))
-    stages = (replace(whole, layers=(0, 1), submesh=SubMesh("first", 2, (1, 2))), one.stages[1])
+    whole = StagePlan.on((0, 2), SubMesh("first", 0, (1, 2)), (1, 2))
+    stages = (StagePlan.on((0, 1), SubMesh("first", 2, (1, 2)), (1, 2)), one.stages[1])
     pipelines = (
         PipelinePlan((whole,), 2, SIZE, one_f_one_b(1, 2)),
         PipelinePlan(stages, SIZE, 1, one_f_one_b(2, SIZE)),

@@ -67,7 +67,7 @@ def two_pipelines(model: Model) -> Plan:
     program = trace_model(model, 1)
     pipelines = tuple(
         PipelinePlan(
-            (StagePlan((0, 1), SubMesh(name, 0, (1, 4)), (4, 1)),), 3, 4, one_f_one_b(1, 3)
+            (StagePlan.on((0, 1), SubMesh(name, 0, (1, 4)), (4, 1)),), 3, 4, one_f_one_b(1, 3)
         )
         for name in ("first", "second")
     )

@@ -39,7 +39,7 @@ from hetjax.planner.harp.no_fit import does_not_fit
 from hetjax.planner.plan.plan import Plan, validate, validate_for
 from hetjax.planner.plan.prediction import Prediction, StagePrediction
 from hetjax.planner.plan.prices import OBJECTIVES, step_cost
-from hetjax.planner.plan.stage_plan import PipelinePlan, StagePlan
+from hetjax.planner.plan.stage_plan import Member, PipelinePlan, Share, Shares, StagePlan
 from hetjax.planner.problem.options import DEFAULTS, MAX_PIPELINES, PlanOptions
 from hetjax.planner.problem.problem import Planner, PlanningProblem, make_problem
 
@@ -51,6 +51,7 @@ __all__ = [
     "DynamicProgram",
     "Found",
     "Limits",
+    "Member",
     "PartAlone",
     "PipelinePlan",
     "Plan",
@@ -58,6 +59,8 @@ __all__ = [
     "Planner",
     "PlanningProblem",
     "Prediction",
+    "Share",
+    "Shares",
     "StagePlan",
     "StagePrediction",
     "StepParts",

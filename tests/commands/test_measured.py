@@ -21,7 +21,7 @@ def two_stages() -> Plan:
         StagePrediction(1.0, 2.0, 0.0, 1.0, 1.0, 0.5, send, back, 1, 1, 1, 0, 1, 1, 1, 0.1)
         for send, back in ((0.25, 0.0), (0.0, 0.125))
     )
-    stages = tuple(StagePlan((s, s + 1), SubMesh("cards", s, (1, 1)), (1, 1)) for s in range(2))
+    stages = tuple(StagePlan.on((s, s + 1), SubMesh("cards", s, (1, 1)), (1, 1)) for s in range(2))
     pipeline = PipelinePlan(stages, 2, 1, from_warm_up_counts([2, 1], 2, "1f1b"))
     prediction = Prediction(9.0, 8.0, (first, second))
     return Plan("m", (0, 1, 2), Cluster("c", (cards,)), (pipeline,), prediction=prediction)

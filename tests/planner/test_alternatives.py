@@ -11,7 +11,7 @@ import pytest
 
 from hetjax import planner
 from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster, SubMesh
-from hetjax.planner import DynamicProgram, Found, Plan, PlanningProblem, differences
+from hetjax.planner import DynamicProgram, Found, Member, Plan, PlanningProblem, differences
 from hetjax.planner.harp.restriction import with_nodes, without_recomputation
 
 NEAR, FAR = Link(10e9, 1e-5), Link(1e9, 1e-4)
@@ -104,6 +104,7 @@ def test_differences_in_words(found: Found):
     assert differences(plan, replace(plan, pipelines=(halves,))) == (
         "4 microbatches of 16 instead of 8 microbatches of 8"
     )
-    one = replace(plan.pipeline, stages=(replace(first, submesh=SubMesh("fast", 0, (1, 1))),))
+    alone = Member(SubMesh("fast", 0, (1, 1)), first.mesh_shape)
+    one = replace(plan.pipeline, stages=(replace(first, members=(alone,)),))
     said = differences(replace(plan, pipelines=(replace(one, stages=one.stages * 2),)), plan)
     assert "more of" in said or "stages instead of 2" in said

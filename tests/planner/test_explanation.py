@@ -70,7 +70,7 @@ def pipeline_of(
 ) -> PipelinePlan:
     ends = [0, *cuts, problem.num_layers]
     stages = tuple(
-        StagePlan(layers, submesh, (submesh.num_devices, 1), recompute=recompute)
+        StagePlan.on(layers, submesh, (submesh.num_devices, 1), recompute=recompute)
         for layers, submesh in zip(itertools.pairwise(ends), submeshes, strict=True)
     )
     schedule = make_schedule("1f1b", len(stages), problem.num_microbatches)

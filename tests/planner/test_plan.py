@@ -21,7 +21,7 @@ from hetjax.pipeline.schedules.schedule import EXPLICIT, WARM_UP_SCHEDULES, Sche
 from hetjax.pipeline.schedules.warm_up import from_warm_up_counts, gpipe, one_f_one_b
 from hetjax.planner.plan.plan import Plan, validate, validate_for
 from hetjax.planner.plan.prediction import Prediction, StagePrediction
-from hetjax.planner.plan.stage_plan import PipelinePlan, StagePlan
+from hetjax.planner.plan.stage_plan import Member, PipelinePlan, StagePlan
 from hetjax.sharding.annotation.rules import RULES
 
 KIND = DeviceKind("test", {"float32": 1e12}, 10**9, 1e11, source="made up")
@@ -39,8 +39,8 @@ def cluster_of(*sizes: tuple[int, int]) -> Cluster:
 
 def plan_of_two_stages() -> Plan:
     stages = (
-        StagePlan((0, 2), SubMesh("sub0", 0, (1, 4)), (4, 1)),
-        StagePlan((2, 3), SubMesh("sub1", 0, (1, 2)), (1, 2), "fully_sharded", recompute=True),
+        StagePlan.on((0, 2), SubMesh("sub0", 0, (1, 4)), (4, 1)),
+        StagePlan.on((2, 3), SubMesh("sub1", 0, (1, 2)), (1, 2), "fully_sharded", recompute=True),
     )
     return Plan(
         model="abc",
@@ -98,7 +98,7 @@ def plans(draw: Any) -> Plan:
         axes = st.sampled_from([[], ["data"], ["tensor"], ["tensor", "data"], ["data", "tensor"]])
         specs = axes.map(lambda used: (None, *used))
         stages.append(
-            StagePlan(
+            StagePlan.on(
                 (first, end),
                 place,
                 (data, devices // data),
@@ -183,17 +183,18 @@ def edit(path: str, value: Any) -> Callable[[Any], None]:
 
 
 STAGES = "pipelines/0/stages"
+FIRST, SECOND = (f"{STAGES}/{stage}/members/0" for stage in (0, 1))
 SCHEDULE = "pipelines/0/schedule"
 
 BAD_EDITS = [
-    ("version", 2, "version: 2 is not allowed"),
+    ("version", 3, "version: 3 is not allowed: it must be 1 or 2"),
     ("version", ..., "version: the field is missing"),
     ("colour", "red", "unknown field 'colour'"),
     (f"{STAGES}/0/colour", "red", r"pipelines\[0\].stages\[0\]: unknown field 'colour'"),
     (f"{STAGES}/0/layers", ..., r"pipelines\[0\].stages\[0\].layers: the field is missing"),
     (f"{STAGES}/0/recompute", "yes", r"stages\[0\].recompute: 'yes' is not allowed.*boolean"),
     (
-        f"{STAGES}/0/submesh/start",
+        f"{FIRST}/submesh/start",
         -1,
         r"submesh.start: -1 is not allowed.*greater than or equal to 0",
     ),
@@ -208,11 +209,11 @@ BAD_EDITS = [
     (f"{STAGES}/0/layers", [0, 1], "layers 1 to 1 are in no stage"),
     (f"{STAGES}/0/layers", [0, 0], "a stage has one layer or more"),
     (f"{STAGES}/1/layers", [2, 4], "ends at layer 4, the model has 3"),
-    (f"{STAGES}/0/submesh/subcluster", "sub9", "unknown subcluster 'sub9'.*Allowed: sub0, sub1"),
-    (f"{STAGES}/1/submesh/start", 1, r"stages\[1\].submesh.*device 2 is not there"),
-    (f"{STAGES}/0/submesh/shape", [2, 2], "device|neither within one node"),
-    (f"{STAGES}/0/mesh_shape", [2, 1], r"mesh_shape is \[2, 1\]; its product .* 4"),
-    (f"{STAGES}/0/mesh_shape", [-4, -1], "mesh_shape is"),
+    (f"{FIRST}/submesh/subcluster", "sub9", "unknown subcluster 'sub9'.*Allowed: sub0, sub1"),
+    (f"{SECOND}/submesh/start", 1, r"stages\[1\].members\[0\].submesh.*device 2 is not there"),
+    (f"{FIRST}/submesh/shape", [2, 2], "device|neither within one node"),
+    (f"{FIRST}/mesh_shape", [2, 1], r"mesh_shape is \[2, 1\]; its product .* 4"),
+    (f"{FIRST}/mesh_shape", [-4, -1], "mesh_shape is"),
     (f"{STAGES}/0/sharding", "dada", "unknown .*sharding 'dada'; did you mean 'data'"),
     (
         f"{STAGES}/0/parameters",
@@ -220,7 +221,7 @@ BAD_EDITS = [
         "unknown .*parameters.*'row'. Allowed: data, tensor",
     ),
     (f"{STAGES}/0/parameters", {"w": ["data", "data"]}, "an axis may divide one dimension"),
-    (f"{STAGES}/0/mesh_shape", [0, 4], r"mesh_shape is \[0, 4\]"),
+    (f"{FIRST}/mesh_shape", [0, 4], r"mesh_shape is \[0, 4\]"),
     ("pipelines/0/num_microbatches", 0, "1 or more"),
     ("pipelines/0/microbatch_size", 0, "microbatch_size is 0; it must be 1 or more"),
     ("pipelines/0/microbatch_size", 6, r"microbatch_size is 6, which the data axis of stages\[0\]"),
@@ -247,7 +248,8 @@ def test_lost_devices_are_named_in_the_file_and_no_stage_has_one():
     whole = plan_of_two_stages()
     assert "lost_devices" not in whole.to_json_dict()
     assert Plan.from_json_dict(whole.to_json_dict()).lost_devices == ()
-    last = replace(whole.pipeline.stages[1], submesh=SubMesh("sub1", 0, (1, 1)), mesh_shape=(1, 1))
+    alone = Member(SubMesh("sub1", 0, (1, 1)), (1, 1))
+    last = replace(whole.pipeline.stages[1], members=(alone,))
     pipeline = replace(whole.pipeline, stages=(whole.pipeline.stages[0], last))
     plan = replace(whole, pipelines=(pipeline,), lost_devices=(5,))
     written = plan.to_json_dict()
@@ -255,7 +257,7 @@ def test_lost_devices_are_named_in_the_file_and_no_stage_has_one():
     assert Plan.from_json_dict(written) == plan
     assert "a step, without device 5, made" in str(plan)
     for value, message in (
-        ([3], r"lost_devices has 3, which pipelines\[0\].stages\[0\] has; allowed: devices that"),
+        ([3], r"lost_devices has 3, which pipelines\[0\].stages\[0\].members\[0\] has; allowed: "),
         ([6], r"lost_devices has 6, which is no device of cluster 'test'; allowed: 0 to 5"),
         ([5, 5], r"lost_devices is \[5, 5\]; it has each device once, in increasing order"),
         ([-1], r"lost_devices\[0\]: -1"),
@@ -267,9 +269,9 @@ def test_lost_devices_are_named_in_the_file_and_no_stage_has_one():
 
 def test_two_stages_on_one_device():
     data = copy.deepcopy(plan_of_two_stages().to_json_dict())
-    edit(f"{STAGES}/1/submesh", {"subcluster": "sub0", "start": 3, "shape": [1, 1]})(data)
-    edit(f"{STAGES}/1/mesh_shape", [1, 1])(data)
-    with pytest.raises(InputError, match=r"has device 3, which pipelines\[0\].stages\[0\] has too"):
+    edit(f"{SECOND}/submesh", {"subcluster": "sub0", "start": 3, "shape": [1, 1]})(data)
+    edit(f"{SECOND}/mesh_shape", [1, 1])(data)
+    with pytest.raises(InputError, match=r"has device 3, which .*stages\[0\].members\[0\] has too"):
         Plan.from_json_dict(data)
 
 
@@ -301,7 +303,7 @@ def small_program() -> Program:
 
 def test_a_plan_for_another_model():
     program = small_program()
-    stage = StagePlan((0, 1), SubMesh("sub0", 0, (1, 1)), (1, 1))
+    stage = StagePlan.on((0, 1), SubMesh("sub0", 0, (1, 1)), (1, 1))
     plan = Plan(
         program.fingerprint,
         (0, program.num_positions),
@@ -325,7 +327,7 @@ def test_a_plan_for_another_model():
 )
 def test_a_specification_that_fits_no_parameter(parameters, message):
     program = small_program()
-    stage = StagePlan((0, 1), SubMesh("sub0", 0, (1, 1)), (1, 1), parameters=parameters)
+    stage = StagePlan.on((0, 1), SubMesh("sub0", 0, (1, 1)), (1, 1), parameters=parameters)
     plan = Plan(
         program.fingerprint,
         (0, program.num_positions),
@@ -368,10 +370,10 @@ def test_a_plan_is_printed_in_a_few_lines() -> None:
 
 def test_pipelines_of_a_printed_plan_are_numbered_and_their_stages_too() -> None:
     one = PipelinePlan(
-        (StagePlan((0, 3), SubMesh("sub0", 0, (1, 1)), (1, 1)),), 1, 1, one_f_one_b(1, 1)
+        (StagePlan.on((0, 3), SubMesh("sub0", 0, (1, 1)), (1, 1)),), 1, 1, one_f_one_b(1, 1)
     )
     other = PipelinePlan(
-        (StagePlan((0, 3), SubMesh("sub1", 0, (1, 1)), (1, 1)),), 2, 3, one_f_one_b(1, 2)
+        (StagePlan.on((0, 3), SubMesh("sub1", 0, (1, 1)), (1, 1)),), 2, 3, one_f_one_b(1, 2)
     )
     lines = str(replace(plan_of_two_stages(), pipelines=(one, other))).splitlines()
     assert lines[0].startswith("Plan on cluster test: 2 stages on 2 of 6 devices, 7 examples")

@@ -61,7 +61,7 @@ def test_a_scan_that_is_cut_between_stages_is_annotated():
     problem = problem_with(50_000_000, model=language_model(config))
     layers = problem.num_layers
     stages = tuple(
-        StagePlan(layers=part, submesh=SubMesh("only", start, (1, 2)), mesh_shape=(1, 2))
+        StagePlan.on(layers=part, submesh=SubMesh("only", start, (1, 2)), mesh_shape=(1, 2))
         for part, start in (((0, layers // 2), 0), ((layers // 2, layers), 2))
     )
     pipeline = PipelinePlan(stages, 4, 1, one_f_one_b(2, 4))

@@ -262,7 +262,9 @@ def test_plan_does_it_all():
 def test_plan_takes_any_planner():
     class OneDevice:
         def plan(self, problem: planner.PlanningProblem) -> planner.Plan:
-            stage = planner.StagePlan((0, problem.num_layers), SubMesh("fast", 0, (1, 1)), (1, 1))
+            stage = planner.StagePlan.on(
+                (0, problem.num_layers), SubMesh("fast", 0, (1, 1)), (1, 1)
+            )
             pipeline = planner.PipelinePlan(
                 (stage,),
                 problem.num_microbatches,

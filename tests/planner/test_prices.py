@@ -12,7 +12,14 @@ import pytest
 from hetjax import planner
 from hetjax.errors import InputError
 from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster, SubMesh
-from hetjax.planner import DynamicProgram, Plan, PlanningProblem, choose_microbatches, step_cost
+from hetjax.planner import (
+    DynamicProgram,
+    Member,
+    Plan,
+    PlanningProblem,
+    choose_microbatches,
+    step_cost,
+)
 
 NEAR, FAR = Link(10e9, 1e-5), Link(1e9, 1e-4)
 
@@ -82,13 +89,17 @@ def test_the_number_of_microbatches_is_the_cheapest():
     assert choice.found.score == min(each.score for each in others if each)
 
 
+def alone(subcluster: str, device: int) -> Member:
+    return Member(SubMesh(subcluster, device, (1, 1)), (1, 1))
+
+
 def test_whole_nodes_are_paid_for():
     cluster = priced(3.6, 1.8)
     plan = planner.solve(problem_of(cluster))
-    stage = replace(plan.stages[0], layers=(0, 8), submesh=SubMesh("fast", 1, (1, 1)))
+    stage = replace(plan.stages[0], layers=(0, 8), members=(alone("fast", 1),))
     one = replace(plan, pipelines=(replace(plan.pipelines[0], stages=(stage,)),))
     assert step_cost(one, 10.0) == pytest.approx(2 * 3.6 / 3600 * 10)
-    apart = replace(stage, submesh=SubMesh("slow", 2, (1, 1)))
+    apart = replace(stage, members=(alone("slow", 2),))
     two = replace(plan, pipelines=(replace(plan.pipelines[0], stages=(stage, apart)),))
     assert step_cost(two, 10.0) == pytest.approx((2 * 3.6 + 2 * 1.8) / 3600 * 10)
     assert step_cost(replace(two, cluster=priced(3.6, None)), 10.0) is None

@@ -50,8 +50,8 @@ def problem_of(megabytes: float) -> PlanningProblem:
 def plan_of(problem: PlanningProblem) -> Plan:
     """Its first layers on the pair, each recomputing, the others on the single card."""
     stages = (
-        StagePlan((0, 5), SubMesh("fast", 0, (1, 2)), (2, 1), recompute=True),
-        StagePlan((5, 8), SubMesh("slow", 0, (1, 1)), (1, 1), recompute=True),
+        StagePlan.on((0, 5), SubMesh("fast", 0, (1, 2)), (2, 1), recompute=True),
+        StagePlan.on((5, 8), SubMesh("slow", 0, (1, 1)), (1, 1), recompute=True),
     )
     schedule = replace(make_schedule("1f1b", 2, 8), name="h_1f1b")
     pipeline = PipelinePlan(stages, 8, problem.microbatch_size, schedule)

@@ -33,7 +33,7 @@ def report() -> PlanReport:
         16 * 10**9, 0.2,
     )  # fmt: skip
     stages = tuple(
-        StagePlan((s, s + 1), SubMesh(name, 0, (1, 2)), (2, 1)) for s, name in enumerate(names)
+        StagePlan.on((s, s + 1), SubMesh(name, 0, (1, 2)), (2, 1)) for s, name in enumerate(names)
     )
     pipeline = PipelinePlan(stages, 4, 2, one_f_one_b(2, 4))
     prediction = Prediction(15.0, 12.0, (held, held))

@@ -121,7 +121,7 @@ def make_placement(
 ):
     boundaries, places = layout
     stages = tuple(
-        StagePlan((i, i + 1), submesh, mesh_shape, sharding)
+        StagePlan.on((i, i + 1), submesh, mesh_shape, sharding)
         for i, (submesh, mesh_shape, sharding) in enumerate(places)
     )
     pipelines = one_pipeline(

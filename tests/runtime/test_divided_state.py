@@ -68,7 +68,7 @@ def plan_of(*pipelines: tuple[int, ...], divided: bool = True) -> Plan:
             where = SubMesh(name, used[name], (1, 2))
             used[name] += 2
             span = (layers.index(start), layers.index(stop))
-            stages.append(StagePlan(span, where, (2, 1) if len(made) else (1, 2)))
+            stages.append(StagePlan.on(span, where, (2, 1) if len(made) else (1, 2)))
         made.append(PipelinePlan(tuple(stages), 1, 4, one_f_one_b(len(stages), 1)))
     return Plan(PROGRAM.fingerprint, layers, CLUSTER, tuple(made), shard_optimizer_state=divided)
 

@@ -35,7 +35,7 @@ def case_of(sharding: str, schedule: str, mesh_shape: tuple[int, int]) -> Case:
     program = trace_model(MODEL, 4)
     middle = program.num_positions // 2
     stages = tuple(
-        StagePlan((i, i + 1), SubMesh(name, 0, (1, 4)), mesh_shape, sharding)
+        StagePlan.on((i, i + 1), SubMesh(name, 0, (1, 4)), mesh_shape, sharding)
         for i, name in enumerate(("first", "second"))
     )
     order = make_schedule(

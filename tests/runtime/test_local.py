@@ -30,13 +30,13 @@ from hetjax.runtime.workers.worker import EarlyRuns
 
 SMALL, SHARED = Model(("scalar",)), Model(("dense", "dense"))
 UNLIKE = (
-    StagePlan((0, 1), SubMesh("first", 0, (1, 4)), (2, 2), "fully_sharded"),
-    StagePlan((1, 2), SubMesh("second", 0, (1, 2)), (2, 1)),
-    StagePlan((2, 3), SubMesh("second", 2, (1, 1)), (1, 1)),
+    StagePlan.on((0, 1), SubMesh("first", 0, (1, 4)), (2, 2), "fully_sharded"),
+    StagePlan.on((1, 2), SubMesh("second", 0, (1, 2)), (2, 1)),
+    StagePlan.on((2, 3), SubMesh("second", 2, (1, 1)), (1, 1)),
 )
 """The embedding is tied: the first and the last stage hold it, on unlike submeshes."""
 ALIKE = tuple(
-    StagePlan((stage, stage + 1), SubMesh("first", stage, (1, 1)), (1, 1)) for stage in range(3)
+    StagePlan.on((stage, stage + 1), SubMesh("first", stage, (1, 1)), (1, 1)) for stage in range(3)
 )
 
 

@@ -33,7 +33,7 @@ def pipeline() -> PipelinePrograms:
     program = trace_model(model, 1)
     layers = tuple(i * program.num_positions // STAGES for i in range(STAGES + 1))
     stages = tuple(
-        StagePlan((stage, stage + 1), SubMesh("first", stage, (1, 1)), (1, 1))
+        StagePlan.on((stage, stage + 1), SubMesh("first", stage, (1, 1)), (1, 1))
         for stage in range(STAGES)
     )
     schedule = make_schedule("gpipe", STAGES, MICROBATCHES, draw_times(Random(0)))

@@ -55,7 +55,7 @@ def case_of(
         assert found is not None
         submesh = SubMesh(name, 0, (1, 4))
         stages.append(
-            StagePlan(
+            StagePlan.on(
                 (i, i + 1),
                 submesh,
                 mesh_shape,

@@ -34,7 +34,7 @@ def candidate_plan(
     for place, chosen, submesh in zip(candidate.places, candidate.options, submeshes, strict=True):
         option = slice_of(table, place).options[chosen]
         stages.append(
-            StagePlan(
+            StagePlan.on(
                 layers=place.layers,
                 submesh=submesh,
                 mesh_shape=option.mesh_shape,

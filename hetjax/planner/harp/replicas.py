@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from hetjax.mesh.cluster import Cluster, SubMesh
+from hetjax.mesh.cluster import Cluster
 from hetjax.pipeline.program.traced_program import num_bytes
 from hetjax.planner.costs.cost_model import least_seconds
 from hetjax.planner.costs.sharing_cost import SharedParameters, sharing_seconds
@@ -20,7 +20,7 @@ from hetjax.planner.harp.simulated_search import CLOSED_FORM_EXCESS
 from hetjax.planner.harp.stage_table import ALL_ORDERS_UP_TO
 from hetjax.planner.plan.plan import Plan
 from hetjax.planner.plan.prices import node_prices, step_cost
-from hetjax.planner.plan.stage_plan import PipelinePlan
+from hetjax.planner.plan.stage_plan import Member, PipelinePlan
 from hetjax.planner.problem.problem import PlanningProblem
 
 _WORTH = 0.99
@@ -414,8 +414,10 @@ def _joined(problem: PlanningProblem, parts: Sequence[ClusterPart], plans: Seque
 def _moved(pipeline: PipelinePlan, part: ClusterPart) -> PipelinePlan:
     starts = {taken.subcluster: taken.start for taken in part}
 
-    def moved(submesh: SubMesh) -> SubMesh:
-        return replace(submesh, start=submesh.start + starts[submesh.subcluster])
+    def moved(member: Member) -> Member:
+        submesh = member.submesh
+        start = submesh.start + starts[submesh.subcluster]
+        return replace(member, submesh=replace(submesh, start=start))
 
-    stages = tuple(replace(s, submesh=moved(s.submesh)) for s in pipeline.stages)
+    stages = tuple(replace(s, members=tuple(map(moved, s.members))) for s in pipeline.stages)
     return replace(pipeline, stages=stages)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from hetjax.errors import InputError, unknown_name
 from hetjax.mesh.cluster import Cluster
 from hetjax.pipeline.schedules.schedule import check
-from hetjax.planner.plan.stage_plan import PipelinePlan, Spec, StagePlan
+from hetjax.planner.plan.share_checks import check_shared_batch, check_shares
+from hetjax.planner.plan.stage_plan import Member, PipelinePlan, Spec, StagePlan
 from hetjax.sharding.annotation.rules import MESH_AXES, RULES
 
 
@@ -73,30 +74,34 @@ def _check_batch(pipeline: PipelinePlan, where: str) -> None:
                 f"it, or set stages[{s}].recompute to true"
             )
     for s, stage in enumerate(pipeline.stages):
-        if pipeline.microbatch_size % stage.mesh_shape[0]:
-            raise InputError(
-                f"{where}.microbatch_size is {pipeline.microbatch_size}, which the data axis of "
-                f"stages[{s}].mesh_shape {list(stage.mesh_shape)} does not divide"
-            )
+        check_shared_batch(stage, pipeline.microbatch_size, where, f"stages[{s}]")
 
 
 def _check_stage(stage: StagePlan, cluster: Cluster, where: str) -> None:
-    try:
-        cluster.check_submesh(stage.submesh)
-    except InputError as error:
-        raise InputError(f"{where}.submesh: {error}") from None
-    data, tensor = stage.mesh_shape
-    if data < 1 or tensor < 1 or data * tensor != stage.submesh.num_devices:
-        raise InputError(
-            f"{where}.mesh_shape is {list(stage.mesh_shape)}; its product must be the number of "
-            f"devices of the submesh, {stage.submesh.num_devices}"
-        )
+    if not stage.members:
+        raise InputError(f"{where}.members is empty; a stage has one or more")
+    for m, member in enumerate(stage.members):
+        _check_member(member, cluster, f"{where}.members[{m}]")
+    check_shares(stage, f"{where}.shares")
     if stage.sharding not in RULES:
         raise InputError(unknown_name(f"{where}.sharding", stage.sharding, RULES))
     for name, spec in stage.parameters.items():
         _check_spec(spec, f"{where}.parameters[{name!r}]")
     for value, spec in stage.values.items():
         _check_spec(spec, f"{where}.values[{value}]")
+
+
+def _check_member(member: Member, cluster: Cluster, where: str) -> None:
+    try:
+        cluster.check_submesh(member.submesh)
+    except InputError as error:
+        raise InputError(f"{where}.submesh: {error}") from None
+    data, tensor = member.mesh_shape
+    if data < 1 or tensor < 1 or data * tensor != member.submesh.num_devices:
+        raise InputError(
+            f"{where}.mesh_shape is {list(member.mesh_shape)}; its product must be the number of "
+            f"devices of the submesh, {member.submesh.num_devices}"
+        )
 
 
 def _check_spec(spec: Spec, where: str) -> None:

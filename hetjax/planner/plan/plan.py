@@ -194,13 +194,15 @@ def validate(plan: Plan) -> None:
         where = f"plan: pipelines[{p}]"
         check_pipeline(pipeline, len(plan.layers) - 1, plan.cluster, where)
         for s, stage in enumerate(pipeline.stages):
-            for device in plan.cluster.device_ids(stage.submesh):
-                if device in seen:
-                    raise InputError(
-                        f"{where}.stages[{s}].submesh {stage.submesh} has device {device}, which "
-                        f"{seen[device]} has too; submeshes must not overlap"
-                    )
-                seen[device] = f"pipelines[{p}].stages[{s}]"
+            for m, submesh in enumerate(stage.submeshes):
+                place = f"pipelines[{p}].stages[{s}].members[{m}]"
+                for device in plan.cluster.device_ids(submesh):
+                    if device in seen:
+                        raise InputError(
+                            f"plan: {place}.submesh {submesh} has device {device}, which "
+                            f"{seen[device]} has too; submeshes must not overlap"
+                        )
+                    seen[device] = place
     _validate_lost(plan, seen)
 
 

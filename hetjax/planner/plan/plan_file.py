@@ -14,7 +14,7 @@ import pydantic
 
 from hetjax.checked_files import FileForm, Record, first_problem
 from hetjax.errors import InputError, unknown_name
-from hetjax.file_content import LAST, from_content, to_content
+from hetjax.file_content import LAST, from_content, to_content, without_version
 from hetjax.limits import Name
 from hetjax.mesh.cluster import Cluster
 from hetjax.pipeline.schedules.schedule import (
@@ -26,7 +26,11 @@ from hetjax.pipeline.schedules.schedule import (
 )
 from hetjax.pipeline.schedules.warm_up import from_warm_up_counts
 
-VERSION = 1
+VERSION = 2
+"""Of plan files: what is written."""
+
+_OF_ONE_SUBMESH = 1
+"""The version in which a stage had a ``submesh`` and a ``mesh_shape`` instead of members."""
 
 Data = TypeVar("Data")
 
@@ -75,7 +79,10 @@ def checked_plan(kind: type[Data], content: object) -> Data:
         InputError: a field is missing, unknown or of a wrong type.
     """
     try:
-        return from_content(kind, _told_by_stage(content), VERSION)
+        version, fields = without_version(content, (_OF_ONE_SUBMESH, VERSION))
+        if version == _OF_ONE_SUBMESH:
+            fields = _with_members(fields)
+        return from_content(kind, _told_by_stage(fields))
     except InputError as error:
         raise InputError(f"plan: {error}") from None
 
@@ -87,12 +94,47 @@ def _with_exchange(prediction: dict[str, Any]) -> dict[str, Any]:
     return {**prediction, "sharing_seconds": longest, "stages": stages}
 
 
-def _told_by_stage(content: Any) -> Any:
+def _with_members(content: Mapping[str, Any]) -> dict[str, Any]:
+    """The content of a plan, from one in which each stage is one submesh."""
+    read = dict(content)
+    if isinstance(pipelines := content.get("pipelines"), list):
+        read["pipelines"] = [
+            _pipeline_with_members(pipeline, f"pipelines[{p}]")
+            for p, pipeline in enumerate(pipelines)
+        ]
+    return read
+
+
+def _pipeline_with_members(pipeline: Any, where: str) -> Any:
+    if not isinstance(pipeline, Mapping) or not isinstance(pipeline.get("stages"), list):
+        return pipeline
+    stages = [
+        _stage_with_members(stage, f"{where}.stages[{s}]")
+        for s, stage in enumerate(pipeline["stages"])
+    ]
+    return {**pipeline, "stages": stages}
+
+
+def _stage_with_members(stage: Any, where: str) -> Any:
+    if not isinstance(stage, Mapping):
+        return stage
+    for name in ("members", "shares"):
+        if name in stage:
+            raise InputError(
+                f"{where}.{name}: version {_OF_ONE_SUBMESH} of the file, in which a stage has a "
+                f"submesh and a mesh_shape, has no such field; make version {VERSION}"
+            )
+    member = {name: stage[name] for name in ("submesh", "mesh_shape") if name in stage}
+    rest = {name: value for name, value in stage.items() if name not in member}
+    return {"members": [member], **rest}
+
+
+def _told_by_stage(content: Mapping[str, Any]) -> Mapping[str, Any]:
     """The content of a plan, in which stages alone say what they exchange.
 
     Files of before the exchange was told by stage have one figure for all.
     """
-    if not isinstance(content, Mapping) or not isinstance(content.get("prediction"), Mapping):
+    if not isinstance(content.get("prediction"), Mapping):
         return content
     prediction = dict(content["prediction"])
     if "sharing_seconds" not in prediction:

@@ -36,7 +36,7 @@ def plan_text(
         >>> from hetjax.pipeline.schedules.warm_up import one_f_one_b
         >>> kind, link = DeviceKind("card", {"float32": 1e12}, 10**9, 1e11, "made up"), Link(1e9, 0)
         >>> cluster = Cluster("desk", (Subcluster("pair", kind, 1, 2, link, link),), ())
-        >>> stage = StagePlan((0, 3), SubMesh("pair", 0, (1, 2)), (2, 1))
+        >>> stage = StagePlan.on((0, 3), SubMesh("pair", 0, (1, 2)), (2, 1))
         >>> pipeline = PipelinePlan((stage,), 4, 8, one_f_one_b(1, 4))
         >>> print(plan_text(cluster, (pipeline,), "by hand", None))
         Plan on cluster desk: 1 stage on 2 of 2 devices, 32 examples a step, made by hand
@@ -45,7 +45,7 @@ def plan_text(
           without a prediction
     """
     stages = [stage for pipeline in pipelines for stage in pipeline.stages]
-    used = sum(stage.submesh.num_devices for stage in stages)
+    used = sum(stage.num_devices for stage in stages)
     batch_size = sum(pipeline.batch_size for pipeline in pipelines)
     lines = [
         f"Plan on cluster {cluster.name}: {_count(len(stages), 'stage')} on {used} of "

@@ -8,9 +8,10 @@ from typing import Annotated
 
 from pydantic import Field
 
+from hetjax.errors import InputError
 from hetjax.file_content import LAST, LEFT_OUT_EMPTY
 from hetjax.limits import MAX_BATCH, MAX_MICROBATCHES, Index, Name, Text
-from hetjax.mesh.cluster import SubMesh
+from hetjax.mesh.cluster import Cluster, SubMesh
 from hetjax.planner.plan.plan_file import PlannedSchedule
 from hetjax.sharding.annotation.rules import MESH_AXES
 
@@ -19,41 +20,199 @@ Spec = tuple[Name | None, ...]
 
 
 @dataclass(frozen=True)
+class Member:
+    """One submesh of a stage.
+
+    Args:
+        submesh: the devices.
+        mesh_shape: their logical mesh: sizes of the ``data`` and the ``tensor`` axis.
+    """
+
+    submesh: SubMesh
+    mesh_shape: tuple[int, int]
+
+    @property
+    def axes_text(self) -> str:
+        """How arrays are divided over its devices, for people.
+
+        Example:
+            >>> Member(SubMesh("fast", 0, (1, 4)), (2, 2)).axes_text
+            'data 2 x tensor 2'
+        """
+        axes = zip(MESH_AXES, self.mesh_shape, strict=True)
+        return " x ".join(f"{axis} {size}" for axis, size in axes if size > 1) or "one device"
+
+
+@dataclass(frozen=True)
+class Share:
+    """How a value lies among the members of a stage, along one of its dimensions.
+
+    Args:
+        dimension: the dimension, counted from 0.
+        sizes: how much of it each member has, in order; a member may have nothing.
+    """
+
+    dimension: Index
+    sizes: tuple[Index, ...]
+
+
+@dataclass(frozen=True)
+class Shares:
+    """What members of a stage are told of how values lie among them.
+
+    The rest is deduced; what nothing is told or deduced of is the same on each member.
+
+    Args:
+        batch: how many examples of a microbatch each member computes; where empty, every member
+            computes all of them.
+        parameters: how parameters lie, by their path.
+        values: how values lie that the stage makes, by their number in the program.
+
+    Example:
+        >>> bool(Shares()), bool(Shares(batch=(6, 2)))
+        (False, True)
+    """
+
+    batch: Annotated[tuple[Index, ...], LEFT_OUT_EMPTY] = ()
+    parameters: Annotated[Mapping[Text, Share], LEFT_OUT_EMPTY] = field(default_factory=dict)
+    values: Annotated[Mapping[Index, Share], LEFT_OUT_EMPTY] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.batch or self.parameters or self.values)
+
+
+@dataclass(frozen=True)
 class StagePlan:
     """One stage: which layers run where, and how.
 
     Args:
         layers: first layer, and the one after the last.
-        submesh: the devices.
-        mesh_shape: their logical mesh: sizes of the ``data`` and the ``tensor`` axis.
-        sharding: the rule that divides its arrays, one of `hetjax.sharding.RULES`.
+        members: the submeshes that compute it together, with their logical meshes; mostly one.
+        sharding: the rule that divides its arrays inside a member, one of `hetjax.sharding.RULES`.
         parameters: specifications that override the rule, by parameter path.
-        values: specifications of values that the stage makes, by their number in the program; how
-            the others lie is the compiler's choice.
         recompute: whether forward steps run again in the backward pass instead of keeping what they
             made.
+        values: specifications of values that the stage makes, by their number in the program; how
+            the others lie is the compiler's choice.
+        shares: how values lie among its members, where it has several.
+
+    Example:
+        >>> members = (
+        ...     Member(SubMesh("fast", 0, (1, 2)), (2, 1)),
+        ...     Member(SubMesh("slow", 0, (1, 1)), (1, 1)),
+        ... )
+        >>> stage = StagePlan((0, 3), members, shares=Shares(batch=(6, 2)))
+        >>> stage.num_devices
+        3
+        >>> stage.submesh
+        Traceback (most recent call last):
+        hetjax.errors.InputError: the stage of layers 0-2 has 2 members, fast[0:2] 1x2 and \
+slow[0:1] 1x1; this works on stages of one
     """
 
     layers: tuple[int, int]
-    submesh: SubMesh
-    mesh_shape: tuple[int, int]
+    members: tuple[Member, ...]
     sharding: Name = "data"
     parameters: Mapping[Text, Spec] = field(default_factory=dict)
     recompute: bool = False
     values: Annotated[Mapping[Index, Spec], LEFT_OUT_EMPTY] = field(default_factory=dict)
+    shares: Annotated[Shares, LEFT_OUT_EMPTY] = field(default_factory=Shares)
+
+    @classmethod
+    def on(
+        cls,
+        layers: tuple[int, int],
+        submesh: SubMesh,
+        mesh_shape: tuple[int, int],
+        sharding: str = "data",
+        parameters: Mapping[str, Spec] | None = None,
+        recompute: bool = False,
+        values: Mapping[int, Spec] | None = None,
+    ) -> StagePlan:
+        """A stage of one member.
+
+        Args:
+            layers: first layer, and the one after the last.
+            submesh: the devices.
+            mesh_shape: their logical mesh: sizes of the ``data`` and the ``tensor`` axis.
+            sharding: the rule that divides its arrays, one of `hetjax.sharding.RULES`.
+            parameters: specifications that override the rule, by parameter path.
+            recompute: whether forward steps run again in the backward pass.
+            values: specifications of values that the stage makes, by their number in the program.
+
+        Returns:
+            The stage.
+
+        Example:
+            >>> StagePlan.on((0, 2), SubMesh("fast", 0, (1, 4)), (2, 2)).mesh_shape
+            (2, 2)
+        """
+        member = Member(submesh, mesh_shape)
+        return cls(layers, (member,), sharding, parameters or {}, recompute, values or {})
+
+    @property
+    def submesh(self) -> SubMesh:
+        """The submesh of a stage of one member.
+
+        Raises:
+            InputError: the stage has several.
+        """
+        return self._only_member.submesh
+
+    @property
+    def mesh_shape(self) -> tuple[int, int]:
+        """The logical mesh of a stage of one member.
+
+        Raises:
+            InputError: the stage has several.
+        """
+        return self._only_member.mesh_shape
+
+    @property
+    def submeshes(self) -> tuple[SubMesh, ...]:
+        """The submeshes of its members."""
+        return tuple(member.submesh for member in self.members)
+
+    @property
+    def num_devices(self) -> int:
+        """How many devices its members have together."""
+        return sum(submesh.num_devices for submesh in self.submeshes)
+
+    def device_ids(self, cluster: Cluster) -> tuple[int, ...]:
+        """The number, over the whole cluster, of each of its devices, member by member.
+
+        Args:
+            cluster: the cluster.
+
+        Returns:
+            The numbers.
+
+        Raises:
+            InputError: a submesh is not in the cluster.
+        """
+        return tuple(d for submesh in self.submeshes for d in cluster.device_ids(submesh))
 
     @property
     def sharding_text(self) -> str:
         """How its arrays are divided over its devices, and whether it recomputes, for people.
 
         Example:
-            >>> StagePlan((0, 2), SubMesh("fast", 0, (1, 4)), (2, 2), recompute=True).sharding_text
+            >>> submesh = SubMesh("fast", 0, (1, 4))
+            >>> StagePlan.on((0, 2), submesh, (2, 2), recompute=True).sharding_text
             'data 2 x tensor 2, recompute'
         """
-        axes = zip(MESH_AXES, self.mesh_shape, strict=True)
-        divided = " x ".join(f"{axis} {size}" for axis, size in axes if size > 1) or "one device"
         rule = "" if self.sharding == "data" else f", {self.sharding.replace('_', ' ')}"
-        return divided + rule + (", recompute" if self.recompute else "")
+        return self._only_member.axes_text + rule + (", recompute" if self.recompute else "")
+
+    @property
+    def _only_member(self) -> Member:
+        if len(self.members) != 1:
+            first, end = self.layers
+            raise InputError(
+                f"the stage of layers {first}-{end - 1} has {len(self.members)} members, "
+                f"{' and '.join(map(str, self.submeshes))}; this works on stages of one"
+            )
+        return self.members[0]
 
 
 @dataclass(frozen=True)
