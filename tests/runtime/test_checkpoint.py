@@ -33,7 +33,7 @@ from hetjax.runtime.checkpoints.checkpoint_files import (
     read_manifest,
 )
 from hetjax.runtime.checkpoints.manifest import DataPosition, SavedFile, SavedPart
-from hetjax.runtime.compilation.stage_programs import CompiledStage
+from hetjax.runtime.compilation.compiled_stage import CompiledStage
 from hetjax.runtime.compilation.state import StageState, initial_state, put_whole
 from hetjax.runtime.instructions.buffers import OptimizerState, Parameter
 from hetjax.runtime.instructions.placement import Placement

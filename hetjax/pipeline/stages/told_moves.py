@@ -8,7 +8,6 @@ it into tasks need not know that a stage has several members.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from hetjax import _compat
 from hetjax.pipeline.program.traced_program import (

@@ -15,9 +15,14 @@ from typing import Any
 _LINK = re.compile(r"link (\d+)->(\d+)")
 
 
-def stage_track(stage: int) -> str:
-    """The name of a stage's track, e.g. ``"stage 0"``."""
-    return f"stage {stage}"
+def stage_track(stage: int, member: int = 0) -> str:
+    """The name of the track of a stage, or of another member of it than the first.
+
+    Example:
+        >>> stage_track(1), stage_track(1, 2)
+        ('stage 1', 'stage 1, member 2')
+    """
+    return f"stage {stage}, member {member}" if member else f"stage {stage}"
 
 
 def link_track(source: int, target: int) -> str:

@@ -36,7 +36,7 @@ from hetjax.runtime.checkpoints.checkpoint_files import (
 from hetjax.runtime.checkpoints.manifest import SavedPart, row_span
 from hetjax.runtime.checkpoints.nonfinite import are_finite, were_finite
 from hetjax.runtime.checkpoints.orbax_words import quieten, write_reason
-from hetjax.runtime.compilation.stage_programs import CompiledStage
+from hetjax.runtime.compilation.compiled_stage import CompiledStage
 from hetjax.runtime.compilation.state import StageState, put_whole
 from hetjax.runtime.instructions.placement import Placement
 

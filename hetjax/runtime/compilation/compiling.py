@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-from jax.sharding import NamedSharding
 
 
 @dataclass(frozen=True, eq=False)
@@ -16,12 +15,13 @@ class Argument:
 
     Args:
         shapes: their shapes.
-        shardings: their shardings; on a mesh of typed axes also those of partial sums.
+        shardings: their shardings, on a mesh of typed axes also those of partial sums; or, of a
+            program that is divided among several members, their annotations.
         donated: whether the program's results may take their memory.
     """
 
     shapes: Sequence[jax.ShapeDtypeStruct]
-    shardings: Sequence[NamedSharding]
+    shardings: Sequence[Any]
     donated: bool = False
 
     def chosen(self, places: Sequence[int]) -> Argument:

@@ -7,11 +7,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
 
 from hetjax.pipeline.stages.backward import accumulator_dtype
 from hetjax.pipeline.stages.cutting import ParameterPart
-from hetjax.runtime.compilation.compiling import Argument, compile_program
+from hetjax.runtime.compilation.compiling import Argument
+from hetjax.runtime.compilation.partitioners import Layout, Partitioned, Partitioner
 from hetjax.runtime.instructions.buffers import Parameter, ParameterRows, UpdatedParameter
 from hetjax.runtime.instructions.placement import Placement
 from hetjax.runtime.instructions.shared_rows import StageSharing, held_around
@@ -19,16 +19,16 @@ from hetjax.sharding.annotation.annotation import HSharding
 
 
 class SharingPrograms:
-    """Compiles what the instructions of `hetjax.runtime.instructions.shared_rows` run.
+    """Divides what the instructions of `hetjax.runtime.instructions.shared_rows` run.
 
     Args:
-        placement: shardings of all buffers.
+        placement: annotations of all buffers.
         stage: which stage.
-        mesh: its mesh.
+        partitioner: what divides them.
     """
 
-    def __init__(self, placement: Placement, stage: int, mesh: Mesh):
-        self.placement, self.stage, self.mesh = placement, stage, mesh
+    def __init__(self, placement: Placement, stage: int, partitioner: Partitioner):
+        self.placement, self.stage, self.partitioner = placement, stage, partitioner
         self.pipelines = placement.pipelines
         self.sharing = StageSharing(placement.pipelines, stage)
         self.annotations: dict[Hashable, HSharding] = {}
@@ -36,8 +36,8 @@ class SharingPrograms:
             leaves = placement.leaves(stage, kind)
             self.annotations |= dict(zip(leaves.names, leaves.annotations, strict=True))
 
-    def programs(self) -> dict[str, Any]:
-        """The compiled programs, by name."""
+    def programs(self) -> dict[str, Partitioned]:
+        """The programs, by name."""
         found, sharing = {}, self.sharing
         if sharing.updated_pieces:
             found["sum_gradient"] = self._sum()
@@ -69,8 +69,8 @@ class SharingPrograms:
         shapes = [self._shape(part, gradients=gradients) for part in parts]
         return Argument(shapes, self._shardings(parts))
 
-    def _shardings(self, parts: Sequence[ParameterPart]) -> list[jax.sharding.NamedSharding]:
-        return [self.annotations[part].on(self.mesh) for part in parts]
+    def _shardings(self, parts: Sequence[ParameterPart]) -> list[Layout]:
+        return [self.partitioner.layout(self.annotations[part]) for part in parts]
 
     def _cut(
         self, pairs: Sequence[tuple[ParameterPart, Sequence[ParameterPart]]], *, gradients: bool
@@ -86,7 +86,7 @@ class SharingPrograms:
             ]
 
         outputs = self._shardings([piece for _, pieces in pairs for piece in pieces])
-        return compile_program(cut, [self._argument(wholes, gradients=gradients)], outputs)
+        return self.partitioner.program(cut, [self._argument(wholes, gradients=gradients)], outputs)
 
     def _sum(self) -> Any:
         pieces_of = self.sharing.updated_pieces
@@ -102,7 +102,7 @@ class SharingPrograms:
             for piece, count in zip(pieces, counts, strict=True)
         ]
         outputs = self._shardings([self.sharing.updated[place] for place in pieces_of])
-        return compile_program(add, summands, outputs)
+        return self.partitioner.program(add, summands, outputs)
 
     def _join(self) -> Any:
         places, pieces_of = self.sharing.joined, self.sharing.pieces
@@ -114,7 +114,7 @@ class SharingPrograms:
 
         arguments = [self._argument([piece], gradients=False) for piece in pieces]
         outputs = self._shardings([self.sharing.held[place] for place in places])
-        return compile_program(join, arguments, outputs)
+        return self.partitioner.program(join, arguments, outputs)
 
 
 def _rows(piece: ParameterPart, whole: ParameterPart) -> slice:

@@ -1,21 +1,19 @@
-"""A stage's programs compiled for its mesh, once, before the first step."""
+"""All programs of a stage, divided among its devices before the first step."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from hetjax.pipeline.build import update_inputs
 from hetjax.pipeline.schedules.schedule import Schedule
-from hetjax.runtime.compilation.compiling import Argument, compile_program
-from hetjax.runtime.compilation.late_sums import compile_deduced, sharding_on
+from hetjax.runtime.compilation.compiling import Argument
+from hetjax.runtime.compilation.partitioners import Layout, Partitioned, Partitioner
 from hetjax.runtime.compilation.sharing_programs import SharingPrograms
-from hetjax.runtime.compilation.task_programs import Compiled, TaskCompiler
+from hetjax.runtime.compilation.task_programs import TaskPrograms
 from hetjax.runtime.instructions.buffers import (
     BatchLeaf,
     Buffer,
@@ -33,101 +31,73 @@ from hetjax.runtime.instructions.placement import Placement, reduction_groups
 from hetjax.runtime.instructions.shared_rows import StageSharing
 
 
-@dataclass(frozen=True, eq=False)
-class CompiledStage:
-    """What a worker runs.
+def training_programs(
+    placement: Placement, stage: int, partitioner: Partitioner
+) -> dict[str, Partitioned]:
+    """The programs that a stage's training instructions name.
 
     Args:
-        mesh: the stage's mesh.
-        programs: compiled programs by name; each takes sequences of arrays, one an argument.
-        parameters: shardings of the parameter parts and of their gradients.
-        state: shardings of the optimizer's state.
-        batch: shardings of the batch leaves that the stage reads, by leaf.
-    """
-
-    mesh: Mesh
-    programs: Mapping[str, Compiled]
-    parameters: Sequence[NamedSharding]
-    state: Sequence[NamedSharding]
-    batch: Mapping[int, NamedSharding]
-
-
-def compile_stage(placement: Placement, stage: int, mesh: Mesh) -> CompiledStage:
-    """Compile the programs that a stage's training instructions name.
-
-    Args:
-        placement: shardings of all buffers.
+        placement: annotations of all buffers.
         stage: which stage.
-        mesh: its mesh.
+        partitioner: what divides them.
 
     Returns:
-        The compiled stage.
+        The programs, by name.
     """
-    compiler = _Compiler(placement, stage, mesh)
-    programs = dict(compiler.programs(placement.pipeline_plan(stage).schedule))
-    programs |= SharingPrograms(placement, stage, mesh).programs()
+    found = _StagePrograms(placement, stage, partitioner)
+    programs = dict(found.tasks_of(placement.pipeline_plan(stage).schedule))
+    programs |= SharingPrograms(placement, stage, partitioner).programs()
     if stage in placement.pipelines.loss_stages[1:]:
-        programs["sum_losses"] = compiler.sum_losses()
-    if compiler.accumulates:
-        programs["zero_gradients"] = compiler.zero_gradients()
-    if compiler.late:
+        programs["sum_losses"] = found.sum_losses()
+    if found.accumulates:
+        programs["zero_gradients"] = found.zero_gradients()
+    if found.late:
         groups = reduction_groups(placement, stage)
         programs |= {
-            f"reduce_gradients_{group}": compiler.reduce_gradients(places)
+            f"reduce_gradients_{group}": found.reduce_gradients(places)
             for group, places in enumerate(groups)
         }
     update = placement.pipelines.updates[stage]
     for phase in range(len(update.phases)):
         final = phase == len(update.phases) - 1
         if final or update.sends[phase]:
-            programs[f"update_{phase}"] = compiler.update(phase, final)
-    leaves = placement.pipelines.stages[stage].batch
-    batch = dict(zip(leaves, compiler.batch, strict=True))
-    return CompiledStage(mesh, programs, compiler.parameters, compiler.state, batch)
+            programs[f"update_{phase}"] = found.update(phase, final)
+    return programs
 
 
-def with_schedule(compiled: CompiledStage, placement: Placement, stage: int) -> CompiledStage:
-    """The compiled stage with the programs of another schedule; those that it has are kept.
-
-    Args:
-        compiled: the stage.
-        placement: with the new schedule in its plan.
-        stage: which stage.
-
-    Returns:
-        The stage, with what was missing compiled.
-    """
-    compiler = _Compiler(placement, stage, compiled.mesh)
+def missing_programs(
+    placement: Placement, stage: int, partitioner: Partitioner, known: Mapping[str, Partitioned]
+) -> dict[str, Partitioned]:
+    """The programs of a schedule's tasks, but for those that are known."""
+    found = _StagePrograms(placement, stage, partitioner)
     schedule = placement.pipeline_plan(stage).schedule
-    missing = compiler.programs(schedule, known=compiled.programs)
-    return replace(compiled, programs={**compiled.programs, **dict(missing)})
+    return dict(found.tasks_of(schedule, known=known))
 
 
-def compile_evaluation(placement: Placement, stage: int, mesh: Mesh) -> Compiled:
-    """Compile a stage's forward pass alone, which keeps nothing for a backward pass."""
-    return _Compiler(placement, stage, mesh).evaluation()
+def evaluation_program(placement: Placement, stage: int, partitioner: Partitioner) -> Partitioned:
+    """A stage's forward pass alone, which keeps nothing for a backward pass."""
+    return _StagePrograms(placement, stage, partitioner).evaluation()
 
 
-class _Compiler:
-    def __init__(self, placement: Placement, stage: int, mesh: Mesh):
-        self.placement, self.stage, self.mesh = placement, stage, mesh
+class _StagePrograms:
+    def __init__(self, placement: Placement, stage: int, partitioner: Partitioner):
+        self.placement, self.stage, self.partitioner = placement, stage, partitioner
         self.pipelines = placement.pipelines
         self.shapes = self.pipelines.programs[stage]
-        self.whole = NamedSharding(mesh, PartitionSpec())
-        self.parameters = self._shardings(Parameter)
-        self.state = self._shardings(OptimizerState)
-        self.batch = self._shardings(BatchLeaf)
-        self.received = self._shardings(ReceivedValue)
+        self.whole = partitioner.whole
+        self.parameters = self._layouts(Parameter)
+        self.state = self._layouts(OptimizerState)
+        self.batch = self._layouts(BatchLeaf)
+        self.received = self._layouts(ReceivedValue)
         is_last = self.pipelines.is_last(stage)
-        self.sent = [self.whole] * len(self.shapes.sent) if is_last else self._shardings(SentValue)
+        self.sent = [self.whole] * len(self.shapes.sent) if is_last else self._layouts(SentValue)
         self.num_microbatches = placement.pipeline_plan(stage).num_microbatches
         self.accumulates = self.num_microbatches > 1
-        sums = placement.leaves(stage, Gradient).annotations
-        self.late = any(annotation.is_partial for annotation in sums)
-        self.sums = [sharding_on(mesh, annotation) for annotation in sums]
-        self.tasks = TaskCompiler(
+        self.sums = self._layouts(Gradient)
+        self.late = bool(placement.leaves(stage, ReducedGradient).names)
+        self.tasks = TaskPrograms(
             self.shapes,
-            mesh,
+            partitioner,
             self.parameters,
             self.batch,
             self.received,
@@ -137,20 +107,22 @@ class _Compiler:
             self.late,
         )
 
-    def programs(
-        self, schedule: Schedule, known: Mapping[str, Compiled] | None = None
-    ) -> Iterator[tuple[str, Compiled]]:
+    def tasks_of(
+        self, schedule: Schedule, known: Mapping[str, Partitioned] | None = None
+    ) -> Iterator[tuple[str, Partitioned]]:
         """The programs of a schedule's tasks, but for those that are known."""
         recomputes = self.shapes.recompute is not None
         names = stage_programs(schedule, self.placement.place(self.stage), recomputes)
         return self.tasks.programs(names, known)
 
-    def _shardings(self, kind: type[Buffer]) -> list[NamedSharding]:
-        return self.placement.leaves(self.stage, kind).on(self.mesh)
+    def _layouts(self, kind: type[Buffer]) -> list[Layout]:
+        return list(
+            map(self.partitioner.layout, self.placement.leaves(self.stage, kind).annotations)
+        )
 
-    def evaluation(self) -> Compiled:
+    def evaluation(self) -> Partitioned:
         shapes = self.shapes
-        return compile_program(
+        return self.partitioner.program(
             self.pipelines.stages[self.stage].function,
             [
                 Argument(shapes.parameters, self.parameters),
@@ -160,22 +132,20 @@ class _Compiler:
             self.sent,
         )
 
-    def zero_gradients(self) -> Compiled:
+    def zero_gradients(self) -> Partitioned:
         def zeros() -> list[jax.Array]:
             return [jnp.zeros(shape.shape, shape.dtype) for shape in self.tasks.gradient_shapes]
 
-        if not self.late:
-            return compile_program(zeros, (), self.sums)
-        return compile_deduced(zeros, (), self.sums, self.mesh)
+        return self.partitioner.program(zeros, (), self.sums, keeps_sums=self.late)
 
-    def reduce_gradients(self, places: Sequence[int]) -> Compiled:
+    def reduce_gradients(self, places: Sequence[int]) -> Partitioned:
         """Those of these gradients that were summed late, reduced; the others as they are."""
-        everything = self._shardings(ReducedGradient)
+        everything = self._layouts(ReducedGradient)
         reduced = [everything[place] for place in places]
         # What comes out divided has no use for the memory of what was whole.
         donated = reduced == [self.parameters[place] for place in places]
         sums = Argument(self.tasks.gradient_shapes, self.sums, donated).chosen(places)
-        return compile_deduced(list, [sums], reduced, self.mesh)
+        return self.partitioner.program(list, [sums], reduced, keeps_sums=True)
 
     def _loss_shapes(self) -> list[jax.ShapeDtypeStruct]:
         """Of what the update is told of the loss."""
@@ -188,15 +158,15 @@ class _Compiler:
         total = jax.ShapeDtypeStruct((), self.shapes.sent[0].dtype)
         return [*[total] * self.num_microbatches, *[_SCALAR] * self.num_microbatches]
 
-    def sum_losses(self) -> Compiled:
+    def sum_losses(self) -> Partitioned:
         shapes = self._own_loss_shapes()
-        return compile_program(
+        return self.partitioner.program(
             lambda losses: _summed_loss(losses, self.num_microbatches),
             [Argument(shapes, [self.whole] * len(shapes))],
             (self.whole, self.whole),
         )
 
-    def update(self, phase: int, final: bool) -> Compiled:
+    def update(self, phase: int, final: bool) -> Partitioned:
         update = self.pipelines.updates[self.stage]
         shapes = update_inputs(self.pipelines, self.stage, phase, self.pipelines.messages)
         parameters, gradients, state, _, received = shapes
@@ -204,8 +174,8 @@ class _Compiler:
         # Sums that are reduced late, or of other rows, are set back by a program of their own.
         divides = StageSharing(self.pipelines, self.stage).divides
         sets_back = self.accumulates and not self.late and not divides
-        updated = self._shardings(UpdatedParameter)
-        summed = self._shardings(UpdatedGradient)
+        updated = self._layouts(UpdatedParameter)
+        summed = self._layouts(UpdatedGradient)
         sizes = [len(message) for message in received]
 
         def run(parameters: Any, gradients: Any, state: Any, losses: Any, flat: Any) -> Any:
@@ -224,7 +194,7 @@ class _Compiler:
         if final:
             outputs = (updated, self.state, (self.whole, self.whole, self.whole))
             outputs = (*outputs, summed) if sets_back else outputs
-        return compile_program(
+        return self.partitioner.program(
             run,
             [
                 Argument(parameters, updated, donated=final),

@@ -15,7 +15,9 @@ from jaxtyping import PyTree
 from hetjax.pipeline.build import PipelinePrograms
 from hetjax.pipeline.program.loss import makes_parameters
 from hetjax.pipeline.stages.cutting import ParameterPart
-from hetjax.runtime.compilation.stage_programs import CompiledStage
+from hetjax.runtime.compilation.compiled_stage import CompiledStage
+from hetjax.runtime.instructions.annotation_table import AnnotatedLeaves
+from hetjax.runtime.instructions.buffers import OptimizerState, Parameter
 from hetjax.runtime.instructions.placement import Placement
 
 
@@ -35,14 +37,16 @@ class StageState:
 def initial_state(
     placement: Placement,
     stage: int,
+    member: int,
     compiled: CompiledStage,
     parameters: PyTree | Callable[[], PyTree],
 ) -> StageState:
-    """Make a stage's initial state on its own devices.
+    """Make a member's initial state on its own devices.
 
     Args:
-        placement: shardings of all buffers, with the programs.
+        placement: annotations of all buffers, with the programs.
         stage: which stage.
+        member: which member of it; of several each makes all of the stage, and keeps its part.
         compiled: its shardings.
         parameters: pytree of arrays, or a function without arguments that makes it; of a
             function's leaves only those of this stage are computed.
@@ -52,11 +56,34 @@ def initial_state(
     """
     pipelines = placement.pipelines
     parts = pipelines.stages[stage].parameters
-    held = initial_parameters(parts, compiled.parameters, parameters)
-    init = jax.jit(
-        lambda arrays: state_parts(pipelines, stage, arrays), out_shardings=list(compiled.state)
+    several = len(placement.stage_plan(stage).members) > 1
+    whole = NamedSharding(compiled.mesh, PartitionSpec())
+    held_so: Sequence[NamedSharding] = [whole] * len(parts) if several else compiled.parameters
+    held = initial_parameters(parts, held_so, parameters)
+    state_so = whole if several else list(compiled.state)
+    init = jax.jit(lambda arrays: state_parts(pipelines, stage, arrays), out_shardings=state_so)
+    state = init(held)
+    if not several:
+        return StageState(held, state)
+    return StageState(
+        _part_of(held, placement.leaves(stage, Parameter), member, compiled.parameters),
+        _part_of(state, placement.leaves(stage, OptimizerState), member, compiled.state),
     )
-    return StageState(held, init(held))
+
+
+def _part_of(
+    arrays: Sequence[jax.Array],
+    leaves: AnnotatedLeaves,
+    member: int,
+    shardings: Sequence[NamedSharding],
+) -> list[jax.Array]:
+    """What a member keeps of arrays that each of its devices has."""
+    found = []
+    for array, annotation, sharding in zip(arrays, leaves.annotations, shardings, strict=True):
+        region = annotation.regions(array.shape)[member]
+        rows = tuple(slice(start, stop) for start, stop in region)
+        found.append(put_whole(np.asarray(array)[rows], sharding))
+    return found
 
 
 def initial_parameters(

@@ -1,49 +1,42 @@
-"""The programs of a stage's tasks compiled for its mesh: forward and backward passes."""
+"""The programs of a stage's tasks, divided among its devices: forward and backward passes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import jax
-import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from hetjax.pipeline.program.fences import fenced
 from hetjax.pipeline.stages.backward import Reads, StagePrograms, accumulator_dtype
-from hetjax.runtime.compilation.compiling import Argument, compile_program
-from hetjax.runtime.compilation.late_sums import compile_deduced
+from hetjax.runtime.compilation.compiling import Argument
+from hetjax.runtime.compilation.partitioners import Layout, Partitioned, Partitioner
 from hetjax.runtime.instructions.instruction_list import WEIGHT_GRADIENT
-
-Compiled = Any
-"""A compiled program: called with its arguments, it also tells the shardings of its results."""
 
 
 @dataclass(frozen=True, eq=False)
-class TaskCompiler:
-    """Compiles what a stage's tasks run.
+class TaskPrograms:
+    """Divides what a stage's tasks run.
 
     Args:
         shapes: the stage's programs.
-        mesh: its mesh.
-        parameters: shardings of the parameter parts.
-        batch: shardings of the batch leaves.
-        received: shardings of the values received, and of their cotangents.
-        sent: shardings of the values sent, and of their cotangents.
-        sums: shardings of the sums of the parameters' gradients.
+        partitioner: what divides them.
+        parameters: layouts of the parameter parts.
+        batch: layouts of the batch leaves.
+        received: layouts of the values received, and of their cotangents.
+        sent: layouts of the values sent, and of their cotangents.
+        sums: layouts of the sums of the parameters' gradients.
         accumulates: whether gradients of several microbatches are summed.
         late: whether some of the sums are partial.
     """
 
     shapes: StagePrograms
-    mesh: Mesh
-    parameters: Sequence[NamedSharding]
-    batch: Sequence[NamedSharding]
-    received: Sequence[NamedSharding]
-    sent: Sequence[NamedSharding]
-    sums: Sequence[NamedSharding]
+    partitioner: Partitioner
+    parameters: Sequence[Layout]
+    batch: Sequence[Layout]
+    received: Sequence[Layout]
+    sent: Sequence[Layout]
+    sums: Sequence[Layout]
     accumulates: bool
     late: bool
 
@@ -56,9 +49,9 @@ class TaskCompiler:
         ]
 
     def programs(
-        self, names: Iterable[str], known: Mapping[str, Compiled] | None = None
-    ) -> Iterator[tuple[str, Compiled]]:
-        """Compile programs.
+        self, names: Iterable[str], known: Mapping[str, Partitioned] | None = None
+    ) -> Iterator[tuple[str, Partitioned]]:
+        """Divide programs.
 
         Args:
             names: which, in the order of
@@ -96,7 +89,7 @@ class TaskCompiler:
         assert name == WEIGHT_GRADIENT, name
         return self._weight_gradient(residuals, deferred)
 
-    def _forward(self) -> Compiled:
+    def _forward(self) -> Partitioned:
         shapes = self.shapes
         arguments = [
             Argument(shapes.parameters, self.parameters),
@@ -105,7 +98,7 @@ class TaskCompiler:
         ]
         return self._task_program(shapes.forward, arguments, (self.sent, None))
 
-    def _recompute(self) -> Compiled:
+    def _recompute(self) -> Partitioned:
         assert self.shapes.recompute is not None
         arguments = self._stage_inputs(self.shapes.recompute_reads)
         return self._task_program(self.shapes.recompute, arguments, None)
@@ -134,20 +127,20 @@ class TaskCompiler:
         sums = Argument(self.gradient_shapes, self.sums, donated=True)
         return sums.chosen(list(places) if self.accumulates else [])
 
-    def _backward(self, residuals: Any) -> Compiled:
+    def _backward(self, residuals: Any) -> Partitioned:
         inputs = self._backward_inputs(self.shapes.backward_reads, residuals)
         sums = self._accumulators(range(len(self.parameters)))
         outputs = (self._returned(), self.sums)
         return self._task_program(self.shapes.backward, [*inputs, sums], outputs)
 
-    def _input_gradient(self, residuals: Any) -> Compiled:
+    def _input_gradient(self, residuals: Any) -> Partitioned:
         split = self.shapes.split
         inputs = self._backward_inputs(split.input_gradient_reads, residuals)
         sums = self._accumulators(split.light)
         outputs = (self._returned(), None, [self.sums[i] for i in split.light])
         return self._task_program(split.input_gradient, [*inputs, sums], outputs)
 
-    def _weight_gradient(self, residuals: Any, deferred: Any) -> Compiled | None:
+    def _weight_gradient(self, residuals: Any, deferred: Any) -> Partitioned | None:
         split = self.shapes.split
         if not split.heavy:
             return None
@@ -158,41 +151,10 @@ class TaskCompiler:
         return self._task_program(split.weight_gradient, [*inputs, made, sums], outputs)
 
     def _task_program(
-        self, function: Callable[..., Any], arguments: Sequence[Argument], out_shardings: Any
-    ) -> Compiled:
-        """Compile a task's program; for CPUs, with fences."""
-        compile_task = compile_program
-        if self.late and any(argument.donated for argument in arguments):
-            compile_task = partial(compile_deduced, mesh=self.mesh)
-        if self.mesh.devices.flat[0].platform != "cpu":
-            return compile_task(function, arguments, out_shardings)
+        self, function: Callable[..., Any], arguments: Sequence[Argument], outputs: Any
+    ) -> Partitioned:
+        adds = any(argument.donated for argument in arguments)
+        return self.partitioner.task(function, arguments, outputs, keeps_sums=self.late and adds)
 
-        def run(predicates: Sequence[Any], *arguments: Any) -> Any:
-            with fenced(predicates[0]):
-                return function(*arguments)
-
-        whole = NamedSharding(self.mesh, PartitionSpec())
-        predicates = Argument([jax.ShapeDtypeStruct((), bool)], [whole])
-        program = compile_task(run, [predicates, *arguments], out_shardings)
-        true = jax.make_array_from_callback((), whole, lambda _: np.array(True))
-        return _Fenced(program, [true])
-
-    def _returned(self) -> list[NamedSharding]:
+    def _returned(self) -> list[Layout]:
         return [self.received[i] for i in self.shapes.cotangents_out]
-
-
-class _Fenced:
-    """A compiled program whose fences are told to stay closed; see `pipeline.program.fences`.
-
-    Args:
-        program: the compiled program, whose first argument they are.
-        predicates: a boolean scalar, true, in a list.
-    """
-
-    def __init__(self, program: Any, predicates: Sequence[jax.Array]):
-        self._program, self._predicates = program, predicates
-        self.output_shardings = program.output_shardings
-        self.memory_analysis = program.memory_analysis
-
-    def __call__(self, *arguments: Any) -> Any:
-        return self._program(self._predicates, *arguments)

@@ -1,7 +1,7 @@
 """The table of annotations: for each stage and each kind of buffer, how its leaves lie.
 
-It follows from the plan and the cut program alone. What the compiler divides by itself, residuals
-and deferred values, is not in it.
+It follows from the plan and the cut program alone. Residuals and deferred values are not in it:
+they lie as they are made.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from hetjax.errors import InputError
 from hetjax.pipeline.build import PipelinePrograms
 from hetjax.pipeline.stages.backward import accumulator_dtype
 from hetjax.pipeline.stages.cutting import ParameterPart
@@ -36,16 +35,9 @@ from hetjax.runtime.instructions.buffers import (
     UpdatedParameter,
     UpdateMessage,
 )
-from hetjax.sharding.annotation.annotation import HSharding, Subgroup, axes_of
-from hetjax.sharding.annotation.rules import (
-    DATA,
-    MESH_AXES,
-    TENSOR,
-    divides,
-    example_spec,
-    parameter_spec,
-    state_spec,
-)
+from hetjax.runtime.instructions.stage_annotator import StageAnnotator
+from hetjax.sharding.annotation.annotation import HSharding
+from hetjax.sharding.deduction.annotated_program import shape_on
 
 
 @dataclass(frozen=True)
@@ -63,6 +55,11 @@ class AnnotatedLeaves:
     names: tuple[Hashable, ...]
     shapes: tuple[jax.ShapeDtypeStruct, ...]
     annotations: tuple[HSharding, ...]
+
+    @property
+    def specs(self) -> tuple[PartitionSpec, ...]:
+        """How the submesh of a stage of one member divides each, whichever submesh it is."""
+        return tuple(annotation.subgroups[0].spec for annotation in self.annotations)
 
     def on(self, mesh: Mesh) -> list[NamedSharding]:
         """The shardings of leaves of a stage of one member, none of which is a partial sum.
@@ -112,8 +109,7 @@ def annotation_table(pipelines: PipelinePrograms, plan: Plan) -> tuple[StageAnno
         InputError: the plan says of a parameter what does not divide it evenly.
     """
     return tuple(
-        dict(_TableRows(pipelines, plan, stage).rows())
-        for stage in range(pipelines.num_stages)
+        dict(_TableRows(pipelines, plan, stage).rows()) for stage in range(pipelines.num_stages)
     )
 
 

@@ -279,6 +279,21 @@ class StepMetric(NamedTuple):
     kind: Literal["step_metric"] = "step_metric"
 
 
+class SegmentValue(NamedTuple):
+    """What one segment of a program of several members makes for a move or for a later one.
+
+    Args:
+        microbatch: of which microbatch; -1 for the update.
+        program: the program.
+        value: its number there.
+    """
+
+    microbatch: int
+    program: str
+    value: int
+    kind: Literal["segment_value"] = "segment_value"
+
+
 Activation = BatchLeaf | ReceivedValue | SentValue | Residual | Deferred
 """What a microbatch keeps from its forward pass to the end of its backward pass."""
 
@@ -304,6 +319,7 @@ Buffer = (
     | PipelineLoss
     | UpdateMessage
     | StepMetric
+    | SegmentValue
 )
 """The name of an array that a worker holds."""
 

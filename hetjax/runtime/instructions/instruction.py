@@ -19,6 +19,7 @@ class RouteKind(StrEnum):
         PARAMETER: new values of such rows, from who decides them.
         LOSS: the loss of a later pipeline, to the stage that adds up all.
         MESSAGE: what one stage's update tells another.
+        MOVE: values that come to lie in another way among the members of one stage.
     """
 
     VALUE = "value"
@@ -27,6 +28,7 @@ class RouteKind(StrEnum):
     PARAMETER = "parameter"
     LOSS = "loss"
     MESSAGE = "message"
+    MOVE = "move"
 
 
 class Route(NamedTuple):
@@ -35,7 +37,7 @@ class Route(NamedTuple):
     Args:
         kind: what they move.
         source: the stage that sends.
-        target: the stage that receives.
+        target: the stage that receives; of moves the same one.
     """
 
     kind: RouteKind
@@ -50,11 +52,13 @@ class Tag(NamedTuple):
         route: its kind and its ends.
         microbatch: of which microbatch; -1 where of none.
         phase: of which phase of the update a message is; -1 of what is none.
+        move: between which segments of a program a move is; empty of what is none.
     """
 
     route: Route
     microbatch: int = -1
     phase: int = -1
+    move: str = ""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ its last use. The list is data: it knows nothing of devices, and every executor 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from hetjax.pipeline.build import PipelinePrograms
 from hetjax.pipeline.schedules.schedule import Schedule, Task
@@ -48,6 +48,10 @@ from hetjax.runtime.instructions.instruction import (
     Send,
     Tag,
 )
+from hetjax.runtime.instructions.member_instructions import MemberPart, for_member
+
+MOVE_WINDOW = 4
+"""How many moves among the members of a stage may be asked for ahead of their use."""
 
 WEIGHT_GRADIENT = "weight_gradient"
 """The program that may run in the place of a wait."""
@@ -59,8 +63,9 @@ def training_instructions(
     stage: int,
     *,
     reductions: Sequence[Sequence[int]] = (),
+    part: MemberPart | None = None,
 ) -> tuple[Instruction, ...]:
-    """The instructions of one stage for one training step.
+    """The instructions of one stage, or of one of its members, for one training step.
 
     Args:
         pipelines: the pipelines' programs.
@@ -68,20 +73,35 @@ def training_instructions(
         stage: which stage, counted over all pipelines.
         reductions: groups of places of parameters whose gradients are reduced together, after the
             last microbatch; none where every program reduces what it adds.
+        part: what the member does of the stage's programs; None where it has no other members.
 
     Returns:
         Its instructions, every buffer freed after its last use.
     """
     writer = _InstructionWriter(pipelines, schedule, stage, reductions=reductions)
-    body = [*writer.tasks(), *writer.update()]
+    body = _of_part([*writer.tasks(), *writer.update()], stage, part)
     kept = (Parameter, OptimizerState, LossSeed, StepMetric, AuxSum)
     return tuple(_with_frees(_with_expectations(body, writer.windows()), kept))
 
 
 def evaluation_instructions(
-    pipelines: PipelinePrograms, num_microbatches: int, stage: int
+    pipelines: PipelinePrograms,
+    num_microbatches: int,
+    stage: int,
+    *,
+    part: MemberPart | None = None,
 ) -> tuple[Instruction, ...]:
-    """The instructions of one stage for the loss alone, over the microbatches of one batch."""
+    """The instructions of one stage for the loss alone, over the microbatches of one batch.
+
+    Args:
+        pipelines: the pipelines' programs.
+        num_microbatches: how many microbatches there are.
+        stage: which stage, counted over all pipelines.
+        part: what a member does of the stage's programs; None where it has no other members.
+
+    Returns:
+        Its instructions.
+    """
     writer = _InstructionWriter(pipelines, None, stage)
     body: list[Instruction] = []
     for microbatch in range(num_microbatches):
@@ -89,9 +109,17 @@ def evaluation_instructions(
         arguments = (writer.parameters, writer.batch(microbatch), writer.received(microbatch))
         body.append(Run("evaluate", arguments, writer.made(microbatch), microbatch))
         body += writer.outputs(microbatch)
-    windows = {Route(RouteKind.VALUE, stage - 1, stage): 2}
+    windows = {
+        Route(RouteKind.VALUE, stage - 1, stage): 2,
+        Route(RouteKind.MOVE, stage, stage): MOVE_WINDOW,
+    }
     kept = (Parameter, LossSum, LossCount, AuxSum)
+    body = _of_part(body, stage, part)
     return tuple(_with_frees(_with_expectations(body, windows), kept))
+
+
+def _of_part(body: Sequence[Instruction], stage: int, part: MemberPart | None) -> list[Instruction]:
+    return list(body if part is None else for_member(body, stage, part))
 
 
 def stage_programs(schedule: Schedule, place: int, recomputes: bool) -> tuple[str, ...]:
@@ -185,7 +213,7 @@ class _InstructionWriter:
     def windows(self) -> dict[Route, int]:
         """How many transfers of a route may be under way: what the other end may run ahead."""
         assert self.schedule is not None
-        windows = {}
+        windows = {Route(RouteKind.MOVE, self.stage, self.stage): MOVE_WINDOW}
         if not self.is_first:
             windows[Route(RouteKind.VALUE, self.stage - 1, self.stage)] = max(
                 1, self.schedule.live_bound(self.place - 1)
@@ -379,7 +407,7 @@ def _reads(instruction: Instruction) -> Buffers:
 
 
 def _with_frees(
-    body: Iterator[Instruction], kept: tuple[type[Buffer], ...]
+    body: Iterable[Instruction], kept: tuple[type[Buffer], ...]
 ) -> Iterator[Instruction]:
     """Free every buffer after the instruction that uses it last, or last before it is made anew.
 
@@ -395,10 +423,12 @@ def _with_frees(
             if buffer in last and buffer not in reads and not isinstance(buffer, kept):
                 ends.setdefault(last[buffer], []).append(buffer)
         last |= dict.fromkeys((*_makes(instruction), *reads), place)
-    runs = [instruction for instruction in instructions if isinstance(instruction, Run)]
     names = ("update", "zero_gradients")
-    updates = [run for run in runs if run.program.startswith(names)] or runs
-    final = frozenset(buffer for buffer in updates[-1].outputs if isinstance(buffer, Gradient))
+    updates = [
+        each for each in instructions if isinstance(each, Run) and each.program.startswith(names)
+    ]
+    made = (buffer for run in updates for buffer in run.outputs)
+    final = frozenset(buffer for buffer in made if isinstance(buffer, Gradient))
     for buffer, place in last.items():
         if not isinstance(buffer, kept) and buffer not in final:
             ends.setdefault(place, []).append(buffer)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
@@ -33,8 +34,11 @@ from hetjax.runtime.instructions.buffers import (
     UpdateMessage,
 )
 from hetjax.runtime.instructions.instruction import RouteKind, Tag
+from hetjax.runtime.instructions.member_instructions import DividedPrograms, MemberPart
 from hetjax.runtime.instructions.shared_rows import gradients_given, values_given
+from hetjax.runtime.instructions.stage_annotator import StageAnnotator
 from hetjax.sharding.annotation.rules import MESH_AXES, REDUCTION_GROUPS, divides
+from hetjax.sharding.deduction.annotated_program import union_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,11 +51,13 @@ class Placement:
         pipelines: the pipelines' programs.
         plan: the plan.
         table: for each stage and kind of buffer, how its leaves lie.
+        divided: for each stage of several members its programs, as segments and moves.
     """
 
     pipelines: PipelinePrograms
     plan: Plan
     table: tuple[StageAnnotations, ...]
+    divided: Mapping[int, DividedPrograms] = field(default_factory=dict)
 
     @classmethod
     def of(cls, pipelines: PipelinePrograms, plan: Plan) -> Placement:
@@ -82,10 +88,29 @@ class Placement:
         """The plan of a stage."""
         return self.plan.stages[stage]
 
+    def annotator(self, stage: int) -> StageAnnotator:
+        """What says how arrays of a stage lie."""
+        return StageAnnotator(self.pipelines, self.plan, stage)
+
+    def part(self, stage: int, member: int) -> MemberPart | None:
+        """What a member does of its stage's programs; None where the stage has no other members."""
+        if stage not in self.divided:
+            return None
+        submesh = union_of(self.annotator(stage).whole)[member]
+        return MemberPart(submesh, self.divided[stage])
+
     def first_example(self, stage: int) -> int:
         """Where in a step's batch the examples of a stage's pipeline begin."""
         before = self.plan.pipelines[: self.pipelines.pipeline_of(stage)]
         return sum(each.num_microbatches * each.microbatch_size for each in before)
+
+    def examples_of(self, stage: int, member: int) -> tuple[int, int]:
+        """The first of a microbatch's examples that a member has, and the one after the last."""
+        size = self.pipeline_plan(stage).microbatch_size
+        shares = self.stage_plan(stage).shares.batch
+        if not shares:
+            return 0, size
+        return sum(shares[:member]), sum(shares[: member + 1])
 
     def leaves(self, stage: int, kind: type[Buffer]) -> AnnotatedLeaves:
         """How the leaves of a kind of buffer lie on a stage; none where it has no such buffers."""
@@ -112,10 +137,25 @@ class Placement:
                 return self.leaves(end, ParameterRows).chosen(rows)
             case RouteKind.LOSS:
                 return self.leaves(end, PipelineLoss)
+            case RouteKind.MOVE:
+                raise AssertionError("a move lies in two ways at one stage")
             case RouteKind.MESSAGE:
                 places = range(len(self.pipelines.messages[tag.phase][source]))
                 names = ((tag.phase, source, place) for place in places)
                 return self.leaves(end, UpdateMessage).chosen(names)
+
+    def moved(self, tag: Tag) -> tuple[AnnotatedLeaves, AnnotatedLeaves]:
+        """How the values of a move lie before it, and after."""
+        name, _, place = tag.move.rpartition("/")
+        divided = self.divided[tag.route.source][name]
+        moves = divided.moves[int(place)].moves
+        shapes = tuple(divided.program.shapes[move.input] for move in moves)
+        before = [move.source for move in moves if move.source is not None]
+        after = [move.destination for move in moves]
+        return (
+            AnnotatedLeaves(tuple(move.input for move in moves), shapes, tuple(before)),
+            AnnotatedLeaves(tuple(move.output for move in moves), shapes, tuple(after)),
+        )
 
 
 _NO_LEAVES = AnnotatedLeaves((), (), ())
@@ -138,7 +178,7 @@ def reduction_groups(placement: Placement, stage: int) -> tuple[tuple[int, ...],
         return ()
     sizes = [num_bytes(shape) for shape in held.shapes]
     ends = np.cumsum(sizes) - sizes
-    whole = reduced.specs == held.specs
+    whole = reduced.annotations == held.annotations
     group = np.zeros(len(sizes)) if whole else ends * REDUCTION_GROUPS // max(1, sum(sizes))
     return tuple(tuple(np.flatnonzero(group == each).tolist()) for each in np.unique(group))
 
@@ -158,6 +198,8 @@ def told(pipeline: PipelinePlan, program: Program) -> Program:
     """
     shardings: dict[int, NamedSharding] = {}
     for s, stage in enumerate(pipeline.stages):
+        if not stage.values:
+            continue
         mesh = AbstractMesh(stage.mesh_shape, MESH_AXES)
         for value, axes in stage.values.items():
             spec, shape = PartitionSpec(*axes), program.avals[value].shape

@@ -1,4 +1,4 @@
-"""How the arrays of one stage lie on its members: by the shares of its plan, and by its rule inside.
+"""How arrays of one stage lie: among its members by shares, inside each by the rule of its plan.
 
 What submeshes share comes from the plan; how each divides its own part, from the rule that the plan
 names, or from what it says of single parameters.
@@ -15,7 +15,7 @@ from hetjax.pipeline.build import PipelinePrograms
 from hetjax.pipeline.stages.cutting import ParameterPart
 from hetjax.planner.plan.plan import Plan
 from hetjax.planner.plan.stage_plan import Share
-from hetjax.sharding.annotation.annotation import HSharding, Subgroup, axes_of
+from hetjax.sharding.annotation.annotation import DUPLICATE, HSharding, Subgroup, axes_of
 from hetjax.sharding.annotation.rules import (
     DATA,
     MESH_AXES,
@@ -70,8 +70,8 @@ class StageAnnotator:
         key = specs, share
         if key not in self._known:
             groups = tuple(g.with_spec(s) for g, s in zip(self._groups, specs, strict=True))
-            top = () if share is None else (share.dimension, share.sizes)
-            self._known[key] = HSharding(groups, *top)
+            hdim, sizes = (DUPLICATE, ()) if share is None else (share.dimension, share.sizes)
+            self._known[key] = HSharding(groups, hdim, sizes)
         return self._known[key]
 
     def example(self, shape: Sequence[int]) -> HSharding:

@@ -19,11 +19,11 @@ from hetjax.pipeline.stages.cutting import crossing_values, cut
 from hetjax.pipeline.update.divided_update import update_function
 from hetjax.planner.profiler.measurement import Measured, Measurement, Request, typical
 from hetjax.planner.work.stage_work import part_shape
-from hetjax.runtime.compilation.compiling import compile_program
-from hetjax.runtime.compilation.late_sums import compile_deduced, typed_mesh
-from hetjax.runtime.compilation.task_programs import TaskCompiler
+from hetjax.runtime.compilation.late_sums import typed_mesh
+from hetjax.runtime.compilation.partitioners import MeshPartitioner
+from hetjax.runtime.compilation.task_programs import TaskPrograms
 from hetjax.runtime.compilation.yardstick import Yardstick
-from hetjax.runtime.instructions.annotation_table import partial_sums
+from hetjax.runtime.instructions.stage_annotator import partial_sums
 from hetjax.sharding.annotation.annotation import axes_of
 from hetjax.sharding.annotation.rules import DATA, MESH_AXES, example_spec, parameter_spec
 
@@ -54,7 +54,7 @@ class StageMeasurer:
         self._devices = list(devices or jax.local_devices())
         self._program = trace(measured.loss_function, measured.parameters, measured.batch)
         self._yardstick = Yardstick(self._devices[0])
-        self._compiled: dict[Request, tuple[TaskCompiler, dict[str, Any]]] = {}
+        self._compiled: dict[Request, tuple[TaskPrograms, dict[str, Any]]] = {}
 
     def measure(self, request: Request) -> Measurement:
         """Time a run's programs, which are compiled when they are first asked for.
@@ -89,7 +89,7 @@ class StageMeasurer:
             yardstick_seconds=typical(moments)[0],
         )
 
-    def _compile(self, request: Request) -> tuple[TaskCompiler, dict[str, Any]]:
+    def _compile(self, request: Request) -> tuple[TaskPrograms, dict[str, Any]]:
         programs = _differentiated(self._program, self._measured.layers, request)
         count = request.mesh_shape[0] * request.mesh_shape[1]
         grid = np.array(self._devices[:count]).reshape(request.mesh_shape)
@@ -117,7 +117,7 @@ def _differentiated(program: Program, layers: Sequence[int], request: Request) -
 
 def _tasks(
     programs: StagePrograms, request: Request, microbatch_size: int, mesh: Mesh
-) -> TaskCompiler:
+) -> TaskPrograms:
     """The compiler of a run's programs, by the shardings that a stage of a plan would have."""
     shape = request.mesh_shape
 
@@ -129,9 +129,9 @@ def _tasks(
     parameters = [NamedSharding(mesh, spec) for spec in specs]
     whole = [not any(DATA in axes_of(entry) for entry in spec) for spec in specs]
     late = shape[0] > 1 and any(whole)
-    return TaskCompiler(
+    return TaskPrograms(
         shapes=programs,
-        mesh=mesh,
+        partitioner=MeshPartitioner(mesh),
         parameters=parameters,
         batch=examples(programs.batch),
         received=examples(programs.received),
@@ -146,7 +146,7 @@ def _tasks(
 
 
 def _time_passes(
-    tasks: TaskCompiler, forward: Any, backward: Any, yardstick: Yardstick
+    tasks: TaskPrograms, forward: Any, backward: Any, yardstick: Yardstick
 ) -> tuple[list[float], list[float], list[float]]:
     """Seconds of forward and backward passes, which take turns as in training, and of a yardstick.
 
@@ -226,7 +226,7 @@ def _read(
     ]
 
 
-def _update_rate(tasks: TaskCompiler, optimizer: optax.GradientTransformation) -> float:
+def _update_rate(tasks: TaskPrograms, optimizer: optax.GradientTransformation) -> float:
     """Bytes/s at which a step's update gets through the run's parameters on one device.
 
     It counts what a device holds of parameters, gradients and state, each once.
@@ -234,7 +234,7 @@ def _update_rate(tasks: TaskCompiler, optimizer: optax.GradientTransformation) -
     shapes = tasks.shapes.parameters
     if not shapes:
         return 0.0
-    device = tasks.mesh.devices.flat[0]
+    device = tasks.partitioner.whole.mesh.devices.flat[0]
     single = jax.sharding.SingleDeviceSharding(device)
     fill = _Filler()
     parameters = fill(shapes, [single] * len(shapes))
@@ -275,13 +275,11 @@ def _update_rate(tasks: TaskCompiler, optimizer: optax.GradientTransformation) -
     return size / typical(seconds)[0]
 
 
-def _zero_sums(tasks: TaskCompiler) -> Any:
+def _zero_sums(tasks: TaskPrograms) -> Any:
     def zeros() -> list[jax.Array]:
         return [jnp.zeros(each.shape, each.dtype) for each in tasks.gradient_shapes]
 
-    if not tasks.late:
-        return compile_program(zeros, (), tasks.sums)()
-    return compile_deduced(zeros, (), tasks.sums, tasks.mesh)()
+    return tasks.partitioner.program(zeros, (), tasks.sums, keeps_sums=tasks.late)()
 
 
 class _Filler:

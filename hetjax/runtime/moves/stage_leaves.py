@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from hetjax.pipeline.stages.cutting import ParameterPart
-from hetjax.runtime.compilation.stage_programs import CompiledStage
+from hetjax.runtime.compilation.compiled_stage import CompiledStage
 from hetjax.runtime.compilation.state import StageState
 from hetjax.runtime.instructions.placement import Placement
 from hetjax.runtime.moves.state_switch import shards_of_stage

@@ -193,6 +193,8 @@ def _alike_stages(placement: Placement) -> list[int]:
 def _computation(placement: Placement, stage: int) -> tuple[Any, ...]:
     """What two stages have in common whose updates compute the same bits."""
     plan = placement.stage_plan(stage)
+    if len(plan.members) > 1:
+        return plan, stage
     kind = placement.plan.cluster.subcluster(plan.submesh.subcluster).kind
     parts = placement.pipelines.stages[stage].parameters
     specs = [placement.leaves(stage, each).specs for each in (Parameter, OptimizerState)]

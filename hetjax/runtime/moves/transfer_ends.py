@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from hetjax.runtime.compilation.stage_programs import Compiled
+from hetjax.runtime.compilation.compiled_stage import Compiled
 from hetjax.runtime.instructions.instruction import Tag
 from hetjax.runtime.instructions.placement import Placement
 from hetjax.sharding.annotation.annotation import HSharding, axes_of

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -18,13 +19,18 @@ from hetjax.pipeline.build import (
 )
 from hetjax.pipeline.program.loss import parameter_shapes
 from hetjax.pipeline.program.traced_program import Program, trace, with_examples
+from hetjax.pipeline.stages.cutting import Stage
+from hetjax.pipeline.stages.told_moves import with_told_moves
+from hetjax.pipeline.stages.traced_stage import TracedStage, Tracer, trace_stage
 from hetjax.planner.plan.plan import Plan, validate, validate_for
+from hetjax.runtime.compilation.compiled_stage import divided_programs
 from hetjax.runtime.instructions.instruction import Expect, Instruction, Receive, Send, Tag
 from hetjax.runtime.instructions.instruction_list import (
     evaluation_instructions,
     training_instructions,
 )
-from hetjax.runtime.instructions.placement import Placement, told
+from hetjax.runtime.instructions.placement import Placement, reduction_groups, told
+from hetjax.runtime.instructions.stage_annotator import StageAnnotator
 from hetjax.runtime.workers.feed import BatchSource
 
 
@@ -69,7 +75,9 @@ def build(job: Job) -> Placement:
     Raises:
         InputError: the plan does not fit the model, the batch or the optimizer.
     """
-    return _placed(job, build_pipelines)
+    placement = _placed(job, functools.partial(build_pipelines, tracer_of=_tracers(job.plan)))
+    stages = [s for s, stage in enumerate(job.plan.stages) if len(stage.members) > 1]
+    return replace(placement, divided={s: divided_programs(placement, s) for s in stages})
 
 
 def lay_out(job: Job) -> Placement:
@@ -113,6 +121,35 @@ def _placed(job: Job, make: Callable[..., PipelinePrograms]) -> Placement:
     return Placement.of(pipelines, plan)
 
 
+def _tracers(plan: Plan) -> Callable[[PipelinePrograms, int], Tracer]:
+    """What traces each stage: where it has several members, with the moves among them."""
+
+    def tracer_of(pipelines: PipelinePrograms, stage: int) -> Tracer:
+        lies = StageAnnotator(pipelines, plan, stage)
+        if not lies.is_union:
+            return trace_stage
+
+        def tracer(
+            cut: Stage,
+            parameters: Sequence[jax.ShapeDtypeStruct],
+            batch: Sequence[jax.ShapeDtypeStruct],
+            received: Sequence[jax.ShapeDtypeStruct],
+            seeds: tuple[int, ...],
+        ) -> TracedStage:
+            sent = jax.eval_shape(cut.function, parameters, batch, received)
+            examples = (*batch, *received, *(sent[i] for i in seeds))
+            annotations = [
+                *map(lies.part, cut.parameters),
+                *(lies.example(shape.shape) for shape in examples),
+            ]
+            flatten = with_told_moves(annotations)
+            return trace_stage(cut, parameters, batch, received, seeds, flatten)
+
+        return tracer
+
+    return tracer_of
+
+
 def trace_job(job: Job, microbatch_size: int) -> Program:
     """Trace a job's loss at a size of microbatches."""
     shapes = with_examples(job.batch, microbatch_size)
@@ -124,8 +161,14 @@ def transfers(placement: Placement) -> list[Tag]:
     lists: list[Sequence[Instruction]] = []
     for stage in range(placement.pipelines.num_stages):
         plan = placement.pipeline_plan(stage)
-        lists.append(training_instructions(placement.pipelines, plan.schedule, stage))
-        lists.append(evaluation_instructions(placement.pipelines, plan.num_microbatches, stage))
+        for member in range(len(placement.stage_plan(stage).members)):
+            part = placement.part(stage, member)
+            of = placement.pipelines
+            reductions = reduction_groups(placement, stage) if part is not None else ()
+            lists.append(
+                training_instructions(of, plan.schedule, stage, reductions=reductions, part=part)
+            )
+            lists.append(evaluation_instructions(of, plan.num_microbatches, stage, part=part))
     return sorted(
         {
             instruction.tag

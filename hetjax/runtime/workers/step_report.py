@@ -205,7 +205,7 @@ def _transfers(reports: Sequence[StepReport]) -> Iterator[tuple[Tag, Event]]:
     for report in reports:
         for tag, sent in report.sends.items():
             if tag in arrivals:
-                (kind, *link), microbatch, phase = tag
+                (kind, *link), microbatch, phase, _ = tag
                 at, num_bytes = arrivals[tag]
                 number = max(microbatch, phase)
                 name = f"{_ACTIVATIONS.get(kind, kind)}{number}"

@@ -1,4 +1,4 @@
-"""The worker: one stage's state, and the loop that runs its instruction list."""
+"""The worker: what one member of a stage holds, and the loop that runs its instruction list."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -15,12 +14,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from hetjax.pipeline.schedules.schedule import Schedule
 from hetjax.pipeline.timeline.timeline import Event, stage_track
-from hetjax.runtime.compilation.stage_programs import (
-    CompiledStage,
-    compile_evaluation,
-    compile_stage,
-    with_schedule,
-)
+from hetjax.runtime.compilation.compiled_stage import CompiledStage, StageCompiler
 from hetjax.runtime.compilation.state import StageState, initial_state, loss_seed
 from hetjax.runtime.instructions.buffers import (
     ACTIVATIONS,
@@ -68,13 +62,14 @@ _EVENT_KINDS = {
 
 
 class StageWorker:
-    """Holds the state of one stage and runs its instructions.
+    """Holds the state of one stage, or of one of its members, and runs its instructions.
 
     Args:
         placement: shardings of all buffers, with the programs and the plan.
         stage: which stage.
-        mesh: its devices.
-        transport: what moves arrays to and from the other stages.
+        mesh: the member's devices.
+        transport: what moves arrays to and from the other workers.
+        member: which member of the stage.
 
     Attributes:
         pace: what programs run under; None to run them as fast as they go.
@@ -82,13 +77,23 @@ class StageWorker:
 
     pace: Pace | None = None
 
-    def __init__(self, placement: Placement, stage: int, mesh: Mesh, transport: Transport):
-        self.placement, self.stage, self.mesh, self.transport = placement, stage, mesh, transport
+    def __init__(
+        self,
+        placement: Placement,
+        stage: int,
+        mesh: Mesh,
+        transport: Transport,
+        member: int = 0,
+    ):
+        self.placement, self.stage, self.member = placement, stage, member
+        self.mesh, self.transport = mesh, transport
+        self.part = placement.part(stage, member)
         self.pipelines = placement.pipelines
         self.programs = placement.pipelines.programs[stage]
         self.is_last = placement.pipelines.is_last(stage)
-        self.spans_hosts = len({device.process_index for device in mesh.devices.flat}) > 1
-        self.compiled: CompiledStage = compile_stage(placement, stage, mesh)
+        spans_hosts = len({device.process_index for device in mesh.devices.flat}) > 1
+        self.waits_for_others = spans_hosts or self.part is not None
+        self.compiled: CompiledStage = self._compiler.stage()
         schedule = placement.pipeline_plan(stage).schedule
         self.training = self._training(schedule)
         self.evaluation: tuple[Instruction, ...] = ()
@@ -97,7 +102,13 @@ class StageWorker:
 
     def _training(self, schedule: Schedule) -> tuple[Instruction, ...]:
         reductions = reduction_groups(self.placement, self.stage)
-        return training_instructions(self.pipelines, schedule, self.stage, reductions=reductions)
+        return training_instructions(
+            self.pipelines, schedule, self.stage, reductions=reductions, part=self.part
+        )
+
+    @property
+    def _compiler(self) -> StageCompiler:
+        return StageCompiler(self.placement, self.stage, self.mesh, self.part, self.member)
 
     def start(self, parameters: Any) -> None:
         """Make the initial state.
@@ -105,7 +116,8 @@ class StageWorker:
         Args:
             parameters: pytree of arrays, or a function without arguments that makes it.
         """
-        self.restore(initial_state(self.placement, self.stage, self.compiled, parameters))
+        placed = self.placement, self.stage, self.member
+        self.restore(initial_state(*placed, self.compiled, parameters))
 
     def restore(self, state: StageState) -> None:
         """Take over a state.
@@ -116,8 +128,8 @@ class StageWorker:
         self.buffers = {}
         self._bind(Parameter, state.parameters)
         self._bind(OptimizerState, state.optimizer)
-        if "zero_gradients" in self.compiled.programs:
-            self._bind(Gradient, self.compiled.programs["zero_gradients"]())
+        if self.compiled.zero_gradients is not None:
+            self._bind(Gradient, self.compiled.zero_gradients())
         if self.is_last:
             self.buffers[LossSeed()] = loss_seed(self.compiled, self.programs.sent[0].dtype)
 
@@ -129,7 +141,7 @@ class StageWorker:
                 there yet are compiled.
         """
         self.placement = self.placement.with_schedule(schedule)
-        self.compiled = with_schedule(self.compiled, self.placement, self.stage)
+        self.compiled = self._compiler.with_schedule(self.compiled)
         self.training = self._training(schedule)
 
     def state(self) -> StageState:
@@ -179,13 +191,15 @@ class StageWorker:
             them; None except in the last stage.
         """
         if not self.evaluation:
-            program = compile_evaluation(self.placement, self.stage, self.mesh)
-            self.compiled = _with_program(self.compiled, "evaluate", program)
+            self.compiled = self._compiler.with_evaluation(self.compiled)
             count = self.placement.pipeline_plan(self.stage).num_microbatches
-            self.evaluation = evaluation_instructions(self.pipelines, count, self.stage)
+            self.evaluation = evaluation_instructions(
+                self.pipelines, count, self.stage, part=self.part
+            )
         run = _StepRun(self, step, feed, timed=False)
         run.execute(self.evaluation)
-        return (*self._pop_sum(LossSum), *self._pop_sum(LossCount), *run.report.aux) or None
+        found = (*self._pop_sum(LossSum), *self._pop_sum(LossCount), *run.report.aux)
+        return found if found and self.member == 0 else None
 
     def _pop_sum(self, kind: type[LossSum | LossCount]) -> tuple[float, ...]:
         """Take the scalars of all microbatches out of the buffers; their sum, where there are."""
@@ -199,7 +213,8 @@ class StageWorker:
             The sum of all microbatches for each figure; none where there are no figures.
         """
         found = sorted(name for name in self.buffers if isinstance(name, AuxSum))
-        return tuple(self._popped((name.place, name) for name in found))
+        figures = tuple(self._popped((name.place, name) for name in found))
+        return figures if self.member == 0 else ()
 
     def _popped(self, names: Iterable[tuple[int, Buffer]]) -> Iterator[float]:
         """Take scalars out of the buffers, and add up those of one figure in the order given."""
@@ -254,10 +269,10 @@ class _StepRun:
     def _fill_wait(self, early: EarlyRuns, place: int, tag: Tag) -> None:
         """Run weight gradients that come later, as long as a transfer is not there.
 
-        While the devices still compute, nothing is lost by waiting for them. The hosts of a stage
-        that spans several must all run the same in the same order, whatever each of them waits for.
+        While the devices still compute, nothing is lost by waiting for them. Hosts and members that
+        compute together must all run the same in the same order, whatever each of them waits for.
         """
-        if self.worker.spans_hosts:
+        if self.worker.waits_for_others:
             return
         transport = self.worker.transport
         while (run := early.next_after(place, self.buffers)) is not None:
@@ -274,7 +289,8 @@ class _StepRun:
             values = [self.buffers.pop(name) for name in STEP_METRICS]
             # A step ends when its new parameters are there, on every stage.
             jax.block_until_ready([*values, *self.worker.state().parameters])
-            if self.worker.stage == self.worker.pipelines.loss_stages[0]:
+            first = self.worker.pipelines.loss_stages[0], 0
+            if (self.worker.stage, self.worker.member) == first:
                 self._tell(*values)
         self.report.aux = self.worker.pop_aux()
 
@@ -295,21 +311,22 @@ class _StepRun:
                 jax.block_until_ready(self.latest)
         self._hold(instruction.outputs, self.latest)
         if self.timed:
-            kind = _EVENT_KINDS.get(instruction.program, "update")
+            kind = _EVENT_KINDS.get(instruction.program.partition("/")[0], "update")
             mark = instruction.microbatch if instruction.microbatch >= 0 else None
             name = kind if mark is None else f"{kind}{mark}"
-            track = stage_track(self.worker.stage)
+            track = stage_track(self.worker.stage, self.worker.member)
             self.report.events.append(Event(track, name, kind, mark, start, time.time()))
 
     def _load(self, instruction: Load) -> None:
         placement, stage = self.worker.placement, self.worker.stage
         size = placement.pipeline_plan(stage).microbatch_size
+        start, stop = placement.examples_of(stage, self.worker.member)
         shardings = self.worker.compiled.batch
-        first, end = _local_rows(list(shardings.values()), size)
-        base = placement.first_example(stage) + instruction.microbatch * size
+        first, end = _local_rows(list(shardings.values()), stop - start)
+        base = placement.first_example(stage) + instruction.microbatch * size + start
         leaves = self.feed(base + first, base + end)
         arrays = [
-            _global_array(leaves[b.leaf], shape, shardings[b.leaf], first)
+            _global_array(leaves[b.leaf], stop - start, shape, shardings[b.leaf], first)
             for b, shape in zip(instruction.buffers, self.worker.programs.batch, strict=True)
         ]
         self._hold(instruction.buffers, arrays)
@@ -408,18 +425,18 @@ def _local_rows(shardings: Sequence[NamedSharding], size: int) -> tuple[int, int
 
 
 def _global_array(
-    rows: np.ndarray, shape: jax.ShapeDtypeStruct, sharding: NamedSharding, first: int
+    rows: np.ndarray,
+    num_rows: int,
+    like: jax.ShapeDtypeStruct,
+    sharding: NamedSharding,
+    first: int,
 ) -> jax.Array:
-    rows = np.asarray(rows).astype(shape.dtype, copy=False)
+    rows = np.asarray(rows).astype(like.dtype, copy=False)
     if sharding.is_fully_addressable:
         return jax.device_put(rows, sharding)
 
     def part(index: Any) -> np.ndarray:
-        start, stop, _ = index[0].indices(shape.shape[0])
+        start, stop, _ = index[0].indices(num_rows)
         return rows[(slice(start - first, stop - first), *index[1:])]
 
-    return jax.make_array_from_callback(shape.shape, sharding, part)
-
-
-def _with_program(compiled: CompiledStage, name: str, program: Any) -> CompiledStage:
-    return replace(compiled, programs={**compiled.programs, name: program})
+    return jax.make_array_from_callback((num_rows, *like.shape[1:]), sharding, part)

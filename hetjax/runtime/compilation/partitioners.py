@@ -1,0 +1,187 @@
+"""Partitioners: what divides a stage's programs among its devices.
+
+On one mesh the compiler does, or deduction where sums shall stay partial; on a union of several,
+deduction alone, and what comes out is not compiled yet: segments, and the moves between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from hetjax.pipeline.program.fences import fenced
+from hetjax.runtime.compilation.compiling import Argument, compile_program
+from hetjax.runtime.compilation.late_sums import compile_deduced, sharding_on
+from hetjax.runtime.instructions.divided_program import DividedProgram, divide_program
+from hetjax.sharding.annotation.annotation import HSharding
+
+Layout = Any
+"""How an array lies on a stage: on one mesh a `NamedSharding`, on a union an `HSharding`."""
+
+Partitioned = Any
+"""A program of a stage: on one mesh compiled, on a union a `DividedProgram`. Both tell how their
+results lie."""
+
+
+class Partitioner(Protocol):
+    """Divides programs among the devices of a stage.
+
+    Attributes:
+        whole: how an array lies that every device has.
+    """
+
+    whole: Layout
+
+    def layout(self, annotation: HSharding) -> Layout:
+        """How an array lies, in the partitioner's own form."""
+        ...
+
+    def program(
+        self,
+        function: Callable[..., Any],
+        arguments: Sequence[Argument],
+        outputs: Any,
+        *,
+        keeps_sums: bool = False,
+    ) -> Partitioned:
+        """Divide a function of sequences of arrays.
+
+        Args:
+            function: takes as many sequences as there are arguments.
+            arguments: what it takes.
+            outputs: how its results shall lie, in their structure or a prefix of it; None for any.
+            keeps_sums: whether sums over divided dimensions stay partial where they may.
+        """
+        ...
+
+    def task(
+        self,
+        function: Callable[..., Any],
+        arguments: Sequence[Argument],
+        outputs: Any,
+        *,
+        keeps_sums: bool = False,
+    ) -> Partitioned:
+        """The same of a forward or backward pass."""
+        ...
+
+
+class MeshPartitioner:
+    """Divides programs among the devices of one mesh, and compiles them.
+
+    Args:
+        mesh: the mesh.
+    """
+
+    def __init__(self, mesh: Mesh):
+        self.mesh = mesh
+        self.whole = NamedSharding(mesh, PartitionSpec())
+
+    def layout(self, annotation: HSharding) -> NamedSharding:
+        """The sharding of an array; of partial sums, on a mesh with typed axes."""
+        return sharding_on(self.mesh, annotation)
+
+    def program(
+        self,
+        function: Callable[..., Any],
+        arguments: Sequence[Argument],
+        outputs: Any,
+        *,
+        keeps_sums: bool = False,
+    ) -> Any:
+        """A compiled program."""
+        if keeps_sums:
+            return compile_deduced(function, arguments, outputs, self.mesh)
+        return compile_program(function, arguments, outputs)
+
+    def task(
+        self,
+        function: Callable[..., Any],
+        arguments: Sequence[Argument],
+        outputs: Any,
+        *,
+        keeps_sums: bool = False,
+    ) -> Any:
+        """A compiled program; for CPUs, with fences."""
+        make = partial(self.program, keeps_sums=keeps_sums)
+        if self.mesh.devices.flat[0].platform != "cpu":
+            return make(function, arguments, outputs)
+
+        def run(predicates: Sequence[Any], *arguments: Any) -> Any:
+            with fenced(predicates[0]):
+                return function(*arguments)
+
+        predicates = Argument([jax.ShapeDtypeStruct((), bool)], [self.whole])
+        program = make(run, [predicates, *arguments], outputs)
+        true = jax.make_array_from_callback((), self.whole, lambda _: np.array(True))
+        return _Fenced(program, [true])
+
+
+class _Fenced:
+    """A compiled program whose fences are told to stay closed; see `pipeline.program.fences`.
+
+    Args:
+        program: the compiled program, whose first argument they are.
+        predicates: a boolean scalar, true, in a list.
+    """
+
+    def __init__(self, program: Any, predicates: Sequence[jax.Array]):
+        self._program, self._predicates = program, predicates
+        self.output_shardings = program.output_shardings
+        self.memory_analysis = program.memory_analysis
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self._program(self._predicates, *arguments)
+
+
+class UnionPartitioner:
+    """Divides programs among the members of a stage, by deduction.
+
+    Args:
+        whole: how an array lies that every device of every member has.
+    """
+
+    def __init__(self, whole: HSharding):
+        self.whole = whole
+
+    def layout(self, annotation: HSharding) -> HSharding:
+        """The annotation itself."""
+        return annotation
+
+    def program(
+        self,
+        function: Callable[..., Any],
+        arguments: Sequence[Argument],
+        outputs: Any,
+        *,
+        keeps_sums: bool = True,
+    ) -> DividedProgram:
+        """Segments and moves; sums stay partial until something needs them whole."""
+        shapes = [list(argument.shapes) for argument in arguments]
+        made = jax.eval_shape(function, *shapes)
+        return divide_program(
+            function,
+            shapes,
+            [list(argument.shardings) for argument in arguments],
+            _flat_layouts(outputs, made),
+            self.whole,
+            [place for place, argument in enumerate(arguments) if argument.donated],
+        )
+
+    task = program
+
+
+def _flat_layouts(outputs: Any, made: Any) -> list[HSharding | None]:
+    """How each result shall lie; None for any."""
+    if outputs is None or isinstance(outputs, HSharding):
+        return [outputs] * len(jax.tree.leaves(made))
+    return [
+        layout
+        for part, of_part in zip(outputs, made, strict=True)
+        for layout in _flat_layouts(part, of_part)
+    ]
