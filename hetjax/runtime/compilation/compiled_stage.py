@@ -79,7 +79,7 @@ class StageCompiler:
         else:
             programs = compile_segments(self._part, self._mesh)
             made = [each for name, each in programs.items() if name.startswith("zero_gradients/")]
-            zeros = (lambda: made[0]((), ())) if made else None
+            zeros = (lambda: made[0]([], [])) if made else None
         leaves = self._placement.pipelines.stages[self._stage].batch
         batch = dict(zip(leaves, self._shardings(BatchLeaf), strict=True))
         shardings = map(self._shardings, (Parameter, OptimizerState))

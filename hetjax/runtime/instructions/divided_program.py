@@ -24,7 +24,7 @@ from hetjax.sharding.deduction.annotated_program import (
     union_of,
 )
 from hetjax.sharding.deduction.deduce import deduce
-from hetjax.sharding.deduction.specialize import Segment, specialize
+from hetjax.sharding.deduction.specialize import Segment, inputs_of, specialize
 from hetjax.sharding.deduction.top_tier import sized
 
 
@@ -100,7 +100,7 @@ def divide_program(
     closed, made = jax.make_jaxpr(function, return_shape=True)(*map(list, shapes))
     flat = [annotation for argument in annotations for annotation in argument]
     deduced = deduce(closed, flat, mend=True, sums_stay=True)
-    program = _reduced_inside(_with_outputs(deduced, wanted, whole))
+    program = _moves_together(_reduced_inside(_with_outputs(deduced, wanted, whole)))
     values = iter(program.inputs)
     places = [[next(values) for _ in argument] for argument in shapes]
     return DividedProgram(
@@ -166,6 +166,25 @@ def _without_summands(move: Move, shape: Sequence[int]) -> HSharding:
                 spec = last.spec
         groups.append(group.with_spec(spec))
     return replace(source, subgroups=tuple(groups))
+
+
+def _moves_together(program: AnnotatedProgram) -> AnnotatedProgram:
+    """A program whose moves wait until one of them is needed: then all go together."""
+    nodes: list[Compute | Move] = []
+    waiting: list[Move] = []
+    for node in program.nodes:
+        if isinstance(node, Move) and not node.is_inside:
+            ready = all(node.input != each.output for each in waiting)
+            if not ready:
+                nodes += waiting
+                waiting = []
+            waiting.append(node)
+            continue
+        if not {each.output for each in waiting}.isdisjoint(inputs_of(node)):
+            nodes += waiting
+            waiting = []
+        nodes.append(node)
+    return replace(program, nodes=(*nodes, *waiting))
 
 
 class _Builder:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,6 +19,7 @@ from hetjax.pipeline.schedules.schedule import Schedule
 from hetjax.pipeline.stages.cutting import ParameterPart
 from hetjax.runtime.checkpoints.checkpoint import StageSaver, waited
 from hetjax.runtime.checkpoints.checkpoint_files import SaveFailure, StageRecord
+from hetjax.runtime.instructions.buffers import Parameter
 from hetjax.runtime.instructions.instruction import Tag
 from hetjax.runtime.instructions.placement import Placement
 from hetjax.runtime.moves.stage_leaves import StageLeaves
@@ -51,26 +52,36 @@ class LocalExecutor:
 
     def __init__(self, job: Job, placement: Placement, devices: Sequence[Any] | None = None):
         self._job, self._placement = job, placement
-        stages = placement.plan.stages
-        submeshes = tuple(stage.submesh for stage in stages)
+        members = [
+            (stage, place, member)
+            for stage, each in enumerate(placement.plan.stages)
+            for place, member in enumerate(each.members)
+        ]
+        submeshes = tuple(member.submesh for *_, member in members)
         self._devices = devices_in_order(job.plan.cluster, list(devices or jax.devices()))
         union = HeteroMesh.bind(job.plan.cluster, submeshes, self._devices)
-        meshes = [union.mesh(i, MESH_AXES, stage.mesh_shape) for i, stage in enumerate(stages)]
+        meshes = {
+            (stage, place): union.mesh(i, MESH_AXES, member.mesh_shape)
+            for i, (stage, place, member) in enumerate(members)
+        }
 
         @functools.cache
         def shardings(tag: Tag) -> list[jax.sharding.NamedSharding]:
             target = tag.route.target
-            return placement.transfer(tag, target).on(meshes[target])
+            return placement.transfer(tag, target).on(meshes[target, 0])
 
         self.transport = self._make_transport(shardings)
-        self._threads = ThreadPoolExecutor(len(stages), thread_name_prefix="stage")
+        self._threads = ThreadPoolExecutor(len(members), thread_name_prefix="stage")
         self.workers = list(
             self._threads.map(
-                lambda i: StageWorker(placement, i, meshes[i], self.transport), range(len(stages))
+                lambda peer: StageWorker(
+                    placement, peer[0], meshes[peer], self.transport.of(peer, meshes[peer], placement, self._devices), peer[1]
+                ),
+                meshes,
             )
         )
         self._savers = [
-            StageSaver(placement, stage, job.parameters) for stage in range(len(stages))
+            StageSaver(placement, stage, job.parameters) for stage in range(len(placement.plan.stages))
         ]
         self._call = 0
         self._reader = (
@@ -198,12 +209,21 @@ class LocalExecutor:
     def parameters(self) -> list[tuple[ParameterPart, np.ndarray]]:
         """Every parameter part that the first pipeline holds, as a NumPy array."""
         return [
-            (part, np.asarray(array))
+            (part, array)
             for stage in self._placement.pipelines.first_pipeline
-            for part, array in zip(
-                stage.parameters, self.workers[stage.index].state().parameters, strict=True
-            )
+            for part, array in zip(stage.parameters, self._whole(stage.index), strict=True)
         ]
+
+    def _whole(self, stage: int) -> Iterator[np.ndarray]:
+        """The parameter parts of a stage, put together of what its members have."""
+        held = [each.state().parameters for each in self.workers if each.stage == stage]
+        leaves = self._placement.leaves(stage, Parameter)
+        pairs = zip(leaves.shapes, leaves.annotations, strict=True)
+        for place, (shape, annotation) in enumerate(pairs):
+            whole = np.empty(shape.shape, shape.dtype)
+            for region, arrays in zip(annotation.regions(shape.shape), held, strict=True):
+                whole[tuple(slice(*bounds) for bounds in region)] = np.asarray(arrays[place])
+            yield whole
 
     def close(self) -> None:
         """End the threads and forget all arrays."""
