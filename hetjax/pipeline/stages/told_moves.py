@@ -19,7 +19,7 @@ from hetjax.pipeline.program.traced_program import (
 )
 from hetjax.sharding.annotation.annotation import HSharding
 from hetjax.sharding.deduction.annotated_program import AnnotatedProgram, Compute, Move
-from hetjax.sharding.deduction.deduce import deduce
+from hetjax.sharding.deduction.opening import deduce_opened
 from hetjax.sharding.deduction.reshard import reshard
 
 Flatten = Callable[[_compat.ClosedJaxpr], FlatJaxpr]
@@ -37,7 +37,7 @@ def with_told_moves(annotations: Sequence[HSharding]) -> Flatten:
     """
 
     def flatten(closed: _compat.ClosedJaxpr) -> FlatJaxpr:
-        return told(deduce(closed, annotations, mend=True, sums_stay=True))
+        return told(deduce_opened(closed, annotations))
 
     return flatten
 

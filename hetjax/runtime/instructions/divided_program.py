@@ -23,7 +23,7 @@ from hetjax.sharding.deduction.annotated_program import (
     Union,
     union_of,
 )
-from hetjax.sharding.deduction.deduce import deduce
+from hetjax.sharding.deduction.opening import deduce_opened
 from hetjax.sharding.deduction.specialize import Segment, inputs_of, specialize
 from hetjax.sharding.deduction.top_tier import sized
 
@@ -99,7 +99,7 @@ def divide_program(
     """
     closed, made = jax.make_jaxpr(function, return_shape=True)(*map(list, shapes))
     flat = [annotation for argument in annotations for annotation in argument]
-    deduced = deduce(closed, flat, mend=True, sums_stay=True)
+    deduced = deduce_opened(closed, flat)
     program = _moves_together(_reduced_inside(_with_outputs(deduced, wanted, whole)))
     values = iter(program.inputs)
     places = [[next(values) for _ in argument] for argument in shapes]
