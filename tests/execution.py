@@ -14,7 +14,7 @@ from cases import Case
 from small_models import Batch, Model, make_batch
 
 from hetjax.pipeline.stages.cutting import ParameterPart
-from hetjax.runtime.instructions.buffers import Gradient
+from hetjax.runtime.instructions.buffers import Gradient, OptimizerState, Parameter
 from hetjax.runtime.local.local_executor import LocalExecutor
 from hetjax.runtime.workers.feed import BatchSource
 from hetjax.runtime.workers.job import Job, build
@@ -118,8 +118,8 @@ def gathered_parameters(executor: LocalExecutor) -> list[np.ndarray]:
     """The parameter leaves, whole."""
     pipelines = executor.workers[0].pipelines
     held = [
-        (stage.parameters, worker.state().parameters)
-        for stage, worker in zip(pipelines.stages, executor.workers, strict=True)
+        (stage.parameters, _of_stage(executor, stage.index, Parameter))
+        for stage in pipelines.stages
     ]
     return gather(held, pipelines.parameter_shapes)
 
@@ -128,10 +128,32 @@ def gathered_state(executor: LocalExecutor) -> list[np.ndarray]:
     """The leaves of the optimizer's state, whole."""
     pipelines = executor.workers[0].pipelines
     held = [
-        (update.state, worker.state().optimizer)
-        for update, worker in zip(pipelines.updates, executor.workers, strict=True)
+        (update.state, _of_stage(executor, stage, OptimizerState))
+        for stage, update in enumerate(pipelines.updates)
     ]
     return gather(held, pipelines.state_shapes)
+
+
+def _of_stage(
+    executor: LocalExecutor, stage: int, kind: type[Parameter | OptimizerState]
+) -> list[np.ndarray]:
+    """What a stage holds, put together of what its members do; what several hold is the same."""
+    workers = [worker for worker in executor.workers if worker.stage == stage]
+    leaves = workers[0].placement.leaves(stage, kind)
+    wholes = [np.zeros(shape.shape, shape.dtype) for shape in leaves.shapes]
+    seen = [np.zeros(shape.shape, bool) for shape in leaves.shapes]
+    for worker in workers:
+        state = worker.state()
+        arrays = state.parameters if kind is Parameter else state.optimizer
+        for place, (array, annotation) in enumerate(zip(arrays, leaves.annotations, strict=True)):
+            whole, before = wholes[place], seen[place]
+            region = annotation.regions(whole.shape)[worker.member]
+            at = tuple(slice(*bounds) for bounds in region)
+            new = np.asarray(array)
+            np.testing.assert_array_equal(whole[at][before[at]], new[before[at]])
+            whole[at], before[at] = new, True
+    assert all(map(np.all, seen)), "some of the stage's state is on no member"
+    return wholes
 
 
 def one_device_gradients(model: Model, batch: Batch) -> tuple[float, float, list[np.ndarray]]:

@@ -161,7 +161,28 @@ class UnionPartitioner:
         *,
         keeps_sums: bool = True,
     ) -> DividedProgram:
-        """Segments and moves; sums stay partial until something needs them whole."""
+        """Segments and moves, with moves where they are needed; sums stay partial."""
+        return self._divided(function, arguments, outputs, is_told=False)
+
+    def task(
+        self,
+        function: Callable[..., Any],
+        arguments: Sequence[Argument],
+        outputs: Any,
+        *,
+        keeps_sums: bool = True,
+    ) -> DividedProgram:
+        """Segments and the moves that its trace has been told; sums stay partial."""
+        return self._divided(function, arguments, outputs, is_told=True)
+
+    def _divided(
+        self,
+        function: Callable[..., Any],
+        arguments: Sequence[Argument],
+        outputs: Any,
+        *,
+        is_told: bool,
+    ) -> DividedProgram:
         shapes = [list(argument.shapes) for argument in arguments]
         made = jax.eval_shape(function, *shapes)
         return divide_program(
@@ -171,9 +192,8 @@ class UnionPartitioner:
             _flat_layouts(outputs, made),
             self.whole,
             [place for place, argument in enumerate(arguments) if argument.donated],
+            is_told=is_told,
         )
-
-    task = program
 
 
 def _flat_layouts(outputs: Any, made: Any) -> list[HSharding | None]:

@@ -122,8 +122,12 @@ class _StagePrograms:
 
     def evaluation(self) -> Partitioned:
         shapes = self.shapes
-        return self.partitioner.program(
-            self.pipelines.stages[self.stage].function,
+
+        def evaluate(parameters: Any, batch: Any, received: Any) -> Any:
+            return shapes.forward(parameters, batch, received)[0]
+
+        return self.partitioner.task(
+            evaluate,
             [
                 Argument(shapes.parameters, self.parameters),
                 Argument(shapes.batch, self.batch),

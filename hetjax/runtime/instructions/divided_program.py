@@ -23,6 +23,7 @@ from hetjax.sharding.deduction.annotated_program import (
     Union,
     union_of,
 )
+from hetjax.sharding.deduction.deduce import deduce
 from hetjax.sharding.deduction.opening import deduce_opened
 from hetjax.sharding.deduction.specialize import Segment, inputs_of, specialize
 from hetjax.sharding.deduction.top_tier import sized
@@ -80,6 +81,8 @@ def divide_program(
     wanted: Sequence[HSharding | None],
     whole: HSharding,
     donated: Sequence[int] = (),
+    *,
+    is_told: bool = False,
 ) -> DividedProgram:
     """Divide a function of sequences of arrays among the members of a stage.
 
@@ -90,6 +93,7 @@ def divide_program(
         wanted: for each result, flat, how it shall lie; None: as it is made.
         whole: how a result lies that is known everywhere.
         donated: which arguments results may write over.
+        is_told: whether the function has all moves written in it.
 
     Returns:
         The divided program.
@@ -99,7 +103,7 @@ def divide_program(
     """
     closed, made = jax.make_jaxpr(function, return_shape=True)(*map(list, shapes))
     flat = [annotation for argument in annotations for annotation in argument]
-    deduced = deduce_opened(closed, flat)
+    deduced = deduce(closed, flat, sums_stay=True) if is_told else deduce_opened(closed, flat)
     program = _moves_together(_reduced_inside(_with_outputs(deduced, wanted, whole)))
     values = iter(program.inputs)
     places = [[next(values) for _ in argument] for argument in shapes]

@@ -114,9 +114,6 @@ class InProcessTransport:
         """Now: the copy runs on the receiving devices' own queue."""
         return Arrival(time.time(), self._sizes.pop((step, tag)))
 
-    def of(self, peer, mesh, placement, devices):
-        return _View(self, peer, mesh, placement, dict(enumerate(devices)))
-
     def fail(self, error: BaseException) -> None:
         """Wake all who wait: a stage has failed and will send nothing more.
 
@@ -132,51 +129,3 @@ class InProcessTransport:
         with self._changed:
             self._arrived.clear()
             self._sizes.clear()
-
-
-class _View:
-    def __init__(self, shared, peer, mesh, placement, devices):
-        self.shared, self.peer, self.mesh, self.placement, self.devices = shared, peer, mesh, placement, devices
-        self.numbers = {d: n for n, d in devices.items()}
-
-    def expect(self, step, tag): pass
-
-    def ready(self, step, tag): return True
-
-    def send(self, step, tag, arrays):
-        if tag.route.kind != "move":
-            return self.shared.send(step, tag, arrays)
-        with self.shared._changed:
-            slot = self.shared._arrived.setdefault((step, tag), {})
-            for array, k in zip(arrays, range(len(arrays))):
-                for shard in array.addressable_shards:
-                    slot.setdefault(k, {})[self.numbers[shard.device]] = shard.data
-            self.shared._changed.notify_all()
-
-    def receive(self, step, tag):
-        if tag.route.kind != "move":
-            return self.shared.receive(step, tag)
-        from hetjax.sharding.resolution.resolve import resolve
-        from hetjax.sharding.resolution.run_steps import run_resolution, jax_machine
-        before, after = self.placement.moved(tag)
-        def full():
-            slot = self.shared._arrived.get((step, tag), {})
-            return len(slot) == len(before.names) and all(set(slot[k]) >= set(a.devices) for k, a in enumerate(before.annotations))
-        with self.shared._changed:
-            while not full():
-                if self.shared.failure is not None:
-                    raise WorkerLostError("stage", str(self.shared.failure))
-                self.shared._changed.wait(timeout=5)
-            slot = self.shared._arrived[step, tag]
-        out = []
-        for k, (shape, a, b) in enumerate(zip(before.shapes, before.annotations, after.annotations)):
-            shards = run_resolution(resolve(a, b, shape.shape, itemsize=shape.dtype.itemsize), {n: jax.device_put(x.unsafe_buffer_pointer() and x, self.devices[n]) for n, x in slot[k].items()}, jax_machine(self.devices))
-            local = after.of_member(self.peer[1], self.mesh)[k]
-            out.append(jax.make_array_from_single_device_arrays(local.shape, local.sharding, [shards[self.numbers[d]] for d in self.mesh.devices.flat]))
-        self.sizes = sum(x.nbytes for x in out)
-        return out
-
-    def arrival(self, step, tag):
-        if tag.route.kind != "move":
-            return self.shared.arrival(step, tag)
-        return Arrival(time.time(), self.sizes)

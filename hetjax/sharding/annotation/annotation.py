@@ -7,6 +7,7 @@ sizes of any kind, or is the same on each, or is the sum of what each holds.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -131,10 +132,10 @@ class Subgroup:
         """This subgroup with another sharding inside it."""
         return replace(self, spec=spec)
 
-    @property
+    @functools.cached_property
     def bare(self) -> Subgroup:
         """The submesh alone, without a sharding inside it."""
-        return self.with_spec(PartitionSpec())
+        return self if self.spec == PartitionSpec() else self.with_spec(PartitionSpec())
 
     @property
     def named_axes(self) -> tuple[tuple[str, ...], tuple[int, ...]]:
