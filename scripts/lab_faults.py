@@ -23,7 +23,7 @@ from lab.state import present
 from lab.system import wait_until
 from lab_trainer import Hosts, LabTrainers, trainers
 
-from hetjax.runtime.moves.transfer_server import worker_name
+from hetjax.runtime.moves.peers import worker_name
 
 UNDO = {"stop": "resume", "cut": "mend"}
 LATEST_SECONDS = 1.0

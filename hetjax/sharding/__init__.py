@@ -18,7 +18,7 @@ from hetjax.sharding.deduction.reshard import reshard
 from hetjax.sharding.deduction.run_program import ProgramRunner
 from hetjax.sharding.deduction.signatures import rules_table
 from hetjax.sharding.deduction.specialize import Segment, SpecializedProgram, specialize
-from hetjax.sharding.resolution.crossing import Crossing, Gathering, PulledPart, crossing
+from hetjax.sharding.resolution.crossing import Crossing, Gathering, crossing
 from hetjax.sharding.resolution.network import Network
 from hetjax.sharding.resolution.pipelines import find_pipelines
 from hetjax.sharding.resolution.resolve import resolve
@@ -42,7 +42,6 @@ __all__ = [
     "Move",
     "Network",
     "ProgramRunner",
-    "PulledPart",
     "Segment",
     "Shard",
     "SpecializedProgram",

@@ -34,7 +34,7 @@ def check_lists(placement: Placement, stage: int) -> None:
     for instruction in training_instructions(placement.pipelines, schedule, stage):
         if isinstance(instruction, Send | Receive):
             tag = instruction.tag
-            sent, received = (placement.transfer(tag, end) for end in tag.route[1:])
+            sent, received = placement.ends(tag)
             assert len(sent.annotations) == len(instruction.buffers)
             assert described(sent) == described(received)
 

@@ -185,7 +185,7 @@ def payloads(trainer: Trainer) -> dict[tuple[int, int], int]:
     """For each direction between stages the bytes of all arrays that a training step moves."""
     placement, sizes = trainer._placement, Counter[tuple[int, int]]()
     for tag in transfers(placement):
-        shapes = placement.transfer(tag, tag.route.target).shapes
+        shapes = placement.ends(tag)[1].shapes
         sizes[tag.route.source, tag.route.target] += sum(
             shape.size * shape.dtype.itemsize for shape in shapes
         )

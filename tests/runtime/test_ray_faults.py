@@ -25,7 +25,7 @@ from ray_jobs import (
 )
 
 from hetjax import Trainer, WorkerLostError
-from hetjax.runtime.moves.transfer_server import Peer, worker_name
+from hetjax.runtime.moves.peers import Peer, worker_name
 from hetjax.runtime.ray.ray_executor import RayExecutor
 from hetjax.runtime.ray.ray_workers import PING_SECONDS, SILENCE_SECONDS
 

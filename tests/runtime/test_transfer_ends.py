@@ -4,25 +4,27 @@ The processes of a stage are played by one process, which has the devices of all
 """
 
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
+from compilations import counted_compilations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from layouts import Layout, array_shapes, layouts
 
+from hetjax.runtime.moves.peers import Peer
 from hetjax.runtime.moves.transfer_ends import (
     CrossingArray,
+    Landing,
     ReceivingEnd,
     SendingEnd,
-    _gatherer,
-    _Landing,
+    gatherer,
 )
 from hetjax.sharding import Network
 from hetjax.sharding.annotation.rules import MESH_AXES
-from hetjax.sharding.resolution.crossing import PulledPart
 from hetjax.sharding.resolution.senders import BestLink
 
 pairs_of_layouts = array_shapes.flatmap(lambda shape: st.tuples(layouts(shape), layouts(shape)))
@@ -37,25 +39,39 @@ def mesh_of(layout: Layout) -> Mesh:
 
 
 def crossing_array(source: Layout, target: Layout, dtype: Any) -> CrossingArray:
+    processes = {device: (0, place) for device, place in source.processes().items()}
+    processes |= {device: (1, place) for device, place in target.processes(FIRST).items()}
     return CrossingArray.between(
         jax.ShapeDtypeStruct(source.shape, dtype),
         source.annotation(),
         target.annotation(FIRST),
-        source.processes() | target.processes(FIRST),
+        processes,
         BestLink(Network.alike()),
     )
 
 
 def sent(
     crossing_array: CrossingArray, source: Layout, array: jax.Array
-) -> dict[int, dict[int, list[jax.Array]]]:
+) -> dict[Peer, dict[Peer, list[jax.Array]]]:
     """For each receiving process, what each sending one offers it."""
-    offers: dict[int, dict[int, list[jax.Array]]] = defaultdict(dict)
-    for process in range(source.num_processes):
-        end = SendingEnd([crossing_array], mesh_of(source), process)
-        for receiver, pieces in end.offers([array]):
-            offers[receiver][process] = pieces
+    offers: dict[Peer, dict[Peer, list[jax.Array]]] = defaultdict(dict)
+    for place in range(source.num_processes):
+        end = SendingEnd([crossing_array], mesh_of(source), (0, place))
+        for receiver, pieces in end.offers([array]).items():
+            offers[receiver][0, place] = pieces
     return offers
+
+
+def pulled(
+    end: ReceivingEnd, offered: dict[Peer, list[jax.Array]]
+) -> dict[Peer, Sequence[jax.Array]]:
+    """What a carrier brings of the pieces that are offered."""
+    assert end.requests.keys() == offered.keys()
+    found = {}
+    for sender, wanted in end.requests.items():
+        assert [(p.shape, p.dtype) for p in offered[sender]] == [(w.shape, w.dtype) for w in wanted]
+        found[sender] = jax.device_put(offered[sender], [want.sharding for want in wanted])
+    return found
 
 
 @settings(max_examples=40)
@@ -68,27 +84,17 @@ def test_an_array_arrives_as_its_receiver_wants_it(pair: tuple[Layout, Layout], 
     offers = sent(crossed, source, array)
 
     mesh, num_bytes, parts = mesh_of(target), 0, []
-    for process in range(target.num_processes):
-        end = ReceivingEnd([crossed], mesh, process)
-        offered = offers.get(process, {})
-        assert end.requests.keys() == offered.keys()
-        pieces: dict[PulledPart, jax.Array] = {}
-        for sender, wanted in end.requests.items():
-            pulled = [
-                jax.device_put(each, want.sharding)
-                for each, want in zip(offered[sender], wanted, strict=True)
-            ]
-            assert [(p.shape, p.dtype) for p in pulled] == [(w.shape, w.dtype) for w in wanted]
-            pieces |= zip((p for _, p in end._pieces[sender]), pulled, strict=True)
+    for place in range(target.num_processes):
+        end = ReceivingEnd([crossed], mesh, (1, place))
         num_bytes += end.num_bytes
-        parts += _Landing(crossed, mesh, process).parts(pieces)
+        parts += end.parts(pulled(end, offers.get((1, place), {})))[0]
     assert num_bytes == whole.nbytes, "every byte crosses once"
 
-    landing = _Landing(crossed, mesh, 0)
+    landing = Landing(crossed, mesh, (1, 0))
     found = landing.array(parts)
-    gatherer = _gatherer([crossed], [landing], mesh)
-    if gatherer is not None:
-        (found,) = gatherer([found])
+    gather = gatherer([landing], mesh)
+    if gather is not None:
+        (found,) = gather([found])
     assert found.sharding.is_equivalent_to(NamedSharding(mesh, target.spec), found.ndim)
     np.testing.assert_array_equal(np.asarray(found), whole)
 
@@ -97,7 +103,9 @@ def test_nothing_is_computed_where_both_ends_divide_alike():
     layout = Layout((8, 4), PartitionSpec("data"), (2, 1), 1)
     crossed, mesh = crossing_array(layout, layout, np.float32), mesh_of(layout)
     array = jax.device_put(np.ones((8, 4), np.float32), NamedSharding(mesh, layout.spec))
-    assert not SendingEnd([crossed], mesh, 0)._cuts
-    ((_, (piece,)),) = SendingEnd([crossed], mesh, 0).offers([array])
+    with counted_compilations() as compiled:
+        end = SendingEnd([crossed], mesh, (0, 0))
+        ((piece,),) = end.offers([array]).values()
+        ReceivingEnd([crossed], mesh, (1, 0))
     assert piece.unsafe_buffer_pointer() == array.addressable_data(0).unsafe_buffer_pointer()
-    assert [part.program for part in _Landing(crossed, mesh, 0)._parts] == [None]
+    assert not compiled.seen

@@ -24,6 +24,7 @@ from hetjax.runtime.moves.transfer_server import TransferServerTransport
 from hetjax.runtime.workers.job import Job, build, transfers
 from hetjax.sharding.annotation.rules import MESH_AXES
 
+PROCESSES = [[(0, 1)], [(2,)]]
 HOST, SECRET = "127.0.0.1", b"of the tests"
 DEVICES = {0: jax.devices()[:2], 1: jax.devices()[2:3]}
 
@@ -50,7 +51,7 @@ def ends(placement: Placement) -> Iterator[dict[int, TransferServerTransport]]:
     tags = transfers(placement)
     transports = {
         stage: TransferServerTransport(
-            placement, (stage, 0), mesh_of(stage), [2, 1], tags, SECRET, deadline=1.0
+            placement, (stage, 0), mesh_of(stage), PROCESSES, tags, SECRET, deadline=1.0
         )
         for stage in DEVICES
     }
@@ -68,7 +69,7 @@ def mesh_of(stage: int) -> Mesh:
 
 def sent_arrays(placement: Placement, tag: Tag) -> list[jax.Array]:
     source = tag.route.source
-    held = placement.transfer(tag, source)
+    held, _ = placement.ends(tag)
     rng = np.random.default_rng(abs(hash(tag)) % 2**32)
     return [
         jax.device_put(rng.normal(size=shape.shape).astype(shape.dtype), sharding)
@@ -94,7 +95,7 @@ def test_every_transfer_of_a_step_arrives_as_its_receiver_wants_it(
             ends[tag.route.source].send(step, tag, sent[tag])
         for tag in reversed(tags):
             target = tag.route.target
-            shardings = placement.transfer(tag, target).on(mesh_of(target))
+            shardings = placement.ends(tag)[1].on(mesh_of(target))
             received = ends[target].receive(step, tag)
             arrival = ends[target].arrival(step, tag)
             assert arrival.at > 0
@@ -116,7 +117,7 @@ def test_a_transfer_that_does_not_come_names_the_worker(
 
 def test_a_server_that_does_not_answer_names_the_worker(placement: Placement):
     tags = transfers(placement)
-    transport = TransferServerTransport(placement, (1, 0), mesh_of(1), [2, 1], tags, SECRET, 1.0)
+    transport = TransferServerTransport(placement, (1, 0), mesh_of(1), PROCESSES, tags, SECRET, 1.0)
     with (
         contextlib.closing(transport),
         pytest.raises(WorkerLostError, match=r"stage 0, host 0 is lost: no connection to .*:1: "),
@@ -126,7 +127,7 @@ def test_a_server_that_does_not_answer_names_the_worker(placement: Placement):
 
 def test_a_server_that_accepts_and_then_says_nothing_names_the_worker(placement: Placement):
     tags = transfers(placement)
-    transport = TransferServerTransport(placement, (1, 0), mesh_of(1), [2, 1], tags, SECRET, 1.0)
+    transport = TransferServerTransport(placement, (1, 0), mesh_of(1), PROCESSES, tags, SECRET, 1.0)
     transport.listen(HOST)
     with (
         contextlib.closing(transport),
@@ -138,8 +139,8 @@ def test_a_server_that_accepts_and_then_says_nothing_names_the_worker(placement:
 
 def test_a_server_of_another_run_does_not_greet(placement: Placement):
     tags = transfers(placement)
-    other = TransferServerTransport(placement, (0, 0), mesh_of(0), [2, 1], tags, b"another", 1.0)
-    ours = TransferServerTransport(placement, (1, 0), mesh_of(1), [2, 1], tags, SECRET, 1.0)
+    other = TransferServerTransport(placement, (0, 0), mesh_of(0), PROCESSES, tags, b"another", 1.0)
+    ours = TransferServerTransport(placement, (1, 0), mesh_of(1), PROCESSES, tags, SECRET, 1.0)
     ours.listen(HOST)
     with (
         contextlib.closing(other),
@@ -166,8 +167,8 @@ def test_what_a_stranger_has_taken_is_missed_within_the_deadline(
     tag = next(t for t in transfers(placement) if t.route.kind == RouteKind.VALUE)
     ends[0].send(0, tag, sent_arrays(placement, tag))
     stranger = ends[1]._connections[0, 0]
-    identifier = ends[1]._identifier(0, tag, 0, 0)
-    shapes = ends[1]._receiving[Tag(tag.route)].requests[0]
+    identifier = ends[1]._identifier(0, tag, (0, 0), (1, 0))
+    shapes = ends[1]._receiving[Tag(tag.route)].requests[0, 0]
     jax.block_until_ready(stranger.pull(identifier, shapes))
     ends[1].expect(0, tag)
     with pytest.raises(
@@ -206,7 +207,7 @@ class NeverGathers:
     """A receiving end that pulls nothing, and whose other hosts do not gather."""
 
     requests: dict[int, Sequence[Any]] = {}  # noqa: RUF012
-    num_bytes, gathers = 0, True
+    num_bytes, gathers, others = 0, True, ((1, 1), (1, 2))
 
     def __init__(self, pulled: Sequence[jax.Array]):
         self._pulled = pulled
@@ -223,7 +224,6 @@ def test_a_gathering_that_does_not_end_names_the_other_hosts(
     (pull,) = ends[1]._pulls.pop((7, tag))
     receiving = NeverGathers(pull.arrays)
     monkeypatch.setattr(ends[1], "_receiving", dict.fromkeys(ends[1]._receiving, receiving))
-    monkeypatch.setattr(ends[1], "_processes", [1, 3])
     ends[1].expect(8, tag)
     with pytest.raises(WorkerLostError, match="stage 1, host 1 or stage 1, host 2 is lost: it did"):
         ends[1].receive(8, tag)
@@ -248,7 +248,9 @@ def test_both_ends_forget_what_has_been_received(placement: Placement):
         placement = replace(placement, table=tuple(table))
     tags = transfers(placement)
     source, target = (
-        TransferServerTransport(placement, (stage, 0), mesh_of(stage), [2, 1], tags, SECRET, 60.0)
+        TransferServerTransport(
+            placement, (stage, 0), mesh_of(stage), PROCESSES, tags, SECRET, 60.0
+        )
         for stage in DEVICES
     )
     target.listen(HOST)

@@ -1,16 +1,19 @@
 """Who pulls what: every byte crosses once, and every device ends with what it wants."""
 
 from collections import defaultdict
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
 from layouts import Layout, array_shapes, layouts
+from random_annotations import an_annotation, groups_of_devices, summands
 
-from hetjax.sharding import Network
-from hetjax.sharding.annotation.bounds import Bounds, within
+from hetjax.sharding import HSharding, Network, Subgroup
+from hetjax.sharding.annotation.bounds import Bounds, contains, within
 from hetjax.sharding.resolution.crossing import Crossing, crossing
 from hetjax.sharding.resolution.senders import BestLink
 
@@ -25,37 +28,65 @@ pairs_of_layouts = array_shapes.filter(len).flatmap(
 
 
 def crossed(source: Layout, target: Layout) -> Crossing:
-    annotations = source.annotation(), target.annotation(FIRST)
+    """Between stages, whose processes have nothing to do with each other."""
+    processes = {d: (0, p) for d, p in source.processes().items()}
+    processes |= {d: (1, p) for d, p in target.processes(FIRST).items()}
     senders = BestLink(Network.alike())
-    return crossing(*annotations, source.shape, target.processes(FIRST), senders)
+    ends = source.annotation(), target.annotation(FIRST)
+    return crossing(*ends, source.shape, processes, senders)
 
 
 def piece(array: np.ndarray, bounds: Bounds) -> np.ndarray:
     return array[tuple(slice(*span) for span in bounds)]
 
 
-def received(found: Crossing, target: Layout, whole: np.ndarray) -> list[np.ndarray]:
-    """What every device of the receiving stage has in the end, by plain copies."""
-    landed: dict[tuple[int, Bounds], np.ndarray] = {}
-    processes = target.processes(FIRST)
+def carried_out(
+    found: Crossing,
+    source: HSharding,
+    target: HSharding,
+    shape: Sequence[int],
+    held: Mapping[int, np.ndarray],
+    processes: Mapping[int, Hashable],
+) -> dict[int, np.ndarray]:
+    """What every device of the target has in the end, by plain copies and sums."""
+    before = {shard.device: shard.bounds for shard in source.shards(shape)}
+    landed: dict[int, np.ndarray] = {}
     for shard in found.landed:
-        parts = [each for each in found.pieces if each.landing == shard.device]
-        key = (processes[shard.device], shard.bounds)
-        if parts or key not in landed:
-            landed[key] = np.full([stop - start for start, stop in shard.bounds], -1.0)
-        for part in parts:
-            landed[key][within(part.bounds, shard.bounds)] = piece(whole, part.bounds)
-    mine = [landed[processes[shard.device], shard.bounds] for shard in found.landed]
-    if found.gathering is None:
-        return mine
-    together = defaultdict(list)
-    shards = target.annotation(FIRST).shards(target.shape)
-    for shard, part in zip(shards, mine, strict=True):
-        together[shard.bounds].append(part)
-    axis = found.gathering.axis
-    for parts in together.values():
-        assert tuple(part.shape[axis] for part in parts) == found.gathering.widths
-    return [np.concatenate(together[shard.bounds], axis) for shard in shards]
+        array = np.full([stop - start for start, stop in shard.bounds], np.nan)
+        for part in found.parts:
+            if shard.device in part.receivers:
+                pieces = [held[d][within(part.bounds, before[d])] for d in part.senders]
+                array[within(part.bounds, shard.bounds)] = sum(pieces)
+        landed[shard.device] = array
+    mine: dict[int, np.ndarray] = {}
+    receivers = {receiver for part in found.parts for receiver in part.receivers}
+    for shard in found.landed:
+        like = [
+            other.device
+            for other in found.landed
+            if processes[other.device] == processes[shard.device]
+            and (other.bounds, other.summand) == (shard.bounds, shard.summand)
+            and other.device in receivers
+        ]
+        mine[shard.device] = landed[
+            like[0] if like and shard.device not in receivers else shard.device
+        ]
+    shards = target.shards(shape)
+    result = {}
+    first = 0
+    for group, gathering in zip(target.subgroups, found.gatherings, strict=True):
+        members = shards[first : first + len(group.devices)]
+        first += len(group.devices)
+        together = defaultdict(list)
+        for shard in members:
+            together[shard.bounds].append(mine[shard.device])
+        for shard in members:
+            result[shard.device] = mine[shard.device]
+            if gathering is not None:
+                parts = together[shard.bounds]
+                assert tuple(p.shape[gathering.axis] for p in parts) == gathering.widths
+                result[shard.device] = np.concatenate(parts, gathering.axis)
+    return result
 
 
 @given(pairs_of_layouts)
@@ -64,47 +95,42 @@ def test_every_byte_crosses_once_and_every_device_gets_what_it_wants(pair: tuple
     whole = np.arange(np.prod(source.shape), dtype=float).reshape(source.shape)
     found = crossed(source, target)
     count = np.zeros(whole.shape, int)
-    holders = {shard.device: shard for shard in source.annotation().shards(source.shape)}
-    for each in found.pieces:
-        holder = holders[each.origin]
-        within_holder = piece(whole, holder.bounds)[within(each.bounds, holder.bounds)]
-        np.testing.assert_array_equal(within_holder, piece(whole, each.bounds))
-        count[tuple(slice(*span) for span in each.bounds)] += 1
+    for part in found.parts:
+        assert len(part.senders) == len(part.receivers) == 1
+        count[tuple(slice(*span) for span in part.bounds)] += 1
     np.testing.assert_array_equal(count, 1)
-    shards = target.annotation(FIRST).shards(target.shape)
-    for shard, array in zip(shards, received(found, target, whole), strict=True):
-        np.testing.assert_array_equal(array, piece(whole, shard.bounds))
+    ends = source.annotation(), target.annotation(FIRST)
+    held = {shard.device: piece(whole, shard.bounds) for shard in ends[0].shards(source.shape)}
+    processes = target.processes(FIRST)
+    arrived = carried_out(found, *ends, source.shape, held, processes)
+    for shard in ends[1].shards(target.shape):
+        np.testing.assert_array_equal(arrived[shard.device], piece(whole, shard.bounds))
 
 
 @given(pairs_of_layouts)
 def test_devices_of_one_process_never_gather(pair: tuple[Layout, Layout]):
     source, target = pair
     alone = target._replace(devices_per_process=int(np.prod(target.mesh_shape)))
-    assert crossed(source, alone).gathering is None
+    assert crossed(source, alone).gatherings == (None,)
 
 
 @given(pairs_of_layouts)
 def test_processes_that_want_the_same_pull_the_same_amount_of_it(pair: tuple[Layout, Layout]):
-    found = crossed(*pair)
-    if found.gathering is not None:
-        assert max(found.gathering.widths) - min(found.gathering.widths) <= 1
+    (gathering,) = crossed(*pair).gatherings
+    if gathering is not None:
+        assert max(gathering.widths) - min(gathering.widths) <= 1
 
 
 def test_what_several_devices_hold_is_taken_from_each_in_turn():
     source = Layout((8, 2), WHOLE, (2, 2), 2)
     target = Layout((8, 2), DATA, (4, 1), 2)
-    assert [each.origin for each in crossed(source, target).pieces] == [0, 1, 2, 3]
+    assert [part.senders for part in crossed(source, target).parts] == [(0,), (1,), (2,), (3,)]
 
 
 def test_only_parts_that_overlap_are_pulled():
     source, target = Layout((8,), DATA, (4, 1), 2), Layout((8,), DATA, (2, 1), 1)
-    pieces = crossed(source, target).pieces
-    assert [(each.origin, each.landing - FIRST) for each in pieces] == [
-        (0, 0),
-        (1, 0),
-        (2, 1),
-        (3, 1),
-    ]
+    found = {pair for part in crossed(source, target).parts for pair in part.messages}
+    assert found == {(0, FIRST), (1, FIRST), (2, FIRST + 1), (3, FIRST + 1)}
 
 
 @pytest.mark.parametrize(
@@ -120,6 +146,105 @@ def test_slices_are_even_where_they_can_be(
     shape: tuple[int, ...], axis: int, widths: tuple[int, ...]
 ):
     source, target = Layout(shape, WHOLE, (1, 1), 1), Layout(shape, WHOLE, (2, 1), 1)
-    gathering = crossed(source, target).gathering
+    (gathering,) = crossed(source, target).gatherings
     assert gathering is not None
     assert (gathering.axis, gathering.widths) == (axis, widths)
+
+
+@st.composite
+def moves(draw: st.DrawFn) -> tuple[tuple[int, ...], HSharding, HSharding, dict[int, int]]:
+    """A shape, annotations on the same members or on others, and the process of each device."""
+    shape = tuple(draw(st.sampled_from((1, 4, 6, 12))) for _ in range(draw(st.integers(1, 2))))
+    groups = draw(groups_of_devices(max_groups=3, max_devices=8))
+    source = draw(an_annotation(shape, groups, partial=draw(st.booleans())))
+    if not draw(st.booleans()):
+        others = draw(groups_of_devices(max_groups=3, max_devices=8))
+        groups = [tuple(device + FIRST for device in group) for group in others]
+    target = draw(an_annotation(shape, groups, partial=False))
+    processes: dict[int, int] = {}
+    for group in {group.devices for side in (source, target) for group in side.subgroups}:
+        size = draw(st.sampled_from([n for n in (1, 2, 4, 8) if len(group) % n == 0]))
+        first = len(processes)
+        processes |= {device: first + place // size for place, device in enumerate(group)}
+    return shape, source, target, processes
+
+
+@settings(max_examples=300)
+@given(moves())
+def test_a_move_among_members_gives_every_device_what_it_wants(case: Any):
+    shape, source, target, processes = case
+    value, held = summands(source, shape, np.random.default_rng(0))
+    found = crossing(source, target, shape, processes, BestLink(Network.alike()))
+    arrived = carried_out(found, source, target, shape, held, processes)
+    for shard in target.shards(shape):
+        np.testing.assert_array_equal(arrived[shard.device], piece(value, shard.bounds))
+
+
+@settings(max_examples=300)
+@given(moves())
+def test_a_move_sends_nothing_twice_to_a_member(case: Any):
+    """Nothing that is no sum; and nothing at all to a device that has it."""
+    shape, source, target, processes = case
+    before = {shard.device: shard for shard in source.shards(shape)}
+    found = crossing(source, target, shape, processes, BestLink(Network.alike()))
+    wanted = {shard.device: shard for shard in target.shards(shape)}
+    for group, gathering in zip(target.subgroups, found.gatherings, strict=True):
+        counts: dict[Any, np.ndarray] = defaultdict(lambda: np.zeros(shape, int))
+        for part in found.parts:
+            for sender, receiver in part.messages:
+                if receiver in group.devices and processes[sender] != processes[receiver]:
+                    key = before[sender].summand
+                    counts[key][tuple(slice(*span) for span in part.bounds)] += 1
+                    mine = before.get(receiver)
+                    assert (
+                        mine is None
+                        or mine.summand != key
+                        or not contains(mine.bounds, part.bounds)
+                    )
+        shared = {
+            (shard.bounds, processes[device])
+            for device, shard in wanted.items()
+            if device in group.devices
+        }
+        overlapping = len({bounds for bounds, _ in shared}) < len(shared)
+        if gathering is not None or not overlapping:
+            assert all(count.max(initial=0) <= 1 for count in counts.values())
+
+
+def test_every_device_adds_the_same_summands_in_the_same_order():
+    three = [Subgroup((d,), (), WHOLE) for d in range(3)]
+    source, target = HSharding(tuple(three), "partial"), HSharding(tuple(three))
+    found = crossing(source, target, (8,), {0: 0, 1: 1, 2: 2}, BestLink(Network.alike()))
+    assert [(part.senders, part.receivers) for part in found.parts] == [((0, 1, 2), (0, 1, 2))]
+
+
+def test_what_a_device_keeps_is_not_cut_where_only_others_cut():
+    two = Subgroup((0, 1), (("data", 2),), DATA)
+    one = Subgroup((2,), (), WHOLE)
+    source = HSharding((two, one), 0, (4, 4))
+    target = HSharding((two.with_spec(WHOLE), one))
+    found = crossing(source, target, (8,), {0: 0, 1: 0, 2: 1}, BestLink(Network.alike()))
+    assert [(part.senders, part.bounds) for part in found.parts if 2 in part.receivers] == [
+        ((0,), ((0, 2),)),
+        ((1,), ((2, 4),)),
+        ((2,), ((4, 8),)),
+    ]
+
+
+def test_a_member_without_a_share_gives_nothing_and_takes_what_it_wants():
+    one, other = Subgroup((0,), (), WHOLE), Subgroup((1,), (), WHOLE)
+    source, target = HSharding((one, other), 0, (0, 4)), HSharding((one, other), 0, (3, 1))
+    found = crossing(source, target, (4,), {0: 0, 1: 1}, BestLink(Network.alike()))
+    assert [(part.senders, part.receivers, part.bounds) for part in found.parts] == [
+        ((1,), (0,), ((0, 3),)),
+        ((1,), (1,), ((3, 4),)),
+    ]
+
+
+def test_hosts_that_have_what_they_want_gather_nothing():
+    four = Subgroup((0, 1, 2, 3), (("data", 4),), WHOLE)
+    processes = {0: 0, 1: 0, 2: 1, 3: 1}
+    whole = HSharding((four,))
+    found = crossing(whole, whole, (8,), processes, BestLink(Network.alike()))
+    assert found.gatherings == (None,)
+    assert not [pair for part in found.parts for pair in part.messages]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -33,7 +33,7 @@ from hetjax.runtime.instructions.buffers import (
     SentValue,
     UpdateMessage,
 )
-from hetjax.runtime.instructions.instruction import RouteKind, Tag
+from hetjax.runtime.instructions.instruction import Route, RouteKind, Tag
 from hetjax.runtime.instructions.member_instructions import DividedPrograms, MemberPart
 from hetjax.runtime.instructions.shared_rows import gradients_given, values_given
 from hetjax.runtime.instructions.stage_annotator import StageAnnotator
@@ -116,35 +116,41 @@ class Placement:
         """How the leaves of a kind of buffer lie on a stage; none where it has no such buffers."""
         return self.table[stage].get(kind, _NO_LEAVES)
 
-    def transfer(self, tag: Tag, end: int) -> AnnotatedLeaves:
-        """How the arrays of a transfer lie at one of its ends.
+    def ends(self, tag: Tag) -> tuple[AnnotatedLeaves, AnnotatedLeaves]:
+        """How the arrays of a transfer lie as they are sent, and as they are received.
 
         Args:
             tag: the transfer.
-            end: the stage that sends or the one that receives.
         """
         kind, source, target = tag.route
         match kind:
             case RouteKind.VALUE:
-                return self.leaves(end, SentValue if end == source else ReceivedValue)
+                return self.leaves(source, SentValue), self.leaves(target, ReceivedValue)
             case RouteKind.COTANGENT:
-                return self.leaves(end, SentCotangent if end == source else ReceivedCotangent)
+                return self.leaves(source, SentCotangent), self.leaves(target, ReceivedCotangent)
             case RouteKind.GRADIENT:
                 rows = gradients_given(self.pipelines, source, target)
-                return self.leaves(end, GradientRows).chosen(rows)
+                return self._at_both(tag.route, GradientRows, rows)
             case RouteKind.PARAMETER:
                 rows = values_given(self.pipelines, source, target)
-                return self.leaves(end, ParameterRows).chosen(rows)
+                return self._at_both(tag.route, ParameterRows, rows)
             case RouteKind.LOSS:
-                return self.leaves(end, PipelineLoss)
+                return self.leaves(source, PipelineLoss), self.leaves(target, PipelineLoss)
             case RouteKind.MOVE:
-                raise AssertionError("a move lies in two ways at one stage")
+                return self._moved(tag)
             case RouteKind.MESSAGE:
                 places = range(len(self.pipelines.messages[tag.phase][source]))
-                names = ((tag.phase, source, place) for place in places)
-                return self.leaves(end, UpdateMessage).chosen(names)
+                names = [(tag.phase, source, place) for place in places]
+                return self._at_both(tag.route, UpdateMessage, names)
 
-    def moved(self, tag: Tag) -> tuple[AnnotatedLeaves, AnnotatedLeaves]:
+    def _at_both(
+        self, route: Route, kind: type[Buffer], names: Iterable[Hashable]
+    ) -> tuple[AnnotatedLeaves, AnnotatedLeaves]:
+        chosen = tuple(names)
+        source, target = (self.leaves(end, kind) for end in (route.source, route.target))
+        return source.chosen(chosen), target.chosen(chosen)
+
+    def _moved(self, tag: Tag) -> tuple[AnnotatedLeaves, AnnotatedLeaves]:
         """How the values of a move lie before it, and after."""
         name, _, place = tag.move.rpartition("/")
         divided = self.divided[tag.route.source][name]

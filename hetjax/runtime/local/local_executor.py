@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Sequence, Set
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
@@ -20,8 +19,8 @@ from hetjax.pipeline.stages.cutting import ParameterPart
 from hetjax.runtime.checkpoints.checkpoint import StageSaver, waited
 from hetjax.runtime.checkpoints.checkpoint_files import SaveFailure, StageRecord
 from hetjax.runtime.instructions.buffers import Parameter
-from hetjax.runtime.instructions.instruction import Tag
 from hetjax.runtime.instructions.placement import Placement
+from hetjax.runtime.moves.peers import Processes
 from hetjax.runtime.moves.stage_leaves import StageLeaves
 from hetjax.runtime.moves.state_move import StateMove
 from hetjax.runtime.moves.state_switch import moved_arrays
@@ -64,18 +63,17 @@ class LocalExecutor:
             (stage, place): union.mesh(i, MESH_AXES, member.mesh_shape)
             for i, (stage, place, member) in enumerate(members)
         }
-
-        @functools.cache
-        def shardings(tag: Tag) -> list[jax.sharding.NamedSharding]:
-            target = tag.route.target
-            return placement.transfer(tag, target).on(meshes[target, 0])
-
-        self.transport = self._make_transport(shardings)
+        processes = [
+            [tuple(job.plan.cluster.device_ids(member.submesh)) for member in stage.members]
+            for stage in placement.plan.stages
+        ]
+        self.transport = self._make_transport(processes)
+        transports = {peer: self.transport.of(peer, mesh) for peer, mesh in meshes.items()}
         self._threads = ThreadPoolExecutor(len(members), thread_name_prefix="stage")
         self.workers = list(
             self._threads.map(
                 lambda peer: StageWorker(
-                    placement, peer[0], meshes[peer], self.transport.of(peer, meshes[peer], placement, self._devices), peer[1]
+                    placement, peer[0], meshes[peer], transports[peer], member=peer[1]
                 ),
                 meshes,
             )
@@ -88,10 +86,8 @@ class LocalExecutor:
             None if job.source is None else BatchReader(job.source, job.plan.batch_size, job.batch)
         )
 
-    def _make_transport(
-        self, shardings: Callable[[Tag], Sequence[jax.sharding.Sharding]]
-    ) -> InProcessTransport:
-        return InProcessTransport(shardings, self._job.deadline)
+    def _make_transport(self, processes: Processes) -> InProcessTransport:
+        return InProcessTransport(self._placement, processes, self._job.deadline)
 
     def take_over(self, other: LocalExecutor, lost: Set[int] = frozenset()) -> SwitchPlan:
         """Take over the training state of another executor, which then has none.

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-import jax
 from jaxtyping import PyTree
 
 from hetjax.runtime.compilation.state import StageState
-from hetjax.runtime.instructions.instruction import Tag
 from hetjax.runtime.instructions.placement import Placement
 from hetjax.runtime.local.local_executor import LocalExecutor
+from hetjax.runtime.moves.peers import Processes
 from hetjax.runtime.moves.transport import InProcessTransport
 from hetjax.runtime.workers.job import Job
 from hetjax.runtime.workers.playing import (
@@ -55,10 +54,9 @@ class PlayedExecutor(LocalExecutor):
         self.player: Player | None = None
         super().__init__(job, placement, devices)
 
-    def _make_transport(
-        self, shardings: Callable[[Tag], Sequence[jax.sharding.Sharding]]
-    ) -> InProcessTransport:
-        self._played_transport = PlayedTransport(shardings, self._job.deadline)
+    def _make_transport(self, processes: Processes) -> InProcessTransport:
+        deadline = self._job.deadline
+        self._played_transport = PlayedTransport(self._placement, processes, deadline)
         return self._played_transport
 
     def rehearse(self, step: int, batch: PyTree | None = None) -> Player:

@@ -1,6 +1,7 @@
-"""What the two ends of a transfer do on their devices: cut, put together, gather.
+"""What the two ends of a transfer do on their devices: cut, add, put together, gather.
 
-Everything is compiled once, before the first step. Where both stages divide an array alike nothing
+The ends are those of a transfer between stages, or of a move among the members of one; there a
+process is both. Everything is compiled once. Where both annotations divide an array alike nothing
 has to be computed at all.
 """
 
@@ -10,20 +11,37 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from hetjax.runtime.compilation.compiled_stage import Compiled
 from hetjax.runtime.instructions.instruction import Tag
 from hetjax.runtime.instructions.placement import Placement
-from hetjax.sharding.annotation.annotation import HSharding, axes_of
-from hetjax.sharding.annotation.bounds import Bounds, within
-from hetjax.sharding.resolution.crossing import Crossing, Gathering, PulledPart, crossing
+from hetjax.runtime.moves.peers import Peer, Processes
+from hetjax.sharding.annotation.annotation import HSharding, Shard, axes_of
+from hetjax.sharding.annotation.bounds import Bounds, extent, volume, within
+from hetjax.sharding.resolution.crossing import Crossing, Gathering, crossing
 from hetjax.sharding.resolution.network import Network
 from hetjax.sharding.resolution.senders import BestLink
+
+
+class SentPiece(NamedTuple):
+    """A piece of an array that one device gives another one, or keeps.
+
+    Args:
+        array: the place of the array among those of the transfer.
+        bounds: the part of it.
+        sender: the number of the device that gives it.
+        receiver: the number of the device that it lands on.
+    """
+
+    array: int
+    bounds: Bounds
+    sender: int
+    receiver: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,17 +52,19 @@ class CrossingArray:
 
     Args:
         shape: its shape and dtype.
-        source: how it lies on the sending stage.
-        target: how it shall lie on the receiving one.
-        processes: for each device of both, which of its stage's processes has it.
+        source: how it lies as it is sent.
+        target: how it shall lie when it is received.
+        processes: for each device of both, which process has it.
         crossing: how the one becomes the other.
+        held: for each device of the source, the part that it has.
     """
 
     shape: jax.ShapeDtypeStruct
     source: HSharding
     target: HSharding
-    processes: Mapping[int, int]
+    processes: Mapping[int, Peer]
     crossing: Crossing
+    held: Mapping[int, Bounds]
 
     @classmethod
     def between(
@@ -52,69 +72,90 @@ class CrossingArray:
         shape: jax.ShapeDtypeStruct,
         source: HSharding,
         target: HSharding,
-        processes: Mapping[int, int],
+        processes: Mapping[int, Peer],
         senders: BestLink,
     ) -> CrossingArray:
-        """An array that crosses from one stage to another.
+        """An array that comes to lie in another way.
 
         Args:
             shape: its shape and dtype.
             source: how it lies.
             target: how it shall lie.
-            processes: for each device of both, which of its stage's processes has it.
+            processes: for each device of both, which process has it.
             senders: who sends what several devices have.
 
         Returns:
             The array with its crossing.
         """
-        found = crossing(
-            source, target, shape.shape or (1,), processes, senders, shape.dtype.itemsize
-        )
-        return cls(shape, source, target, processes, found)
+        whole, itemsize = shape.shape or (1,), shape.dtype.itemsize
+        found = crossing(source, target, whole, processes, senders, itemsize)
+        held = {shard.device: shard.bounds for shard in source.shards(whole)}
+        return cls(shape, source, target, processes, found, held)
 
-    @property
-    def spec(self) -> PartitionSpec:
-        """How the receiving stage divides it."""
-        return self.target.subgroups[0].spec
-
-    def held(self, device: int) -> Bounds:
-        """The part that a device of the sending stage has."""
-        shards = self.source.shards(self.shape.shape or (1,))
-        return next(shard.bounds for shard in shards if shard.device == device)
-
-    def widths(self, bounds: Bounds) -> tuple[int, ...]:
+    def extent(self, bounds: Bounds) -> tuple[int, ...]:
         """The shape of a part of it."""
-        return tuple(stop - start for start, stop in bounds) if self.shape.shape else ()
+        return extent(bounds) if self.shape.shape else ()
+
+    def pieces(self, place: int) -> Iterator[SentPiece]:
+        """Everything that is sent of it, in the order that both ends know.
+
+        Args:
+            place: its place among the arrays of the transfer.
+        """
+        for part in self.crossing.parts:
+            for receiver in part.receivers:
+                for sender in part.senders:
+                    yield SentPiece(place, part.bounds, sender, receiver)
+
+    def member(self, annotation: HSharding, peer: Peer) -> int:
+        """Which subgroup of the source or the target a process has devices of."""
+        return next(
+            place
+            for place, group in enumerate(annotation.subgroups)
+            if any(self.processes[device] == peer for device in group.devices)
+        )
 
 
 def crossing_arrays(
-    placement: Placement, tag: Tag, devices_per_process: Sequence[int]
+    placement: Placement, tag: Tag, processes: Processes
 ) -> tuple[CrossingArray, ...]:
-    """The arrays of a transfer; both of its ends derive the same.
+    """The arrays of a transfer; all of its ends derive the same.
 
     Args:
         placement: annotations of all buffers of all stages.
         tag: the transfer.
-        devices_per_process: for each stage, how many of its devices each process has.
+        processes: the devices of every process of every stage.
 
     Returns:
         One entry an array.
     """
-    ends = (tag.route.source, tag.route.target)
-    sent, received = (placement.transfer(tag, stage) for stage in ends)
-    cluster = placement.plan.cluster
-    processes = {
-        device: place // devices_per_process[stage]
-        for stage in ends
-        for place, device in enumerate(cluster.device_ids(placement.stage_plan(stage).submesh))
+    sent, received = placement.ends(tag)
+    of_device = {
+        device: (stage, place)
+        for stage in (tag.route.source, tag.route.target)
+        for place, devices in enumerate(processes[stage])
+        for device in devices
     }
-    senders = BestLink(Network.of(cluster))
+    senders = BestLink(Network.of(placement.plan.cluster))
     return tuple(
-        CrossingArray.between(shape, source, target, processes, senders)
+        CrossingArray.between(shape, source, target, of_device, senders)
         for shape, source, target in zip(
             sent.shapes, sent.annotations, received.annotations, strict=True
         )
     )
+
+
+def alike(tag: Tag) -> Tag:
+    """One transfer for all that move arrays of the same shapes: those of other microbatches."""
+    return Tag(tag.route, phase=tag.phase)
+
+
+class _Cutting(NamedTuple):
+    """What one device cuts out of its shards: parts of arrays, and the program that does it."""
+
+    device: int
+    parts: list[tuple[int, Bounds]]
+    program: Compiled
 
 
 class SendingEnd:
@@ -122,58 +163,89 @@ class SendingEnd:
 
     Args:
         arrays: what crosses.
-        mesh: the mesh of its stage.
-        process: which of the stage's processes it is.
+        mesh: the mesh of its member of the stage.
+        peer: the process.
     """
 
-    def __init__(self, arrays: Sequence[CrossingArray], mesh: Mesh, process: int):
+    def __init__(self, arrays: Sequence[CrossingArray], mesh: Mesh, peer: Peer):
+        self._offers: dict[Peer, list[SentPiece]] = {}
         self._numbers: dict[Any, int] = {}
-        self._offers: dict[int, list[tuple[int, PulledPart]]] = {}
-        cut: dict[int, list[tuple[int, PulledPart]]] = {}
+        self._only = None
+        cut: dict[int, dict[tuple[int, Bounds], None]] = {}
         for i, array in enumerate(arrays):
-            self._numbers |= dict(zip(mesh.devices.flat, array.source.devices, strict=True))
-            for piece in array.crossing.pieces:
-                if array.processes[piece.origin] != process:
-                    continue
-                receiver = array.processes[piece.landing]
-                self._offers.setdefault(receiver, []).append((i, piece))
-                if piece.bounds != array.held(piece.origin):
-                    cut.setdefault(piece.origin, []).append((i, piece))
+            group = array.source.subgroups[array.member(array.source, peer)]
+            self._numbers |= dict(zip(mesh.devices.flat, group.devices, strict=True))
+            for piece in array.pieces(i):
+                if array.processes[piece.sender] == peer:
+                    self._offers.setdefault(array.processes[piece.receiver], []).append(piece)
+                    if piece.bounds != array.held[piece.sender]:
+                        cut.setdefault(piece.sender, {})[i, piece.bounds] = None
+        if len(self._numbers) == 1:
+            (self._only,) = self._numbers.values()
         devices = {number: device for device, number in self._numbers.items()}
-        self._cuts = {
-            origin: (wanted, _cutter(arrays, wanted, devices[origin]))
-            for origin, wanted in cut.items()
-        }
+        self._cuttings = [
+            _Cutting(number, [*parts], _cutter(arrays, number, [*parts], devices[number]))
+            for number, parts in cut.items()
+        ]
 
     @property
-    def receivers(self) -> tuple[int, ...]:
-        """The receiving processes that pull from this one."""
+    def receivers(self) -> tuple[Peer, ...]:
+        """The processes that get something of this one; it may be among them."""
         return tuple(self._offers)
 
-    def offers(self, arrays: Sequence[jax.Array]) -> Iterator[tuple[int, list[jax.Array]]]:
-        """What each receiving process pulls from this one.
+    def offers(self, arrays: Sequence[jax.Array]) -> dict[Peer, list[jax.Array]]:
+        """What each receiving process gets of this one.
 
         Args:
-            arrays: the arrays, as the sending stage divides them.
+            arrays: the arrays, as the member divides them.
 
-        Yields:
-            A receiving process, and the pieces for it, each on one device.
+        Returns:
+            For each receiving process the pieces for it, each on one device. They may be the
+            memory of the arrays.
         """
-        held = [
-            {self._numbers[shard.device]: shard.data for shard in array.addressable_shards}
-            for array in arrays
-        ]
-        cut: dict[tuple[int, PulledPart], jax.Array] = {}
-        for origin, (wanted, program) in self._cuts.items():
-            cut.update(zip(wanted, program(*(held[i][origin] for i, _ in wanted)), strict=True))
-        for receiver, offered in self._offers.items():
-            yield (
-                receiver,
-                [
-                    cut[i, piece] if (i, piece) in cut else held[i][piece.origin]
-                    for i, piece in offered
-                ],
-            )
+        held = [self._shards(array) for array in arrays]
+        cut: dict[tuple[int, int, Bounds], jax.Array] = {}
+        for device, parts, program in self._cuttings:
+            made = program(*(held[i][device] for i, _ in parts))
+            cut |= {
+                (device, i, bounds): piece for (i, bounds), piece in zip(parts, made, strict=True)
+            }
+        return {
+            receiver: [
+                held[i][sender] if (piece := cut.get((sender, i, bounds))) is None else piece
+                for i, bounds, sender, _ in offered
+            ]
+            for receiver, offered in self._offers.items()
+        }
+
+    def _shards(self, array: jax.Array) -> dict[int, jax.Array]:
+        """The process's shards of an array by the numbers of their devices."""
+        if self._only is not None:
+            return {self._only: array}
+        return {self._numbers[shard.device]: shard.data for shard in array.addressable_shards}
+
+
+class _Joining(NamedTuple):
+    """What one device makes of pieces that land on it: parts of arrays, and what makes them.
+
+    Args:
+        pieces: what is put together.
+        parts: for each result its array, and its place among the parts of the process.
+        program: from the pieces to these parts.
+    """
+
+    pieces: list[SentPiece]
+    parts: list[tuple[int, int]]
+    program: Compiled
+
+
+class _Copy(NamedTuple):
+    """A part of an array that is the same as another one of the same process."""
+
+    array: int
+    place: int
+    like: int
+    sharding: Sharding
 
 
 class ReceivingEnd:
@@ -181,60 +253,115 @@ class ReceivingEnd:
 
     Args:
         arrays: what crosses.
-        mesh: the mesh of its stage.
-        process: which of the stage's processes it is.
+        mesh: the mesh of its member of the stage.
+        peer: the process.
 
     Attributes:
-        requests: for each sending process that has a piece for this one, the shapes of these
-            pieces and the devices that they land on.
-        num_bytes: the size of all pieces.
-        gathers: whether the processes of the stage take part in a collective.
+        requests: for each process that has a piece for this one, itself included, the shapes of
+            these pieces and the shardings with which they land.
+        num_bytes: the size of all pieces that others have.
+        gathers: whether the processes of the member take part in a collective.
+        others: these processes, but for this one.
     """
 
-    def __init__(self, arrays: Sequence[CrossingArray], mesh: Mesh, process: int):
-        self._pieces: dict[int, list[tuple[int, PulledPart]]] = {}
+    def __init__(self, arrays: Sequence[CrossingArray], mesh: Mesh, peer: Peer):
+        self._landings = [Landing(array, mesh, peer) for array in arrays]
+        self._pieces: dict[Peer, list[SentPiece]] = {}
         for i, array in enumerate(arrays):
-            for piece in array.crossing.pieces:
-                if array.processes[piece.landing] == process:
-                    sender = array.processes[piece.origin]
-                    self._pieces.setdefault(sender, []).append((i, piece))
+            for piece in array.pieces(i):
+                if array.processes[piece.receiver] == peer:
+                    sender = array.processes[piece.sender]
+                    self._pieces.setdefault(sender, []).append(piece)
         self.requests = {
             sender: [
                 jax.ShapeDtypeStruct(
-                    arrays[i].widths(piece.bounds),
-                    arrays[i].shape.dtype,
-                    sharding=SingleDeviceSharding(_devices(arrays[i], mesh)[piece.landing]),
+                    arrays[piece.array].extent(piece.bounds),
+                    arrays[piece.array].shape.dtype,
+                    sharding=self._landings[piece.array].part_sharding(piece.receiver),
                 )
-                for i, piece in pieces
+                for piece in pieces
             ]
             for sender, pieces in self._pieces.items()
         }
         self.num_bytes = sum(
             math.prod(spec.shape) * spec.dtype.itemsize
-            for specs in self.requests.values()
+            for sender, specs in self.requests.items()
             for spec in specs
+            if sender != peer
         )
-        self._landings = [_Landing(array, mesh, process) for array in arrays]
-        self._sliced = [i for i, each in enumerate(arrays) if each.crossing.gathering is not None]
-        self._gatherer = _gatherer(arrays, self._landings, mesh)
+        self._as_sent: list[tuple[int, int, SentPiece]] = []
+        self._joinings: list[_Joining] = []
+        self._copies: list[_Copy] = []
+        self._plan(arrays)
+        self._sliced = [i for i, each in enumerate(self._landings) if each.gathering is not None]
+        self._gatherer = gatherer(self._landings, mesh)
         self.gathers = self._gatherer is not None
+        self.others = tuple(sorted({p for each in self._landings for p in each.peers} - {peer}))
 
-    def put_together(self, pulled: Mapping[int, Sequence[jax.Array]]) -> list[jax.Array]:
+    def _plan(self, arrays: Sequence[CrossingArray]) -> None:
+        """Find out what each part of each array is made of."""
+        joined: dict[int, list[_JoinedPart]] = {}
+        for i, (array, landing) in enumerate(zip(arrays, self._landings, strict=True)):
+            landing_on = _by_receiver(array, i)
+            made: dict[Shard, int] = {}
+            copied: list[tuple[int, Shard]] = []
+            for place, shard in enumerate(landing.shards):
+                summed = landing_on.get(shard.device, [])
+                alike = Shard(-1, shard.bounds, shard.summand)
+                if not summed and volume(shard.bounds):
+                    copied.append((place, shard))
+                    continue
+                made.setdefault(alike, place)
+                part = _JoinedPart(i, place, array, landing, shard, summed)
+                if (piece := part.as_sent()) is not None:
+                    self._as_sent.append((i, place, piece))
+                else:
+                    joined.setdefault(shard.device, []).append(part)
+            for place, shard in copied:
+                like = made[Shard(-1, shard.bounds, shard.summand)]
+                sharding = landing.part_sharding(shard.device)
+                self._copies.append(_Copy(i, place, like, sharding))
+        self._joinings = [_joining(parts) for parts in joined.values()]
+
+    def parts(self, pulled: Mapping[Peer, Sequence[jax.Array]]) -> list[list[Any]]:
+        """What the process's devices hold of each array, of its pieces; slices not yet gathered.
+
+        Args:
+            pulled: what each sending process was asked for, as in `requests`.
+        """
+        landed = {
+            piece: array
+            for sender, pieces in self._pieces.items()
+            for piece, array in zip(pieces, pulled[sender], strict=True)
+        }
+        made: list[list[Any]] = [[None] * len(landing.shards) for landing in self._landings]
+        for i, place, piece in self._as_sent:
+            made[i][place] = landed[piece]
+        for joining in self._joinings:
+            results = joining.program(*(landed[piece] for piece in joining.pieces))
+            for (i, place), part in zip(joining.parts, results, strict=True):
+                made[i][place] = part
+        if self._copies:
+            copied = jax.device_put(
+                [made[copy.array][copy.like] for copy in self._copies],
+                [copy.sharding for copy in self._copies],
+            )
+            for copy, part in zip(self._copies, copied, strict=True):
+                made[copy.array][copy.place] = part
+        return made
+
+    def put_together(self, pulled: Mapping[Peer, Sequence[jax.Array]]) -> list[jax.Array]:
         """Make arrays of the pieces; where the end gathers, all processes must call this alike.
 
         Args:
             pulled: what each sending process was asked for, as in `requests`.
 
         Returns:
-            The arrays, divided as the stage wants them.
+            The arrays, divided as the member wants them.
         """
-        landed: list[dict[PulledPart, jax.Array]] = [{} for _ in self._landings]
-        for sender, pieces in self._pieces.items():
-            for (i, piece), array in zip(pieces, pulled[sender], strict=True):
-                landed[i][piece] = array
         arrays = [
-            landing.array(landing.parts(pieces))
-            for landing, pieces in zip(self._landings, landed, strict=True)
+            landing.array(parts)
+            for landing, parts in zip(self._landings, self.parts(pulled), strict=True)
         ]
         if self._gatherer is not None:
             gathered = self._gatherer([arrays[i] for i in self._sliced])
@@ -243,166 +370,226 @@ class ReceivingEnd:
         return arrays
 
 
-@dataclass(frozen=True, eq=False)
-class _LandedPart:
-    """What one device holds of an array that lands.
+class Landing:
+    """An array on the mesh of a member, as it is when all pieces have landed.
+
+    Where slices are to be gathered, it is the array of the slices: every device has its own, all of
+    them padded to the same size.
 
     Args:
-        device: the device.
-        pieces: what lands on it.
-        program: what makes the part of the pieces; None where it is the one piece, as it is.
-        like: the earlier part that it is a copy of, where nothing lands on it.
+        array: what crosses.
+        mesh: the member's mesh.
+        peer: a process of the member.
+
+    Attributes:
+        peers: the processes of the member.
+        shards: what the devices of the process have of it.
+        gathering: how slices are gathered; None where there are none.
+        wanted: how the member wants the array.
+        shape: the shape of the array that lands.
+        sharding: how it is divided.
     """
 
-    device: Any
-    pieces: tuple[PulledPart, ...]
-    program: Compiled | None = None
-    like: int | None = None
-
-
-class _Landing:
-    """Makes an array on a stage's mesh of the pieces that land on the devices of a process.
-
-    Where slices are to be gathered, the array is that of the slices: every device has its own, all
-    of them padded to the same size.
-    """
-
-    def __init__(self, array: CrossingArray, mesh: Mesh, process: int):
-        self.shape, spec = _landing(array, mesh)
+    def __init__(self, array: CrossingArray, mesh: Mesh, peer: Peer):
+        member = array.member(array.target, peer)
+        group, whole = array.target.subgroups[member], array.shape.shape or (1,)
+        region = array.target.regions(whole)[member]
+        first = sum(len(each.devices) for each in array.target.subgroups[:member])
+        landed = array.crossing.landed[first : first + len(group.devices)]
+        self.peers = frozenset(array.processes[device] for device in group.devices)
+        self.shards = [shard for shard in landed if array.processes[shard.device] == peer]
+        self.gathering = array.crossing.gatherings[member]
+        self.wanted = jax.ShapeDtypeStruct(
+            array.extent(region), array.shape.dtype, sharding=NamedSharding(mesh, group.spec)
+        )
+        self.along = _undivided(group.spec, mesh)
+        self.shape, spec = self.wanted.shape, group.spec
+        if self.gathering is not None:
+            axis, widths = self.gathering.axis, self.gathering.widths
+            divisions = group.divisions(len(whole))
+            shape = list(extent(region))
+            shape[axis] = divisions[axis] * len(widths) * max(widths)
+            entries = [axes_of(entry) for entry in spec]
+            entries += [()] * (len(shape) - len(entries))
+            entries[axis] += self.along
+            self.shape, spec = tuple(shape), PartitionSpec(*entries)
         self.sharding = NamedSharding(mesh, spec)
-        self._parts: list[_LandedPart] = []
-        landing: dict[int, list[PulledPart]] = {}
-        for piece in array.crossing.pieces:
-            landing.setdefault(piece.landing, []).append(piece)
-        made: dict[Bounds, int] = {}
-        devices = _devices(array, mesh)
-        for shard in array.crossing.landed:
-            if array.processes[shard.device] != process:
-                continue
-            device, pieces = devices[shard.device], tuple(landing.get(shard.device, ()))
-            if shard.bounds in made and not pieces:
-                self._parts.append(_LandedPart(device, (), like=made[shard.bounds]))
-                continue
-            made[shard.bounds] = len(self._parts)
-            program = None
-            part = self.sharding.shard_shape(self.shape.shape)
-            if len(pieces) != 1 or array.widths(pieces[0].bounds) != part:
-                program = _joiner(array, shard.bounds, pieces, part, device)
-            self._parts.append(_LandedPart(device, pieces, program))
+        self._devices = dict(zip(group.devices, mesh.devices.flat, strict=True))
+
+    @property
+    def part_shape(self) -> tuple[int, ...]:
+        """The shape of what each device has of it."""
+        return self.sharding.shard_shape(self.shape)
+
+    def part_sharding(self, device: int) -> Sharding:
+        """With what sharding the pieces and the part of a device lie on it."""
+        if len(self._devices) == 1:
+            return self.sharding
+        return SingleDeviceSharding(self._devices[device])
 
     def array(self, parts: Sequence[jax.Array]) -> jax.Array:
-        """The array, of the parts that the process's devices hold."""
-        return jax.make_array_from_single_device_arrays(self.shape.shape, self.sharding, parts)
-
-    def parts(self, pieces: Mapping[PulledPart, jax.Array]) -> list[jax.Array]:
-        """What the process's devices hold of the array, of its pieces."""
-        made: list[jax.Array] = []
-        for part in self._parts:
-            if part.like is not None:
-                made.append(jax.device_put(made[part.like], part.device))
-            elif part.program is None:
-                made.append(pieces[part.pieces[0]])
-            else:
-                made.append(part.program(*(pieces[piece] for piece in part.pieces)))
-        return made
+        """The array, of the parts that devices hold."""
+        if len(self._devices) == 1:
+            return parts[0]
+        return jax.make_array_from_single_device_arrays(self.shape, self.sharding, parts)
 
 
-def _devices(array: CrossingArray, mesh: Mesh) -> dict[int, Any]:
-    """The devices of the receiving stage by their numbers."""
-    return dict(zip(array.target.devices, mesh.devices.flat, strict=True))
+class _JoinedPart(NamedTuple):
+    """What a device shall have of an array, and the sums of pieces that it is made of."""
+
+    array: int
+    place: int
+    crossing: CrossingArray
+    landing: Landing
+    shard: Shard
+    summed: list[tuple[Bounds, list[SentPiece]]]
+
+    def as_sent(self) -> SentPiece | None:
+        """The one piece that the part is, where it is one."""
+        if len(self.summed) != 1 or len(self.summed[0][1]) != 1:
+            return None
+        bounds, (piece,) = self.summed[0]
+        fits = self.crossing.extent(bounds) == self.landing.part_shape
+        return piece if bounds == self.shard.bounds and fits else None
+
+
+def _by_receiver(
+    array: CrossingArray, place: int
+) -> dict[int, list[tuple[Bounds, list[SentPiece]]]]:
+    """For each device the parts that land on it, each with its summands."""
+    found: dict[int, list[tuple[Bounds, list[SentPiece]]]] = {}
+    for part in array.crossing.parts:
+        for receiver in part.receivers:
+            pieces = [SentPiece(place, part.bounds, each, receiver) for each in part.senders]
+            found.setdefault(receiver, []).append((part.bounds, pieces))
+    return found
+
+
+def _joining(parts: Sequence[_JoinedPart]) -> _Joining:
+    """Compile what makes parts of several arrays on one device."""
+    pieces = [piece for part in parts for _, summands in part.summed for piece in summands]
+
+    def join(*arrays: jax.Array) -> list[jax.Array]:
+        rest = iter(arrays)
+        return [
+            _joined(part, [(b, [next(rest) for _ in each]) for b, each in part.summed])
+            for part in parts
+        ]
+
+    shapes = [
+        jax.ShapeDtypeStruct(
+            part.crossing.extent(bounds),
+            part.crossing.shape.dtype,
+            sharding=part.landing.part_sharding(part.shard.device),
+        )
+        for part in parts
+        for bounds, summands in part.summed
+        for _ in summands
+    ]
+    outputs = [part.landing.part_sharding(part.shard.device) for part in parts]
+    program = jax.jit(join, out_shardings=outputs).lower(*shapes).compile()
+    return _Joining(pieces, [(part.array, part.place) for part in parts], program)
+
+
+def _joined(part: _JoinedPart, summed: Sequence[tuple[Bounds, Sequence[jax.Array]]]) -> jax.Array:
+    """A part of an array, of the summands of its pieces; padded where slices are unlike."""
+    shape, dtype = part.landing.part_shape, part.crossing.shape.dtype
+    sums = [
+        (bounds, _sum(summands) if summands else jnp.zeros(part.crossing.extent(bounds), dtype))
+        for bounds, summands in summed
+    ]
+    around = part.shard.bounds
+    if part.crossing.extent(around) == shape and sums:
+        if len(sums) == 1 and sums[0][0] == around:
+            return sums[0][1]
+        ways = [axis for axis in range(len(shape)) if _in_a_row(around, sums, axis)]
+        if ways:
+            in_order = sorted(sums, key=lambda each: each[0][ways[0]])
+            return jnp.concatenate([piece for _, piece in in_order], ways[0])
+    whole = jnp.zeros(shape, dtype)
+    for bounds, piece in sums:
+        whole = whole.at[within(bounds, around)].set(piece)
+    return whole
+
+
+def _in_a_row(around: Bounds, pieces: Sequence[tuple[Bounds, Any]], axis: int) -> bool:
+    """Whether pieces of a part lie one after the other along a dimension."""
+    return all(
+        (*bounds[:axis], *bounds[axis + 1 :]) == (*around[:axis], *around[axis + 1 :])
+        for bounds, _ in pieces
+    )
+
+
+def _sum(summands: Sequence[jax.Array]) -> jax.Array:
+    """The sum of summands, rounded after each addition, on whatever device it is made.
+
+    Without a word, a compiler may keep more digits of short floats in between: receivers of unlike
+    kinds would then have unlike sums.
+    """
+    total, *others = summands
+    is_short = jnp.issubdtype(total.dtype, jnp.floating) and total.dtype.itemsize < 4
+    for other in others:
+        total = total + other
+        if is_short:
+            digits = jnp.finfo(total.dtype)
+            total = jax.lax.reduce_precision(total, digits.nexp, digits.nmant)
+    return total
 
 
 def _cutter(
-    arrays: Sequence[CrossingArray], wanted: Sequence[tuple[int, PulledPart]], device: Any
+    arrays: Sequence[CrossingArray],
+    number: int,
+    parts: Sequence[tuple[int, Bounds]],
+    device: Any,
 ) -> Compiled:
-    """Compile what cuts pieces out of a device's shards; takes the shard of each piece."""
-    wholes = [arrays[i].held(piece.origin) for i, piece in wanted]
-    places = [within(piece.bounds, w) for (_, piece), w in zip(wanted, wholes, strict=True)]
+    """Compile what cuts parts out of a device's shards; takes the shard of each part."""
+    places = [within(bounds, arrays[i].held[number]) for i, bounds in parts]
 
     def cut(*shards: jax.Array) -> list[jax.Array]:
         return [shard[place] for shard, place in zip(shards, places, strict=True)]
 
     shapes = [
         jax.ShapeDtypeStruct(
-            arrays[i].widths(whole), arrays[i].shape.dtype, sharding=SingleDeviceSharding(device)
+            arrays[i].extent(arrays[i].held[number]),
+            arrays[i].shape.dtype,
+            sharding=SingleDeviceSharding(device),
         )
-        for (i, _), whole in zip(wanted, wholes, strict=True)
+        for i, _ in parts
     ]
     return jax.jit(cut).lower(*shapes).compile()
 
 
-def _joiner(
-    array: CrossingArray,
-    bounds: Bounds,
-    pieces: Sequence[PulledPart],
-    shape: tuple[int, ...],
-    device: Any,
-) -> Compiled:
-    """Compile what puts the pieces of a part together, and pads the part to a shape."""
-    places = [within(piece.bounds, bounds) for piece in pieces]
+def gatherer(landings: Sequence[Landing], mesh: Mesh) -> Compiled | None:
+    """Compile what gathers the slices of arrays inside a member; None where there are none.
 
-    def join(*pieces: jax.Array) -> jax.Array:
-        part = jnp.zeros(shape, array.shape.dtype)
-        for piece, place in zip(pieces, places, strict=True):
-            part = part.at[place].set(piece)
-        return part
+    Args:
+        landings: the arrays, as they land.
+        mesh: the member's mesh.
 
-    sharding = SingleDeviceSharding(device)
-    shapes = [
-        jax.ShapeDtypeStruct(array.widths(p.bounds), array.shape.dtype, sharding=sharding)
-        for p in pieces
-    ]
-    return jax.jit(join, out_shardings=sharding).lower(*shapes).compile()
-
-
-def _landing(array: CrossingArray, mesh: Mesh) -> tuple[jax.ShapeDtypeStruct, PartitionSpec]:
-    """The array that lands, and how it is divided: where slices are gathered, that of the slices.
-
-    A slice of a part is for one of the devices that hold the part alike, which are those along the
-    mesh axes that do not divide it.
+    Returns:
+        The program, on those of the arrays that have slices.
     """
-    gathering = array.crossing.gathering
-    if gathering is None:
-        return array.shape, array.spec
-    axis, count = gathering.axis, len(gathering.widths) * max(gathering.widths)
-    part = array.target.shards(array.shape.shape or (1,))[0].bounds[axis]
-    shape: list[int] = list(array.shape.shape or (1,))
-    shape[axis] = shape[axis] // (part[1] - part[0]) * count
-    entries = [axes_of(entry) for entry in array.spec]
-    entries += [()] * (len(shape) - len(entries))
-    entries[axis] += _undivided(array.spec, mesh)
-    return jax.ShapeDtypeStruct(tuple(shape), array.shape.dtype), PartitionSpec(*entries)
-
-
-def _gatherer(
-    arrays: Sequence[CrossingArray], landings: Sequence[_Landing], mesh: Mesh
-) -> Compiled | None:
-    """Compile what gathers the slices of arrays inside a stage; None where there are none."""
-    sliced = [
-        (array, array.crossing.gathering, landing)
-        for array, landing in zip(arrays, landings, strict=True)
-        if array.crossing.gathering is not None
-    ]
+    sliced = [(landing, landing.gathering) for landing in landings if landing.gathering is not None]
     if not sliced:
         return None
 
     def gather(landed: Sequence[jax.Array]) -> list[jax.Array]:
         return [
             jax.shard_map(
-                partial(_gathered, gathering, _undivided(array.spec, mesh)),
+                partial(_gathered, gathering, landing.along),
                 mesh=mesh,
                 in_specs=landing.sharding.spec,
-                out_specs=array.spec,
+                out_specs=landing.wanted.sharding.spec,
                 check_vma=False,
-            )(slices).reshape(array.shape.shape)
-            for (array, gathering, landing), slices in zip(sliced, landed, strict=True)
+            )(slices).reshape(landing.wanted.shape)
+            for (landing, gathering), slices in zip(sliced, landed, strict=True)
         ]
 
     shapes = [
-        jax.ShapeDtypeStruct(landing.shape.shape, landing.shape.dtype, sharding=landing.sharding)
-        for _, _, landing in sliced
+        jax.ShapeDtypeStruct(landing.shape, landing.wanted.dtype, sharding=landing.sharding)
+        for landing, _ in sliced
     ]
-    outputs = [NamedSharding(mesh, array.spec) for array, _, _ in sliced]
+    outputs = [landing.wanted.sharding for landing, _ in sliced]
     return jax.jit(gather, out_shardings=outputs).lower(shapes).compile()
 
 
@@ -420,6 +607,9 @@ def _gathered(gathering: Gathering, axes: tuple[str, ...], mine: jax.Array) -> j
 
 
 def _undivided(spec: PartitionSpec, mesh: Mesh) -> tuple[str, ...]:
-    """The axes of a mesh along which an array is held alike."""
+    """The axes of a mesh along which an array is held alike.
+
+    A slice of a part is for one of the devices that hold the part alike.
+    """
     used = {axis for entry in spec for axis in axes_of(entry)}
     return tuple(axis for axis in mesh.axis_names if axis not in used)

@@ -25,7 +25,13 @@ from hetjax.errors import WorkerLostError
 from hetjax.runtime.instructions.instruction import Route, RouteKind, Tag
 from hetjax.runtime.instructions.placement import Placement
 from hetjax.runtime.moves.listening import transfer_identifier
-from hetjax.runtime.moves.transfer_ends import ReceivingEnd, SendingEnd, crossing_arrays
+from hetjax.runtime.moves.peers import Peer, Processes, worker_name
+from hetjax.runtime.moves.transfer_ends import (
+    ReceivingEnd,
+    SendingEnd,
+    alike,
+    crossing_arrays,
+)
 from hetjax.runtime.moves.transport import Arrival
 from hetjax.runtime.moves.watching import Watched, Watcher
 
@@ -35,19 +41,6 @@ CONNECT_SECONDS = 10.0
 _GREETING_BYTES = 2**16
 
 _NOT_COME = "; it hangs or is out of reach, or another has taken it (docs/security.md)"
-
-Peer = tuple[int, int]
-"""A worker: its stage, and its process inside the stage."""
-
-
-def worker_name(peer: Peer) -> str:
-    """What a worker is called in messages.
-
-    Example:
-        >>> worker_name((1, 0))
-        'stage 1, host 0'
-    """
-    return f"stage {peer[0]}, host {peer[1]}"
 
 
 @dataclass(frozen=True)
@@ -63,10 +56,10 @@ class TransferServerTransport:
     """Moves arrays between worker processes.
 
     Args:
-        placement: shardings of all buffers of all stages.
+        placement: annotations of all buffers of all stages.
         peer: this worker.
-        mesh: the mesh of its stage.
-        devices_per_process: for each stage, how many of its devices each process has.
+        mesh: the mesh of its member of the stage.
+        processes: for each stage, for each of its processes, the numbers of its devices.
         tags: every transfer of a training or an evaluation step, the same on all workers.
         secret: what only the workers of the run have; transfers are named by it.
         deadline: seconds after which a transfer that does not come is an error.
@@ -77,31 +70,28 @@ class TransferServerTransport:
         placement: Placement,
         peer: Peer,
         mesh: Mesh,
-        devices_per_process: Sequence[int],
+        processes: Processes,
         tags: Sequence[Tag],
         secret: bytes,
         deadline: float,
     ):
         self._peer, self._secret, self._deadline = peer, secret, deadline
-        self._processes = [
-            stage.submesh.num_devices // count
-            for stage, count in zip(placement.plan.stages, devices_per_process, strict=True)
-        ]
         self._numbers = {tag: number for number, tag in enumerate(sorted(set(tags)))}
         self._sending: dict[Tag, SendingEnd] = {}
         self._receiving: dict[Tag, ReceivingEnd] = {}
-        stage, process = peer
-        for tag in {_alike(tag) for tag in self._numbers}:
+        stage = peer[0]
+        for tag in {alike(tag) for tag in self._numbers}:
             if stage in (tag.route.source, tag.route.target):
-                arrays = crossing_arrays(placement, tag, devices_per_process)
+                arrays = crossing_arrays(placement, tag, processes)
                 if stage == tag.route.source:
-                    self._sending[tag] = SendingEnd(arrays, mesh, process)
-                else:
-                    self._receiving[tag] = ReceivingEnd(arrays, mesh, process)
+                    self._sending[tag] = SendingEnd(arrays, mesh, peer)
+                if stage == tag.route.target:
+                    self._receiving[tag] = ReceivingEnd(arrays, mesh, peer)
         self._device = mesh.local_devices[0]
         self._listening: ListeningServer | None = None
         self._connections: dict[Peer, Any] = {}
         self._pulls: dict[tuple[int, Tag], list[_Pull]] = {}
+        self._kept: dict[tuple[int, Tag], Sequence[jax.Array]] = {}
         self._arrivals: dict[tuple[int, Tag], Arrival] = {}
         self._watchers: dict[Route, Watcher] = {}
         self._gatherings = Watcher("watch gathering")
@@ -122,12 +112,8 @@ class TransferServerTransport:
         """
         self._listening = ListeningServer(self._device.client, host)
         greeting = jax.device_put(np.zeros(_GREETING_BYTES, np.uint8), self._device)
-        receivers = {
-            (tag.route.target, receiver)
-            for tag, end in self._sending.items()
-            for receiver in end.receivers
-        }
-        for receiver in receivers:
+        receivers = {peer for end in self._sending.values() for peer in end.receivers}
+        for receiver in receivers - {self._peer}:
             self._server.await_pull(self._greeting(self._peer, receiver), [greeting])
         return self._server.address()
 
@@ -140,16 +126,12 @@ class TransferServerTransport:
         Raises:
             WorkerLostError: a worker cannot be reached, or is none of the run.
         """
-        sources = {
-            (tag.route.source, sender)
-            for tag, end in self._receiving.items()
-            for sender in end.requests
-        }
+        sources = {peer for end in self._receiving.values() for peer in end.requests}
         shape = jax.ShapeDtypeStruct(
             (_GREETING_BYTES,), np.uint8, sharding=SingleDeviceSharding(self._device)
         )
         greetings = {}
-        for peer in sorted(sources):
+        for peer in sorted(sources - {self._peer}):
             _check_reachable(peer, addresses[peer])
             connection = self._connections[peer] = self._server.connect(addresses[peer])
             # A watcher each: one that stays away must not delay the others.
@@ -175,23 +157,32 @@ class TransferServerTransport:
     def send(self, step: int, tag: Tag, arrays: Sequence[jax.Array]) -> None:
         """Offer the pieces that each receiving process needs of this one.
 
-        The server keeps them until they are fetched, and forgets them then.
+        The server keeps them until they are fetched, and forgets them then. What this process needs
+        itself is kept here.
         """
-        for receiver, pieces in self._sending[_alike(tag)].offers(arrays):
-            self._server.await_pull(self._identifier(step, tag, self._peer[1], receiver), pieces)
+        offers = self._sending[alike(tag)].offers(arrays)
+        own = offers.pop(self._peer, None)
+        for receiver, pieces in offers.items():
+            self._server.await_pull(self._identifier(step, tag, self._peer, receiver), pieces)
+        if own is not None:
+            requests = self._receiving[alike(tag)].requests[self._peer]
+            shardings = [request.sharding for request in requests]
+            self._kept[step, tag] = jax.device_put(own, shardings)
 
     def expect(self, step: int, tag: Tag) -> None:
         """Ask for the pieces of a transfer; they come while the worker computes."""
         pulls = []
-        for sender, shapes in self._receiving[_alike(tag)].requests.items():
-            peer = (tag.route.source, sender)
-            identifier = self._identifier(step, tag, sender, self._peer[1])
-            arrays = self._connections[peer].pull(identifier, shapes)
-            pulls.append(_Pull(peer, arrays, self._watcher(tag.route).watch(arrays)))
+        for sender, shapes in self._receiving[alike(tag)].requests.items():
+            if sender == self._peer:
+                continue
+            identifier = self._identifier(step, tag, sender, self._peer)
+            arrays = self._connections[sender].pull(identifier, shapes)
+            pulls.append(_Pull(sender, arrays, self._watcher(tag.route).watch(arrays)))
         self._pulls[step, tag] = pulls
 
-    def _identifier(self, step: int, tag: Tag, sender: int, receiver: int) -> int:
-        return transfer_identifier(self._secret, step, self._numbers[tag], sender, receiver, 0)
+    def _identifier(self, step: int, tag: Tag, sender: Peer, receiver: Peer) -> int:
+        number = self._numbers[tag]
+        return transfer_identifier(self._secret, step, number, sender[1], receiver[1], 0)
 
     def _watcher(self, route: Route) -> Watcher:
         if route not in self._watchers:
@@ -206,7 +197,7 @@ class TransferServerTransport:
     def receive(self, step: int, tag: Tag) -> list[jax.Array]:
         """Wait for the pieces of a transfer and put them together.
 
-        All hosts of a stage receive in the same order, since gathering is a collective.
+        All hosts of a member receive in the same order, since gathering is a collective.
         """
         end = time.monotonic() + self._deadline
         pulls = self._pulls[step, tag]
@@ -214,15 +205,19 @@ class TransferServerTransport:
             what = f"its {_name(tag)} did not come"
             self._wait(pull.watched, worker_name(pull.peer), what, end, self._deadline, _NOT_COME)
         del self._pulls[step, tag]
-        receiving = self._receiving[_alike(tag)]
+        receiving = self._receiving[alike(tag)]
         at = max((pull.watched.arrived for pull in pulls), default=time.time())
         self._arrivals[step, tag] = Arrival(at, receiving.num_bytes)
-        arrays = receiving.put_together({pull.peer[1]: pull.arrays for pull in pulls})
+        pulled = {pull.peer: pull.arrays for pull in pulls}
+        if (step, tag) in self._kept:
+            pulled[self._peer] = self._kept.pop((step, tag))
+        arrays = receiving.put_together(pulled)
         if receiving.gathers:
             what = f"it did not gather the {tag.route.kind} with us"
             # The other hosts may wait for their own pieces until the deadline.
             gathered = self._gatherings.watch(arrays)
-            self._wait(gathered, self._other_hosts(), what, end + self._deadline, self._deadline)
+            others = " or ".join(map(worker_name, receiving.others))
+            self._wait(gathered, others, what, end + self._deadline, self._deadline)
         return arrays
 
     def _wait(
@@ -238,11 +233,6 @@ class TransferServerTransport:
         if watched.error is not None:
             raise WorkerLostError(worker, str(watched.error).partition("\n")[0])
 
-    def _other_hosts(self) -> str:
-        stage, process = self._peer
-        others = [host for host in range(self._processes[stage]) if host != process]
-        return " or ".join(worker_name((stage, host)) for host in others)
-
     def arrival(self, step: int, tag: Tag) -> Arrival:
         """When a transfer that was received was there, and how many bytes this process pulled."""
         return self._arrivals.pop((step, tag))
@@ -252,11 +242,7 @@ class TransferServerTransport:
         for watcher in (self._gatherings, *self._watchers.values()):
             watcher.close()
         self._pulls.clear()
-
-
-def _alike(tag: Tag) -> Tag:
-    """One transfer for all that move arrays of the same shapes: those of other microbatches."""
-    return Tag(tag.route, phase=tag.phase)
+        self._kept.clear()
 
 
 def _name(tag: Tag) -> str:

@@ -19,8 +19,9 @@ from hetjax.planner.plan.stage_plan import StagePlan
 from hetjax.runtime.checkpoints.checkpoint_files import SaveFailure
 from hetjax.runtime.instructions.placement import Placement
 from hetjax.runtime.moves.listening import LOOPBACK, SECRET_BYTES
+from hetjax.runtime.moves.peers import Peer, Processes, worker_name
 from hetjax.runtime.moves.state_switch import moved_arrays
-from hetjax.runtime.moves.transfer_server import CONNECT_SECONDS, Peer, worker_name
+from hetjax.runtime.moves.transfer_server import CONNECT_SECONDS
 from hetjax.runtime.ray.ray_cluster import (
     RayOptions,
     check_resources,
@@ -107,7 +108,8 @@ class RayExecutor:
             nodes = self._workers.call(lambda actor: actor.node.remote(), list(fetched))
             self._fetches = Fetches.begin([(nodes[peer], each) for peer, each in fetched.items()])
         secret = secrets.token_bytes(SECRET_BYTES)
-        self._workers.call(lambda actor: actor.build.remote(reference, per_process, secret))
+        processes = _processes(self._job.plan)
+        self._workers.call(lambda actor: actor.build.remote(reference, processes, secret))
         # They listen from when all can connect to when all are connected.
         addresses = self._workers.wait(
             {peer: self._workers.actor(peer).listen.remote(host) for peer, host in hosts.items()}
@@ -424,6 +426,16 @@ def _put_job(job: Job) -> Any:
 def _places(addresses: Mapping[Peer, str]) -> str:
     """Where workers are, for a message."""
     return together([f"{worker_name(peer)} at {each}" for peer, each in addresses.items()])
+
+
+def _processes(plan: Plan) -> Processes:
+    """The devices of each host of each stage."""
+    found = []
+    for stage in plan.stages:
+        devices = tuple(plan.cluster.device_ids(stage.submesh))
+        count = len(devices) // _hosts(stage)
+        found.append([devices[at : at + count] for at in range(0, len(devices), count)])
+    return found
 
 
 def _hosts(stage: StagePlan) -> int:

@@ -23,9 +23,9 @@ import numpy as np
 
 from hetjax.planner.plan.plan import Plan
 from hetjax.runtime.compilation.state import StageState
+from hetjax.runtime.moves.peers import Peer
 from hetjax.runtime.moves.stage_leaves import DevicesByNumber, Pieces, StageLeaves
 from hetjax.runtime.moves.state_move import add_slices, cut_slices
-from hetjax.runtime.moves.transfer_server import Peer
 from hetjax.sharding.resolution.switch_transfers import ArraySlice, Messages
 
 FETCH_SECONDS = 1.0

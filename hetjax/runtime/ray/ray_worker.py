@@ -18,8 +18,9 @@ from hetjax.pipeline.schedules.schedule import Schedule
 from hetjax.planner.plan.plan import Plan
 from hetjax.runtime.checkpoints.checkpoint import StageSaver, waited
 from hetjax.runtime.checkpoints.checkpoint_files import SaveFailure, StageRecord
+from hetjax.runtime.moves.peers import Peer, Processes, worker_name
 from hetjax.runtime.moves.stage_leaves import StageLeaves
-from hetjax.runtime.moves.transfer_server import Peer, TransferServerTransport, worker_name
+from hetjax.runtime.moves.transfer_server import TransferServerTransport
 from hetjax.runtime.ray.ray_devices import given_devices
 from hetjax.runtime.ray.ray_switching import Parcel, StateExchange, devices_of_process
 from hetjax.runtime.workers.clocks import ClockReading, read_clock
@@ -118,12 +119,12 @@ class HostWorker:
             coordinator_bind_address=coordinator if self.peer[1] == 0 else None,
         )
 
-    def build(self, job: Job, devices_per_process: Sequence[int], secret: bytes) -> None:
+    def build(self, job: Job, processes: Processes, secret: bytes) -> None:
         """Trace and compile.
 
         Args:
             job: the training job.
-            devices_per_process: for each stage, how many devices each of its processes has.
+            processes: for each stage, for each of its processes, the numbers of its devices.
             secret: what only the workers of this run have.
 
         Raises:
@@ -136,7 +137,7 @@ class HostWorker:
             placement,
             self.peer,
             mesh,
-            devices_per_process,
+            processes,
             transfers(placement),
             secret,
             job.deadline,

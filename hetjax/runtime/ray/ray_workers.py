@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hetjax.errors import InputError, WorkerLostError
-from hetjax.runtime.moves.transfer_server import Peer, worker_name
+from hetjax.runtime.moves.peers import Peer, worker_name
 from hetjax.runtime.ray.ray_worker import HostWorker
 from hetjax.runtime.workers.waiting import Awaited, together
 

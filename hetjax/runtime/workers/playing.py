@@ -18,12 +18,14 @@ from statistics import median
 from typing import NamedTuple, Protocol
 
 import jax
+from jax.sharding import Mesh
 
 from hetjax.errors import InputError
 from hetjax.planner.costs.sharing_cost import exchange_bandwidth
 from hetjax.planner.plan.plan import Plan
 from hetjax.runtime.instructions.instruction import Route, RouteKind, Tag
-from hetjax.runtime.moves.transport import Arrival, InProcessTransport
+from hetjax.runtime.moves.peers import Peer
+from hetjax.runtime.moves.transport import Arrival, InProcessTransport, WorkerTransport
 
 ROOM = 1.5
 """How much more time a played task gets than all stages need to compute at once."""
@@ -311,26 +313,38 @@ class PlayedTransport(InProcessTransport):
         """Wait this long for a transfer that does not come."""
         self._deadline = seconds
 
+    def of(self, peer: Peer, mesh: Mesh) -> WorkerTransport:
+        """The transport of one worker."""
+        super().of(peer, mesh)
+        return _PlayedWorkerTransport(self, peer)
+
+
+class _PlayedWorkerTransport(WorkerTransport):
+    def __init__(self, shared: PlayedTransport, peer: Peer):
+        super().__init__(shared, peer)
+        self._played = shared
+
     def send(self, step: int, tag: Tag, arrays: Sequence[jax.Array]) -> None:
         """Put the arrays on their way, without waiting."""
-        if self.player is not None:
-            self.player.send(tag, sum(array.nbytes for array in arrays))
+        if self._played.player is not None:
+            self._played.player.send(tag, sum(array.nbytes for array in arrays))
         super().send(step, tag, arrays)
 
     def ready(self, step: int, tag: Tag) -> bool:
         """Whether the transfer has arrived, or will never."""
         if not super().ready(step, tag):
             return False
-        return self.player is None or self.failure is not None or self.player.is_there(tag)
+        player = self._played.player
+        return player is None or self._played.failure is not None or player.is_there(tag)
 
     def receive(self, step: int, tag: Tag) -> list[jax.Array]:
         """Wait until the sending stage has sent, and the transfer has arrived."""
         arrays = super().receive(step, tag)
-        if self.player is not None:
-            self.player.receive(tag)
+        if self._played.player is not None:
+            self._played.player.receive(tag)
         return arrays
 
     def arrival(self, step: int, tag: Tag) -> Arrival:
         """When the transfer arrived."""
-        arrival = super().arrival(step, tag)
-        return arrival if self.player is None else arrival._replace(at=self.player.span(tag)[1])
+        arrival, player = super().arrival(step, tag), self._played.player
+        return arrival if player is None else arrival._replace(at=player.span(tag)[1])

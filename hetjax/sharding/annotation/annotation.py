@@ -184,8 +184,8 @@ class HSharding:
     Args:
         subgroups: the submeshes and the sharding inside each; no two share a device.
         hdim: what the submeshes share the array along; of no meaning for one submesh.
-        sizes: for a dimension, how much of it each submesh has, in order: numbers, or symbols that
-            stand for numbers until an input comes. Empty: all alike.
+        sizes: for a dimension, how much of it each submesh has, in order: numbers from 0, or
+            symbols that stand for numbers until an input comes. Empty: all alike.
 
     Raises:
         InputError: a device is in two subgroups, or the sizes do not fit `hdim` or the subgroups.
@@ -233,8 +233,8 @@ class HSharding:
                 f"sizes: {len(self.sizes)} are given for {len(self.subgroups)} subgroups"
             )
         for size in self.sizes:
-            if isinstance(size, int) and size < 1:
-                raise InputError(f"sizes: {size} is not allowed: each is 1 or more")
+            if isinstance(size, int) and size < 0:
+                raise InputError(f"sizes: {size} is not allowed: each is 0 or more")
 
     @classmethod
     def of(cls, sharding: NamedSharding) -> HSharding:

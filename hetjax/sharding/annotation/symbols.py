@@ -65,7 +65,7 @@ class SymbolicSize:
         """The size, with numbers for symbols.
 
         Raises:
-            InputError: a symbol has no number, or one below 1; or the size is below 1.
+            InputError: a symbol has no number, or one below 1; or the size is below 0.
         """
         for name in sorted(self.names):
             if name not in values:
@@ -78,9 +78,9 @@ class SymbolicSize:
             size = _value(self._tree, values)
         except ZeroDivisionError:
             raise InputError(f"sizes: {self.text!r} divides by 0 where {dict(values)}") from None
-        if size < 1:
+        if size < 0:
             raise InputError(
-                f"sizes: {self.text!r} is {size} where {dict(values)}; it must be 1 or more"
+                f"sizes: {self.text!r} is {size} where {dict(values)}; it must be 0 or more"
             )
         return size
 

@@ -22,7 +22,7 @@ from hetjax.sharding.annotation.bounds import (
 from hetjax.sharding.resolution.network import Network
 from hetjax.sharding.resolution.senders import BestLink, Senders
 from hetjax.sharding.resolution.steps import Combination, Phase
-from hetjax.sharding.resolution.summing import Choose, paired, summed
+from hetjax.sharding.resolution.summing import Choose, at_once, paired, summed
 
 DeviceNumbers = list[int]
 
@@ -45,6 +45,7 @@ def exchange(
     senders: Senders,
     itemsize: int,
     relay: bool = True,
+    one_phase: bool = False,
     preference: Mapping[int, int] | None = None,
 ) -> tuple[Phase, ...]:
     """Plan how devices come to hold other parts, and sums in place of summands.
@@ -58,6 +59,9 @@ def exchange(
         itemsize: bytes of an element.
         relay: whether devices of one node may take a piece each of what all of them want, and pass
             it on, where that is faster and the senders' policy allows it.
+        one_phase: whether all goes in one phase. Then nothing is passed on, and whoever wants a sum
+            adds it up by itself: all of them the same summands in the same order, so that what they
+            get is the same to the bit.
         preference: for each device a number; of several owners those with the lowest are taken, so
             that all parts are of one copy. None: any owner.
 
@@ -69,7 +73,7 @@ def exchange(
 
     Source: Hetu v2, section 4.3; H2, section 5 (a byte crosses a slow link once).
     """
-    planner = _ExchangePlanner(network, senders, itemsize, relay=relay)
+    planner = _ExchangePlanner(network, senders, itemsize, relay=relay, one_phase=one_phase)
     for part in _slices(shape, before, after):
         planner.add(part if preference is None else _preferred(part, preference))
     return tuple(tuple(_merged(phase)) for phase in planner.phases if phase)
@@ -123,9 +127,12 @@ def _holding(
 
 
 class _ExchangePlanner:
-    def __init__(self, network: Network, senders: Senders, itemsize: int, *, relay: bool):
+    def __init__(
+        self, network: Network, senders: Senders, itemsize: int, *, relay: bool, one_phase: bool
+    ):
         self.network, self.senders, self.itemsize = network, senders, itemsize
-        self.relay = relay and senders.relays
+        self.relay = relay and senders.relays and not one_phase
+        self.one_phase = one_phase
         self.phases: list[list[Combination]] = []
 
     def put(self, phase: int, bounds: Bounds, givers: Sequence[int], takers: Sequence[int]) -> None:
@@ -172,9 +179,14 @@ class _ExchangePlanner:
                 self.put(0, part.bounds, [], devices)
 
     def add_up(self, part: _FinestSlice, wanted: DeviceNumbers, *, alone: bool) -> None:
-        """Each device adds up the group of which it has a summand, any other one the first."""
+        """Each device adds up the group of which it has a summand, any other one the first.
+
+        Sums of unlike groups are the same but for rounding: in one phase all add up the first one.
+        """
         groups = _by_group(part.owners)
-        mine = {d: group for group, held in groups.items() for o in held.values() for d in o}
+        mine: dict[int, int] = {}
+        if not self.one_phase:
+            mine = {d: group for group, held in groups.items() for o in held.values() for d in o}
         takers: dict[int, DeviceNumbers] = {}
         for device in wanted:
             takers.setdefault(mine.get(device, min(groups)), []).append(device)
@@ -213,6 +225,10 @@ class _ExchangePlanner:
         alone: bool,
     ) -> None:
         """Bring a part's sum to those who want it; alone: no device has to do with another sum."""
+        if self.one_phase:
+            for part in at_once(bounds, owners, wanted, self.network, self._choose)[0]:
+                self.put(0, part.bounds, part.senders, part.receivers)
+            return
 
         def trial() -> Choose:
             # A form that is not taken must leave no load behind.
