@@ -65,8 +65,8 @@ def sizes_of(draw, total, count):
 
 
 @st.composite
-def an_annotation(draw, shape, groups, *, partial, hdims=None):
-    """An annotation for a shape on given groups of devices."""
+def an_annotation(draw, shape, groups, *, partial, hdims=None, like=None):
+    """An annotation for a shape on given groups of devices; with the meshes of another one."""
     choices = [DUPLICATE, *range(len(shape))]
     if partial:
         choices.append(PARTIAL)
@@ -75,7 +75,7 @@ def an_annotation(draw, shape, groups, *, partial, hdims=None):
     found = []
     for i, devices in enumerate(groups):
         widths = [sizes[i] if d == hdim else n for d, n in enumerate(shape)]
-        axes = draw(meshes(len(devices)))
+        axes = like.subgroups[i].axes if like else draw(meshes(len(devices)))
         found.append(Subgroup(devices, axes, draw(specs(axes, widths, partial=partial))))
     return HSharding(tuple(found), hdim, sizes)
 

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
 from layouts import Layout, array_shapes, layouts
-from random_annotations import an_annotation, groups_of_devices, summands
+from random_annotations import summands
+from random_moves import FIRST, Move, moves
 
 from hetjax.sharding import HSharding, Network, Subgroup
 from hetjax.sharding.annotation.bounds import Bounds, contains, within
@@ -19,9 +20,6 @@ from hetjax.sharding.resolution.senders import BestLink
 
 DATA = PartitionSpec("data")
 WHOLE = PartitionSpec()
-FIRST = 100
-"""The first device of a receiving stage."""
-
 pairs_of_layouts = array_shapes.filter(len).flatmap(
     lambda shape: st.tuples(layouts(shape), layouts(shape))
 )
@@ -151,28 +149,10 @@ def test_slices_are_even_where_they_can_be(
     assert (gathering.axis, gathering.widths) == (axis, widths)
 
 
-@st.composite
-def moves(draw: st.DrawFn) -> tuple[tuple[int, ...], HSharding, HSharding, dict[int, int]]:
-    """A shape, annotations on the same members or on others, and the process of each device."""
-    shape = tuple(draw(st.sampled_from((1, 4, 6, 12))) for _ in range(draw(st.integers(1, 2))))
-    groups = draw(groups_of_devices(max_groups=3, max_devices=8))
-    source = draw(an_annotation(shape, groups, partial=draw(st.booleans())))
-    if not draw(st.booleans()):
-        others = draw(groups_of_devices(max_groups=3, max_devices=8))
-        groups = [tuple(device + FIRST for device in group) for group in others]
-    target = draw(an_annotation(shape, groups, partial=False))
-    processes: dict[int, int] = {}
-    for group in {group.devices for side in (source, target) for group in side.subgroups}:
-        size = draw(st.sampled_from([n for n in (1, 2, 4, 8) if len(group) % n == 0]))
-        first = len(processes)
-        processes |= {device: first + place // size for place, device in enumerate(group)}
-    return shape, source, target, processes
-
-
 @settings(max_examples=300)
 @given(moves())
-def test_a_move_among_members_gives_every_device_what_it_wants(case: Any):
-    shape, source, target, processes = case
+def test_a_move_among_members_gives_every_device_what_it_wants(case: Move):
+    shape, source, target, processes = case.shape, case.source, case.target, case.processes
     value, held = summands(source, shape, np.random.default_rng(0))
     found = crossing(source, target, shape, processes, BestLink(Network.alike()))
     arrived = carried_out(found, source, target, shape, held, processes)
@@ -182,9 +162,9 @@ def test_a_move_among_members_gives_every_device_what_it_wants(case: Any):
 
 @settings(max_examples=300)
 @given(moves())
-def test_a_move_sends_nothing_twice_to_a_member(case: Any):
+def test_a_move_sends_nothing_twice_to_a_member(case: Move):
     """Nothing that is no sum; and nothing at all to a device that has it."""
-    shape, source, target, processes = case
+    shape, source, target, processes = case.shape, case.source, case.target, case.processes
     before = {shard.device: shard for shard in source.shards(shape)}
     found = crossing(source, target, shape, processes, BestLink(Network.alike()))
     wanted = {shard.device: shard for shard in target.shards(shape)}
