@@ -82,8 +82,8 @@ class StageCompiler:
             zeros = (lambda: made[0]([], [])) if made else None
         leaves = self._placement.pipelines.stages[self._stage].batch
         batch = dict(zip(leaves, self._shardings(BatchLeaf), strict=True))
-        shardings = map(self._shardings, (Parameter, OptimizerState))
-        return CompiledStage(self._mesh, programs, *shardings, batch, zeros)
+        parameters, state = self._shardings(Parameter), self._shardings(OptimizerState)
+        return CompiledStage(self._mesh, programs, parameters, state, batch, zeros)
 
     def _shardings(self, kind: type[Any]) -> list[NamedSharding]:
         leaves = self._placement.leaves(self._stage, kind)

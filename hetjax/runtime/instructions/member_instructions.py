@@ -22,6 +22,7 @@ from hetjax.runtime.instructions.instruction import (
     Tag,
 )
 from hetjax.sharding.annotation.annotation import Subgroup
+from hetjax.sharding.deduction.specialize import Segment
 
 DividedPrograms = Mapping[str, DividedProgram]
 """The programs of a stage of several members, by name."""
@@ -110,11 +111,10 @@ def arguments_of(divided: DividedProgram, place: int) -> tuple[tuple[int, ...], 
     """
     segment = divided.steps[place]
     assert not isinstance(segment, MoveGroup)
-    later: set[int] = set()
+    # What is sent may be on its way when the segment runs.
+    needed = {move.input for group in divided.moves.values() for move in group.moves}
     for step in divided.steps[place + 1 :]:
-        if isinstance(step, MoveGroup):
-            later.update(move.input for move in step.moves)
-        elif step.submesh == segment.submesh:
-            later.update(step.inputs)
-    donated = tuple(v for v in segment.inputs if v in divided.donated and v not in later)
+        if isinstance(step, Segment) and step.submesh == segment.submesh:
+            needed.update(step.inputs)
+    donated = tuple(v for v in segment.inputs if v in divided.donated and v not in needed)
     return tuple(v for v in segment.inputs if v not in donated), donated

@@ -147,7 +147,7 @@ def crossing_arrays(
 
 def alike(tag: Tag) -> Tag:
     """One transfer for all that move arrays of the same shapes: those of other microbatches."""
-    return Tag(tag.route, phase=tag.phase)
+    return Tag(tag.route, phase=tag.phase, move=tag.move)
 
 
 class _Cutting(NamedTuple):
