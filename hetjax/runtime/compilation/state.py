@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -144,6 +144,29 @@ def whole_parameters(
         else:
             leaves[part.leaf][part.start : part.stop] = array
     return jax.tree.unflatten(pipelines.parameter_tree, leaves)
+
+
+def put_together(leaves: AnnotatedLeaves, held: Sequence[Sequence[Any]]) -> Iterator[np.ndarray]:
+    """Leaves of a stage, of what its members have of them.
+
+    Args:
+        leaves: how they lie.
+        held: what each member has, leaf by leaf.
+
+    Yields:
+        Each leaf, whole.
+    """
+    for place, (shape, annotation) in enumerate(
+        zip(leaves.shapes, leaves.annotations, strict=True)
+    ):
+        regions = annotation.regions(shape.shape)
+        if len(regions) == 1:
+            yield np.asarray(held[0][place])
+            continue
+        whole = np.empty(shape.shape, shape.dtype)
+        for region, arrays in zip(regions, held, strict=True):
+            whole[tuple(slice(*bounds) for bounds in region)] = np.asarray(arrays[place])
+        yield whole
 
 
 def loss_seed(compiled: CompiledStage, dtype: Any) -> jax.Array:

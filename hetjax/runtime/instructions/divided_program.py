@@ -20,7 +20,6 @@ from hetjax.sharding.deduction.annotated_program import (
     AnnotatedProgram,
     Compute,
     Move,
-    Union,
     union_of,
 )
 from hetjax.sharding.deduction.deduce import deduce
@@ -67,6 +66,15 @@ class DividedProgram:
         """How the results lie, in the function's own structure."""
         annotations = [self.program.annotations[value] for value in self.program.outputs]
         return jax.tree.unflatten(self.output_tree, annotations)
+
+    def kept_of(self, value: int, submesh: Subgroup) -> tuple[Any, ...]:
+        """What a submesh has of a value: results may take the memory of what is alike."""
+        shape, annotation = self.program.shapes[value], self.program.annotations[value]
+        if annotation is None:
+            return shape.shape, shape.dtype, None
+        place = union_of(annotation).index(submesh)
+        region = annotation.regions(shape.shape)[place]
+        return extent(region), shape.dtype, annotation.subgroups[place].spec
 
     @functools.cached_property
     def moves(self) -> dict[int, MoveGroup]:
@@ -227,8 +235,3 @@ def _grouped(steps: Sequence[Segment | Move]) -> Iterator[Segment | MoveGroup]:
         yield step
     if waiting:
         yield MoveGroup(tuple(waiting))
-
-
-def submeshes(whole: HSharding) -> Union:
-    """The members of a stage, of how an array lies that each of their devices has."""
-    return union_of(whole)

@@ -7,6 +7,7 @@ the runs of the member's segments, and between them it gives to the others and t
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -116,5 +117,12 @@ def arguments_of(divided: DividedProgram, place: int) -> tuple[tuple[int, ...], 
     for step in divided.steps[place + 1 :]:
         if isinstance(step, Segment) and step.submesh == segment.submesh:
             needed.update(step.inputs)
-    donated = tuple(v for v in segment.inputs if v in divided.donated and v not in needed)
-    return tuple(v for v in segment.inputs if v not in donated), donated
+    free = [v for v in segment.inputs if v in divided.donated and v not in needed]
+    room = Counter(divided.kept_of(value, segment.submesh) for value in segment.outputs)
+    donated = []
+    for value in free:
+        kept = divided.kept_of(value, segment.submesh)
+        if room[kept] > 0:
+            room[kept] -= 1
+            donated.append(value)
+    return tuple(v for v in segment.inputs if v not in donated), tuple(donated)

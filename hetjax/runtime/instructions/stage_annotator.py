@@ -6,6 +6,7 @@ names, or from what it says of single parameters.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Hashable, Sequence
 
 from jax.sharding import PartitionSpec
@@ -113,7 +114,8 @@ class StageAnnotator:
             spec = self._part_spec(part, shape, mesh_shape)
             return state_spec(self.plan.sharding, spec, shape, mesh_shape)
 
-        return self._lying(self.pipelines.part_shape(part).shape, self._share(part), rule)
+        shape = self.pipelines.part_shape(part).shape
+        return self._lying(shape, self._update_share(part, shape), rule)
 
     def state(self, part: ParameterPart, like: int | None) -> HSharding:
         """Of a part of the optimizer's state: as the parameter that it belongs to, or finer.
@@ -131,8 +133,8 @@ class StageAnnotator:
                 spec = self._part_spec(of, shape, mesh_shape)
             return state_spec(self.plan.sharding, spec, shape, mesh_shape)
 
-        share = None if of is None else self._share(of)
-        return self._lying(self.pipelines.state_shape(part).shape, share, rule)
+        shape = self.pipelines.state_shape(part).shape
+        return self._lying(shape, None if of is None else self._update_share(of, shape), rule)
 
     def partial(self, part: ParameterPart) -> HSharding:
         """Of the sums of a part's gradients, partial along the data axis, in a plain stage."""
@@ -163,6 +165,19 @@ class StageAnnotator:
     def _share(self, part: ParameterPart) -> Share | None:
         return self.plan.shares.parameters.get(self._name(part))
 
+    def _update_share(self, part: ParameterPart, shape: Sequence[int]) -> Share | None:
+        """The share of a parameter that each member updates.
+
+        What all members have is updated by one each, and then given to the others: computed on
+        each of unlike devices, it would soon differ in its last bits.
+        """
+        share = self._share(part)
+        if share or not self.is_union or not shape or part.leaf in self.pipelines.shared_of_leaf:
+            return share
+        dimension = max(range(len(shape)), key=lambda place: shape[place])
+        weights = self.plan.shares.batch or [len(group.devices) for group in self._groups]
+        return Share(dimension, proportional_sizes(shape[dimension], weights))
+
     def _name(self, part: ParameterPart) -> str:
         return self.pipelines.program.parameter_names[part.leaf]
 
@@ -181,6 +196,21 @@ class StageAnnotator:
             f"plan: stages[{self.stage}].parameters[{name!r}] is {list(spec)}, which does not "
             f"divide its shape {shape} evenly on the mesh {list(mesh_shape)}"
         )
+
+
+def proportional_sizes(total: int, weights: Sequence[int]) -> tuple[int, ...]:
+    """Whole numbers that add up to a total, about in proportion to weights.
+
+    Args:
+        total: what they add up to.
+        weights: 0 or more, not all 0.
+
+    Example:
+        >>> proportional_sizes(10, [2, 1]), proportional_sizes(1, [1, 3])
+        ((7, 3), (0, 1))
+    """
+    ends = [round(total * end / sum(weights)) for end in itertools.accumulate(weights, initial=0)]
+    return tuple(stop - start for start, stop in itertools.pairwise(ends))
 
 
 def partial_sums(spec: PartitionSpec) -> PartitionSpec:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,6 +18,7 @@ from hetjax.pipeline.schedules.schedule import Schedule
 from hetjax.pipeline.stages.cutting import ParameterPart
 from hetjax.runtime.checkpoints.checkpoint import StageSaver, waited
 from hetjax.runtime.checkpoints.checkpoint_files import SaveFailure, StageRecord
+from hetjax.runtime.compilation.state import put_together
 from hetjax.runtime.instructions.buffers import Parameter
 from hetjax.runtime.instructions.placement import Placement
 from hetjax.runtime.moves.peers import Processes
@@ -78,9 +79,8 @@ class LocalExecutor:
                 meshes,
             )
         )
-        self._savers = [
-            StageSaver(placement, stage, job.parameters) for stage in range(len(placement.plan.stages))
-        ]
+        stages = range(len(placement.plan.stages))
+        self._savers = [StageSaver(placement, stage, job.parameters) for stage in stages]
         self._call = 0
         self._reader = (
             None if job.source is None else BatchReader(job.source, job.plan.batch_size, job.batch)
@@ -204,22 +204,12 @@ class LocalExecutor:
 
     def parameters(self) -> list[tuple[ParameterPart, np.ndarray]]:
         """Every parameter part that the first pipeline holds, as a NumPy array."""
-        return [
-            (part, array)
-            for stage in self._placement.pipelines.first_pipeline
-            for part, array in zip(stage.parameters, self._whole(stage.index), strict=True)
-        ]
-
-    def _whole(self, stage: int) -> Iterator[np.ndarray]:
-        """The parameter parts of a stage, put together of what its members have."""
-        held = [each.state().parameters for each in self.workers if each.stage == stage]
-        leaves = self._placement.leaves(stage, Parameter)
-        pairs = zip(leaves.shapes, leaves.annotations, strict=True)
-        for place, (shape, annotation) in enumerate(pairs):
-            whole = np.empty(shape.shape, shape.dtype)
-            for region, arrays in zip(annotation.regions(shape.shape), held, strict=True):
-                whole[tuple(slice(*bounds) for bounds in region)] = np.asarray(arrays[place])
-            yield whole
+        found = []
+        for stage in self._placement.pipelines.first_pipeline:
+            held = [each.state().parameters for each in self.workers if each.stage == stage.index]
+            leaves = self._placement.leaves(stage.index, Parameter)
+            found += zip(stage.parameters, put_together(leaves, held), strict=True)
+        return found
 
     def close(self) -> None:
         """End the threads and forget all arrays."""

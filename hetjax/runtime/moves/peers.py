@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from hetjax.planner.plan.plan import Plan
+from hetjax.planner.plan.stage_plan import Member
 
 Peer = tuple[int, int]
 """A process: its stage, and its place among the stage's processes, counted through all members."""
@@ -22,3 +27,52 @@ def worker_name(peer: Peer) -> str:
         'stage 1, host 0'
     """
     return f"stage {peer[0]}, host {peer[1]}"
+
+
+@dataclass(frozen=True)
+class WorkerProcess:
+    """A process of the Ray runtime: one host of one member of one stage.
+
+    Args:
+        peer: who it is.
+        place: which member of its stage it belongs to.
+        member: that member.
+        host: which host of the member it is.
+        devices: the cluster's numbers of its devices.
+    """
+
+    peer: Peer
+    place: int
+    member: Member
+    host: int
+    devices: tuple[int, ...]
+
+    @property
+    def num_hosts(self) -> int:
+        """How many hosts the member spans."""
+        return self.member.submesh.shape[0]
+
+
+def processes_of(plan: Plan) -> dict[Peer, WorkerProcess]:
+    """The processes of a plan on Ray, stage by stage and member by member."""
+    return {
+        (stage, place): WorkerProcess((stage, place), *of)
+        for stage, each in enumerate(plan.stages)
+        for place, of in enumerate(_hosts_of(plan, each.members))
+    }
+
+
+def _hosts_of(
+    plan: Plan, members: Sequence[Member]
+) -> Iterator[tuple[int, Member, int, tuple[int, ...]]]:
+    for place, member in enumerate(members):
+        devices = tuple(plan.cluster.device_ids(member.submesh))
+        count = len(devices) // member.submesh.shape[0]
+        for host in range(member.submesh.shape[0]):
+            yield place, member, host, devices[host * count : (host + 1) * count]
+
+
+def devices_of(processes: dict[Peer, WorkerProcess]) -> Processes:
+    """The devices of each process, stage by stage."""
+    by_stage = itertools.groupby(processes.values(), key=lambda process: process.peer[0])
+    return [[process.devices for process in of_stage] for _, of_stage in by_stage]

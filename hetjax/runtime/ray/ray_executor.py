@@ -15,11 +15,12 @@ from hetjax.pipeline.program.loss import host_array
 from hetjax.pipeline.schedules.schedule import Schedule
 from hetjax.pipeline.stages.cutting import ParameterPart
 from hetjax.planner.plan.plan import Plan
-from hetjax.planner.plan.stage_plan import StagePlan
 from hetjax.runtime.checkpoints.checkpoint_files import SaveFailure
+from hetjax.runtime.compilation.state import put_together
+from hetjax.runtime.instructions.buffers import Parameter
 from hetjax.runtime.instructions.placement import Placement
 from hetjax.runtime.moves.listening import LOOPBACK, SECRET_BYTES
-from hetjax.runtime.moves.peers import Peer, Processes, worker_name
+from hetjax.runtime.moves.peers import Peer, processes_of, worker_name
 from hetjax.runtime.moves.state_switch import moved_arrays
 from hetjax.runtime.moves.transfer_server import CONNECT_SECONDS
 from hetjax.runtime.ray.ray_cluster import (
@@ -72,33 +73,23 @@ class RayExecutor:
         options: RayOptions,
         fetched: Mapping[Peer, Sequence[Any]] | None = None,
     ):
-        stages = job.plan.stages
         _check_cores(job.plan, options)
         self.switch_seconds: dict[str, float] = {}
         self._job, self._placement, self._options = job, placement, options
-        self._hosts = [_hosts(stage) for stage in stages]
+        self._processes = processes_of(job.plan)
         self._workers = RayWorkers()
         self._call = 0
         self._fetches: Fetches | None = None
         self._connected = connect_to_ray(options)
         try:
-            self._set_up(stages, options, fetched or {})
+            self._set_up(options, fetched or {})
         except BaseException:
             self.close()
             raise
 
-    def _set_up(
-        self,
-        stages: Sequence[StagePlan],
-        options: RayOptions,
-        fetched: Mapping[Peer, Sequence[Any]],
-    ) -> None:
-        per_process = [
-            stage.submesh.num_devices // hosts
-            for stage, hosts in zip(stages, self._hosts, strict=True)
-        ]
+    def _set_up(self, options: RayOptions, fetched: Mapping[Peer, Sequence[Any]]) -> None:
         reference = _put_job(self._job)
-        self._start_workers(stages, per_process)
+        self._start_workers()
         self._prepare(options.cores)
         hosts = self._workers.call(lambda actor: actor.host.remote())
         if len(set(hosts.values())) == 1:
@@ -108,8 +99,7 @@ class RayExecutor:
             nodes = self._workers.call(lambda actor: actor.node.remote(), list(fetched))
             self._fetches = Fetches.begin([(nodes[peer], each) for peer, each in fetched.items()])
         secret = secrets.token_bytes(SECRET_BYTES)
-        processes = _processes(self._job.plan)
-        self._workers.call(lambda actor: actor.build.remote(reference, processes, secret))
+        self._workers.call(lambda actor: actor.build.remote(reference, secret))
         # They listen from when all can connect to when all are connected.
         addresses = self._workers.wait(
             {peer: self._workers.actor(peer).listen.remote(host) for peer, host in hosts.items()}
@@ -121,47 +111,45 @@ class RayExecutor:
         )
         self._workers.call(lambda actor: actor.stop_listening.remote())
 
-    def _start_workers(self, stages: Sequence[StagePlan], per_process: Sequence[int]) -> None:
+    def _start_workers(self) -> None:
         _check_resources(self._job.plan)
-        subclusters = [self._job.plan.cluster.subcluster(s.submesh.subcluster) for s in stages]
+        cluster = self._job.plan.cluster
         self._workers.start(
             {
-                (stage, host): worker_options(subclusters[stage], per_process[stage])
-                for stage, hosts in enumerate(self._hosts)
-                for host in range(hosts)
+                peer: worker_options(
+                    cluster.subcluster(process.member.submesh.subcluster), len(process.devices)
+                )
+                for peer, process in self._processes.items()
             }
         )
 
     def _prepare(self, cores: Sequence[int]) -> None:
         settings = computation_settings()
         workers = self._workers
+        own: dict[tuple[int, int], int | None] = {}
+        for (stage, _), process in self._processes.items():
+            own.setdefault((stage, process.place), cores[len(own)] if cores else None)
         workers.wait(
             {
-                peer: workers.actor(peer).prepare.remote(
-                    settings, cores[peer[0]] if cores else None
-                )
-                for peer in workers.peers
+                peer: workers.actor(peer).prepare.remote(settings, own[peer[0], process.place])
+                for peer, process in self._processes.items()
             }
         )
 
     def _join_worlds(self, addresses: Mapping[Peer, str]) -> None:
         """Make one `jax.distributed` world of each submesh that spans hosts."""
-        wide = [stage for stage, hosts in enumerate(self._hosts) if hosts > 1]
-        firsts = {(stage, 0): addresses[stage, 0] for stage in wide}
+        wide = {peer: each for peer, each in self._processes.items() if each.num_hosts > 1}
+        firsts = [peer for peer, each in wide.items() if each.host == 0]
         ports = self._workers.wait(
-            {
-                peer: self._workers.actor(peer).free_port.remote(address)
-                for peer, address in firsts.items()
-            }
+            {peer: self._workers.actor(peer).free_port.remote(addresses[peer]) for peer in firsts}
         )
-        calls, meetings = {}, {}
-        for stage in wide:
-            meeting = meetings[stage, 0] = f"{addresses[stage, 0]}:{ports[stage, 0]}"
-            for host in range(self._hosts[stage]):
-                actor = self._workers.actor((stage, host))
-                calls[stage, host] = actor.join_world.remote(
-                    meeting, self._hosts[stage], START_SECONDS
-                )
+        meetings = {peer: f"{addresses[peer]}:{ports[peer]}" for peer in firsts}
+        calls = {
+            peer: self._workers.actor(peer).join_world.remote(
+                meetings[peer[0], peer[1] - each.host], each.num_hosts, each.host, START_SECONDS
+            )
+            for peer, each in wide.items()
+        }
         what = f"the hosts of a stage to meet at {_places(meetings)}"
         self._workers.wait(calls, what, START_SECONDS)
 
@@ -251,7 +239,7 @@ class RayExecutor:
 
     @property
     def _everyone(self) -> list[Peer]:
-        return [(stage, host) for stage, hosts in enumerate(self._hosts) for host in range(hosts)]
+        return list(self._processes)
 
     def _give(self, parcels: Parcels, group: Sequence[int] | None) -> dict[tuple[Peer, Peer], Any]:
         """References to what workers give, which is made when this returns.
@@ -316,10 +304,14 @@ class RayExecutor:
         )
         if timed:
             reports = {peer: self._by_our_clock(peer, reports[peer]) for peer in reports}
-        return [
-            stage_report([reports[stage, host] for host in range(hosts)])
-            for stage, hosts in enumerate(self._hosts)
-        ]
+        return [stage_report([reports[peer] for peer in peers]) for peers in self._members()]
+
+    def _members(self) -> list[list[Peer]]:
+        """The processes of each member of each stage."""
+        found: dict[tuple[int, int], list[Peer]] = {}
+        for peer, process in self._processes.items():
+            found.setdefault((peer[0], process.place), []).append(peer)
+        return list(found.values())
 
     def _by_our_clock(self, peer: Peer, report: StepReport) -> StepReport:
         """A worker's report by the driver's clock; asked each time, since clocks drift."""
@@ -354,7 +346,7 @@ class RayExecutor:
             lambda actor: actor.wait_saved.options(concurrency_group=SAVE).remote()
         )
         failures = [each for each in records.values() if isinstance(each, SaveFailure)]
-        return failures or [records[stage, 0] for stage in range(len(self._hosts))]
+        return failures or [record for (_, place), record in records.items() if place == 0]
 
     def load(self, folder: str) -> None:
         """Take over the state of a checkpoint."""
@@ -364,11 +356,18 @@ class RayExecutor:
         """Every parameter part that the first pipeline holds, as a NumPy array."""
         stages = self._placement.pipelines.first_pipeline
         peers = [peer for peer in self._workers.peers if peer[0] < len(stages)]
-        held = self._workers.call(lambda actor: actor.parameters.remote(), peers)
+        answers = self._workers.call(lambda actor: actor.parameters.remote(), peers)
+        held: dict[int, list[Any]] = {}
+        for (stage, _), arrays in answers.items():
+            held.setdefault(stage, []).extend([arrays] if arrays is not None else [])
         return [
             (part, array)
             for stage in stages
-            for part, array in zip(stage.parameters, held[stage.index, 0], strict=True)
+            for part, array in zip(
+                stage.parameters,
+                put_together(self._placement.leaves(stage.index, Parameter), held[stage.index]),
+                strict=True,
+            )
         ]
 
     def close(self) -> None:
@@ -382,22 +381,21 @@ class RayExecutor:
 
 
 def _check_cores(plan: Plan, options: RayOptions) -> None:
-    """Check that there is a core for each stage, where cores are given."""
-    count = len(plan.stages)
+    """Check that there is a core for each member of each stage, where cores are given."""
+    count = sum(len(stage.members) for stage in plan.stages)
     if options.cores and len(options.cores) != count:
+        whose = "stages" if count == len(plan.stages) else "members of stages"
         raise InputError(
-            f"cores is {options.cores}; it has a core for each of the {count} stages, or is empty"
+            f"cores is {options.cores}; it has a core for each of the {count} {whose}, or is empty"
         )
 
 
 def _check_resources(plan: Plan) -> None:
     """Check that the connected Ray cluster has what the workers of a plan ask of it."""
     wanted = []
-    for stage in plan.stages:
-        subcluster = plan.cluster.subcluster(stage.submesh.subcluster)
-        devices = stage.submesh.num_devices // _hosts(stage)
-        worker = (subcluster.name, worker_resources(subcluster, devices))
-        wanted += [worker] * _hosts(stage)
+    for process in processes_of(plan).values():
+        subcluster = plan.cluster.subcluster(process.member.submesh.subcluster)
+        wanted.append((subcluster.name, worker_resources(subcluster, len(process.devices))))
     check_resources(wanted)
 
 
@@ -426,18 +424,3 @@ def _put_job(job: Job) -> Any:
 def _places(addresses: Mapping[Peer, str]) -> str:
     """Where workers are, for a message."""
     return together([f"{worker_name(peer)} at {each}" for peer, each in addresses.items()])
-
-
-def _processes(plan: Plan) -> Processes:
-    """The devices of each host of each stage."""
-    found = []
-    for stage in plan.stages:
-        devices = tuple(plan.cluster.device_ids(stage.submesh))
-        count = len(devices) // _hosts(stage)
-        found.append([devices[at : at + count] for at in range(0, len(devices), count)])
-    return found
-
-
-def _hosts(stage: StagePlan) -> int:
-    """How many hosts a stage's submesh spans."""
-    return stage.submesh.shape[0]

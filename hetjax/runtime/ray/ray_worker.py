@@ -18,7 +18,13 @@ from hetjax.pipeline.schedules.schedule import Schedule
 from hetjax.planner.plan.plan import Plan
 from hetjax.runtime.checkpoints.checkpoint import StageSaver, waited
 from hetjax.runtime.checkpoints.checkpoint_files import SaveFailure, StageRecord
-from hetjax.runtime.moves.peers import Peer, Processes, worker_name
+from hetjax.runtime.moves.peers import (
+    Peer,
+    WorkerProcess,
+    devices_of,
+    processes_of,
+    worker_name,
+)
 from hetjax.runtime.moves.stage_leaves import StageLeaves
 from hetjax.runtime.moves.transfer_server import TransferServerTransport
 from hetjax.runtime.ray.ray_devices import given_devices
@@ -108,41 +114,44 @@ class HostWorker:
 
         return ray.get_runtime_context().get_node_id()
 
-    def join_world(self, coordinator: str, num_processes: int, timeout: float) -> None:
+    def join_world(
+        self, coordinator: str, num_processes: int, process: int, timeout: float
+    ) -> None:
         """Join the other hosts of the submesh in one `jax.distributed` world."""
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
         jax.distributed.initialize(
             coordinator,
             num_processes,
-            self.peer[1],
+            process,
             initialization_timeout=int(timeout),
-            coordinator_bind_address=coordinator if self.peer[1] == 0 else None,
+            coordinator_bind_address=coordinator if process == 0 else None,
         )
 
-    def build(self, job: Job, processes: Processes, secret: bytes) -> None:
+    def build(self, job: Job, secret: bytes) -> None:
         """Trace and compile.
 
         Args:
             job: the training job.
-            processes: for each stage, for each of its processes, the numbers of its devices.
             secret: what only the workers of this run have.
 
         Raises:
             InputError: the hosts of this stage do not have the devices that the plan wants.
         """
-        stage = self.peer[0]
-        mesh = _stage_mesh(job.plan, stage)
+        processes = processes_of(job.plan)
+        self.process = processes[self.peer]
+        mesh = _member_mesh(job.plan, self.process)
         placement = build(job)
         self.transport = TransferServerTransport(
             placement,
             self.peer,
             mesh,
-            processes,
+            devices_of(processes),
             transfers(placement),
             secret,
             job.deadline,
         )
-        self.worker = StageWorker(placement, stage, mesh, self.transport)
+        stage, member = self.peer[0], self.process.place
+        self.worker = StageWorker(placement, stage, mesh, self.transport, member=member)
         self.saver = StageSaver(placement, stage, job.parameters)
         self.job = job
         self.reader = (
@@ -261,20 +270,21 @@ class HostWorker:
         return StateExchange(self._leaves)
 
     def parameters(self) -> list[np.ndarray] | None:
-        """The stage's parameter parts as NumPy arrays, of its first host; all its hosts call it."""
+        """What the member has of its stage's parameter parts, of its first host; all call it."""
         whole = jax.sharding.NamedSharding(self.worker.mesh, jax.sharding.PartitionSpec())
         gather = jax.jit(lambda arrays: arrays, out_shardings=whole)
         gathered = gather(self.worker.state().parameters)
-        return None if self.peer[1] else [np.asarray(array) for array in gathered]
+        return None if self.process.host else [np.asarray(array) for array in gathered]
 
 
-def _stage_mesh(plan: Plan, stage: int) -> jax.sharding.Mesh:
-    """The mesh of a stage, of the devices that its processes see."""
-    wanted = plan.stages[stage]
+def _member_mesh(plan: Plan, process: WorkerProcess) -> jax.sharding.Mesh:
+    """The mesh of a worker's member, of the devices that the member's processes see."""
+    stage, place = process.peer
+    wanted = process.member.submesh
     devices = given_devices(
-        plan.cluster.subcluster(wanted.submesh.subcluster),
-        wanted.submesh.num_devices,
+        plan.cluster.subcluster(wanted.subcluster),
+        wanted.num_devices,
         f"stage {stage}",
-        lambda process: worker_name((stage, process)),
+        lambda host: worker_name((stage, place - process.host + host)),
     )
-    return jax.sharding.Mesh(np.array(devices).reshape(wanted.mesh_shape), MESH_AXES)
+    return jax.sharding.Mesh(np.array(devices).reshape(process.member.mesh_shape), MESH_AXES)

@@ -6,6 +6,7 @@ the other, and of a conditional every branch is computed and the results are sel
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -36,6 +37,9 @@ def deduce_opened(
     Raises:
         InputError: a value cannot be taken as it lies, in neither form.
     """
+    # Where nothing is missing there is nothing to search for.
+    with contextlib.suppress(InputError):
+        return deduce(program, annotations, sums_stay=True)
     try:
         found = deduce(program, annotations, mend=True, sums_stay=True)
         names = {mend.equation for mend in found.mends}
