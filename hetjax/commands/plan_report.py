@@ -94,11 +94,11 @@ def _figures(prepared: Prepared, published: Published | None) -> Iterator[tuple[
 def _limits(plan: Plan) -> Iterator[tuple[str, float]]:
     found = limits(plan)
     stage, fullest = plan.stages[found.stage], plan.stages[found.fullest]
-    yield f"stage {found.stage} on {stage.submesh} computing", found.stage_busy
+    yield f"stage {found.stage} on {stage.devices_text} computing", found.stage_busy
     if found.link is not None:
         a, b = found.link
         ends = f"{plan.stages[a].submesh.subcluster} to {plan.stages[b].submesh.subcluster}"
         yield f"link from stage {a} to {b} ({ends}) in use", found.link_busy
     if found.sharing > 0:
         yield "exchange of what several stages hold", found.sharing
-    yield f"memory of stage {found.fullest} on {fullest.submesh}", found.memory
+    yield f"memory of stage {found.fullest} on {fullest.devices_text}", found.memory

@@ -34,7 +34,7 @@ def playing(configuration: Configuration, plan: Plan) -> Play | None:
         return None
     assert plan.prediction is not None, "a plan that was prepared has a prediction"
     pairs = zip(plan.stages, plan.prediction.stages, strict=True)
-    needed = sum(stage.submesh.num_devices * held.memory_bytes for stage, held in pairs)
+    needed = sum(stage.num_devices * held.memory_bytes for stage, held in pairs)
     there = host_memory_bytes()
     if needed > there:
         raise InputError(

@@ -37,6 +37,7 @@ from hetjax.planner import (
     parts_alone,
     predict,
 )
+from hetjax.planner.costs.predict import check_predictable
 from hetjax.planner.harp.lost_devices import lost_in_part
 from hetjax.planner.harp.microbatches import PROMISING, divisors, improve_promising, look_at
 from hetjax.planner.problem.problem import trace_microbatch
@@ -165,8 +166,9 @@ def predicted(ingredients: Ingredients, given: Plan) -> Plan:
         The plan with its prediction, whether it fits or not.
 
     Raises:
-        InputError: the plan was made for another model.
+        InputError: the plan was made for another model, or a stage has several members.
     """
+    check_predictable(given)
     return predict(given, *problems_of(ingredients, given))
 
 
@@ -427,7 +429,7 @@ def _check_memory(plan: Plan) -> None:
     for s, stage in enumerate(plan.prediction.stages):
         if not stage.fits:
             raise InputError(
-                f"the plan does not fit: stage {s} on {plan.stages[s].submesh} needs "
+                f"the plan does not fit: stage {s} on {plan.stages[s].devices_text} needs "
                 f"{format_bytes(stage.memory_bytes)} a device (of these "
                 f"{format_bytes(stage.state_bytes)} of parameters, gradients and optimizer "
                 f"state), a device has {format_bytes(stage.memory_limit_bytes)}"

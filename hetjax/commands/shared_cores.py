@@ -26,8 +26,10 @@ def shared_core_lines(plan: Plan, configuration: Configuration) -> Iterator[str]
     """
     if configuration.runtime.name != "local" or configuration.cluster.play:
         return
-    kinds = (plan.cluster.subcluster(each.submesh.subcluster).kind for each in plan.stages)
-    stages = sum(kind.platform == "cpu" for kind in kinds)
+    host = {each.name for each in plan.cluster.subclusters if each.kind.platform == "cpu"}
+    stages = sum(
+        any(submesh.subcluster in host for submesh in stage.submeshes) for stage in plan.stages
+    )
     if stages > 1:
         yield (
             f"{stages} stages of this process share {usable_cores():g} cores, which the prediction "

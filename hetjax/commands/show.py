@@ -100,7 +100,7 @@ def show_plan(
         console.print(alternatives_table(told_alternatives(prepared, alternatives)))
     if alone:
         console.print()
-        used = sum(stage.submesh.num_devices for stage in plan.stages)
+        used = sum(stage.num_devices for stage in plan.stages)
         console.print(parts_table(alone, plan.cluster, _prediction(plan).step_time, used))
     console.print()
 
@@ -269,7 +269,7 @@ def _limit_lines(plan: Plan) -> Iterator[str]:
     found = limits(plan)
     stage, fullest = plan.stages[found.stage], plan.stages[found.fullest]
     yield (
-        f"what limits it: stage {found.stage} on {stage.submesh} computes for "
+        f"what limits it: stage {found.stage} on {stage.devices_text} computes for "
         f"{found.stage_busy:.0%} of the step"
     )
     yield f"its step: {_parts_words(step_parts(plan)[found.stage])}"
@@ -286,7 +286,7 @@ def _limit_lines(plan: Plan) -> Iterator[str]:
             f"{found.sharing:.0%} of it"
         )
     yield (
-        f"the fullest devices, stage {found.fullest} on {fullest.submesh}, use "
+        f"the fullest devices, stage {found.fullest} on {fullest.devices_text}, use "
         f"{found.memory:.0%} of their memory"
     )
 
@@ -383,8 +383,8 @@ def plan_figures(prepared: Prepared) -> dict[str, Any]:
         "stages": [
             {
                 "layers": list(stage.layers),
-                "submesh": str(stage.submesh),
-                "devices": stage.submesh.num_devices,
+                "submesh": stage.devices_text,
+                "devices": stage.num_devices,
                 "mesh_shape": list(stage.mesh_shape),
                 "sharding": stage.sharding,
                 "recompute": stage.recompute,

@@ -147,7 +147,7 @@ def _stages(plan: Plan) -> str:
                 [
                     str(first + s),
                     f"{stage.layers[0]}&ndash;{stage.layers[1] - 1}",
-                    html.escape(str(stage.submesh)),
+                    html.escape(stage.devices_text),
                     html.escape(stage.sharding_text),
                     str(pipeline.schedule.warm_up_counts[s]),
                     format_seconds(held.compute_seconds),
@@ -189,7 +189,7 @@ def _parts(report: PlanReport) -> str:
         return ""
     assert report.plan.prediction is not None
     step_time = report.plan.prediction.step_time
-    used = sum(stage.submesh.num_devices for stage in report.plan.stages)
+    used = sum(stage.num_devices for stage in report.plan.stages)
     rows = [[name_of_whole(report.plan.cluster, used), format_seconds(step_time), ""]]
     for part in report.alone:
         name = html.escape(f"{' + '.join(part.subclusters)} ({part.num_devices})")

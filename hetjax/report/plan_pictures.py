@@ -40,7 +40,7 @@ def subcluster_styles(cluster: Cluster) -> dict[str, Style]:
 
 
 def stage_picture(plan: Plan, costs: Sequence[float], modules: Sequence[ModuleRun]) -> str:
-    """Which stage holds which layers: a lane a stage, layers from left to right by their cost.
+    """Which stage holds which layers: a lane a member, layers from left to right by their cost.
 
     Args:
         plan: a plan with a prediction.
@@ -66,9 +66,10 @@ def stage_picture(plan: Plan, costs: Sequence[float], modules: Sequence[ModuleRu
             predicted = plan.prediction.stages[first + s]
             begin, end = (edges[layer] for layer in stage.layers)
             layers = f"{stage.layers[0]}&ndash;{stage.layers[1] - 1}"
-            box = _box(begin, end - begin, styles[stage.submesh.subcluster], layers)
             seconds = format_seconds(predicted.compute_seconds)
-            lines.append(_lane(f"{first + s} {stage.submesh}", box, f"{seconds} each"))
+            for submesh in stage.submeshes:
+                box = _box(begin, end - begin, styles[submesh.subcluster], layers)
+                lines.append(_lane(f"{first + s} {submesh}", box, f"{seconds} each"))
     return "\n".join(lines)
 
 
@@ -87,7 +88,7 @@ def memory_picture(plan: Plan) -> str:
     lines = [_keys([_STATE, _LIVE, _WORKING, Style("left", "var(--lane)")])]
     for s, (stage, held) in enumerate(zip(plan.stages, plan.prediction.stages, strict=True)):
         used, limit = format_bytes(held.memory_bytes), format_bytes(held.memory_limit_bytes)
-        label = f"{s} {stage.submesh}"
+        label = f"{s} {stage.devices_text}"
         lines.append(_lane(label, _memory_bar(held, largest), f"{used} of {limit}", "memory"))
     return "\n".join(lines)
 

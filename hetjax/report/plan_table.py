@@ -48,7 +48,7 @@ def _row(pipeline: PipelinePlan, index: int, first: int, predicted: StagePredict
     return StageRow(
         stage=first + index,
         layers=f"{stage.layers[0]}-{stage.layers[1] - 1}",
-        submesh=str(stage.submesh),
+        submesh=stage.devices_text,
         sharding=stage.sharding_text,
         warm_up=pipeline.schedule.warm_up_counts[index],
         compute_seconds=predicted.compute_seconds,

@@ -6,6 +6,8 @@ import copy
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
@@ -21,11 +23,12 @@ from hetjax.pipeline.schedules.schedule import EXPLICIT, WARM_UP_SCHEDULES, Sche
 from hetjax.pipeline.schedules.warm_up import from_warm_up_counts, gpipe, one_f_one_b
 from hetjax.planner.plan.plan import Plan, validate, validate_for
 from hetjax.planner.plan.prediction import Prediction, StagePrediction
-from hetjax.planner.plan.stage_plan import Member, PipelinePlan, StagePlan
+from hetjax.planner.plan.stage_plan import Member, PipelinePlan, Share, Shares, StagePlan
 from hetjax.sharding.annotation.rules import RULES
 
 KIND = DeviceKind("test", {"float32": 1e12}, 10**9, 1e11, source="made up")
 LINK = Link(1e9, 1e-5)
+PAPERS = Path(__file__).parents[2] / "configs" / "papers"
 
 
 def cluster_of(*sizes: tuple[int, int]) -> Cluster:
@@ -82,29 +85,60 @@ def schedules(draw: Any, num_stages: int, num_microbatches: int) -> Schedule:
     return Schedule(EXPLICIT, order)
 
 
+def groups(draw: Any, submeshes: list[SubMesh]) -> list[list[SubMesh]]:
+    """The submeshes of each stage."""
+    found = [submeshes[:1]]
+    for submesh in submeshes[1:]:
+        if draw(st.booleans()):
+            found.append([submesh])
+        else:
+            found[-1].append(submesh)
+    return found
+
+
+def mesh_shape_of(draw: Any, submesh: SubMesh) -> tuple[int, int]:
+    devices = submesh.num_devices
+    data = draw(st.sampled_from([d for d in range(1, devices + 1) if devices % d == 0]))
+    return data, devices // data
+
+
+def shares_of(draw: Any, members: int, microbatch_size: int) -> Shares:
+    """Shares of several members, such that every data axis divides those of the batch."""
+    if members == 1:
+        return Shares()
+    cuts = draw(st.lists(st.integers(0, microbatch_size // 12), min_size=members - 1))
+    edges = [0, *sorted(cuts[: members - 1]), microbatch_size // 12]
+    batch = tuple(12 * (end - start) for start, end in pairwise(edges))
+    sizes = st.lists(st.integers(0, 9), min_size=members, max_size=members).filter(any).map(tuple)
+    share = st.builds(Share, st.integers(0, 3), sizes)
+    return Shares(
+        draw(st.sampled_from([(), batch])),
+        draw(st.dictionaries(st.text(VISIBLE, max_size=5), share, max_size=2)),
+        draw(st.dictionaries(st.integers(0, 99), share, max_size=2)),
+    )
+
+
 @st.composite
 def plans(draw: Any) -> Plan:
     sizes = st.tuples(st.integers(1, 2), st.integers(1, 4))
     cluster = cluster_of(*draw(st.lists(sizes, min_size=1, max_size=3)))
-    places = draw(submeshes(cluster))
+    places = groups(draw, draw(submeshes(cluster)))
     cuts = sorted(draw(st.sets(st.integers(1, 30), min_size=len(places) - 1)))
     chosen = sorted(draw(st.permutations(range(len(cuts))))[: len(places) - 1])
     edges = [0, *(place + 1 for place in chosen), len(cuts) + 1]
     microbatch_size = 24 * draw(st.integers(1, 3))
     stages = []
-    for place, first, end in zip(places, edges, edges[1:], strict=False):
-        devices = place.num_devices
-        data = draw(st.sampled_from([d for d in range(1, devices + 1) if devices % d == 0]))
+    for found, first, end in zip(places, edges, edges[1:], strict=False):
         axes = st.sampled_from([[], ["data"], ["tensor"], ["tensor", "data"], ["data", "tensor"]])
         specs = axes.map(lambda used: (None, *used))
         stages.append(
-            StagePlan.on(
+            StagePlan(
                 (first, end),
-                place,
-                (data, devices // data),
+                tuple(Member(submesh, mesh_shape_of(draw, submesh)) for submesh in found),
                 draw(st.sampled_from(sorted(RULES))),
                 draw(st.dictionaries(st.text(VISIBLE, max_size=5), specs, max_size=2)),
                 draw(st.booleans()),
+                shares=shares_of(draw, len(found), microbatch_size),
             )
         )
     num_microbatches = draw(st.integers(1, 6))
@@ -135,6 +169,58 @@ def test_a_plan_comes_back_from_its_json_as_it_was(plan):
     validate(plan)
     text = json.dumps(plan.to_json_dict())
     assert Plan.from_json_dict(json.loads(text)) == plan
+
+
+def test_a_stage_of_a_file_of_version_1_is_one_of_one_member():
+    plan = plan_of_two_stages()
+    assert Plan.from_json_dict(version_1(plan)) == plan
+
+
+@pytest.mark.parametrize("path", sorted(PAPERS.glob("*/*.json")), ids=lambda path: path.stem)
+def test_stored_plans_are_read_and_written_anew(path):
+    plan = Plan.load(path)
+    written = plan.to_json_dict()
+    assert written["version"] == 2
+    assert Plan.from_json_dict(json.loads(json.dumps(written))) == plan
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        (
+            "members",
+            [],
+            r"pipelines\[0\].stages\[1\].members: version 1 of the file.*make version 2",
+        ),
+        ("shares", {}, r"stages\[1\].shares: version 1 of the file.* has no such field"),
+        ("submesh", ..., r"stages\[1\].members\[0\].submesh: the field is missing"),
+        ("mesh_shape", 4, r"stages\[1\].members\[0\].mesh_shape: 4 is not allowed"),
+        ("colour", "red", r"stages\[1\]: unknown field 'colour'"),
+    ],
+)
+def test_a_bad_edit_of_a_file_of_version_1_is_told_its_field(field, value, message):
+    data = version_1(plan_of_two_stages())
+    edit(f"{STAGES}/1/{field}", value)(data)
+    with pytest.raises(InputError, match=message):
+        Plan.from_json_dict(data)
+
+
+@pytest.mark.parametrize("pipelines", [None, [3], [{"stages": 3}], [{"stages": [3]}], {"a": 1}])
+def test_what_is_no_plan_of_version_1(pipelines):
+    with pytest.raises(InputError, match="pipelines"):
+        Plan.from_json_dict({**version_1(plan_of_two_stages()), "pipelines": pipelines})
+
+
+def version_1(plan: Plan) -> dict[str, Any]:
+    """What a file of version 1 says of a plan whose stages have one member each."""
+    data = json.loads(json.dumps(plan.to_json_dict()))
+    for pipeline in data["pipelines"]:
+        pipeline["stages"] = [
+            {name: value for name, value in stage.items() if name != "members"}
+            | stage["members"][0]
+            for stage in pipeline["stages"]
+        ]
+    return {**data, "version": 1}
 
 
 def test_a_plan_comes_back_from_its_file_as_it_was(tmp_path):

@@ -43,7 +43,8 @@ def predict(plan: Plan, problem: PlanningProblem, *others: PlanningProblem) -> P
         The plan with its prediction.
 
     Raises:
-        InputError: the plan was made for another model, or for microbatches of another size.
+        InputError: the plan was made for another model, or for microbatches of another size, or a
+            stage has several members.
     """
     stages = predict_stages(plan, problem, *others)
     return _with_schedules(replace(plan, prediction=Prediction(0.0, 0.0, stages)))
@@ -66,6 +67,7 @@ def predict_stages(
     Raises:
         InputError: as for `predict`.
     """
+    check_predictable(plan)
     validate_for(plan, problem.program)
     problems = {each.microbatch_size: each for each in (*others, problem)}
     shared = SharedParameters.of(plan, problem.program)
@@ -82,6 +84,24 @@ def predict_stages(
             alone = _without_shared_state(plan, problem, shared, first + s, stage)
             stages.append(replace(alone, sharing_seconds=sharing[first + s]))
     return tuple(stages)
+
+
+def check_predictable(plan: Plan) -> None:
+    """Check that a plan has no stage of which nothing can be predicted.
+
+    Args:
+        plan: the plan.
+
+    Raises:
+        InputError: a stage has several members.
+    """
+    for p, pipeline in enumerate(plan.pipelines):
+        for s, stage in enumerate(pipeline.stages):
+            if len(stage.members) != 1:
+                raise InputError(
+                    f"plan: pipelines[{p}].stages[{s}] has {len(stage.members)} members; the cost "
+                    f"model knows stages of one member only"
+                )
 
 
 def _stage_predictions(

@@ -30,10 +30,11 @@ def load_balance(plan: Plan, dtype: str) -> float:
     for first, pipeline in plan.numbered_pipelines():
         for s, stage in enumerate(pipeline.stages):
             held = prediction.stages[first + s]
-            peak = plan.cluster.subcluster(stage.submesh.subcluster).kind.flops(dtype)
-            computing.append(
-                (pipeline.num_microbatches * held.compute_seconds, stage.submesh.num_devices * peak)
+            peak = sum(
+                submesh.num_devices * plan.cluster.subcluster(submesh.subcluster).kind.flops(dtype)
+                for submesh in stage.submeshes
             )
+            computing.append((pipeline.num_microbatches * held.compute_seconds, peak))
     longest = max(seconds for seconds, _ in computing)
     return sum(seconds * peak for seconds, peak in computing) / (longest * peak_flops(plan, dtype))
 

@@ -148,7 +148,8 @@ def _device_differences(chosen: Plan, other: Plan) -> Iterator[str]:
 def _devices(plan: Plan) -> Counter[str]:
     counts: Counter[str] = Counter()
     for stage in plan.stages:
-        counts[stage.submesh.subcluster] += stage.submesh.num_devices
+        for submesh in stage.submeshes:
+            counts[submesh.subcluster] += submesh.num_devices
     return counts
 
 
@@ -162,15 +163,19 @@ def _order_differences(chosen: Plan, other: Plan) -> Iterator[str]:
 
 def _passed(pipeline: PipelinePlan) -> list[str]:
     """The subclusters of a pipeline, in its order."""
-    return list(dict.fromkeys(stage.submesh.subcluster for stage in pipeline.stages))
+    return list(dict.fromkeys(name for stage in pipeline.stages for name in _subclusters(stage)))
+
+
+def _subclusters(stage: StagePlan) -> list[str]:
+    return [submesh.subcluster for submesh in stage.submeshes]
 
 
 def _stage_differences(chosen: Plan, other: Plan) -> Iterator[str]:
     """How stages differ, of plans with equally many."""
     pairs = list(zip(chosen.stages, other.stages, strict=True))
-    if any(a.submesh.subcluster != b.submesh.subcluster for a, b in pairs):
+    if any(_subclusters(a) != _subclusters(b) for a, b in pairs):
         return
-    sizes = [s for s, (a, b) in enumerate(pairs) if a.submesh.num_devices != b.submesh.num_devices]
+    sizes = [s for s, (a, b) in enumerate(pairs) if _sizes(a) != _sizes(b)]
     if sizes:
         yield f"{_stages(sizes)} on submeshes of another size"
     again = [s for s, (a, b) in enumerate(pairs) if b.recompute > a.recompute]
@@ -184,8 +189,13 @@ def _stage_differences(chosen: Plan, other: Plan) -> Iterator[str]:
         yield f"{_stages(sharded)} sharded otherwise"
 
 
-def _mesh(stage: StagePlan) -> tuple[tuple[int, int], str]:
-    return stage.mesh_shape, stage.sharding
+def _sizes(stage: StagePlan) -> list[int]:
+    return [submesh.num_devices for submesh in stage.submeshes]
+
+
+def _mesh(stage: StagePlan) -> tuple[object, ...]:
+    """How its arrays are divided."""
+    return *(member.mesh_shape for member in stage.members), stage.sharding, stage.shares
 
 
 def _stages(places: Sequence[int]) -> str:

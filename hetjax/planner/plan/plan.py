@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,6 +21,7 @@ from hetjax.planner.plan.checks import check_pipeline
 from hetjax.planner.plan.plan_file import PlannedCluster, checked_plan, plan_content
 from hetjax.planner.plan.plan_text import plan_text
 from hetjax.planner.plan.prediction import Prediction
+from hetjax.planner.plan.share_checks import check_shares_for
 from hetjax.planner.plan.stage_plan import PipelinePlan, StagePlan
 
 
@@ -249,7 +250,7 @@ def validate_for(plan: Plan, program: Program, batch_size: int | None = None) ->
             f"batch_size = {batch_size}; make them equal"
         )
     names = set(program.parameter_names)
-    for pipeline in plan.pipelines:
+    for p, pipeline in enumerate(plan.pipelines):
         for s, stage in enumerate(pipeline.stages):
             for name, spec in stage.parameters.items():
                 if name not in names:
@@ -262,20 +263,31 @@ def validate_for(plan: Plan, program: Program, batch_size: int | None = None) ->
                         f"dimensions than the parameter's shape {shape}"
                     )
             _validate_values(plan, stage, program, f"plan: stages[{s}].values")
+            where = f"plan: pipelines[{p}].stages[{s}]"
+            _check_made(plan, stage, stage.shares.values, program, f"{where}.shares.values")
+            check_shares_for(stage, pipeline.microbatch_size, program, where)
 
 
-def _validate_values(plan: Plan, stage: StagePlan, program: Program, where: str) -> None:
+def _check_made(
+    plan: Plan, stage: StagePlan, values: Collection[int], program: Program, where: str
+) -> None:
     """Check that a stage makes the values that it is told of."""
-    if not stage.values:
+    if not values:
         return
     first, end = (plan.layers[layer] for layer in stage.layers)
     made = made_between(program, first, end)
-    for value, spec in stage.values.items():
+    for value in values:
         if value not in made:
             raise InputError(
                 f"{where} has {value}, which is no value that layers {stage.layers[0]} to "
                 f"{stage.layers[1] - 1} make"
             )
+
+
+def _validate_values(plan: Plan, stage: StagePlan, program: Program, where: str) -> None:
+    """Check that a stage makes the values that it is told of, and that they have the dimensions."""
+    _check_made(plan, stage, stage.values, program, where)
+    for value, spec in stage.values.items():
         shape = program.avals[value].shape
         if len(spec) > len(shape):
             raise InputError(

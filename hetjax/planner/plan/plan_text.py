@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from hetjax.mesh.cluster import Cluster
 from hetjax.mesh.quantities import format_bytes, format_seconds
 from hetjax.planner.plan.prediction import Prediction, StagePrediction
-from hetjax.planner.plan.stage_plan import PipelinePlan
+from hetjax.planner.plan.stage_plan import PipelinePlan, StagePlan
 
 
 def plan_text(
@@ -27,8 +27,9 @@ def plan_text(
         lost: devices of the cluster that are gone.
 
     Returns:
-        A line for the whole, one for each pipeline, one for each stage, and the predicted step time
-        beside the time that no schedule of these stages can go below. Memory is that of one device.
+        A line for the whole, one for each pipeline, one for each stage and for each member of one
+        that has several, and the predicted step time beside the time that no schedule of these
+        stages can go below. Memory is that of one device.
 
     Example:
         >>> from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster, SubMesh
@@ -58,7 +59,7 @@ def plan_text(
         name = f"pipeline {number}: " if len(pipelines) > 1 else ""
         end = first + len(pipeline.stages)
         lines.append(f"  {name}{_order(pipeline)}")
-        lines += _stages(pipeline, first, predicted[first:end])
+        lines += _stages(pipeline, cluster, first, predicted[first:end])
         first = end
     lines.append(f"  {_prediction(prediction)}")
     return "\n".join(lines)
@@ -76,16 +77,41 @@ def _order(pipeline: PipelinePlan) -> str:
     return f"{microbatches} of {size}, schedule {pipeline.schedule.name}"
 
 
-def _stages(pipeline: PipelinePlan, first: int, predicted: Sequence[StagePrediction]) -> list[str]:
+def _stages(
+    pipeline: PipelinePlan, cluster: Cluster, first: int, predicted: Sequence[StagePrediction]
+) -> list[str]:
     lines = []
     for place, stage in enumerate(pipeline.stages):
         start, end = stage.layers
         layers = f"layer {start}" if end - start == 1 else f"layers {start}-{end - 1}"
-        line = f"    stage {first + place}: {layers} on {stage.submesh}, {stage.sharding_text}"
-        if predicted:
-            line += f", {_memory(predicted[place])}"
-        lines.append(line)
+        memory = (_memory(predicted[place]),) if predicted else ()
+        if len(stage.members) == 1:
+            said = stage.devices_text, stage.sharding_text, *memory
+        else:
+            said = f"{len(stage.members)} members", *stage.rule_words, *memory
+        lines.append(f"    stage {first + place}: {layers} on {', '.join(said)}")
+        if len(stage.members) > 1:
+            lines += _members(stage, cluster, pipeline.microbatch_size)
     return lines
+
+
+def _members(stage: StagePlan, cluster: Cluster, microbatch_size: int) -> Iterator[str]:
+    """A line for each member: its devices and their kind, its mesh, and what it has."""
+    for m, member in enumerate(stage.members):
+        kind = cluster.subcluster(member.submesh.subcluster).kind.name
+        said = f"{member.submesh} ({kind})", member.axes_text, *_shares(stage, m, microbatch_size)
+        yield f"      {', '.join(said)}"
+
+
+def _shares(stage: StagePlan, member: int, microbatch_size: int) -> Iterator[str]:
+    shares = stage.shares
+    whole = _count(microbatch_size, "example")
+    yield f"{shares.batch[member]} of {whole}" if shares.batch else f"all of {whole}"
+    for what, told in (("parameter", shares.parameters), ("value", shares.values)):
+        if told:
+            parts = sorted(share.sizes[member] / sum(share.sizes) for share in told.values())
+            some = "" if parts[0] == parts[-1] else f"{parts[0]:.0%} to "
+            yield f"{some}{parts[-1]:.0%} of {_count(len(told), what)}"
 
 
 def _memory(stage: StagePrediction) -> str:

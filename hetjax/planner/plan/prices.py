@@ -50,8 +50,8 @@ def used_nodes(plan: Plan) -> tuple[int, ...]:
     """
     used: dict[str, set[int]] = {each.name: set() for each in plan.cluster.subclusters}
     for stage in plan.stages:
-        nodes = (node for node, _ in plan.cluster.devices(stage.submesh))
-        used[stage.submesh.subcluster].update(nodes)
+        for submesh in stage.submeshes:
+            used[submesh.subcluster].update(node for node, _ in plan.cluster.devices(submesh))
     return tuple(len(nodes) for nodes in used.values())
 
 

@@ -1,9 +1,13 @@
-"""What makes no sense in the shares of a stage, whatever its file says."""
+"""What makes no sense in the shares of a stage: by itself, or for a program."""
 
 from __future__ import annotations
 
-from hetjax.errors import InputError
-from hetjax.planner.plan.stage_plan import Share, StagePlan
+from jax.sharding import PartitionSpec
+
+from hetjax.errors import InputError, unknown_name
+from hetjax.pipeline.program.traced_program import Program
+from hetjax.planner.plan.stage_plan import Share, Spec, StagePlan
+from hetjax.sharding.annotation.rules import divides
 
 
 def check_shares(stage: StagePlan, where: str) -> None:
@@ -61,10 +65,73 @@ def check_shared_batch(stage: StagePlan, microbatch_size: int, pipeline: str, pl
             )
 
 
+def check_shares_for(stage: StagePlan, microbatch_size: int, program: Program, where: str) -> None:
+    """Check that the shares of a stage fit a program.
+
+    Args:
+        stage: the stage, of which `check_shares` has found nothing, and which makes the values that
+            its shares name.
+        microbatch_size: examples in a microbatch.
+        program: the traced loss function.
+        where: what errors name as the stage.
+
+    Raises:
+        InputError: naming the field, its value and what is allowed.
+    """
+    parameters = dict(zip(program.parameter_names, program.parameters, strict=True))
+    for name, share in stage.shares.parameters.items():
+        if name not in parameters:
+            place = f"{where}.shares.parameters: parameter"
+            raise InputError(unknown_name(place, name, parameters))
+        shape = program.avals[parameters[name]].shape
+        place = f"{where}.shares.parameters[{name!r}]"
+        _check_fits(share, shape, f"the parameter's shape {shape}", place)
+        spec = stage.parameters.get(name, ())
+        _check_inner(share, shape, spec, stage, place, f"parameters[{name!r}]")
+    if microbatch_size != program.avals[program.batch[0]].shape[0]:
+        return  # Of values of other microbatches the sizes are not known.
+    for value, share in stage.shares.values.items():
+        shape = program.avals[value].shape
+        place = f"{where}.shares.values[{value}]"
+        _check_fits(share, shape, f"the value's shape {shape}", place)
+        spec = stage.values.get(value, ())
+        _check_inner(share, shape, spec, stage, place, f"values[{value}]")
+
+
+def _check_fits(share: Share, shape: tuple[int, ...], whose: str, where: str) -> None:
+    """Check that an array has the dimension, and that the sizes add up to it."""
+    if share.dimension >= len(shape):
+        raise InputError(
+            f"{where}.dimension is {share.dimension}; {whose} has "
+            f"{f'dimensions 0 to {len(shape) - 1}' if shape else 'no dimension'}"
+        )
+    whole = shape[share.dimension]
+    if sum(share.sizes) != whole:
+        raise InputError(
+            f"{where}.sizes is {list(share.sizes)}, {sum(share.sizes)} together; it must add up to "
+            f"{whole}, dimension {share.dimension} of {whose}"
+        )
+
+
+def _check_inner(
+    share: Share, shape: tuple[int, ...], spec: Spec, stage: StagePlan, where: str, told: str
+) -> None:
+    """Check that what each member has can be divided over its devices as the stage is told."""
+    for m, (size, member) in enumerate(zip(share.sizes, stage.members, strict=True)):
+        mine = (*shape[: share.dimension], size, *shape[share.dimension + 1 :])
+        if not divides(PartitionSpec(*spec), mine, member.mesh_shape):
+            raise InputError(
+                f"{where}.sizes[{m}] is {size}: the stage's {told}, {list(spec)}, does not divide "
+                f"the shape {mine} evenly on members[{m}].mesh_shape {list(member.mesh_shape)}"
+            )
+
+
 def _check_share(share: Share, stage: StagePlan, where: str) -> None:
     if share.dimension < 0:
         raise InputError(f"{where}.dimension is {share.dimension}; it must be 0 or more")
     _check_sizes(share.sizes, stage, f"{where}.sizes")
+    if not any(share.sizes):
+        raise InputError(f"{where}.sizes is {list(share.sizes)}; some member must have some of it")
 
 
 def _check_sizes(sizes: tuple[int, ...], stage: StagePlan, where: str) -> None:

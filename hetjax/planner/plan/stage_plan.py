@@ -106,7 +106,7 @@ class StagePlan:
         3
         >>> stage.submesh
         Traceback (most recent call last):
-        hetjax.errors.InputError: the stage of layers 0-2 has 2 members, fast[0:2] 1x2 and \
+        hetjax.errors.InputError: the stage of layers 0-2 has 2 members, fast[0:2] 1x2 + \
 slow[0:1] 1x1; this works on stages of one
     """
 
@@ -193,6 +193,16 @@ slow[0:1] 1x1; this works on stages of one
         return tuple(d for submesh in self.submeshes for d in cluster.device_ids(submesh))
 
     @property
+    def devices_text(self) -> str:
+        """Its submeshes, for people.
+
+        Example:
+            >>> StagePlan.on((0, 2), SubMesh("fast", 0, (1, 4)), (2, 2)).devices_text
+            'fast[0:4] 1x4'
+        """
+        return " + ".join(map(str, self.submeshes))
+
+    @property
     def sharding_text(self) -> str:
         """How its arrays are divided over its devices, and whether it recomputes, for people.
 
@@ -201,8 +211,19 @@ slow[0:1] 1x1; this works on stages of one
             >>> StagePlan.on((0, 2), submesh, (2, 2), recompute=True).sharding_text
             'data 2 x tensor 2, recompute'
         """
-        rule = "" if self.sharding == "data" else f", {self.sharding.replace('_', ' ')}"
-        return self._only_member.axes_text + rule + (", recompute" if self.recompute else "")
+        axes = " + ".join(member.axes_text for member in self.members)
+        return ", ".join((axes, *self._shares_text, *self.rule_words))
+
+    @property
+    def rule_words(self) -> tuple[str, ...]:
+        """What is to be said of its rule and of recomputation; mostly nothing."""
+        rule = () if self.sharding == "data" else (self.sharding.replace("_", " "),)
+        return (*rule, "recompute") if self.recompute else rule
+
+    @property
+    def _shares_text(self) -> tuple[str, ...]:
+        batch = self.shares.batch
+        return (f"{' + '.join(map(str, batch))} examples",) if batch else ()
 
     @property
     def _only_member(self) -> Member:
@@ -210,7 +231,7 @@ slow[0:1] 1x1; this works on stages of one
             first, end = self.layers
             raise InputError(
                 f"the stage of layers {first}-{end - 1} has {len(self.members)} members, "
-                f"{' and '.join(map(str, self.submeshes))}; this works on stages of one"
+                f"{self.devices_text}; this works on stages of one"
             )
         return self.members[0]
 
