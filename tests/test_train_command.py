@@ -322,7 +322,7 @@ def losses(workdir: Path) -> list[float]:
         (lambda plan: plan.update(model="0" * 16), ["another model"]),
         (lambda plan: stages(plan)[1]["layers"].__setitem__(0, 0), ["overlaps"]),
         (lambda plan: stages(plan)[0]["layers"].__setitem__(0, 1), ["in no stage"]),
-        (lambda plan: stages(plan)[0]["submesh"].update(start=4), ["is not there"]),
+        (lambda plan: stages(plan)[0]["members"][0]["submesh"].update(start=4), ["is not there"]),
         (lambda plan: plan["pipelines"][0].update(microbatch_size=8), ["16 examples", "is 8"]),
         (lambda plan: plan.update(bogus=1), ["unknown field 'bogus'"]),
         (

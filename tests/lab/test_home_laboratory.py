@@ -149,7 +149,7 @@ def test_the_tutorial_of_two_pcs_runs_as_it_stands(pcs: TwoPCs):
         check(block, said)
     assert trained == [str(step) for step in range(1, len(trained) + 1)]
     stages = json.loads((pcs.shared / "runs/first/plan.json").read_text())["pipelines"][0]["stages"]
-    assert sorted(stage["submesh"]["subcluster"] for stage in stages) == [
+    assert sorted(stage["members"][0]["submesh"]["subcluster"] for stage in stages) == [
         "rtx3080",
         "rtx3080",
         "rtx4090",

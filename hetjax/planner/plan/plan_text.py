@@ -107,11 +107,10 @@ def _shares(stage: StagePlan, member: int, microbatch_size: int) -> Iterator[str
     shares = stage.shares
     whole = _count(microbatch_size, "example")
     yield f"{shares.batch[member]} of {whole}" if shares.batch else f"all of {whole}"
-    for what, told in (("parameter", shares.parameters), ("value", shares.values)):
-        if told:
-            parts = sorted(share.sizes[member] / sum(share.sizes) for share in told.values())
-            some = "" if parts[0] == parts[-1] else f"{parts[0]:.0%} to "
-            yield f"{some}{parts[-1]:.0%} of {_count(len(told), what)}"
+    parts = [share.sizes[member] / sum(share.sizes) for share in shares.parameters.values()]
+    if parts:
+        some = "" if min(parts) == max(parts) else f"{min(parts):.0%} to "
+        yield f"{some}{max(parts):.0%} of {_count(len(parts), 'parameter')}"
 
 
 def _memory(stage: StagePrediction) -> str:
