@@ -3,6 +3,7 @@
 import doctest
 import importlib
 import importlib.util
+import json
 import re
 import subprocess
 import sys
@@ -13,6 +14,12 @@ import yaml
 from hspmd_page import with_rules
 from kinds_page import with_kinds
 from pages import code_blocks
+
+from hetjax.file_content import from_content
+from hetjax.mesh import KINDS, Cluster, Link, Subcluster
+from hetjax.pipeline.schedules.warm_up import one_f_one_b
+from hetjax.planner import PipelinePlan, Share, StagePlan
+from hetjax.planner.plan.checks import check_pipeline
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -104,6 +111,17 @@ def test_links_of_the_readme_lead_somewhere():
             titles = re.findall(r"^#+ (.*)$", page.read_text(), re.M)
             known = [re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles]
             assert anchor in known, f"{path}#{anchor}"
+
+
+def test_the_stage_of_several_members_on_the_page_about_plans_is_one():
+    titled = [b for b in code_blocks((DOCS / "plans.md").read_text()) if "members" in b.title]
+    [stage] = [from_content(StagePlan, json.loads(block.text)) for block in titled]
+    link = Link(1e9, 1e-5)
+    parts = tuple(Subcluster(name, KINDS["T4"], 1, 2, link, link) for name in ("fast", "slow"))
+    cluster = Cluster("home", parts, (("fast", "slow", link),))
+    pipeline = PipelinePlan((stage,), 4, 8, one_f_one_b(1, 4))
+    check_pipeline(pipeline, 3, cluster, "pipeline")
+    assert stage.shares.parameters["blocks/0/up"] == Share(1, (96, 32))
 
 
 @pytest.mark.parametrize("page", ["home_laboratory.md", "on_a_cluster.md"])
