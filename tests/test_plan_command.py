@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from hetjax import planner
-from hetjax.planner import Plan, PlanningProblem
+from hetjax.mesh import SubMesh
+from hetjax.planner import Member, Plan, PlanningProblem
 
 QUICKSTART = Path(__file__).parent.parent / "configs" / "quickstart.gin"
 
@@ -78,6 +79,28 @@ def test_a_published_plan_and_the_best_number_of_microbatches(
         assert ours[f"published_{rating}_recomputing_stages"] == 0
     assert ours["step_time"] <= theirs["step_time"]
     assert ours["num_microbatches"] * ours["microbatch_size"] == theirs["batch_size"]
+
+
+def test_a_published_plan_of_several_members_is_refused_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "published.json"
+    assert plan_command("--config", str(QUICKSTART), "--out", str(file)) == 0
+    plan = Plan.load(file)
+    stage = max(plan.stages, key=lambda each: each.num_devices)
+    name, start = stage.submesh.subcluster, stage.submesh.start
+    members = tuple(Member(SubMesh(name, start + i, (1, 1)), (1, 1)) for i in range(2))
+    union = replace(stage, members=members, parameters={}, values={})
+    stages = tuple(union if each is stage else each for each in plan.stages)
+    replace(plan, pipelines=(replace(plan.pipeline, stages=stages),)).save(file)
+    capsys.readouterr()
+    published = ("--gin", f"planner.published = {str(file)!r}")
+    assert plan_command("--config", str(QUICKSTART), *published) == 2
+    captured = capsys.readouterr()
+    assert not captured.out
+    line = captured.err.splitlines()[-1]
+    place = f"stages[{plan.stages.index(stage)}] has 2 members; the cost model knows stages of one"
+    assert line.startswith(f"error: planner.published: {file}: pipelines[0].{place}")
 
 
 def test_a_published_plan_is_rated_by_what_was_traced_for_the_search(

@@ -136,7 +136,7 @@ def published_plan(ingredients: Ingredients, cluster: Cluster) -> Plan | None:
         The plan as it is in its file; None where none is named.
 
     Raises:
-        InputError: it is not there, or for another batch or cluster.
+        InputError: it is not there, for another batch or cluster, or a stage has several members.
     """
     path = ingredients.configuration.planner.published
     if path is None:
@@ -168,7 +168,6 @@ def predicted(ingredients: Ingredients, given: Plan) -> Plan:
     Raises:
         InputError: the plan was made for another model, or a stage has several members.
     """
-    check_predictable(given)
     return predict(given, *problems_of(ingredients, given))
 
 
@@ -372,6 +371,8 @@ def _load(path: Path, configuration: Configuration) -> Plan:
             f"{path}: the plan computes {plan.batch_size} examples a step ({', '.join(counts)}), "
             f"and train.batch_size is {configuration.train.batch_size}; make them equal"
         )
+    # Before anything is traced: whatever a command does with a plan, it predicts it.
+    check_predictable(plan, str(path))
     return plan
 
 

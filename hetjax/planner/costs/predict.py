@@ -86,11 +86,12 @@ def predict_stages(
     return tuple(stages)
 
 
-def check_predictable(plan: Plan) -> None:
+def check_predictable(plan: Plan, where: str = "plan") -> None:
     """Check that a plan has no stage of which nothing can be predicted.
 
     Args:
         plan: the plan.
+        where: what errors name as the plan.
 
     Raises:
         InputError: a stage has several members.
@@ -99,8 +100,8 @@ def check_predictable(plan: Plan) -> None:
         for s, stage in enumerate(pipeline.stages):
             if len(stage.members) != 1:
                 raise InputError(
-                    f"plan: pipelines[{p}].stages[{s}] has {len(stage.members)} members; the cost "
-                    f"model knows stages of one member only"
+                    f"{where}: pipelines[{p}].stages[{s}] has {len(stage.members)} members; the "
+                    f"cost model knows stages of one member only"
                 )
 
 
