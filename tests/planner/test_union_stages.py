@@ -262,6 +262,10 @@ def test_values_are_not_judged_by_a_program_of_other_microbatches():
     plan = plan_of(union_of(shares=Shares(values={3: Share(0, (6, 2))})))
     validate_for(plan, program_of(8))
     validate_for(plan, program_of(16))
+    plan = plan_of(union_of(shares=Shares(values={3: Share(0, (6, 1))})))
+    validate_for(plan, program_of(16))
+    with pytest.raises(InputError, match="7 together; it must add up to 8"):
+        validate_for(plan, program_of(8))
 
 
 def predicted(plan: Plan) -> Plan:
