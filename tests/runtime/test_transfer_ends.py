@@ -4,24 +4,31 @@ The processes of a stage are played by one process, which has the devices of all
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from types import SimpleNamespace
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
 import pytest
-from cases import CLUSTER, examples
+from cases import examples
 from compilations import counted_compilations
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from layouts import Layout, array_shapes, layouts
-from random_annotations import summands
-from random_moves import FIRST, Move, moves
+from random_moves import (
+    FIRST,
+    Move,
+    MovePlacement,
+    check_arrived,
+    member_arrays,
+    member_mesh,
+    member_meshes,
+    moves,
+    random_summands,
+)
 
 from hetjax.errors import WorkerLostError
-from hetjax.runtime.instructions.annotation_table import AnnotatedLeaves
 from hetjax.runtime.instructions.instruction import Route, RouteKind, Tag
 from hetjax.runtime.moves.peers import Peer
 from hetjax.runtime.moves.transfer_ends import (
@@ -33,7 +40,6 @@ from hetjax.runtime.moves.transfer_ends import (
 )
 from hetjax.runtime.moves.transport import InProcessTransport
 from hetjax.sharding import HSharding, Network, Subgroup
-from hetjax.sharding.annotation.bounds import extent
 from hetjax.sharding.annotation.rules import MESH_AXES
 from hetjax.sharding.resolution.senders import BestLink
 
@@ -119,58 +125,6 @@ def test_nothing_is_computed_where_both_ends_divide_alike():
     assert not compiled.seen
 
 
-def member_mesh(group: Subgroup, *, typed: bool = False) -> Mesh:
-    names, sizes = group.named_axes
-    devices = np.array([jax.devices()[d % FIRST] for d in group.devices]).reshape(sizes)
-    types = (AxisType.Explicit,) * len(names) if typed else None
-    return Mesh(devices, names, axis_types=types)
-
-
-def member_arrays(move: Move, held: Mapping[int, np.ndarray]) -> list[jax.Array]:
-    """What each member of the source has, of what its devices hold."""
-    found = []
-    for group, region in zip(move.source.subgroups, move.source.regions(move.shape), strict=True):
-        mesh = member_mesh(group, typed=bool(group.spec.unreduced))
-        sharding = NamedSharding(mesh, group.spec)
-        shards = [
-            jax.device_put(held[number], device)
-            for number, device in zip(group.devices, mesh.devices.flat, strict=True)
-        ]
-        found.append(jax.make_array_from_single_device_arrays(extent(region), sharding, shards))
-    return found
-
-
-TOLERANCES = {np.int32: 0.0, np.float32: 1e-6, jax.numpy.bfloat16: 0.05}
-"""How far a sum of a few numbers below 3 may be off."""
-
-
-def check_arrived(move: Move, value: np.ndarray, arrays: Sequence[jax.Array], dtype: Any) -> None:
-    """Every member has what it wants; and each element is the same to the bit, wherever it is."""
-    first = np.full(value.shape, np.nan)
-    groups = zip(move.target.subgroups, move.target.regions(move.shape), arrays, strict=True)
-    shards = {shard.device: shard for shard in move.target.shards(move.shape)}
-    for group, region, array in groups:
-        mesh = member_mesh(group)
-        assert array.shape == extent(region)
-        assert array.sharding.is_equivalent_to(NamedSharding(mesh, group.spec), array.ndim)
-        found = {shard.device: np.asarray(shard.data) for shard in array.addressable_shards}
-        for number, device in zip(group.devices, mesh.devices.flat, strict=True):
-            index = tuple(slice(*ends) for ends in shards[number].bounds)
-            here = found[device].astype(float)
-            np.testing.assert_allclose(here, value[index], rtol=0, atol=TOLERANCES[dtype])
-            known = ~np.isnan(first[index])
-            np.testing.assert_array_equal(here[known], first[index][known])
-            first[index] = here
-
-
-def random_summands(move: Move, dtype: Any) -> tuple[np.ndarray, dict[int, np.ndarray]]:
-    value, held = summands(move.source, move.shape, np.random.default_rng(0))
-    if dtype == np.int32:
-        return value, {device: array.astype(dtype) for device, array in held.items()}
-    # Thirds: the order of additions, and how each is rounded, can be seen.
-    return value / 3 / 100, {device: (a / 3 / 100).astype(dtype) for device, a in held.items()}
-
-
 @examples(usual=40, full=400)
 @given(move=moves(), dtype=st.sampled_from([np.int32, np.float32, jax.numpy.bfloat16]))
 def test_a_move_among_members_brings_everyone_what_it_wants(move: Move, dtype: Any):
@@ -204,34 +158,12 @@ def test_a_move_among_members_brings_everyone_what_it_wants(move: Move, dtype: A
     check_arrived(move, value, arrived, dtype)
 
 
-class Unions:
-    """What a transport needs to know of a placement, for one transfer of arrays of a move."""
-
-    def __init__(self, move: Move, dtype: Any, count: int):
-        shapes = (jax.ShapeDtypeStruct(move.shape, dtype),) * count
-        names = tuple(range(count))
-        self.both = tuple(
-            AnnotatedLeaves(names, shapes, (side,) * count) for side in (move.source, move.target)
-        )
-        self.plan = SimpleNamespace(cluster=CLUSTER)
-
-    def ends(self, tag: Tag) -> tuple[AnnotatedLeaves, ...]:
-        return self.both
-
-
 @examples(usual=15, full=150)
 @given(move=moves(one_process=True), dtype=st.sampled_from([np.int32, np.float32]))
 def test_members_of_one_process_move_arrays(move: Move, dtype: Any):
     value, held = random_summands(move, dtype)
-    stages = sorted(set(move.stages))
-    sides = [(move.source, move.target)[stage if len(stages) > 1 else 0] for stage in stages]
-    processes = [[group.devices for group in side.subgroups] for side in sides]
-    transport = InProcessTransport(cast(Any, Unions(move, dtype, 2)), processes, deadline=20.0)
-    workers = {
-        (stage, place): transport.of((stage, place), member_mesh(group))
-        for stage, side in zip(stages, sides, strict=True)
-        for place, group in enumerate(side.subgroups)
-    }
+    transport = InProcessTransport(MovePlacement.of(move, dtype, 2), move.members, deadline=20.0)
+    workers = {peer: transport.of(peer, mesh) for peer, mesh in member_meshes(move).items()}
     tag = Tag(Route(RouteKind.VALUE, *move.stages), 3)
     for place, array in enumerate(member_arrays(move, held)):
         workers[0, place].expect(7, tag)
@@ -251,7 +183,7 @@ def test_a_member_that_does_not_send_is_named():
     members = tuple(Subgroup((d,), (("data", 1),), PartitionSpec()) for d in range(2))
     rows, whole = HSharding(members, 0), HSharding(members)
     move = Move((4,), rows, whole, {0: (0, 0), 1: (0, 1)})
-    placement = cast(Any, Unions(move, np.float32, 1))
+    placement = MovePlacement.of(move, np.float32, 1)
     transport = InProcessTransport(placement, [[(0,), (1,)]], deadline=0.1)
     workers = [transport.of((0, place), member_mesh(each)) for place, each in enumerate(members)]
     tag = Tag(Route(RouteKind.VALUE, 0, 0), 0)
@@ -277,7 +209,7 @@ def test_short_floats_are_rounded_after_every_addition():
     rng = np.random.default_rng(0)
     held = {d: rng.normal(size=64).astype(jax.numpy.bfloat16) for d in range(3)}
     transport = InProcessTransport(
-        cast(Any, Unions(move, jax.numpy.bfloat16, 1)), [[(0,), (1,), (2,)]], deadline=20.0
+        MovePlacement.of(move, jax.numpy.bfloat16, 1), [[(0,), (1,), (2,)]], deadline=20.0
     )
     workers = [transport.of((0, place), member_mesh(each)) for place, each in enumerate(members)]
     tag = Tag(Route(RouteKind.VALUE, 0, 0), 0)

@@ -11,7 +11,19 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from jax.sharding import Mesh
+from cases import examples
+from hypothesis import given
+from hypothesis import strategies as st
+from jax.sharding import Mesh, PartitionSpec
+from random_moves import (
+    Move,
+    MovePlacement,
+    check_arrived,
+    member_arrays,
+    member_meshes,
+    moves,
+    random_summands,
+)
 from ray_jobs import BATCH, OPTIMIZER, Tokens, loss, make_cluster, make_plan, parameters
 
 from hetjax.errors import WorkerLostError
@@ -20,8 +32,10 @@ from hetjax.runtime.instructions.buffers import PipelineLoss, ReceivedValue, Sen
 from hetjax.runtime.instructions.instruction import Route, RouteKind, Tag
 from hetjax.runtime.instructions.placement import Placement
 from hetjax.runtime.moves.listening import transfer_identifier
+from hetjax.runtime.moves.peers import Peer
 from hetjax.runtime.moves.transfer_server import TransferServerTransport
 from hetjax.runtime.workers.job import Job, build, transfers
+from hetjax.sharding import HSharding, Subgroup
 from hetjax.sharding.annotation.rules import MESH_AXES
 
 PROCESSES = [[(0, 1)], [(2,)]]
@@ -103,6 +117,60 @@ def test_every_transfer_of_a_step_arrives_as_its_receiver_wants_it(
             for ours, theirs, sharding in zip(received, sent[tag], shardings, strict=True):
                 np.testing.assert_array_equal(np.asarray(ours), np.asarray(theirs))
                 assert ours.sharding == sharding
+
+
+@contextlib.contextmanager
+def connected(move: Move, dtype: Any, tag: Tag) -> Iterator[dict[Peer, TransferServerTransport]]:
+    """The transports of all members of a move, in one process."""
+    placement, meshes = MovePlacement.of(move, dtype, 2), member_meshes(move)
+    with contextlib.ExitStack() as ends:
+        transports = {
+            peer: ends.enter_context(
+                contextlib.closing(
+                    TransferServerTransport(
+                        placement, peer, mesh, move.members, [tag], SECRET, deadline=20.0
+                    )
+                )
+            )
+            for peer, mesh in meshes.items()
+        }
+        addresses = {peer: each.listen(HOST) for peer, each in transports.items()}
+        for each in transports.values():
+            each.connect(addresses)
+        yield transports
+
+
+@examples(usual=8, full=80)
+@given(move=moves(one_process=True), dtype=st.sampled_from([np.int32, np.float32]))
+def test_members_of_stages_move_arrays(move: Move, dtype: Any):
+    value, held = random_summands(move, dtype)
+    tag = Tag(Route(RouteKind.VALUE, *move.stages), 3)
+    with connected(move, dtype, tag) as workers:
+        receivers = [(move.stages[1], place) for place in range(len(move.target.subgroups))]
+        for peer in receivers:
+            workers[peer].expect(7, tag)
+        for place, array in enumerate(member_arrays(move, held)):
+            workers[0, place].send(7, tag, [array, array])
+        found = [workers[peer].receive(7, tag) for peer in receivers]
+        for each in range(2):
+            check_arrived(move, value, [arrays[each] for arrays in found], dtype)
+
+
+def test_what_a_member_keeps_of_a_move_crosses_no_wire():
+    """Rows of two members, of which each wants all: it takes in what it lacks."""
+    members = tuple(Subgroup((d,), (("data", 1),), PartitionSpec()) for d in range(2))
+    processes = {0: (0, 0), 1: (0, 1)}
+    move = Move((8,), HSharding(members, 0, (6, 2)), HSharding(members), processes)
+    tag = Tag(Route(RouteKind.VALUE, 0, 0), 0)
+    value, held = random_summands(move, np.float32)
+    with connected(move, np.float32, tag) as workers:
+        for place, array in enumerate(member_arrays(move, held)):
+            workers[0, place].expect(0, tag)
+            workers[0, place].send(0, tag, [array, array])
+        found = [worker.receive(0, tag) for worker in workers.values()]
+        taken = [worker.arrival(0, tag).num_bytes for worker in workers.values()]
+    assert taken == [2 * 2 * 4, 2 * 6 * 4]
+    check_arrived(move, value, [arrays[0] for arrays in found], np.float32)
 
 
 def test_a_transfer_that_does_not_come_names_the_worker(
