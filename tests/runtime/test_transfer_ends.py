@@ -77,14 +77,15 @@ def sent(
 
 
 def pulled(
-    end: ReceivingEnd, offered: dict[Peer, list[jax.Array]]
-) -> dict[Peer, Sequence[jax.Array]]:
+    end: ReceivingEnd, offered: dict[Peer, list[Any]], *, on_host: bool = False
+) -> dict[Peer, Sequence[Any]]:
     """What a carrier brings of the pieces that are offered."""
     assert end.requests.keys() == offered.keys()
-    found = {}
+    found: dict[Peer, Sequence[Any]] = {}
     for sender, wanted in end.requests.items():
         assert [(p.shape, p.dtype) for p in offered[sender]] == [(w.shape, w.dtype) for w in wanted]
-        found[sender] = jax.device_put(offered[sender], [want.sharding for want in wanted])
+        shardings = [want.sharding for want in wanted]
+        found[sender] = offered[sender] if on_host else jax.device_put(offered[sender], shardings)
     return found
 
 
@@ -126,8 +127,12 @@ def test_nothing_is_computed_where_both_ends_divide_alike():
 
 
 @examples(usual=40, full=400)
-@given(move=moves(), dtype=st.sampled_from([np.int32, np.float32, jax.numpy.bfloat16]))
-def test_a_move_among_members_brings_everyone_what_it_wants(move: Move, dtype: Any):
+@given(
+    move=moves(),
+    dtype=st.sampled_from([np.int32, np.float32, jax.numpy.bfloat16]),
+    on_host=st.booleans(),
+)
+def test_a_move_among_members_brings_everyone_what_it_wants(move: Move, dtype: Any, on_host: bool):
     """Members of one or several processes; all that they play is played by one process."""
     value, held = random_summands(move, dtype)
     shape = jax.ShapeDtypeStruct(move.shape, dtype)
@@ -138,7 +143,7 @@ def test_a_move_among_members_brings_everyone_what_it_wants(move: Move, dtype: A
     for peer in move.peers(move.source):
         member = crossed.member(move.source, peer)
         group = move.source.subgroups[member]
-        end = SendingEnd([crossed], member_mesh(group), peer)
+        end = SendingEnd([crossed], member_mesh(group), peer, on_host=on_host)
         for receiver, pieces in end.offers([sources[member]]).items():
             offers[receiver][peer] = pieces
     arrived = []
@@ -146,9 +151,9 @@ def test_a_move_among_members_brings_everyone_what_it_wants(move: Move, dtype: A
         mesh, parts = member_mesh(group), []
         peers = dict.fromkeys(move.processes[device] for device in group.devices)
         for peer in peers:
-            end = ReceivingEnd([crossed], mesh, peer)
+            end = ReceivingEnd([crossed], mesh, peer, on_host=on_host)
             assert end.others == tuple(each for each in sorted(peers) if each != peer)
-            parts += end.parts(pulled(end, offers.get(peer, {})))[0]
+            parts += end.parts(pulled(end, offers.get(peer, {}), on_host=on_host))[0]
         landing = Landing(crossed, mesh, next(iter(peers)))
         array = landing.array(parts)
         if (gather := gatherer([landing], mesh)) is not None:
@@ -158,11 +163,22 @@ def test_a_move_among_members_brings_everyone_what_it_wants(move: Move, dtype: A
     check_arrived(move, value, arrived, dtype)
 
 
-@examples(usual=15, full=150)
-@given(move=moves(one_process=True), dtype=st.sampled_from([np.int32, np.float32]))
-def test_members_of_one_process_move_arrays(move: Move, dtype: Any):
+class OnDevices(InProcessTransport):
+    """As on devices that the host cannot read."""
+
+    def on_host(self, tag: Tag) -> bool:
+        return False
+
+
+@examples(usual=20, full=200)
+@given(
+    move=moves(one_process=True),
+    dtype=st.sampled_from([np.int32, np.float32]),
+    kind=st.sampled_from([InProcessTransport, OnDevices]),
+)
+def test_members_of_one_process_move_arrays(move: Move, dtype: Any, kind: type[InProcessTransport]):
     value, held = random_summands(move, dtype)
-    transport = InProcessTransport(MovePlacement.of(move, dtype, 2), move.members, deadline=20.0)
+    transport = kind(MovePlacement.of(move, dtype, 2), move.members, deadline=20.0)
     workers = {peer: transport.of(peer, mesh) for peer, mesh in member_meshes(move).items()}
     tag = Tag(Route(RouteKind.VALUE, *move.stages), 3)
     for place, array in enumerate(member_arrays(move, held)):
@@ -218,3 +234,24 @@ def test_short_floats_are_rounded_after_every_addition():
     for worker in workers:
         (found,) = worker.receive(0, tag)
         np.testing.assert_array_equal(np.asarray(found), held[0] + held[1] + held[2])
+
+
+@pytest.mark.parametrize("kind", [InProcessTransport, OnDevices])
+def test_what_was_sent_may_be_given_away(kind: type[InProcessTransport]):
+    """A program may write over an array that others get a part of."""
+    one, two, three, four = (
+        Subgroup((d,), (("data", 1),), PartitionSpec()) for d in (0, 1, FIRST + 2, FIRST + 3)
+    )
+    processes = {0: (0, 0), 1: (0, 1), FIRST + 2: (1, 0), FIRST + 3: (1, 1)}
+    move = Move((4,), HSharding((one, two), 0, (3, 1)), HSharding((three, four)), processes)
+    transport = kind(MovePlacement.of(move, np.float32, 1), move.members, deadline=20.0)
+    workers = {peer: transport.of(peer, mesh) for peer, mesh in member_meshes(move).items()}
+    value, held = random_summands(move, np.float32)
+    tag = Tag(Route(RouteKind.VALUE, 0, 1), 0)
+    write_over = jax.jit(lambda array: array * 0 - 1, donate_argnums=0)
+    for place, array in enumerate(member_arrays(move, held)):
+        workers[0, place].send(0, tag, [array])
+        assert write_over(array).sum() == -array.size
+        assert array.is_deleted()
+    found = [workers[1, place].receive(0, tag)[0] for place in range(2)]
+    check_arrived(move, value, found, np.float32)

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from hetjax.runtime.compilation.compiled_stage import Compiled
@@ -165,9 +166,14 @@ class SendingEnd:
         arrays: what crosses.
         mesh: the mesh of its member of the stage.
         peer: the process.
+        on_host: whether pieces are cut by the host, which can read the devices' memory, and travel
+            as NumPy arrays.
     """
 
-    def __init__(self, arrays: Sequence[CrossingArray], mesh: Mesh, peer: Peer):
+    def __init__(
+        self, arrays: Sequence[CrossingArray], mesh: Mesh, peer: Peer, *, on_host: bool = False
+    ):
+        self._arrays, self._on_host = arrays, on_host
         self._offers: dict[Peer, list[SentPiece]] = {}
         self._numbers: dict[Any, int] = {}
         self._only = None
@@ -178,7 +184,7 @@ class SendingEnd:
             for piece in array.pieces(i):
                 if array.processes[piece.sender] == peer:
                     self._offers.setdefault(array.processes[piece.receiver], []).append(piece)
-                    if piece.bounds != array.held[piece.sender]:
+                    if piece.bounds != array.held[piece.sender] and not on_host:
                         cut.setdefault(piece.sender, {})[i, piece.bounds] = None
         if len(self._numbers) == 1:
             (self._only,) = self._numbers.values()
@@ -193,17 +199,20 @@ class SendingEnd:
         """The processes that get something of this one; it may be among them."""
         return tuple(self._offers)
 
-    def offers(self, arrays: Sequence[jax.Array]) -> dict[Peer, list[jax.Array]]:
+    def offers(self, arrays: Sequence[jax.Array]) -> dict[Peer, list[Any]]:
         """What each receiving process gets of this one.
 
         Args:
             arrays: the arrays, as the member divides them.
 
         Returns:
-            For each receiving process the pieces for it, each on one device. They may be the
-            memory of the arrays.
+            For each receiving process the pieces for it, each on one device; they may be the memory
+            of the arrays. Where the host cuts them, copies as NumPy arrays: it waits until the
+            arrays are there. What a device keeps whole is its shard.
         """
         held = [self._shards(array) for array in arrays]
+        if self._on_host:
+            return self._host_offers(held)
         cut: dict[tuple[int, int, Bounds], jax.Array] = {}
         for device, parts, program in self._cuttings:
             made = program(*(held[i][device] for i, _ in parts))
@@ -218,6 +227,24 @@ class SendingEnd:
             for receiver, offered in self._offers.items()
         }
 
+    def _host_offers(self, held: Sequence[Mapping[int, jax.Array]]) -> dict[Peer, list[Any]]:
+        made: dict[tuple[int, Bounds, int], np.ndarray] = {}
+        found: dict[Peer, list[Any]] = {}
+        for receiver, offered in self._offers.items():
+            found[receiver] = pieces = []
+            for i, bounds, sender, landing in offered:
+                array, key = self._arrays[i], (i, bounds, sender)
+                if sender == landing and bounds == array.held[sender]:
+                    pieces.append(held[i][sender])
+                    continue
+                if key not in made:
+                    shard = np.asarray(held[i][sender])
+                    place = within(bounds, array.held[sender]) if array.shape.shape else ()
+                    # A copy: the worker may give its array away to a program that writes over it.
+                    made[key] = np.array(shard[place])
+                pieces.append(made[key])
+        return found
+
     def _shards(self, array: jax.Array) -> dict[int, jax.Array]:
         """The process's shards of an array by the numbers of their devices."""
         if self._only is not None:
@@ -229,14 +256,25 @@ class _Joining(NamedTuple):
     """What one device makes of pieces that land on it: parts of arrays, and what makes them.
 
     Args:
+        device: the number of the device.
         pieces: what is put together.
         parts: for each result its array, and its place among the parts of the process.
         program: from the pieces to these parts.
     """
 
+    device: int
     pieces: list[SentPiece]
     parts: list[tuple[int, int]]
     program: Compiled
+
+    def run(self, landed: Mapping[SentPiece, Any]) -> Sequence[jax.Array]:
+        """Make the parts; what another device of the process keeps is read on the host."""
+        return self.program(
+            *(
+                landed[piece] if piece.receiver == self.device else np.asarray(landed[piece])
+                for piece in self.pieces
+            )
+        )
 
 
 class _Copy(NamedTuple):
@@ -255,6 +293,7 @@ class ReceivingEnd:
         arrays: what crosses.
         mesh: the mesh of its member of the stage.
         peer: the process.
+        on_host: whether pieces come as NumPy arrays, from ends that cut on the host.
 
     Attributes:
         requests: for each process that has a piece for this one, itself included, the shapes of
@@ -264,7 +303,10 @@ class ReceivingEnd:
         others: these processes, but for this one.
     """
 
-    def __init__(self, arrays: Sequence[CrossingArray], mesh: Mesh, peer: Peer):
+    def __init__(
+        self, arrays: Sequence[CrossingArray], mesh: Mesh, peer: Peer, *, on_host: bool = False
+    ):
+        self._on_host = on_host
         self._landings = [Landing(array, mesh, peer) for array in arrays]
         self._pieces: dict[Peer, list[SentPiece]] = {}
         for i, array in enumerate(arrays):
@@ -307,23 +349,37 @@ class ReceivingEnd:
             copied: list[tuple[int, Shard]] = []
             for place, shard in enumerate(landing.shards):
                 summed = landing_on.get(shard.device, [])
-                alike = Shard(-1, shard.bounds, shard.summand)
                 if not summed and volume(shard.bounds):
                     copied.append((place, shard))
                     continue
-                made.setdefault(alike, place)
+                made.setdefault(replace(shard, device=-1), place)
                 part = _JoinedPart(i, place, array, landing, shard, summed)
-                if (piece := part.as_sent()) is not None:
+                if (piece := self._as_it_comes(part)) is not None:
                     self._as_sent.append((i, place, piece))
                 else:
                     joined.setdefault(shard.device, []).append(part)
+            kept = {place for j, place, _ in self._as_sent if j == i}
             for place, shard in copied:
-                like = made[Shard(-1, shard.bounds, shard.summand)]
+                like = made[replace(shard, device=-1)]
+                if self._on_host and like not in kept:
+                    # NumPy arrays are of no device: they are put together once more.
+                    summed = landing_on[landing.shards[like].device]
+                    part = _JoinedPart(i, place, array, landing, shard, summed)
+                    joined.setdefault(shard.device, []).append(part)
+                    continue
                 sharding = landing.part_sharding(shard.device)
                 self._copies.append(_Copy(i, place, like, sharding))
         self._joinings = [_joining(parts) for parts in joined.values()]
 
-    def parts(self, pulled: Mapping[Peer, Sequence[jax.Array]]) -> list[list[Any]]:
+    def _as_it_comes(self, part: _JoinedPart) -> SentPiece | None:
+        """The piece that a part is, if it is one that lies on the device when it has come."""
+        piece = part.as_sent()
+        if piece is None or not self._on_host:
+            return piece
+        keeps = piece.sender == piece.receiver and piece.bounds == part.crossing.held[piece.sender]
+        return piece if keeps else None
+
+    def parts(self, pulled: Mapping[Peer, Sequence[Any]]) -> list[list[Any]]:
         """What the process's devices hold of each array, of its pieces; slices not yet gathered.
 
         Args:
@@ -338,8 +394,7 @@ class ReceivingEnd:
         for i, place, piece in self._as_sent:
             made[i][place] = landed[piece]
         for joining in self._joinings:
-            results = joining.program(*(landed[piece] for piece in joining.pieces))
-            for (i, place), part in zip(joining.parts, results, strict=True):
+            for (i, place), part in zip(joining.parts, joining.run(landed), strict=True):
                 made[i][place] = part
         if self._copies:
             copied = jax.device_put(
@@ -350,7 +405,7 @@ class ReceivingEnd:
                 made[copy.array][copy.place] = part
         return made
 
-    def put_together(self, pulled: Mapping[Peer, Sequence[jax.Array]]) -> list[jax.Array]:
+    def put_together(self, pulled: Mapping[Peer, Sequence[Any]]) -> list[jax.Array]:
         """Make arrays of the pieces; where the end gathers, all processes must call this alike.
 
         Args:
@@ -488,7 +543,8 @@ def _joining(parts: Sequence[_JoinedPart]) -> _Joining:
     ]
     outputs = [part.landing.part_sharding(part.shard.device) for part in parts]
     program = jax.jit(join, out_shardings=outputs).lower(*shapes).compile()
-    return _Joining(pieces, [(part.array, part.place) for part in parts], program)
+    device = parts[0].shard.device
+    return _Joining(device, pieces, [(part.array, part.place) for part in parts], program)
 
 
 def _joined(part: _JoinedPart, summed: Sequence[tuple[Bounds, Sequence[jax.Array]]]) -> jax.Array:
