@@ -18,6 +18,7 @@ from hetjax.errors import InputError
 from hetjax.sharding.annotation.annotation import HSharding
 from hetjax.sharding.deduction.annotated_program import AnnotatedProgram
 from hetjax.sharding.deduction.deduce import deduce
+from hetjax.sharding.deduction.signature import dtypes_of, shapes_of
 
 CAN_BE_OPENED = ("scan", "cond")
 
@@ -123,8 +124,9 @@ def _unrolled(
         rows = [jax.lax.index_in_dim(array, turn, keepdims=False) for array in stacked]
         results = _evaluate(params["jaxpr"], [*consts, *carry, *rows], names)
         carry, made[turn] = results[:num_carry], results[num_carry:]
-    shapes = [variable.aval for variable in equation.outvars[num_carry:]]
     if not order:
-        return [*carry, *(jnp.zeros(shape.shape, shape.dtype) for shape in shapes)]
+        stacks = equation.outvars[num_carry:]
+        pairs = zip(shapes_of(stacks), dtypes_of(stacks), strict=True)
+        return [*carry, *(jnp.zeros(shape, dtype) for shape, dtype in pairs)]
     columns = zip(*(made[turn] for turn in order), strict=True)
     return [*carry, *(jnp.stack(each) for each in columns)]

@@ -1,0 +1,61 @@
+"""The main check of the project: a case gives the loss and the gradients of plain `jax.jit`.
+
+A gradient's error is taken relative to the largest entry of its own leaf, so that a leaf with small
+gradients must be as right as one with large ones. Gradients of single examples may cancel in their
+mean, which then keeps the rounding of what cancelled: plain JAX with and without `jax.jit` differs
+by as much. So where an error is larger than allowed, it is taken relative to what was averaged.
+"""
+
+import jax
+import numpy as np
+from cases import Case
+from execution import (
+    gathered_state,
+    job_of,
+    keep_gradients,
+    one_device_gradients,
+    running,
+    train,
+)
+from small_models import Batch, make_batch
+
+TOLERANCE = 1e-5
+HALF_TOLERANCE = 0.05
+"""bfloat16 has 8 bits: sums over microbatches or devices that round differently differ by that."""
+
+
+def largest_error(found: np.ndarray, expected: np.ndarray) -> float:
+    """The largest error of an array, relative to its largest entry."""
+    found, expected = found.astype(np.float64), expected.astype(np.float64)
+    scale = np.max(np.abs(expected))
+    error = np.max(np.abs(found - expected))
+    return float(error / scale) if scale else float(error)
+
+
+def check_gradients(case: Case) -> None:
+    """Check loss, norm and gradients of one step."""
+    batch = make_batch(case.plan.batch_size)
+    loss, norm, gradients = one_device_gradients(case.model, batch)
+    with running(job_of(case, keep_gradients())) as executor:
+        [reported] = train(executor, [batch])
+        found = gathered_state(executor)
+    tolerance = TOLERANCE if case.model.exact else HALF_TOLERANCE
+    np.testing.assert_allclose(reported, (loss, norm), rtol=tolerance)
+    for name, ours, theirs in zip(case.program.parameter_names, found, gradients, strict=True):
+        error = largest_error(ours, theirs)
+        if error > tolerance:
+            error *= _cancellation(case, batch, name, theirs)
+        assert error <= tolerance, name
+
+
+def _cancellation(case: Case, batch: Batch, name: str, gradient: np.ndarray) -> float:
+    """A leaf's largest gradient, over the largest mean size of its examples' own gradients."""
+    leaf = case.program.parameter_names.index(name)
+    single = jax.jit(jax.grad(case.model.mean_loss))
+    sizes = []
+    for example in range(case.plan.batch_size):
+        alone = {key: rows[example : example + 1] for key, rows in batch.items()}
+        gradients = jax.tree.leaves(single(case.model.init(), alone))
+        sizes.append(np.abs(np.nan_to_num(np.asarray(gradients[leaf], np.float64))))
+    largest = float(np.max(np.mean(sizes, axis=0)))
+    return min(1.0, float(np.max(np.abs(gradient))) / largest) if largest else 1.0

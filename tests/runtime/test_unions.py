@@ -1,0 +1,139 @@
+"""Stages of several members: any shares give the loss and the gradients of one device."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import jax
+import numpy as np
+import optax
+import pytest
+from cases import Case, examples
+from execution import gathered_parameters, job_of, one_device_steps, running, train
+from hypothesis import given
+from hypothesis import strategies as st
+from one_device import TOLERANCE, check_gradients
+from random_unions import random_union_case
+from ray_jobs import (
+    BATCH,
+    MICROBATCHES,
+    SIZE,
+    Tokens,
+    loss,
+    make_cluster,
+    make_trainer,
+    parameters,
+)
+from small_models import make_batch
+
+from hetjax.mesh import SubMesh
+from hetjax.pipeline.program.traced_program import trace
+from hetjax.pipeline.schedules.warm_up import one_f_one_b
+from hetjax.planner import Member, PipelinePlan, Share, Shares, StagePlan
+from hetjax.planner.plan.plan import Plan
+from hetjax.runtime.workers.job import build, transfers
+
+PARAMETERS = {"blocks/in": Share(2, (10, 6)), "blocks/out": Share(1, (10, 6))}
+"""Columns of the one product and rows of the other, as tensor parallelism has them."""
+
+SHARES = {
+    "batch": Shares(batch=(2, 2)),
+    "columns": Shares(parameters=PARAMETERS),
+    "both": Shares(batch=(2, 2), parameters=PARAMETERS),
+}
+
+
+def union_plan(shares: Shares) -> Plan:
+    """One stage over two devices and one device."""
+    program = trace(loss, parameters(), jax.eval_shape(lambda: Tokens().batch(0, SIZE)))
+    members = (
+        Member(SubMesh("first", 0, (1, 2)), (2, 1)),
+        Member(SubMesh("second", 0, (1, 1)), (1, 1)),
+    )
+    stage = StagePlan((0, 1), members, shares=shares)
+    pipeline = PipelinePlan((stage,), MICROBATCHES, SIZE, one_f_one_b(1, MICROBATCHES))
+    return Plan(program.fingerprint, (0, program.num_positions), make_cluster(1), (pipeline,))
+
+
+def one_device_losses(steps: int) -> list[float]:
+    """Of the job's first steps, by plain JAX."""
+    from ray_jobs import OPTIMIZER
+
+    def mean(parameters, batch):
+        total, count = loss(parameters, batch)
+        return total / count
+
+    held = parameters()
+    gradient = jax.jit(jax.value_and_grad(mean))
+    found = []
+    with jax.numpy_dtype_promotion("standard"):
+        state = OPTIMIZER.init(held)
+        for step in range(steps):
+            value, gradients = gradient(held, Tokens().batch(step, BATCH))
+            updates, state = OPTIMIZER.update(gradients, state, held)
+            held = optax.apply_updates(held, updates)
+            found.append(float(value))
+    return found
+
+
+@pytest.mark.parametrize("shares", SHARES)
+def test_one_stage_over_two_devices_and_one_trains(shares: str):
+    with make_trainer("local", union_plan(SHARES[shares])) as trainer:
+        found = [trainer.train_step().loss for _ in range(5)]
+    np.testing.assert_allclose(found, one_device_losses(5), rtol=TOLERANCE)
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("shares", SHARES)
+def test_on_ray_it_computes_what_one_process_does(shares: str):
+    plan = union_plan(SHARES[shares])
+    found = {}
+    for runtime in ("local", "ray"):
+        with make_trainer(runtime, plan) as trainer:
+            found[runtime] = [trainer.train_step().loss for _ in range(4)]
+    assert found["ray"] == found["local"]
+
+
+@examples(usual=4)
+@given(number=st.integers(0, 2**32 - 1))
+def test_loss_and_gradients_of_unions_equal_those_of_one_device(number: int):
+    check_gradients(random_union_case(Random(number)))
+
+
+def test_members_hold_the_same_bits_of_what_they_share():
+    """Each updates its share of what all have, and gives it to the others."""
+    case = random_union_case(Random(0))
+    optimizer = optax.adamw(1e-3, eps=1e-5)
+    batches = [make_batch(case.plan.batch_size, seed) for seed in range(3)]
+    with running(job_of(case, optimizer)) as executor:
+        found = train(executor, batches)
+        gathered_parameters(executor)
+    with jax.numpy_dtype_promotion("standard"):
+        expected = one_device_steps(case.model, optimizer, batches)
+    np.testing.assert_allclose(found, expected, rtol=TOLERANCE)
+
+
+def test_members_of_a_data_parallel_stage_exchange_only_at_its_end():
+    """A microbatch moves the loss alone; gradients are summed once a step."""
+    from ray_jobs import OPTIMIZER
+
+    from hetjax.runtime.workers.job import Job
+
+    plan = union_plan(SHARES["batch"])
+    batch = jax.eval_shape(lambda: Tokens().batch(0, BATCH))
+    placement = build(Job(loss, parameters(), batch, OPTIMIZER, plan))
+    moved = {tag for tag in transfers(placement) if tag.route.kind == "move"}
+    in_microbatches = {tag.move.partition("/")[0] for tag in moved if tag.microbatch >= 0}
+    assert in_microbatches <= {"forward", "evaluate"}
+
+
+def _with_one_microbatch(case: Case) -> Case:
+    (pipeline,) = case.plan.pipelines
+    schedule = one_f_one_b(len(pipeline.stages), 1)
+    pipeline = replace(pipeline, num_microbatches=1, schedule=schedule)
+    return replace(case, plan=replace(case.plan, pipelines=(pipeline,)))
+
+
+def test_one_microbatch_has_no_sums_to_keep():
+    check_gradients(_with_one_microbatch(random_union_case(Random(3))))
