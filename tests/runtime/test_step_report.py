@@ -9,7 +9,7 @@ from hetjax.runtime.workers.step_report import (
     StepReport,
     link_events,
     link_uses,
-    stage_report,
+    member_report,
 )
 
 FIRST, SECOND = (Tag(Route(RouteKind.VALUE, 0, 1), microbatch) for microbatch in range(2))
@@ -66,7 +66,7 @@ def test_a_stage_receives_when_its_last_host_does():
         )
         for host in range(2)
     ]
-    stage = stage_report(hosts)
+    stage = member_report(hosts)
     assert stage.loss == 1.5
     assert stage.sends == {BACK: 2.0}
     assert stage.arrivals == {FIRST: Arrival(6.0, 128)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence, Set
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
@@ -28,7 +29,7 @@ from hetjax.runtime.moves.state_switch import moved_arrays
 from hetjax.runtime.moves.transport import InProcessTransport
 from hetjax.runtime.workers.feed import BatchReader, feed_of
 from hetjax.runtime.workers.job import Job
-from hetjax.runtime.workers.step_report import StepReport, summed
+from hetjax.runtime.workers.step_report import StepReport, stage_report, summed
 from hetjax.runtime.workers.worker import Feed, StageWorker
 from hetjax.sharding.annotation.rules import MESH_AXES
 from hetjax.sharding.resolution.network import Network
@@ -165,7 +166,10 @@ class LocalExecutor:
         """
         self._call += 1
         call, feed = self._call, self._feed(first_example, batch)
-        return self._all(lambda worker: worker.train_step(call, feed, timed=timed))
+        reports = self._all(lambda worker: worker.train_step(call, feed, timed=timed))
+        pairs = zip(self.workers, reports, strict=True)
+        by_stage = itertools.groupby(pairs, key=lambda pair: pair[0].stage)
+        return [stage_report([report for _, report in each]) for _, each in by_stage]
 
     def use_schedule(self, schedule: Schedule) -> None:
         """Run the following training steps in another order."""

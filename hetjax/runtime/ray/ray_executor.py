@@ -36,7 +36,12 @@ from hetjax.runtime.ray.ray_workers import SAVE, START_SECONDS, RayWorkers
 from hetjax.runtime.workers.clocks import ClockReading, by_our_clock, measure_offset
 from hetjax.runtime.workers.feed import feed_of
 from hetjax.runtime.workers.job import Job
-from hetjax.runtime.workers.step_report import StepReport, stage_report, summed
+from hetjax.runtime.workers.step_report import (
+    StepReport,
+    member_report,
+    stage_report,
+    summed,
+)
 from hetjax.runtime.workers.waiting import together
 from hetjax.sharding.resolution.network import Network
 from hetjax.sharding.resolution.switch_groups import groups_of, messages_of_groups
@@ -304,14 +309,14 @@ class RayExecutor:
         )
         if timed:
             reports = {peer: self._by_our_clock(peer, reports[peer]) for peer in reports}
-        return [stage_report([reports[peer] for peer in peers]) for peers in self._members()]
-
-    def _members(self) -> list[list[Peer]]:
-        """The processes of each member of each stage."""
-        found: dict[tuple[int, int], list[Peer]] = {}
+        stages: dict[int, dict[int, list[StepReport]]] = {}
         for peer, process in self._processes.items():
-            found.setdefault((peer[0], process.place), []).append(peer)
-        return list(found.values())
+            members = stages.setdefault(peer[0], {})
+            members.setdefault(process.place, []).append(reports[peer])
+        return [
+            stage_report([member_report(hosts) for hosts in members.values()])
+            for members in stages.values()
+        ]
 
     def _by_our_clock(self, peer: Peer, report: StepReport) -> StepReport:
         """A worker's report by the driver's clock; asked each time, since clocks drift."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from hetjax.pipeline.timeline.timeline import Event, Timeline, link_track
 from hetjax.runtime.instructions.instruction import RouteKind, Tag
 from hetjax.runtime.moves.transport import Arrival
+
+Told = TypeVar("Told")
 
 _ACTIVATIONS = {RouteKind.VALUE: "F", RouteKind.COTANGENT: "B"}
 """The kinds of transfers that tasks wait for, and the kinds of these tasks."""
@@ -98,8 +101,8 @@ class LinkUse:
         return self.num_bytes / self.busy_seconds if self.busy_seconds else 0.0
 
 
-def stage_report(reports: Sequence[StepReport]) -> StepReport:
-    """The report of a stage, from those of its hosts.
+def member_report(reports: Sequence[StepReport]) -> StepReport:
+    """The report of a member of a stage, from those of its hosts.
 
     Args:
         reports: one a host.
@@ -112,21 +115,53 @@ def stage_report(reports: Sequence[StepReport]) -> StepReport:
         >>> from hetjax.runtime.instructions.instruction import Route
         >>> tag = Tag(Route(RouteKind.VALUE, 0, 1), microbatch=3)
         >>> hosts = [StepReport(arrivals={tag: Arrival(at, 64)}) for at in (5.0, 7.0)]
-        >>> stage_report(hosts).arrivals[tag]
+        >>> member_report(hosts).arrivals[tag]
         Arrival(at=7.0, num_bytes=128)
     """
-    first, *_ = reports
+    sends = _by_tag([report.sends for report in reports])
+    arrivals = _by_tag([report.arrivals for report in reports])
+    waits = _by_tag([report.waits for report in reports])
     return replace(
-        first,
-        sends={tag: min(report.sends[tag] for report in reports) for tag in first.sends},
+        reports[0],
+        sends={tag: min(each) for tag, each in sends.items()},
         arrivals={
-            tag: Arrival(
-                max(report.arrivals[tag].at for report in reports),
-                sum(report.arrivals[tag].num_bytes for report in reports),
-            )
-            for tag in first.arrivals
+            tag: Arrival(max(a.at for a in each), sum(a.num_bytes for a in each))
+            for tag, each in arrivals.items()
         },
-        waits={tag: max(report.waits[tag] for report in reports) for tag in first.waits},
+        waits={tag: max(each) for tag, each in waits.items()},
+    )
+
+
+def _by_tag(told: Sequence[Mapping[Tag, Told]]) -> dict[Tag, list[Told]]:
+    found: dict[Tag, list[Told]] = {}
+    for each in told:
+        for tag, what in each.items():
+            found.setdefault(tag, []).append(what)
+    return found
+
+
+def stage_report(reports: Sequence[StepReport]) -> StepReport:
+    """The report of a stage, from those of its members.
+
+    Args:
+        reports: one a member.
+
+    Returns:
+        The first member's, with the transfers of all as `member_report` has them, the events of
+        all, and what is live on all of them.
+
+    Example:
+        >>> stage_report([StepReport(seconds=1.0, live_bytes=8), StepReport(seconds=1.5)]).seconds
+        1.5
+    """
+    if len(reports) == 1:
+        return reports[0]
+    return replace(
+        member_report(reports),
+        seconds=max(report.seconds for report in reports),
+        live_microbatches=max(report.live_microbatches for report in reports),
+        live_bytes=sum(report.live_bytes for report in reports),
+        events=[event for report in reports for event in report.events],
     )
 
 
