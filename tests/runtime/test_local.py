@@ -158,7 +158,7 @@ def test_hosts_of_one_stage_fill_no_waits(monkeypatch: pytest.MonkeyPatch):
     with running(job_of(case, optax.sgd(0.1))) as executor:
         for spans_hosts in (True, False):
             for worker in executor.workers:
-                worker.spans_hosts = spans_hosts
+                worker.waits_for_others = spans_hosts
             executor.train_step(0, batch)
             assert bool(asked) != spans_hosts
 
