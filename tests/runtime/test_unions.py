@@ -137,3 +137,15 @@ def _with_one_microbatch(case: Case) -> Case:
 
 def test_one_microbatch_has_no_sums_to_keep():
     check_gradients(_with_one_microbatch(random_union_case(Random(3))))
+
+
+def test_a_value_lies_as_its_share_says():
+    """Megatron's form, told of a value: what lies between two products is divided by columns."""
+    program = trace(loss, parameters(), jax.eval_shape(lambda: Tokens().batch(0, SIZE)))
+    features = next(step.outputs[0] for step in program.steps if step.name == "gather")
+    width = program.avals[features].shape[-1]
+    share = Share(2, (width - 3, 3))
+    plan = union_plan(Shares(values={features: share}))
+    with make_trainer("local", plan) as trainer:
+        found = [trainer.train_step().loss for _ in range(3)]
+    np.testing.assert_allclose(found, one_device_losses(3), rtol=TOLERANCE)

@@ -227,6 +227,9 @@ def _grouped(steps: Sequence[Segment | Move]) -> Iterator[Segment | MoveGroup]:
     waiting: list[Move] = []
     for step in steps:
         if isinstance(step, Move):
+            if any(step.input == each.output for each in waiting):
+                yield MoveGroup(tuple(waiting))
+                waiting = []
             waiting.append(step)
             continue
         if waiting:

@@ -9,6 +9,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from hetjax.errors import InputError
+from hetjax.mesh.cluster import Cluster
 from hetjax.pipeline.build import PipelinePrograms
 from hetjax.pipeline.program.constraints import constrained
 from hetjax.pipeline.program.traced_program import Program, num_bytes
@@ -36,7 +37,8 @@ from hetjax.runtime.instructions.buffers import (
 from hetjax.runtime.instructions.instruction import Route, RouteKind, Tag
 from hetjax.runtime.instructions.member_instructions import DividedPrograms, MemberPart
 from hetjax.runtime.instructions.shared_rows import gradients_given, values_given
-from hetjax.runtime.instructions.stage_annotator import StageAnnotator
+from hetjax.runtime.instructions.stage_annotator import MemberLayouts, StageAnnotator
+from hetjax.sharding.annotation.annotation import HSharding
 from hetjax.sharding.annotation.rules import MESH_AXES, REDUCTION_GROUPS, divides
 from hetjax.sharding.deduction.annotated_program import union_of
 
@@ -189,11 +191,12 @@ def reduction_groups(placement: Placement, stage: int) -> tuple[tuple[int, ...],
     return tuple(tuple(np.flatnonzero(group == each).tolist()) for each in np.unique(group))
 
 
-def told(pipeline: PipelinePlan, program: Program) -> Program:
-    """A pipeline's program, in which the compiler is told how some values lie.
+def told(pipeline: PipelinePlan, cluster: Cluster, program: Program) -> Program:
+    """A pipeline's program, in which it is told how some values lie.
 
     Args:
         pipeline: the pipeline's plan.
+        cluster: the devices.
         program: the loss function, traced at the size of its microbatches.
 
     Returns:
@@ -202,8 +205,14 @@ def told(pipeline: PipelinePlan, program: Program) -> Program:
     Raises:
         InputError: a specification does not divide its value evenly.
     """
-    shardings: dict[int, NamedSharding] = {}
+    lies: dict[int, NamedSharding | HSharding] = {}
     for s, stage in enumerate(pipeline.stages):
+        if stage.shares.values:
+            layouts, size = MemberLayouts(stage, cluster), pipeline.microbatch_size
+            lies |= {
+                value: layouts.value(program.avals[value].shape, share, size)
+                for value, share in stage.shares.values.items()
+            }
         if not stage.values:
             continue
         mesh = AbstractMesh(stage.mesh_shape, MESH_AXES)
@@ -215,5 +224,5 @@ def told(pipeline: PipelinePlan, program: Program) -> Program:
                     f"shape {shape} evenly on the mesh {list(stage.mesh_shape)}"
                 )
             if stage.submesh.num_devices > 1:
-                shardings[value] = NamedSharding(mesh, spec)
-    return constrained(program, shardings) if shardings else program
+                lies[value] = NamedSharding(mesh, spec)
+    return constrained(program, lies) if lies else program

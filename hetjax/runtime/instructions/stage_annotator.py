@@ -12,10 +12,11 @@ from collections.abc import Callable, Hashable, Sequence
 from jax.sharding import PartitionSpec
 
 from hetjax.errors import InputError
+from hetjax.mesh.cluster import Cluster
 from hetjax.pipeline.build import PipelinePrograms
 from hetjax.pipeline.stages.cutting import ParameterPart
 from hetjax.planner.plan.plan import Plan
-from hetjax.planner.plan.stage_plan import Share
+from hetjax.planner.plan.stage_plan import Share, StagePlan
 from hetjax.sharding.annotation.annotation import DUPLICATE, HSharding, Subgroup, axes_of
 from hetjax.sharding.annotation.rules import (
     DATA,
@@ -29,6 +30,68 @@ from hetjax.sharding.annotation.rules import (
 
 SpecRule = Callable[[tuple[int, ...], tuple[int, int]], PartitionSpec]
 """From the shape of what a member has, and its logical mesh, to how the member divides it."""
+
+
+class MemberLayouts:
+    """How arrays can lie on the members of a stage.
+
+    Args:
+        stage: the stage's plan.
+        cluster: the devices.
+    """
+
+    def __init__(self, stage: StagePlan, cluster: Cluster):
+        self._members = stage.members
+        self._groups = [
+            Subgroup(
+                tuple(cluster.device_ids(member.submesh)),
+                tuple(zip(MESH_AXES, member.mesh_shape, strict=True)),
+                PartitionSpec(),
+            )
+            for member in stage.members
+        ]
+        self._known: dict[Hashable, HSharding] = {}
+
+    @property
+    def sizes(self) -> list[int]:
+        """How many devices each member has."""
+        return [len(group.devices) for group in self._groups]
+
+    def lying(self, shape: Sequence[int], share: Share | None, rule: SpecRule) -> HSharding:
+        """How an array lies of which each member has a share, divided inside it by a rule.
+
+        Args:
+            shape: its shape, whole.
+            share: what each member has of it; None: all of it.
+            rule: how a member divides its part.
+        """
+        shapes = [tuple(shape)] * len(self._groups)
+        if share is not None:
+            before, after = shape[: share.dimension], shape[share.dimension + 1 :]
+            shapes = [(*before, size, *after) for size in share.sizes]
+        pairs = zip(shapes, self._members, strict=True)
+        specs = tuple(rule(each, member.mesh_shape) for each, member in pairs)
+        key = specs, share
+        if key not in self._known:
+            groups = tuple(g.with_spec(s) for g, s in zip(self._groups, specs, strict=True))
+            hdim, sizes = (DUPLICATE, ()) if share is None else (share.dimension, share.sizes)
+            self._known[key] = HSharding(groups, hdim, sizes)
+        return self._known[key]
+
+    def value(self, shape: Sequence[int], share: Share, examples: int) -> HSharding:
+        """How a value lies of which each member has a share.
+
+        Args:
+            shape: its shape, whole.
+            share: what each member has of it.
+            examples: a microbatch's size: members divide their examples by their data axis.
+        """
+        leads = bool(shape) and shape[0] == examples
+
+        def rule(shape: tuple[int, ...], mesh_shape: tuple[int, int]) -> PartitionSpec:
+            return example_spec(shape, shape[0] if leads else -1, mesh_shape)
+
+        return self.lying(shape, share, rule)
 
 
 class StageAnnotator:
@@ -49,31 +112,9 @@ class StageAnnotator:
         self.pipeline = plan.pipelines[pipelines.pipeline_of(stage)]
         self.held = pipelines.stages[stage].parameters
         self.is_union = len(self.plan.members) > 1
-        self._groups = [
-            Subgroup(
-                tuple(plan.cluster.device_ids(member.submesh)),
-                tuple(zip(MESH_AXES, member.mesh_shape, strict=True)),
-                PartitionSpec(),
-            )
-            for member in self.plan.members
-        ]
-        self._known: dict[Hashable, HSharding] = {}
+        self._members = MemberLayouts(self.plan, plan.cluster)
+        self._lying = self._members.lying
         self.whole = self._lying((), None, lambda shape, mesh_shape: PartitionSpec())
-
-    def _lying(self, shape: Sequence[int], share: Share | None, rule: SpecRule) -> HSharding:
-        """How an array lies of which each member has a share, divided inside it by a rule."""
-        shapes = [tuple(shape)] * len(self._groups)
-        if share is not None:
-            before, after = shape[: share.dimension], shape[share.dimension + 1 :]
-            shapes = [(*before, size, *after) for size in share.sizes]
-        members = self.plan.members
-        specs = tuple(rule(s, m.mesh_shape) for s, m in zip(shapes, members, strict=True))
-        key = specs, share
-        if key not in self._known:
-            groups = tuple(g.with_spec(s) for g, s in zip(self._groups, specs, strict=True))
-            hdim, sizes = (DUPLICATE, ()) if share is None else (share.dimension, share.sizes)
-            self._known[key] = HSharding(groups, hdim, sizes)
-        return self._known[key]
 
     def example(self, shape: Sequence[int]) -> HSharding:
         """Of an array of a microbatch, whose first dimension may be that of examples.
@@ -175,7 +216,7 @@ class StageAnnotator:
         if share or not self.is_union or not shape or part.leaf in self.pipelines.shared_of_leaf:
             return share
         dimension = max(range(len(shape)), key=lambda place: shape[place])
-        weights = self.plan.shares.batch or [len(group.devices) for group in self._groups]
+        weights = self.plan.shares.batch or self._members.sizes
         return Share(dimension, proportional_sizes(shape[dimension], weights))
 
     def _name(self, part: ParameterPart) -> str:

@@ -112,7 +112,10 @@ def _placed(job: Job, make: Callable[..., PipelinePrograms]) -> Placement:
         for pipeline in plan.pipelines
     ]
     pipelines = make(
-        [told(pipeline, traced[pipeline.microbatch_size]) for pipeline in plan.pipelines],
+        [
+            told(pipeline, plan.cluster, traced[pipeline.microbatch_size])
+            for pipeline in plan.pipelines
+        ],
         job.parameter_shapes(),
         job.optimizer,
         cuts,
