@@ -15,9 +15,11 @@ from hetjax.runtime.compilation.segment_programs import compile_segments
 from hetjax.runtime.compilation.stage_programs import (
     evaluation_program,
     missing_programs,
+    task_names,
     training_programs,
 )
 from hetjax.runtime.instructions.buffers import BatchLeaf, OptimizerState, Parameter
+from hetjax.runtime.instructions.instruction_list import all_tasks
 from hetjax.runtime.instructions.member_instructions import MemberPart
 from hetjax.runtime.instructions.placement import Placement
 
@@ -77,7 +79,7 @@ class StageCompiler:
             programs = training_programs(self._placement, self._stage, partitioner)
             zeros = programs.get("zero_gradients")
         else:
-            programs = compile_segments(self._part, self._mesh)
+            programs = compile_segments(self._part, self._mesh, self._in_use())
             made = [each for name, each in programs.items() if name.startswith("zero_gradients/")]
             zeros = (lambda: made[0]([], [])) if made else None
         leaves = self._placement.pipelines.stages[self._stage].batch
@@ -95,19 +97,31 @@ class StageCompiler:
 
     def with_schedule(self, compiled: CompiledStage) -> CompiledStage:
         """The compiled stage with the programs of the plan's schedule; those it has are kept."""
-        assert self._part is None, "a stage of several members has programs of its own"
-        partitioner = MeshPartitioner(self._mesh)
         known = compiled.programs
-        missing = missing_programs(self._placement, self._stage, partitioner, known)
+        if self._part is None:
+            partitioner = MeshPartitioner(self._mesh)
+            missing = missing_programs(self._placement, self._stage, partitioner, known)
+        else:
+            names = {name.rpartition("/")[0] for name in known}
+            missing = compile_segments(self._part, self._mesh, self._in_use() - names)
         return replace(compiled, programs={**known, **missing})
+
+    def _in_use(self) -> set[str]:
+        """The programs of the stage that the plan's schedule runs, those of evaluation left out."""
+        assert self._part is not None
+        recomputes = self._placement.pipelines.programs[self._stage].recompute is not None
+        unused = {*all_tasks(recomputes)} - {*task_names(self._placement, self._stage)}
+        return self._part.programs.keys() - unused - {"evaluate"}
 
     def with_evaluation(self, compiled: CompiledStage) -> CompiledStage:
         """The compiled stage with its forward pass alone, as ``"evaluate"``."""
-        if self._part is not None:
-            return compiled
-        partitioner = MeshPartitioner(self._mesh)
-        program = evaluation_program(self._placement, self._stage, partitioner)
-        return replace(compiled, programs={**compiled.programs, "evaluate": program})
+        if self._part is None:
+            partitioner = MeshPartitioner(self._mesh)
+            program = evaluation_program(self._placement, self._stage, partitioner)
+            programs = {"evaluate": program}
+        else:
+            programs = compile_segments(self._part, self._mesh, {"evaluate"})
+        return replace(compiled, programs={**compiled.programs, **programs})
 
 
 def divided_programs(placement: Placement, stage: int) -> dict[str, Any]:
@@ -123,5 +137,6 @@ def divided_programs(placement: Placement, stage: int) -> dict[str, Any]:
     if len(placement.stage_plan(stage).members) == 1:
         return {}
     partitioner = UnionPartitioner(placement.annotator(stage).whole)
-    programs = training_programs(placement, stage, partitioner)
+    recomputes = placement.pipelines.programs[stage].recompute is not None
+    programs = training_programs(placement, stage, partitioner, all_tasks(recomputes))
     return {**programs, "evaluate": evaluation_program(placement, stage, partitioner)}

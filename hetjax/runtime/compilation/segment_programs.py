@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Any
 
 import jax
@@ -19,12 +19,13 @@ from hetjax.sharding.deduction.evaluation import evaluate_node
 from hetjax.sharding.deduction.specialize import Segment
 
 
-def compile_segments(part: MemberPart, mesh: Mesh) -> dict[str, Any]:
+def compile_segments(part: MemberPart, mesh: Mesh, programs: Set[str]) -> dict[str, Any]:
     """Compile the segments of one member.
 
     Args:
         part: the member's part of a stage's programs.
         mesh: its mesh, of typed axes.
+        programs: which of the stage's programs.
 
     Returns:
         By name programs of two sequences of arrays: those that stay, and those that are donated.
@@ -32,6 +33,7 @@ def compile_segments(part: MemberPart, mesh: Mesh) -> dict[str, Any]:
     return {
         segment_name(name, place): _compiled(divided, place, step, mesh)
         for name, divided in part.programs.items()
+        if name in programs
         for place, step in enumerate(divided.steps)
         if isinstance(step, Segment) and step.submesh == part.submesh
     }

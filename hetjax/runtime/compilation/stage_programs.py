@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 
 from hetjax.pipeline.build import update_inputs
-from hetjax.pipeline.schedules.schedule import Schedule
 from hetjax.runtime.compilation.compiling import Argument
 from hetjax.runtime.compilation.partitioners import Layout, Partitioned, Partitioner
 from hetjax.runtime.compilation.sharing_programs import SharingPrograms
@@ -32,7 +31,10 @@ from hetjax.runtime.instructions.shared_rows import StageSharing
 
 
 def training_programs(
-    placement: Placement, stage: int, partitioner: Partitioner
+    placement: Placement,
+    stage: int,
+    partitioner: Partitioner,
+    tasks: Sequence[str] | None = None,
 ) -> dict[str, Partitioned]:
     """The programs that a stage's training instructions name.
 
@@ -40,12 +42,13 @@ def training_programs(
         placement: annotations of all buffers.
         stage: which stage.
         partitioner: what divides them.
+        tasks: the names of the tasks' programs; None for those of the plan's schedule.
 
     Returns:
         The programs, by name.
     """
     found = _StagePrograms(placement, stage, partitioner)
-    programs = dict(found.tasks_of(placement.pipeline_plan(stage).schedule))
+    programs = dict(found.tasks_of(tasks or task_names(placement, stage)))
     programs |= SharingPrograms(placement, stage, partitioner).programs()
     if stage in placement.pipelines.loss_stages[1:]:
         programs["sum_losses"] = found.sum_losses()
@@ -70,8 +73,14 @@ def missing_programs(
 ) -> dict[str, Partitioned]:
     """The programs of a schedule's tasks, but for those that are known."""
     found = _StagePrograms(placement, stage, partitioner)
+    return dict(found.tasks_of(task_names(placement, stage), known))
+
+
+def task_names(placement: Placement, stage: int) -> tuple[str, ...]:
+    """The names of the programs that a stage's tasks run in the plan's schedule."""
+    recomputes = placement.pipelines.programs[stage].recompute is not None
     schedule = placement.pipeline_plan(stage).schedule
-    return dict(found.tasks_of(schedule, known=known))
+    return stage_programs(schedule, placement.place(stage), recomputes)
 
 
 def evaluation_program(placement: Placement, stage: int, partitioner: Partitioner) -> Partitioned:
@@ -108,11 +117,9 @@ class _StagePrograms:
         )
 
     def tasks_of(
-        self, schedule: Schedule, known: Mapping[str, Partitioned] | None = None
+        self, names: Sequence[str], known: Mapping[str, Partitioned] | None = None
     ) -> Iterator[tuple[str, Partitioned]]:
-        """The programs of a schedule's tasks, but for those that are known."""
-        recomputes = self.shapes.recompute is not None
-        names = stage_programs(schedule, self.placement.place(self.stage), recomputes)
+        """Programs of tasks, but for those that are known."""
         return self.tasks.programs(names, known)
 
     def _layouts(self, kind: type[Buffer]) -> list[Layout]:

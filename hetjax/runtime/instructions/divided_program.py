@@ -14,12 +14,14 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec
 
+from hetjax.errors import InputError
 from hetjax.sharding.annotation.annotation import HSharding, Subgroup
 from hetjax.sharding.annotation.bounds import extent
 from hetjax.sharding.deduction.annotated_program import (
     AnnotatedProgram,
     Compute,
     Move,
+    Union,
     union_of,
 )
 from hetjax.sharding.deduction.deduce import deduce
@@ -113,14 +115,28 @@ def divide_program(
     flat = [annotation for argument in annotations for annotation in argument]
     deduced = deduce(closed, flat, sums_stay=True) if is_told else deduce_opened(closed, flat)
     program = _moves_together(_reduced_inside(_with_outputs(deduced, wanted, whole)))
+    steps = specialize(program).steps
+    _check_members(steps, union_of(whole))
     values = iter(program.inputs)
     places = [[next(values) for _ in argument] for argument in shapes]
     return DividedProgram(
         program,
-        tuple(_grouped(specialize(program).steps)),
+        tuple(_grouped(steps)),
         frozenset(value for place in donated for value in places[place]),
         jax.tree.structure(made),
     )
+
+
+def _check_members(steps: Sequence[Segment | Move], members: Union) -> None:
+    """Check that members alone compute: annotations of users may name other submeshes."""
+    strange = next(
+        (s.submesh for s in steps if isinstance(s, Segment) and s.submesh not in members), None
+    )
+    if strange is not None:
+        raise InputError(
+            f"hetjax.reshard: a value comes to lie on {strange}, which is no member of its stage: "
+            f"the members are {', '.join(map(str, members))}"
+        )
 
 
 def _with_outputs(

@@ -122,6 +122,16 @@ def _of_part(body: Sequence[Instruction], stage: int, part: MemberPart | None) -
     return list(body if part is None else for_member(body, stage, part))
 
 
+def all_tasks(recomputes: bool) -> tuple[str, ...]:
+    """The names of the programs that tasks of any schedule run, in the order of first use.
+
+    Args:
+        recomputes: whether the stage makes its residuals again before a backward pass.
+    """
+    again = ("recompute",) if recomputes else ()
+    return ("forward", *again, "backward", "input_gradient", WEIGHT_GRADIENT)
+
+
 def stage_programs(schedule: Schedule, place: int, recomputes: bool) -> tuple[str, ...]:
     """The names of the programs that a stage's tasks run.
 

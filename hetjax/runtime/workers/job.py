@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,7 +30,8 @@ from hetjax.runtime.instructions.instruction_list import (
     evaluation_instructions,
     training_instructions,
 )
-from hetjax.runtime.instructions.placement import Placement, reduction_groups, told
+from hetjax.runtime.instructions.member_instructions import move_tag
+from hetjax.runtime.instructions.placement import Placement, told
 from hetjax.runtime.instructions.stage_annotator import StageAnnotator
 from hetjax.runtime.workers.feed import BatchSource
 
@@ -164,19 +166,21 @@ def transfers(placement: Placement) -> list[Tag]:
     lists: list[Sequence[Instruction]] = []
     for stage in range(placement.pipelines.num_stages):
         plan = placement.pipeline_plan(stage)
-        for member in range(len(placement.stage_plan(stage).members)):
-            part = placement.part(stage, member)
-            of = placement.pipelines
-            reductions = reduction_groups(placement, stage) if part is not None else ()
-            lists.append(
-                training_instructions(of, plan.schedule, stage, reductions=reductions, part=part)
-            )
-            lists.append(evaluation_instructions(of, plan.num_microbatches, stage, part=part))
-    return sorted(
-        {
-            instruction.tag
-            for instructions in lists
-            for instruction in instructions
-            if isinstance(instruction, Send | Receive | Expect)
-        }
-    )
+        lists.append(training_instructions(placement.pipelines, plan.schedule, stage))
+        lists.append(evaluation_instructions(placement.pipelines, plan.num_microbatches, stage))
+    tags = {
+        instruction.tag
+        for instructions in lists
+        for instruction in instructions
+        if isinstance(instruction, Send | Receive | Expect)
+    }
+    return sorted({*tags, *_moves(placement)})
+
+
+def _moves(placement: Placement) -> Iterator[Tag]:
+    """Every move among members that a step may have, whatever its schedule."""
+    for stage, programs in placement.divided.items():
+        count = placement.pipeline_plan(stage).num_microbatches
+        for name, divided in programs.items():
+            for place, microbatch in itertools.product(divided.moves, range(-1, count)):
+                yield move_tag(stage, name, place, microbatch)
