@@ -30,14 +30,10 @@ from random_moves import (
 
 from hetjax.errors import WorkerLostError
 from hetjax.runtime.instructions.instruction import Route, RouteKind, Tag
+from hetjax.runtime.moves.crossing_arrays import CrossingArray
+from hetjax.runtime.moves.landing import Landing, gatherer
 from hetjax.runtime.moves.peers import Peer
-from hetjax.runtime.moves.transfer_ends import (
-    CrossingArray,
-    Landing,
-    ReceivingEnd,
-    SendingEnd,
-    gatherer,
-)
+from hetjax.runtime.moves.transfer_ends import ReceivingEnd, SendingEnd
 from hetjax.runtime.moves.transport import InProcessTransport
 from hetjax.sharding import HSharding, Network, Subgroup
 from hetjax.sharding.annotation.rules import MESH_AXES
@@ -255,3 +251,25 @@ def test_what_was_sent_may_be_given_away(kind: type[InProcessTransport]):
         assert array.is_deleted()
     found = [workers[1, place].receive(0, tag)[0] for place in range(2)]
     check_arrived(move, value, found, np.float32)
+
+
+def test_ends_that_do_the_same_are_compiled_once():
+    """A stage of twelve blocks has dozens of moves alike."""
+    two = Subgroup((0, 1), (("data", 2),), PartitionSpec("data"))
+    one = Subgroup((2,), (("data", 1),), PartitionSpec())
+    rows, whole = (
+        HSharding((two, one), 0, (10, 7)),
+        HSharding((two.with_spec(PartitionSpec()), one)),
+    )
+    move = Move((17, 3), rows, whole, {0: (0, 0), 1: (0, 0), 2: (0, 1)})
+    shape, senders = jax.ShapeDtypeStruct(move.shape, np.float32), BestLink(Network.alike())
+    counts = []
+    for _ in range(2):
+        crossed = CrossingArray.between(shape, rows, whole, move.processes, senders)
+        with counted_compilations() as compiled:
+            for peer, mesh in member_meshes(move).items():
+                SendingEnd([crossed], mesh, peer)
+                ReceivingEnd([crossed], mesh, peer)
+        counts.append(len(compiled.seen))
+    assert counts[0] > 0
+    assert counts[1] == 0

@@ -24,14 +24,10 @@ from hetjax._compat import ListeningServer
 from hetjax.errors import WorkerLostError
 from hetjax.runtime.instructions.instruction import Route, RouteKind, Tag
 from hetjax.runtime.instructions.placement import Placement
+from hetjax.runtime.moves.crossing_arrays import alike, crossing_arrays
 from hetjax.runtime.moves.listening import transfer_identifier
 from hetjax.runtime.moves.peers import Peer, Processes, worker_name
-from hetjax.runtime.moves.transfer_ends import (
-    ReceivingEnd,
-    SendingEnd,
-    alike,
-    crossing_arrays,
-)
+from hetjax.runtime.moves.transfer_ends import ReceivingEnd, SendingEnd
 from hetjax.runtime.moves.transport import Arrival
 from hetjax.runtime.moves.watching import Watched, Watcher
 

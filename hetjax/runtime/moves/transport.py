@@ -16,14 +16,9 @@ from hetjax.pipeline.program.traced_program import num_bytes
 from hetjax.runtime.instructions.annotation_table import AnnotatedLeaves
 from hetjax.runtime.instructions.instruction import Tag
 from hetjax.runtime.instructions.placement import Placement
+from hetjax.runtime.moves.crossing_arrays import CrossingArray, alike, crossing_arrays
 from hetjax.runtime.moves.peers import Peer, Processes
-from hetjax.runtime.moves.transfer_ends import (
-    CrossingArray,
-    ReceivingEnd,
-    SendingEnd,
-    alike,
-    crossing_arrays,
-)
+from hetjax.runtime.moves.transfer_ends import ReceivingEnd, SendingEnd
 
 
 class Arrival(NamedTuple):

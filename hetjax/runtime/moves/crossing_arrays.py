@@ -1,0 +1,140 @@
+"""The arrays of a transfer: how each comes to lie in another way, which all of its ends derive."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+
+from hetjax.runtime.instructions.instruction import Tag
+from hetjax.runtime.instructions.placement import Placement
+from hetjax.runtime.moves.peers import Peer, Processes
+from hetjax.sharding.annotation.annotation import HSharding
+from hetjax.sharding.annotation.bounds import Bounds, extent
+from hetjax.sharding.resolution.crossing import Crossing, crossing
+from hetjax.sharding.resolution.network import Network
+from hetjax.sharding.resolution.senders import BestLink
+
+
+class SentPiece(NamedTuple):
+    """A piece of an array that one device gives another one, or keeps.
+
+    Args:
+        array: the place of the array among those of the transfer.
+        bounds: the part of it.
+        sender: the number of the device that gives it.
+        receiver: the number of the device that it lands on.
+    """
+
+    array: int
+    bounds: Bounds
+    sender: int
+    receiver: int
+
+
+@dataclass(frozen=True, eq=False)
+class CrossingArray:
+    """One array of a transfer.
+
+    A scalar is divided as an array of one element.
+
+    Args:
+        shape: its shape and dtype.
+        source: how it lies as it is sent.
+        target: how it shall lie when it is received.
+        processes: for each device of both, which process has it.
+        crossing: how the one becomes the other.
+        held: for each device of the source, the part that it has.
+    """
+
+    shape: jax.ShapeDtypeStruct
+    source: HSharding
+    target: HSharding
+    processes: Mapping[int, Peer]
+    crossing: Crossing
+    held: Mapping[int, Bounds]
+
+    @classmethod
+    def between(
+        cls,
+        shape: jax.ShapeDtypeStruct,
+        source: HSharding,
+        target: HSharding,
+        processes: Mapping[int, Peer],
+        senders: BestLink,
+    ) -> CrossingArray:
+        """An array that comes to lie in another way.
+
+        Args:
+            shape: its shape and dtype.
+            source: how it lies.
+            target: how it shall lie.
+            processes: for each device of both, which process has it.
+            senders: who sends what several devices have.
+
+        Returns:
+            The array with its crossing.
+        """
+        whole, itemsize = shape.shape or (1,), shape.dtype.itemsize
+        found = crossing(source, target, whole, processes, senders, itemsize)
+        held = {shard.device: shard.bounds for shard in source.shards(whole)}
+        return cls(shape, source, target, processes, found, held)
+
+    def extent(self, bounds: Bounds) -> tuple[int, ...]:
+        """The shape of a part of it."""
+        return extent(bounds) if self.shape.shape else ()
+
+    def pieces(self, place: int) -> Iterator[SentPiece]:
+        """Everything that is sent of it, in the order that both ends know.
+
+        Args:
+            place: its place among the arrays of the transfer.
+        """
+        for part in self.crossing.parts:
+            for receiver in part.receivers:
+                for sender in part.senders:
+                    yield SentPiece(place, part.bounds, sender, receiver)
+
+    def member(self, annotation: HSharding, peer: Peer) -> int:
+        """Which subgroup of the source or the target a process has devices of."""
+        return next(
+            place
+            for place, group in enumerate(annotation.subgroups)
+            if any(self.processes[device] == peer for device in group.devices)
+        )
+
+
+def crossing_arrays(
+    placement: Placement, tag: Tag, processes: Processes
+) -> tuple[CrossingArray, ...]:
+    """The arrays of a transfer; all of its ends derive the same.
+
+    Args:
+        placement: annotations of all buffers of all stages.
+        tag: the transfer.
+        processes: the devices of every process of every stage.
+
+    Returns:
+        One entry an array.
+    """
+    sent, received = placement.ends(tag)
+    of_device = {
+        device: (stage, place)
+        for stage in (tag.route.source, tag.route.target)
+        for place, devices in enumerate(processes[stage])
+        for device in devices
+    }
+    senders = BestLink(Network.of(placement.plan.cluster))
+    return tuple(
+        CrossingArray.between(shape, source, target, of_device, senders)
+        for shape, source, target in zip(
+            sent.shapes, sent.annotations, received.annotations, strict=True
+        )
+    )
+
+
+def alike(tag: Tag) -> Tag:
+    """One transfer for all that move arrays of the same shapes: those of other microbatches."""
+    return Tag(tag.route, phase=tag.phase, move=tag.move)
