@@ -76,7 +76,9 @@ class Landing:
     def array(self, parts: Sequence[jax.Array]) -> jax.Array:
         """The array, of the parts that devices hold."""
         if len(self._devices) == 1:
-            return parts[0]
+            (part,) = parts
+            # What the device has kept may still say how it was divided before, over one device.
+            return part if part.sharding == self.sharding else jax.device_put(part, self.sharding)
         return jax.make_array_from_single_device_arrays(self.shape, self.sharding, parts)
 
 
