@@ -19,18 +19,27 @@ from hetjax.sharding.annotation.rules import RULES
 def random_union_case(rng: Random, max_stages: int = 1, max_microbatches: int = 4) -> Case:
     """A random model with a random plan of one pipeline, in which stages have 1 to 3 members."""
     model = random_model(rng)
+    plan = random_union_plan(rng, model, max_stages, max_microbatches)
+    return Case(model, trace_model(model, plan.pipelines[0].microbatch_size), plan)
+
+
+def random_union_plan(
+    rng: Random, model: Model, max_stages: int = 1, max_microbatches: int = 4
+) -> Plan:
+    """A random plan of one pipeline, in which stages have 1 to 3 members."""
     program = trace_model(model, 1)
     cut = random_boundaries(rng, program, max_stages)
     size = rng.choice([4, 6, 8])
     groups = random_members(rng, len(cut) - 1)
     stages = [
-        random_union_stage(rng, program, (layer, layer + 1), members, size)
+        random_union_stage(
+            rng, program, (layer, layer + 1), members, size, divides_rows=len(groups) == 1
+        )
         for layer, members in enumerate(groups)
     ]
     schedule = random_schedule(rng, stages, rng.randint(1, max_microbatches))
     pipeline = PipelinePlan(tuple(stages), schedule.num_microbatches, size, schedule)
-    traced = trace_model(model, size)
-    return Case(model, traced, Plan(traced.fingerprint, cut, CLUSTER, (pipeline,)))
+    return Plan(trace_model(model, size).fingerprint, cut, CLUSTER, (pipeline,))
 
 
 def random_members(rng: Random, num_stages: int) -> list[list[Member]]:
@@ -59,8 +68,13 @@ def random_union_stage(
     layers: tuple[int, int],
     members: Sequence[Member],
     size: int,
+    *,
+    divides_rows: bool = True,
 ) -> StagePlan:
-    """A stage with random shares of the batch, of parameters, or of both."""
+    """A stage with random shares of the batch, of parameters, or of both.
+
+    Parameters are shared along their rows only where the stage has all of these.
+    """
     fits = [member.mesh_shape[0] for member in members]
     batch = random_sizes(rng, size, fits)
     if len(members) == 1:
@@ -69,9 +83,12 @@ def random_union_stage(
         assert fitting, "sizes are even"
     else:
         kind = rng.choice(["batch", "parameters", "both"])
+        first = 0 if divides_rows else 1
         shares = Shares(
             batch=batch if kind != "parameters" else (),
-            parameters=random_parameters(rng, program, len(members)) if kind != "batch" else {},
+            parameters=(
+                random_parameters(rng, program, len(members), first) if kind != "batch" else {}
+            ),
         )
     return StagePlan(
         layers,
@@ -82,12 +99,14 @@ def random_union_stage(
     )
 
 
-def random_parameters(rng: Random, program: Program, members: int) -> dict[str, Share]:
-    """Shares of some parameters, along any dimension."""
+def random_parameters(
+    rng: Random, program: Program, members: int, first: int = 0
+) -> dict[str, Share]:
+    """Shares of some parameters, along any dimension from the first one on."""
     found = {}
     for name, value in zip(program.parameter_names, program.parameters, strict=True):
         shape = program.avals[value].shape
-        wide = [i for i, n in enumerate(shape) if n >= members]
+        wide = [i for i, n in enumerate(shape) if i >= first and n >= members]
         if wide and rng.random() < 0.5:
             dimension = rng.choice(wide)
             found[name] = Share(dimension, random_sizes(rng, shape[dimension], [1] * members))

@@ -167,6 +167,8 @@ WRITTEN = Manifest(
     parts=(
         SavedPart("optimizer", "0/mu/w", 0, 2, (4, 2), "float32", "stage_0"),
         SavedPart("optimizer", "0/mu/w", 2, 4, (4, 2), "float32", "stage_1"),
+        SavedPart("optimizer", "0/nu/w", 0, None, (4, 2), "float32", "stage_0", ((0, 1),)),
+        SavedPart("optimizer", "0/nu/w", 0, None, (4, 2), "float32", "stage_1", ((1, 2),)),
         SavedPart("parameters", "w", 0, None, (4, 2), "float32", "stage_0"),
     ),
     files=(SavedFile("stage_0/a", 3, 7), SavedFile("stage_1/d/0", 0, 0)),
@@ -176,10 +178,14 @@ WRITTEN = Manifest(
 
 
 def manifest_bodies() -> list[dict[str, Any]]:
-    """A manifest as it is written now, and one of format 1, both without their checksum."""
+    """A manifest as it is written now, and as formats 2 and 1, all without their checksum."""
     now = json.loads(WRITTEN.to_json())
     del now["crc32"]
-    return [now, {**{name: value for name, value in now.items() if name != "data"}, "format": 1}]
+    rows = [part for part in now["parts"] if not part["across"]]
+    plain = [{name: part[name] for name in part if name != "across"} for part in rows]
+    second = {**now, "format": 2, "parts": plain}
+    first = {name: second[name] for name in second if name != "data"}
+    return [now, second, {**first, "format": 1}]
 
 
 def with_checksum(body: Any) -> Any:
@@ -198,7 +204,8 @@ def read_checkpoint(path: Path) -> None:
 @pytest.mark.parametrize("body", manifest_bodies(), ids=lambda body: f"format {body['format']}")
 def test_the_manifests_that_are_damaged_are_good_ones(body: dict[str, Any]) -> None:
     found = Manifest.from_json(json.dumps(with_checksum(body)))
-    assert found == (WRITTEN if body["format"] == 2 else replace(WRITTEN, data=None))
+    rows = replace(WRITTEN, parts=tuple(part for part in WRITTEN.parts if not part.across))
+    assert found == {3: WRITTEN, 2: rows, 1: replace(rows, data=None)}[body["format"]]
 
 
 @cases

@@ -44,7 +44,7 @@ class Executor(Protocol):
         ...
 
     def wait_saved(self) -> Sequence[StageRecord | SaveFailure | None]:
-        """Finish saving; what each stage wrote, or why it could not."""
+        """Finish saving; what each worker wrote, None for nothing, or why it could not."""
         ...
 
     def load(self, folder: str) -> None:

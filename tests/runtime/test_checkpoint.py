@@ -359,7 +359,7 @@ def test_random_keys_scalars_and_leaves_without_elements(tmp_path):
     layout = ((0, program.num_positions), ONE[1])
     placement = make_placement(layout, optimizer, program, parameters)
     ((_, compiled),) = stages_of(placement)
-    before = initial_state(placement, 0, compiled, parameters)
+    before = initial_state(placement, 0, 0, compiled, parameters)
     path = save(CheckpointFolder(tmp_path), 1, placement, [before])
     after = StageSaver(placement, 0).load(path, compiled)
 

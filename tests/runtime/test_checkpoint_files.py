@@ -87,6 +87,32 @@ def test_a_manifest_survives_its_file():
     assert Manifest.from_json(manifest.to_json()) == manifest
 
 
+@pytest.mark.parametrize(
+    ("parts", "fault"),
+    [
+        ([(0, None, (0, 2)), (0, None, (2, 3))], None),
+        ([(0, 2), (2, 4, (0, 1)), (2, 4, (1, 3))], None),
+        ([(0, None, (0, 2)), (0, None, (1, 3))], r"w\[0:4,0:2\] and .*w\[0:4,1:3\] have elements"),
+        ([(0, None, (0, 2))], r"w\[0:4,0:2\] is a part of a leaf of which 4 elements are missing"),
+        ([(0, None, (0, 2)), (0, None, (2, 4))], r"w\[0:4,2:4\] is no part of a leaf of shape"),
+        ([(0, None, (0, 2), (0, 1))], r"is no part of a leaf of shape \[4, 3\]"),
+        ([(0, None, (2, 1)), (0, None, (0, 3))], r"w\[0:4,2:1\] is no part of a leaf"),
+    ],
+)
+def test_a_manifest_holds_every_element_once(parts, fault):
+    saved = tuple(
+        SavedPart("parameters", "w", start, stop, (4, 3), "float32", "stage_0", tuple(across))
+        for start, stop, *across in parts
+    )
+    files = (SavedFile("stage_0/d", 10, 123),)
+    manifest = Manifest(3, "model", saved, files, DATA)
+    if fault is None:
+        assert Manifest.from_json(manifest.to_json()) == manifest
+    else:
+        with pytest.raises(CheckpointError, match=fault):
+            Manifest.from_json(manifest.to_json())
+
+
 def truncate(path):
     path.write_bytes(path.read_bytes()[:-10])
 
@@ -98,7 +124,7 @@ def flip_a_bit(path):
 
 
 def other_format(path):
-    path.write_text(path.read_text().replace('"format": 2', '"format": 99'))
+    path.write_text(path.read_text().replace('"format": 3', '"format": 99'))
 
 
 @pytest.mark.parametrize(
@@ -112,7 +138,7 @@ def other_format(path):
         (MANIFEST, truncate, "manifest.json is not a whole manifest"),
         (MANIFEST, lambda path: path.write_text("[]"), "manifest.json is not a whole manifest"),
         (MANIFEST, flip_a_bit, r"manifest.json (does not match its checksum|is not|cannot be)"),
-        (MANIFEST, other_format, "manifest.json has format 99, 2 expected"),
+        (MANIFEST, other_format, "manifest.json has format 99, 3 expected"),
     ],
 )
 def test_the_newest_whole_one_is_used_and_said(checkpoints, file, damage, reason):

@@ -1,100 +1,50 @@
 """Saving and loading a stage's share of the training state, under names that no plan changes.
 
 Every stage writes what it holds as an Orbax item of its own, in the background; rows that several
-stages hold are written by one of them. A stage that loads looks up in the manifest which items
-hold the rows that it needs, so the plan that saved and the plan that loads may differ in all.
+stages hold are written by one of them. Of a stage of several members each writes its own part, as
+an item of its own, and of what several of them have one does: nothing is put together for it. A
+stage, or a member, that loads looks up in the manifest which items hold what it needs, so the plan
+that saved and the plan that loads may differ in all.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
-from hetjax.errors import CheckpointError, InputError, reason_of
+from hetjax.errors import CheckpointError, reason_of
 from hetjax.mesh.hetero import JaxDevice
-from hetjax.pipeline.build import PipelinePrograms, Shapes
+from hetjax.pipeline.build import PipelinePrograms
 from hetjax.pipeline.program.loss import path_names
 from hetjax.pipeline.stages.cutting import ParameterPart
-from hetjax.pipeline.stages.holders import covering_stages
 from hetjax.runtime.checkpoints.checkpoint_files import (
     SaveFailure,
     StageRecord,
     read_manifest,
     record_files,
 )
-from hetjax.runtime.checkpoints.manifest import SavedPart, row_span
+from hetjax.runtime.checkpoints.leaf_loads import LeafLoad, read_loads
+from hetjax.runtime.checkpoints.manifest import SavedPart
 from hetjax.runtime.checkpoints.nonfinite import are_finite, were_finite
 from hetjax.runtime.checkpoints.orbax_words import quieten, write_reason
+from hetjax.runtime.checkpoints.saved_leaves import (
+    HeldPart,
+    SavedLeaves,
+    held_parts,
+    saved_leaves,
+)
 from hetjax.runtime.compilation.compiled_stage import CompiledStage
-from hetjax.runtime.compilation.state import StageState, put_whole
+from hetjax.runtime.compilation.state import StageState
+from hetjax.runtime.instructions.buffers import OptimizerState, Parameter
 from hetjax.runtime.instructions.placement import Placement
-
-
-@dataclass(frozen=True, eq=False)
-class _Leaves:
-    """The leaves of one kind of state, and what each stage holds of them."""
-
-    kind: str
-    names: tuple[str, ...]
-    shapes: Shapes
-    held: tuple[tuple[ParameterPart, ...], ...]
-
-    def writers(self, leaf: int) -> tuple[int, ...]:
-        """The stages that write a leaf: together they hold each row of it once."""
-        parts = {
-            stage: part
-            for stage, held in enumerate(self.held)
-            for part in held
-            if part.leaf == leaf
-        }
-        return covering_stages(parts, row_span(0, None, self.shapes[leaf].shape)[1])
-
-    def part(self, part: ParameterPart, item: str) -> SavedPart:
-        shape = self.shapes[part.leaf]
-        return SavedPart(
-            self.kind,
-            self.names[part.leaf],
-            part.start,
-            part.stop,
-            tuple(shape.shape),
-            str(shape.dtype),
-            item,
-        )
-
-
-def _leaves_of(pipelines: PipelinePrograms) -> tuple[_Leaves, _Leaves]:
-    state = jax.tree.unflatten(pipelines.state_tree, pipelines.state_shapes)
-    parameters = _Leaves(
-        "parameters",
-        pipelines.program.parameter_names,
-        pipelines.parameter_shapes,
-        tuple(stage.parameters for stage in pipelines.stages),
-    )
-    optimizer = _Leaves(
-        "optimizer",
-        path_names(state),
-        pipelines.state_shapes,
-        tuple(update.state for update in pipelines.updates),
-    )
-    for leaves in (parameters, optimizer):
-        repeated = [name for name, count in Counter(leaves.names).items() if count > 1]
-        if repeated:
-            raise InputError(
-                f"{leaves.kind}: the path {repeated[0]!r} is that of several leaves, so a "
-                f"checkpoint could not tell them apart; rename one"
-            )
-    return parameters, optimizer
 
 
 def check_leaves(folder: Path, pipelines: PipelinePrograms) -> None:
@@ -108,10 +58,10 @@ def check_leaves(folder: Path, pipelines: PipelinePrograms) -> None:
         CheckpointError: naming a leaf that is missing, or not expected, or of another shape or
             dtype, with both sides.
     """
-    _check_leaves(folder, read_manifest(folder).parts, _leaves_of(pipelines))
+    _check_leaves(folder, read_manifest(folder).parts, saved_leaves(pipelines))
 
 
-def _check_leaves(folder: Path, parts: Sequence[SavedPart], kinds: Sequence[_Leaves]) -> None:
+def _check_leaves(folder: Path, parts: Sequence[SavedPart], kinds: Sequence[SavedLeaves]) -> None:
     saved = {part.leaf: (part.shape, part.dtype) for part in parts}
     wanted = {
         (leaves.kind, name): (tuple(shape.shape), str(shape.dtype))
@@ -158,26 +108,26 @@ def load_parameters(folder: Path, shapes: PyTree, device: JaxDevice) -> PyTree:
     Raises:
         CheckpointError: it holds other parameters, or a file went away meanwhile.
     """
-    leaves = _Leaves("parameters", path_names(shapes), tuple(jax.tree.leaves(shapes)), ())
+    leaves = SavedLeaves("parameters", path_names(shapes), tuple(jax.tree.leaves(shapes)), ())
     parts = [part for part in read_manifest(folder).parts if part.kind == leaves.kind]
     _check_leaves(folder, parts, [leaves])
     saved = _by_leaf(parts)
     sharding = NamedSharding(jax.make_mesh((1,), ("device",), devices=[device]), PartitionSpec())
     loads = [
-        _LeafLoad(leaves.part(ParameterPart(leaf), ""), shape.dtype, sharding, saved)
+        LeafLoad(leaves.part(ParameterPart(leaf), ""), shape.dtype, sharding, saved)
         for leaf, shape in enumerate(leaves.shapes)
     ]
     try:
-        stored = _read(folder, loads)
+        stored = read_loads(folder, loads)
     except OSError as error:
         raise CheckpointError(f"checkpoint {folder} cannot be read: {reason_of(error)}") from None
     return jax.tree.unflatten(jax.tree.structure(shapes), [load.assemble(stored) for load in loads])
 
 
 class StageSaver:
-    """Saves and loads the state of one stage; it lives where the stage's arrays do.
+    """Saves and loads the state of one stage, or of a member of it; it lives where the arrays do.
 
-    Where a stage spans several processes, each has a saver, and all of them make the same calls.
+    Where that spans several processes, each has a saver, and all of them make the same calls.
 
     Args:
         placement: shardings of all buffers, with the programs.
@@ -185,6 +135,7 @@ class StageSaver:
         initial: the parameters that training began with, or what makes them. A state with a
             parameter that is not finite, or with optimizer state of one, is then not saved, unless
             the parameter was so from the start. None: any state is saved.
+        member: which member of the stage.
     """
 
     def __init__(
@@ -192,10 +143,15 @@ class StageSaver:
         placement: Placement,
         stage: int,
         initial: PyTree | Callable[[], PyTree] | None = None,
+        member: int = 0,
     ):
         self.pipelines, self.stage, self._initial = placement.pipelines, stage, initial
-        self.item = f"stage_{stage}"
-        self._kinds = _leaves_of(placement.pipelines)
+        self.item = f"stage_{stage}_member_{member}" if member else f"stage_{stage}"
+        self._kinds = saved_leaves(placement.pipelines)
+        self._held = [
+            held_parts(placement.leaves(stage, kind), member)
+            for kind in (Parameter, OptimizerState)
+        ]
         self._background = ThreadPoolExecutor(1, thread_name_prefix=f"save {self.item}")
         self._pending: Future[StageRecord | None] | None = None
         self._checkpointer: Any = None
@@ -242,7 +198,7 @@ class StageSaver:
         """Wait until the state that was last saved is on the disk.
 
         Returns:
-            What was written; None in all processes of the stage but the first.
+            What was written; None in all processes of the stage, or its member, but the first.
 
         Raises:
             Exception: why the files could not be written.
@@ -263,7 +219,7 @@ class StageSaver:
             compiled: the stage's shardings.
 
         Returns:
-            The state, on the stage's devices.
+            The state, on the devices of the stage, or of its member.
 
         Raises:
             CheckpointError: the checkpoint is of another model or optimizer.
@@ -272,12 +228,12 @@ class StageSaver:
         _check_leaves(folder, manifest.parts, self._kinds)
         saved = _by_leaf(manifest.parts)
         parameters, optimizer = (
-            self._loads(leaves, shardings, saved)
-            for leaves, shardings in zip(
-                self._kinds, (compiled.parameters, compiled.state), strict=True
+            self._loads(leaves, held, shardings, saved)
+            for leaves, held, shardings in zip(
+                self._kinds, self._held, (compiled.parameters, compiled.state), strict=True
             )
         )
-        stored = _read(folder, [*parameters, *optimizer])
+        stored = read_loads(folder, [*parameters, *optimizer])
         return StageState(
             [load.assemble(stored) for load in parameters],
             [load.assemble(stored) for load in optimizer],
@@ -305,20 +261,27 @@ class StageSaver:
                 checkpointer.close()
 
     def _to_write(self, state: StageState) -> Iterator[tuple[SavedPart, jax.Array]]:
-        for leaves, arrays in zip(self._kinds, (state.parameters, state.optimizer), strict=True):
-            for part, array in zip(leaves.held[self.stage], arrays, strict=True):
-                if self.stage in leaves.writers(part.leaf):
-                    yield leaves.part(part, self.item), array
+        both = state.parameters, state.optimizer
+        for leaves, held, arrays in zip(self._kinds, self._held, both, strict=True):
+            for each, array in zip(held, arrays, strict=True):
+                if each.is_written and self.stage in leaves.writers(each.part.leaf):
+                    yield leaves.part(each.part, self.item, each.bounds), array
 
     def _loads(
         self,
-        leaves: _Leaves,
+        leaves: SavedLeaves,
+        held: Sequence[HeldPart],
         shardings: Sequence[NamedSharding],
         saved: Mapping[tuple[str, str], Sequence[SavedPart]],
-    ) -> list[_LeafLoad]:
+    ) -> list[LeafLoad]:
         return [
-            _LeafLoad(leaves.part(part, self.item), leaves.shapes[part.leaf].dtype, sharding, saved)
-            for part, sharding in zip(leaves.held[self.stage], shardings, strict=True)
+            LeafLoad(
+                leaves.part(each.part, self.item, each.bounds),
+                leaves.shapes[each.part.leaf].dtype,
+                sharding,
+                saved,
+            )
+            for each, sharding in zip(held, shardings, strict=True)
         ]
 
     def _judged(self, parts: Iterable[SavedPart]) -> Iterator[tuple[SavedPart, int]]:
@@ -368,82 +331,6 @@ def waited(saver: StageSaver, worker: str) -> StageRecord | SaveFailure | None:
         return saver.wait()
     except Exception as error:
         return SaveFailure(worker, write_reason(error))
-
-
-class _LeafLoad:
-    """One part that a stage wants, and the saved parts that it is made of."""
-
-    def __init__(
-        self,
-        part: SavedPart,
-        dtype: Any,
-        sharding: NamedSharding,
-        saved: Mapping[tuple[str, str], Sequence[SavedPart]],
-    ):
-        self.part, self.dtype, self.sharding = part, dtype, sharding
-        start, stop = part.rows
-        self.sources = [
-            source
-            for source in saved[part.leaf]
-            if not source.is_empty and source.rows[0] < stop and start < source.rows[1]
-        ]
-        found = sum(min(stop, s.rows[1]) - max(start, s.rows[0]) for s in self.sources)
-        if not part.is_empty and found != stop - start:
-            raise CheckpointError(
-                f"the checkpoint has {found} of the rows {start} to {stop - 1} of {part.leaf[0]} "
-                f"leaf {part.leaf[1]!r}; it is damaged"
-            )
-        self.is_key = jnp.issubdtype(dtype, jax.dtypes.prng_key)
-        # Saved just as it is wanted: every process reads only what its own devices hold.
-        self.is_direct = not self.is_key and [s.rows for s in self.sources] == [part.rows]
-
-    def assemble(self, stored: dict[str, Any]) -> jax.Array:
-        if self.is_direct:
-            return stored[self.sources[0].key]
-        array = self._rows(stored)
-        if not self.is_key:
-            return put_whole(array, self.sharding)
-        implementation = jax.random.key_impl(jnp.empty((), self.dtype))
-        wrap: Callable[[Any], Any] = jax.jit(
-            lambda data: jax.random.wrap_key_data(data, impl=implementation),
-            out_shardings=self.sharding,
-        )
-        return wrap(put_whole(array, self.sharding))
-
-    def _rows(self, stored: dict[str, Any]) -> np.ndarray:
-        if not self.sources:
-            start, stop = self.part.rows
-            return np.zeros((stop - start, *self.part.shape[1:]), self.dtype)
-        if not self.part.shape:
-            return stored[self.sources[0].key]
-        start, stop = self.part.rows
-        pieces = [
-            stored[source.key][max(0, start - source.rows[0]) : stop - source.rows[0]]
-            for source in self.sources
-        ]
-        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
-
-
-def _read(folder: Path, loads: Sequence[_LeafLoad]) -> dict[str, Any]:
-    """Read what some loads need: whole saved parts, by their keys."""
-    import orbax.checkpoint as ocp
-
-    wanted: dict[str, dict[str, Any]] = {}
-    for load in loads:
-        for source in load.sources:
-            wanted.setdefault(source.item, {})[source.key] = (
-                ocp.ArrayRestoreArgs(sharding=load.sharding)
-                if load.is_direct
-                else ocp.RestoreArgs(restore_type=np.ndarray)
-            )
-    stored: dict[str, Any] = {}
-    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-        for item, how in sorted(wanted.items()):
-            tree = dict.fromkeys(how, 0)
-            arguments = ocp.args.PyTreeRestore(tree, restore_args=how, partial_restore=True)
-            # Orbax refuses a relative path.
-            stored.update(checkpointer.restore(folder.absolute() / item, args=arguments))
-    return stored
 
 
 def _asynchronous_checkpointer() -> Any:

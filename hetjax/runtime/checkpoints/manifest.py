@@ -6,7 +6,9 @@ held row for row, and no path leads out of the checkpoint's folder.
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import re
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,11 +20,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hetjax.checked_files import first_problem, parse_json
 from hetjax.errors import CheckpointError, InputError, shown
+from hetjax.sharding.annotation.bounds import Bounds, overlap, volume
 
-FORMAT = 2
+FORMAT = 3
 MANIFEST = "manifest.json"
 
-_READABLE_FORMATS = (1, FORMAT)
+_FIRST_FORMAT = 1
+_READABLE_FORMATS = (_FIRST_FORMAT, 2, FORMAT)
 _LONGEST_NAME = 255
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
@@ -39,6 +43,8 @@ class SavedPart:
         shape: the whole leaf's shape.
         dtype: its dtype's name.
         item: the item's folder.
+        across: of each dimension after the first, what is held of these rows; empty where that is
+            all of each.
     """
 
     kind: str
@@ -48,6 +54,7 @@ class SavedPart:
     shape: tuple[int, ...]
     dtype: str
     item: str
+    across: Bounds = ()
 
     @property
     def leaf(self) -> tuple[str, str]:
@@ -62,13 +69,24 @@ class SavedPart:
             >>> SavedPart("parameters", "blocks/query", 2, 5, (8, 4), "float32", "stage_1").key
             'parameters/blocks/query[2:5]'
         """
-        rows = "" if self.stop is None else f"[{self.start}:{self.stop}]"
-        return f"{self.kind}/{self.path}{rows}"
+        held = () if self.stop is None and not self.across else (self.rows, *self.across)
+        ranges = ",".join(f"{start}:{stop}" for start, stop in held)
+        return f"{self.kind}/{self.path}{f'[{ranges}]' if held else ''}"
 
     @property
     def rows(self) -> tuple[int, int]:
         """The first row held, and the one after the last; a scalar counts as one row."""
         return row_span(self.start, self.stop, self.shape)
+
+    @property
+    def bounds(self) -> Bounds:
+        """What of the leaf is held; a scalar counts as one row.
+
+        Example:
+            >>> SavedPart("parameters", "w", 2, 5, (8, 4), "float32", "stage_1").bounds
+            ((2, 5), (0, 4))
+        """
+        return (self.rows, *(self.across or ((0, size) for size in self.shape[1:])))
 
     @property
     def is_empty(self) -> bool:
@@ -154,7 +172,7 @@ class Manifest:
         if crc32 != _checksum(body):
             raise CheckpointError(f"{MANIFEST} does not match its checksum")
         try:
-            found = (_Manifest if version == FORMAT else _FirstManifest).model_validate(body)
+            found = (_FirstManifest if version == _FIRST_FORMAT else _Manifest).model_validate(body)
         except ValidationError as error:
             raise CheckpointError(f"{MANIFEST}: {first_problem(error, _Manifest)}") from None
         manifest = found.manifest()
@@ -179,6 +197,13 @@ class _LeafPart(_Record):
     shape: list[Count]
     dtype: str
     item: str
+    across: list[Annotated[list[Count], Field(min_length=2, max_length=2)]] = Field(
+        default_factory=list
+    )
+
+    def part(self) -> SavedPart:
+        across = tuple((start, stop) for start, stop in self.across)
+        return SavedPart(**{**dict(self), "shape": tuple(self.shape), "across": across})
 
 
 class _FileRecord(_Record):
@@ -205,7 +230,7 @@ class _FirstManifest(_Record):
 
     def manifest(self, data: DataPosition | None = None) -> Manifest:
         """What is checked, as it is used."""
-        parts = (SavedPart(**{**dict(part), "shape": tuple(part.shape)}) for part in self.parts)
+        parts = (part.part() for part in self.parts)
         files = (SavedFile(**dict(file)) for file in self.files)
         return Manifest(self.step, self.model, tuple(parts), tuple(files), data, self.metadata)
 
@@ -219,7 +244,7 @@ class _Manifest(_FirstManifest):
 
 
 def uncovered(parts: Iterable[SavedPart]) -> str | None:
-    """What is wrong with the parts of leaves, which must hold every row of each leaf once.
+    """What is wrong with the parts of leaves, which must hold every element of each leaf once.
 
     Args:
         parts: all parts.
@@ -236,20 +261,48 @@ def uncovered(parts: Iterable[SavedPart]) -> str | None:
     for part in sorted(parts, key=lambda part: (part.leaf, part.rows)):
         leaves.setdefault(part.leaf, []).append(part)
     for held in leaves.values():
-        first, end = held[0], 0
-        count = row_span(0, None, first.shape)[1]
+        first = held[0]
         for part in held:
-            start, stop = part.rows
             if (part.shape, part.dtype) != (first.shape, first.dtype):
                 return f"{part.key} and {first.key} are not of one shape and dtype"
-            if start != end or not start <= stop <= count:
-                return f"{part.key} does not begin where the rows before it end, or ends too late"
-            end = stop
-        if end != count:
-            return (
-                f"{held[-1].key} is the last part of its leaf, of which rows {end} to {count - 1} "
-                f"are missing"
-            )
+        only_rows = not any(part.across for part in held)
+        fault = _uncovered_rows(held) if only_rows else _uncovered_elements(held)
+        if fault is not None:
+            return fault
+    return None
+
+
+def _uncovered_rows(held: Sequence[SavedPart]) -> str | None:
+    """What is wrong with the parts of a leaf that hold rows of it, in their order."""
+    end, (_, count) = 0, row_span(0, None, held[0].shape)
+    for part in held:
+        start, stop = part.rows
+        if start != end or not start <= stop <= count:
+            return f"{part.key} does not begin where the rows before it end, or ends too late"
+        end = stop
+    if end != count:
+        return (
+            f"{held[-1].key} is the last part of its leaf, of which rows {end} to {count - 1} "
+            f"are missing"
+        )
+    return None
+
+
+def _uncovered_elements(held: Sequence[SavedPart]) -> str | None:
+    """What is wrong with the parts of a leaf, of which some do not hold whole rows."""
+    shape = held[0].shape
+    for part in held:
+        fits = len(part.bounds) == len(shape)
+        if not fits or not all(
+            start <= stop <= size for (start, stop), size in zip(part.bounds, shape, strict=True)
+        ):
+            return f"{part.key} is no part of a leaf of shape {list(shape)}"
+    for one, other in itertools.combinations(held, 2):
+        if overlap(one.bounds, other.bounds):
+            return f"{one.key} and {other.key} have elements in common"
+    found, count = sum(volume(part.bounds) for part in held), math.prod(shape)
+    if found != count:
+        return f"{held[-1].key} is a part of a leaf of which {count - found} elements are missing"
     return None
 
 

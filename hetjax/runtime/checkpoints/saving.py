@@ -37,7 +37,7 @@ class Writer(Protocol):
         ...
 
     def wait_saved(self) -> Sequence[StageRecord | SaveFailure | None]:
-        """Finish saving; what each stage wrote, or why it could not."""
+        """Finish saving; what each worker wrote, None for nothing, or why it could not."""
         ...
 
 

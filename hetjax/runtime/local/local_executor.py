@@ -17,6 +17,7 @@ from hetjax.mesh.device_order import devices_in_order
 from hetjax.mesh.hetero import HeteroMesh
 from hetjax.pipeline.schedules.schedule import Schedule
 from hetjax.pipeline.stages.cutting import ParameterPart
+from hetjax.pipeline.timeline.timeline import stage_track
 from hetjax.runtime.checkpoints.checkpoint import StageSaver, waited
 from hetjax.runtime.checkpoints.checkpoint_files import SaveFailure, StageRecord
 from hetjax.runtime.compilation.state import put_together
@@ -80,8 +81,9 @@ class LocalExecutor:
                 meshes,
             )
         )
-        stages = range(len(placement.plan.stages))
-        self._savers = [StageSaver(placement, stage, job.parameters) for stage in stages]
+        self._savers = [
+            StageSaver(placement, stage, job.parameters, place) for stage, place in meshes
+        ]
         self._call = 0
         self._reader = (
             None if job.source is None else BatchReader(job.source, job.plan.batch_size, job.batch)
@@ -138,8 +140,8 @@ class LocalExecutor:
     def _leaves(self) -> list[StageLeaves]:
         numbered = dict(enumerate(self._devices))
         return [
-            StageLeaves(self._placement, stage, worker.compiled, numbered)
-            for stage, worker in enumerate(self.workers)
+            StageLeaves(self._placement, worker.stage, worker.compiled, numbered, worker.member)
+            for worker in self.workers
         ]
 
     def _restore(self, stages: Sequence[StageLeaves]) -> None:
@@ -198,8 +200,11 @@ class LocalExecutor:
             saver.save(Path(folder), worker.state())
 
     def wait_saved(self) -> list[StageRecord | SaveFailure | None]:
-        """Finish saving; what each stage wrote, or why it could not."""
-        return [waited(saver, f"stage {stage}") for stage, saver in enumerate(self._savers)]
+        """Finish saving; what each member of each stage wrote, or why it could not."""
+        return [
+            waited(saver, stage_track(worker.stage, worker.member))
+            for worker, saver in zip(self.workers, self._savers, strict=True)
+        ]
 
     def load(self, folder: str) -> None:
         """Take over the state of a checkpoint."""

@@ -1,4 +1,4 @@
-"""The leaves of one stage's state, which come and go one by one while a plan is switched."""
+"""The leaves that a member of a stage has of its state, which come and go during a switch."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
-from hetjax.pipeline.stages.cutting import ParameterPart
 from hetjax.runtime.compilation.compiled_stage import CompiledStage
 from hetjax.runtime.compilation.state import StageState
+from hetjax.runtime.instructions.buffers import OptimizerState, Parameter
 from hetjax.runtime.instructions.placement import Placement
-from hetjax.runtime.moves.state_switch import shards_of_stage
+from hetjax.runtime.moves.state_switch import shards_of_member
 from hetjax.sharding.annotation.bounds import Bounds
 from hetjax.sharding.resolution.run_steps import ArrayPart, join_pieces
 
@@ -31,19 +31,25 @@ class _HeldPart(NamedTuple):
 
 
 class StageLeaves:
-    """What a stage holds of the leaves of the training state, on devices of this process.
+    """What a stage, or a member of it, holds of the leaves of the training state in this process.
 
     Leaves are numbered as `hetjax.runtime.moves.state_switch.leaves_of` counts them.
 
     Args:
         placement: the plan's programs and shardings.
         stage: which stage.
-        compiled: its shardings.
+        compiled: its shardings, or its member's.
         devices: the devices of this process.
+        member: which member of the stage.
     """
 
     def __init__(
-        self, placement: Placement, stage: int, compiled: CompiledStage, devices: DevicesByNumber
+        self,
+        placement: Placement,
+        stage: int,
+        compiled: CompiledStage,
+        devices: DevicesByNumber,
+        member: int = 0,
     ):
         pipelines = placement.pipelines
         self._devices = devices
@@ -54,14 +60,12 @@ class StageLeaves:
         self._held: dict[int, _HeldPart] = {}
         self._bounds: dict[tuple[int, int], Bounds] = {}
 
-        def hold(leaf: int, part: ParameterPart, shape: Any, sharding: NamedSharding) -> None:
-            self._held[leaf] = _HeldPart(shape(part), sharding, [])
-
-        for part, sharding in zip(parameters, compiled.parameters, strict=True):
-            hold(part.leaf, part, pipelines.part_shape, sharding)
-        for part, sharding in zip(optimizer, compiled.state, strict=True):
-            hold(first + part.leaf, part, pipelines.state_shape, sharding)
-        for leaf, shard in shards_of_stage(placement, stage):
+        kinds = (Parameter, compiled.parameters), (OptimizerState, compiled.state)
+        for order, (kind, shardings) in zip(self._order, kinds, strict=True):
+            shapes = placement.leaves(stage, kind).of_member(member, compiled.mesh)
+            for leaf, shape, sharding in zip(order, shapes, shardings, strict=True):
+                self._held[leaf] = _HeldPart(shape, sharding, [])
+        for leaf, shard in shards_of_member(placement, stage, member):
             if shard.device in devices:
                 self._held[leaf].devices.append(shard.device)
                 self._bounds[leaf, shard.device] = shard.bounds

@@ -7,7 +7,7 @@ alone, and then carried out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,10 +20,12 @@ from hetjax.planner.plan.plan import Plan
 from hetjax.runtime.instructions.buffers import OptimizerState, Parameter
 from hetjax.runtime.instructions.placement import Placement
 from hetjax.sharding.annotation.annotation import HSharding, Shard
-from hetjax.sharding.annotation.bounds import Bounds
 from hetjax.sharding.resolution.switch_transfers import MovedArray
 
 HeldLeaf = tuple[ParameterPart, HSharding]
+
+StageMember = tuple[int, int]
+"""A stage and a member of it."""
 
 
 @dataclass(frozen=True)
@@ -54,11 +56,8 @@ def all_lost(lost: Set[int], destination: Plan) -> frozenset[int]:
     Raises:
         InputError: naming devices that are not in the cluster, or that the plan uses.
     """
-    used = {
-        device
-        for stage in destination.stages
-        for device in destination.cluster.device_ids(stage.submesh)
-    }
+    cluster = destination.cluster
+    used = {device for stage in destination.stages for device in stage.device_ids(cluster)}
     lost = frozenset(lost) | frozenset(destination.lost_devices)
     unknown = sorted(lost - set(range(destination.cluster.num_devices)))
     if unknown:
@@ -118,32 +117,31 @@ def leaves_of(placement: Placement) -> tuple[Leaf, ...]:
     return tuple(found)
 
 
-def shards_of(leaf: Leaf, placement: Placement) -> Iterator[tuple[int, Shard]]:
-    """What every device holds of a leaf, each with the stage that it is in.
+def shards_of(leaf: Leaf) -> Iterator[tuple[StageMember, Shard]]:
+    """What every device holds of a leaf, each with the member of a stage that it is in.
 
     Args:
         leaf: the leaf.
-        placement: the plan that it is of.
 
     Yields:
-        A stage, and a shard on one of its devices, with the cluster's numbers.
+        A stage and a member of it, and a shard on one of its devices, with the cluster's numbers.
     """
     for stage, held in enumerate(leaf.parts):
         if held is not None:
-            for shard in _shards_in(held, leaf.shape.shape):
-                yield stage, shard
+            for member in range(len(held[1].subgroups)):
+                for shard in _shards_in(held, member, leaf.shape.shape):
+                    yield (stage, member), shard
 
 
-def _shards_in(held: HeldLeaf, shape: Sequence[int]) -> Iterator[Shard]:
-    """What the devices of a stage hold, where the stage holds a part of a leaf."""
+def _shards_in(held: HeldLeaf, member: int, shape: Sequence[int]) -> Iterator[Shard]:
+    """What the devices of a member hold, where its stage holds a part of a leaf."""
     part, annotation = held
-    (subgroup,) = annotation.subgroups
-    yield from subgroup.shards(_region(part, shape))
-
-
-def _region(part: ParameterPart, shape: Sequence[int]) -> Bounds:
-    rows = tuple((0, size) for size in shape)
-    return rows if part.stop is None else ((part.start, part.stop), *rows[1:])
+    if part.stop is None:
+        region = annotation.regions(shape)[member]
+    else:
+        rows, *others = annotation.regions((part.stop - part.start, *shape[1:]))[member]
+        region = ((part.start + rows[0], part.start + rows[1]), *others)
+    yield from annotation.subgroups[member].shards(region)
 
 
 def moved_arrays(source: Placement, destination: Placement) -> tuple[MovedArray, ...]:
@@ -157,59 +155,67 @@ def moved_arrays(source: Placement, destination: Placement) -> tuple[MovedArray,
         The leaves.
     """
     pairs = zip(leaves_of(source), leaves_of(destination), strict=True)
-    alike = _alike_stages(source)
+    alike = _alike_members(source)
     return tuple(
         MovedArray(
             before.name,
             tuple(before.shape.shape),
             before.shape.dtype.itemsize,
-            tuple(shard for _, shard in shards_of(before, source)),
-            tuple(shard for _, shard in shards_of(after, destination)),
-            _preference(before, source, alike),
+            tuple(shard for _, shard in shards_of(before)),
+            tuple(shard for _, shard in shards_of(after)),
+            _preference(before, alike),
         )
         for before, after in pairs
     )
 
 
-def _preference(leaf: Leaf, placement: Placement, alike: Sequence[int]) -> dict[int, int] | None:
+def _preference(leaf: Leaf, alike: Mapping[StageMember, int]) -> dict[int, int] | None:
     """Whose copy counts: of parameters all are alike, of optimizer state the first stage's."""
     if leaf.name.startswith("parameters/"):
         return None
-    return {shard.device: alike[stage] for stage, shard in shards_of(leaf, placement)}
+    return {shard.device: alike[member] for member, shard in shards_of(leaf)}
 
 
-def _alike_stages(placement: Placement) -> list[int]:
-    """For each stage the first one that computes alike, so that both have alike copies.
+def _alike_members(placement: Placement) -> dict[StageMember, int]:
+    """For each member of each stage the first one that computes alike: both have alike copies.
 
     Stages that hold the same state update it each for itself, and round as their own programs do.
+    So do the members of a stage, where several of them have the same.
     """
-    firsts: dict[Any, int] = {}
-    return [
-        firsts.setdefault(_computation(placement, stage), stage)
-        for stage in range(placement.pipelines.num_stages)
+    members = [
+        (stage, member)
+        for stage, plan in enumerate(placement.plan.stages)
+        for member in range(len(plan.members))
     ]
+    firsts: dict[Any, int] = {}
+    return {
+        member: firsts.setdefault(_computation(placement, *member), place)
+        for place, member in enumerate(members)
+    }
 
 
-def _computation(placement: Placement, stage: int) -> tuple[Any, ...]:
+def _computation(placement: Placement, stage: int, member: int) -> tuple[Any, ...]:
     """What two stages have in common whose updates compute the same bits."""
     plan = placement.stage_plan(stage)
     if len(plan.members) > 1:
-        return plan, stage
+        # A program of its own, of segments as they come between moves.
+        return stage, member
     kind = placement.plan.cluster.subcluster(plan.submesh.subcluster).kind
     parts = placement.pipelines.stages[stage].parameters
     specs = [placement.leaves(stage, each).specs for each in (Parameter, OptimizerState)]
     return kind.name, plan.mesh_shape, parts, *specs
 
 
-def shards_of_stage(placement: Placement, stage: int) -> Iterator[tuple[int, Shard]]:
-    """What a stage's devices hold, each with the number of its leaf, as `leaves_of` counts them.
+def shards_of_member(placement: Placement, stage: int, member: int) -> Iterator[tuple[int, Shard]]:
+    """What a member's devices hold, each with the number of its leaf, as `leaves_of` counts them.
 
     Args:
         placement: the plan's programs and shardings.
         stage: which stage.
+        member: which member of it.
 
     Yields:
-        A leaf, and a shard of it on one of the stage's devices.
+        A leaf, and a shard of it on one of the member's devices.
     """
     pipelines = placement.pipelines
     first = len(pipelines.parameter_shapes)
@@ -217,10 +223,10 @@ def shards_of_stage(placement: Placement, stage: int) -> Iterator[tuple[int, Sha
     annotations = placement.leaves(stage, Parameter).annotations
     for part, annotation in zip(parameters, annotations, strict=True):
         shape = pipelines.parameter_shapes[part.leaf].shape
-        for shard in _shards_in((part, annotation), shape):
+        for shard in _shards_in((part, annotation), member, shape):
             yield part.leaf, shard
     annotations = placement.leaves(stage, OptimizerState).annotations
     for part, annotation in zip(state, annotations, strict=True):
         shape = pipelines.state_shapes[part.leaf].shape
-        for shard in _shards_in((part, annotation), shape):
+        for shard in _shards_in((part, annotation), member, shape):
             yield first + part.leaf, shard

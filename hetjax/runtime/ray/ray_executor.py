@@ -346,12 +346,12 @@ class RayExecutor:
         self._workers.call(lambda actor: actor.save.remote(folder))
 
     def wait_saved(self) -> list[Any]:
-        """Finish saving; what each stage's first host wrote, or why one of its hosts could not."""
+        """Finish saving; what the first host of each member wrote, or why a host could not."""
         records = self._workers.call(
             lambda actor: actor.wait_saved.options(concurrency_group=SAVE).remote()
         )
         failures = [each for each in records.values() if isinstance(each, SaveFailure)]
-        return failures or [record for (_, place), record in records.items() if place == 0]
+        return failures or list(records.values())
 
     def load(self, folder: str) -> None:
         """Take over the state of a checkpoint."""

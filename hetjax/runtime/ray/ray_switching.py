@@ -22,8 +22,9 @@ import jax
 import numpy as np
 
 from hetjax.planner.plan.plan import Plan
+from hetjax.planner.plan.stage_plan import Member
 from hetjax.runtime.compilation.state import StageState
-from hetjax.runtime.moves.peers import Peer
+from hetjax.runtime.moves.peers import Peer, processes_of
 from hetjax.runtime.moves.stage_leaves import DevicesByNumber, Pieces, StageLeaves
 from hetjax.runtime.moves.state_move import add_slices, cut_slices
 from hetjax.sharding.resolution.switch_transfers import ArraySlice, Messages
@@ -52,13 +53,9 @@ Parcels = dict[tuple[Peer, Peer], tuple[Parcel, ...]]
 
 def owners_of(plan: Plan) -> dict[int, Peer]:
     """The worker that has each device of a plan, by the device's number in the cluster."""
-    found: dict[int, Peer] = {}
-    for index, stage in enumerate(plan.stages):
-        hosts = stage.submesh.shape[0]
-        devices = plan.cluster.device_ids(stage.submesh)
-        for place, device in enumerate(devices):
-            found[device] = (index, place * hosts // len(devices))
-    return found
+    return {
+        device: peer for peer, process in processes_of(plan).items() for device in process.devices
+    }
 
 
 def parcels_of(
@@ -81,9 +78,9 @@ def parcels_of(
     return {pair: tuple(parcels) for pair, parcels in found.items()}
 
 
-def devices_of_process(plan: Plan, stage: int, mesh: jax.sharding.Mesh) -> DevicesByNumber:
-    """The devices of this process in a stage's mesh, by their numbers in the cluster."""
-    numbers = plan.cluster.device_ids(plan.stages[stage].submesh)
+def devices_of_process(plan: Plan, member: Member, mesh: jax.sharding.Mesh) -> DevicesByNumber:
+    """The devices of this process in the mesh of a stage's member, by their cluster's numbers."""
+    numbers = plan.cluster.device_ids(member.submesh)
     pairs = zip(numbers, mesh.devices.flat, strict=True)
     here = jax.process_index()
     return {number: device for number, device in pairs if device.process_index == here}

@@ -152,7 +152,7 @@ class HostWorker:
         )
         stage, member = self.peer[0], self.process.place
         self.worker = StageWorker(placement, stage, mesh, self.transport, member=member)
-        self.saver = StageSaver(placement, stage, job.parameters)
+        self.saver = StageSaver(placement, stage, job.parameters, member)
         self.job = job
         self.reader = (
             None if job.source is None else BatchReader(job.source, job.plan.batch_size, job.batch)
@@ -261,9 +261,9 @@ class HostWorker:
 
     @functools.cached_property
     def _leaves(self) -> StageLeaves:
-        stage = self.peer[0]
-        devices = devices_of_process(self.job.plan, stage, self.worker.mesh)
-        return StageLeaves(self.worker.placement, stage, self.worker.compiled, devices)
+        worker = self.worker
+        devices = devices_of_process(self.job.plan, self.process.member, worker.mesh)
+        return StageLeaves(worker.placement, worker.stage, worker.compiled, devices, worker.member)
 
     @functools.cached_property
     def _exchange(self) -> StateExchange:
