@@ -10,15 +10,20 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import pytest
-from cases import CLUSTER, examples, random_model, random_plan
+from cases import CLUSTER, examples, random_model, random_plan, trace_model
+from execution import gathered_parameters, gathered_state, one_device_steps
 from hypothesis import given
 from hypothesis import strategies as st
 from random_unions import random_union_plan
 from small_models import Model, make_batch
-from switched_states import OPTIMIZER
+from switched_states import OPTIMIZER, assert_same
 
+from hetjax import Trainer
+from hetjax.mesh import SubMesh
 from hetjax.mesh.hetero import HeteroMesh
+from hetjax.pipeline.schedules.warm_up import one_f_one_b
 from hetjax.planner.plan.plan import Plan
+from hetjax.planner.plan.stage_plan import Member, PipelinePlan, Shares, StagePlan
 from hetjax.runtime.checkpoints.checkpoint import StageSaver, check_leaves
 from hetjax.runtime.checkpoints.checkpoint_files import CheckpointFolder
 from hetjax.runtime.checkpoints.manifest import DataPosition
@@ -26,6 +31,7 @@ from hetjax.runtime.compilation.compiled_stage import CompiledStage
 from hetjax.runtime.compilation.late_sums import typed_mesh
 from hetjax.runtime.compilation.state import StageState, put_whole
 from hetjax.runtime.instructions.buffers import OptimizerState, Parameter
+from hetjax.runtime.local.local_executor import LocalExecutor
 from hetjax.runtime.moves.stage_leaves import StageLeaves
 from hetjax.runtime.moves.state_move import StateMove
 from hetjax.runtime.moves.state_switch import moved_arrays
@@ -194,3 +200,60 @@ def moved(
     if and_back:
         move.undo()
     return [leaves.state() for leaves in (old if and_back else new)]
+
+
+def union_plan(model: Model, *members: Member, batch: tuple[int, ...]) -> Plan:
+    """One stage of several members that share 24 examples, in three microbatches."""
+    program = trace_model(model, 8)
+    stage = StagePlan((0, 1), members, shares=Shares(batch=batch))
+    pipeline = PipelinePlan((stage,), 3, 8, one_f_one_b(1, 3))
+    return Plan(program.fingerprint, (0, program.num_positions), CLUSTER, (pipeline,))
+
+
+def whole_state(trainer: Trainer) -> list[np.ndarray]:
+    """Every leaf of a trainer's state; what several members have is the same, to the bit."""
+    executor = trainer._executor
+    assert isinstance(executor, LocalExecutor)
+    return [*gathered_parameters(executor), *gathered_state(executor)]
+
+
+def test_a_run_goes_on_with_other_members_switched_or_resumed(tmp_path: Path):
+    # Of tied weights, several stages have copies of optimizer state, and each rounds for itself.
+    model = Model(("dense",), tied=False)
+    pair = Member(SubMesh("first", 0, (1, 2)), (2, 1))
+    one, other = (Member(SubMesh("second", i, (1, 1)), (1, 1)) for i in (0, 3))
+    plans = [
+        union_plan(model, pair, one, batch=(6, 2)),
+        random_plan(Random(0), model, [(6, 4)]),
+        union_plan(model, other, one, batch=(3, 5)),
+    ]
+    batches = [make_batch(24, seed) for seed in range(6)]
+
+    def made(plan: Plan, workdir: Path | None = None) -> Trainer:
+        return Trainer(plan, model.loss, model.init(), OPTIMIZER, batches[0], workdir=workdir)
+
+    with made(plans[0], tmp_path) as trainer:
+        found = [trainer.train_step(batch) for batch in batches[:2]]
+        trainer.save()
+        for place, plan in enumerate((plans[1], plans[2], plans[0], plans[2])):
+            before = whole_state(trainer)
+            trainer.switch(plan)
+            assert_same(whole_state(trainer), before)
+            if place < 2:
+                found.append(trainer.train_step(batches[2 + place]))
+        trainer.save(wait=True)
+        saved = whole_state(trainer)
+    with made(plans[1], tmp_path) as trainer:
+        assert trainer.resume()
+        assert_same(whole_state(trainer), saved)
+        found.append(trainer.train_step(batches[4]))
+        trainer.save(wait=True)
+        saved = whole_state(trainer)
+    with made(plans[0], tmp_path) as trainer:
+        assert trainer.resume()
+        assert_same(whole_state(trainer), saved)
+        found.append(trainer.train_step(batches[5]))
+    with jax.numpy_dtype_promotion("standard"):
+        expected = one_device_steps(model, OPTIMIZER, batches)
+    curve = [(metrics.loss, metrics.gradient_norm) for metrics in found]
+    np.testing.assert_allclose(curve, expected, rtol=1e-5)

@@ -149,7 +149,7 @@ class StageSaver:
         self.item = f"stage_{stage}_member_{member}" if member else f"stage_{stage}"
         self._kinds = saved_leaves(placement.pipelines)
         self._held = [
-            held_parts(placement.leaves(stage, kind), member)
+            held_parts(placement.leaves(stage, kind), member, by_turns=kind is Parameter)
             for kind in (Parameter, OptimizerState)
         ]
         self._background = ThreadPoolExecutor(1, thread_name_prefix=f"save {self.item}")

@@ -77,12 +77,14 @@ class HeldPart(NamedTuple):
     is_written: bool
 
 
-def held_parts(leaves: AnnotatedLeaves, member: int) -> list[HeldPart]:
+def held_parts(leaves: AnnotatedLeaves, member: int, *, by_turns: bool) -> list[HeldPart]:
     """What a member holds of the parameters of its stage, or of the optimizer's state.
 
     Args:
         leaves: how they lie.
         member: which member.
+        by_turns: whether what all members have they write by turns; else the first one does, as
+            where copies may differ in rounding: what is written is then of one copy.
 
     Returns:
         The parts in their order. Together the members write each element once.
@@ -96,8 +98,7 @@ def held_parts(leaves: AnnotatedLeaves, member: int) -> list[HeldPart]:
         if isinstance(annotation.hdim, int):
             is_written = volume(bounds) > 0 or 0 in shape.shape
         else:
-            # What all have, they write by turns.
-            is_written = place % len(annotation.subgroups) == member
+            is_written = (place if by_turns else 0) % len(annotation.subgroups) == member
         found.append(HeldPart(part, bounds, is_written))
     return found
 
