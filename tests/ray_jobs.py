@@ -15,7 +15,7 @@ from hetjax.mesh import KINDS, Cluster, DeviceKind, Link, Subcluster, SubMesh
 from hetjax.pipeline.program.traced_program import trace
 from hetjax.pipeline.schedules.warm_up import one_f_one_b
 from hetjax.planner.plan.plan import Plan
-from hetjax.planner.plan.stage_plan import PipelinePlan, StagePlan
+from hetjax.planner.plan.stage_plan import Member, PipelinePlan, Share, Shares, StagePlan
 from hetjax.runtime import LocalOptions, RayOptions, Trainer
 
 VOCABULARY, WIDTH, DEPTH, LENGTH = 13, 8, 4, 6
@@ -128,6 +128,28 @@ def make_plan_of_two_pipelines() -> Plan:
         PipelinePlan(stages, SIZE, 1, one_f_one_b(2, SIZE)),
     )
     return replace(two, pipelines=pipelines)
+
+
+PARAMETERS = {"blocks/in": Share(2, (10, 6)), "blocks/out": Share(1, (10, 6))}
+"""Columns of the one product and rows of the other, as tensor parallelism has them."""
+
+SHARES = {
+    "batch": Shares(batch=(2, 2)),
+    "columns": Shares(parameters=PARAMETERS),
+    "both": Shares(batch=(2, 2), parameters=PARAMETERS),
+}
+
+
+def union_plan(shares: Shares) -> Plan:
+    """One stage over two devices and one device."""
+    program = trace(loss, parameters(), jax.eval_shape(lambda: Tokens().batch(0, SIZE)))
+    members = (
+        Member(SubMesh("first", 0, (1, 2)), (2, 1)),
+        Member(SubMesh("second", 0, (1, 1)), (1, 1)),
+    )
+    stage = StagePlan((0, 1), members, shares=shares)
+    pipeline = PipelinePlan((stage,), MICROBATCHES, SIZE, one_f_one_b(1, MICROBATCHES))
+    return Plan(program.fingerprint, (0, program.num_positions), make_cluster(1), (pipeline,))
 
 
 RUNTIMES = {"local": LocalOptions(), "ray": RayOptions()}

@@ -17,15 +17,17 @@ import jax
 import pytest
 from ray_jobs import (
     BATCH,
+    SHARES,
     Tokens,
     loss,
     make_plan,
     make_plan_of_two_pipelines,
     make_trainer,
+    union_plan,
 )
 
 from hetjax import Trainer, WorkerLostError
-from hetjax.runtime.moves.peers import Peer, worker_name
+from hetjax.runtime.moves.peers import Peer
 from hetjax.runtime.ray.ray_executor import RayExecutor
 from hetjax.runtime.ray.ray_workers import PING_SECONDS, SILENCE_SECONDS
 
@@ -76,7 +78,7 @@ def test_a_worker_that_is_lost_in_a_step_is_named(
         timer.start()
         with pytest.raises(WorkerLostError) as caught:
             train_for_ever(trainer)
-        assert caught.value.worker == worker_name(peer)
+        assert caught.value.worker == f"stage {peer[0]}, host {peer[1]}"
         with pytest.raises(WorkerLostError) as again:
             trainer.evaluate()
         assert again.value is caught.value
@@ -114,3 +116,15 @@ def test_a_worker_that_is_lost_in_setup_is_named(what: signal.Signals):
     with pytest.raises(WorkerLostError) as caught:
         make_trainer("ray", loss_function=fatal, source=None, batch=Tokens().batch(0, BATCH))
     assert caught.value.worker == "stage 1, host 0"
+
+
+def test_a_member_that_is_killed_is_named_in_time():
+    """Members wait for each other in the middle of tasks."""
+    with make_trainer("ray", union_plan(SHARES["columns"])) as trainer:
+        trainer.train_step()
+        threading.Timer(0.3, os.kill, (process_of(trainer, (0, 1)), signal.SIGKILL)).start()
+        began = time.monotonic()
+        with pytest.raises(WorkerLostError) as caught:
+            train_for_ever(trainer)
+        assert caught.value.worker == "stage 0, member 1"
+        assert time.monotonic() - began < 15.0

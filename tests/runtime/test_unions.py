@@ -17,48 +17,25 @@ from one_device import TOLERANCE, check_gradients
 from random_unions import random_union_case
 from ray_jobs import (
     BATCH,
-    MICROBATCHES,
+    OPTIMIZER,
+    SHARES,
     SIZE,
     Tokens,
     loss,
-    make_cluster,
     make_trainer,
     parameters,
+    union_plan,
 )
 from small_models import make_batch
 
-from hetjax.mesh import SubMesh
 from hetjax.pipeline.program.traced_program import trace
 from hetjax.pipeline.schedules.warm_up import one_f_one_b
-from hetjax.planner import Member, PipelinePlan, Share, Shares, StagePlan
-from hetjax.planner.plan.plan import Plan
-from hetjax.runtime.workers.job import build, transfers
-
-PARAMETERS = {"blocks/in": Share(2, (10, 6)), "blocks/out": Share(1, (10, 6))}
-"""Columns of the one product and rows of the other, as tensor parallelism has them."""
-
-SHARES = {
-    "batch": Shares(batch=(2, 2)),
-    "columns": Shares(parameters=PARAMETERS),
-    "both": Shares(batch=(2, 2), parameters=PARAMETERS),
-}
-
-
-def union_plan(shares: Shares) -> Plan:
-    """One stage over two devices and one device."""
-    program = trace(loss, parameters(), jax.eval_shape(lambda: Tokens().batch(0, SIZE)))
-    members = (
-        Member(SubMesh("first", 0, (1, 2)), (2, 1)),
-        Member(SubMesh("second", 0, (1, 1)), (1, 1)),
-    )
-    stage = StagePlan((0, 1), members, shares=shares)
-    pipeline = PipelinePlan((stage,), MICROBATCHES, SIZE, one_f_one_b(1, MICROBATCHES))
-    return Plan(program.fingerprint, (0, program.num_positions), make_cluster(1), (pipeline,))
+from hetjax.planner import Share, Shares
+from hetjax.runtime.workers.job import Job, build, transfers
 
 
 def one_device_losses(steps: int) -> list[float]:
     """Of the job's first steps, by plain JAX."""
-    from ray_jobs import OPTIMIZER
 
     def mean(parameters, batch):
         total, count = loss(parameters, batch)
@@ -116,10 +93,6 @@ def test_members_hold_the_same_bits_of_what_they_share():
 
 def test_members_of_a_data_parallel_stage_exchange_only_at_its_end():
     """A microbatch moves the loss alone; gradients are summed once a step."""
-    from ray_jobs import OPTIMIZER
-
-    from hetjax.runtime.workers.job import Job
-
     plan = union_plan(SHARES["batch"])
     batch = jax.eval_shape(lambda: Tokens().batch(0, BATCH))
     placement = build(Job(loss, parameters(), batch, OPTIMIZER, plan))

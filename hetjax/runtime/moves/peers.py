@@ -19,16 +19,6 @@ No process has devices of two members. In the local runtime each member counts a
 """
 
 
-def worker_name(peer: Peer) -> str:
-    """What a worker is called in messages.
-
-    Example:
-        >>> worker_name((1, 0))
-        'stage 1, host 0'
-    """
-    return f"stage {peer[0]}, host {peer[1]}"
-
-
 @dataclass(frozen=True)
 class WorkerProcess:
     """A process of the Ray runtime: one host of one member of one stage.
@@ -39,6 +29,7 @@ class WorkerProcess:
         member: that member.
         host: which host of the member it is.
         devices: the cluster's numbers of its devices.
+        num_members: how many members its stage has.
     """
 
     peer: Peer
@@ -46,6 +37,16 @@ class WorkerProcess:
     member: Member
     host: int
     devices: tuple[int, ...]
+    num_members: int
+
+    @property
+    def name(self) -> str:
+        """What the worker is called in messages."""
+        stage, _ = self.peer
+        if self.num_members == 1:
+            return f"stage {stage}, host {self.host}"
+        host = f", host {self.host}" if self.num_hosts > 1 else ""
+        return f"stage {stage}, member {self.place}{host}"
 
     @property
     def num_hosts(self) -> int:
@@ -56,7 +57,7 @@ class WorkerProcess:
 def processes_of(plan: Plan) -> dict[Peer, WorkerProcess]:
     """The processes of a plan on Ray, stage by stage and member by member."""
     return {
-        (stage, place): WorkerProcess((stage, place), *of)
+        (stage, place): WorkerProcess((stage, place), *of, len(each.members))
         for stage, each in enumerate(plan.stages)
         for place, of in enumerate(_hosts_of(plan, each.members))
     }
@@ -70,6 +71,11 @@ def _hosts_of(
         count = len(devices) // member.submesh.shape[0]
         for host in range(member.submesh.shape[0]):
             yield place, member, host, devices[host * count : (host + 1) * count]
+
+
+def names_of(plan: Plan) -> dict[Peer, str]:
+    """What the processes of a plan on Ray are called in messages."""
+    return {peer: process.name for peer, process in processes_of(plan).items()}
 
 
 def devices_of(processes: dict[Peer, WorkerProcess]) -> Processes:

@@ -22,11 +22,11 @@ from jax.sharding import Mesh, SingleDeviceSharding
 
 from hetjax._compat import ListeningServer
 from hetjax.errors import WorkerLostError
-from hetjax.runtime.instructions.instruction import Route, RouteKind, Tag
+from hetjax.runtime.instructions.instruction import Route, Tag
 from hetjax.runtime.instructions.placement import Placement
 from hetjax.runtime.moves.crossing_arrays import alike, crossing_arrays
 from hetjax.runtime.moves.listening import transfer_identifier
-from hetjax.runtime.moves.peers import Peer, Processes, worker_name
+from hetjax.runtime.moves.peers import Peer, Processes, names_of
 from hetjax.runtime.moves.transfer_ends import ReceivingEnd, SendingEnd
 from hetjax.runtime.moves.transport import Arrival
 from hetjax.runtime.moves.watching import Watched, Watcher
@@ -72,6 +72,7 @@ class TransferServerTransport:
         deadline: float,
     ):
         self._peer, self._secret, self._deadline = peer, secret, deadline
+        self._names = names_of(placement.plan)
         self._numbers = {tag: number for number, tag in enumerate(sorted(set(tags)))}
         self._sending: dict[Tag, SendingEnd] = {}
         self._receiving: dict[Tag, ReceivingEnd] = {}
@@ -128,10 +129,10 @@ class TransferServerTransport:
         )
         greetings = {}
         for peer in sorted(sources - {self._peer}):
-            _check_reachable(peer, addresses[peer])
+            _check_reachable(self._names[peer], addresses[peer])
             connection = self._connections[peer] = self._server.connect(addresses[peer])
             # A watcher each: one that stays away must not delay the others.
-            watcher = Watcher(f"watch greeting of {worker_name(peer)}")
+            watcher = Watcher(f"watch greeting of {self._names[peer]}")
             greetings[peer] = watcher.watch(
                 connection.pull(self._greeting(peer, self._peer), [shape])
             )
@@ -140,7 +141,7 @@ class TransferServerTransport:
         end = time.monotonic() + seconds
         for peer, watched in greetings.items():
             what = f"it accepts connections at {addresses[peer]}, and did not greet"
-            self._wait(watched, worker_name(peer), what, end, seconds)
+            self._wait(watched, self._names[peer], what, end, seconds)
 
     def stop_listening(self) -> None:
         """Refuse strangers from now on; to be called when all workers are connected."""
@@ -199,7 +200,8 @@ class TransferServerTransport:
         pulls = self._pulls[step, tag]
         for pull in pulls:
             what = f"its {_name(tag)} did not come"
-            self._wait(pull.watched, worker_name(pull.peer), what, end, self._deadline, _NOT_COME)
+            name = self._names[pull.peer]
+            self._wait(pull.watched, name, what, end, self._deadline, _NOT_COME)
         del self._pulls[step, tag]
         receiving = self._receiving[alike(tag)]
         at = max((pull.watched.arrived for pull in pulls), default=time.time())
@@ -212,7 +214,7 @@ class TransferServerTransport:
             what = f"it did not gather the {tag.route.kind} with us"
             # The other hosts may wait for their own pieces until the deadline.
             gathered = self._gatherings.watch(arrays)
-            others = " or ".join(map(worker_name, receiving.others))
+            others = " or ".join(self._names[other] for other in receiving.others)
             self._wait(gathered, others, what, end + self._deadline, self._deadline)
         return arrays
 
@@ -243,14 +245,15 @@ class TransferServerTransport:
 
 def _name(tag: Tag) -> str:
     """What a transfer is called in messages."""
-    is_examples = tag.route.kind in (RouteKind.VALUE, RouteKind.COTANGENT)
-    return f"{tag.route.kind} of microbatch {tag.microbatch}" if is_examples else tag.route.kind
+    move = f" in {tag.move.partition('/')[0]}" if tag.move else ""
+    microbatch = f" of microbatch {tag.microbatch}" if tag.microbatch >= 0 else ""
+    return f"{tag.route.kind}{move}{microbatch}"
 
 
-def _check_reachable(peer: Peer, address: str) -> None:
+def _check_reachable(worker: str, address: str) -> None:
     """Check that there is a server: JAX connects later, and waits for ever if there is none."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
     except OSError as error:
-        raise WorkerLostError(worker_name(peer), f"no connection to {address}: {error}") from None
+        raise WorkerLostError(worker, f"no connection to {address}: {error}") from None

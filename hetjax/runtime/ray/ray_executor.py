@@ -20,7 +20,7 @@ from hetjax.runtime.compilation.state import put_together
 from hetjax.runtime.instructions.buffers import Parameter
 from hetjax.runtime.instructions.placement import Placement
 from hetjax.runtime.moves.listening import LOOPBACK, SECRET_BYTES
-from hetjax.runtime.moves.peers import Peer, processes_of, worker_name
+from hetjax.runtime.moves.peers import Peer, names_of, processes_of
 from hetjax.runtime.moves.state_switch import moved_arrays
 from hetjax.runtime.moves.transfer_server import CONNECT_SECONDS
 from hetjax.runtime.ray.ray_cluster import (
@@ -82,7 +82,7 @@ class RayExecutor:
         self.switch_seconds: dict[str, float] = {}
         self._job, self._placement, self._options = job, placement, options
         self._processes = processes_of(job.plan)
-        self._workers = RayWorkers()
+        self._workers = RayWorkers(names_of(job.plan))
         self._call = 0
         self._fetches: Fetches | None = None
         self._connected = connect_to_ray(options)
@@ -111,7 +111,7 @@ class RayExecutor:
         )
         self._workers.wait(
             {peer: self._workers.actor(peer).connect.remote(addresses) for peer in hosts},
-            f"workers to connect to {_places(addresses)}",
+            f"workers to connect to {self._places(addresses)}",
             2 * CONNECT_SECONDS,
         )
         self._workers.call(lambda actor: actor.stop_listening.remote())
@@ -155,8 +155,13 @@ class RayExecutor:
             )
             for peer, each in wide.items()
         }
-        what = f"the hosts of a stage to meet at {_places(meetings)}"
+        what = f"the hosts of a stage to meet at {self._places(meetings)}"
         self._workers.wait(calls, what, START_SECONDS)
+
+    def _places(self, addresses: Mapping[Peer, str]) -> str:
+        """Where workers are, for a message."""
+        names = {peer: process.name for peer, process in self._processes.items()}
+        return together([f"{names[peer]} at {each}" for peer, each in addresses.items()])
 
     def switch_to(
         self, job: Job, placement: Placement, lost: Set[int] = frozenset()
@@ -424,8 +429,3 @@ def _put_job(job: Job) -> Any:
                     f"of their own: {error.__cause__ or error}"
                 ) from None
         raise
-
-
-def _places(addresses: Mapping[Peer, str]) -> str:
-    """Where workers are, for a message."""
-    return together([f"{worker_name(peer)} at {each}" for peer, each in addresses.items()])

@@ -6,6 +6,7 @@ import functools
 import os
 import socket
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,6 @@ from hetjax.runtime.moves.peers import (
     WorkerProcess,
     devices_of,
     processes_of,
-    worker_name,
 )
 from hetjax.runtime.moves.stage_leaves import StageLeaves
 from hetjax.runtime.moves.transfer_server import TransferServerTransport
@@ -64,10 +64,11 @@ class HostWorker:
 
     Args:
         peer: its stage, and its place among the stage's hosts.
+        name: what it is called in messages.
     """
 
-    def __init__(self, peer: Peer):
-        self.peer = peer
+    def __init__(self, peer: Peer, name: str):
+        self.peer, self.name = peer, name
 
     def ping(self) -> int:
         """Answer, as long as the process runs, with its number."""
@@ -93,7 +94,7 @@ class HostWorker:
             return
         allowed = sorted(os.sched_getaffinity(0))
         if core not in allowed:
-            raise InputError(f"cores: {worker_name(self.peer)} has no core {core}, only {allowed}")
+            raise InputError(f"cores: {self.name} has no core {core}, only {allowed}")
         pin_to_core(core)
 
     def host(self) -> str:
@@ -215,7 +216,7 @@ class HostWorker:
 
     def wait_saved(self) -> StageRecord | SaveFailure | None:
         """Finish saving, and say what was written, or why it could not be."""
-        return waited(self.saver, worker_name(self.peer))
+        return waited(self.saver, self.name)
 
     def load(self, folder: str) -> None:
         """Take over the state of a checkpoint."""
@@ -279,12 +280,12 @@ class HostWorker:
 
 def _member_mesh(plan: Plan, process: WorkerProcess) -> jax.sharding.Mesh:
     """The mesh of a worker's member, of the devices that the member's processes see."""
-    stage, place = process.peer
+    stage, _ = process.peer
     wanted = process.member.submesh
     devices = given_devices(
         plan.cluster.subcluster(wanted.subcluster),
         wanted.num_devices,
         f"stage {stage}",
-        lambda host: worker_name((stage, place - process.host + host)),
+        lambda host: replace(process, host=host).name,
     )
     return jax.sharding.Mesh(np.array(devices).reshape(process.member.mesh_shape), MESH_AXES)

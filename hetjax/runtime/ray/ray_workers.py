@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hetjax.errors import InputError, WorkerLostError
-from hetjax.runtime.moves.peers import Peer, worker_name
+from hetjax.runtime.moves.peers import Peer
 from hetjax.runtime.ray.ray_worker import HostWorker
 from hetjax.runtime.workers.waiting import Awaited, together
 
@@ -36,12 +36,16 @@ class RayWorkers:
     A call that fails ends all of them; from then on every call raises the same error. Calls may
     come from several threads.
 
+    Args:
+        names: what they are called in messages.
+
     Attributes:
         processes: the process of each worker that has started.
         ended: why nothing can be called any more; None while the workers run.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, names: Mapping[Peer, str]) -> None:
+        self._names = names
         self.processes: dict[Peer, int] = {}
         self.ended: Exception | None = None
         self._actors: dict[Peer, Any] = {}
@@ -66,7 +70,7 @@ class RayWorkers:
 
         actor_class = ray.remote(**_ACTOR)(HostWorker)
         for peer, wanted in options.items():
-            self._actors[peer] = actor_class.options(**wanted).remote(peer)
+            self._actors[peer] = actor_class.options(**wanted).remote(peer, self._names[peer])
         pings = {peer: self._ping(peer) for peer in self._actors}
         waiting, end = list(pings.values()), time.monotonic() + START_SECONDS
         awaited = Awaited(START_SECONDS)
@@ -75,13 +79,13 @@ class RayWorkers:
             started = [peer for peer, reference in pings.items() if reference in ready]
             self.processes.update(self.wait({peer: pings[peer] for peer in started}))
             if waiting and not awaited.silence:
-                late = [worker_name(peer) for peer, each in pings.items() if each in waiting]
+                late = [self._names[peer] for peer, each in pings.items() if each in waiting]
                 nodes = [each["NodeManagerAddress"] for each in ray.nodes() if each["Alive"]]
                 awaited.tell(f"{together(late)} to start, on one of {together(nodes)}")
         for peer, reference in pings.items():
             if reference in waiting:
                 raise WorkerLostError(
-                    worker_name(peer),
+                    self._names[peer],
                     f"its process did not start within {START_SECONDS:g} s; other jobs may hold "
                     f"its devices",
                 )
@@ -189,7 +193,7 @@ class RayWorkers:
                 if reference is not None and not ray.wait([reference], timeout=0)[0]:
                     if now - asked > SILENCE_SECONDS:
                         reason = f"it has not answered for {SILENCE_SECONDS:g} s"
-                        raise WorkerLostError(worker_name(peer), reason)
+                        raise WorkerLostError(self._names[peer], reason)
                     continue
                 if reference is not None:
                     ray.get(reference)
@@ -217,10 +221,10 @@ class RayWorkers:
             try:
                 ray.get(pings[peer])
             except RayError as death:
-                return WorkerLostError(worker_name(peer), _death_reason(death))
+                return WorkerLostError(self._names[peer], _death_reason(death))
         silent = [peer for peer, reference in pings.items() if reference not in answered]
         if silent and isinstance(cause, WorkerLostError):
-            return WorkerLostError(worker_name(silent[0]), "it does not answer")
+            return WorkerLostError(self._names[silent[0]], "it does not answer")
         return None
 
 
