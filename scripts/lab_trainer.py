@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -21,10 +22,23 @@ from lab import Lab, Specification
 
 import hetjax
 from hetjax.errors import WorkerLostError
+from hetjax.mesh import SubMesh
+from hetjax.pipeline.program.traced_program import trace
+from hetjax.pipeline.schedules.warm_up import one_f_one_b
 from hetjax.pipeline.timeline.measured_times import measured_times
 from hetjax.pipeline.timeline.overlap import overlap
 from hetjax.pipeline.timeline.timeline import Timeline, link_track, stage_track
-from hetjax.planner import PlanOptions, choose_schedule, make_problem, reschedule, solve
+from hetjax.planner import (
+    Member,
+    PipelinePlan,
+    PlanOptions,
+    Shares,
+    StagePlan,
+    choose_schedule,
+    make_problem,
+    reschedule,
+    solve,
+)
 from hetjax.planner.work.stage_work import measure
 from hetjax.runtime import RayOptions, measure_cluster
 from hetjax.runtime.ray.ray_executor import RayExecutor, connect_to_ray
@@ -129,7 +143,7 @@ class Server:
     def __init__(self, size: Size):
         self.size = size
         self.cluster: hetjax.Cluster | None = None
-        self.trainers: dict[str, PipelineTrainer] = {}
+        self.trainers: dict[str, PipelineTrainer | UnionTrainer] = {}
         connect_to_ray(RayOptions())
 
     def answer(self, request: Mapping[str, Any]) -> Any:
@@ -165,10 +179,70 @@ class Server:
         self.trainers[of] = PipelineTrainer(self.size, found, **options)
         return self.trainers[of].stages()
 
+    def do_make_union(self, of: str, *, even: bool) -> list[int]:
+        """Make a trainer of one data-parallel stage over all hosts.
+
+        Args:
+            of: its name.
+            even: whether all hosts have equally many examples, whatever their speeds.
+
+        Returns:
+            How many examples of a microbatch each host has.
+        """
+        assert self.cluster is not None, "the cluster must be measured"
+        self.trainers[of] = trainer = UnionTrainer(self.size, self.cluster, even=even)
+        return trainer.shares
+
     def close(self) -> None:
         """End all trainers."""
         for trainer in self.trainers.values():
             trainer.trainer.close()
+
+
+class UnionTrainer:
+    """The GPT in training in one stage over all hosts of the lab, each with a share of the batch.
+
+    Args:
+        size: sizes of model and batch.
+        cluster: the cluster.
+        even: whether all hosts have equally many examples; else in proportion to their speeds.
+
+    Attributes:
+        shares: how many examples of a microbatch each host has.
+    """
+
+    def __init__(self, size: Size, cluster: hetjax.Cluster, *, even: bool):
+        model = model_of(size)
+        self.batch = {"tokens": size.tokens()}
+        parameters = jax.jit(model.init)(jax.random.key(0))
+        flops = [each.kind.flops("float32") for each in cluster.subclusters]
+        weights = [1.0] * len(flops) if even else flops
+        ends = [
+            round(size.microbatch_size * end / sum(weights))
+            for end in itertools.accumulate(weights, initial=0.0)
+        ]
+        self.shares = [stop - start for start, stop in itertools.pairwise(ends)]
+        one = {"tokens": self.batch["tokens"][: size.microbatch_size]}
+        program = trace(model.loss, parameters, one)
+        members = tuple(
+            Member(SubMesh(each.name, 0, (1, 1)), (1, 1)) for each in cluster.subclusters
+        )
+        stage = StagePlan((0, 1), members, shares=Shares(batch=tuple(self.shares)))
+        count = size.microbatches
+        pipeline = PipelinePlan((stage,), count, size.microbatch_size, one_f_one_b(1, count))
+        layers = (0, program.num_positions)
+        plan = hetjax.Plan(program.fingerprint, layers, cluster, (pipeline,))
+        self.trainer = hetjax.Trainer(
+            plan, model.loss, parameters, optimizer(), self.batch, runtime=hetjax.RayOptions()
+        )
+
+    def do_steps(self, count: int) -> list[float]:
+        """Run steps; their losses."""
+        return [self.trainer.train_step(self.batch).loss for _ in range(count)]
+
+    def do_step(self) -> float:
+        """Run one step; its seconds."""
+        return self.trainer.train_step(self.batch).seconds
 
 
 class PipelineTrainer:
