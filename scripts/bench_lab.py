@@ -1,8 +1,8 @@
 """Training in the lab, for real: unlike speeds, slow links, three and four hosts, faults.
 
 Each part brings a lab of configs/lab up and takes it down again; it needs root. `unlike` plans for
-a fast and a slow host from what it measures of them; `sweep` makes the link between two hosts
-slower and slower; `hosts` compares the losses on three and four hosts with those of one device;
+a fast and a slow host from what it measures of them; `union` gives both shares of one stage;
+`sweep` makes the link between two hosts slower and slower; `hosts` compares the losses on three and four hosts with those of one device;
 `faults` stops a host or cuts a link in mid-step, again and again.
 """
 
@@ -130,6 +130,42 @@ def report_unlike(result: Mapping[str, Any]) -> None:
             f"load balance {row['balance']:.3f}"
         )
     print(f"the plan is {result['even_over_planned']:.2f} times as fast as the even split")
+
+
+# One stage over both hosts
+
+
+def measure_union(options: argparse.Namespace) -> dict[str, Any]:
+    """One data-parallel stage over a fast and a slow host: planned shares against even ones."""
+    ways = {"planned": False, "even": True}
+
+    def slow_down(lab: Lab) -> None:
+        lab.set_speed("b", options.speed)
+        lab.set_link("a-b", None)
+
+    with trainers(read_specification("two_hosts"), size_of(options), slow_down) as (_, ours):
+        cluster = ours("measure_cluster")
+        shares = {of: ours("make_union", of, even=even) for of, even in ways.items()}
+        losses = {of: ours("steps", of, count=WARM_UP_STEPS) for of in ways}
+        difference = check_losses(losses)
+        times = take_turns(
+            {of: lambda of=of: ours("step", of) for of in ways}, rounds=options.rounds, steps=1
+        )
+    return {
+        "speed": options.speed,
+        "cluster": cluster,
+        "rounds": options.rounds,
+        "largest_loss_difference": difference,
+        "rows": [{"plan": of, "step_time": median(times[of]), "shares": shares[of]} for of in ways],
+        "even_over_planned": median_ratio(times, "even", "planned"),
+    }
+
+
+def report_union(result: Mapping[str, Any]) -> None:
+    """Print the result of `union` for people."""
+    for row in result["rows"]:
+        print(f"{row['plan']:10}{row['step_time'] * 1e3:6.0f} ms a step, shares {row['shares']}")
+    print(f"planned shares are {result['even_over_planned']:.2f} times as fast as even ones")
 
 
 # Bandwidth sweep
@@ -273,6 +309,7 @@ class Part:
 
 PARTS = {
     "unlike": Part(measure_unlike, report_unlike, Size()),
+    "union": Part(measure_union, report_union, Size(microbatches=4, microbatch_size=12)),
     "sweep": Part(measure_sweep, report_sweep, SWEPT),
     "hosts": Part(measure_hosts, report_hosts, SMALL),
     "faults": Part(measure_faults, report_faults, SMALL),
@@ -294,9 +331,10 @@ def parser() -> argparse.ArgumentParser:
         )
         add_size(made[name], part.size)
         made[name].add_argument("--json", action="store_true", help="print one JSON object")
-    for name, rounds in (("unlike", 5), ("sweep", 3)):
+    for name, rounds in (("unlike", 5), ("union", 5), ("sweep", 3)):
         made[name].add_argument("--rounds", type=positive, default=rounds, metavar="N")
-    made["unlike"].add_argument("--speed", type=float, default=0.5, help="of the second host")
+    for name in ("unlike", "union"):
+        made[name].add_argument("--speed", type=float, default=0.5, help="of the second host")
     made["sweep"].add_argument("--ratios", type=float, nargs="+", default=RATIOS, help="c/t")
     made["sweep"].add_argument("--figure", type=Path, default=FIGURE, help="PNG file")
     made["hosts"].add_argument("--labs", nargs="+", default=LABS, metavar="LAB", help="which")

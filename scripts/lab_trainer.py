@@ -176,8 +176,8 @@ class Server:
         """
         found = hetjax.Cluster.from_file(cluster) if cluster else self.cluster
         assert found is not None, "the cluster must be measured, or its file given"
-        self.trainers[of] = PipelineTrainer(self.size, found, **options)
-        return self.trainers[of].stages()
+        self.trainers[of] = trainer = PipelineTrainer(self.size, found, **options)
+        return trainer.stages()
 
     def do_make_union(self, of: str, *, even: bool) -> list[int]:
         """Make a trainer of one data-parallel stage over all hosts.
