@@ -2,8 +2,9 @@
 
 Each part brings a lab of configs/lab up and takes it down again; it needs root. `unlike` plans for
 a fast and a slow host from what it measures of them; `union` gives both shares of one stage;
-`sweep` makes the link between two hosts slower and slower; `hosts` compares the losses on three and four hosts with those of one device;
-`faults` stops a host or cuts a link in mid-step, again and again.
+`sweep` makes the link between two hosts slower and slower; `hosts` compares the losses on three and
+four hosts with those of one device; `faults` stops a host or cuts a link in mid-step, again and
+again.
 """
 
 from __future__ import annotations

@@ -23,8 +23,6 @@ from lab.state import present
 from lab.system import wait_until
 from lab_trainer import Hosts, LabTrainers, trainers
 
-from hetjax.runtime.moves.peers import worker_name
-
 UNDO = {"stop": "resume", "cut": "mend"}
 LATEST_SECONDS = 1.0
 """The latest moment of a fault, in seconds of a run whose steps take about a tenth of one."""
@@ -95,7 +93,7 @@ def run_into(fault: Fault, hosts: Hosts, ours: LabTrainers, name: str) -> dict[s
     return {
         "what": fault.what,
         "moment": fault.moment,
-        "named": found["worker"] == worker_name((stage, 0)),
+        "named": found["worker"] == f"stage {stage}, host 0",
         "message": found["message"],
         "seconds": found["lost"] - began,
         "end_seconds": found["ended"] - began,
