@@ -130,7 +130,7 @@ class Subgroup:
 
     def with_spec(self, spec: PartitionSpec) -> Subgroup:
         """This subgroup with another sharding inside it."""
-        return replace(self, spec=spec)
+        return _subgroup_of(self.devices, self.axes, spec)
 
     @functools.cached_property
     def bare(self) -> Subgroup:
@@ -175,6 +175,14 @@ class Subgroup:
     def __repr__(self) -> str:
         axes = ", ".join(f"{name}={size}" for name, size in self.axes)
         return f"Subgroup({_ranges(self.devices)} as {axes or 'one device'}, {_spec(self.spec)})"
+
+
+@functools.lru_cache(maxsize=16384)
+def _subgroup_of(
+    devices: tuple[int, ...], axes: tuple[tuple[str, int], ...], spec: PartitionSpec
+) -> Subgroup:
+    """A subgroup; deduction asks for the same ones again and again."""
+    return Subgroup(devices, axes, spec)
 
 
 @dataclass(frozen=True)
@@ -336,19 +344,7 @@ class HSharding:
         Raises:
             InputError: the annotation does not fit the shape; the message names the dimension.
         """
-        found: list[Shard] = []
-        summed = 0
-        for i, (group, region) in enumerate(zip(self.subgroups, self.regions(shape), strict=True)):
-            _check_divides(group, region)
-            for shard in group.shards(region):
-                if self.hdim == PARTIAL:
-                    inside = shard.summand.place if shard.summand else 0
-                    shard = replace(shard, summand=Summand(0, summed + inside))
-                elif shard.summand:
-                    shard = replace(shard, summand=Summand(i, shard.summand.place))
-                found.append(shard)
-            summed += group.num_summands
-        return tuple(found)
+        return _shards(self, tuple(shape))
 
     def __str__(self) -> str:
         if len(self.subgroups) == 1:
@@ -402,6 +398,25 @@ class HSharding:
             return cls(groups, record.hdim, tuple(record.sizes))  # pyright: ignore[reportArgumentType]
         except ValueError as error:  # JAX's own too: of a `PartitionSpec` that cannot be.
             raise InputError(f"{source}: {error}") from None
+
+
+@functools.lru_cache(maxsize=16384)
+def _shards(annotation: HSharding, shape: tuple[int, ...]) -> tuple[Shard, ...]:
+    """What each device holds of an array; resolution asks for the same again and again."""
+    found: list[Shard] = []
+    summed = 0
+    regions = annotation.regions(shape)
+    for i, (group, region) in enumerate(zip(annotation.subgroups, regions, strict=True)):
+        _check_divides(group, region)
+        for shard in group.shards(region):
+            if annotation.hdim == PARTIAL:
+                inside = shard.summand.place if shard.summand else 0
+                shard = replace(shard, summand=Summand(0, summed + inside))
+            elif shard.summand:
+                shard = replace(shard, summand=Summand(i, shard.summand.place))
+            found.append(shard)
+        summed += group.num_summands
+    return tuple(found)
 
 
 def _checked_subgroups(subgroups: object) -> tuple[Subgroup, ...]:

@@ -108,6 +108,16 @@ class _Operands:
     held: Proposal
 
     @cached_property
+    def known_specs(self) -> dict[Any, Specs]:
+        """What has been found, by submesh, way to agree, and how much of operands it has."""
+        return {}
+
+    @cached_property
+    def known_lacks(self) -> dict[Any, int]:
+        """How much devices would lack of an operand, by its place, submesh and division."""
+        return {}
+
+    @cached_property
     def layouts(self) -> list[Mapping[int, Shard]]:
         """What each device holds of each operand now."""
         pairs = zip(self.held, self.shapes, strict=True)
@@ -281,13 +291,25 @@ def _variants(operands: _Operands, tops: Tops) -> Iterator[_Variant]:
 
 def _specs(operands: _Operands, tops: Tops, at: int, variant: _Variant) -> Specs:
     """The shardings inside a submesh by one way to agree."""
+    regions = tuple(
+        None if top is None else _extent(shape, top, at)
+        for shape, top in zip(operands.shapes, tops, strict=True)
+    )
+    key = at, variant, regions
+    if key not in operands.known_specs:
+        operands.known_specs[key] = _agreed(operands, regions, at, variant)
+    return operands.known_specs[key]
+
+
+def _agreed(
+    operands: _Operands, regions: Sequence[tuple[int, ...] | None], at: int, variant: _Variant
+) -> Specs:
     group = operands.union[at]
     agreed = _Agreement(group, {}, variant)
-    found: list[PartitionSpec | None] = [None] * len(tops)
+    found: list[PartitionSpec | None] = [None] * len(regions)
     for place in variant.order:
-        top = tops[place]
-        assert top is not None
-        region = _extent(operands.shapes[place], top, at)
+        region = regions[place]
+        assert region is not None
         spec = operands.spec(place, group)
         labels, is_first = operands.signature.operands[place], place == variant.order[0]
         found[place] = agreed.spec(spec, labels, region, is_first=is_first)
@@ -300,17 +322,26 @@ def _lacking(operands: _Operands, tops: Tops, at: int, specs: Specs) -> int:
     for place, (top, spec) in enumerate(zip(tops, specs, strict=True)):
         if top is None or spec is None:
             continue
-        start = sum(top.widths[:at]) if isinstance(top.hdim, int) else 0
-        region = tuple(
-            (start, start + size) if dimension == top.hdim else (0, size)
-            for dimension, size in enumerate(_extent(operands.shapes[place], top, at))
-        )
-        held = operands.layouts[place]
-        for shard in operands.union[at].with_spec(spec).shards(region):
-            before = held.get(shard.device)
-            same = before is not None and (before.summand is None or shard.summand is not None)
-            common = overlap(before.bounds, shard.bounds) if before and same else None
-            total += volume(shard.bounds) - (volume(common) if common else 0)
+        key = place, at, top, spec
+        if key not in operands.known_lacks:
+            operands.known_lacks[key] = _lack(operands, place, at, top, spec)
+        total += operands.known_lacks[key]
+    return total
+
+
+def _lack(operands: _Operands, place: int, at: int, top: TopTier, spec: PartitionSpec) -> int:
+    """How many elements of one operand the devices of a submesh would lack."""
+    start = sum(top.widths[:at]) if isinstance(top.hdim, int) else 0
+    region = tuple(
+        (start, start + size) if dimension == top.hdim else (0, size)
+        for dimension, size in enumerate(_extent(operands.shapes[place], top, at))
+    )
+    total, held = 0, operands.layouts[place]
+    for shard in operands.union[at].with_spec(spec).shards(region):
+        before = held.get(shard.device)
+        same = before is not None and (before.summand is None or shard.summand is not None)
+        common = overlap(before.bounds, shard.bounds) if before and same else None
+        total += volume(shard.bounds) - (volume(common) if common else 0)
     return total
 
 
@@ -361,7 +392,7 @@ class _Agreement:
         kept = {axis for axes in wanted for axis in axes} | taken
         used = [axis for entry in spec.partitions for axis in axes_of(entry)]
         if self.variant.wholly:
-            used = [name for name, _ in self.group.axes]
+            used = [name for name, size in self.group.axes if size > 1]
         names = dict.fromkeys((*sorted(spec.unreduced), *used))
         free = tuple(axis for axis in names if axis not in kept)
         entries: list[tuple[str, ...]] = []

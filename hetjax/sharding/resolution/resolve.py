@@ -8,6 +8,7 @@ A direct exchange is always possible. Of the forms that are possible the cheapes
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -64,22 +65,25 @@ def resolve(
         (('split_all_reduce',),)
     """
     network = network or Network.alike()
-    senders = senders or BestLink(network)
     resolver = _Resolver(tuple(shape), network, itemsize)
     direct = (source, destination)
     chains = [direct, *_detours(source, destination)]
     costs: dict[int, float] = {}
+    tried: dict[int, Resolution] = {}
     for i, chain in enumerate(chains):
         # Each form is tried with loads of its own: one that is not taken must leave none behind.
         with contextlib.suppress(InputError):
-            found = resolver.along(chain, BestLink(network))
-            costs[i] = resolution_seconds(found, network, itemsize) * (DETOUR if i else 1.0)
-    chain = chains[min(costs, key=lambda i: (costs[i], i))] if costs else direct
-    return resolver.along(chain, senders)
+            tried[i] = resolver.along(chain, BestLink(network))
+            costs[i] = resolution_seconds(tried[i], network, itemsize) * (DETOUR if i else 1.0)
+    best = min(costs, key=lambda i: (costs[i], i), default=0)
+    if senders is None and best in tried:
+        return tried[best]
+    return resolver.along(chains[best], senders or BestLink(network))
 
 
+@functools.lru_cache(maxsize=16384)
 def moved_elements(
-    source: HSharding | None, destination: HSharding | None, shape: Sequence[int]
+    source: HSharding | None, destination: HSharding | None, shape: tuple[int, ...]
 ) -> int | None:
     """How many elements move between devices from one annotation to another.
 
