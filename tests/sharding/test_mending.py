@@ -13,8 +13,11 @@ from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
 
 from hetjax.errors import InputError
+from hetjax.pipeline.program.traced_program import Constant, Operand
+from hetjax.pipeline.stages import told_moves
 from hetjax.sharding import PARTIAL, HSharding, Subgroup, deduce
 from hetjax.sharding.deduction.annotated_program import Move
+from hetjax.sharding.deduction.bottom_tier import OperandError
 from hetjax.sharding.resolution.resolve import moved_elements
 
 TWO = Subgroup((0, 1), (("tensor", 2),), P())
@@ -166,3 +169,67 @@ def test_wrong_annotations_give_the_dense_result(number: int):
     check(found, program(*inputs), tolerance=1e-4)
     told = sum(mend.num_bytes for mend in specialized.program.mends)
     assert told == moved_bytes(specialized.program)
+
+
+def test_axes_of_one_device_divide_nothing():
+    """An operand that names one is divided as one that does not, and can be computed with it."""
+    pair = Subgroup((0, 1), (("data", 1), ("tensor", 2)), P())
+    single = Subgroup((2,), (("data", 1), ("tensor", 1)), P())
+    x = HSharding(
+        (single.with_spec(P(None, ("data", "tensor"))), pair.with_spec(P(None, "tensor"))),
+        hdim=1,
+        sizes=(5, 2),
+    )
+    inputs = drawn((4, 7), (8, 7))
+
+    def product(x, w):
+        return jnp.tanh(jax.lax.dot_general(x, w, (((1,), (1,)), ((), ()))))
+
+    # Of 7 columns two devices cannot have even parts: only a part of them is divided inside.
+    found, specialized = run(product, inputs, [x, HSharding((single, pair))], mend=True)
+    check(found, product(*inputs))
+    assert all(
+        size > 1
+        for annotation in specialized.program.annotations
+        for group in (annotation.subgroups if annotation is not None else ())
+        for name, size in group.axes
+        if name in str(group.spec)
+    )
+
+
+def test_what_is_wrong_with_one_submesh_is_not_said_of_another():
+    """Unions of the same submeshes in another order: what is remembered is of each its own."""
+    problem = OperandError(1, "it is a partial sum", P("tensor"))
+    first, second = problem.at(2), problem.at(0)
+    assert (first.place, second.place, problem.place) == (2, 0, 0)
+    assert (second.operand, second.spec) == (1, P("tensor"))
+
+
+def test_what_a_told_program_moves_inside_bodies_is_found_again():
+    """A scan whose body adds up inside a submesh: no reshard of it can be told."""
+    weights = HSharding((TWO.with_spec(P(None, "tensor")), ONE))
+    x = HSharding((TWO.with_spec(P(None, "tensor")), ONE), 0, (4, 2))
+
+    def loss(x, stacked):
+        def step(x, w):
+            return x * jax.lax.rsqrt(jnp.sum(x * x, axis=-1, keepdims=True) + w), None
+
+        return jax.lax.scan(step, x, stacked)[0]
+
+    closed = jax.make_jaxpr(loss)(*drawn((6, 8), (3, 8)))
+    told = told_moves.told(deduce(closed, [x, weights], mend=True, sums_stay=True))
+
+    def again(*arrays):
+        values: dict[Operand, jax.Array] = dict(zip(told.inputs, arrays, strict=True))
+        for step in told.steps:
+            taken = (
+                each.value if isinstance(each, Constant) else values[each] for each in step.inputs
+            )
+            values.update(zip(step.outputs, step.evaluate(*taken), strict=True))
+        return [values[value] for value in told.outputs]
+
+    program = jax.make_jaxpr(again)(*closed.in_avals)
+    with pytest.raises(InputError, match="partial sum"):
+        deduce(program, [x, weights], sums_stay=True)
+    found = deduce(program, [x, weights], mend_bodies=True, sums_stay=True)
+    assert not found.mends

@@ -113,7 +113,12 @@ def divide_program(
     """
     closed, made = jax.make_jaxpr(function, return_shape=True)(*map(list, shapes))
     flat = [annotation for argument in annotations for annotation in argument]
-    deduced = deduce(closed, flat, sums_stay=True) if is_told else deduce_opened(closed, flat)
+    # Moves inside bodies, which never leave a submesh, cannot be told: they are found again.
+    deduced = (
+        deduce(closed, flat, mend_bodies=True, sums_stay=True)
+        if is_told
+        else deduce_opened(closed, flat)
+    )
     program = _moves_together(_reduced_inside(_with_outputs(deduced, wanted, whole)))
     steps = specialize(program).steps
     _check_members(steps, union_of(whole))

@@ -121,7 +121,9 @@ class _Assembler:
             made = zip(done.flat.results, done.results, strict=True)
             inputs = tuple(self.at(*each) for each in taken)
             outputs = tuple(self.value(*each) for each in made)
-            self.nodes.append(replace(done.node, inputs=inputs, outputs=outputs))
+            # What is computed may have been found for another equation of the kind.
+            equation = done.flat.equation
+            self.nodes.append(replace(done.node, equation=equation, inputs=inputs, outputs=outputs))
             return
         before = self.at(done.variable, done.source)
         if done.source == done.destination:

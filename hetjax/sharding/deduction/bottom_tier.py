@@ -38,6 +38,12 @@ class OperandError(Exception):
         self.operand, self.reason, self.spec = operand, reason, spec
         self.place = 0
 
+    def at(self, place: int) -> OperandError:
+        """The same of a submesh: another object, for what is raised may be kept."""
+        found = OperandError(self.operand, self.reason, self.spec)
+        found.place = place
+        return found
+
 
 ELSEWHERE = -1
 """In place of an operand: what is wrong is inside a body, or with all operands together."""

@@ -1,9 +1,10 @@
-"""EquationLayouts one equation: how its results lie, given how its operands do."""
+"""Computing one equation: how its results lie, given how its operands do."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -52,7 +53,6 @@ class EquationLayouts:
 
     def __init__(self, body: Body, *, sums_stay: bool):
         self._body, self._sums_stay = body, sums_stay
-        self._specs: dict[Any, list[PartitionSpec] | OperandError] = {}
 
     def __call__(
         self, equation: _compat.JaxprEqn, shapes: Sequence[Any], annotations: Annotations
@@ -114,17 +114,54 @@ class EquationLayouts:
         # Where a part is taken, or zeros, what counts besides is which submesh it is.
         at = place if taken else None
         widths = tuple((each.shape, each.sharding.spec) for each in operands)
-        key = id(node.equation), node.union[place].axes, widths, taken, at
-        if key not in self._specs:
-            try:
-                self._specs[key] = _specs_under(mesh, node, place, operands)
-            except OperandError as problem:
-                self._specs[key] = problem
-        found = self._specs[key]
+        key = kind_of(node.equation), node.union[place].axes, widths, taken, at, node.sums_stay
+        found = _known_specs(_Question(key, mesh, node, place, tuple(operands)))
         if isinstance(found, OperandError):
-            found.place = place
-            raise found.with_traceback(None)
+            raise found.at(place)
         return found
+
+
+@dataclass(frozen=True)
+class _Question:
+    """How results of an equation are divided inside a submesh: alike wherever the key is."""
+
+    key: Any
+    mesh: AbstractMesh = field(compare=False)
+    node: Compute = field(compare=False)
+    place: int = field(compare=False)
+    operands: tuple[Any, ...] = field(compare=False)
+
+
+@functools.lru_cache(maxsize=16384)
+def _known_specs(question: _Question) -> list[PartitionSpec] | OperandError:
+    """What `_specs_under` gives or raises. JAX takes long, and blocks of models are alike."""
+    try:
+        return _specs_under(question.mesh, question.node, question.place, question.operands)
+    except OperandError as problem:
+        return problem
+
+
+def kind_of(equation: _compat.JaxprEqn) -> Any:
+    """What equations have in common that compute alike, of operands of the same shapes.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> equations = jax.make_jaxpr(lambda x: jnp.sin(jnp.sin(x)) + x[0])(jnp.ones(3)).eqns
+        >>> kind_of(equations[0]) == kind_of(equations[1])
+        True
+    """
+    types = tuple(variable.aval for variable in (*equation.invars, *equation.outvars))
+    kind = equation.primitive, tuple(sorted(equation.params.items(), key=_name_of)), types
+    try:
+        hash(kind)
+    except TypeError:
+        # Parameters are arrays: it is like no other.
+        return tuple(equation.outvars)
+    return kind
+
+
+def _name_of(parameter: tuple[str, Any]) -> str:
+    return parameter[0]
 
 
 def _specs_under(
@@ -143,8 +180,7 @@ def _specs_under(
     with jax.sharding.use_abstract_mesh(mesh):
         results = jax.eval_shape(results_of, operands)
     for problem in problems:
-        problem.place = place
-        raise problem
+        raise problem.at(place)
     # What is computed of constants alone has no sharding in its type.
     shardings = (result.sharding for result in results)
     return [PartitionSpec() if each is None else each.spec for each in shardings]

@@ -25,6 +25,7 @@ def deduce(
     strategy: int = 0,
     symbols: Mapping[str, int] | None = None,
     mend: bool = False,
+    mend_bodies: bool = False,
     sums_stay: bool = False,
 ) -> AnnotatedProgram:
     """Deduce how every value of a program lies.
@@ -35,6 +36,8 @@ def deduce(
         symbols: numbers for the symbols that annotations have; see `HSharding.bind`.
         strategy: which of the annotations that a `hetjax.reshard` carries is meant.
         mend: whether to put in the reshards that are missing, in place of an error.
+        mend_bodies: whether to do so inside scans, conditionals and loops, where nothing leaves a
+            submesh; where `mend` is given it is done there too.
         sums_stay: whether inside submeshes all sums over divided dimensions stay partial until
             something needs them whole, as those of contractions do; else only contractions' do.
 
@@ -76,5 +79,11 @@ def deduce(
             bound.append(found)
         except InputError as error:
             raise InputError(f"annotations[{place}]: {error}") from None
-    settings = Settings(strategy, symbols or {}, mend=mend, sums_stay=sums_stay)
+    settings = Settings(
+        strategy,
+        symbols or {},
+        mend=mend,
+        mend_bodies=mend or mend_bodies,
+        sums_stay=sums_stay,
+    )
     return Deducer(settings).program(program, bound)

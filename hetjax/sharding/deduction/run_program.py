@@ -14,7 +14,7 @@ from hetjax.sharding.annotation.annotation import HSharding, Subgroup
 from hetjax.sharding.deduction.annotated_program import AnnotatedProgram, Move, shape_on, union_of
 from hetjax.sharding.deduction.evaluation import evaluate_node
 from hetjax.sharding.deduction.specialize import Segment, SpecializedProgram, known_everywhere
-from hetjax.sharding.deduction.top_tier import sized
+from hetjax.sharding.deduction.top_tier import sized, without_idle_axes
 from hetjax.sharding.resolution.network import Network
 from hetjax.sharding.resolution.resolve import resolve
 from hetjax.sharding.resolution.run_steps import jax_machine, run_resolution
@@ -97,7 +97,7 @@ class ProgramRunner:
             if annotation is None:
                 known[value] = array
                 continue
-            if not isinstance(array, HArray) or sized(array.annotation, shape.shape) != annotation:
+            if not isinstance(array, HArray) or not _is_same(array, annotation):
                 raise InputError(f"inputs[{place}]: it must be a HArray that lies as {annotation}")
             self._put(held, value, annotation, {d: array[d] for d in annotation.devices})
         for step in self._specialized.steps:
@@ -203,3 +203,8 @@ def _everywhere(program: AnnotatedProgram, value: int, known: Mapping[int, Any])
     for node in known_everywhere({value}, program):
         evaluate_node(node, 0, held)
     return held[value]
+
+
+def _is_same(array: HArray, annotation: HSharding) -> bool:
+    """Whether an array lies as an annotation of a program says."""
+    return without_idle_axes(sized(array.annotation, array.shape)) == annotation

@@ -24,7 +24,12 @@ from hetjax.sharding.deduction.annotated_program import (
 )
 from hetjax.sharding.deduction.assembling import Chain, EquationDone, MoveDone, assembled
 from hetjax.sharding.deduction.bottom_tier import ELSEWHERE, OperandError
-from hetjax.sharding.deduction.computing import Annotations, Computed, EquationLayouts
+from hetjax.sharding.deduction.computing import (
+    Annotations,
+    Computed,
+    EquationLayouts,
+    kind_of,
+)
 from hetjax.sharding.deduction.evaluation import holds_jaxprs
 from hetjax.sharding.deduction.flat_program import FlatEquation, FlatProgram, flat_program
 from hetjax.sharding.deduction.mending import Widths, mended_operand, proposals, widths_of
@@ -32,7 +37,13 @@ from hetjax.sharding.deduction.origins import Origins
 from hetjax.sharding.deduction.refinement import refined_together
 from hetjax.sharding.deduction.refusing import refuse
 from hetjax.sharding.deduction.reshard import RESHARD, Resharding
-from hetjax.sharding.deduction.top_tier import WHOLE, cotangent_of, sized, top_tier_of
+from hetjax.sharding.deduction.top_tier import (
+    WHOLE,
+    cotangent_of,
+    sized,
+    top_tier_of,
+    without_idle_axes,
+)
 from hetjax.sharding.resolution.resolve import moved_elements
 
 MOST_HYPOTHESES = 24
@@ -56,6 +67,7 @@ class Settings:
         strategy: which annotation of each reshard is meant.
         symbols: numbers for symbols.
         mend: whether to put in the reshards that are missing.
+        mend_bodies: whether to do so inside scans, conditionals and loops.
         sums_stay: whether all sums over divided dimensions stay partial.
         body_of: the union of the equation whose body is deduced; None for a whole program.
     """
@@ -63,6 +75,7 @@ class Settings:
     strategy: int
     symbols: Mapping[str, int]
     mend: bool
+    mend_bodies: bool
     sums_stay: bool
     body_of: Union | None = None
 
@@ -99,6 +112,10 @@ class Deducer:
         self._numbers: dict[HSharding | None, int] = {}
         self._computing = EquationLayouts(self._body, sums_stay=settings.sums_stay)
         self._tried: dict[Any, tuple[Computed | OperandError, Origins]] = {}
+        self._kinds: dict[Any, int] = {}
+        self._kind_of: dict[int, int] = {}
+        self._fitting: set[Any] = set()
+        self._lines: dict[int, str] = {}
         self._choices: dict[Any, tuple[tuple[int, ...], ...]] = {}
         self._bytes: dict[Any, int | None] = {}
         # How variables were made; of several hypotheses the last, for messages about one alone.
@@ -147,7 +164,7 @@ class Deducer:
             try:
                 for after in self._successors(hypothesis, flat):
                     held = {v: ls for v, ls in after.held.items() if v not in unneeded}
-                    after = replace(after, held=held)
+                    after = _Hypothesis(held, after.origins, after.done, after.num_bytes)
                     key = frozenset(held.items()), after.origins.key()
                     if key not in found or after.num_bytes < found[key].num_bytes:
                         found[key] = after
@@ -182,7 +199,7 @@ class Deducer:
         self, flat: FlatEquation, layouts: tuple[int, ...]
     ) -> tuple[tuple[int, ...], ...]:
         """Ways to compute an equation, those first that move little; one for each result."""
-        key = flat.index, layouts
+        key = self._kind(flat), layouts
         if key not in self._choices:
             plain = self._aligned(flat, layouts)
             found, _ = self._try(flat, plain, self._origins)
@@ -278,7 +295,9 @@ class Deducer:
         before, after = self._layouts[source], self._layouts[destination]
         if before is None or after is None:
             return None
-        line, shape = _compat.source_line(flat.equation), self._flat.shapes[flat.operands[place]]
+        if flat.index not in self._lines:
+            self._lines[flat.index] = _compat.source_line(flat.equation)
+        line, shape = self._lines[flat.index], self._flat.shapes[flat.operands[place]]
         return Mend(flat.equation.primitive.name, line, place, reason, before, after, shape)
 
     def _settled(
@@ -369,8 +388,11 @@ class Deducer:
 
     def _number(self, annotation: HSharding | None) -> int:
         if annotation not in self._numbers:
-            self._numbers[annotation] = len(self._layouts)
-            self._layouts.append(annotation)
+            plain = annotation and without_idle_axes(annotation)
+            if plain not in self._numbers:
+                self._numbers[plain] = len(self._layouts)
+                self._layouts.append(plain)
+            self._numbers[annotation] = self._numbers[plain]
         return self._numbers[annotation]
 
     def _try(
@@ -378,7 +400,7 @@ class Deducer:
     ) -> tuple[Computed | OperandError, Origins]:
         """An equation computed as its operands lie, or what is wrong with that."""
         holds = holds_jaxprs(flat.equation)
-        key = (flat.index, layouts, origins.key() if holds else None)
+        key = (flat.index, layouts, origins.key()) if holds else (self._kind(flat), layouts)
         if key not in self._tried:
             held = [self._layouts[number] for number in layouts]
             self._body_origins = Origins(origins)
@@ -392,10 +414,17 @@ class Deducer:
         found, after = self._tried[key]
         return found, after if holds else origins
 
+    def _kind(self, flat: FlatEquation) -> int:
+        """A number that equations share which compute alike: models repeat their blocks."""
+        if flat.index not in self._kind_of:
+            number = self._kinds.setdefault(kind_of(flat.equation), len(self._kinds))
+            self._kind_of[flat.index] = number
+        return self._kind_of[flat.index]
+
     def _body(
         self, union: Union, program: _compat.ClosedJaxpr, annotations: Annotations
     ) -> AnnotatedProgram:
-        settings = replace(self._settings, body_of=union)
+        settings = replace(self._settings, body_of=union, mend=self._settings.mend_bodies)
         return Deducer(settings, self._body_origins.inside(program)).program(program, annotations)
 
     def _with_results(
@@ -408,26 +437,28 @@ class Deducer:
         made = {v: (number,) for v, number in zip(flat.results, results, strict=True)}
         self._made.update(zip(flat.results, results, strict=True))
         done = before.done, EquationDone(flat, layouts, found.node, results)
-        return replace(before, held={**before.held, **made}, done=done)
+        held = {**before.held, **made}
+        return _Hypothesis(held, before.origins, done, before.num_bytes)
 
     def _moved(self, before: _Hypothesis, moved: MoveDone) -> _Hypothesis:
         """A hypothesis after a move."""
         source, destination = self._layouts[moved.source], self._layouts[moved.destination]
         assert destination is not None
-        shape = self._flat.shapes[moved.variable]
-        destination.shards(shape.shape)
+        shape = self._flat.shapes[moved.variable].shape
+        if (moved.destination, shape) not in self._fitting:
+            destination.shards(shape)
+            self._fitting.add((moved.destination, shape))
         body_of = self._settings.body_of
-        is_inside = Move(0, 0, source, destination).is_inside
-        if body_of is not None and not (is_inside and union_of(destination) == body_of):
+        if body_of is not None and not (
+            Move(0, 0, source, destination).is_inside and union_of(destination) == body_of
+        ):
             raise OperandError(ELSEWHERE, "inside, a value must come to other submeshes")
         held = (*before.held.get(moved.result, ()), moved.destination)
         num_bytes = before.num_bytes
         if self._is_searched:
             num_bytes += self._bytes_moved(moved.variable, moved.source, moved.destination) or 0
         done = before.done, moved
-        return replace(
-            before, held={**before.held, moved.result: held}, done=done, num_bytes=num_bytes
-        )
+        return _Hypothesis({**before.held, moved.result: held}, before.origins, done, num_bytes)
 
     def _resharded(self, before: _Hypothesis, flat: FlatEquation) -> _Hypothesis:
         resharding: Resharding = flat.equation.params["resharding"]

@@ -17,6 +17,7 @@ from hetjax.sharding.annotation.annotation import (
     HSharding,
     Subgroup,
     axes_of,
+    spec_from,
 )
 from hetjax.sharding.annotation.bounds import extent
 from hetjax.sharding.deduction.annotated_program import Compute, Taken, Union, union_of
@@ -53,6 +54,26 @@ def sized(annotation: HSharding, shape: Sequence[int]) -> HSharding:
     """An annotation with sizes in numbers, so that those that say the same are equal."""
     top = top_tier_of(annotation, shape)
     return replace(annotation, sizes=top.widths) if len(annotation.subgroups) > 1 else annotation
+
+
+def without_idle_axes(annotation: HSharding) -> HSharding:
+    """An annotation that names no axes of one device, which neither divide nor add up anything.
+
+    Example:
+        >>> one = Subgroup((3,), (("data", 1),), PartitionSpec("data"))
+        >>> print(without_idle_axes(HSharding((one,))))
+        HSharding(devices [3]: P())
+    """
+    found = []
+    for group in annotation.subgroups:
+        idle = {name for name, size in group.axes if size == 1}
+        spec = group.spec
+        used = {axis for entry in spec.partitions for axis in axes_of(entry)} | spec.unreduced
+        if not idle.isdisjoint(used):
+            entries = [tuple(a for a in axes_of(e) if a not in idle) for e in spec.partitions]
+            group = group.with_spec(spec_from(entries, spec.unreduced - idle))
+        found.append(group)
+    return replace(annotation, subgroups=tuple(found))
 
 
 def pass_through(node: Compute, tops: Sequence[TopTier]) -> tuple[Compute, list[TopTier]]:
