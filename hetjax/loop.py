@@ -16,6 +16,7 @@ from hetjax.configuration.settings import TrainSettings
 from hetjax.errors import NonfiniteError, SaveError
 
 if TYPE_CHECKING:
+    from hetjax.planner.plan.plan import Plan
     from hetjax.runtime import StepMetrics, Trainer
     from hetjax.runtime.checkpoints.nonfinite import Nonfinite
 
@@ -80,7 +81,8 @@ def train(
     timed = timed_steps(trainer.steps_done, settings.steps)
     saved, save_is_due, in_a_row = trainer.steps_done, False, 0
     failed: SaveError | None = None
-    tuning = iter(()) if tune is None or len(trainer.plan.pipelines) > 1 else _tuning(trainer, tune)
+    keeps = keeps_schedules(trainer.plan)
+    tuning = iter(()) if tune is None or keeps is not None else _tuning(trainer, tune)
     others, first = _beside(trainer, settings), trainer.steps_done + 1 + _STEPS_BEFORE_OTHERS
     while trainer.steps_done < settings.steps and not stop():
         step = trainer.steps_done + 1
@@ -108,6 +110,15 @@ def train(
         trainer.save()
     if checkpoints:
         trainer.finish_saving()
+
+
+def keeps_schedules(plan: Plan) -> str | None:
+    """Why no other schedule than its own is made for a plan; None where it is."""
+    if len(plan.pipelines) > 1:
+        return "a plan of several pipelines keeps its schedules"
+    if plan.has_unions:
+        return "of a stage of several members nothing is predicted that a schedule is made of"
+    return None
 
 
 def _goes_nowhere(step: int, last: Nonfinite, in_a_row: int) -> str:
@@ -142,7 +153,7 @@ def _beside(trainer: Trainer, settings: TrainSettings) -> Iterator[tuple[StepMet
     """Steps by the schedule that is to stand beside the plan's; whether each was timed."""
     from hetjax.planner import choose_schedule
 
-    if settings.beside is None or len(trainer.plan.pipelines) > 1:
+    if settings.beside is None or keeps_schedules(trainer.plan) is not None:
         return
     other = choose_schedule(trainer.plan, settings.beside)
     for place in range(_OTHER_STEPS):

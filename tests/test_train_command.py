@@ -3,6 +3,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ from hetjax.commands.devices import host_device_flags, use_devices
 from hetjax.configuration import Configuration, RuntimeSettings, read_configuration, settings
 from hetjax.errors import WorkerLostError
 from hetjax.folder_lock import FolderLock
-from hetjax.mesh import Cluster
-from hetjax.planner import Plan
+from hetjax.mesh import Cluster, SubMesh
+from hetjax.pipeline.schedules.warm_up import one_f_one_b
+from hetjax.planner import Member, PipelinePlan, Plan, Shares, StagePlan
 from hetjax.report import read_metrics
 from hetjax.runtime import CheckpointFolder
 from hetjax.train import main
@@ -486,3 +488,49 @@ def test_changed_data_are_refused_before_anything_is_compiled(
     out = capsys.readouterr().out
     assert "the data have changed since checkpoint 2" in out
     assert "the batch size is 16 (was 8): the data go on at example 16" in out
+
+
+def plan_files(config: Path) -> tuple[Path, Path]:
+    """Two plans: one of stages of one member, one of a stage of two that share the examples."""
+    plain, union = (config.with_name(f"{name}.json") for name in ("plain", "union"))
+    command = [sys.executable, "-m", "hetjax.plan", "--config", str(config), "--out", str(plain)]
+    subprocess.run(command, check=True, capture_output=True)
+    plan = Plan.load(plain)
+    members = (
+        Member(SubMesh("quick", 0, (1, 2)), (2, 1)),
+        Member(SubMesh("slow", 0, (1, 1)), (1, 1)),
+    )
+    stage = StagePlan((0, len(plan.layers) - 1), members, shares=Shares(batch=(2, 2)))
+    pipeline = PipelinePlan((stage,), 2, 4, one_f_one_b(1, 2))
+    replace(plan, pipelines=(pipeline,), prediction=None).save(union)
+    return plain, union
+
+
+def test_a_plan_with_a_stage_of_several_members_trains_and_goes_on(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (plain, union), workdir = plan_files(config), tmp_path / "run"
+    run = ["--config", str(config), "--workdir", str(workdir)]
+    quickly = ["--gin", "train.steps = 2", "--gin", "train.tune = True"]
+    assert main([*run, "--plan", str(union), *quickly]) == 0
+    said = capsys.readouterr().out
+    assert "without a prediction" in said
+    assert "train.tune has no effect: of a stage of several members nothing is predicted" in said
+    assert main([*run, "--resume"]) == 0
+    assert "resumed from step 2" in capsys.readouterr().out
+    assert [figures["step"] for figures in read_metrics(workdir)] == [1, 2, 3, 4]
+    assert Plan.load(workdir / "plan.json") == Plan.load(union)
+    rows = json.loads((workdir / "prediction.json").read_text())["rows"]
+    assert [(row["name"], row["error"]) for row in rows] == [("step time", None)]
+    further = ["--plan", str(plain), "--resume", "--gin", "train.steps = 5"]
+    assert main([*run, *further]) == 0
+    assert "resumed from step 4" in capsys.readouterr().out
+
+
+def test_a_stage_of_several_members_is_not_played(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, union = plan_files(config)
+    played = ("--plan", str(union), "--gin", "cluster.play = True")
+    line = fails(capsys, "--config", str(config), *played)
+    assert "whose times nothing predicts; set cluster.play = False" in line

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import mean, median
 
 from hetjax.pipeline.timeline.measured_times import seconds_on_link
 from hetjax.pipeline.timeline.timeline import Event, Timeline, link_track, stage_track
-from hetjax.planner import Plan
+from hetjax.planner import Plan, StagePlan
 from hetjax.report import LinkRow, PredictionRow
 from hetjax.runtime import LinkUse, StepReport
 
@@ -32,7 +33,7 @@ def prediction_rows(
     """Predicted beside measured.
 
     Args:
-        plan: a plan with a prediction.
+        plan: a plan; where it has no prediction, 0 is given for what was predicted.
         steps: timed steps; of each figure the median over them counts.
         step_time: the usual step's seconds, measured without taking times inside it.
 
@@ -40,7 +41,8 @@ def prediction_rows(
         The step time, then each stage's tasks and transfers, of one microbatch, and the exchange
         between pipelines; what was not seen is left out.
     """
-    assert plan.prediction is not None, "a plan that was prepared has a prediction"
+    if plan.prediction is None:
+        return [PredictionRow("step time", 0.0, step_time)]
     rows = [PredictionRow("step time", plan.prediction.step_time, step_time)]
     for s, stage in enumerate(plan.prediction.stages):
         figures = (
@@ -98,14 +100,19 @@ def link_rows(plan: Plan, uses: Sequence[LinkUse]) -> list[LinkRow]:
             num_bytes=use.num_bytes,
             transfers=use.transfers,
             rate=use.rate,
-            bandwidth=plan.cluster.link_between(
-                stages[use.source].submesh, stages[use.target].submesh
-            ).bandwidth,
+            bandwidth=_bandwidth(plan, stages[use.source], stages[use.target]),
             busy=use.busy,
             wait_seconds=use.wait_seconds,
         )
         for use in uses
     ]
+
+
+def _bandwidth(plan: Plan, source: StagePlan, target: StagePlan) -> float:
+    """That of the slowest link between members of two stages, or among the members of one."""
+    pairs = itertools.product(source.submeshes, target.submeshes)
+    links = (plan.cluster.link_between(a, b) for a, b in pairs if source is not target or a != b)
+    return min(link.bandwidth for link in links)
 
 
 def live_microbatches(plan: Plan, reports: Sequence[StepReport]) -> str:

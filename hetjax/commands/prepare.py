@@ -17,7 +17,7 @@ from hetjax.configuration import Configuration
 from hetjax.configuration.make import Ingredients
 from hetjax.errors import InputError
 from hetjax.mesh import Cluster
-from hetjax.pipeline.program.traced_program import Program, with_examples
+from hetjax.pipeline.program.traced_program import Program, trace, with_examples
 from hetjax.planner import (
     MAX_PIPELINES,
     Alternative,
@@ -40,6 +40,7 @@ from hetjax.planner import (
 from hetjax.planner.costs.predict import check_predictable
 from hetjax.planner.harp.lost_devices import lost_in_part
 from hetjax.planner.harp.microbatches import PROMISING, divisors, improve_promising, look_at
+from hetjax.planner.plan.plan import validate_for
 from hetjax.planner.problem.problem import trace_microbatch
 from hetjax.planner.profiler import ProfileDatabase
 from hetjax.planner.work.profile import Profile
@@ -120,7 +121,7 @@ def prepare(
         return Prepared(ingredients, plan, time.perf_counter() - began, planned)
     given = _load(source, ingredients.configuration)
     use_devices(given.cluster, runtime, play=play)
-    plan = predicted(ingredients, given)
+    plan = unpredicted(ingredients, given) if given.has_unions else predicted(ingredients, given)
     _check_memory(plan)
     return Prepared(ingredients, plan, time.perf_counter() - began)
 
@@ -145,6 +146,8 @@ def published_plan(ingredients: Ingredients, cluster: Cluster) -> Plan | None:
         plan = _load(Path(path), ingredients.configuration)
     except InputError as error:
         raise InputError(f"planner.published: {error}") from error
+    # Before anything is traced.
+    check_predictable(plan, f"planner.published: {path}")
     if plan.cluster != cluster:
         raise InputError(
             f"planner.published is {path!r}, a plan for the cluster {plan.cluster.name!r}; it can "
@@ -169,6 +172,32 @@ def predicted(ingredients: Ingredients, given: Plan) -> Plan:
         InputError: the plan was made for another model, or a stage has several members.
     """
     return predict(given, *problems_of(ingredients, given))
+
+
+def unpredicted(ingredients: Ingredients, given: Plan) -> Plan:
+    """A plan that was given, of which nothing can be predicted: a stage has several members.
+
+    Args:
+        ingredients: the model, the data and the optimizer.
+        given: the plan.
+
+    Returns:
+        The plan without a prediction.
+
+    Raises:
+        InputError: the plan was made for another model, or the run needs a prediction.
+    """
+    runtime, cluster = ingredients.configuration.runtime, ingredients.configuration.cluster
+    if cluster.play and runtime.name == "local":
+        raise InputError(
+            "cluster.play is True, and the plan has a stage of several members, whose times "
+            "nothing predicts; set cluster.play = False"
+        )
+    parameters = ingredients.parameter_shapes
+    for pipeline in given.pipelines:
+        shapes = with_examples(ingredients.batch, pipeline.microbatch_size)
+        validate_for(given, trace(ingredients.model.loss, parameters, shapes))
+    return replace(given, prediction=None)
 
 
 def problems_of(ingredients: Ingredients, given: Plan) -> tuple[PlanningProblem, ...]:
@@ -371,8 +400,6 @@ def _load(path: Path, configuration: Configuration) -> Plan:
             f"{path}: the plan computes {plan.batch_size} examples a step ({', '.join(counts)}), "
             f"and train.batch_size is {configuration.train.batch_size}; make them equal"
         )
-    # Before anything is traced: whatever a command does with a plan, it predicts it.
-    check_predictable(plan, str(path))
     return plan
 
 
@@ -426,7 +453,8 @@ def _batch(ingredients: Ingredients, given: PipelinePlan | None) -> Mapping[str,
 
 
 def _check_memory(plan: Plan) -> None:
-    assert plan.prediction is not None
+    if plan.prediction is None:
+        return
     for s, stage in enumerate(plan.prediction.stages):
         if not stage.fits:
             raise InputError(

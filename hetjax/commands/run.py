@@ -29,7 +29,7 @@ from hetjax.commands.work_folder import (
 from hetjax.configuration import Configuration, changes, settings
 from hetjax.configuration.make import Ingredients
 from hetjax.errors import InputError, SaveError, reason_of
-from hetjax.loop import StepDone, other_step_time, train, usual_step_time
+from hetjax.loop import StepDone, keeps_schedules, other_step_time, train, usual_step_time
 from hetjax.planner import Plan, choose_schedule, simulate
 from hetjax.report import (
     MetricsWriter,
@@ -101,10 +101,11 @@ def run(prepared: Prepared, console: Console, workdir: Path | None, resumption: 
         if workdir is not None:
             save_configuration(workdir, prepared.ingredients.configuration)
             _write_plan(prepared.plan, workdir)
-        if prepared.ingredients.configuration.train.tune and len(prepared.plan.pipelines) > 1:
-            say("train.tune has no effect: a plan of several pipelines keeps its schedules")
-        if prepared.ingredients.configuration.train.beside and len(prepared.plan.pipelines) > 1:
-            say("train.beside has no effect: a plan of several pipelines keeps its schedules")
+        if reason := keeps_schedules(prepared.plan):
+            wanted = prepared.ingredients.configuration.train
+            for name, is_wanted in (("tune", wanted.tune), ("beside", wanted.beside)):
+                if is_wanted:
+                    say(f"train.{name} has no effect: {reason}")
         doing("training")
         with StopRequest() as stop:
             seen = _train(trainer, prepared, console, workdir, stop, unwritten)
@@ -384,7 +385,8 @@ def _report(
     if player is not None:
         where += f", played {scale_words(player.scale)}"
     if seen.timed:
-        timeline, predicted = seen.timed[-1].timeline, simulate(plan)
+        timeline = seen.timed[-1].timeline
+        predicted = simulate(plan) if plan.prediction is not None else None
         title = f"{where}, step {_last_timed(steps)}"
         with unwritten.writing(TIMELINE_FILE):
             write_chrome_trace(timeline, workdir / TIMELINE_FILE)

@@ -85,6 +85,10 @@ def show_plan(
     if prepared.planned is not None and (sections := prepared.planned.problem.sections):
         console.print(layer_table(layer_rows(sections), len(plan.layers) - 1))
         console.print()
+    if plan.prediction is None:
+        console.print(str(plan), highlight=False, markup=False, soft_wrap=True)
+        console.print()
+        return
     console.print(plan_table(plan))
     console.print(lines[1], highlight=False)
     quality = (

@@ -177,8 +177,8 @@ def prediction_table(rows: Sequence[PredictionRow], title: str = "Predicted and 
         table.add_column(heading, justify="right")
     for row in rows:
         ratio = f"{row.measured / row.predicted:.2f}" if row.predicted else ""
-        predicted, measured = format_seconds(row.predicted), format_seconds(row.measured)
-        table.add_row(Text(row.name), predicted, measured, ratio)
+        predicted = format_seconds(row.predicted) if row.predicted else ""
+        table.add_row(Text(row.name), predicted, format_seconds(row.measured), ratio)
     return table
 
 

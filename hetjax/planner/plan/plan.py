@@ -62,6 +62,11 @@ class Plan:
     prediction: Prediction | None = field(default=None, kw_only=True)
 
     @property
+    def has_unions(self) -> bool:
+        """Whether a stage has several members; the cost model knows nothing of such a plan."""
+        return any(len(stage.members) > 1 for stage in self.stages)
+
+    @property
     def pipeline(self) -> PipelinePlan:
         """The one pipeline of a plan that has one.
 
