@@ -81,8 +81,7 @@ def train(
     timed = timed_steps(trainer.steps_done, settings.steps)
     saved, save_is_due, in_a_row = trainer.steps_done, False, 0
     failed: SaveError | None = None
-    keeps = keeps_schedules(trainer.plan)
-    tuning = iter(()) if tune is None or keeps is not None else _tuning(trainer, tune)
+    tuning = iter(()) if tune is None or keeps_schedules(trainer.plan) else _tuning(trainer, tune)
     others, first = _beside(trainer, settings), trainer.steps_done + 1 + _STEPS_BEFORE_OTHERS
     while trainer.steps_done < settings.steps and not stop():
         step = trainer.steps_done + 1
@@ -153,7 +152,7 @@ def _beside(trainer: Trainer, settings: TrainSettings) -> Iterator[tuple[StepMet
     """Steps by the schedule that is to stand beside the plan's; whether each was timed."""
     from hetjax.planner import choose_schedule
 
-    if settings.beside is None or keeps_schedules(trainer.plan) is not None:
+    if settings.beside is None or keeps_schedules(trainer.plan):
         return
     other = choose_schedule(trainer.plan, settings.beside)
     for place in range(_OTHER_STEPS):

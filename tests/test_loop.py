@@ -118,7 +118,7 @@ def test_steps_by_another_schedule_are_told_apart_and_leave_the_plan() -> None:
         plan: Any = None
 
         def __post_init__(self) -> None:
-            self.plan = SimpleNamespace(pipelines=("one",), name="own")
+            self.plan = SimpleNamespace(pipelines=("one",), has_unions=False, name="own")
 
         def use_plan(self, plan: Any) -> None:
             self.calls.append(plan.name)
@@ -126,7 +126,7 @@ def test_steps_by_another_schedule_are_told_apart_and_leave_the_plan() -> None:
 
     trainer = Planned()
     with pytest.MonkeyPatch.context() as patch:
-        other = SimpleNamespace(pipelines=("one",), name="other")
+        other = SimpleNamespace(pipelines=("one",), has_unions=False, name="other")
         patch.setattr("hetjax.planner.choose_schedule", lambda plan, name: other)
         steps = run(trainer, TrainSettings(steps=12, beside="1f1b"))
     assert [done.metrics.step for done in steps if done.beside == "1f1b"] == [4, 5, 6, 7, 8]

@@ -525,12 +525,6 @@ def test_a_plan_with_a_stage_of_several_members_trains_and_goes_on(
     further = ["--plan", str(plain), "--resume", "--gin", "train.steps = 5"]
     assert main([*run, *further]) == 0
     assert "resumed from step 4" in capsys.readouterr().out
-
-
-def test_a_stage_of_several_members_is_not_played(
-    config: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    _, union = plan_files(config)
     played = ("--plan", str(union), "--gin", "cluster.play = True")
     line = fails(capsys, "--config", str(config), *played)
     assert "whose times nothing predicts; set cluster.play = False" in line
