@@ -18,7 +18,7 @@ from random_unions import random_union_plan
 from small_models import Model, make_batch
 from switched_states import OPTIMIZER, assert_same
 
-from hetjax import Trainer
+from hetjax import InputError, Trainer
 from hetjax.mesh import SubMesh
 from hetjax.mesh.hetero import HeteroMesh
 from hetjax.pipeline.schedules.warm_up import one_f_one_b
@@ -34,7 +34,7 @@ from hetjax.runtime.instructions.buffers import OptimizerState, Parameter
 from hetjax.runtime.local.local_executor import LocalExecutor
 from hetjax.runtime.moves.stage_leaves import StageLeaves
 from hetjax.runtime.moves.state_move import StateMove
-from hetjax.runtime.moves.state_switch import moved_arrays
+from hetjax.runtime.moves.state_switch import all_lost, moved_arrays
 from hetjax.runtime.workers.job import Job, lay_out
 from hetjax.sharding.annotation.rules import MESH_AXES
 from hetjax.sharding.resolution.network import Network
@@ -257,3 +257,19 @@ def test_a_run_goes_on_with_other_members_switched_or_resumed(tmp_path: Path):
         expected = one_device_steps(model, OPTIMIZER, batches)
     curve = [(metrics.loss, metrics.gradient_norm) for metrics in found]
     np.testing.assert_allclose(curve, expected, rtol=1e-5)
+
+
+def test_what_only_lost_members_have_is_told():
+    model = Model(("dense",), tied=False)
+    pair = Member(SubMesh("first", 0, (1, 2)), (2, 1))
+    one, other = (Member(SubMesh("second", i, (1, 1)), (1, 1)) for i in (0, 3))
+    source = Laid(model, union_plan(model, pair, one, batch=(6, 2)))
+    target = Laid(model, union_plan(model, one, other, batch=(4, 4)))
+    arrays = moved_arrays(source.placement, target.placement)
+    with pytest.raises(InputError, match=r"optimizer/.*no device holds"):
+        plan_switch(arrays, NETWORK, lost=all_lost({0, 1}, target.placement.plan))
+    with pytest.raises(InputError, match=r"the plan to switch to uses devices \[7\]"):
+        all_lost({0, 7}, target.placement.plan)
+    # What both devices of the pair have, the other one gives.
+    plan = plan_switch(arrays, NETWORK, lost=all_lost({0}, target.placement.plan))
+    assert not {pair for phase in plan.phases for pair in phase if pair[0] == 0}
