@@ -8,7 +8,15 @@ from hetjax.commands.measured import TimedStep, link_rows, prediction_rows
 from hetjax.mesh import Cluster, Link, Subcluster, SubMesh, kind
 from hetjax.pipeline.schedules.warm_up import from_warm_up_counts
 from hetjax.pipeline.timeline.timeline import Event, Timeline
-from hetjax.planner import PipelinePlan, Plan, Prediction, StagePlan, StagePrediction
+from hetjax.planner import (
+    Member,
+    PipelinePlan,
+    Plan,
+    Prediction,
+    Shares,
+    StagePlan,
+    StagePrediction,
+)
 from hetjax.report import LinkRow, PredictionRow
 from hetjax.runtime import LinkUse
 
@@ -84,3 +92,20 @@ def test_a_link_stands_beside_what_the_cluster_says_of_it() -> None:
     use = LinkUse(0, 1, 8_000_000, 16, wait_seconds=0.25, busy_seconds=0.5, step_seconds=2.0)
     (row,) = link_rows(two_stages(), [use])
     assert row == LinkRow("stage 0 to 1", 8_000_000, 16, 16e6, FAST.bandwidth, 0.25, 0.25)
+
+
+def test_links_among_members_are_those_of_their_submeshes() -> None:
+    slow = Link(1e6, 1e-6)
+    near, far = (Subcluster(name, kind("T4"), 1, 2, FAST, FAST) for name in ("near", "far"))
+    cluster = Cluster("c", (near, far), (("near", "far", slow),))
+    members = (
+        Member(SubMesh("near", 0, (1, 1)), (1, 1)),
+        Member(SubMesh("far", 0, (1, 1)), (1, 1)),
+    )
+    union = StagePlan((0, 1), members, shares=Shares(batch=(1, 1)))
+    last = StagePlan.on((1, 2), SubMesh("far", 1, (1, 1)), (1, 1))
+    pipeline = PipelinePlan((union, last), 2, 2, from_warm_up_counts([2, 1], 2, "1f1b"))
+    plan = Plan("m", (0, 1, 2), cluster, (pipeline,))
+    uses = [LinkUse(0, to, 8, 1, wait_seconds=0, busy_seconds=1, step_seconds=2) for to in (0, 1)]
+    assert [row.bandwidth for row in link_rows(plan, uses)] == [slow.bandwidth] * 2
+    assert prediction_rows(plan, [], 5.0) == [PredictionRow("step time", 0.0, 5.0)]
