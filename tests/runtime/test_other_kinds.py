@@ -16,8 +16,9 @@ from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster, kind
 from hetjax.runtime import LocalOptions
 from hetjax.runtime.local import local_executor as local
 from hetjax.runtime.local import profiling
+from hetjax.runtime.moves.peers import processes_of
 from hetjax.runtime.ray import ray_profiling
-from hetjax.runtime.ray.ray_worker import _stage_mesh
+from hetjax.runtime.ray.ray_worker import member_mesh
 
 LINK = Link(1e10, 1e-5)
 OLD, NEW = "NVIDIA GeForce RTX 3080", "NVIDIA GeForce RTX 4090"
@@ -43,6 +44,12 @@ def cluster_of(first: DeviceKind, second: DeviceKind) -> Cluster:
 
 
 MIXED = cluster_of(kind("RTX4090"), kind("RTX3080"))
+
+
+def mesh_of(stage: int) -> jax.sharding.Mesh:
+    """The mesh that a Ray worker makes for a stage of the mixed cluster."""
+    plan = make_plan(cluster=MIXED)
+    return member_mesh(plan, processes_of(plan)[stage, 0])
 
 
 def test_local_stages_get_their_own_cards(monkeypatch: pytest.MonkeyPatch):
@@ -107,13 +114,13 @@ def test_a_ray_worker_refuses_cards_of_another_kind(
 ):
     monkeypatch.setattr(jax, "devices", lambda: cards)
     with pytest.raises(InputError, match=part):
-        _stage_mesh(make_plan(cluster=MIXED), stage)
+        mesh_of(stage)
 
 
 def test_a_ray_worker_takes_cards_of_its_kind(monkeypatch: pytest.MonkeyPatch):
     cards = [Card(1, NEW), Card(0, NEW)]
     monkeypatch.setattr(jax, "devices", lambda: cards)
-    mesh = _stage_mesh(make_plan(cluster=MIXED), 0)
+    mesh = mesh_of(0)
     assert [device.id for device in mesh.devices.flat] == [0, 1]
 
 

@@ -140,7 +140,7 @@ class HostWorker:
         """
         processes = processes_of(job.plan)
         self.process = processes[self.peer]
-        mesh = _member_mesh(job.plan, self.process)
+        mesh = member_mesh(job.plan, self.process)
         placement = build(job)
         self.transport = TransferServerTransport(
             placement,
@@ -278,7 +278,7 @@ class HostWorker:
         return None if self.process.host else [np.asarray(array) for array in gathered]
 
 
-def _member_mesh(plan: Plan, process: WorkerProcess) -> jax.sharding.Mesh:
+def member_mesh(plan: Plan, process: WorkerProcess) -> jax.sharding.Mesh:
     """The mesh of a worker's member, of the devices that the member's processes see."""
     stage, _ = process.peer
     wanted = process.member.submesh
