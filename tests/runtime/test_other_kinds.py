@@ -57,7 +57,8 @@ def test_local_stages_get_their_own_cards(monkeypatch: pytest.MonkeyPatch):
     given: dict[int, Any] = {}
 
     class Recorded:
-        def __init__(self, placement: Any, stage: int, mesh: Any, transport: Any):
+        def __init__(self, placement: Any, stage: int, mesh: Any, transport: Any, *, member: int):
+            assert member == 0
             given[stage] = [device.id for device in mesh.devices.flat]
 
     def enough(*_: Any) -> None:

@@ -7,6 +7,7 @@ values between them lie, specialization what each member computes.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -167,16 +168,22 @@ def _reduced_inside(program: AnnotatedProgram) -> AnnotatedProgram:
         if isinstance(node, Compute) or node.is_inside or node.source is None:
             builder.nodes.append(node)
             continue
-        between = _without_summands(node, program.shapes[node.input].shape)
-        if between == node.source:
-            builder.nodes.append(node)
-            continue
-        middle = builder.moved(node.input, node.source, between)
-        if between == node.destination:
-            builder.nodes[-1] = replace(node, source=node.source)
-        else:
-            builder.nodes.append(replace(node, input=middle, source=between))
+        before = _without_summands(node, program.shapes[node.input].shape)
+        after = _whole_parts(node.destination)
+        value = node.input
+        chain = [node.source, before, after, node.destination]
+        ways = [pair for pair in itertools.pairwise(chain) if pair[0] != pair[1]]
+        for source, destination in ways[:-1]:
+            value = builder.moved(value, source, destination)
+        source, destination = ways[-1]
+        builder.nodes.append(Move(value, node.output, source, destination))
     return builder.program()
+
+
+def _whole_parts(annotation: HSharding) -> HSharding:
+    """An annotation in which no member has summands inside it."""
+    groups = (g.with_spec(PartitionSpec(*g.spec.partitions)) for g in annotation.subgroups)
+    return replace(annotation, subgroups=tuple(groups))
 
 
 def _without_summands(move: Move, shape: Sequence[int]) -> HSharding:
@@ -191,9 +198,7 @@ def _without_summands(move: Move, shape: Sequence[int]) -> HSharding:
             continue
         spec = PartitionSpec(*group.spec.partitions)
         if union_of(source) == union_of(destination):
-            last = destination.subgroups[place].with_spec(
-                PartitionSpec(*destination.subgroups[place].spec.partitions)
-            )
+            last = _whole_parts(destination).subgroups[place]
             sizes, parts = extent(regions[place]), last.divisions(len(shape))
             if all(size % part == 0 for size, part in zip(sizes, parts, strict=True)):
                 spec = last.spec
