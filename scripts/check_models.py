@@ -32,6 +32,7 @@ from hetjax.commands.devices import host_device_flags
 from hetjax.errors import unknown_name
 from hetjax.mesh import KINDS, Cluster, Link, Subcluster, SubMesh
 from hetjax.models import Model, ModelConfig, ResNetConfig, VGGConfig, model_of, recipe
+from hetjax.planner import Member
 
 TOLERANCE = 1e-5
 ADAMW = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-4))
@@ -129,10 +130,11 @@ def on_unlike_submeshes(plan: hetjax.Plan) -> hetjax.Plan:
     """
     middle, last = (len(plan.layers) - 1) // 2, len(plan.layers) - 1
     first, second = plan.stages
-    two, one = SubMesh("two", 0, (1, 2)), SubMesh("one", 0, (1, 1))
+    two = Member(SubMesh("two", 0, (1, 2)), (2, 1))
+    one = Member(SubMesh("one", 0, (1, 1)), (1, 1))
     stages = (
-        dataclasses.replace(first, layers=(0, middle), submesh=two, mesh_shape=(2, 1)),
-        dataclasses.replace(second, layers=(middle, last), submesh=one, mesh_shape=(1, 1)),
+        dataclasses.replace(first, layers=(0, middle), members=(two,)),
+        dataclasses.replace(second, layers=(middle, last), members=(one,)),
     )
     pipeline = dataclasses.replace(plan.pipeline, stages=stages)
     return dataclasses.replace(plan, pipelines=(pipeline,), prediction=None)

@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from jax.sharding import AxisType, Mesh, NamedSharding
 from random_annotations import an_annotation, groups_of_devices, summands
 
+from hetjax.mesh import SubMesh
+from hetjax.planner import Member
 from hetjax.runtime.instructions.annotation_table import AnnotatedLeaves
 from hetjax.runtime.instructions.instruction import Tag
 from hetjax.sharding import HSharding, Subgroup
@@ -146,7 +148,10 @@ class MovePlacement:
         self.both = tuple(
             AnnotatedLeaves(names, shapes, (side,) * count) for side in (move.source, move.target)
         )
-        self.plan = SimpleNamespace(cluster=CLUSTER)
+        # Only what members are called is read of them.
+        member = Member(SubMesh("first", 0, (1, 1)), (1, 1))
+        stages = [SimpleNamespace(members=(member,) * len(each)) for each in move.members]
+        self.plan = SimpleNamespace(cluster=CLUSTER, stages=stages)
 
     @classmethod
     def of(cls, move: Move, dtype: Any, count: int) -> Any:

@@ -327,7 +327,6 @@ def losses(workdir: Path) -> list[float]:
         (lambda plan: stages(plan)[0]["members"][0]["submesh"].update(start=4), ["is not there"]),
         (lambda plan: plan["pipelines"][0].update(microbatch_size=8), ["16 examples", "is 8"]),
         (lambda plan: plan.update(bogus=1), ["unknown field 'bogus'"]),
-        (lambda plan: halve_member(stages(plan)[0]), ["stages[0] has 2 members", "of one member"]),
         (
             lambda plan: [kind.update(memory=1000) for kind in plan["cluster"]["kinds"].values()],
             ["does not fit", "1 kB"],
@@ -351,15 +350,6 @@ PLANS: dict[str, dict[str, Any]] = {}
 
 def stages(plan: dict[str, Any]) -> list[dict[str, Any]]:
     return plan["pipelines"][0]["stages"]
-
-
-def halve_member(stage: dict[str, Any]) -> None:
-    """Make two members of one device of a member of two."""
-    [member] = stage["members"]
-    submesh = member["submesh"]
-    assert submesh["shape"] == [1, 2]
-    submesh["shape"] = member["mesh_shape"] = [1, 1]
-    stage["members"].append({**member, "submesh": {**submesh, "start": submesh["start"] + 1}})
 
 
 def planned(config: Path) -> dict[str, Any]:

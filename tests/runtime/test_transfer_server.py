@@ -275,7 +275,7 @@ class NeverGathers:
     """A receiving end that pulls nothing, and whose other hosts do not gather."""
 
     requests: dict[int, Sequence[Any]] = {}  # noqa: RUF012
-    num_bytes, gathers, others = 0, True, ((1, 1), (1, 2))
+    num_bytes, gathers, others = 0, True, ((0, 0), (1, 0))
 
     def __init__(self, pulled: Sequence[jax.Array]):
         self._pulled = pulled
@@ -293,7 +293,7 @@ def test_a_gathering_that_does_not_end_names_the_other_hosts(
     receiving = NeverGathers(pull.arrays)
     monkeypatch.setattr(ends[1], "_receiving", dict.fromkeys(ends[1]._receiving, receiving))
     ends[1].expect(8, tag)
-    with pytest.raises(WorkerLostError, match="stage 1, host 1 or stage 1, host 2 is lost: it did"):
+    with pytest.raises(WorkerLostError, match="stage 0, host 0 or stage 1, host 0 is lost: it did"):
         ends[1].receive(8, tag)
     ends[0].send(7, tag, sent_arrays(placement, tag))
 

@@ -19,7 +19,7 @@ from hetjax.runtime.compilation.stage_programs import (
     training_programs,
 )
 from hetjax.runtime.instructions.buffers import BatchLeaf, OptimizerState, Parameter
-from hetjax.runtime.instructions.instruction_list import all_tasks
+from hetjax.runtime.instructions.instruction_list import EVALUATE, all_tasks
 from hetjax.runtime.instructions.member_instructions import MemberPart
 from hetjax.runtime.instructions.placement import Placement
 
@@ -111,16 +111,16 @@ class StageCompiler:
         assert self._part is not None
         recomputes = self._placement.pipelines.programs[self._stage].recompute is not None
         unused = {*all_tasks(recomputes)} - {*task_names(self._placement, self._stage)}
-        return self._part.programs.keys() - unused - {"evaluate"}
+        return self._part.programs.keys() - unused - {EVALUATE}
 
     def with_evaluation(self, compiled: CompiledStage) -> CompiledStage:
         """The compiled stage with its forward pass alone, as ``"evaluate"``."""
         if self._part is None:
             partitioner = MeshPartitioner(self._mesh)
             program = evaluation_program(self._placement, self._stage, partitioner)
-            programs = {"evaluate": program}
+            programs = {EVALUATE: program}
         else:
-            programs = compile_segments(self._part, self._mesh, {"evaluate"})
+            programs = compile_segments(self._part, self._mesh, {EVALUATE})
         return replace(compiled, programs={**compiled.programs, **programs})
 
 
@@ -139,4 +139,4 @@ def divided_programs(placement: Placement, stage: int) -> dict[str, Any]:
     partitioner = UnionPartitioner(placement.annotator(stage).whole)
     recomputes = placement.pipelines.programs[stage].recompute is not None
     programs = training_programs(placement, stage, partitioner, all_tasks(recomputes))
-    return {**programs, "evaluate": evaluation_program(placement, stage, partitioner)}
+    return {**programs, EVALUATE: evaluation_program(placement, stage, partitioner)}

@@ -54,6 +54,7 @@ MOVE_WINDOW = 4
 """How many moves among the members of a stage may be asked for ahead of their use."""
 
 WEIGHT_GRADIENT = "weight_gradient"
+EVALUATE = "evaluate"
 """The program that may run in the place of a wait."""
 
 
@@ -107,7 +108,7 @@ def evaluation_instructions(
     for microbatch in range(num_microbatches):
         body += writer.inputs(microbatch)
         arguments = (writer.parameters, writer.batch(microbatch), writer.received(microbatch))
-        body.append(Run("evaluate", arguments, writer.made(microbatch), microbatch))
+        body.append(Run(EVALUATE, arguments, writer.made(microbatch), microbatch))
         body += writer.outputs(microbatch)
     windows = {
         Route(RouteKind.VALUE, stage - 1, stage): 2,

@@ -27,6 +27,8 @@ from hetjax.planner.plan.plan import Plan, validate, validate_for
 from hetjax.runtime.compilation.compiled_stage import divided_programs
 from hetjax.runtime.instructions.instruction import Expect, Instruction, Receive, Send, Tag
 from hetjax.runtime.instructions.instruction_list import (
+    EVALUATE,
+    all_tasks,
     evaluation_instructions,
     training_instructions,
 )
@@ -179,8 +181,10 @@ def transfers(placement: Placement) -> list[Tag]:
 
 def _moves(placement: Placement) -> Iterator[Tag]:
     """Every move among members that a step may have, whatever its schedule."""
+    of_microbatches = {*all_tasks(recomputes=True), EVALUATE}
     for stage, programs in placement.divided.items():
         count = placement.pipeline_plan(stage).num_microbatches
         for name, divided in programs.items():
-            for place, microbatch in itertools.product(divided.moves, range(-1, count)):
+            microbatches = range(count) if name in of_microbatches else (-1,)
+            for place, microbatch in itertools.product(divided.moves, microbatches):
                 yield move_tag(stage, name, place, microbatch)
