@@ -19,6 +19,7 @@ from hetjax.runtime.compilation.compiling import Argument, compile_program
 from hetjax.runtime.compilation.late_sums import compile_deduced, sharding_on
 from hetjax.runtime.instructions.divided_program import DividedProgram, divide_program
 from hetjax.sharding.annotation.annotation import HSharding
+from hetjax.sharding.deduction.reshard import reshard
 
 Layout = Any
 """How an array lies on a stage: on one mesh a `NamedSharding`, on a union an `HSharding`."""
@@ -39,6 +40,15 @@ class Partitioner(Protocol):
 
     def layout(self, annotation: HSharding) -> Layout:
         """How an array lies, in the partitioner's own form."""
+        ...
+
+    def brought(self, arrays: Sequence[Any], layouts: Sequence[Layout]) -> list[Any]:
+        """Arrays of a traced function, as they lie among members from here on.
+
+        Args:
+            arrays: the arrays.
+            layouts: how each shall lie; inside a mesh the compiler decides.
+        """
         ...
 
     def program(
@@ -85,6 +95,10 @@ class MeshPartitioner:
     def layout(self, annotation: HSharding) -> NamedSharding:
         """The sharding of an array; of partial sums, on a mesh with typed axes."""
         return sharding_on(self.mesh, annotation)
+
+    def brought(self, arrays: Sequence[Any], layouts: Sequence[Layout]) -> list[Any]:
+        """The arrays themselves."""
+        return list(arrays)
 
     def program(
         self,
@@ -152,6 +166,10 @@ class UnionPartitioner:
     def layout(self, annotation: HSharding) -> HSharding:
         """The annotation itself."""
         return annotation
+
+    def brought(self, arrays: Sequence[Any], layouts: Sequence[Layout]) -> list[Any]:
+        """The arrays after moves, of those that lie otherwise."""
+        return [reshard(x, layout) for x, layout in zip(arrays, layouts, strict=True)]
 
     def program(
         self,

@@ -195,7 +195,9 @@ class _StagePrograms:
             for size in sizes:
                 messages.append(rest[:size])
                 del rest[:size]
-            arguments = (parameters, gradients, state, loss, messages)
+            # Each updates its share of what all have, in both branches of the guard.
+            own = self.partitioner.brought(parameters, summed)
+            arguments = (own, gradients, state, loss, messages)
             if final and sets_back:
                 return update.phases[phase](*arguments, set_back=True)
             return update.phases[phase](*arguments)

@@ -15,7 +15,7 @@ import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from hetjax import _compat
-from hetjax.sharding.annotation.annotation import HSharding, Subgroup
+from hetjax.sharding.annotation.annotation import DUPLICATE, HSharding, Subgroup
 from hetjax.sharding.annotation.bounds import extent
 from hetjax.sharding.deduction.signature import Signature
 from hetjax.sharding.resolution.resolve import moved_elements
@@ -83,12 +83,16 @@ class Move:
 
     @property
     def is_inside(self) -> bool:
-        """Whether only the sharding inside submeshes changes, which their own compilers do."""
+        """Whether no submesh needs anything of another one: their own compilers do it.
+
+        Only the sharding inside submeshes changes, or each takes its part of what all have.
+        """
         source, destination = self.source, self.destination
         if source is None:
             return True
         same_top_tier = (source.hdim, source.sizes) == (destination.hdim, destination.sizes)
-        return union_of(source) == union_of(destination) and same_top_tier
+        has_all = same_top_tier or source.hdim == DUPLICATE
+        return union_of(source) == union_of(destination) and has_all
 
 
 @dataclass(frozen=True, eq=False)

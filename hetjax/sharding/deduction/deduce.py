@@ -26,6 +26,7 @@ def deduce(
     symbols: Mapping[str, int] | None = None,
     mend: bool = False,
     mend_bodies: bool = False,
+    mend_scalars: bool = False,
     sums_stay: bool = False,
 ) -> AnnotatedProgram:
     """Deduce how every value of a program lies.
@@ -38,6 +39,8 @@ def deduce(
         mend: whether to put in the reshards that are missing, in place of an error.
         mend_bodies: whether to do so inside scans, conditionals and loops, where nothing leaves a
             submesh; where `mend` is given it is done there too.
+        mend_scalars: whether to do so for values without dimensions, which cost next to nothing;
+            one by one as they are needed, without a search for what is cheapest.
         sums_stay: whether inside submeshes all sums over divided dimensions stay partial until
             something needs them whole, as those of contractions do; else only contractions' do.
 
@@ -84,6 +87,7 @@ def deduce(
         symbols or {},
         mend=mend,
         mend_bodies=mend or mend_bodies,
+        mend_scalars=mend_scalars,
         sums_stay=sums_stay,
     )
     return Deducer(settings).program(program, bound)

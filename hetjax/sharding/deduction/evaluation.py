@@ -10,11 +10,11 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from hetjax import _compat
-from hetjax.sharding.annotation.annotation import axes_of, entries_of
+from hetjax.sharding.annotation.annotation import DUPLICATE, axes_of, entries_of
 from hetjax.sharding.deduction.annotated_program import AnnotatedProgram, Compute, Move, Taken
 from hetjax.sharding.deduction.bottom_tier import OperandError, apply, resharded, spec_of
 from hetjax.sharding.deduction.summands import as_parts, as_sum
-from hetjax.sharding.deduction.top_tier import WHOLE, take, top_tier_of
+from hetjax.sharding.deduction.top_tier import WHOLE, TopTier, take, top_tier_of
 
 
 def evaluate_program(
@@ -80,13 +80,23 @@ def evaluate_equation(node: Compute, place: int, operands: Sequence[Any]) -> lis
 
 
 def _moved_inside(node: Move, place: int, array: Any) -> Any:
-    assert node.is_inside, "only the sharding inside submeshes changes while they compute"
+    assert node.is_inside, "while a submesh computes it gets nothing from others"
     destination = node.destination
-    if node.source is None:
+    if node.source is None or node.source.hdim == DUPLICATE:
         top = top_tier_of(destination, array.shape)
         if top != WHOLE:
-            array = _taken(array, take(top), place, 0)
+            array = _taken(_divisible(array, top), take(top), place, 0)
     return resharded(array, destination.subgroups[place].spec)
+
+
+def _divisible(array: Any, top: TopTier) -> Any:
+    """An array whose dimension that submeshes share is not divided inside this one."""
+    spec = spec_of(array)
+    entries = entries_of(spec, array.ndim)
+    if not isinstance(top.hdim, int) or entries[top.hdim] is None:
+        return array
+    entries[top.hdim] = None
+    return resharded(array, PartitionSpec(*entries, unreduced=spec.unreduced))
 
 
 def _taken(array: Any, taken: Taken, place: int, operand: int) -> Any:

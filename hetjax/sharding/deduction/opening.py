@@ -38,9 +38,9 @@ def deduce_opened(
     Raises:
         InputError: a value cannot be taken as it lies, in neither form.
     """
-    # Where nothing is missing there is nothing to search for.
+    # Where nothing but norms and counts is missing there is nothing to search for.
     with contextlib.suppress(InputError):
-        return deduce(program, annotations, sums_stay=True)
+        return deduce(program, annotations, mend_scalars=True, sums_stay=True)
     try:
         found = deduce(program, annotations, mend=True, sums_stay=True)
         names = {mend.equation for mend in found.mends}

@@ -68,6 +68,7 @@ class Settings:
         symbols: numbers for symbols.
         mend: whether to put in the reshards that are missing.
         mend_bodies: whether to do so inside scans, conditionals and loops.
+        mend_scalars: whether to do so for values without dimensions, where nothing else is mended.
         sums_stay: whether all sums over divided dimensions stay partial.
         body_of: the union of the equation whose body is deduced; None for a whole program.
     """
@@ -76,6 +77,7 @@ class Settings:
     symbols: Mapping[str, int]
     mend: bool
     mend_bodies: bool
+    mend_scalars: bool
     sums_stay: bool
     body_of: Union | None = None
 
@@ -317,7 +319,7 @@ class Deducer:
                     raise problem
                 problem = self._outside(flat, aligned, problem)
             mended = self._number(self._mended(flat, aligned, problem))
-            if not self._settings.mend:
+            if not self._is_mended(flat, problem):
                 self._refuse(flat, aligned, problem, mended)
             after = self._with_moves(after, flat, layouts, aligned, None)
             layouts = _with(aligned, problem.operand, mended)
@@ -326,6 +328,10 @@ class Deducer:
             f"{flat.equation.primitive.name} at {_compat.source_line(flat.equation)}: reshards of "
             f"its operands do not come to an end; bring them to one union with hetjax.reshard"
         )
+
+    def _is_mended(self, flat: FlatEquation, problem: OperandError) -> bool:
+        is_scalar = not self._flat.shapes[flat.operands[problem.operand]].shape
+        return self._settings.mend or (self._settings.mend_scalars and is_scalar)
 
     def _with_moves(
         self,
