@@ -15,7 +15,13 @@ import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from hetjax import _compat
-from hetjax.sharding.annotation.annotation import DUPLICATE, HSharding, Subgroup
+from hetjax.sharding.annotation.annotation import (
+    DUPLICATE,
+    PARTIAL,
+    HSharding,
+    Subgroup,
+    entries_of,
+)
 from hetjax.sharding.annotation.bounds import extent
 from hetjax.sharding.deduction.signature import Signature
 from hetjax.sharding.resolution.resolve import moved_elements
@@ -85,14 +91,56 @@ class Move:
     def is_inside(self) -> bool:
         """Whether no submesh needs anything of another one: their own compilers do it.
 
-        Only the sharding inside submeshes changes, or each takes its part of what all have.
+        Only the sharding inside submeshes changes; or each takes its part of what all have; or
+        makes a summand of its part, with zeros around it.
         """
         source, destination = self.source, self.destination
         if source is None:
             return True
         same_top_tier = (source.hdim, source.sizes) == (destination.hdim, destination.sizes)
         has_all = same_top_tier or source.hdim == DUPLICATE
+        has_all = has_all or _is_padded(source, destination)
         return union_of(source) == union_of(destination) and has_all
+
+
+def _is_padded(source: HSharding, destination: HSharding) -> bool:
+    return isinstance(source.hdim, int) and destination.hdim == PARTIAL
+
+
+def elements_between(
+    source: HSharding | None, destination: HSharding | None, shape: tuple[int, ...]
+) -> int | None:
+    """How many elements devices send each other for a move.
+
+    Args:
+        source: how a value lies; None: it is known everywhere.
+        destination: how it shall lie; None: it is known everywhere, and stays so.
+        shape: its shape.
+
+    Returns:
+        The elements; None where the value cannot come to lie so.
+    """
+    if source is not None and destination is not None and _is_padded(source, destination):
+        dimension = source.hdim
+        assert isinstance(dimension, int)
+        groups = tuple(
+            group.with_spec(undivided(group.spec, len(shape), dimension))
+            for group in destination.subgroups
+        )
+        destination = HSharding(groups, dimension, source.sizes)
+    return moved_elements(source, destination, shape)
+
+
+def undivided(spec: PartitionSpec, ndim: int, dimension: int) -> PartitionSpec:
+    """A sharding that leaves a dimension whole, and no partial sums.
+
+    Example:
+        >>> undivided(PartitionSpec("data", "tensor"), 2, 0)
+        P(None, 'tensor')
+    """
+    entries = entries_of(spec, ndim)
+    entries[dimension] = None
+    return PartitionSpec(*entries)
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,7 +169,7 @@ class Mend:
     @cached_property
     def num_bytes(self) -> int:
         """How many bytes move between devices."""
-        elements = moved_elements(self.source, self.destination, self.shape.shape)
+        elements = elements_between(self.source, self.destination, self.shape.shape)
         return (elements or 0) * self.shape.dtype.itemsize
 
     def __str__(self) -> str:

@@ -7,11 +7,18 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import PartitionSpec
 
 from hetjax import _compat
-from hetjax.sharding.annotation.annotation import DUPLICATE, axes_of, entries_of
-from hetjax.sharding.deduction.annotated_program import AnnotatedProgram, Compute, Move, Taken
+from hetjax.sharding.annotation.annotation import DUPLICATE, PARTIAL, HSharding, axes_of, entries_of
+from hetjax.sharding.deduction.annotated_program import (
+    AnnotatedProgram,
+    Compute,
+    Move,
+    Taken,
+    undivided,
+)
 from hetjax.sharding.deduction.bottom_tier import OperandError, apply, resharded, spec_of
 from hetjax.sharding.deduction.summands import as_parts, as_sum
 from hetjax.sharding.deduction.top_tier import WHOLE, TopTier, take, top_tier_of
@@ -86,6 +93,8 @@ def _moved_inside(node: Move, place: int, array: Any) -> Any:
         top = top_tier_of(destination, array.shape)
         if top != WHOLE:
             array = _taken(_divisible(array, top), take(top), place, 0)
+    elif isinstance(node.source.hdim, int) and destination.hdim == PARTIAL:
+        array = _padded(array, node.source, place)
     return resharded(array, destination.subgroups[place].spec)
 
 
@@ -97,6 +106,17 @@ def _divisible(array: Any, top: TopTier) -> Any:
         return array
     entries[top.hdim] = None
     return resharded(array, PartitionSpec(*entries, unreduced=spec.unreduced))
+
+
+def _padded(array: Any, source: HSharding, place: int) -> Any:
+    """What a submesh has of a value that they share, with zeros where the others have theirs."""
+    dimension = source.hdim
+    assert isinstance(dimension, int)
+    array = resharded(array, undivided(spec_of(array), array.ndim, dimension))
+    widths = source.sizes or (array.shape[dimension],) * len(source.subgroups)
+    zeros = [(0, 0, 0)] * array.ndim
+    zeros[dimension] = (sum(widths[:place]), sum(widths[place + 1 :]), 0)
+    return jax.lax.pad(array, np.zeros((), array.dtype), zeros)
 
 
 def _taken(array: Any, taken: Taken, place: int, operand: int) -> Any:

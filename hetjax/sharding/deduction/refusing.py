@@ -8,11 +8,11 @@ from typing import NoReturn
 from hetjax import _compat
 from hetjax.errors import InputError
 from hetjax.sharding.annotation.annotation import HSharding
+from hetjax.sharding.deduction.annotated_program import elements_between
 from hetjax.sharding.deduction.bottom_tier import OperandError
 from hetjax.sharding.deduction.computing import Annotations
 from hetjax.sharding.deduction.flat_program import FlatEquation, FlatProgram
 from hetjax.sharding.deduction.top_tier import cotangent_of
-from hetjax.sharding.resolution.resolve import moved_elements
 
 Made = Mapping[int, HSharding | None]
 """How variables lie that have been made so far."""
@@ -48,7 +48,7 @@ def refuse(
         for i, shape in enumerate(shapes)
     )
     place, shape = problem.operand, shapes[problem.operand]
-    elements = moved_elements(held[place], mended, shape.shape) or 0
+    elements = elements_between(held[place], mended, shape.shape) or 0
     backward = ", in the backward pass," if _compat.is_transposed(equation) else ""
     text = (
         f"{equation.primitive.name} at {_compat.source_line(equation)}{backward} cannot take "

@@ -20,6 +20,7 @@ from hetjax.sharding.deduction.annotated_program import (
     Mend,
     Move,
     Union,
+    elements_between,
     union_of,
 )
 from hetjax.sharding.deduction.assembling import Chain, EquationDone, MoveDone, assembled
@@ -44,7 +45,6 @@ from hetjax.sharding.deduction.top_tier import (
     top_tier_of,
     without_idle_axes,
 )
-from hetjax.sharding.resolution.resolve import moved_elements
 
 MOST_HYPOTHESES = 24
 """How many hypotheses are kept after an equation."""
@@ -266,7 +266,7 @@ class Deducer:
         key = source, destination, shape.shape, shape.dtype
         if key not in self._bytes:
             pair = self._layouts[source], self._layouts[destination]
-            elements = moved_elements(*pair, shape.shape)
+            elements = elements_between(*pair, shape.shape)
             self._bytes[key] = None if elements is None else elements * shape.dtype.itemsize
         return self._bytes[key]
 
