@@ -82,6 +82,10 @@ class JoinedPart(NamedTuple):
         """The shape of a piece."""
         return () if self.is_scalar else extent(bounds)
 
+    def added(self) -> JoinedPart:
+        """The same of pieces whose summands have been added already."""
+        return self._replace(sums=tuple((bounds, min(count, 1)) for bounds, count in self.sums))
+
 
 @lru_cache(PROGRAMS)
 def joining_program(parts: tuple[JoinedPart, ...]) -> Compiled:

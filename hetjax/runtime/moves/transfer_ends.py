@@ -8,7 +8,7 @@ has to be computed at all.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -24,6 +24,7 @@ from hetjax.runtime.moves.end_programs import (
     cutting_program,
     joining_program,
 )
+from hetjax.runtime.moves.host_joining import joining_on_host
 from hetjax.runtime.moves.landing import Landing, gatherer
 from hetjax.runtime.moves.peers import Peer
 from hetjax.sharding.annotation.annotation import Shard
@@ -148,7 +149,7 @@ class _Joining(NamedTuple):
     device: int
     pieces: list[SentPiece]
     parts: list[tuple[int, int]]
-    program: Compiled
+    program: Callable[..., Sequence[jax.Array]]
 
     def run(self, landed: Mapping[SentPiece, Any]) -> Sequence[jax.Array]:
         """Make the parts; what another device of the process keeps is read on the host."""
@@ -252,7 +253,7 @@ class ReceivingEnd:
                     continue
                 sharding = landing.part_sharding(shard.device)
                 self._copies.append(_Copy(i, place, like, sharding))
-        self._joinings = [_joining(parts) for parts in joined.values()]
+        self._joinings = [_joining(parts, on_host=self._on_host) for parts in joined.values()]
 
     def _as_it_comes(self, part: _MadePart) -> SentPiece | None:
         """The piece that a part is, if it is one that lies on the device when it has come."""
@@ -350,9 +351,10 @@ def _by_receiver(
     return found
 
 
-def _joining(parts: Sequence[_MadePart]) -> _Joining:
+def _joining(parts: Sequence[_MadePart], *, on_host: bool) -> _Joining:
     """What makes parts of several arrays on one device."""
     pieces = [piece for part in parts for _, summands in part.summed for piece in summands]
-    program = joining_program(tuple(part.joined() for part in parts))
+    joined = tuple(part.joined() for part in parts)
+    program = joining_on_host(joined) if on_host else joining_program(joined)
     places = [(part.array, part.place) for part in parts]
     return _Joining(parts[0].shard.device, pieces, places, program)
