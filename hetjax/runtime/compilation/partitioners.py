@@ -7,10 +7,12 @@ deduction alone, and what comes out is not compiled yet: segments, and the moves
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -18,7 +20,7 @@ from hetjax.pipeline.program.fences import fenced
 from hetjax.runtime.compilation.compiling import Argument, compile_program
 from hetjax.runtime.compilation.late_sums import compile_deduced, sharding_on
 from hetjax.runtime.instructions.divided_program import DividedProgram, divide_program
-from hetjax.sharding.annotation.annotation import HSharding
+from hetjax.sharding.annotation.annotation import DUPLICATE, PARTIAL, HSharding
 from hetjax.sharding.deduction.reshard import reshard
 
 Layout = Any
@@ -48,6 +50,15 @@ class Partitioner(Protocol):
         Args:
             arrays: the arrays.
             layouts: how each shall lie; inside a mesh the compiler decides.
+        """
+        ...
+
+    def agreed(self, arrays: Sequence[Any], layouts: Sequence[Layout]) -> list[Any]:
+        """Arrays of a traced function, each of them computed once, or by all to the same bits.
+
+        Args:
+            arrays: the arrays.
+            layouts: how each lies.
         """
         ...
 
@@ -98,6 +109,10 @@ class MeshPartitioner:
 
     def brought(self, arrays: Sequence[Any], layouts: Sequence[Layout]) -> list[Any]:
         """The arrays themselves."""
+        return list(arrays)
+
+    def agreed(self, arrays: Sequence[Any], layouts: Sequence[Layout]) -> list[Any]:
+        """The arrays themselves: one compiler makes all devices compute alike."""
         return list(arrays)
 
     def program(
@@ -170,6 +185,19 @@ class UnionPartitioner:
     def brought(self, arrays: Sequence[Any], layouts: Sequence[Layout]) -> list[Any]:
         """The arrays after moves, of those that lie otherwise."""
         return [reshard(x, layout) for x, layout in zip(arrays, layouts, strict=True)]
+
+    def agreed(self, arrays: Sequence[Any], layouts: Sequence[Layout]) -> list[Any]:
+        """The arrays as the first member has them, where each has computed all: kinds round unlike.
+
+        Whole numbers are the same anyway.
+        """
+        # The first member's summand is the value, and those of the others are zeros.
+        return [
+            reshard(reshard(array, replace(layout, hdim=PARTIAL)), layout)
+            if layout.hdim == DUPLICATE and jnp.issubdtype(array.dtype, jnp.inexact)
+            else array
+            for array, layout in zip(arrays, layouts, strict=True)
+        ]
 
     def program(
         self,

@@ -198,9 +198,12 @@ class _StagePrograms:
             # Each updates its share of what all have, in both branches of the guard.
             own = self.partitioner.brought(parameters, summed)
             arguments = (own, gradients, state, loss, messages)
-            if final and sets_back:
-                return update.phases[phase](*arguments, set_back=True)
-            return update.phases[phase](*arguments)
+            if not final:
+                return update.phases[phase](*arguments)
+            keywords = {"set_back": True} if sets_back else {}
+            new, new_state, *rest = update.phases[phase](*arguments, **keywords)
+            agreed = self.partitioner.agreed
+            return agreed(new, summed), agreed(new_state, self.state), *rest
 
         flat = [shape for message in received for shape in message]
         outputs: Any = self.whole

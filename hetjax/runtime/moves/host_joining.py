@@ -38,8 +38,6 @@ def joining_on_host(parts: Sequence[JoinedPart]) -> Callable[..., Sequence[jax.A
 def _sum(summands: Iterator[np.ndarray], count: int) -> np.ndarray:
     """The sum of the next summands, rounded after each addition."""
     total = next(summands)
-    if count > 1:
+    for _ in range(count - 1):
         total = np.add(total, next(summands))
-        for _ in range(count - 2):
-            np.add(total, next(summands), out=total)
     return total
