@@ -73,7 +73,7 @@ class Case:
 
 def _shown(pipeline: PipelinePlan) -> str:
     stages = "; ".join(
-        f"{stage.layers} {stage.submesh} {stage.mesh_shape} {stage.sharding}"
+        f"{stage.layers} {stage.members} {stage.shares} {stage.sharding}"
         + " recompute" * stage.recompute
         for stage in pipeline.stages
     )

@@ -89,12 +89,14 @@ def _of_loss_stage(executor: LocalExecutor, step: int, batch: Batch) -> StepRepo
 def gather(
     held: Sequence[tuple[Sequence[ParameterPart], Sequence[Any]]],
     shapes: Sequence[jax.ShapeDtypeStruct],
+    tolerance: float = 0.0,
 ) -> list[np.ndarray]:
     """Whole leaves from the parts that stages hold; what several stages hold must be equal.
 
     Args:
         held: for each stage its parts, and an array for each of them.
         shapes: the shapes of the leaves.
+        tolerance: by how much it may differ, relatively.
 
     Returns:
         The leaves.
@@ -106,7 +108,7 @@ def gather(
             rows = (slice(part.start, part.stop),) if part.stop is not None else ...
             seen = counts[part.leaf][rows].astype(bool)
             new = np.asarray(array)
-            np.testing.assert_array_equal(leaves[part.leaf][rows][seen], new[seen])
+            np.testing.assert_allclose(leaves[part.leaf][rows][seen], new[seen], tolerance)
             leaves[part.leaf][rows] = new
             counts[part.leaf][rows] += 1
     for count in counts:
@@ -131,7 +133,10 @@ def gathered_state(executor: LocalExecutor) -> list[np.ndarray]:
         (update.state, _of_stage(executor, stage, OptimizerState))
         for stage, update in enumerate(pipelines.updates)
     ]
-    return gather(held, pipelines.state_shapes)
+    # XLA multiplies by reciprocals in some programs: where several stages update the same rows, and
+    # a stage has several members, copies of the state differ in their last bits.
+    tolerance = 1e-6 if executor.workers[0].placement.plan.has_unions else 0.0
+    return gather(held, pipelines.state_shapes, tolerance)
 
 
 def _of_stage(

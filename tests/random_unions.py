@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
@@ -16,30 +17,47 @@ from hetjax.planner.plan.stage_plan import Member, PipelinePlan, Share, Shares, 
 from hetjax.sharding.annotation.rules import RULES
 
 
-def random_union_case(rng: Random, max_stages: int = 1, max_microbatches: int = 4) -> Case:
-    """A random model with a random plan of one pipeline, in which stages have 1 to 3 members."""
+def random_union_case(
+    rng: Random, max_stages: int = 1, max_microbatches: int = 4, max_pipelines: int = 1
+) -> Case:
+    """A random model with a random plan in which stages have 1 to 4 members."""
     model = random_model(rng)
-    plan = random_union_plan(rng, model, max_stages, max_microbatches)
+    plan = random_union_plan(rng, model, max_stages, max_microbatches, max_pipelines)
     return Case(model, trace_model(model, plan.pipelines[0].microbatch_size), plan)
 
 
 def random_union_plan(
-    rng: Random, model: Model, max_stages: int = 1, max_microbatches: int = 4
+    rng: Random,
+    model: Model,
+    max_stages: int = 1,
+    max_microbatches: int = 4,
+    max_pipelines: int = 1,
 ) -> Plan:
-    """A random plan of one pipeline, in which stages have 1 to 3 members."""
+    """A random plan in which stages have 1 to 4 members."""
     program = trace_model(model, 1)
-    cut = random_boundaries(rng, program, max_stages)
-    size = rng.choice([4, 6, 8])
-    groups = random_members(rng, len(cut) - 1)
-    stages = [
-        random_union_stage(
-            rng, program, (layer, layer + 1), members, size, divides_rows=len(groups) == 1
-        )
-        for layer, members in enumerate(groups)
-    ]
-    schedule = random_schedule(rng, stages, rng.randint(1, max_microbatches))
-    pipeline = PipelinePlan(tuple(stages), schedule.num_microbatches, size, schedule)
-    return Plan(trace_model(model, size).fingerprint, cut, CLUSTER, (pipeline,))
+    count = rng.randint(1, max_pipelines)
+    cuts = [random_boundaries(rng, program, max(1, max_stages // count)) for _ in range(count)]
+    layers = tuple(sorted({position for cut in cuts for position in cut}))
+    num_stages = sum(len(cut) - 1 for cut in cuts)
+    groups = iter(random_members(rng, num_stages))
+    pipelines = []
+    for cut in cuts:
+        size = rng.choice([4, 6, 8])
+        stages = [
+            random_union_stage(
+                rng,
+                program,
+                (layers.index(first), layers.index(end)),
+                next(groups),
+                size,
+                divides_rows=num_stages == 1,
+            )
+            for first, end in itertools.pairwise(cut)
+        ]
+        schedule = random_schedule(rng, stages, rng.randint(1, max_microbatches))
+        pipelines.append(PipelinePlan(tuple(stages), schedule.num_microbatches, size, schedule))
+    plan = Plan(program.fingerprint, layers, CLUSTER, tuple(pipelines))
+    return replace(plan, shard_optimizer_state=count > 1 and rng.random() < 0.5)
 
 
 def random_members(rng: Random, num_stages: int) -> list[list[Member]]:
@@ -50,7 +68,7 @@ def random_members(rng: Random, num_stages: int) -> list[list[Member]]:
     counts = [1] * num_stages
     for _ in range(rng.randint(1, len(slices) - num_stages)):
         place = rng.randrange(num_stages)
-        counts[place] = min(3, counts[place] + 1)
+        counts[place] = min(4, counts[place] + 1)
     found = []
     for count in counts:
         members = []
@@ -114,11 +132,12 @@ def random_parameters(
 
 
 def random_sizes(rng: Random, total: int, multiples: Sequence[int]) -> tuple[int, ...]:
-    """Sizes that add up to a total, each a multiple of something and 0 or more."""
+    """Sizes that add up to a total, each a multiple of something; some may be 0."""
+    least = 0 if rng.random() < 0.2 else 1
     while True:
         cuts = sorted(rng.randint(0, total) for _ in multiples[1:])
         sizes = [b - a for a, b in zip([0, *cuts], [*cuts, total], strict=True)]
-        if all(n % m == 0 and n for n, m in zip(sizes, multiples, strict=True)):
+        if all(n % m == 0 and n >= least for n, m in zip(sizes, multiples, strict=True)):
             return tuple(sizes)
 
 

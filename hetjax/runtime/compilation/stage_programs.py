@@ -156,7 +156,19 @@ class _StagePrograms:
         # What comes out divided has no use for the memory of what was whole.
         donated = reduced == [self.parameters[place] for place in places]
         sums = Argument(self.tasks.gradient_shapes, self.sums, donated).chosen(places)
-        return self.partitioner.program(list, [sums], reduced, keeps_sums=True)
+
+        def reduce(sums: Sequence[jax.Array]) -> list[jax.Array]:
+            return [self._agreed(place, array) for place, array in zip(places, sums, strict=True)]
+
+        return self.partitioner.program(reduce, [sums], reduced, keeps_sums=True)
+
+    def _agreed(self, place: int, gradient: jax.Array) -> jax.Array:
+        """A gradient; where other stages get it, too, the same bits from whomever they get it."""
+        part = self.pipelines.stages[self.stage].parameters[place]
+        if part.leaf not in self.pipelines.shared_of_leaf:
+            return gradient
+        (agreed,) = self.partitioner.agreed([gradient], [self.sums[place]])
+        return agreed
 
     def _loss_shapes(self) -> list[jax.ShapeDtypeStruct]:
         """Of what the update is told of the loss."""

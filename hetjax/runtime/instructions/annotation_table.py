@@ -134,7 +134,7 @@ class _TableRows:
         sums = self._sums(reduced)
         yield Parameter, self._of_parts(held)
         yield Gradient, self._of_gradients(held, sums)
-        if sums != reduced:
+        if sums != reduced or self._members_share_rows():
             yield ReducedGradient, self._of_gradients(held, reduced)
         yield UpdatedParameter, self._of_parts(updated)
         yield UpdatedGradient, self._of_gradients(updated, map(self.lies.gradient, updated))
@@ -150,6 +150,11 @@ class _TableRows:
             self.lies.partial(part) if place in late else reduced[place]
             for place, part in enumerate(self.held)
         )
+
+    def _members_share_rows(self) -> bool:
+        """Whether several members have rows that other stages have, too: all must give the same."""
+        shared = self.pipelines.shared_of_leaf
+        return self.lies.is_union and any(part.leaf in shared for part in self.held)
 
     def _state(self) -> AnnotatedLeaves:
         state = self.update.state
