@@ -19,6 +19,7 @@ import jax
 from baselines import model_of, optimizer
 from benchmarking import KEPT_MEMORY, SCRIPTS, Child, Size, add_size, serve, size_flags, size_of
 from lab import Lab, Specification
+from moves_trainer import MovesTrainer
 
 import hetjax
 from hetjax.errors import WorkerLostError
@@ -143,7 +144,7 @@ class Server:
     def __init__(self, size: Size):
         self.size = size
         self.cluster: hetjax.Cluster | None = None
-        self.trainers: dict[str, PipelineTrainer | UnionTrainer] = {}
+        self.trainers: dict[str, PipelineTrainer | UnionTrainer | MovesTrainer] = {}
         connect_to_ray(RayOptions())
 
     def answer(self, request: Mapping[str, Any]) -> Any:
@@ -192,6 +193,20 @@ class Server:
         assert self.cluster is not None, "the cluster must be measured"
         self.trainers[of] = trainer = UnionTrainer(self.size, self.cluster, even=even)
         return trainer.shares
+
+    def do_make_moves(self, of: str) -> float:
+        """Make a trainer of one stage over two hosts, with moves in every block.
+
+        Args:
+            of: its name.
+
+        Returns:
+            The rate of the link between the hosts in bytes/s, as it was measured.
+        """
+        assert self.cluster is not None, "the cluster must be measured"
+        self.trainers[of] = MovesTrainer(self.size, self.cluster, hetjax.RayOptions())
+        names = (each.name for each in self.cluster.subclusters[:2])
+        return self.cluster.link(*names).bandwidth
 
     def close(self) -> None:
         """End all trainers."""
