@@ -28,6 +28,7 @@ def deduce(
     mend_bodies: bool = False,
     mend_scalars: bool = False,
     sums_stay: bool = False,
+    message_bytes: int = 0,
 ) -> AnnotatedProgram:
     """Deduce how every value of a program lies.
 
@@ -43,6 +44,8 @@ def deduce(
             one by one as they are needed, without a search for what is cheapest.
         sums_stay: whether inside submeshes all sums over divided dimensions stay partial until
             something needs them whole, as those of contractions do; else only contractions' do.
+        message_bytes: what a move costs beside its bytes, in bytes: what a link carries within its
+            latency. The more, the fewer and larger moves are put in.
 
     Returns:
         The annotated program.
@@ -89,5 +92,6 @@ def deduce(
         mend_bodies=mend or mend_bodies,
         mend_scalars=mend_scalars,
         sums_stay=sums_stay,
+        message_bytes=message_bytes,
     )
     return Deducer(settings).program(program, bound)

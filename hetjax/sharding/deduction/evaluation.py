@@ -113,7 +113,8 @@ def _padded(array: Any, source: HSharding, place: int) -> Any:
     dimension = source.hdim
     assert isinstance(dimension, int)
     array = resharded(array, undivided(spec_of(array), array.ndim, dimension))
-    widths = source.sizes or (array.shape[dimension],) * len(source.subgroups)
+    widths = [size for size in source.sizes if isinstance(size, int)] or [array.shape[dimension]]
+    assert len(widths) == len(source.subgroups), "what is computed has sizes in numbers"
     zeros = [(0, 0, 0)] * array.ndim
     zeros[dimension] = (sum(widths[:place]), sum(widths[place + 1 :]), 0)
     return jax.lax.pad(array, np.zeros((), array.dtype), zeros)

@@ -70,6 +70,7 @@ class Settings:
         mend_bodies: whether to do so inside scans, conditionals and loops.
         mend_scalars: whether to do so for values without dimensions, where nothing else is mended.
         sums_stay: whether all sums over divided dimensions stay partial.
+        message_bytes: what a move costs beside its bytes.
         body_of: the union of the equation whose body is deduced; None for a whole program.
     """
 
@@ -79,6 +80,7 @@ class Settings:
     mend_bodies: bool
     mend_scalars: bool
     sums_stay: bool
+    message_bytes: int = 0
     body_of: Union | None = None
 
 
@@ -259,7 +261,7 @@ class Deducer:
         return sum(self._bytes_moved(*each) or 0 for each in triples)
 
     def _bytes_moved(self, variable: int, source: int, destination: int) -> int | None:
-        """How many bytes a move sends; None where it is impossible."""
+        """What a move costs, in bytes; None where it is impossible."""
         if source == destination:
             return 0
         shape = self._flat.shapes[variable]
@@ -267,7 +269,10 @@ class Deducer:
         if key not in self._bytes:
             pair = self._layouts[source], self._layouts[destination]
             elements = elements_between(*pair, shape.shape)
-            self._bytes[key] = None if elements is None else elements * shape.dtype.itemsize
+            cost = None if elements is None else elements * shape.dtype.itemsize
+            if cost and pair[1] is not None and not Move(0, 0, pair[0], pair[1]).is_inside:
+                cost += self._settings.message_bytes
+            self._bytes[key] = cost
         return self._bytes[key]
 
     def _brought(
