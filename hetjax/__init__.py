@@ -22,14 +22,22 @@ if TYPE_CHECKING:
     from hetjax.mesh import Cluster
     from hetjax.planner import Plan, PlanOptions, plan, simulate
     from hetjax.report import draw_timeline, visualize
-    from hetjax.runtime import CheckpointOptions, LocalOptions, Play, RayOptions, Trainer
-    from hetjax.sharding import HArray, HSharding, Subgroup, reshard
+    from hetjax.runtime import (
+        CheckpointOptions,
+        HArray,
+        LocalOptions,
+        Play,
+        RayOptions,
+        Trainer,
+        reshard,
+    )
+    from hetjax.sharding import HSharding, Subgroup
 
 _HOMES = {
     "CheckpointError": "hetjax.errors",
     "CheckpointOptions": "hetjax.runtime",
     "Cluster": "hetjax.mesh",
-    "HArray": "hetjax.sharding",
+    "HArray": "hetjax.runtime",
     "HSharding": "hetjax.sharding",
     "InputError": "hetjax.errors",
     "LocalOptions": "hetjax.runtime",
@@ -44,7 +52,7 @@ _HOMES = {
     "WorkerLostError": "hetjax.errors",
     "draw_timeline": "hetjax.report",
     "plan": "hetjax.planner",
-    "reshard": "hetjax.sharding",
+    "reshard": "hetjax.runtime",
     "simulate": "hetjax.planner",
     "visualize": "hetjax.report",
 }

@@ -23,7 +23,8 @@ from hspmd_layouts import random_annotation
 from jax.sharding import PartitionSpec
 
 from hetjax import HArray, HSharding, Subgroup
-from hetjax.sharding import DUPLICATE, ProgramRunner, deduce, specialize
+from hetjax.runtime.local.local_program import LocalProgram
+from hetjax.sharding import DUPLICATE, deduce, specialize
 from hetjax.sharding.deduction.annotated_program import AnnotatedProgram, Move
 from hetjax.sharding.deduction.bottom_tier import OperandError
 from hetjax.sharding.deduction.computing import EquationLayouts
@@ -223,7 +224,7 @@ def mend_rows(cases: int = 200, seed: int = 0) -> list[Mapping[str, Any]]:
         ratios.append(found / best if best else (1.0 if not found else math.inf))
         silent += sum(mend.num_bytes for mend in program.mends) != found
         laid_out = map(HArray.of, case.inputs, case.annotations)
-        (result,) = ProgramRunner(specialize(program))(*laid_out)
+        (result,) = LocalProgram(specialize(program))(*laid_out)
         dense = np.asarray(jax.jit(case.program)(*case.inputs))
         wrong += not np.allclose(result.numpy(), dense, atol=1e-4 * float(np.abs(dense).max()))
     ratios.sort()

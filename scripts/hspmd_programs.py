@@ -15,7 +15,8 @@ from hspmd_layouts import random_annotation
 from jax.sharding import PartitionSpec
 
 from hetjax import HSharding, InputError, Subgroup, reshard
-from hetjax.sharding import DUPLICATE, AnnotatedFunction, deduce
+from hetjax.runtime import AnnotatedFunction
+from hetjax.sharding import DUPLICATE, deduce
 from hetjax.sharding.annotation.annotation import axes_of, spec_from
 from hetjax.sharding.deduction.annotated_program import union_of
 from hetjax.sharding.resolution.resolve import moved_elements

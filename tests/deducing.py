@@ -8,10 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from hetjax.sharding import DUPLICATE, HArray, HSharding, Subgroup
+from hetjax import HArray
+from hetjax.runtime.local.local_program import LocalProgram
+from hetjax.sharding import DUPLICATE, HSharding, Subgroup
 from hetjax.sharding.annotation.annotation import HDim
 from hetjax.sharding.deduction.deduce import deduce
-from hetjax.sharding.deduction.run_program import ProgramRunner
 from hetjax.sharding.deduction.specialize import specialize
 
 
@@ -58,7 +59,7 @@ def run(function, inputs, annotations, **options):
         value if annotation is None else HArray.of(value, annotation)
         for value, annotation in zip(inputs, annotations, strict=True)
     ]
-    return ProgramRunner(program)(*laid_out), program
+    return LocalProgram(program)(*laid_out), program
 
 
 def check(found, expected, tolerance=1e-5):

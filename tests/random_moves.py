@@ -21,6 +21,8 @@ from hetjax.runtime.instructions.instruction import Tag
 from hetjax.sharding import HSharding, Subgroup
 from hetjax.sharding.annotation.bounds import extent
 
+Processes = dict[int, tuple[int, int]]
+
 FIRST = 100
 """The first device of a receiving stage that is another one."""
 
@@ -39,7 +41,7 @@ class Move:
     shape: tuple[int, ...]
     source: HSharding
     target: HSharding
-    processes: dict[int, tuple[int, int]]
+    processes: Processes
 
     @property
     def stages(self) -> tuple[int, int]:
@@ -51,6 +53,11 @@ class Move:
         """The devices of each member of each stage."""
         sides = [self.source, self.target][: 1 + self.stages[1]]
         return [[group.devices for group in side.subgroups] for side in sides]
+
+    @property
+    def ends(self) -> tuple[HSharding, HSharding, Processes, Processes]:
+        """The source, the target, and the processes of each."""
+        return self.source, self.target, self.processes, self.processes
 
     def peers(self, side: HSharding) -> list[tuple[int, int]]:
         """The processes of the source, or of the target."""

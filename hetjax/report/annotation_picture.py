@@ -11,11 +11,12 @@ from hetjax.errors import InputError
 from hetjax.files import replacing
 from hetjax.sharding.annotation.annotation import HSharding, Shard
 from hetjax.sharding.annotation.bounds import contains, finest_slices
-from hetjax.sharding.resolution.union_array import HArray
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from hetjax.runtime.moves.union_array import HArray
 
 _WIDTH_INCHES, _LONGEST_INCHES, _SHORTEST_INCHES = 5.0, 2.5, 0.8
 _DOTS_PER_INCH = 150
@@ -73,8 +74,8 @@ def visualize(
         >>> figure.axes[0].get_title("left")
         'HSharding of (6, 4): split on dimension 0 among 3 devices of 2 submeshes'
     """
-    annotation = x.annotation if isinstance(x, HArray) else x
-    shape = x.shape if isinstance(x, HArray) else shape
+    annotation = x if isinstance(x, HSharding) else x.annotation
+    shape = shape if isinstance(x, HSharding) else x.shape
     if shape is None:
         raise InputError("shape: none is given; an annotation is drawn for an array of some shape")
     figure = _draw(annotation, tuple(shape), cells_of(annotation, shape))

@@ -2,7 +2,9 @@
 
 from hetjax.runtime.checkpoints.checkpoint_files import CheckpointFolder
 from hetjax.runtime.checkpoints.saving import CheckpointOptions
+from hetjax.runtime.local.annotated_function import AnnotatedFunction
 from hetjax.runtime.local.local_options import LocalOptions
+from hetjax.runtime.moves.union_array import HArray, reshard
 from hetjax.runtime.ray.ray_executor import RayOptions
 from hetjax.runtime.ray.ray_measure import measure_cluster
 from hetjax.runtime.step_metrics import StepMetrics
@@ -12,9 +14,11 @@ from hetjax.runtime.workers.playing import Play
 from hetjax.runtime.workers.step_report import LinkUse, StepReport
 
 __all__ = [
+    "AnnotatedFunction",
     "BatchSource",
     "CheckpointFolder",
     "CheckpointOptions",
+    "HArray",
     "LinkUse",
     "LocalOptions",
     "Play",
@@ -23,4 +27,5 @@ __all__ = [
     "StepReport",
     "Trainer",
     "measure_cluster",
+    "reshard",
 ]

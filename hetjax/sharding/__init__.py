@@ -11,18 +11,14 @@ from hetjax.sharding.annotation.rules import (
     parameter_spec,
     state_spec,
 )
-from hetjax.sharding.deduction.annotated_function import AnnotatedFunction
 from hetjax.sharding.deduction.annotated_program import AnnotatedProgram, Compute, Mend, Move
 from hetjax.sharding.deduction.deduce import deduce
-from hetjax.sharding.deduction.reshard import reshard
-from hetjax.sharding.deduction.run_program import ProgramRunner
 from hetjax.sharding.deduction.signatures import rules_table
 from hetjax.sharding.deduction.specialize import Segment, SpecializedProgram, specialize
 from hetjax.sharding.resolution.crossing import Crossing, Gathering, crossing
 from hetjax.sharding.resolution.network import Network
 from hetjax.sharding.resolution.pipelines import find_pipelines
 from hetjax.sharding.resolution.resolve import resolve
-from hetjax.sharding.resolution.union_array import HArray
 
 __all__ = [
     "DATA",
@@ -31,17 +27,14 @@ __all__ = [
     "PARTIAL",
     "RULES",
     "TENSOR",
-    "AnnotatedFunction",
     "AnnotatedProgram",
     "Compute",
     "Crossing",
     "Gathering",
-    "HArray",
     "HSharding",
     "Mend",
     "Move",
     "Network",
-    "ProgramRunner",
     "Segment",
     "Shard",
     "SpecializedProgram",
@@ -52,7 +45,6 @@ __all__ = [
     "find_pipelines",
     "overlap",
     "parameter_spec",
-    "reshard",
     "resolve",
     "rules_table",
     "specialize",

@@ -49,13 +49,14 @@ def mesh_of(layout: Layout) -> Mesh:
 
 
 def crossing_array(source: Layout, target: Layout, dtype: Any) -> CrossingArray:
-    processes = {device: (0, place) for device, place in source.processes().items()}
-    processes |= {device: (1, place) for device, place in target.processes(FIRST).items()}
+    givers = {device: (0, place) for device, place in source.processes().items()}
+    takers = {device: (1, place) for device, place in target.processes(FIRST).items()}
     return CrossingArray.between(
         jax.ShapeDtypeStruct(source.shape, dtype),
         source.annotation(),
         target.annotation(FIRST),
-        processes,
+        givers,
+        takers,
         BestLink(Network.alike()),
     )
 
@@ -133,11 +134,11 @@ def test_a_move_among_members_brings_everyone_what_it_wants(move: Move, dtype: A
     value, held = random_summands(move, dtype)
     shape = jax.ShapeDtypeStruct(move.shape, dtype)
     senders = BestLink(Network.alike())
-    crossed = CrossingArray.between(shape, move.source, move.target, move.processes, senders)
+    crossed = CrossingArray.between(shape, *move.ends, senders)
     sources = member_arrays(move, held)
     offers: dict[Peer, dict[Peer, list[jax.Array]]] = defaultdict(dict)
     for peer in move.peers(move.source):
-        member = crossed.member(move.source, peer)
+        member = crossed.giving_member(peer)
         group = move.source.subgroups[member]
         end = SendingEnd([crossed], member_mesh(group), peer, on_host=on_host)
         for receiver, pieces in end.offers([sources[member]]).items():
@@ -154,7 +155,7 @@ def test_a_move_among_members_brings_everyone_what_it_wants(move: Move, dtype: A
         array = landing.array(parts)
         if (gather := gatherer([landing], mesh)) is not None:
             (array,) = gather([array])
-        assert crossed.member(move.target, next(iter(peers))) == member
+        assert crossed.taking_member(next(iter(peers))) == member
         arrived.append(array)
     check_arrived(move, value, arrived, dtype)
 
@@ -265,7 +266,7 @@ def test_ends_that_do_the_same_are_compiled_once():
     shape, senders = jax.ShapeDtypeStruct(move.shape, np.float32), BestLink(Network.alike())
     counts = []
     for _ in range(2):
-        crossed = CrossingArray.between(shape, rows, whole, move.processes, senders)
+        crossed = CrossingArray.between(shape, *move.ends, senders)
         with counted_compilations() as compiled:
             for peer, mesh in member_meshes(move).items():
                 SendingEnd([crossed], mesh, peer)

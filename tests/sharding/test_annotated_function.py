@@ -10,8 +10,9 @@ from compilations import counted_compilations
 from deducing import check, drawn
 from jax.sharding import PartitionSpec as P
 
-from hetjax.errors import InputError
-from hetjax.sharding import PARTIAL, AnnotatedFunction, HArray, HSharding, Subgroup, reshard
+from hetjax import HArray, InputError, reshard
+from hetjax.runtime import AnnotatedFunction
+from hetjax.sharding import PARTIAL, HSharding, Subgroup
 
 TWO = Subgroup((0, 1), (("tensor", 2),), P())
 ONE = Subgroup((2,), (), P())

@@ -15,12 +15,11 @@ from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
 from small_models import Model, make_batch
 
-from hetjax.errors import InputError
-from hetjax.sharding import PARTIAL, HArray, HSharding, Subgroup
+from hetjax import HArray, InputError, reshard
+from hetjax.runtime.local.local_program import LocalProgram
+from hetjax.sharding import PARTIAL, HSharding, Subgroup
 from hetjax.sharding.deduction.annotated_program import Compute
 from hetjax.sharding.deduction.deduce import deduce
-from hetjax.sharding.deduction.reshard import reshard
-from hetjax.sharding.deduction.run_program import ProgramRunner
 from hetjax.sharding.deduction.specialize import Segment, specialize
 
 
@@ -51,7 +50,7 @@ def test_specialized_programs_equal_the_whole_one(number: int):
     with jax.numpy_dtype_promotion("standard"):
         found = deduce(jax.make_jaxpr(program)(*inputs), annotations, mend=True)
         expected = jax.tree.leaves(jax.jit(program)(*inputs))
-    runner = ProgramRunner(specialize(found))
+    runner = LocalProgram(specialize(found))
     results = runner(
         *(
             value if annotation is None else HArray.of(value, annotation)
@@ -265,11 +264,11 @@ def test_reshard_lays_arrays_out_and_moves_them():
 
 def test_an_input_must_lie_as_its_annotation_says():
     program = specialize(deduce(jax.make_jaxpr(jnp.tanh)(np.ones(6, np.float32)), [EARLY]))
-    runner = ProgramRunner(program)
+    runner = LocalProgram(program)
     with pytest.raises(InputError, match=r"inputs\[0\]: it must be a HArray that lies as"):
         runner(np.ones(6, np.float32))
     with pytest.raises(InputError, match=r"devices .* are not there; there are 1"):
-        ProgramRunner(program, jax.devices()[:1])
+        LocalProgram(program, jax.devices()[:1])
 
 
 HALVES = HSharding((Subgroup((0,), (), P()), Subgroup((1,), (), P())), 0, (2, 2))
@@ -349,7 +348,7 @@ def test_a_reshard_inside_a_body_stays_on_its_submeshes():
 
 
 def test_inputs_are_checked():
-    runner = ProgramRunner(specialize(deduce(jax.make_jaxpr(jnp.tanh)(NUMBERS), [HALVES])))
+    runner = LocalProgram(specialize(deduce(jax.make_jaxpr(jnp.tanh)(NUMBERS), [HALVES])))
     with pytest.raises(InputError, match="inputs: 0 are given, and the program has 1"):
         runner()
     with pytest.raises(InputError, match=r"inputs\[0\]: it is float32\[3\], and the program takes"):

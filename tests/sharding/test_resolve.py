@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from jax.experimental import transfer
 from jax.sharding import PartitionSpec as P
 from random_annotations import an_annotation, groups_of_devices, pairs, summands
+from run_steps import Machine, jax_machine, run_resolution
 
-from hetjax.errors import InputError
+from hetjax import HArray, InputError
 from hetjax.mesh import KINDS, Cluster, Link, Subcluster
-from hetjax.sharding import PARTIAL, HArray, HSharding, Network, Subgroup, resolve
+from hetjax.sharding import PARTIAL, HSharding, Network, Subgroup, resolve
 from hetjax.sharding.annotation.bounds import contains, finest_slices, within
-from hetjax.sharding.resolution.run_steps import Machine, jax_machine, run_resolution
 from hetjax.sharding.resolution.steps import KINDS as KINDS_OF_STEPS
 
 

@@ -6,8 +6,9 @@ import pytest
 from deducing import check, drawn, run
 from jax.sharding import PartitionSpec as P
 
+from hetjax import reshard
 from hetjax.errors import InputError
-from hetjax.sharding import PARTIAL, HSharding, Subgroup, deduce, reshard
+from hetjax.sharding import PARTIAL, HSharding, Subgroup, deduce
 from hetjax.sharding.deduction.top_tier import cotangent_of
 
 FOUR = Subgroup((0, 1, 2, 3), (("tensor", 4),), P())

@@ -14,6 +14,7 @@ from hetjax.runtime.instructions.member_instructions import (
     arguments_of,
     segment_name,
 )
+from hetjax.sharding.annotation.annotation import Subgroup
 from hetjax.sharding.deduction.annotated_program import AnnotatedProgram, shape_on, union_of
 from hetjax.sharding.deduction.evaluation import evaluate_node
 from hetjax.sharding.deduction.specialize import Segment
@@ -41,8 +42,8 @@ def compile_segments(part: MemberPart, mesh: Mesh, programs: Set[str]) -> dict[s
 
 def _compiled(divided: DividedProgram, place: int, segment: Segment, mesh: Mesh) -> Any:
     program, groups = divided.program, arguments_of(divided, place)
-    shapes = [[_on(program, value, segment, mesh) for value in group] for group in groups]
-    outputs = [_on(program, value, segment, mesh).sharding for value in segment.outputs]
+    shapes = [[part_of(program, v, segment.submesh, mesh) for v in group] for group in groups]
+    outputs = [part_of(program, v, segment.submesh, mesh).sharding for v in segment.outputs]
     with jax.set_mesh(mesh):
         run = _function(program, segment, groups)
         jitted = jax.jit(run, out_shardings=outputs, donate_argnums=1, keep_unused=True)
@@ -63,10 +64,20 @@ def _function(
     return run
 
 
-def _on(
-    program: AnnotatedProgram, value: int, segment: Segment, mesh: Mesh
+def part_of(
+    program: AnnotatedProgram, value: int, submesh: Subgroup, mesh: Mesh
 ) -> jax.ShapeDtypeStruct:
-    """What the member has of a value."""
+    """What a submesh has of a value.
+
+    Args:
+        program: the program.
+        value: the value.
+        submesh: the submesh, with no sharding inside it.
+        mesh: its mesh, of typed axes.
+
+    Returns:
+        Shape, dtype and sharding.
+    """
     annotation = program.annotations[value]
-    place = 0 if annotation is None else union_of(annotation).index(segment.submesh)
+    place = 0 if annotation is None else union_of(annotation).index(submesh)
     return shape_on(mesh, place, program.shapes[value], annotation)

@@ -294,6 +294,19 @@ class SegmentValue(NamedTuple):
     kind: Literal["segment_value"] = "segment_value"
 
 
+class SubmeshValue(NamedTuple):
+    """What a submesh has of a value of an annotated function, all of which one process runs.
+
+    Args:
+        submesh: which of the function's submeshes.
+        value: the number of the value.
+    """
+
+    submesh: int
+    value: int
+    kind: Literal["submesh_value"] = "submesh_value"
+
+
 Activation = BatchLeaf | ReceivedValue | SentValue | Residual | Deferred
 """What a microbatch keeps from its forward pass to the end of its backward pass."""
 
@@ -320,6 +333,7 @@ Buffer = (
     | UpdateMessage
     | StepMetric
     | SegmentValue
+    | SubmeshValue
 )
 """The name of an array that a worker holds."""
 

@@ -44,7 +44,9 @@ class CrossingArray:
         shape: its shape and dtype.
         source: how it lies as it is sent.
         target: how it shall lie when it is received.
-        processes: for each device of both, which process has it.
+        givers: for each device of the source, which process has it.
+        takers: for each device of the target, which process has it; another one than gives, where a
+            device is in two submeshes.
         crossing: how the one becomes the other.
         held: for each device of the source, the part that it has.
     """
@@ -52,7 +54,8 @@ class CrossingArray:
     shape: jax.ShapeDtypeStruct
     source: HSharding
     target: HSharding
-    processes: Mapping[int, Peer]
+    givers: Mapping[int, Peer]
+    takers: Mapping[int, Peer]
     crossing: Crossing
     held: Mapping[int, Bounds]
 
@@ -62,7 +65,8 @@ class CrossingArray:
         shape: jax.ShapeDtypeStruct,
         source: HSharding,
         target: HSharding,
-        processes: Mapping[int, Peer],
+        givers: Mapping[int, Peer],
+        takers: Mapping[int, Peer],
         senders: BestLink,
     ) -> CrossingArray:
         """An array that comes to lie in another way.
@@ -71,16 +75,17 @@ class CrossingArray:
             shape: its shape and dtype.
             source: how it lies.
             target: how it shall lie.
-            processes: for each device of both, which process has it.
+            givers: for each device of the source, which process has it.
+            takers: for each device of the target, which process has it.
             senders: who sends what several devices have.
 
         Returns:
             The array with its crossing.
         """
         whole, itemsize = shape.shape or (1,), shape.dtype.itemsize
-        found = crossing(source, target, whole, processes, senders, itemsize)
+        found = crossing(source, target, whole, {**givers, **takers}, senders, itemsize)
         held = {shard.device: shard.bounds for shard in source.shards(whole)}
-        return cls(shape, source, target, processes, found, held)
+        return cls(shape, source, target, givers, takers, found, held)
 
     def extent(self, bounds: Bounds) -> tuple[int, ...]:
         """The shape of a part of it."""
@@ -97,13 +102,21 @@ class CrossingArray:
                 for sender in part.senders:
                     yield SentPiece(place, part.bounds, sender, receiver)
 
-    def member(self, annotation: HSharding, peer: Peer) -> int:
-        """Which subgroup of the source or the target a process has devices of."""
-        return next(
-            place
-            for place, group in enumerate(annotation.subgroups)
-            if any(self.processes[device] == peer for device in group.devices)
-        )
+    def giving_member(self, peer: Peer) -> int:
+        """Which subgroup of the source a process has devices of."""
+        return _member(self.source, self.givers, peer)
+
+    def taking_member(self, peer: Peer) -> int:
+        """Which subgroup of the target a process has devices of."""
+        return _member(self.target, self.takers, peer)
+
+
+def _member(annotation: HSharding, processes: Mapping[int, Peer], peer: Peer) -> int:
+    return next(
+        place
+        for place, group in enumerate(annotation.subgroups)
+        if any(processes[device] == peer for device in group.devices)
+    )
 
 
 def crossing_arrays(
@@ -120,15 +133,13 @@ def crossing_arrays(
         One entry an array.
     """
     sent, received = placement.ends(tag)
-    of_device = {
-        device: (stage, place)
+    givers, takers = (
+        {device: (stage, place) for place, each in enumerate(processes[stage]) for device in each}
         for stage in (tag.route.source, tag.route.target)
-        for place, devices in enumerate(processes[stage])
-        for device in devices
-    }
+    )
     senders = BestLink(Network.of(placement.plan.cluster))
     return tuple(
-        CrossingArray.between(shape, source, target, of_device, senders)
+        CrossingArray.between(shape, source, target, givers, takers, senders)
         for shape, source, target in zip(
             sent.shapes, sent.annotations, received.annotations, strict=True
         )

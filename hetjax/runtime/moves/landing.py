@@ -37,13 +37,13 @@ class Landing:
     """
 
     def __init__(self, array: CrossingArray, mesh: Mesh, peer: Peer):
-        member = array.member(array.target, peer)
+        member = array.taking_member(peer)
         group, whole = array.target.subgroups[member], array.shape.shape or (1,)
         region = array.target.regions(whole)[member]
         first = sum(len(each.devices) for each in array.target.subgroups[:member])
         landed = array.crossing.landed[first : first + len(group.devices)]
-        self.peers = frozenset(array.processes[device] for device in group.devices)
-        self.shards = [shard for shard in landed if array.processes[shard.device] == peer]
+        self.peers = frozenset(array.takers[device] for device in group.devices)
+        self.shards = [shard for shard in landed if array.takers[shard.device] == peer]
         self.gathering = array.crossing.gatherings[member]
         self.wanted = jax.ShapeDtypeStruct(
             array.extent(region), array.shape.dtype, sharding=NamedSharding(mesh, group.spec)
@@ -61,6 +61,8 @@ class Landing:
             self.shape, spec = tuple(shape), PartitionSpec(*entries)
         self.sharding = NamedSharding(mesh, spec)
         self._devices = dict(zip(group.devices, mesh.devices.flat, strict=True))
+        # The type of a summand says so, and nothing can be added to it.
+        self._is_alone = len(self._devices) == 1 and not group.spec.unreduced
 
     @property
     def part_shape(self) -> tuple[int, ...]:
@@ -69,13 +71,13 @@ class Landing:
 
     def part_sharding(self, device: int) -> Sharding:
         """With what sharding the pieces and the part of a device lie on it."""
-        if len(self._devices) == 1:
+        if self._is_alone:
             return self.sharding
         return SingleDeviceSharding(self._devices[device])
 
     def array(self, parts: Sequence[jax.Array]) -> jax.Array:
         """The array, of the parts that devices hold."""
-        if len(self._devices) == 1:
+        if self._is_alone:
             (part,) = parts
             # What the device has kept may still say how it was divided before, over one device.
             return part if part.sharding == self.sharding else jax.device_put(part, self.sharding)

@@ -13,9 +13,9 @@ from hetjax.runtime.compilation.compiled_stage import CompiledStage
 from hetjax.runtime.compilation.state import StageState
 from hetjax.runtime.instructions.buffers import OptimizerState, Parameter
 from hetjax.runtime.instructions.placement import Placement
+from hetjax.runtime.moves.pieces import ArrayPart, join_pieces
 from hetjax.runtime.moves.state_switch import shards_of_member
 from hetjax.sharding.annotation.bounds import Bounds
-from hetjax.sharding.resolution.run_steps import ArrayPart, join_pieces
 
 Pieces = dict[tuple[int, int], list[ArrayPart]]
 """For each leaf and device of the cluster, parts of it that are there."""

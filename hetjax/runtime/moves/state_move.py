@@ -13,9 +13,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from hetjax.runtime.moves.pieces import cut_piece
 from hetjax.runtime.moves.stage_leaves import Pieces, StageLeaves
 from hetjax.sharding.resolution.network import Network
-from hetjax.sharding.resolution.run_steps import cut_piece
 from hetjax.sharding.resolution.switch_groups import groups_of, messages_of_groups
 from hetjax.sharding.resolution.switch_transfers import (
     ArraySlice,

@@ -8,11 +8,12 @@ has to be computed at all.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, Sharding
 
@@ -60,11 +61,11 @@ class SendingEnd:
         self._only = None
         cut: dict[int, dict[tuple[int, Bounds], None]] = {}
         for i, array in enumerate(arrays):
-            group = array.source.subgroups[array.member(array.source, peer)]
+            group = array.source.subgroups[array.giving_member(peer)]
             self._numbers |= dict(zip(mesh.devices.flat, group.devices, strict=True))
             for piece in array.pieces(i):
-                if array.processes[piece.sender] == peer:
-                    self._offers.setdefault(array.processes[piece.receiver], []).append(piece)
+                if array.givers[piece.sender] == peer:
+                    self._offers.setdefault(array.takers[piece.receiver], []).append(piece)
                     if piece.bounds != array.held[piece.sender] and not on_host:
                         cut.setdefault(piece.sender, {})[i, piece.bounds] = None
         if len(self._numbers) == 1:
@@ -94,7 +95,14 @@ class SendingEnd:
             of the arrays. Where the host cuts them, copies as NumPy arrays: it waits until the
             arrays are there. What a device keeps whole is its shard.
         """
-        held = [self._shards(array) for array in arrays]
+        return self.offers_of(self.shards(arrays))
+
+    def offers_of(self, held: Sequence[Mapping[int, jax.Array]]) -> dict[Peer, list[Any]]:
+        """What each receiving process gets of this one, as from `offers`.
+
+        Args:
+            held: for each array its shards, by the numbers of their devices.
+        """
         if self._on_host:
             return self._host_offers(held)
         cut: dict[tuple[int, int, Bounds], jax.Array] = {}
@@ -129,11 +137,44 @@ class SendingEnd:
                 pieces.append(made[key])
         return found
 
-    def _shards(self, array: jax.Array) -> dict[int, jax.Array]:
-        """The process's shards of an array by the numbers of their devices."""
+    def shards(self, arrays: Sequence[jax.Array]) -> list[dict[int, jax.Array]]:
+        """The process's shards of arrays by the numbers of their devices."""
         if self._only is not None:
-            return {self._only: array}
-        return {self._numbers[shard.device]: shard.data for shard in array.addressable_shards}
+            return [{self._only: array} for array in arrays]
+        return [
+            {self._numbers[shard.device]: shard.data for shard in array.addressable_shards}
+            for array in arrays
+        ]
+
+
+def host_cuts(meshes: Iterable[Mesh], shapes: Iterable[jax.ShapeDtypeStruct]) -> bool:
+    """Whether the host itself cuts the pieces of a transfer, since it can read and write them.
+
+    So it is on CPUs. A piece of 64 KB costs the host 5 us there, and JAX 40 to bring it from one
+    device of the process to another one.
+
+    Args:
+        meshes: those of all ends.
+        shapes: those of the arrays.
+    """
+    on_cpu = all(each.platform == "cpu" for mesh in meshes for each in mesh.devices.flat)
+    return on_cpu and not any(jnp.issubdtype(shape.dtype, jax.dtypes.extended) for shape in shapes)
+
+
+def landed(
+    offers: dict[Peer, list[Any]], shardings: Sequence[Sharding] | None
+) -> dict[Peer, list[Any]]:
+    """Bring pieces to where they land in this process, all of them at once.
+
+    Args:
+        offers: what a process has for others.
+        shardings: where each piece lands; None where the host brings it.
+    """
+    if shardings is None:
+        return offers
+    pieces = [piece for offered in offers.values() for piece in offered]
+    moved = iter(jax.device_put(pieces, shardings))
+    return {peer: [next(moved) for _ in offered] for peer, offered in offers.items()}
 
 
 class _Joining(NamedTuple):
@@ -195,8 +236,8 @@ class ReceivingEnd:
         self._pieces: dict[Peer, list[SentPiece]] = {}
         for i, array in enumerate(arrays):
             for piece in array.pieces(i):
-                if array.processes[piece.receiver] == peer:
-                    sender = array.processes[piece.sender]
+                if array.takers[piece.receiver] == peer:
+                    sender = array.givers[piece.sender]
                     self._pieces.setdefault(sender, []).append(piece)
         self.requests = {
             sender: [

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import Mesh, Sharding
 
 from hetjax.errors import WorkerLostError
@@ -18,7 +17,7 @@ from hetjax.runtime.instructions.instruction import Tag
 from hetjax.runtime.instructions.placement import Placement
 from hetjax.runtime.moves.crossing_arrays import CrossingArray, alike, crossing_arrays
 from hetjax.runtime.moves.peers import Peer, Processes
-from hetjax.runtime.moves.transfer_ends import ReceivingEnd, SendingEnd
+from hetjax.runtime.moves.transfer_ends import ReceivingEnd, SendingEnd, host_cuts, landed
 
 
 class Arrival(NamedTuple):
@@ -33,12 +32,11 @@ class Arrival(NamedTuple):
     num_bytes: int
 
 
-class Transport(Protocol):
-    """Moves the arrays of tagged transfers from one stage to another, or among members of one.
+class Carrier(Protocol):
+    """Moves the arrays of tagged transfers.
 
-    Within a step each worker of the one sends a tag once, and each of the other receives it once. A
-    worker that does both sends first. Nothing here waits for another end but `receive`, which gives
-    up at a deadline.
+    Within a step each who gives sends a tag once, and each who takes receives it once; who does
+    both sends first.
     """
 
     def expect(self, step: int, tag: Tag) -> None:
@@ -52,10 +50,6 @@ class Transport(Protocol):
         """
         ...
 
-    def ready(self, step: int, tag: Tag) -> bool:
-        """Whether `receive` would return, or raise, at once."""
-        ...
-
     def receive(self, step: int, tag: Tag) -> list[jax.Array]:
         """Wait for a transfer.
 
@@ -65,6 +59,17 @@ class Transport(Protocol):
         Raises:
             WorkerLostError: nothing came before the deadline, or the other end is gone.
         """
+        ...
+
+
+class Transport(Carrier, Protocol):
+    """Moves arrays between workers: from one stage to another, or among the members of one.
+
+    Nothing here waits for another end but `receive`, which gives up at a deadline.
+    """
+
+    def ready(self, step: int, tag: Tag) -> bool:
+        """Whether `receive` would return, or raise, at once."""
         ...
 
     def arrival(self, step: int, tag: Tag) -> Arrival:
@@ -132,11 +137,7 @@ class InProcessTransport:
         key = alike(tag), sender
         if key not in self._sending:
             self._make_sending_end(*key)
-        offers, shardings = self._sending[key].offers(arrays), self._shardings[key]
-        if shardings is not None:
-            pieces = [piece for offered in offers.values() for piece in offered]
-            moved = iter(jax.device_put(pieces, shardings))
-            offers = {peer: [next(moved) for _ in offered] for peer, offered in offers.items()}
+        offers = landed(self._sending[key].offers(arrays), self._shardings[key])
         with self._changed:
             for receiver, offered in offers.items():
                 self._arrived.setdefault((step, tag, receiver), {})[sender] = offered
@@ -196,21 +197,14 @@ class InProcessTransport:
         self._sending[tag, sender] = end
 
     def on_host(self, tag: Tag) -> bool:
-        """Whether the host itself cuts the pieces of a transfer, since it can read and write them.
-
-        So it is on CPUs. A piece of 64 KB costs the host 5 us there, and JAX 40 to bring it from
-        one device of the process to another one.
+        """Whether the host itself cuts the pieces of a transfer; see `host_cuts`.
 
         Args:
             tag: the transfer.
         """
         ends = {tag.route.source, tag.route.target}
         meshes = [mesh for peer, mesh in self._meshes.items() if peer[0] in ends]
-        on_cpu = all(each.platform == "cpu" for mesh in meshes for each in mesh.devices.flat)
-        shapes = self._placement.ends(tag)[0].shapes
-        return on_cpu and not any(
-            jnp.issubdtype(shape.dtype, jax.dtypes.extended) for shape in shapes
-        )
+        return host_cuts(meshes, self._placement.ends(tag)[0].shapes)
 
     def _crossing_arrays(self, tag: Tag) -> tuple[CrossingArray, ...]:
         if tag not in self._arrays:

@@ -30,7 +30,6 @@ from hetjax.runtime.instructions.buffers import (
     Parameter,
 )
 from hetjax.runtime.instructions.instruction import (
-    Expect,
     Free,
     Instruction,
     Load,
@@ -46,6 +45,7 @@ from hetjax.runtime.instructions.instruction_list import (
 )
 from hetjax.runtime.instructions.placement import Placement, reduction_groups
 from hetjax.runtime.moves.transport import Transport
+from hetjax.runtime.workers.instruction_run import InstructionRun
 from hetjax.runtime.workers.playing import Pace
 from hetjax.runtime.workers.step_report import StepReport
 
@@ -229,16 +229,15 @@ _Placed = Parameter | OptimizerState | Gradient
 """Buffers of a stage that are counted from 0."""
 
 
-class _StepRun:
-    """One pass over an instruction list."""
+class _StepRun(InstructionRun):
+    """A step of a stage's worker, and what is seen of it."""
 
     def __init__(self, worker: StageWorker, step: int, feed: Feed, timed: bool):
-        self.worker, self.step, self.feed, self.timed = worker, step, feed, timed
-        self.buffers = worker.buffers
+        super().__init__(worker.compiled.programs, worker.transport, worker.buffers, step)
+        self.worker, self.feed, self.timed = worker, feed, timed
         self.report = StepReport()
         self.live: Counter[int] = Counter()
         self.live_bytes = 0
-        self.latest: list[jax.Array] = []
 
     def execute(self, instructions: Sequence[Instruction]) -> None:
         began = time.perf_counter()
@@ -247,24 +246,15 @@ class _StepRun:
             if isinstance(instruction, Receive):
                 self._fill_wait(early, place, instruction.tag)
             if not early.has_run(place):
-                self._do(instruction)
+                self.do(instruction)
         self._metrics()
         self.report.seconds = time.perf_counter() - began
 
-    def _do(self, instruction: Instruction) -> None:
-        match instruction:
-            case Run():
-                self._run(instruction)
-            case Load():
-                self._load(instruction)
-            case Expect():
-                self.worker.transport.expect(self.step, instruction.tag)
-            case Receive():
-                self._receive(instruction)
-            case Send():
-                self._send(instruction)
-            case Free():
-                self._free(instruction)
+    def do(self, instruction: Instruction) -> None:
+        if isinstance(instruction, Load):
+            self.load(instruction)
+        else:
+            super().do(instruction)
 
     def _fill_wait(self, early: EarlyRuns, place: int, tag: Tag) -> None:
         """Run weight gradients that come later, as long as a transfer is not there.
@@ -281,7 +271,7 @@ class _StepRun:
             jax.block_until_ready(self.latest)
             if transport.ready(self.step, tag):
                 return
-            self._do(run)
+            self.do(run)
             early.mark()
 
     def _metrics(self) -> None:
@@ -300,16 +290,14 @@ class _StepRun:
             leaves = np.flatnonzero(~np.isfinite(np.asarray(squares)))
             self.report.nonfinite_leaves = tuple(leaves.tolist())
 
-    def _run(self, instruction: Run) -> None:
+    def run(self, instruction: Run) -> None:
         start = time.time()
-        arguments = [[self.buffers[b] for b in group] for group in instruction.inputs]
-        program = self.worker.compiled.programs[instruction.program]
         pace = self.worker.pace
         with pace.running(self.worker.stage, instruction.program) if pace else nullcontext():
-            self.latest = jax.tree.leaves(program(*arguments))
+            self.compute(instruction)
             if self.timed or pace:
                 jax.block_until_ready(self.latest)
-        self._hold(instruction.outputs, self.latest)
+        self.hold(instruction.outputs, self.latest)
         if self.timed:
             kind = _EVENT_KINDS.get(instruction.program.partition("/")[0], "update")
             mark = instruction.microbatch if instruction.microbatch >= 0 else None
@@ -317,7 +305,7 @@ class _StepRun:
             track = stage_track(self.worker.stage, self.worker.member)
             self.report.events.append(Event(track, name, kind, mark, start, time.time()))
 
-    def _load(self, instruction: Load) -> None:
+    def load(self, instruction: Load) -> None:
         placement, stage = self.worker.placement, self.worker.stage
         size = placement.pipeline_plan(stage).microbatch_size
         start, stop = placement.examples_of(stage, self.worker.member)
@@ -329,9 +317,9 @@ class _StepRun:
             _global_array(leaves[b.leaf], stop - start, shape, shardings[b.leaf], first)
             for b, shape in zip(instruction.buffers, self.worker.programs.batch, strict=True)
         ]
-        self._hold(instruction.buffers, arrays)
+        self.hold(instruction.buffers, arrays)
 
-    def _receive(self, instruction: Receive) -> None:
+    def receive(self, instruction: Receive) -> None:
         tag, transport = instruction.tag, self.worker.transport
         start = time.perf_counter()
         arrays = transport.receive(self.step, tag)
@@ -339,14 +327,13 @@ class _StepRun:
             jax.block_until_ready(arrays)
         self.report.arrivals[tag] = transport.arrival(self.step, tag)
         self.report.waits[tag] = time.perf_counter() - start
-        self._hold(instruction.buffers, arrays)
+        self.hold(instruction.buffers, arrays)
 
-    def _send(self, instruction: Send) -> None:
-        arrays = [self.buffers[buffer] for buffer in instruction.buffers]
+    def send(self, instruction: Send) -> None:
         self.report.sends[instruction.tag] = time.time()
-        self.worker.transport.send(self.step, instruction.tag, arrays)
+        super().send(instruction)
 
-    def _hold(self, names: Sequence[Buffer], arrays: Sequence[Any]) -> None:
+    def hold(self, names: Sequence[Buffer], arrays: Sequence[Any]) -> None:
         for name, array in zip(names, arrays, strict=True):
             self.buffers[name] = array
             if isinstance(name, ACTIVATIONS):
@@ -356,7 +343,7 @@ class _StepRun:
         self.report.live_microbatches = max(self.report.live_microbatches, held)
         self.report.live_bytes = max(self.report.live_bytes, self.live_bytes)
 
-    def _free(self, instruction: Free) -> None:
+    def free(self, instruction: Free) -> None:
         for name in instruction.buffers:
             array = self.buffers.pop(name)
             if isinstance(name, ACTIVATIONS):

@@ -1,4 +1,4 @@
-"""`reshard`: the communication operator, inside a traced function or outside."""
+"""`reshard`: the communication operator, as it stands in a traced function."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import numpy as np
 from hetjax import _compat
 from hetjax.errors import InputError, shown
 from hetjax.sharding.annotation.annotation import HSharding
-from hetjax.sharding.resolution.union_array import HArray, as_array
 
 _numbers = itertools.count()
 
@@ -58,24 +57,17 @@ RESHARD = _compat.linear_identity("hetjax_reshard", _transpose)
 
 
 def reshard(x: Any, annotations: HSharding | Sequence[HSharding]) -> Any:
-    """Say how a value shall lie from here on.
-
-    Inside a function that is traced, this is the one operation that changes the submeshes of a
-    value; `hetjax.sharding.deduce` finds the communication that it implies, and its gradient is
-    brought back to where the value came from; where `jax.jit` compiles the function for one device
-    it is the identity. Outside, it lays an array out, or moves it.
+    """Say how a value of a traced function shall lie from here on; see `hetjax.reshard`.
 
     Args:
-        x: a traced value, an array, or a `HArray`.
-        annotations: how it shall lie; for a traced value also several, one for each strategy.
+        x: the value.
+        annotations: how it shall lie; several are one for each strategy.
 
     Returns:
-        The traced value; or a `HArray`.
+        The value.
 
     Raises:
-        InputError: the annotation does not fit the shape, or names devices that are not there.
-
-    Source: Hetu v2, sections 5.1 and 6.1.
+        InputError: an annotation does not fit the shape.
 
     Example:
         >>> import jax
@@ -85,20 +77,30 @@ def reshard(x: Any, annotations: HSharding | Sequence[HSharding]) -> Any:
         >>> jax.make_jaxpr(lambda x: reshard(x, halves))(np.ones(4)).eqns[0].primitive
         hetjax_reshard
     """
-    several: tuple[HSharding, ...] = (
+    several = checked_annotations(annotations, np.shape(x))
+    return RESHARD.bind(x, resharding=Resharding(several, next(_numbers)))
+
+
+def checked_annotations(
+    annotations: HSharding | Sequence[HSharding], shape: Sequence[int]
+) -> tuple[HSharding, ...]:
+    """The annotations of a reshard, one or several.
+
+    Args:
+        annotations: what was given.
+        shape: the shape of what is to lie so.
+
+    Raises:
+        InputError: none is given, one is none, or does not fit the shape.
+    """
+    several: tuple[Any, ...] = (
         tuple(annotations) if isinstance(annotations, Sequence) else (annotations,)
     )
     if not several:
         raise InputError("annotations: none is given: a reshard has one or more")
-    x = x if isinstance(x, HArray) or _compat.is_traced(x) else as_array(x)
     for annotation in several:
         if not isinstance(annotation, HSharding):
             raise InputError(f"annotations: {shown(annotation)} is not allowed: an HSharding")
         if not annotation.symbols:
-            annotation.shards(np.shape(x))
-    if _compat.is_traced(x):
-        return RESHARD.bind(x, resharding=Resharding(several, next(_numbers)))
-    annotation, *others = several
-    if others:
-        raise InputError(f"annotations: {len(several)} are given; outside of a trace there is one")
-    return x.reshard(annotation) if isinstance(x, HArray) else HArray.of(x, annotation)
+            annotation.shards(shape)
+    return several

@@ -1,4 +1,4 @@
-"""Carrying out communication steps on arrays of one process: NumPy's or JAX's.
+"""Communication steps carried out on arrays of one process, step by step: NumPy's or JAX's.
 
 On NumPy arrays this is the dense simulator that every transport must reproduce; with JAX arrays,
 each on its own device, the same steps move real shards.
@@ -11,14 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.sharding import SingleDeviceSharding
 
+from hetjax.runtime.moves.pieces import ArrayPart, cut_piece, join_pieces
 from hetjax.sharding.annotation.bounds import Bounds, contains, extent, within
 from hetjax.sharding.resolution.steps import CommunicationStep, Resolution
-
-ArrayPart = tuple[Bounds, Any]
 
 
 @dataclass(frozen=True)
@@ -61,46 +58,6 @@ def jax_machine(devices: Mapping[int, Any]) -> Machine:
         return join_pieces(bounds, dtype, pieces, devices[device])
 
     return Machine(lambda array, device: jax.device_put(array, devices[device]), join)
-
-
-def join_pieces(bounds: Bounds, dtype: Any, pieces: Sequence[ArrayPart], device: Any) -> jax.Array:
-    """A part of an array on a device of JAX, of pieces of it that are there.
-
-    Args:
-        bounds: the part.
-        dtype: its type.
-        pieces: JAX arrays on the device, or NumPy's; they make up the part, or it is empty.
-        device: the device.
-
-    Returns:
-        The part.
-    """
-    if len(pieces) == 1 and pieces[0][0] == bounds:
-        return jax.device_put(pieces[0][1], device)
-    if all(isinstance(_readable(piece), np.ndarray) for _, piece in pieces):
-        array = np.empty(extent(bounds), dtype)
-        for around, piece in pieces:
-            array[within(around, bounds)] = piece
-        return jax.device_put(array, device)
-    whole = jnp.zeros(extent(bounds), dtype, device=SingleDeviceSharding(device))
-    for around, piece in pieces:
-        whole = whole.at[within(around, bounds)].set(piece)
-    return whole
-
-
-def cut_piece(pieces: Sequence[ArrayPart], bounds: Bounds) -> Any:
-    """A part of an array, of pieces of which one has it all; of several the one that came last."""
-    around, array = next(piece for piece in reversed(pieces) if contains(piece[0], bounds))
-    return array if around == bounds else _readable(array)[within(bounds, around)]
-
-
-def _readable(array: Any) -> Any:
-    """A view that NumPy cuts without compilation, where the host can read the device's memory."""
-    if not isinstance(array, jax.Array):
-        return array
-    on_host = next(iter(array.devices())).platform == "cpu"
-    is_plain = not jnp.issubdtype(array.dtype, jax.dtypes.extended)
-    return np.asarray(array) if on_host and is_plain else array
 
 
 def run_resolution(

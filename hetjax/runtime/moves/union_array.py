@@ -1,4 +1,4 @@
-"""`HArray`: one logical array over a union of unlike meshes."""
+"""`HArray`: one logical array over a union of unlike meshes; and `reshard`, which moves it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import AxisType, Mesh, SingleDeviceSharding
 from jaxtyping import Num
 
+from hetjax import _compat
 from hetjax.errors import InputError, shown
-from hetjax.sharding.annotation.annotation import HSharding, Shard
+from hetjax.runtime.moves.local_move import LocalMove
+from hetjax.sharding.annotation.annotation import HSharding, Shard, Subgroup
+from hetjax.sharding.deduction.reshard import checked_annotations
+from hetjax.sharding.deduction.reshard import reshard as traced_reshard
 from hetjax.sharding.resolution.network import Network
-from hetjax.sharding.resolution.resolve import resolve
-from hetjax.sharding.resolution.run_steps import jax_machine, run_resolution
 
 
 class HArray:
@@ -55,7 +58,8 @@ class HArray:
         devices: Mapping[int, Any],
     ):
         self.annotation, self.shape = annotation, tuple(shape)
-        self._shards, self._devices = dict(shards), dict(devices)
+        self._devices = dict(devices)
+        self._shards = {number: _alone(shard) for number, shard in shards.items()}
         self._layout = annotation.shards(self.shape)
         for shard in self._layout:
             expected = tuple(stop - start for start, stop in shard.bounds)
@@ -150,18 +154,74 @@ class HArray:
         for number in annotation.devices:
             if number not in self._devices:
                 raise InputError(f"annotation: device {number} is not there")
-        steps = resolve(
-            self.annotation,
-            annotation,
-            self.shape,
-            network=network,
-            itemsize=self.dtype.itemsize,
+        shape = jax.ShapeDtypeStruct(self.shape, self.dtype)
+        move = LocalMove(
+            shape, self.annotation, annotation, lambda each: mesh_of(each, self._devices), network
         )
-        shards = run_resolution(steps, self._shards, jax_machine(self._devices))
-        return HArray(annotation, self.shape, shards, self._devices)
+        return HArray(annotation, self.shape, move.of_shards(self._shards), self._devices)
 
     def __repr__(self) -> str:
         return f"HArray({self.dtype}{list(self.shape)}, {self.annotation})"
+
+
+def mesh_of(submesh: Subgroup, devices: Mapping[int, Any]) -> Mesh:
+    """The mesh of a submesh, of typed axes.
+
+    Args:
+        submesh: the submesh.
+        devices: the device behind each number.
+    """
+    names, sizes = submesh.named_axes
+    grid = np.array([devices[number] for number in submesh.devices]).reshape(sizes)
+    return Mesh(grid, names, axis_types=(AxisType.Explicit,) * len(names))
+
+
+def _alone(shard: jax.Array) -> jax.Array:
+    """A shard whose type says nothing of a mesh: to a summand nothing could be added."""
+    if isinstance(shard.sharding, SingleDeviceSharding):
+        return shard
+    (device,) = shard.devices()
+    sharding = SingleDeviceSharding(device)
+    (data,) = (each.data for each in shard.addressable_shards)
+    return jax.make_array_from_single_device_arrays(shard.shape, sharding, [data])
+
+
+def reshard(x: Any, annotations: HSharding | Sequence[HSharding]) -> Any:
+    """Say how a value shall lie from here on.
+
+    Inside a function that is traced, this is the one operation that changes the submeshes of a
+    value; `hetjax.sharding.deduce` finds the communication that it implies, and its gradient is
+    brought back to where the value came from; where `jax.jit` compiles the function for one device
+    it is the identity. Outside, it lays an array out, or moves it.
+
+    Args:
+        x: a traced value, an array, or a `HArray`.
+        annotations: how it shall lie; for a traced value also several, one for each strategy.
+
+    Returns:
+        The traced value; or a `HArray`.
+
+    Raises:
+        InputError: the annotation does not fit the shape, or names devices that are not there.
+
+    Source: Hetu v2, sections 5.1 and 6.1.
+
+    Example:
+        >>> from jax.sharding import PartitionSpec as P
+        >>> from hetjax.sharding import Subgroup
+        >>> halves = HSharding((Subgroup((0,), (), P()), Subgroup((1,), (), P())), hdim=0)
+        >>> jax.make_jaxpr(lambda x: reshard(x, halves))(np.ones(4)).eqns[0].primitive
+        hetjax_reshard
+        >>> reshard(np.arange(4), halves)[1]
+        Array([2, 3], dtype=int32)
+    """
+    if _compat.is_traced(x):
+        return traced_reshard(x, annotations)
+    x = x if isinstance(x, HArray) else as_array(x)
+    annotation, *others = several = checked_annotations(annotations, np.shape(x))
+    if others:
+        raise InputError(f"annotations: {len(several)} are given; outside of a trace there is one")
+    return x.reshard(annotation) if isinstance(x, HArray) else HArray.of(x, annotation)
 
 
 def as_array(value: Any) -> Any:

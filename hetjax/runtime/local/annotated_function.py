@@ -14,13 +14,13 @@ import numpy as np
 from jaxtyping import PyTree
 
 from hetjax.errors import InputError
+from hetjax.runtime.local.local_program import LocalProgram
+from hetjax.runtime.moves.union_array import HArray, as_array
 from hetjax.sharding.annotation.annotation import HSharding
 from hetjax.sharding.annotation.symbols import Size, SymbolicSize
 from hetjax.sharding.deduction.deduce import deduce
-from hetjax.sharding.deduction.run_program import ProgramRunner
 from hetjax.sharding.deduction.specialize import specialize
 from hetjax.sharding.resolution.network import Network
-from hetjax.sharding.resolution.union_array import HArray, as_array
 
 
 class AnnotatedFunction:
@@ -65,7 +65,7 @@ class AnnotatedFunction:
         self._function, self._annotations = function, tuple(annotations)
         self._devices, self._network = devices, network
         self._strategy, self._mend = strategy, mend
-        self._compiled: dict[Any, tuple[ProgramRunner, list[HSharding | None], Any]] = {}
+        self._compiled: dict[Any, tuple[LocalProgram, list[HSharding | None], Any]] = {}
 
     @property
     def num_compiled(self) -> int:
@@ -103,9 +103,9 @@ class AnnotatedFunction:
         key = tree, shapes, tuple(sorted(numbers.items()))
         if key not in self._compiled:
             self._compiled[key] = self._compile(tree, shapes, annotations, numbers)
-        runner, bound, result_tree = self._compiled[key]
+        run, bound, result_tree = self._compiled[key]
         placed = [self._laid_out(*pair) for pair in zip(leaves, bound, strict=True)]
-        return jax.tree.unflatten(result_tree, runner(*placed))
+        return jax.tree.unflatten(result_tree, run(*placed))
 
     def _compile(
         self,
@@ -113,7 +113,7 @@ class AnnotatedFunction:
         shapes: Sequence[tuple[tuple[int, ...], Any]],
         annotations: Sequence[HSharding | None],
         numbers: Mapping[str, int],
-    ) -> tuple[ProgramRunner, list[HSharding | None], Any]:
+    ) -> tuple[LocalProgram, list[HSharding | None], Any]:
         def flat(*leaves: Any) -> Any:
             return self._function(*jax.tree.unflatten(tree, leaves))
 
@@ -121,8 +121,8 @@ class AnnotatedFunction:
         closed, results = jax.make_jaxpr(flat, return_shape=True)(*structs)
         bound = [annotation and annotation.bind(numbers) for annotation in annotations]
         program = deduce(closed, bound, strategy=self._strategy, symbols=numbers, mend=self._mend)
-        runner = ProgramRunner(specialize(program), self._devices, self._network)
-        return runner, bound, jax.tree.structure(results)
+        compiled = LocalProgram(specialize(program), self._devices, self._network)
+        return compiled, bound, jax.tree.structure(results)
 
     def _laid_out(self, array: Any, annotation: HSharding | None) -> Any:
         if annotation is None:
