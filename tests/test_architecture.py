@@ -122,3 +122,42 @@ def test_no_two_classes_have_one_name():
             if isinstance(node, ast.ClassDef):
                 homes.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
     assert {name: each for name, each in homes.items() if len(each) > 1} == {}
+
+
+def names_used(path: Path) -> set[str]:
+    """The names that a file reads, imports, or takes of what it has imported."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+            found.add(node.id)
+        elif isinstance(node, ast.Attribute):
+            found.add(node.attr)
+        elif isinstance(node, ast.ImportFrom):
+            found |= {alias.name for alias in node.names}
+    return found
+
+
+def uses_of(path: Path) -> set[str]:
+    """The names used in a file, and in others of hetjax that import it.
+
+    What a package only hands on is used where a page for users names it.
+    """
+    module = module_name(path)
+    found, handed_on = names_used(path), set[str]()
+    for other in FILES:
+        if module in imports(other):
+            (handed_on if other.name == "__init__.py" else found).update(names_used(other))
+    pages = "".join(page.read_text() for page in PAGE.parent.parent.rglob("*.md"))
+    return found | {name for name in handed_on if re.search(rf"\b{name}\b", pages)}
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "sharding").glob("*/[a-z]*.py")), ids=lambda path: path.stem
+)
+def test_all_that_is_public_in_sharding_is_used(path: Path):
+    """By other code of hetjax, or by people whom a page tells of it; tests do not count."""
+    public = {name for name in names_in(path) if not name.startswith("_") and "." not in name}
+    assert public - uses_of(path) == set()
+    module = module_name(path)
+    importing = [each for each in FILES if each != path and module in imports(each)]
+    assert importing, f"nobody imports {module}"

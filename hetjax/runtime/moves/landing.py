@@ -55,7 +55,7 @@ class Landing:
             divisions = group.divisions(len(whole))
             shape = list(extent(region))
             shape[axis] = divisions[axis] * len(widths) * max(widths)
-            entries = [axes_of(entry) for entry in spec]
+            entries = [axes_of(entry) for entry in spec.partitions]
             entries += [()] * (len(shape) - len(entries))
             entries[axis] += self.along
             self.shape, spec = tuple(shape), PartitionSpec(*entries)
@@ -136,5 +136,5 @@ def _undivided(spec: PartitionSpec, mesh: Mesh) -> tuple[str, ...]:
 
     A slice of a part is for one of the devices that hold the part alike.
     """
-    used = {axis for entry in spec for axis in axes_of(entry)}
+    used = {axis for entry in spec.partitions for axis in axes_of(entry)}
     return tuple(axis for axis in mesh.axis_names if axis not in used)

@@ -73,7 +73,7 @@ class SendingEnd:
         devices = {number: device for device, number in self._numbers.items()}
         for number, parts in cut.items():
             wanted = tuple(
-                CutPart(bounds, arrays[i].held[number], np.dtype(arrays[i].shape.dtype))
+                CutPart(bounds, arrays[i].held[number], arrays[i].shape.dtype)
                 for i, bounds in parts
             )
             program = cutting_program(wanted, devices[number])
@@ -375,7 +375,7 @@ class _MadePart(NamedTuple):
             tuple((bounds, len(summands)) for bounds, summands in self.summed),
             self.landing.part_shape,
             not self.crossing.shape.shape,
-            np.dtype(self.crossing.shape.dtype),
+            self.crossing.shape.dtype,
             self.landing.part_sharding(self.shard.device),
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -190,11 +190,6 @@ def anchor(annotations: Annotations, shapes: Sequence[Any]) -> Union:
     """The submeshes that the largest operand lies on; none if all are known everywhere."""
     held = [(s.size, a) for a, s in zip(annotations, shapes, strict=True) if a is not None]
     return union_of(max(held, key=lambda pair: pair[0])[1]) if held else ()
-
-
-def with_values(node: Compute, inputs: Sequence[int], outputs: Sequence[int]) -> Compute:
-    """An equation with the numbers of the values that it takes and makes."""
-    return replace(node, inputs=tuple(inputs), outputs=tuple(outputs))
 
 
 def _abstract_mesh(group: Subgroup) -> AbstractMesh:

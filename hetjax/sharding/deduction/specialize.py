@@ -51,26 +51,6 @@ class SpecializedProgram:
     program: AnnotatedProgram
     steps: tuple[Segment | Move, ...]
 
-    def of(self, submesh: Subgroup) -> tuple[Segment | Move, ...]:
-        """What one submesh has a part in.
-
-        Args:
-            submesh: the submesh, with any sharding inside.
-
-        Returns:
-            Its segments, and the moves that it sends or receives in.
-        """
-        own = frozenset(submesh.devices)
-        return tuple(step for step in self.steps if own & frozenset(devices_of(step)))
-
-
-def devices_of(step: Segment | Move) -> tuple[int, ...]:
-    """The devices that have a part in a step."""
-    if isinstance(step, Segment):
-        return step.submesh.devices
-    source = step.source.devices if step.source is not None else ()
-    return (*source, *step.destination.devices)
-
 
 def specialize(program: AnnotatedProgram) -> SpecializedProgram:
     """Divide an annotated program among its submeshes.

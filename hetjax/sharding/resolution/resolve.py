@@ -18,7 +18,7 @@ from hetjax.sharding.annotation.annotation import DUPLICATE, HSharding, Shard, S
 from hetjax.sharding.annotation.bounds import contains, volume
 from hetjax.sharding.resolution.exchange import exchange
 from hetjax.sharding.resolution.network import Network
-from hetjax.sharding.resolution.senders import BestLink, Senders
+from hetjax.sharding.resolution.senders import BestLink
 from hetjax.sharding.resolution.step_cost import resolution_seconds
 from hetjax.sharding.resolution.steps import CommunicationStep, Phase, Resolution
 
@@ -33,7 +33,6 @@ def resolve(
     shape: Sequence[int],
     *,
     network: Network | None = None,
-    senders: Senders | None = None,
     itemsize: int = 4,
 ) -> Resolution:
     """Find the communication steps from one annotation to another.
@@ -43,8 +42,6 @@ def resolve(
         destination: how it shall lie; partial sums where the source has some, of any number.
         shape: the array's shape.
         network: the links; None: all alike.
-        senders: who sends what several devices hold; None: over the best link, balanced within
-            this array. One object for several arrays balances over all of them.
         itemsize: bytes of an element.
 
     Returns:
@@ -73,12 +70,10 @@ def resolve(
     for i, chain in enumerate(chains):
         # Each form is tried with loads of its own: one that is not taken must leave none behind.
         with contextlib.suppress(InputError):
-            tried[i] = resolver.along(chain, BestLink(network))
+            tried[i] = resolver.along(chain)
             costs[i] = resolution_seconds(tried[i], network, itemsize) * (DETOUR if i else 1.0)
     best = min(costs, key=lambda i: (costs[i], i), default=0)
-    if senders is None and best in tried:
-        return tried[best]
-    return resolver.along(chains[best], senders or BestLink(network))
+    return tried[best] if best in tried else resolver.along(direct)
 
 
 @functools.lru_cache(maxsize=16384)
@@ -138,14 +133,15 @@ class _Resolver:
     def __init__(self, shape: tuple[int, ...], network: Network, itemsize: int):
         self.shape, self.network, self.itemsize = shape, network, itemsize
 
-    def along(self, chain: Sequence[HSharding], senders: Senders) -> Resolution:
+    def along(self, chain: Sequence[HSharding]) -> Resolution:
         """The steps through a chain of annotations."""
+        senders = BestLink(self.network)
         rounds = tuple(self._round(a, b, senders) for a, b in itertools.pairwise(chain))
         ends = chain[0].shards(self.shape), chain[-1].shards(self.shape)
         return Resolution(self.shape, ends[0], rounds, ends[1])
 
     def _round(
-        self, source: HSharding, destination: HSharding, senders: Senders
+        self, source: HSharding, destination: HSharding, senders: BestLink
     ) -> tuple[CommunicationStep, ...]:
         """One step over all devices, or one for each submesh where only the bottom tier changes."""
         before, after = source.shards(self.shape), destination.shards(self.shape)
@@ -169,7 +165,7 @@ class _Resolver:
         before: Sequence[Shard],
         after: Sequence[Shard],
         source: HSharding,
-        senders: Senders,
+        senders: BestLink,
     ) -> CommunicationStep:
         phases = exchange(
             self.shape,

@@ -1,8 +1,7 @@
 """Communication steps: what resolution yields, as data.
 
-A step says which parts of an array are put together from whose, in phases; from that alone any
-executor can carry it out, and its cost follows. Its kind names the collective that it is, for
-people and for executors that have a faster form of it.
+A step says which parts of an array are put together from whose, in phases; from that alone it can
+be carried out, and its cost follows. Its kind names the collective that it is, for people.
 """
 
 from __future__ import annotations
