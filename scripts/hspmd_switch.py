@@ -92,11 +92,10 @@ def _least_busiest(ingredients: Ingredients, source: Plan, destination: Plan) ->
     arrays = arrays_between(ingredients, source, destination, BYTES_PER_PARAMETER)
     must: dict[int, int] = {}
     for phase in plan_switch(arrays, network, policy="min_rank", lost=lost).phases:
-        for (sender, receiver), slices in phase.items():
-            for i, bounds in slices:
-                owners = _owners(arrays[i], bounds) - lost
-                if owners == {sender} and network.node(sender) != network.node(receiver):
-                    must[sender] = must.get(sender, 0) + volume(bounds) * arrays[i].itemsize
+        for i, bounds, sender, receiver in phase:
+            owners = _owners(arrays[i], bounds) - lost
+            if owners == {sender} and network.node(sender) != network.node(receiver):
+                must[sender] = must.get(sender, 0) + volume(bounds) * arrays[i].itemsize
     return max(must.values())
 
 

@@ -157,7 +157,7 @@ def test_lost_devices_give_nothing():
             trainer.switch(replace(alone, lost_devices=(4,)))
         # Some are named by the plan, the others here.
         moved = trainer.switch(replace(alone, lost_devices=(0, 1)), lost={2, 3})
-        assert {sender for phase in moved.phases for sender, _ in phase}.isdisjoint(lost)
+        assert {piece.sender for phase in moved.phases for piece in phase}.isdisjoint(lost)
         found = state_of(trainer)
         for ours, theirs in zip(found, before, strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-6)

@@ -272,4 +272,4 @@ def test_what_only_lost_members_have_is_told():
         all_lost({0, 7}, target.placement.plan)
     # What both devices of the pair have, the other one gives.
     plan = plan_switch(arrays, NETWORK, lost=all_lost({0}, target.placement.plan))
-    assert not {pair for phase in plan.phases for pair in phase if pair[0] == 0}
+    assert not [piece for phase in plan.phases for piece in phase if piece.sender == 0]

@@ -56,11 +56,10 @@ def test_every_part_arrives(arrays, policy, smallest):
     arrived: dict = {}
     for place, messages in enumerate(plan.phases):
         readable = {key: list(parts) for key, parts in (held if place == 0 else arrived).items()}
-        for (sender, receiver), slices in messages.items():
-            for i, bounds in slices:
-                around, part = next(p for p in readable[i, sender] if contains(p[0], bounds))
-                piece = part[within(bounds, around)]
-                arrived.setdefault((i, receiver), []).append((bounds, piece))
+        for i, bounds, sender, receiver in messages:
+            around, part = next(p for p in readable[i, sender] if contains(p[0], bounds))
+            piece = part[within(bounds, around)]
+            arrived.setdefault((i, receiver), []).append((bounds, piece))
     for i, array in enumerate(arrays):
         for shard in array.after:
             found = np.full([b - a for a, b in shard.bounds], np.nan)
@@ -87,10 +86,9 @@ def test_min_rank_is_the_lowest_device_that_holds_a_slice(arrays):
     plan = plan_switch(arrays, NODES, policy="min_rank")
     assert len(plan.phases) <= 1, "nothing is passed on"
     for messages in plan.phases:
-        for (sender, receiver), slices in messages.items():
-            for i, bounds in slices:
-                holders = {s.device for s in arrays[i].before if contains(s.bounds, bounds)}
-                assert sender == (receiver if receiver in holders else min(holders))
+        for i, bounds, sender, receiver in messages:
+            holders = {s.device for s in arrays[i].before if contains(s.bounds, bounds)}
+            assert sender == (receiver if receiver in holders else min(holders))
 
 
 def test_min_rank_takes_a_far_device_where_a_near_one_holds_it_too():
@@ -119,9 +117,9 @@ def sent_by(plan: SwitchPlan, i: int | None = None) -> dict[int, int]:
     """What each device sends of an array, or of all."""
     found: dict[int, int] = {}
     for messages in plan.phases:
-        for (sender, receiver), slices in messages.items():
-            parts = [s.bounds for s in slices if i in (None, s.array) and sender != receiver]
-            found[sender] = found.get(sender, 0) + sum(map(volume, parts))
+        for array, bounds, sender, receiver in messages:
+            size = volume(bounds) if i in (None, array) and sender != receiver else 0
+            found[sender] = found.get(sender, 0) + size
     return found
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import jax
 
@@ -16,22 +15,7 @@ from hetjax.sharding.annotation.bounds import Bounds, extent
 from hetjax.sharding.resolution.crossing import Crossing, crossing
 from hetjax.sharding.resolution.network import Network
 from hetjax.sharding.resolution.senders import BestLink
-
-
-class SentPiece(NamedTuple):
-    """A piece of an array that one device gives another one, or keeps.
-
-    Args:
-        array: the place of the array among those of the transfer.
-        bounds: the part of it.
-        sender: the number of the device that gives it.
-        receiver: the number of the device that it lands on.
-    """
-
-    array: int
-    bounds: Bounds
-    sender: int
-    receiver: int
+from hetjax.sharding.resolution.steps import SentPiece
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,9 +82,7 @@ class CrossingArray:
             place: its place among the arrays of the transfer.
         """
         for part in self.crossing.parts:
-            for receiver in part.receivers:
-                for sender in part.senders:
-                    yield SentPiece(place, part.bounds, sender, receiver)
+            yield from part.pieces(place)
 
     def giving_member(self, peer: Peer) -> int:
         """Which subgroup of the source a process has devices of."""

@@ -8,6 +8,8 @@ the reverse of the switch: the old plan then has every bit that it had.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence, Set
+from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 import jax
@@ -18,7 +20,6 @@ from hetjax.runtime.moves.stage_leaves import Pieces, StageLeaves
 from hetjax.sharding.resolution.network import Network
 from hetjax.sharding.resolution.switch_groups import groups_of, messages_of_groups
 from hetjax.sharding.resolution.switch_transfers import (
-    ArraySlice,
     Messages,
     MovedArray,
     SwitchPlan,
@@ -102,15 +103,11 @@ class StateMove:
             arrived: Pieces = {}
             for place, messages in enumerate(phases):
                 readable = held if place == 0 else dict(arrived)
-                for (sender, receiver), slices in messages.items():
+                for (_, receiver), pieces in groupby(messages, attrgetter("sender", "receiver")):
                     if receiver in receivers:
-                        given = _cut(readable, sender, slices)
-                        add_slices(
-                            arrived,
-                            receiver,
-                            slices,
-                            jax.device_put(given, self._devices[receiver]),
-                        )
+                        message = tuple(pieces)
+                        given = _cut(readable, message)
+                        add_pieces(arrived, message, jax.device_put(given, self._devices[receiver]))
             for leaf, device in list(arrived):
                 _join(stages, leaf, device, arrived.pop((leaf, device)))
         for (leaf, device), pieces in (kept or {}).items():
@@ -141,35 +138,33 @@ def _join(stages: Sequence[StageLeaves], leaf: int, device: int, pieces: Sequenc
             stage.join(leaf, device, pieces)
 
 
-def _cut(held: Pieces, device: int, slices: Sequence[ArraySlice]) -> list[Any]:
-    """What a device gives, each piece in memory of its own.
+def _cut(held: Pieces, message: Messages) -> list[Any]:
+    """What devices give, each piece in memory of its own.
 
     On host devices a piece is cut as a view, and JAX would take that over as it is: the array that
     it is cut from would stay in memory as long as what is made of it.
     """
-    found = cut_slices(held, device, slices)
+    found = cut_pieces(held, message)
     return [np.array(each) if isinstance(each, np.ndarray) else each for each in found]
 
 
-def cut_slices(held: Pieces, device: int, slices: Sequence[ArraySlice]) -> list[Any]:
-    """What a device gives of what it holds."""
-    return [cut_piece(held[array, device], bounds) for array, bounds in slices]
+def cut_pieces(held: Pieces, message: Messages) -> list[Any]:
+    """What devices give of what they hold."""
+    return [cut_piece(held[piece.array, piece.sender], piece.bounds) for piece in message]
 
 
-def add_slices(
-    arrived: Pieces, device: int, slices: Sequence[ArraySlice], arrays: Sequence[Any]
-) -> None:
-    """Note what a device has got; lists that were there stay as they are."""
-    for (array, bounds), piece in zip(slices, arrays, strict=True):
+def add_pieces(arrived: Pieces, message: Messages, given: Sequence[Any]) -> None:
+    """Note what devices have got; lists that were there stay as they are."""
+    for (array, bounds, _, receiver), piece in zip(message, given, strict=True):
         # A new list: what is read in this phase is what the one before has brought.
-        arrived[array, device] = [*arrived.get((array, device), []), (bounds, piece)]
+        arrived[array, receiver] = [*arrived.get((array, receiver), []), (bounds, piece)]
 
 
 def _islands(phases: Sequence[Messages]) -> list[set[int]]:
     """Receivers in sets that pass nothing on to one another: each can be served alone."""
-    sets: dict[int, set[int]] = {r: {r} for messages in phases for _, r in messages}
+    sets = {piece.receiver: {piece.receiver} for messages in phases for piece in messages}
     for messages in phases[1:]:
-        for sender, receiver in messages:
+        for _, _, sender, receiver in messages:
             if sets[sender] is not sets[receiver]:
                 both = sets[sender] | sets[receiver]
                 sets |= dict.fromkeys(both, both)
@@ -177,7 +172,4 @@ def _islands(phases: Sequence[Messages]) -> list[set[int]]:
 
 
 def _renumbered(messages: Messages, numbers: dict[int, int]) -> Messages:
-    return {
-        pair: tuple(ArraySlice(numbers[array], bounds) for array, bounds in slices)
-        for pair, slices in messages.items()
-    }
+    return tuple(piece._replace(array=numbers[piece.array]) for piece in messages)

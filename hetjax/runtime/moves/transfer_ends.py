@@ -18,7 +18,7 @@ import numpy as np
 from jax.sharding import Mesh, Sharding
 
 from hetjax.runtime.compilation.compiled_stage import Compiled
-from hetjax.runtime.moves.crossing_arrays import CrossingArray, SentPiece
+from hetjax.runtime.moves.crossing_arrays import CrossingArray
 from hetjax.runtime.moves.end_programs import (
     CutPart,
     JoinedPart,
@@ -30,6 +30,7 @@ from hetjax.runtime.moves.landing import Landing, gatherer
 from hetjax.runtime.moves.peers import Peer
 from hetjax.sharding.annotation.annotation import Shard
 from hetjax.sharding.annotation.bounds import Bounds, volume, within
+from hetjax.sharding.resolution.steps import SentPiece
 
 
 class _Cutting(NamedTuple):

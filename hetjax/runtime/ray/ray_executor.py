@@ -192,7 +192,7 @@ class RayExecutor:
         messages = messages_of_groups(plan, groups)
         owners = owners_of(self._job.plan), owners_of(job.plan)
         began = time.perf_counter()
-        first = [parcels_of(phases[0] if phases else {}, *owners) for phases in messages]
+        first = [parcels_of(phases[0] if phases else (), *owners) for phases in messages]
         given = [self._give(parcels, group) for parcels, group in zip(first, groups, strict=True)]
         given_at = time.perf_counter()
         self._workers.end(RuntimeError("the workers have been ended, since the plan was switched"))

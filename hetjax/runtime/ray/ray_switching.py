@@ -16,7 +16,7 @@ import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -26,28 +26,15 @@ from hetjax.planner.plan.stage_plan import Member
 from hetjax.runtime.compilation.state import StageState
 from hetjax.runtime.moves.peers import Peer, processes_of
 from hetjax.runtime.moves.stage_leaves import DevicesByNumber, Pieces, StageLeaves
-from hetjax.runtime.moves.state_move import add_slices, cut_slices
-from hetjax.sharding.resolution.switch_transfers import ArraySlice, Messages
+from hetjax.runtime.moves.state_move import add_pieces, cut_pieces
+from hetjax.sharding.resolution.steps import SentPiece
+from hetjax.sharding.resolution.switch_transfers import Messages
 
 FETCH_SECONDS = 1.0
 """How long to wait for word of objects that have been used already."""
 
 
-class Parcel(NamedTuple):
-    """What one device gives another one in a phase.
-
-    Args:
-        sender: the number of the one.
-        receiver: the number of the other.
-        slices: what it gives.
-    """
-
-    sender: int
-    receiver: int
-    slices: tuple[ArraySlice, ...]
-
-
-Parcels = dict[tuple[Peer, Peer], tuple[Parcel, ...]]
+Parcels = dict[tuple[Peer, Peer], Messages]
 """For each sending and each receiving worker, what goes from the one to the other."""
 
 
@@ -71,11 +58,11 @@ def parcels_of(
     Returns:
         What each worker gives each other one.
     """
-    found: dict[tuple[Peer, Peer], list[Parcel]] = {}
-    for (sender, receiver), slices in messages.items():
-        pair = (senders[sender], receivers[receiver])
-        found.setdefault(pair, []).append(Parcel(sender, receiver, slices))
-    return {pair: tuple(parcels) for pair, parcels in found.items()}
+    found: dict[tuple[Peer, Peer], list[SentPiece]] = {}
+    for piece in messages:
+        pair = (senders[piece.sender], receivers[piece.receiver])
+        found.setdefault(pair, []).append(piece)
+    return {pair: tuple(pieces) for pair, pieces in found.items()}
 
 
 def devices_of_process(plan: Plan, member: Member, mesh: jax.sharding.Mesh) -> DevicesByNumber:
@@ -141,9 +128,7 @@ class StateExchange:
         self._leaves = leaves
         self._arrived: Pieces = {}
 
-    def give_up(
-        self, parcels: Sequence[Sequence[Parcel]], group: Sequence[int]
-    ) -> list[list[np.ndarray]]:
+    def give_up(self, parcels: Sequence[Messages], group: Sequence[int]) -> list[list[np.ndarray]]:
         """What this worker gives each of several others of a group of leaves, which it then lacks.
 
         Their memory is free when what is returned has gone to Ray's.
@@ -154,16 +139,14 @@ class StateExchange:
             self._leaves.drop(leaf)
         return _given(held, parcels)
 
-    def pass_on(self, parcels: Sequence[Sequence[Parcel]]) -> list[list[np.ndarray]]:
+    def pass_on(self, parcels: Sequence[Messages]) -> list[list[np.ndarray]]:
         """What this worker gives each of several others of what it has taken itself."""
         return _given(self._arrived, parcels)
 
-    def take(self, parcels: Sequence[Sequence[Parcel]], arrays: Sequence[Sequence[Any]]) -> None:
+    def take(self, parcels: Sequence[Messages], arrays: Sequence[Sequence[Any]]) -> None:
         """Note what others have given; it can be passed on when all of a phase has come."""
         for each, given in zip(parcels, arrays, strict=True):
-            rest = iter(given)
-            for _, receiver, slices in each:
-                add_slices(self._arrived, receiver, slices, [next(rest) for _ in slices])
+            add_pieces(self._arrived, each, given)
 
     def finish(self, group: Sequence[int]) -> None:
         """Make a group of leaves of all that has come, and forget that."""
@@ -176,12 +159,5 @@ class StateExchange:
         return self._leaves.state()
 
 
-def _given(held: Pieces, parcels: Sequence[Sequence[Parcel]]) -> list[list[np.ndarray]]:
-    return [
-        [
-            np.asarray(array)
-            for sender, _, slices in each
-            for array in cut_slices(held, sender, slices)
-        ]
-        for each in parcels
-    ]
+def _given(held: Pieces, parcels: Sequence[Messages]) -> list[list[np.ndarray]]:
+    return [[np.asarray(array) for array in cut_pieces(held, each)] for each in parcels]

@@ -28,13 +28,14 @@ from hetjax.runtime.moves.peers import (
 from hetjax.runtime.moves.stage_leaves import StageLeaves
 from hetjax.runtime.moves.transfer_server import TransferServerTransport
 from hetjax.runtime.ray.ray_devices import given_devices
-from hetjax.runtime.ray.ray_switching import Parcel, StateExchange, devices_of_process
+from hetjax.runtime.ray.ray_switching import StateExchange, devices_of_process
 from hetjax.runtime.workers.clocks import ClockReading, read_clock
 from hetjax.runtime.workers.feed import BatchReader, feed_of
 from hetjax.runtime.workers.job import Job, build, transfers
 from hetjax.runtime.workers.step_report import StepReport
 from hetjax.runtime.workers.worker import Feed, StageWorker
 from hetjax.sharding.annotation.rules import MESH_AXES
+from hetjax.sharding.resolution.switch_transfers import Messages
 
 _COMPUTATION_SETTINGS = (
     "jax_default_matmul_precision",
@@ -222,7 +223,7 @@ class HostWorker:
         """Take over the state of a checkpoint."""
         self.worker.restore(self.saver.load(Path(folder), self.worker.compiled))
 
-    def give(self, parcels: Sequence[Sequence[Parcel]], group: Sequence[int] | None) -> list[Any]:
+    def give(self, parcels: Sequence[Messages], group: Sequence[int] | None) -> list[Any]:
         """Give other workers what they want: one result to know that it is done, one for each.
 
         Args:
@@ -240,7 +241,7 @@ class HostWorker:
 
     def take(
         self,
-        parcels: Sequence[Sequence[Parcel]],
+        parcels: Sequence[Messages],
         group: Sequence[int] | None,
         *arrays: Sequence[np.ndarray],
     ) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from hetjax.sharding.annotation.annotation import Shard
 from hetjax.sharding.annotation.bounds import Bounds, volume
@@ -31,6 +32,22 @@ KINDS = {
 
 Source: Hetu v2, section 4; slice, all-to-all and batched_reduce are ours.
 """
+
+
+class SentPiece(NamedTuple):
+    """A piece of an array that one device gives another one, or keeps: the message of every move.
+
+    Args:
+        array: the place of the array among those that move together.
+        bounds: the part of it.
+        sender: the number of the device that gives it.
+        receiver: the number of the device that it lands on.
+    """
+
+    array: int
+    bounds: Bounds
+    sender: int
+    receiver: int
 
 
 @dataclass(frozen=True)
@@ -57,6 +74,16 @@ class Combination:
             for sender in self.senders
             if sender != receiver
         )
+
+    def pieces(self, array: int) -> Iterator[SentPiece]:
+        """What is sent of it, in the order that all ends know.
+
+        Args:
+            array: the place of the array among those that move together.
+        """
+        for receiver in self.receivers:
+            for sender in self.senders:
+                yield SentPiece(array, self.bounds, sender, receiver)
 
 
 Phase = tuple[Combination, ...]

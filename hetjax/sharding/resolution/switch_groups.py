@@ -14,12 +14,8 @@ import numpy as np
 
 from hetjax.sharding.annotation.annotation import Shard
 from hetjax.sharding.annotation.bounds import volume
-from hetjax.sharding.resolution.switch_transfers import (
-    ArraySlice,
-    Messages,
-    MovedArray,
-    SwitchPlan,
-)
+from hetjax.sharding.resolution.steps import SentPiece
+from hetjax.sharding.resolution.switch_transfers import Messages, MovedArray, SwitchPlan
 
 GROUP_SHARE = 0.05
 """Of all that a switch brings, how much moves at a time; an array that is larger moves alone."""
@@ -107,18 +103,11 @@ def messages_of_groups(
         groups: the arrays of each group.
 
     Returns:
-        For each group its messages, phase by phase; what a device sends another in a phase is one
-        message in each group.
+        For each group its messages, phase by phase, in the order of the plan.
     """
     group_of = {array: g for g, group in enumerate(groups) for array in group}
-    found: list[list[dict[tuple[int, int], list[ArraySlice]]]] = [
-        [{} for _ in plan.phases] for _ in groups
-    ]
+    found: list[list[list[SentPiece]]] = [[[] for _ in plan.phases] for _ in groups]
     for place, messages in enumerate(plan.phases):
-        for pair, slices in messages.items():
-            for each in slices:
-                found[group_of[each.array]][place].setdefault(pair, []).append(each)
-    return [
-        tuple({pair: tuple(slices) for pair, slices in phase.items()} for phase in phases if phase)
-        for phases in found
-    ]
+        for piece in messages:
+            found[group_of[piece.array]][place].append(piece)
+    return [tuple(tuple(phase) for phase in phases if phase) for phases in found]

@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import NamedTuple
+from operator import attrgetter
 
 from hetjax.errors import InputError, unknown_name
 from hetjax.sharding.annotation.annotation import Shard
-from hetjax.sharding.annotation.bounds import Bounds, volume
+from hetjax.sharding.annotation.bounds import volume
 from hetjax.sharding.resolution.balanced_senders import BalancedSenders
 from hetjax.sharding.resolution.exchange import exchange
 from hetjax.sharding.resolution.network import Network
 from hetjax.sharding.resolution.senders import BestLink, MinRank, Senders
-from hetjax.sharding.resolution.steps import Phase
+from hetjax.sharding.resolution.steps import Phase, SentPiece
 
 POLICIES: Mapping[str, str] = {
     "fused": "all arrays together, over the best links, loads balanced over the whole switch",
@@ -50,15 +50,8 @@ class MovedArray:
     preference: Mapping[int, int] | None = None
 
 
-class ArraySlice(NamedTuple):
-    """A part of one of the arrays."""
-
-    array: int
-    bounds: Bounds
-
-
-Messages = Mapping[tuple[int, int], tuple[ArraySlice, ...]]
-"""For each sender and receiver what the one sends the other; to itself, what it keeps."""
+Messages = tuple[SentPiece, ...]
+"""What is sent in a phase, and kept: first what the first device sends the first receiver."""
 
 
 @dataclass(frozen=True)
@@ -78,11 +71,9 @@ class SwitchPlan:
         """How many bytes go from each device to each other one."""
         sent: defaultdict[tuple[int, int], int] = defaultdict(int)
         for messages in self.phases:
-            for (sender, receiver), slices in messages.items():
+            for array, bounds, sender, receiver in messages:
                 if sender != receiver:
-                    sent[sender, receiver] += sum(
-                        volume(bounds) * self.arrays[array].itemsize for array, bounds in slices
-                    )
+                    sent[sender, receiver] += volume(bounds) * self.arrays[array].itemsize
         return dict(sent)
 
     def volumes(self, network: Network) -> dict[int, dict[str, int]]:
@@ -152,16 +143,13 @@ def plan_switch(
         for i in order:
             _exchanged(arrays[i], network, balanced.of(i), lost)
         balanced.settle()
-    phases: list[dict[tuple[int, int], list[ArraySlice]]] = []
+    phases: list[list[SentPiece]] = []
     for i in order:
         for place, phase in enumerate(_exchanged(arrays[i], network, senders[policy](i), lost)):
             if place == len(phases):
-                phases.append({})
-            for part in phase:
-                for receiver in part.receivers:
-                    pair = (part.senders[0], receiver)
-                    phases[place].setdefault(pair, []).append(ArraySlice(i, part.bounds))
-    messages = ({pair: tuple(slices) for pair, slices in sorted(p.items())} for p in phases)
+                phases.append([])
+            phases[place] += (piece for part in phase for piece in part.pieces(i))
+    messages = (tuple(sorted(pieces, key=attrgetter("sender", "receiver"))) for pieces in phases)
     return SwitchPlan(tuple(arrays), tuple(messages))
 
 
