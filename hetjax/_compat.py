@@ -132,10 +132,17 @@ def source_line(equation: JaxprEqn) -> str:
     """The file and the line of the user's program that an equation comes from."""
     traceback = equation.source_info.traceback
     for frame in traceback.frames if traceback is not None else ():
-        parts = Path(frame.file_name).parts
-        if not {"jax", "jaxlib", "flax", "optax"} & set(parts):
+        path = Path(frame.file_name)
+        if (
+            not {"jax", "jaxlib", "flax", "optax"} & set(path.parts)
+            and _SHARDING not in path.parents
+        ):
             return f"{frame.file_name}:{frame.line_num}"
     return "an unknown line"
+
+
+_SHARDING = Path(__file__).parent / "sharding"
+"""Where `hetjax.reshard` is, which a line of the user's program calls."""
 
 
 def is_transposed(equation: JaxprEqn) -> bool:
@@ -158,6 +165,33 @@ def inner_jaxprs(equation: JaxprEqn) -> list[Jaxpr]:
             elif isinstance(item, Jaxpr):
                 found.append(item)
     return found
+
+
+def rewritten(equation: JaxprEqn, rewrite: Callable[[JaxprEqn], JaxprEqn]) -> JaxprEqn:
+    """An equation with others in the place of those in its bodies, and in its own.
+
+    Args:
+        equation: the equation.
+        rewrite: from an equation to what stands for it, of the same operands and results.
+
+    Returns:
+        The equation.
+    """
+
+    def of_jaxpr(jaxpr: Jaxpr) -> Jaxpr:
+        return jaxpr.replace(eqns=[rewritten(each, rewrite) for each in jaxpr.eqns])
+
+    def of_parameter(parameter: Any) -> Any:
+        if isinstance(parameter, tuple | list):
+            return type(parameter)(map(of_parameter, parameter))
+        if isinstance(parameter, ClosedJaxpr):
+            return ClosedJaxpr(of_jaxpr(parameter.jaxpr), parameter.consts)
+        return of_jaxpr(parameter) if isinstance(parameter, Jaxpr) else parameter
+
+    if inner_jaxprs(equation):
+        params = {name: of_parameter(value) for name, value in equation.params.items()}
+        equation = equation.replace(params=params)
+    return rewrite(equation)
 
 
 class ListeningServer:

@@ -23,6 +23,7 @@ from hetjax.pipeline.program.traced_program import (
     evaluate_steps,
     operand_value,
 )
+from hetjax.sharding.deduction.reshard import RESHARD
 
 
 @dataclass(frozen=True, order=True)
@@ -183,7 +184,8 @@ def _shared_steps(program: Program) -> frozenset[int]:
     shared: set[int] = set()
     for step in program.steps:
         values, outputs = set(step.values()), set(step.outputs)
-        heavy = step.iterations > 1 or is_heavy(step)
+        # A reshard stands where the program says so: it is of one stage.
+        heavy = step.iterations > 1 or is_heavy(step) or step.name == RESHARD.name
         of_weights, of_examples = bool(values & weights), bool(values & examples)
         costly = step.name not in REPEATABLE or bool(outputs & rows) or of_examples
         if heavy or values & learned or (of_weights and costly):

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import jax
+
 from hetjax import _compat
 from hetjax.pipeline.program.traced_program import (
     Constant,
@@ -20,7 +22,7 @@ from hetjax.pipeline.program.traced_program import (
 from hetjax.sharding.annotation.annotation import HSharding
 from hetjax.sharding.deduction.annotated_program import AnnotatedProgram, Compute, Move
 from hetjax.sharding.deduction.opening import deduce_opened
-from hetjax.sharding.deduction.reshard import reshard
+from hetjax.sharding.deduction.reshard import RESHARD, reshard
 
 Flatten = Callable[[_compat.ClosedJaxpr], FlatJaxpr]
 """What makes a flat jaxpr of a trace."""
@@ -67,7 +69,7 @@ def told(program: AnnotatedProgram) -> FlatJaxpr:
 
 
 def _computed(node: Compute, operands: Sequence[Operand]) -> Step:
-    equation = node.equation
+    equation = _forgotten(node.equation)
     iterations = equation.params["length"] if equation.primitive.name == "scan" else 1
     return Step(
         equation.primitive.name,
@@ -77,6 +79,23 @@ def _computed(node: Compute, operands: Sequence[Operand]) -> Step:
         equation,
         iterations,
     )
+
+
+def _forgotten(equation: _compat.JaxprEqn) -> _compat.JaxprEqn:
+    """An equation whose bodies do not ask where cotangents came from.
+
+    A body of the backward pass is soon without the forward one. What it has moved inside members is
+    found again.
+    """
+    if not _compat.inner_jaxprs(equation):
+        return equation
+
+    def rewrite(inner: _compat.JaxprEqn) -> _compat.JaxprEqn:
+        if inner.primitive is not RESHARD or not inner.params["resharding"].is_reverse:
+            return inner
+        return inner.replace(primitive=jax.lax.copy_p, params={})
+
+    return _compat.rewritten(equation, rewrite)
 
 
 def _moved(node: Move, operand: Operand) -> Step:

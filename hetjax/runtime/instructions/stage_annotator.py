@@ -14,13 +14,14 @@ from jax.sharding import PartitionSpec
 from hetjax.errors import InputError
 from hetjax.mesh.cluster import Cluster
 from hetjax.pipeline.build import PipelinePrograms
+from hetjax.pipeline.program.reshards import is_constrained
 from hetjax.pipeline.stages.cutting import ParameterPart
+from hetjax.planner.plan.member_annotations import union_of_members
 from hetjax.planner.plan.plan import Plan
 from hetjax.planner.plan.stage_plan import Share, StagePlan
-from hetjax.sharding.annotation.annotation import DUPLICATE, HSharding, Subgroup, axes_of
+from hetjax.sharding.annotation.annotation import DUPLICATE, HSharding, axes_of
 from hetjax.sharding.annotation.rules import (
     DATA,
-    MESH_AXES,
     TENSOR,
     divides,
     example_spec,
@@ -42,14 +43,7 @@ class MemberLayouts:
 
     def __init__(self, stage: StagePlan, cluster: Cluster):
         self._members = stage.members
-        self._groups = [
-            Subgroup(
-                tuple(cluster.device_ids(member.submesh)),
-                tuple(zip(MESH_AXES, member.mesh_shape, strict=True)),
-                PartitionSpec(),
-            )
-            for member in stage.members
-        ]
+        self._groups = union_of_members(stage.members, cluster)
         self._known: dict[Hashable, HSharding] = {}
 
     @property
@@ -195,6 +189,7 @@ class StageAnnotator:
         """
         plan, (data, _) = self.plan, self.plan.mesh_shape
         says = bool(plan.values) or any(TENSOR in spec for spec in plan.parameters.values())
+        says |= is_constrained(self.pipelines.stages[self.stage].steps)
         if data == 1 or self.pipeline.num_microbatches == 1 or says:
             return frozenset()
         return frozenset(

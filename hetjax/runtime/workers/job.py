@@ -33,6 +33,7 @@ from hetjax.runtime.instructions.instruction_list import (
     training_instructions,
 )
 from hetjax.runtime.instructions.member_instructions import move_tag
+from hetjax.runtime.instructions.obeyed_reshards import obey_reshards
 from hetjax.runtime.instructions.placement import Placement, told
 from hetjax.runtime.instructions.stage_annotator import StageAnnotator
 from hetjax.runtime.workers.feed import BatchSource
@@ -115,10 +116,11 @@ def _placed(job: Job, make: Callable[..., PipelinePrograms]) -> Placement:
         )
         for pipeline in plan.pipelines
     ]
+    obeyed = [obey_reshards(plan, p, traced[p.microbatch_size]) for p in plan.pipelines]
     pipelines = make(
         [
-            told(pipeline, plan.cluster, traced[pipeline.microbatch_size])
-            for pipeline in plan.pipelines
+            told(pipeline, plan.cluster, program)
+            for pipeline, program in zip(plan.pipelines, obeyed, strict=True)
         ],
         job.parameter_shapes(),
         job.optimizer,

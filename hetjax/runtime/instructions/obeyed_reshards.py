@@ -1,0 +1,67 @@
+"""Reshards of the user's loss, obeyed: what each of them is on the stage that computes it."""
+
+from __future__ import annotations
+
+from jax.sharding import AbstractMesh, NamedSharding
+
+from hetjax.errors import InputError
+from hetjax.pipeline.program.reshards import FoundReshard, with_obeyed_reshards
+from hetjax.pipeline.program.traced_program import Program
+from hetjax.planner.plan.member_annotations import Wider, on_members, restricted, union_of_members
+from hetjax.planner.plan.plan import Plan
+from hetjax.planner.plan.stage_plan import PipelinePlan, StagePlan
+from hetjax.sharding.annotation.annotation import HSharding
+from hetjax.sharding.annotation.rules import MESH_AXES
+
+
+def obey_reshards(plan: Plan, pipeline: PipelinePlan, program: Program) -> Program:
+    """The program of a pipeline, in which reshards say what its stages do.
+
+    In a stage of several members a reshard moves a value among them; in one of one member it says
+    how the value lies on its mesh. On one device it is the identity.
+
+    Args:
+        plan: the plan.
+        pipeline: one of its pipelines.
+        program: the loss function, traced at the size of the pipeline's microbatches.
+
+    Returns:
+        The program.
+
+    Raises:
+        InputError: a reshard names other devices than those of its stage, or says what their
+            members cannot do; the message has its line.
+    """
+
+    def obey(found: FoundReshard) -> HSharding | NamedSharding | None:
+        stage = _stage_of(plan, pipeline, found)
+        union = union_of_members(stage.members, plan.cluster)
+        devices = stage.device_ids(plan.cluster)
+        wider: Wider = "pipelines" if len(plan.pipelines) > 1 else "no"
+        fitting = (a for a in found.annotations if restricted(a, devices, wider))
+        meant = next(fitting, found.annotations[0])
+        what = f"hetjax.reshard at {found.line}: the value"
+        lies = on_members(meant, found.shape.shape, union, what, wider)
+        if len(union) > 1:
+            return lies
+        if lies.is_partial:
+            raise InputError(
+                f"{what} is to be a partial sum inside {stage.submesh}, the one member of its stage; "
+                f"allowed: whole, or divided"
+            )
+        mesh = AbstractMesh(stage.mesh_shape, MESH_AXES)
+        return NamedSharding(mesh, lies.subgroups[0].spec) if len(devices) > 1 else None
+
+    return with_obeyed_reshards(program, obey)
+
+
+def _stage_of(plan: Plan, pipeline: PipelinePlan, found: FoundReshard) -> StagePlan:
+    """The stage that computes a reshard."""
+    bounds = plan.boundaries(pipeline)
+    for stage, start, stop in zip(pipeline.stages, bounds, bounds[1:], strict=False):
+        if start <= found.start and found.stop <= stop:
+            return stage
+    raise InputError(
+        f"hetjax.reshard at {found.line} stands in a scan that several stages share; allowed: in "
+        f"a scan of one stage, or outside"
+    )
