@@ -182,7 +182,7 @@ def rewritten(equation: JaxprEqn, rewrite: Callable[[JaxprEqn], JaxprEqn]) -> Ja
         return jaxpr.replace(eqns=[rewritten(each, rewrite) for each in jaxpr.eqns])
 
     def of_parameter(parameter: Any) -> Any:
-        if isinstance(parameter, tuple | list):
+        if type(parameter) in (tuple, list):
             return type(parameter)(map(of_parameter, parameter))
         if isinstance(parameter, ClosedJaxpr):
             return ClosedJaxpr(of_jaxpr(parameter.jaxpr), parameter.consts)

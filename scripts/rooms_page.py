@@ -27,7 +27,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
         "compilation",
         "instructions",
     ),
-    "planner": ("profiler", "harp", "costs", "problem", "intra_op", "work", "plan"),
+    "planner": ("profiler", "harp", "annotated", "costs", "problem", "intra_op", "work", "plan"),
     "pipeline": (
         "schedule_search",
         "timeline",

@@ -13,7 +13,9 @@ from typing import Any
 import optax
 from jaxtyping import PyTree
 
+from hetjax.errors import InputError
 from hetjax.mesh.cluster import Cluster
+from hetjax.planner.annotated.annotated_plan import plan_of_annotations
 from hetjax.planner.costs.complete import complete
 from hetjax.planner.costs.predict import (
     choose_schedule,
@@ -41,7 +43,7 @@ from hetjax.planner.plan.prediction import Prediction, StagePrediction
 from hetjax.planner.plan.prices import OBJECTIVES, step_cost
 from hetjax.planner.plan.stage_plan import Member, PipelinePlan, Share, Shares, StagePlan
 from hetjax.planner.problem.options import DEFAULTS, MAX_PIPELINES, PlanOptions
-from hetjax.planner.problem.problem import Planner, PlanningProblem, make_problem
+from hetjax.planner.problem.problem import Planner, PlanningProblem, as_cluster, make_problem
 
 __all__ = [
     "MAX_PIPELINES",
@@ -100,8 +102,9 @@ def plan(
     has_aux: bool = False,
     options: PlanOptions = DEFAULTS,
     planner: Planner | None = None,
+    annotations: tuple[PyTree, PyTree] | None = None,
 ) -> Plan:
-    """Plan one training step on a cluster.
+    """Plan one training step on a cluster: by a search, or by annotations.
 
     Args:
         loss_function: ``loss_function(parameters, batch)``, a plain JAX function that returns the
@@ -116,13 +119,17 @@ def plan(
         options: what the plan may be, such as ``PlanOptions(max_pipelines=1)``, and what it makes
             least.
         planner: what makes the plan; `DynamicProgram` unless given.
+        annotations: a pair of pytrees of `HSharding`, of the parameters and of the batch, as
+            `jax.jit` takes ``in_shardings``; together with every `hetjax.reshard` in the loss they
+            say what the plan is, and nothing is searched for. The batch is that of a whole step;
+            inside the loss, values have the examples of a microbatch.
 
     Returns:
-        A plan with its prediction.
+        A plan with its prediction; the plan of annotations has none.
 
     Raises:
-        InputError: a value is not allowed, the batch does not divide, a price is missing, or the
-            model fits nowhere.
+        InputError: a value is not allowed, the batch does not divide, a price is missing, the
+            model fits nowhere, or annotations say what a plan cannot hold.
 
     Example:
         >>> import jax
@@ -147,6 +154,19 @@ def plan(
         (4, 8) fast[0:1] 1x1
         (8, 12) fast[1:2] 1x1
     """
+    if annotations is not None:
+        if planner is not None:
+            raise InputError("planner: given beside annotations, which say what the plan is")
+        return plan_of_annotations(
+            loss_function,
+            parameters,
+            batch,
+            annotations,
+            cluster=as_cluster(cluster),
+            num_microbatches=num_microbatches,
+            has_aux=has_aux,
+            options=options,
+        )
     problem = make_problem(
         loss_function,
         parameters,

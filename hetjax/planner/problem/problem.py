@@ -160,7 +160,7 @@ def make_problem(
         InputError: a count is out of range, the batch does not divide, a price is missing, or the
             loss function cannot be traced.
     """
-    cluster = _cluster(cluster)
+    cluster = as_cluster(cluster)
     if options.objective == "cost":
         node_prices(cluster)
     if num_microbatches < 1:
@@ -251,7 +251,18 @@ def groups_of(program: Program, sections: Sequence[Section]) -> Groups:
     return Groups(program, [section.start for section in sections])
 
 
-def _cluster(cluster: Cluster | str | os.PathLike[str]) -> Cluster:
+def as_cluster(cluster: Cluster | str | os.PathLike[str]) -> Cluster:
+    """A cluster, or the one that a file has.
+
+    Args:
+        cluster: the cluster, or the path of its file.
+
+    Returns:
+        The cluster.
+
+    Raises:
+        InputError: it is neither, or the file has no valid cluster.
+    """
     if isinstance(cluster, str | os.PathLike):
         return Cluster.from_file(Path(cluster))
     if not isinstance(cluster, Cluster):

@@ -23,6 +23,7 @@ from hetjax.pipeline.program.traced_program import Program, trace, with_examples
 from hetjax.pipeline.stages.cutting import Stage
 from hetjax.pipeline.stages.told_moves import with_told_moves
 from hetjax.pipeline.stages.traced_stage import TracedStage, Tracer, trace_stage
+from hetjax.planner.plan.obeyed_reshards import obey_reshards
 from hetjax.planner.plan.plan import Plan, validate, validate_for
 from hetjax.runtime.compilation.compiled_stage import divided_programs
 from hetjax.runtime.instructions.instruction import Expect, Instruction, Receive, Send, Tag
@@ -33,7 +34,6 @@ from hetjax.runtime.instructions.instruction_list import (
     training_instructions,
 )
 from hetjax.runtime.instructions.member_instructions import move_tag
-from hetjax.runtime.instructions.obeyed_reshards import obey_reshards
 from hetjax.runtime.instructions.placement import Placement, told
 from hetjax.runtime.instructions.stage_annotator import StageAnnotator
 from hetjax.runtime.workers.feed import BatchSource

@@ -46,7 +46,7 @@ def obey_reshards(plan: Plan, pipeline: PipelinePlan, program: Program) -> Progr
             return lies
         if lies.is_partial:
             raise InputError(
-                f"{what} is to be a partial sum inside {stage.submesh}, the one member of its stage; "
+                f"{what} is to be a partial sum inside {stage.submesh}, its stage's one member; "
                 f"allowed: whole, or divided"
             )
         mesh = AbstractMesh(stage.mesh_shape, MESH_AXES)

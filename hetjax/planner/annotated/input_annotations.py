@@ -1,0 +1,97 @@
+"""Annotations of parameters and batch, given as pytrees: for each leaf its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jaxtyping import PyTree
+
+from hetjax.errors import InputError, shown
+from hetjax.pipeline.program.loss import path_names
+from hetjax.sharding.annotation.annotation import HSharding
+from hetjax.sharding.deduction.annotated_function import numbers_of
+
+
+@dataclass(frozen=True)
+class InputAnnotations:
+    """How the inputs of a loss lie, as far as it is said.
+
+    Args:
+        parameters: by the place of a parameter's leaf.
+        batch: by the place of a leaf of the batch, at the size of a whole step.
+    """
+
+    parameters: Mapping[int, HSharding]
+    batch: Mapping[int, HSharding]
+
+
+def input_annotations(annotations: Any, parameters: PyTree, batch: PyTree) -> InputAnnotations:
+    """The annotation of each leaf, with sizes in numbers.
+
+    Args:
+        annotations: a pair of pytrees, of the parameters and of the batch, as `jax.jit` takes
+            `in_shardings`: an annotation may stand for a whole part of the tree, and None says
+            nothing.
+        parameters: shapes of the parameters.
+        batch: shapes of the batch of a whole step.
+
+    Returns:
+        The annotations of leaves.
+
+    Raises:
+        InputError: the trees do not fit, an annotation does not fit its leaf, or it is of a sum.
+
+    Example:
+        >>> from jax.sharding import PartitionSpec
+        >>> from hetjax.sharding import Subgroup
+        >>> one = HSharding((Subgroup((0,), (), PartitionSpec()),))
+        >>> shape = jax.ShapeDtypeStruct((4, 4), "float32")
+        >>> parameters = {"a": [shape] * 2, "b": shape}
+        >>> found = input_annotations(({"a": one, "b": None}, one), parameters, shape)
+        >>> sorted(found.parameters), sorted(found.batch)
+        ([0, 1], [0])
+    """
+    if not isinstance(annotations, tuple | list) or len(annotations) != 2:
+        raise InputError(
+            f"annotations: {shown(annotations)} is not allowed: a pair of pytrees of HSharding, "
+            f"of the parameters and of the batch"
+        )
+    return InputAnnotations(
+        _of_leaves(annotations[0], parameters, "parameter"),
+        _of_leaves(annotations[1], batch, "batch leaf"),
+    )
+
+
+def _of_leaves(prefix: Any, tree: PyTree, what: str) -> dict[int, HSharding]:
+    leaves, names = jax.tree.leaves(tree), path_names(tree)
+    try:
+        given = jax.tree.leaves(
+            jax.tree.broadcast(prefix, tree, is_leaf=lambda each: each is None),
+            is_leaf=lambda each: each is None,
+        )
+    except ValueError as error:
+        raise InputError(
+            f"annotations: those of each {what} do not have the structure of what they are of, or "
+            f"the beginning of it: {str(error).splitlines()[0]}"
+        ) from None
+    found = {}
+    for place, (annotation, leaf, name) in enumerate(zip(given, leaves, names, strict=True)):
+        if annotation is not None:
+            found[place] = _checked(annotation, leaf.shape, f"annotations: {what} {name!r}")
+    return found
+
+
+def _checked(annotation: Any, shape: tuple[int, ...], what: str) -> HSharding:
+    if not isinstance(annotation, HSharding):
+        raise InputError(f"{what}: {shown(annotation)} is not allowed: an HSharding, or None")
+    if annotation.is_partial:
+        raise InputError(f"{what} is to be a sum of parts; allowed: whole, or divided")
+    try:
+        bound = annotation.bind(numbers_of([annotation], [shape], {}))
+        bound.shards(shape)
+    except InputError as error:
+        raise InputError(f"{what}: {error}") from None
+    return bound
