@@ -13,7 +13,7 @@ from jaxtyping import PyTree
 from hetjax.errors import InputError
 from hetjax.mesh.cluster import Cluster
 from hetjax.pipeline.program.loss import abstract, parameter_shapes
-from hetjax.pipeline.program.reshards import FoundReshard, reshards_of
+from hetjax.pipeline.program.reshards import reshards_of
 from hetjax.pipeline.program.traced_program import Program
 from hetjax.pipeline.schedule_search.named_schedules import make_schedule
 from hetjax.pipeline.schedules.schedule import Schedule
@@ -72,6 +72,7 @@ def plan_of_annotations(
 
     Example:
         >>> import jax.numpy as jnp
+        >>> from jax.sharding import PartitionSpec
         >>> from hetjax.mesh import Link, Subcluster, kind
         >>> from hetjax.sharding import Subgroup
         >>> link = Link(1e9, 1e-5)
@@ -150,13 +151,12 @@ class _Reading:
         for found in reshards_of(self.program):
             if stage.start <= found.start < stage.stop:
                 shape = tuple(found.shape.shape)
-                annotation = found.annotations[0]
-                annotation = annotation.bind(numbers_of([annotation], [shape], {}))
-                yield AnnotatedArray(f"the value of {_told(found)}", shape, annotation)
-
-
-def _told(found: FoundReshard) -> str:
-    return f"hetjax.reshard at {found.line}"
+                what, annotation = f"hetjax.reshard at {found.line}", found.annotations[0]
+                try:
+                    annotation = annotation.bind(numbers_of([annotation], [shape], {}))
+                except InputError as error:
+                    raise InputError(f"{what}: {error}") from None
+                yield AnnotatedArray(f"the value of {what}", shape, annotation)
 
 
 class _PlanMaker:

@@ -74,8 +74,8 @@ def _of_leaves(prefix: Any, tree: PyTree, what: str) -> dict[int, HSharding]:
         )
     except ValueError as error:
         raise InputError(
-            f"annotations: those of each {what} do not have the structure of what they are of, or "
-            f"the beginning of it: {str(error).splitlines()[0]}"
+            f"annotations: the tree with one for each {what} must be that of what they are of, or "
+            f"the beginning of it: {' '.join(str(error).split())}"
         ) from None
     found = {}
     for place, (annotation, leaf, name) in enumerate(zip(given, leaves, names, strict=True)):
