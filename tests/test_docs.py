@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import pytest
 import yaml
 from hspmd_page import with_rules
@@ -28,8 +29,9 @@ DOCS = ROOT / "docs"
 def test_the_page_on_hspmd_runs_as_it_stands():
     options = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
     page = str(DOCS / "hspmd.md")
-    found = doctest.testfile(page, module_relative=False, optionflags=options)
-    assert (found.failed, found.attempted > 20) == (0, True)
+    with jax.numpy_dtype_promotion("standard"):  # As users have it; Optax's Adam needs it.
+        found = doctest.testfile(page, module_relative=False, optionflags=options)
+    assert (found.failed, found.attempted > 60) == (0, True)
 
 
 def test_the_table_of_rules_is_the_one_of_the_code():
