@@ -34,6 +34,7 @@ from hetjax.planner.problem.options import DEFAULTS, PlanOptions
 from hetjax.planner.problem.problem import trace_microbatch
 from hetjax.sharding.annotation.annotation import DUPLICATE, HSharding
 from hetjax.sharding.deduction.annotated_function import numbers_of
+from hetjax.sharding.deduction.annotated_program import Union, union_of
 from hetjax.sharding.resolution.pipelines import find_pipelines
 
 
@@ -219,7 +220,8 @@ class _PlanMaker:
                 f"annotations: {batch.what} is shared in {list(sizes)} examples among pipelines; "
                 f"allowed: multiples of num_microbatches, {self.num_microbatches}"
             )
-        found = []
+        found: list[HSharding] = []
+        groups = tuple(group.bare for group in batch.annotation.subgroups)
         for stage in self.read.stages:
             for use in stage.uses:
                 if use.annotation.hdim not in (DUPLICATE, 0):
@@ -227,7 +229,7 @@ class _PlanMaker:
                         f"annotations: {use.what}, lies as {use.annotation}: submeshes of several "
                         f"pipelines have the whole of a parameter each, and their own examples"
                     )
-            groups = tuple(group.bare for group in stage.uses[0].annotation.subgroups)
+            groups = _in_order(stage, groups)
             if len(groups) != len(sizes):
                 raise InputError(
                     f"annotations: {stage.uses[0].what}, is on {len(groups)} submeshes, and "
@@ -309,6 +311,22 @@ class _PlanMaker:
                     f"annotations: {leaf.what} is on devices {sorted(leaf.annotation.devices)}, "
                     f"which are no stage's; the stages are on {stages}"
                 )
+
+
+def _in_order(stage: AnnotatedStage, before: Union) -> Union:
+    """The submeshes of a stage in the order of pipelines, of which those before are known.
+
+    A value that is shared along its examples tells it; where each has the whole, those that stay
+    keep their places, and the others have the places that are left.
+    """
+    telling = next((use for use in stage.uses if use.annotation.hdim == 0), None)
+    groups = union_of((telling or stage.uses[0]).annotation)
+    if telling is not None or len(groups) != len(before):
+        return groups
+    places = {group.devices: group for group in groups}
+    kept = [places.pop(each.devices, None) for each in before]
+    new = iter(places.values())
+    return tuple(each or next(new) for each in kept)
 
 
 def _stretches(

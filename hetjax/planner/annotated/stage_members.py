@@ -183,24 +183,22 @@ def _share(annotation: HSharding, shape: Sequence[int]) -> Share:
 
 def _spec(annotation: HSharding, array: AnnotatedArray) -> Spec:
     """The one specification that all members of a stage have."""
+    entries = [entries_of(group.spec, len(array.shape)) for group in annotation.subgroups]
     found: list[str | None] = [None] * len(array.shape)
     for dimension in range(len(array.shape)):
-        axes = {
-            axis
-            for group in annotation.subgroups
-            for axis in axes_of(entries_of(group.spec, len(array.shape))[dimension])
-        }
+        axes = {axis for each in entries for axis in axes_of(each[dimension])}
         if len(axes) > 1:
             raise InputError(
                 f"{array.what} lies as {annotation}: dimension {dimension} is divided by "
                 f"{' and '.join(sorted(axes))}; allowed: one axis a dimension"
             )
         found[dimension] = next(iter(axes), None)
-    for group in annotation.subgroups:
-        mine = PartitionSpec(
-            *(axis if dict(group.axes).get(axis or "", 1) > 1 else None for axis in found)
-        )
-        if group.with_spec(mine) != group:
+    for group, each in zip(annotation.subgroups, entries, strict=True):
+        sizes = dict(group.axes)
+        if any(
+            axis is not None and sizes[axis] > 1 and axis not in axes_of(each[dimension])
+            for dimension, axis in enumerate(found)
+        ):
             raise InputError(
                 f"{array.what} lies as {annotation}: members divide it unlike; allowed: one way "
                 f"for all members of a stage whose axes have several devices"
