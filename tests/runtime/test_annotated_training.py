@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
+from random import Random
 from typing import Any
 
 import jax
@@ -10,7 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from cases import CLUSTER
+from cases import CLUSTER, examples
+from hypothesis import given
+from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
 from one_device import TOLERANCE
 
@@ -171,3 +175,55 @@ def test_any_schedule_will_do(schedule: str):
     plan = planned(loss, annotations, options=options)
     assert plan.pipeline.schedule.name == schedule
     check_trains(loss, plan)
+
+
+def test_a_switch_follows_the_strategies_of_reshards(tmp_path: Path):
+    """A loss that is annotated for two clusters, and a checkpoint from one plan to the other."""
+    fewer = HSharding((PAIR,))
+
+    def loss(parameters: Any, batch: Any) -> Any:
+        x = batch["x"]
+        for layer in parameters["layers"]:
+            change = jnp.tanh(reshard(x, [BOTH, fewer]) @ layer["up"]) @ layer["down"]
+            x = x + reshard(change, [BOTH, fewer])
+        return jnp.mean((x @ parameters["head"] - batch["y"]) ** 2)
+
+    all_of = {"up": HSharding((PAIR.with_spec(P(None, "x")),)), "down": fewer}
+    wide = planned(loss, ({"layers": [PRODUCTS] * 2, "head": BOTH}, None))
+    narrow = planned(loss, ({"layers": [all_of] * 2, "head": fewer}, None))
+    assert [len(plan.stages[0].members) for plan in (wide, narrow)] == [2, 1]
+    expected = losses_of_one_device(6)
+    rest = loss, parameters(), OPTIMIZER, batch_of(0)
+    with Trainer(wide, *rest, workdir=tmp_path) as trainer:
+        found = [trainer.train_step(batch_of(step)).loss for step in range(2)]
+        trainer.switch(narrow)
+        found += [trainer.train_step(batch_of(step)).loss for step in range(2, 4)]
+        trainer.save()
+    with Trainer(wide, *rest, workdir=tmp_path) as trainer:
+        trainer.resume()
+        found += [trainer.train_step(batch_of(step)).loss for step in range(4, 6)]
+    np.testing.assert_allclose(found, expected, rtol=TOLERANCE)
+
+
+@examples(usual=6)
+@given(number=st.integers(0, 2**32 - 1))
+def test_random_annotations_train(number: int):
+    """Each parameter lies in a way of its own, and values as deduction finds it."""
+    rng = Random(number)
+    batch = rng.choice([None, EXAMPLES_OF_BOTH, BOTH])
+    is_inside = batch is not EXAMPLES_OF_BOTH
+
+    def lies(*shape: int) -> HSharding:
+        dimension = rng.randrange(3)
+        if dimension == 2:
+            return BOTH
+        size = 2 * rng.randint(0, shape[dimension] // 2)
+        spec = P(*[None] * dimension, "x") if is_inside and rng.random() < 0.7 else P()
+        sizes = size, shape[dimension] - size
+        return HSharding((PAIR.with_spec(spec), THIRD), dimension, sizes)
+
+    layers = [{"up": lies(WIDTH, HIDDEN), "down": lies(HIDDEN, WIDTH)} for _ in range(2)]
+    told = [rng.choice([None, None, BOTH]) for _ in range(4)]
+    loss = loss_through(*told)
+    plan = planned(loss, ({"layers": layers, "head": lies(WIDTH, WIDTH)}, batch))
+    check_trains(loss, plan, steps=2)

@@ -110,11 +110,9 @@ def _obeyed(step: Step, position: int, obey: Obey) -> Step:
         return equation.replace(params={"resharding": told})
 
     equation = _compat.rewritten(step.equation, rewrite)
+    # The step keeps its name: what the model is does not depend on the plan.
     return replace(
-        step,
-        name=equation.primitive.name,
-        equation=equation,
-        evaluate=lambda *operands: _compat.bind(equation, operands),
+        step, equation=equation, evaluate=lambda *operands: _compat.bind(equation, operands)
     )
 
 

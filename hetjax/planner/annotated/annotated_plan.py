@@ -152,7 +152,7 @@ class _Reading:
         for found in reshards_of(self.program):
             if stage.start <= found.start < stage.stop:
                 shape = tuple(found.shape.shape)
-                what, annotation = f"hetjax.reshard at {found.line}", found.annotations[0]
+                what, annotation = f"hetjax.reshard at {found.line}", self.given.meant(found)
                 try:
                     annotation = annotation.bind(numbers_of([annotation], [shape], {}))
                 except InputError as error:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from hetjax import _compat
 from hetjax.errors import InputError
-from hetjax.pipeline.program.reshards import FoundReshard, reshards_of
+from hetjax.pipeline.program.reshards import reshards_of
 from hetjax.pipeline.program.traced_program import Program, num_bytes
 from hetjax.pipeline.stages.cutting import crossing_values, shared_steps
 from hetjax.planner.annotated.input_annotations import InputAnnotations
@@ -117,12 +117,8 @@ def _uses(program: Program, given: InputAnnotations) -> Iterator[AnnotatedUse]:
                 yield AnnotatedUse(position, stop, given.parameters[leaf], what)
         position += step.iterations
     for found in reshards_of(program):
-        yield _use_of(found)
-
-
-def _use_of(found: FoundReshard) -> AnnotatedUse:
-    what = f"hetjax.reshard at {found.line}"
-    return AnnotatedUse(found.start, found.stop, found.annotations[0], what)
+        what = f"hetjax.reshard at {found.line}"
+        yield AnnotatedUse(found.start, found.stop, given.meant(found), what)
 
 
 def _check_order(runs: Sequence[Sequence[AnnotatedUse]]) -> None:

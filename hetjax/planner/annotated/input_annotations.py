@@ -11,6 +11,7 @@ from jaxtyping import PyTree
 
 from hetjax.errors import InputError, shown
 from hetjax.pipeline.program.loss import path_names
+from hetjax.pipeline.program.reshards import FoundReshard
 from hetjax.sharding.annotation.annotation import HSharding
 from hetjax.sharding.deduction.annotated_function import numbers_of
 
@@ -26,6 +27,19 @@ class InputAnnotations:
 
     parameters: Mapping[int, HSharding]
     batch: Mapping[int, HSharding]
+
+    def meant(self, found: FoundReshard) -> HSharding:
+        """Which annotation of a reshard is meant, that has one for each of several strategies.
+
+        Args:
+            found: the reshard.
+
+        Returns:
+            The first one on the devices of a parameter; where none is, the first one.
+        """
+        known = {frozenset(annotation.devices) for annotation in self.parameters.values()}
+        fitting = (each for each in found.annotations if frozenset(each.devices) in known)
+        return next(fitting, found.annotations[0])
 
 
 def input_annotations(annotations: Any, parameters: PyTree, batch: PyTree) -> InputAnnotations:
