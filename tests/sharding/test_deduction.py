@@ -356,3 +356,12 @@ def test_inputs_are_checked():
     even = replace(HALVES, sizes=())
     (found,) = runner(HArray.of(NUMBERS, even))
     check([found], jnp.tanh(NUMBERS))
+
+
+def test_a_submesh_that_has_nothing_takes_summands_of_nothing():
+    pair, third = Subgroup((0, 1), (("x", 2),), P()), Subgroup((2,), (), P())
+    rows = HSharding((pair, third), 0, (0, 4))
+    sums = HSharding((pair.with_spec(P(unreduced=frozenset({"x"}))), third), 0, (0, 4))
+    x, y = drawn((4, 12), (4, 6))
+    found, _ = run(lambda x, y: x.T @ y, [x, y], [rows, sums], sums_stay=True)
+    check(found, x.T @ y)

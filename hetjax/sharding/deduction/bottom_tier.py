@@ -224,18 +224,29 @@ def _in_parts(
     together = next((each for each in signature.linear if summands and summands <= each), None)
     once = signature.base if together is None else together - summands
 
+    # An array without elements is made where it is used: compilers refuse to take one in parts.
+    given = [i for i, array in enumerate(operands) if jax.typeof(array).size]
+
     def run(*arrays: Any) -> tuple[Any, ...]:
         first = jax.lax.axis_index(tuple(sorted(axes))) == 0
-        parts = [
-            jnp.where(first, array, jnp.zeros_like(array)) if i in once else array
-            for i, array in enumerate(arrays)
-        ]
+        parts: list[Any] = [None if i in given else _empty_part(a) for i, a in enumerate(operands)]
+        for i, array in zip(given, arrays, strict=True):
+            parts[i] = jnp.where(first, array, jnp.zeros_like(array)) if i in once else array
         return tuple(_compat.bind_with(equation, local, parts))
 
-    in_specs = tuple(spec_of(array) for array in operands)
+    in_specs = tuple(spec_of(operands[i]) for i in given)
     out_specs = tuple(_by_labels(labels, chosen, axes) for labels in signature.results)
     mapped = jax.shard_map(run, in_specs=in_specs, out_specs=out_specs, check_vma=False)
-    return list(mapped(*operands))
+    return list(mapped(*(operands[i] for i in given)))
+
+
+def _empty_part(array: Any) -> jax.Array:
+    """What one device has of an array without elements."""
+    shape, dtype = jax.typeof(array).shape, jax.typeof(array).dtype
+    sizes = jax.sharding.get_abstract_mesh().shape
+    entries = entries_of(spec_of(array), len(shape))
+    counts = (math.prod(sizes[axis] for axis in axes_of(entry)) for entry in entries)
+    return jnp.zeros([n // count for n, count in zip(shape, counts, strict=True)], dtype)
 
 
 def _local_params(
