@@ -167,6 +167,30 @@ def test_pipelines_obey_reshards_of_their_own_examples():
     check_trains(loss, plan)
 
 
+def test_a_stage_fans_out_to_unlike_submeshes():
+    one, shared = HSharding((THIRD,)), HSharding((LATER.with_spec(P("data")), LAST), 0, (4, 2))
+    loss, later = loss_through(None, None, shared), HSharding((LATER, LAST))
+    plan = planned(loss, ({"layers": [one, later], "head": later}, one))
+    assert [len(stage.members) for stage in plan.stages] == [1, 2]
+    assert plan.stages[1].shares.batch == (4, 2)
+    check_trains(loss, plan)
+
+
+def test_examples_and_columns_on_a_mesh_of_two_axes():
+    four = Subgroup((0, 1, 2, 3), (("rows", 2), ("columns", 2)), P())
+    columns = HSharding((four.with_spec(P(None, "columns")), LAST))
+    rows = HSharding((four.with_spec(P("columns")), LAST))
+    whole = HSharding((four, LAST))
+    batch = HSharding((four.with_spec(P("rows")), LAST), 0, (8, 4))
+    inside = HSharding((four.with_spec(P("rows")), LAST), 0, (4, 2))
+    loss = loss_through(inside, inside, inside, inside)
+    plan = planned(loss, ({"layers": [{"up": columns, "down": rows}] * 2, "head": whole}, batch))
+    (stage,) = plan.stages
+    assert [member.mesh_shape for member in stage.members] == [(2, 2), (1, 1)]
+    assert stage.parameters["layers/0/up"] == (None, "tensor")
+    check_trains(loss, plan)
+
+
 @pytest.mark.parametrize("schedule", ["gpipe", "zb_h1"])
 def test_any_schedule_will_do(schedule: str):
     loss, later = loss_through(), HSharding((LAST,))
