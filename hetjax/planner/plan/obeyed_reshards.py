@@ -37,10 +37,15 @@ def obey_reshards(plan: Plan, pipeline: PipelinePlan, program: Program) -> Progr
         stage = _stage_of(plan, pipeline, found)
         union = union_of_members(stage.members, plan.cluster)
         devices = stage.device_ids(plan.cluster)
-        wider: Wider = "pipelines" if len(plan.pipelines) > 1 else "no"
-        fitting = (a for a in found.annotations if restricted(a, devices, wider))
-        meant = next(fitting, found.annotations[0])
+        wider = _wider(plan, pipeline, found)
         what = f"hetjax.reshard at {found.line}: the value"
+        meant = next((a for a in found.annotations if restricted(a, devices, wider)), None)
+        if meant is None:
+            raise InputError(
+                f"{what} is annotated on devices {sorted(found.annotations[0].devices)}, and its "
+                f"stage is on {sorted(devices)}; allowed: an annotation on these devices (a plan "
+                f"of the annotations is what hetjax.plan makes, given annotations=)"
+            )
         lies = on_members(meant, found.shape.shape, union, what, wider)
         if len(union) > 1:
             return lies
@@ -53,6 +58,14 @@ def obey_reshards(plan: Plan, pipeline: PipelinePlan, program: Program) -> Progr
         return NamedSharding(mesh, lies.subgroups[0].spec) if len(devices) > 1 else None
 
     return with_obeyed_reshards(program, obey)
+
+
+def _wider(plan: Plan, pipeline: PipelinePlan, found: FoundReshard) -> Wider:
+    """Which devices of other pipelines a reshard may name beside those of its stage."""
+    if len(plan.pipelines) == 1:
+        return "no"
+    has_examples = found.shape.shape[:1] == (pipeline.microbatch_size,)
+    return "pipelines" if has_examples else "stages"
 
 
 def _stage_of(plan: Plan, pipeline: PipelinePlan, found: FoundReshard) -> StagePlan:
