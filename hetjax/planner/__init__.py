@@ -153,6 +153,22 @@ def plan(
         (0, 4) slow[0:2] 1x2
         (4, 8) fast[0:1] 1x1
         (8, 12) fast[1:2] 1x1
+
+        The first six weights on the fast cards by columns, the others on a slow one:
+
+        >>> from jax.sharding import PartitionSpec
+        >>> from hetjax.sharding import HSharding, Subgroup
+        >>> columns = Subgroup((0, 1), (("tensor", 2),), PartitionSpec(None, "tensor"))
+        >>> one = Subgroup((2,), (), PartitionSpec())
+        >>> lies = [HSharding((columns,))] * 6 + [HSharding((one,))] * 6
+        >>> made = plan(
+        ...     loss, weights, batch, cluster=home, optimizer=optax.adam(1e-3), num_microbatches=8,
+        ...     annotations=(lies, None),
+        ... )
+        >>> for stage in made.pipeline.stages:
+        ...     print(stage.submesh, stage.sharding_text)
+        fast[0:2] 1x2 tensor 2
+        slow[0:1] 1x1 one device
     """
     if annotations is not None:
         if planner is not None:

@@ -49,7 +49,7 @@ class Trainer:
     Args:
         plan: the plan, or the path of its file.
         loss_function: ``loss_function(parameters, batch)``, the plain JAX program that the plan was
-            made for.
+            made for. Every `hetjax.reshard` in it is obeyed by its stage, or refused.
         parameters: pytree of arrays, or a function without arguments that makes it, in which case
             every stage makes only its own.
         optimizer: any Optax transformation; one that asks for the ``value`` of the loss gets it.

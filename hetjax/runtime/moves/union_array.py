@@ -192,7 +192,9 @@ def reshard(x: Any, annotations: HSharding | Sequence[HSharding]) -> Any:
     Inside a function that is traced, this is the one operation that changes the submeshes of a
     value; `hetjax.sharding.deduce` finds the communication that it implies, and its gradient is
     brought back to where the value came from; where `jax.jit` compiles the function for one device
-    it is the identity. Outside, it lays an array out, or moves it.
+    it is the identity. In the loss of a `hetjax.Trainer` it is obeyed: it names the devices of the
+    stage that computes it, and `hetjax.plan` makes stages of such annotations. Outside, it lays an
+    array out, or moves it.
 
     Args:
         x: a traced value, an array, or a `HArray`.
