@@ -116,7 +116,7 @@ def keeps_schedules(plan: Plan) -> str | None:
     if len(plan.pipelines) > 1:
         return "a plan of several pipelines keeps its schedules"
     if plan.has_unions:
-        return "of a stage of several members nothing is predicted that a schedule is made of"
+        return "a plan with a stage of several members keeps its schedules"
     return None
 
 

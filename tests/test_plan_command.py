@@ -99,7 +99,7 @@ def test_a_published_plan_of_several_members_is_refused_at_once(
     captured = capsys.readouterr()
     assert not captured.out
     line = captured.err.splitlines()[-1]
-    place = f"stages[{plan.stages.index(stage)}] has 2 members; the cost model knows stages of one"
+    place = f"stages[{plan.stages.index(stage)}] has 2 members, and its shares are not those of the"
     assert line.startswith(f"error: planner.published: {file}: pipelines[0].{place}")
 
 

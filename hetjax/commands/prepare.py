@@ -121,7 +121,8 @@ def prepare(
         return Prepared(ingredients, plan, time.perf_counter() - began, planned)
     given = _load(source, ingredients.configuration)
     use_devices(given.cluster, runtime, play=play)
-    plan = unpredicted(ingredients, given) if given.has_unions else predicted(ingredients, given)
+    _check_playable(ingredients, given)
+    plan = (predicted if given.is_predictable else unpredicted)(ingredients, given)
     _check_memory(plan)
     return Prepared(ingredients, plan, time.perf_counter() - began)
 
@@ -137,7 +138,8 @@ def published_plan(ingredients: Ingredients, cluster: Cluster) -> Plan | None:
         The plan as it is in its file; None where none is named.
 
     Raises:
-        InputError: it is not there, for another batch or cluster, or a stage has several members.
+        InputError: it is not there, for another batch or cluster, or members of a stage share more
+            than the examples.
     """
     path = ingredients.configuration.planner.published
     if path is None:
@@ -169,13 +171,16 @@ def predicted(ingredients: Ingredients, given: Plan) -> Plan:
         The plan with its prediction, whether it fits or not.
 
     Raises:
-        InputError: the plan was made for another model, or a stage has several members.
+        InputError: the plan was made for another model, or members of a stage share more than the
+            examples.
     """
     return predict(given, *problems_of(ingredients, given))
 
 
 def unpredicted(ingredients: Ingredients, given: Plan) -> Plan:
-    """A plan that was given, of which nothing can be predicted: a stage has several members.
+    """A plan that was given, of which nothing can be predicted.
+
+    Members of a stage share more than the examples.
 
     Args:
         ingredients: the model, the data and the optimizer.
@@ -185,19 +190,23 @@ def unpredicted(ingredients: Ingredients, given: Plan) -> Plan:
         The plan without a prediction.
 
     Raises:
-        InputError: the plan was made for another model, or the run needs a prediction.
+        InputError: the plan was made for another model.
     """
-    runtime, cluster = ingredients.configuration.runtime, ingredients.configuration.cluster
-    if cluster.play and runtime.name == "local":
-        raise InputError(
-            "cluster.play is True, and the plan has a stage of several members, whose times "
-            "nothing predicts; set cluster.play = False"
-        )
     parameters = ingredients.parameter_shapes
     for pipeline in given.pipelines:
         shapes = with_examples(ingredients.batch, pipeline.microbatch_size)
         validate_for(given, trace(ingredients.model.loss, parameters, shapes))
     return replace(given, prediction=None)
+
+
+def _check_playable(ingredients: Ingredients, plan: Plan) -> None:
+    """Check that nothing is to be played that no played cluster can do."""
+    runtime, cluster = ingredients.configuration.runtime, ingredients.configuration.cluster
+    if cluster.play and runtime.name == "local" and plan.has_unions:
+        raise InputError(
+            "cluster.play is True, and the plan has a stage of several members, which no played "
+            "cluster holds back; set cluster.play = False"
+        )
 
 
 def problems_of(ingredients: Ingredients, given: Plan) -> tuple[PlanningProblem, ...]:

@@ -84,18 +84,19 @@ def memory(problem: PlanningProblem, runs: Runs, execution: Execution) -> Memory
     times = measured_times(problem, runs, execution)
     if times is not None:
         held = _memory(problem, runs, execution)
-        temporary = runs.in_form(times.temporary_bytes.of(runs.layers))
+        temporary = execution.examples * runs.in_form(times.temporary_bytes.of(runs.layers))
         return replace(held, working_bytes=held.working_bytes + temporary)
     if execution.parameters:
         return _memory(problem, runs, execution)
     # Devices of all subclusters hold the same.
     way = (execution.mesh_shape, execution.sharding, execution.recompute, problem.optimizer_bytes)
+    way = (*way, execution.examples, execution.updates, execution.members)
     return runs.once(("memory", *way), lambda: _memory(problem, runs, execution))
 
 
 def _memory(problem: PlanningProblem, runs: Runs, execution: Execution) -> Memory:
     """What runs hold, but for what was measured."""
-    data, _ = execution.mesh_shape
+    data = execution.example_parts
     gathered, state, _ = parameter_bytes(problem.program, problem.optimizer_bytes, runs, execution)
     kept, working = runs.residual_bytes, runs.boundary_bytes
     if execution.recompute:
@@ -130,9 +131,9 @@ def estimate(problem: PlanningProblem, runs: Runs, execution: Execution) -> Esti
     fully_sharded = execution.sharding == "fully_sharded"
     times = measured_times(problem, runs, execution)
     if times is not None:
-        forward = runs.in_form(times.forward.of(runs.layers))
+        forward = _share_of(runs.in_form(times.forward.of(runs.layers)), execution)
         again = forward if execution.recompute else 0.0
-        backward = runs.in_form(times.backward.of(runs.layers)) + again
+        backward = _share_of(runs.in_form(times.backward.of(runs.layers)), execution) + again
     else:
         forward, backward = _computation(problem, runs, execution)
         parameter_pass = _parameter_pass(problem, runs, execution) if fully_sharded else 0.0
@@ -180,6 +181,7 @@ def update_seconds(
         return found()
     # Recomputation changes nothing of it.
     way = (execution.mesh_shape, execution.sharding, execution.link, problem.optimizer_bytes)
+    way = (*way, execution.updates, execution.members)
     return runs.once(("update", rate, *way), found)
 
 
@@ -207,7 +209,7 @@ def handling_seconds(
     subcluster = problem.cluster.subcluster(execution.subcluster)
     if not subcluster.transfer_load and not subcluster.message_load:
         return 0.0
-    share = runs.boundary_bytes / execution.mesh_shape[0]
+    share = execution.examples * runs.boundary_bytes / execution.mesh_shape[0]
     return subcluster.transfer_load * share + subcluster.message_load * runs.messages
 
 
@@ -222,6 +224,13 @@ def measured_times(problem: PlanningProblem, runs: Runs, execution: Execution) -
     if execution.parameters or not runs.known_layers:
         return None
     return problem.profile.ways.get(execution.way)
+
+
+def _share_of(seconds: FloatArray, execution: Execution) -> FloatArray:
+    """Of what passes were measured to take, what a member's share of the examples does."""
+    if execution.examples == 1:
+        return seconds
+    return TASK_SECONDS + execution.examples * (seconds - TASK_SECONDS)
 
 
 def update_rate(problem: PlanningProblem, execution: Execution) -> float:
@@ -269,7 +278,7 @@ def estimate_halves(
         The estimate.
     """
     assert work.split is not None, "the work of the halves was not measured"
-    data, _ = execution.mesh_shape
+    data = execution.example_parts
     parameter_pass = float(_parameter_pass(problem, runs, execution))
     product_pass = float(_tensor_pass(problem, runs, execution))
 
@@ -283,9 +292,9 @@ def estimate_halves(
     again = slower * seconds(work.recompute) + product_pass - TASK_SECONDS
     times = measured_times(problem, runs, execution)
     if times is not None:
-        again = float(times.forward.of(runs.layers))
+        again = float(_share_of(times.forward.of(runs.layers), execution))
         expected = seconds(_difference(work.backward, work.recompute)) + 2 * product_pass
-        measured = float(times.backward.of(runs.layers))
+        measured = float(_share_of(times.backward.of(runs.layers), execution))
         slower_backward = measured / (expected + scattered)
         product_pass, scattered = slower_backward * product_pass, slower_backward * scattered
     first = slower_backward * seconds(work.split.input_gradient)
@@ -318,7 +327,8 @@ def _computation(
         return forward * slower[0], backward * slower[1]
 
     # However many devices share it, it is divided evenly among them.
-    key = (execution.kind, problem.dtype, math.prod(execution.mesh_shape), slower)
+    devices = math.prod(execution.mesh_shape)
+    key = (execution.kind, problem.dtype, devices, execution.examples, slower)
     return runs.once(("computation", execution.recompute, *key), passes)
 
 
@@ -358,20 +368,21 @@ def _roofline(
     kind, devices = execution.kind, math.prod(execution.mesh_shape)
     speed = devices * kind.product_flops(problem.dtype)
     bandwidth = devices * kind.memory_bandwidth / TRAFFIC_SHARE
-    return np.asarray(TASK_SECONDS + flops / speed + traffic / bandwidth)
+    share = execution.examples
+    return np.asarray(TASK_SECONDS + share * flops / speed + share * traffic / bandwidth)
 
 
 def _tensor_pass(problem: PlanningProblem, runs: Runs, execution: Execution) -> FloatArray:
     """Seconds of a third of what a tensor axis costs; there is one forward and two backward."""
     key = ("tensor pass", problem.tensor_axis, problem.dtype, execution.kind, execution.link)
     return runs.once(
-        (*key, execution.subcluster, execution.mesh_shape),
+        (*key, execution.subcluster, execution.mesh_shape, execution.examples),
         lambda: _found_tensor_pass(problem, runs, execution),
     )
 
 
 def _found_tensor_pass(problem: PlanningProblem, runs: Runs, execution: Execution) -> FloatArray:
-    data, tensor = execution.mesh_shape
+    data, tensor = execution.example_parts, execution.mesh_shape[1]
     costs = told_tensor_costs(problem, execution)
     if costs is None or not runs.known_layers:
         return ring_seconds(execution.link, runs.product_bytes / data, tensor)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from hetjax.mesh.cluster import Cluster, SubMesh
 from hetjax.pipeline.timeline.times import StepTimes
+from hetjax.planner.costs.crossing_ends import CrossingPart, End, crossing_parts, joined_link
 
 Card = tuple[str, int, str]
 """A direction of a node's network card: subcluster, node, and "out" or "in"."""
@@ -30,7 +31,7 @@ class _Transfer:
 
 
 def with_shared_cards(
-    times: StepTimes, cluster: Cluster, submeshes: Sequence[SubMesh]
+    times: StepTimes, cluster: Cluster, stages: Sequence[SubMesh | End]
 ) -> StepTimes:
     """Lengthen a pipeline's transfers by what else their nodes send and receive.
 
@@ -43,17 +44,20 @@ def with_shared_cards(
     Args:
         times: of tasks, and of transfers that have their link for themselves.
         cluster: the cluster.
-        submeshes: where the stages are.
+        stages: where the stages are: on a submesh, or on several that share the examples.
 
     Returns:
         The times, the same but for transfers that share a card.
     """
-    pairs = list(itertools.pairwise(submeshes))
+    ends: list[End] = [((s, 1.0),) if isinstance(s, SubMesh) else s for s in stages]
+    pairs = list(itertools.pairwise(ends))
     there = [
-        _transfer(cluster, a, b, each) for (a, b), each in zip(pairs, times.sends, strict=True)
+        _transfer(cluster, crossing_parts(cluster, a, b), each)
+        for (a, b), each in zip(pairs, times.sends, strict=True)
     ]
     back = [
-        _transfer(cluster, b, a, each) for (a, b), each in zip(pairs, times.returns, strict=True)
+        _transfer(cluster, crossing_parts(cluster, b, a), each)
+        for (a, b), each in zip(pairs, times.returns, strict=True)
     ]
     filled: Counter[Card] = Counter()
     for transfer in (*there, *back):
@@ -66,20 +70,24 @@ def with_shared_cards(
     )
 
 
-def _transfer(cluster: Cluster, sender: SubMesh, receiver: SubMesh, seconds: float) -> _Transfer:
-    link = cluster.link_between(sender, receiver)
+def _transfer(cluster: Cluster, parts: Sequence[CrossingPart], seconds: float) -> _Transfer:
+    link = joined_link(parts)
     carried = max(0.0, seconds - link.latency)
-    ends = (("out", sender, _nodes(cluster, sender)), ("in", receiver, _nodes(cluster, receiver)))
-    within = sender.subcluster == receiver.subcluster and ends[0][2] == ends[1][2]
-    cards = {
-        (submesh.subcluster, node, way): carried
-        * link.bandwidth
-        / _card_bandwidth(cluster, submesh)
-        for way, submesh, nodes in ends
-        for node in nodes
-        if not within
-    }
-    return _Transfer(seconds, carried, cards)
+    filled: Counter[Card] = Counter()
+    for part in parts:
+        sender, receiver = part.sender, part.receiver
+        ends = (
+            ("out", sender, _nodes(cluster, sender)),
+            ("in", receiver, _nodes(cluster, receiver)),
+        )
+        if sender.subcluster == receiver.subcluster and ends[0][2] == ends[1][2]:
+            continue
+        # The link's bandwidth times the seconds is the whole transfer, of which this is a share.
+        moved = carried if len(parts) == 1 else carried * part.share
+        for way, submesh, nodes in ends:
+            share = moved * link.bandwidth / _card_bandwidth(cluster, submesh)
+            filled.update({(submesh.subcluster, node, way): share for node in nodes})
+    return _Transfer(seconds, carried, dict(filled))
 
 
 def _nodes(cluster: Cluster, submesh: SubMesh) -> set[int]:

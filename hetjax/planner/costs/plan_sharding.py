@@ -53,7 +53,8 @@ def _sharded_stages(
 
 
 def _is_open(stage: StagePlan) -> bool:
-    return stage.mesh_shape[1] > 1 and not stage.parameters and not stage.values
+    is_plain = len(stage.members) == 1 and not stage.parameters and not stage.values
+    return is_plain and stage.mesh_shape[1] > 1
 
 
 def _sharded(

@@ -16,15 +16,28 @@ from hetjax.pipeline.timeline.simulate import StageClock, simulate_schedule, sta
 from hetjax.pipeline.timeline.timeline import Event, Timeline, stage_track
 from hetjax.pipeline.timeline.times import StepTimes
 from hetjax.planner.costs.cost_model import estimate, estimate_halves, update_rate
+from hetjax.planner.costs.crossing_ends import crossing_parts, end_of, joined_link
 from hetjax.planner.costs.network_cards import with_shared_cards
 from hetjax.planner.costs.sharing_cost import SharedParameters, sharing_seconds
+from hetjax.planner.costs.union_cost import (
+    estimate_union,
+    executions_of,
+    move_seconds,
+    union_execution,
+)
 from hetjax.planner.plan.plan import Plan, as_plan, validate_for
-from hetjax.planner.plan.prediction import Prediction, StagePrediction, times_of
+from hetjax.planner.plan.prediction import (
+    Held,
+    MemberPrediction,
+    Prediction,
+    StagePrediction,
+    times_of,
+)
 from hetjax.planner.plan.stage_plan import PipelinePlan, StagePlan
 from hetjax.planner.problem.problem import PlanningProblem
 from hetjax.planner.work.execution import Execution
-from hetjax.planner.work.layer_runs import one_run
-from hetjax.planner.work.rates import collective_link, transfer_seconds
+from hetjax.planner.work.layer_runs import Runs, one_run
+from hetjax.planner.work.rates import transfer_seconds
 from hetjax.planner.work.stage_work import Work, measure
 
 
@@ -43,8 +56,8 @@ def predict(plan: Plan, problem: PlanningProblem, *others: PlanningProblem) -> P
         The plan with its prediction.
 
     Raises:
-        InputError: the plan was made for another model, or for microbatches of another size, or a
-            stage has several members.
+        InputError: the plan was made for another model, or for microbatches of another size, or
+            members of a stage share something else than the examples.
     """
     stages = predict_stages(plan, problem, *others)
     return _with_schedules(replace(plan, prediction=Prediction(0.0, 0.0, stages)))
@@ -94,14 +107,15 @@ def check_predictable(plan: Plan, where: str = "plan") -> None:
         where: what errors name as the plan.
 
     Raises:
-        InputError: a stage has several members.
+        InputError: members of a stage share something else than the examples.
     """
     for p, pipeline in enumerate(plan.pipelines):
         for s, stage in enumerate(pipeline.stages):
-            if len(stage.members) != 1:
+            if not stage.is_predictable:
                 raise InputError(
-                    f"{where}: pipelines[{p}].stages[{s}] has {len(stage.members)} members; the "
-                    f"cost model knows stages of one member only"
+                    f"{where}: pipelines[{p}].stages[{s}] has {len(stage.members)} members, and "
+                    f"its shares are not those of the batch alone; the cost model knows no other "
+                    f"stages of several members"
                 )
 
 
@@ -118,8 +132,8 @@ def _stage_predictions(
     alone = [
         _stage_prediction(plan, pipeline, problem, s, works) for s in range(len(pipeline.stages))
     ]
-    submeshes = [stage.submesh for stage in pipeline.stages]
-    times = with_shared_cards(times_of(alone), plan.cluster, submeshes)
+    ends = [end_of(stage) for stage in pipeline.stages]
+    times = with_shared_cards(times_of(alone), plan.cluster, ends)
     for stage, sent, returned in zip(
         alone, [*times.sends, 0.0], [0.0, *times.returns], strict=True
     ):
@@ -134,13 +148,30 @@ def _without_shared_state(
     predicted: StagePrediction,
 ) -> StagePrediction:
     """A stage without the optimizer state that others hold for it."""
-    execution = _execution(plan, plan.stages[stage])
-    saved = shared.saved_bytes(stage, problem.optimizer_bytes, execution)
+    executions = executions_of(plan.cluster, plan.stages[stage])
+    saved = [_saved_bytes(shared, problem, stage, execution) for execution in executions]
+    faster = min(
+        each / update_rate(problem, execution)
+        for each, execution in zip(saved, executions, strict=True)
+    )
+    members = tuple(
+        replace(member, state_bytes=member.state_bytes - int(each))
+        for member, each in zip(predicted.members, saved, strict=False)
+    )
     return replace(
         predicted,
-        state_bytes=predicted.state_bytes - int(saved),
-        update_seconds=predicted.update_seconds - saved / update_rate(problem, execution),
+        state_bytes=predicted.state_bytes - int(saved[0]) * (not members),
+        update_seconds=predicted.update_seconds - faster,
+        members=members,
     )
+
+
+def _saved_bytes(
+    shared: SharedParameters, problem: PlanningProblem, stage: int, execution: Execution
+) -> float:
+    """What a device holds less, or where below 0 more, since other stages hold the same."""
+    saved = shared.saved_bytes(stage, problem.optimizer_bytes, execution)
+    return saved - shared.undivided_bytes(stage, problem.optimizer_bytes, execution)
 
 
 def _with_schedules(plan: Plan) -> Plan:
@@ -152,10 +183,10 @@ def _with_schedules(plan: Plan) -> Plan:
     for first, pipeline in plan.numbered_pipelines():
         held = prediction.stages[first : first + len(pipeline.stages)]
         for s, stage in enumerate(held):
-            memory = _memory_bytes(stage, pipeline.schedule, s)
+            told = _with_memory(stage, pipeline.schedule, s)
             computed = sum(clocks[first + s].durations)
             bubble = max(0.0, 1 - computed / step_time) if step_time else 0.0
-            stages.append(replace(stage, memory_bytes=memory, bubble=bubble))
+            stages.append(replace(told, bubble=bubble))
         bounds.append(_lower_bound(held, pipeline.num_microbatches))
     # At the bound itself, sums in another order may differ in their last bit.
     bound = min(max(bounds), step_time)
@@ -292,7 +323,11 @@ def live_limits(plan: Plan) -> tuple[int, ...]:
 
 def _live_limits(held: Sequence[StagePrediction], count: int) -> tuple[int, ...]:
     return tuple(
-        max(1, live_limit(_room(stage), _microbatch_bytes(stage), count)) for stage in held
+        min(
+            max(1, live_limit(_room(each), _microbatch_bytes(each), count))
+            for each in stage.members or (stage,)
+        )
+        for stage in held
     )
 
 
@@ -358,18 +393,40 @@ def _prediction(plan: Plan) -> Prediction:
     return plan.prediction
 
 
-def _microbatch_bytes(stage: StagePrediction) -> MicrobatchBytes:
-    return MicrobatchBytes(stage.activation_bytes, stage.recomputed_bytes, stage.deferred_bytes)
+def _microbatch_bytes(held: Held) -> MicrobatchBytes:
+    return MicrobatchBytes(held.activation_bytes, held.recomputed_bytes, held.deferred_bytes)
 
 
-def _room(stage: StagePrediction) -> float:
-    """What a stage's microbatches may hold."""
-    return stage.memory_limit_bytes - stage.state_bytes - stage.working_bytes
+def _room(held: Held) -> float:
+    """What microbatches may hold."""
+    return held.memory_limit_bytes - held.state_bytes - held.working_bytes
 
 
-def _memory_bytes(stage: StagePrediction, schedule: Schedule, index: int) -> int:
-    held = peak_bytes(schedule.order[index], _microbatch_bytes(stage))
-    return int(stage.state_bytes + stage.working_bytes + held)
+def _memory_bytes(held: Held, schedule: Schedule, index: int) -> int:
+    peak = peak_bytes(schedule.order[index], _microbatch_bytes(held))
+    return int(held.state_bytes + held.working_bytes + peak)
+
+
+def _with_memory(stage: StagePrediction, schedule: Schedule, index: int) -> StagePrediction:
+    """A stage with what its devices hold by a schedule: of several members the fullest ones'."""
+    if not stage.members:
+        return replace(stage, memory_bytes=_memory_bytes(stage, schedule, index))
+    members = tuple(
+        replace(member, memory_bytes=_memory_bytes(member, schedule, index))
+        for member in stage.members
+    )
+    fullest = max(members, key=lambda member: member.memory_bytes / member.memory_limit_bytes)
+    return replace(
+        stage,
+        members=members,
+        state_bytes=fullest.state_bytes,
+        working_bytes=fullest.working_bytes,
+        activation_bytes=fullest.activation_bytes,
+        recomputed_bytes=fullest.recomputed_bytes,
+        deferred_bytes=fullest.deferred_bytes,
+        memory_bytes=fullest.memory_bytes,
+        memory_limit_bytes=fullest.memory_limit_bytes,
+    )
 
 
 def _stage_prediction(
@@ -382,12 +439,26 @@ def _stage_prediction(
     """What the cost model expects of a stage; what depends on the schedule is left at 0."""
     stages = pipeline.stages
     stage, work, after = stages[index], works[index], works[index + 1 : index + 2]
-    execution = _execution(plan, stage)
     sent = after[0].received_bytes if after else 0
     run = one_run(problem.program, work, sent, _layers_in(problem, plan, stage))
+    links = [
+        joined_link(crossing_parts(plan.cluster, end_of(a), end_of(b)))
+        for a, b in itertools.pairwise(stages)
+    ]
+    back = transfer_seconds(links[index - 1], work.returned_bytes) if index else 0.0
+    there = transfer_seconds(links[index], sent) if after else 0.0
+    of_stage = _of_one_member if len(stage.members) == 1 else _of_members
+    alone = of_stage(plan, stage, problem, work, run)
+    return replace(alone, communication_seconds=there, return_seconds=back)
+
+
+def _of_one_member(
+    plan: Plan, stage: StagePlan, problem: PlanningProblem, work: Work, run: Runs
+) -> StagePrediction:
+    """What a stage takes and holds that has one member."""
+    (execution,) = executions_of(plan.cluster, stage)
     whole = estimate(problem, run, execution)
     halves = estimate_halves(problem, work, run, execution)
-    links = [plan.cluster.link_between(a.submesh, b.submesh) for a, b in itertools.pairwise(stages)]
     return StagePrediction(
         forward_seconds=float(whole.forward_seconds),
         backward_seconds=float(whole.backward_seconds) - halves.recompute_seconds,
@@ -395,8 +466,8 @@ def _stage_prediction(
         input_gradient_seconds=halves.input_gradient_seconds,
         weight_gradient_seconds=halves.weight_gradient_seconds,
         update_seconds=float(whole.update_seconds),
-        communication_seconds=transfer_seconds(links[index], sent) if after else 0.0,
-        return_seconds=transfer_seconds(links[index - 1], work.returned_bytes) if index else 0.0,
+        communication_seconds=0.0,
+        return_seconds=0.0,
         state_bytes=int(whole.state_bytes),
         working_bytes=int(whole.working_bytes) - halves.recomputed_bytes,
         activation_bytes=int(whole.activation_bytes),
@@ -408,21 +479,55 @@ def _stage_prediction(
     )
 
 
+def _of_members(
+    plan: Plan, stage: StagePlan, problem: PlanningProblem, work: Work, run: Runs
+) -> StagePrediction:
+    """What a data-parallel stage of several members takes; what is held, each member says."""
+    union = union_execution(plan.cluster, stage)
+    whole = estimate_union(problem, run, union)
+    halves = [estimate_halves(problem, work, run, member) for member in union.members]
+    forward, backward = map(float, move_seconds(problem, run, union))
+    # A recomputation does again what the forward pass exchanged.
+    again = forward if stage.recompute else 0.0
+    recompute = max(each.recompute_seconds for each in halves) + again
+    members = tuple(
+        MemberPrediction(
+            forward_seconds=float(each.forward_seconds),
+            backward_seconds=float(each.backward_seconds),
+            state_bytes=int(each.state_bytes),
+            working_bytes=int(each.working_bytes) - half.recomputed_bytes,
+            activation_bytes=int(each.activation_bytes),
+            recomputed_bytes=half.recomputed_bytes,
+            deferred_bytes=half.deferred_bytes,
+            memory_bytes=0,
+            memory_limit_bytes=execution.kind.memory_bytes,
+        )
+        for each, half, execution in zip(whole.members, halves, union.members, strict=True)
+    )
+    inputs = max(each.input_gradient_seconds for each in halves) + backward - again
+    return StagePrediction(
+        forward_seconds=float(whole.forward_seconds),
+        backward_seconds=float(whole.backward_seconds) - recompute,
+        recompute_seconds=recompute,
+        input_gradient_seconds=inputs,
+        weight_gradient_seconds=max(each.weight_gradient_seconds for each in halves),
+        update_seconds=float(whole.update_seconds),
+        communication_seconds=0.0,
+        return_seconds=0.0,
+        state_bytes=0,
+        working_bytes=0,
+        activation_bytes=0,
+        recomputed_bytes=0,
+        deferred_bytes=0,
+        memory_bytes=0,
+        memory_limit_bytes=0,
+        bubble=0.0,
+        members=members,
+    )
+
+
 def _layers_in(problem: PlanningProblem, plan: Plan, stage: StagePlan) -> tuple[int, int] | None:
     """The problem's layers of a stage of a plan, which may have other ones; None where none fit."""
     place = {position: layer for layer, position in enumerate(problem.layers)}
     first, end = (place.get(plan.layers[layer]) for layer in stage.layers)
     return None if first is None or end is None else (first, end)
-
-
-def _execution(plan: Plan, stage: StagePlan) -> Execution:
-    return Execution(
-        kind=plan.cluster.subcluster(stage.submesh.subcluster).kind,
-        link=collective_link(plan.cluster, stage.submesh),
-        mesh_shape=stage.mesh_shape,
-        sharding=stage.sharding,
-        recompute=stage.recompute,
-        parameters=stage.parameters,
-        subcluster=stage.submesh.subcluster,
-        shape=stage.submesh.shape,
-    )

@@ -71,6 +71,27 @@ class SharedParameters:
             saved += elements * optimizer_bytes / state_division(self.program, part, execution)
         return saved
 
+    def undivided_bytes(self, stage: int, optimizer_bytes: float, execution: Execution) -> float:
+        """What a member holds of the optimizer's state beyond its share.
+
+        What other stages hold too is not divided among the members of a stage.
+
+        Args:
+            stage: which stage.
+            optimizer_bytes: of the optimizer's state, for each element of a parameter.
+            execution: how the member runs its part of it.
+
+        Returns:
+            Bytes.
+        """
+        leaves = {part.leaf for part in self.shared}
+        rest = (1 - execution.updates) * optimizer_bytes
+        return sum(
+            rest * self.elements(part) / state_division(self.program, part, execution)
+            for part in self.held[stage]
+            if part.leaf in leaves
+        )
+
 
 def sharing_seconds(plan: Plan, shared: SharedParameters) -> tuple[float, ...]:
     """How long stages take to exchange gradients of what several hold, and parameters after that.
@@ -83,11 +104,13 @@ def sharing_seconds(plan: Plan, shared: SharedParameters) -> tuple[float, ...]:
         Seconds of each stage, over the slowest of its links; 0 where it shares nothing.
     """
     pieces = ((holders, shared.num_bytes(part)) for part, holders in shared.shared.items())
-    return exchange_seconds(plan.cluster, [stage.submesh for stage in plan.stages], pieces)
+    return exchange_seconds(plan.cluster, [stage.submeshes for stage in plan.stages], pieces)
 
 
 def exchange_seconds(
-    cluster: Cluster, submeshes: Sequence[SubMesh], pieces: Iterable[tuple[Holders, int]]
+    cluster: Cluster,
+    submeshes: Sequence[Sequence[SubMesh]],
+    pieces: Iterable[tuple[Holders, int]],
 ) -> tuple[float, ...]:
     """How long stages take to exchange what several of them hold.
 
@@ -96,7 +119,7 @@ def exchange_seconds(
 
     Args:
         cluster: the cluster.
-        submeshes: where the stages are.
+        submeshes: where the stages are; several submeshes share a stage.
         pieces: who holds and updates what is shared, and its bytes.
 
     Returns:
@@ -125,7 +148,10 @@ def exchange_seconds(
             for kind in ("gradient", "value")
         )
         seconds[stage] = moved / min(
-            exchange_bandwidth(cluster, submeshes[stage], submeshes[other]) for other in others
+            exchange_bandwidth(cluster, mine, theirs)
+            for other in others
+            for mine in submeshes[stage]
+            for theirs in submeshes[other]
         )
     return tuple(seconds)
 

@@ -94,7 +94,7 @@ class CandidateClock:
                 pieces.append((Holders(holders, holders), size))
         if not pieces:
             return [0.0] * len(places)
-        return exchange_seconds(self.problem.cluster, submeshes, pieces)
+        return exchange_seconds(self.problem.cluster, [(each,) for each in submeshes], pieces)
 
 
 def _of(values: FloatArray, layers: tuple[int, int]) -> float:

@@ -113,6 +113,7 @@ def _live_limits(
 
     # Asked twice: whether anything may fit, and what does.
     key = (usable, problem.num_microbatches, option.way, option.sharding, option.recompute)
+    key = (*key, option.examples, option.updates, option.members)
     return runs.once(("live limits", *key), found)
 
 

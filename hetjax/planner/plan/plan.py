@@ -63,8 +63,13 @@ class Plan:
 
     @property
     def has_unions(self) -> bool:
-        """Whether a stage has several members; the cost model knows nothing of such a plan."""
+        """Whether a stage has several members."""
         return any(len(stage.members) > 1 for stage in self.stages)
+
+    @property
+    def is_predictable(self) -> bool:
+        """Whether the cost model knows all stages; see `StagePlan.is_predictable`."""
+        return all(stage.is_predictable for stage in self.stages)
 
     @property
     def pipeline(self) -> PipelinePlan:

@@ -4,8 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
+from hetjax.file_content import LEFT_OUT_EMPTY
 from hetjax.pipeline.timeline.times import StepTimes
+
+
+@dataclass(frozen=True)
+class MemberPrediction:
+    """What the cost model expects of one member of a stage; times in seconds, of one microbatch.
+
+    Args:
+        forward_seconds: the forward pass, without what it waits for others.
+        backward_seconds: the backward pass and the recomputation, likewise.
+        state_bytes: as of `StagePrediction`, and the following too, of the member's devices.
+        working_bytes: as there.
+        activation_bytes: as there.
+        recomputed_bytes: as there.
+        deferred_bytes: as there.
+        memory_bytes: as there.
+        memory_limit_bytes: as there.
+    """
+
+    forward_seconds: float
+    backward_seconds: float
+    state_bytes: int
+    working_bytes: int
+    activation_bytes: int
+    recomputed_bytes: int
+    deferred_bytes: int
+    memory_bytes: int
+    memory_limit_bytes: int
 
 
 @dataclass(frozen=True)
@@ -31,6 +60,8 @@ class StagePrediction:
         memory_bytes: all of that at the schedule's fullest moment, on one device.
         memory_limit_bytes: what one device has.
         bubble: share of the step in which the stage computes nothing.
+        members: where it has several, each by itself. The stage takes as long as the slowest of
+            them and what they exchange; its bytes are those of the one that is the fullest.
     """
 
     forward_seconds: float
@@ -50,6 +81,7 @@ class StagePrediction:
     memory_limit_bytes: int
     bubble: float
     sharing_seconds: float = 0.0
+    members: Annotated[tuple[MemberPrediction, ...], LEFT_OUT_EMPTY] = ()
 
     @property
     def compute_seconds(self) -> float:
@@ -60,6 +92,10 @@ class StagePrediction:
     def fits(self) -> bool:
         """Whether a device has the memory that the stage needs."""
         return self.memory_bytes <= self.memory_limit_bytes
+
+
+Held = StagePrediction | MemberPrediction
+"""Whatever says what its devices hold."""
 
 
 @dataclass(frozen=True)

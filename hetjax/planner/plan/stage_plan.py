@@ -215,6 +215,13 @@ slow[0:1] 1x1; this works on stages of one
         return ", ".join((axes, *self._shares_text, *self.rule_words))
 
     @property
+    def is_predictable(self) -> bool:
+        """Whether the cost model knows it: it has one member, or they share the examples alone."""
+        if len(self.members) == 1:
+            return True
+        return bool(self.shares.batch) and self.shares == Shares(batch=self.shares.batch)
+
+    @property
     def rule_words(self) -> tuple[str, ...]:
         """What is to be said of its rule and of recomputation; mostly nothing."""
         rule = () if self.sharding == "data" else (self.sharding.replace("_", " "),)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 
@@ -35,6 +36,11 @@ class Execution:
         parameters: specifications that override the rule, by parameter path.
         subcluster: the name of the subcluster of the devices.
         shape: nodes of it, and devices in each.
+        examples: what share of a microbatch the devices compute; all of it, unless they are one
+            member of a stage of several.
+        updates: of what share of the parameters they keep the optimizer's state and do the update,
+            which the other members do of the rest.
+        members: how many members the stage has.
     """
 
     kind: DeviceKind
@@ -45,6 +51,14 @@ class Execution:
     parameters: Mapping[str, Spec] = field(default_factory=dict)
     subcluster: str = ""
     shape: tuple[int, int] = (1, 1)
+    examples: float = 1.0
+    updates: float = 1.0
+    members: int = 1
+
+    @property
+    def example_parts(self) -> float:
+        """Into how many parts, each like that of one of its devices, a microbatch is divided."""
+        return self.mesh_shape[0] / self.examples if self.examples else math.inf
 
     @property
     def way(self) -> Way:
@@ -72,7 +86,8 @@ def parameter_bytes(
     if execution.parameters:
         return _parameter_bytes(program, optimizer_bytes, runs, execution)
     # Subclusters have submeshes of the same logical meshes, and recomputation holds no more.
-    way = ("parameter bytes", execution.mesh_shape, execution.sharding, optimizer_bytes)
+    shape, shared = execution.mesh_shape, (execution.updates, execution.members)
+    way = ("parameter bytes", shape, execution.sharding, optimizer_bytes, *shared)
     return runs.once(way, lambda: _parameter_bytes(program, optimizer_bytes, runs, execution))
 
 
@@ -104,7 +119,25 @@ def _part_bytes(
     mesh_shape = execution.mesh_shape
     spec = _spec_of(shape.shape, override, execution)
     whole = num_bytes(shape) / division(spec, (1, mesh_shape[1]))
-    return whole, *state_bytes(shape, spec, execution.sharding, mesh_shape, optimizer_bytes)
+    held, updated = state_bytes(shape, spec, execution.sharding, mesh_shape, optimizer_bytes)
+    if execution.members == 1:
+        return whole, held, updated
+    return whole, *_with_other_members(shape, spec, optimizer_bytes, execution)
+
+
+def _with_other_members(
+    shape: jax.ShapeDtypeStruct, spec: PartitionSpec, optimizer_bytes: float, execution: Execution
+) -> tuple[float, float]:
+    """What is held and updated of a part that members have whole, and update a share of each."""
+    mesh_shape, sharding, mine = execution.mesh_shape, execution.sharding, execution.updates
+    held, updated = state_bytes(shape, spec, sharding, mesh_shape, optimizer_bytes)
+    without_state, _ = state_bytes(shape, spec, sharding, mesh_shape, 0.0)
+    of_state = division(state_spec(sharding, spec, shape.shape, mesh_shape), mesh_shape)
+    elements = math.prod(shape.shape)
+    summed = elements * accumulator_dtype(shape.dtype).itemsize
+    # Of one group of gradients there are at once what is given to the others and what they give.
+    exchanged = summed / of_state / REDUCTION_GROUPS * (1 - mine + execution.members * mine)
+    return without_state + mine * (held - without_state) + exchanged, mine * updated
 
 
 def state_bytes(

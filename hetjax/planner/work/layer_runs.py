@@ -33,6 +33,11 @@ class Runs:
         input_bytes: bytes of inputs, all that is kept with recomputation.
         boundary_bytes: bytes received and sent.
         messages: how many messages bring and take them.
+        forward_moves: how often members of a stage exchange something in its forward pass, where
+            the examples are divided among them.
+        forward_moved: bytes of that.
+        backward_moves: how often they do in its backward pass.
+        backward_moved: bytes of that.
         parts: parameter parts that occur in any run.
         shapes: their shapes.
         used: for each part, the layers that use it, as 1 among 0: ``[len(parts), L]``; None where
@@ -53,6 +58,10 @@ class Runs:
     input_bytes: FloatArray
     boundary_bytes: FloatArray
     messages: FloatArray
+    forward_moves: FloatArray
+    forward_moved: FloatArray
+    backward_moves: FloatArray
+    backward_moved: FloatArray
     parts: tuple[ParameterPart, ...]
     shapes: tuple[jax.ShapeDtypeStruct, ...]
     used: FloatArray | None = None
@@ -199,6 +208,8 @@ class Runs:
             self,
             backward_flops=self.backward_flops + self.forward_flops,
             backward_traffic=self.backward_traffic + self.forward_traffic,
+            backward_moves=self.backward_moves + self.forward_moves,
+            backward_moved=self.backward_moved + self.forward_moved,
         )
 
 
@@ -240,6 +251,10 @@ def all_runs(program: Program, works: Sequence[Work]) -> Runs:
         input_bytes=np.broadcast_to(first_inputs[:, None], (len(works) + 1,) * 2),
         boundary_bytes=received[:, None] + received[None, :],
         messages=np.add.outer(received > 0, received > 0, dtype=float),
+        forward_moves=sums_of_runs([float(work.forward_moves.count) for work in works]),
+        forward_moved=sums_of_runs([work.forward_moves.bytes for work in works]),
+        backward_moves=sums_of_runs([float(work.backward_moves.count) for work in works]),
+        backward_moved=sums_of_runs([work.backward_moves.bytes for work in works]),
         parts=parts,
         shapes=tuple(part_shape(program, part) for part in parts),
         used=used,
@@ -267,6 +282,10 @@ def one_run(
         input_bytes=np.array(float(work.input_bytes)),
         boundary_bytes=np.array(float(work.received_bytes + sent_bytes)),
         messages=np.array(float((work.received_bytes > 0) + (sent_bytes > 0))),
+        forward_moves=np.array(float(work.forward_moves.count)),
+        forward_moved=np.array(work.forward_moves.bytes),
+        backward_moves=np.array(float(work.backward_moves.count)),
+        backward_moved=np.array(work.backward_moves.bytes),
         parts=work.parts,
         shapes=tuple(part_shape(program, part) for part in work.parts),
         layers=layers,

@@ -25,6 +25,7 @@ from hetjax.pipeline.stages.backward import StagePrograms, differentiate
 from hetjax.pipeline.stages.cutting import ParameterPart, Stage, cut
 from hetjax.pipeline.stages.traced_stage import TracedStage, Tracer, trace_stage
 from hetjax.planner.work.grouped_stage import Groups
+from hetjax.planner.work.member_moves import MemberMoves, member_moves
 
 ShapeList = list[jax.ShapeDtypeStruct]
 Inputs = tuple[ShapeList, ShapeList, ShapeList]
@@ -49,6 +50,9 @@ class Work:
         split: the backward pass in two halves, where it was asked for.
         kept_twice: bytes that it and the run before it both keep, and that one run of the two would
             keep once.
+        forward_moves: what members of a stage would exchange in its forward pass, were the examples
+            divided among them.
+        backward_moves: the same of its backward pass; where it recomputes, with the repetition.
     """
 
     forward: Cost
@@ -63,6 +67,8 @@ class Work:
     parts: tuple[ParameterPart, ...]
     split: SplitWork | None = None
     kept_twice: int = 0
+    forward_moves: MemberMoves = field(default_factory=MemberMoves)
+    backward_moves: MemberMoves = field(default_factory=MemberMoves)
 
 
 @dataclass(frozen=True)
@@ -157,6 +163,7 @@ def measure(
                 halves=other[0].split if other else None,
                 split=split,
                 tracer=_tracer(known, alike, traces, tuple(boundaries), is_last=is_last),
+                microbatch_size=program.avals[program.batch[0]].shape[0],
             )
         work, cotangents = known.works[key]
         works.append(replace(work, parts=run.parameters))
@@ -252,6 +259,7 @@ def _measure_run(
     halves: SplitWork | None,
     split: bool,
     tracer: Tracer,
+    microbatch_size: int,
 ) -> tuple[Work, tuple[int, ...]]:
     """A run's work, and which of the values it receives have a cotangent.
 
@@ -266,6 +274,8 @@ def _measure_run(
         recompute=recompute,
         tracer=tracer,
     )
+    seeds = (0,) if is_last else cotangents_in
+    forward_moves, backward_moves = member_moves(tracer(run, *inputs, seeds), microbatch_size)
     work = Work(
         forward=programs.forward_cost,
         backward=programs.backward_cost + programs.recompute_cost,
@@ -278,6 +288,8 @@ def _measure_run(
         returned=programs.cotangents_out,
         parts=run.parameters,
         split=(halves or _measure_halves(programs)) if split else None,
+        forward_moves=forward_moves,
+        backward_moves=backward_moves + forward_moves if recompute else backward_moves,
     )
     return work, programs.cotangents_out
 

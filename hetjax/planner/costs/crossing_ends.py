@@ -1,0 +1,97 @@
+"""The two ends of a transfer between stages: who sends which share of a microbatch to whom."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hetjax.mesh.cluster import Cluster, SubMesh
+from hetjax.mesh.links import Link
+from hetjax.planner.plan.stage_plan import StagePlan
+
+End = tuple[tuple[SubMesh, float], ...]
+"""The submeshes of a stage, in the order of the examples that they have, and their shares."""
+
+
+@dataclass(frozen=True)
+class CrossingPart:
+    """What one submesh sends to another one.
+
+    Args:
+        sender: the one.
+        receiver: the other.
+        share: of a microbatch's examples.
+        link: what is between them.
+    """
+
+    sender: SubMesh
+    receiver: SubMesh
+    share: float
+    link: Link
+
+
+def end_of(stage: StagePlan) -> End:
+    """The end of a transfer that a stage is.
+
+    Args:
+        stage: the stage.
+    """
+    batch = stage.shares.batch or (1,) * len(stage.members)
+    total = sum(batch)
+    return tuple((s, size / total) for s, size in zip(stage.submeshes, batch, strict=True))
+
+
+def crossing_parts(cluster: Cluster, sender: End, receiver: End) -> tuple[CrossingPart, ...]:
+    """What goes from whom to whom: the examples that both have.
+
+    Args:
+        cluster: the devices.
+        sender: who has a microbatch.
+        receiver: who shall have it.
+
+    Returns:
+        One for each two submeshes that have examples in common.
+
+    Example:
+        >>> from hetjax.mesh import Subcluster, kind
+        >>> near, far = Link(25e9, 1e-5), Link(1e9, 1e-4)
+        >>> pair = [Subcluster(name, kind("T4"), 1, 1, near, near) for name in ("a", "b")]
+        >>> cluster = Cluster("two", tuple(pair), (("a", "b", far),))
+        >>> a, b = SubMesh("a", 0, (1, 1)), SubMesh("b", 0, (1, 1))
+        >>> for part in crossing_parts(cluster, ((a, 0.75), (b, 0.25)), ((a, 0.5), (b, 0.5))):
+        ...     print(part.sender, part.receiver, part.share, part.link.bandwidth)
+        a[0:1] 1x1 a[0:1] 1x1 0.5 25000000000.0
+        a[0:1] 1x1 b[0:1] 1x1 0.25 1000000000.0
+        b[0:1] 1x1 b[0:1] 1x1 0.25 25000000000.0
+    """
+    found = []
+    begin = 0.0
+    for a, mine in sender:
+        start = 0.0
+        for b, theirs in receiver:
+            share = min(begin + mine, start + theirs) - max(begin, start)
+            if share > 1e-9:
+                found.append(CrossingPart(a, b, share, cluster.link_between(a, b)))
+            start += theirs
+        begin += mine
+    return tuple(found)
+
+
+def joined_link(parts: Sequence[CrossingPart]) -> Link:
+    """One link that takes as long as parts do that move at once.
+
+    Each submesh sends one part after the other, and so are they received.
+
+    Args:
+        parts: what goes from whom to whom.
+
+    Returns:
+        The link between the two, where there is one part.
+    """
+    if len(parts) == 1:
+        return parts[0].link
+    busy: dict[tuple[str, SubMesh], float] = {}
+    for part in parts:
+        for end in (("out", part.sender), ("in", part.receiver)):
+            busy[end] = busy.get(end, 0.0) + part.share / part.link.bandwidth
+    return Link(1 / max(busy.values()), max(part.link.latency for part in parts))
