@@ -442,8 +442,16 @@ def _options(configuration: Configuration, *, is_given: bool) -> PlanOptions:
         min_stages=planner.min_stages,
         max_stages=planner.max_stages,
         max_pipelines=_max_pipelines(configuration),
+        union_stages=_may_have_unions(configuration),
         objective=planner.objective,
     )
+
+
+def _may_have_unions(configuration: Configuration) -> bool:
+    """As it is set; not where a schedule will be changed, nor where times are held back."""
+    train, is_played = configuration.train, configuration.cluster.play
+    is_played = is_played and configuration.runtime.name == "local"
+    return configuration.planner.union_stages and not (train.tune or train.beside or is_played)
 
 
 def _max_pipelines(configuration: Configuration) -> int:

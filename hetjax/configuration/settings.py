@@ -350,6 +350,12 @@ class PlannerSettings(SettingsSection):
         description="pipelines at most; several share the batch by their speed. None for 4, or 1 "
         "where train.tune or train.beside ask for another schedule",
     )
+    union_stages: bool = Field(
+        default=True,
+        description="whether a stage may have unlike devices that share its examples unevenly; no "
+        "plan has one where train.tune or train.beside ask for another schedule, or a cluster is "
+        "played",
+    )
     objective: Literal["step_time", "cost"] = Field(
         default="step_time",
         description="what the plan makes least: 'step_time', or 'cost' by the prices of the "

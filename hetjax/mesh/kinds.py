@@ -391,9 +391,26 @@ _NVIDIA = (
     _published(
         "L40S", 48, 864, "NVIDIA L40S datasheet, dense", float32=91.6, float16=362, bfloat16=362
     ),
+    _published(
+        "A6000",
+        48,
+        768,
+        "NVIDIA RTX A6000 datasheet; 16 bits as the Ampere GA102 whitepaper has it, dense",
+        float32=38.7,
+        float16=154.8,
+        bfloat16=154.8,
+    ),
 )
 
 _GEFORCE = (
+    _published(
+        "RTX2080Ti",
+        11,
+        616,
+        "NVIDIA Turing whitepaper (reference card); no bfloat16",
+        float32=13.4,
+        float16=53.8,
+    ),
     _published(
         "RTX3080",
         10,

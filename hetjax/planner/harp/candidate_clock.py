@@ -7,15 +7,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hetjax.mesh.cluster import SubMesh
 from hetjax.pipeline.program.traced_program import num_bytes
 from hetjax.pipeline.stages.holders import Holders
 from hetjax.pipeline.timeline.simulate import warm_up_ends
 from hetjax.pipeline.timeline.times import StepTimes
 from hetjax.planner.costs.cost_model import Estimate, estimate
+from hetjax.planner.costs.crossing_ends import End
 from hetjax.planner.costs.network_cards import with_shared_cards
 from hetjax.planner.costs.sharing_cost import exchange_seconds
-from hetjax.planner.harp.candidate_plans import candidate_submeshes, slice_of
+from hetjax.planner.costs.union_cost import UnionEstimate, UnionExecution, estimate_union
+from hetjax.planner.harp.candidate_plans import candidate_ends, slice_of
 from hetjax.planner.harp.fixed_pace import Place
 from hetjax.planner.harp.search import Candidate, transfers_between
 from hetjax.planner.harp.stage_table import StageTable
@@ -38,7 +39,7 @@ class CandidateClock:
         self.problem = problem
         self.table = table
         self._runs = {False: runs, True: runs.repeating_forward()}
-        self._estimates: dict[tuple[int, tuple[int, int], int], Estimate] = {}
+        self._estimates: dict[_Way, Estimate | UnionEstimate] = {}
         self._tied = [
             (runs.used[place] > 0, num_bytes(runs.shapes[place]))
             for place in np.flatnonzero(runs.used.sum(axis=1) > 1)
@@ -46,17 +47,17 @@ class CandidateClock:
 
     def seconds(self, candidate: Candidate) -> float:
         """Seconds of a step, with the exchange of what stages share."""
-        submeshes = candidate_submeshes(self.problem, self.table, candidate)
-        times = self._times(candidate, submeshes)
+        stages = candidate_ends(self.problem, self.table, candidate)
+        times = self._times(candidate, stages)
         ends = warm_up_ends(candidate.warm_up_counts, self.table.num_microbatches, times)
-        sharing = self._sharing(candidate.places, submeshes)
+        sharing = self._sharing(candidate.places, stages)
         together = max((end for end, own in zip(ends, sharing, strict=True) if own), default=0.0)
         return max(
             (together + own if own else end) + update
             for end, own, update in zip(ends, sharing, times.update, strict=True)
         )
 
-    def _times(self, candidate: Candidate, submeshes: Sequence[SubMesh]) -> StepTimes:
+    def _times(self, candidate: Candidate, stages: Sequence[End]) -> StepTimes:
         """The times of a candidate's tasks, and of its transfers beside each other."""
         estimates = [
             (self._estimate(place, option), place.layers)
@@ -73,19 +74,23 @@ class CandidateClock:
             returns=[float(transfers.backward[layer]) for transfers, layer in crossings],
             update=[_of(each.update_seconds, layers) for each, layers in estimates],
         )
-        return with_shared_cards(times, self.problem.cluster, submeshes)
+        return with_shared_cards(times, self.problem.cluster, stages)
 
-    def _estimate(self, place: Place, option: int) -> Estimate:
+    def _estimate(self, place: Place, option: int) -> Estimate | UnionEstimate:
         """What runs of layers take in one way."""
         cut = slice_of(self.table, place)
         key = place.subcluster, cut.shape, option
         if key not in self._estimates:
             execution = cut.options[option]
             runs = self._runs[execution.recompute]
-            self._estimates[key] = estimate(self.problem, runs, execution)
+            self._estimates[key] = (
+                estimate_union(self.problem, runs, execution)
+                if isinstance(execution, UnionExecution)
+                else estimate(self.problem, runs, execution)
+            )
         return self._estimates[key]
 
-    def _sharing(self, places: Sequence[Place], submeshes: Sequence[SubMesh]) -> Sequence[float]:
+    def _sharing(self, places: Sequence[Place], stages: Sequence[End]) -> Sequence[float]:
         """How long each stage exchanges parameters that layers of several stages use."""
         pieces: list[tuple[Holders, int]] = []
         for used, size in self._tied:
@@ -94,7 +99,12 @@ class CandidateClock:
                 pieces.append((Holders(holders, holders), size))
         if not pieces:
             return [0.0] * len(places)
-        return exchange_seconds(self.problem.cluster, [(each,) for each in submeshes], pieces)
+        submeshes = [[submesh for submesh, _ in end] for end in stages]
+        return exchange_seconds(self.problem.cluster, submeshes, pieces)
+
+
+_Way = tuple[int, tuple[int, int], int]
+"""A subcluster, the shape of a slice of it, and an option there."""
 
 
 def _of(values: FloatArray, layers: tuple[int, int]) -> float:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from hetjax.mesh.cluster import SubMesh
 from hetjax.pipeline.schedules.warm_up import from_warm_up_counts
 from hetjax.planner.costs.cost_model import Estimate, estimate
+from hetjax.planner.costs.crossing_ends import End
+from hetjax.planner.costs.union_cost import UnionExecution
 from hetjax.planner.harp.fixed_pace import Place
 from hetjax.planner.harp.lost_devices import around_lost
 from hetjax.planner.harp.search import Candidate
 from hetjax.planner.harp.stage_table import Slice, StageTable
 from hetjax.planner.plan.plan import Plan
-from hetjax.planner.plan.stage_plan import PipelinePlan, StagePlan
+from hetjax.planner.plan.stage_plan import Member, PipelinePlan, Shares, StagePlan
 from hetjax.planner.problem.problem import PlanningProblem
 from hetjax.planner.work.layer_runs import Runs
 
@@ -29,17 +31,22 @@ def candidate_plan(
     Returns:
         The plan, without a prediction.
     """
-    submeshes = candidate_submeshes(problem, table, candidate)
     stages = []
-    for place, chosen, submesh in zip(candidate.places, candidate.options, submeshes, strict=True):
+    ends = candidate_ends(problem, table, candidate)
+    for place, chosen, end in zip(candidate.places, candidate.options, ends, strict=True):
         option = slice_of(table, place).options[chosen]
+        ways = option.members if isinstance(option, UnionExecution) else (option,)
+        members = (
+            Member(submesh, way.mesh_shape) for (submesh, _), way in zip(end, ways, strict=True)
+        )
+        sizes = (round(way.examples * problem.microbatch_size) for way in ways)
         stages.append(
-            StagePlan.on(
+            StagePlan(
                 layers=place.layers,
-                submesh=submesh,
-                mesh_shape=option.mesh_shape,
-                sharding=option.sharding,
+                members=tuple(members),
+                sharding=ways[0].sharding,
                 recompute=option.recompute,
+                shares=Shares(batch=tuple(sizes)) if len(ways) > 1 else Shares(),
             )
         )
     pipeline = PipelinePlan(
@@ -60,10 +67,36 @@ def candidate_plan(
     )
 
 
-def candidate_submeshes(
+def candidate_ends(
+    problem: PlanningProblem, table: StageTable, candidate: Candidate
+) -> tuple[End, ...]:
+    """Where a candidate's stages are, around devices that are lost.
+
+    Args:
+        problem: what was planned.
+        table: what it was chosen from.
+        candidate: the candidate.
+
+    Returns:
+        For each stage its submeshes, and the shares of a microbatch that they compute.
+    """
+    if not table.joined:
+        alone = _submeshes(problem, table, candidate)
+        return tuple(((submesh, 1.0),) for submesh in alone)
+    ends: list[End] = []
+    for place, chosen in zip(candidate.places, candidate.options, strict=True):
+        cut = slice_of(table, place)
+        option = cut.options[chosen]
+        shares = option.examples if isinstance(option, UnionExecution) else (1.0,)
+        parts = table.joined[place.subcluster]
+        submeshes = (part.submesh(cut.shape, place.start) for part in parts)
+        ends.append(tuple(zip(submeshes, shares, strict=True)))
+    return tuple(ends)
+
+
+def _submeshes(
     problem: PlanningProblem, table: StageTable, candidate: Candidate
 ) -> tuple[SubMesh, ...]:
-    """Where a candidate's stages are, around devices that are lost."""
     names = [subcluster.name for subcluster in problem.cluster.subclusters]
     found = (
         SubMesh(names[place.subcluster], place.start, slice_of(table, place).shape)
@@ -85,5 +118,6 @@ def candidate_estimates(
     for place, chosen in zip(candidate.places, candidate.options, strict=True):
         run, option = runs.of(place.layers), slice_of(table, place).options[chosen]
         run = run.repeating_forward() if option.recompute else run
+        assert not isinstance(option, UnionExecution), "subclusters are not joined"
         estimates.append(estimate(problem, run, option))
     return estimates

@@ -19,6 +19,7 @@ from hetjax.planner.harp.restriction import with_nodes
 from hetjax.planner.harp.search import Candidate
 from hetjax.planner.harp.simulated_search import Judged, first_look, simulated_search
 from hetjax.planner.harp.stage_table import StageTable, make_stage_table, may_fit
+from hetjax.planner.harp.union_search import one_union_stage, pipelines_of_unions
 from hetjax.planner.plan.plan import Plan, validate
 from hetjax.planner.problem.problem import PlanningProblem
 from hetjax.planner.work.layer_runs import Runs, all_runs
@@ -130,6 +131,8 @@ class DynamicProgram:
     def first_look(self, problem: PlanningProblem, below: float = float("inf")) -> Found | None:
         """A plan of one pipeline that is the best by the closed form, or about so.
 
+        One stage over all devices of several subclusters is looked at, too.
+
         It takes a part of the time that it takes to find the best, and is mostly that; so it tells
         which of many problems are worth more.
 
@@ -145,7 +148,8 @@ class DynamicProgram:
         runs = all_runs(problem.program, problem.works)
         table = make_stage_table(problem, runs)
         seconds = problem.profile_seconds + time.perf_counter() - began
-        return _found(problem, runs, table, seconds, below=below)
+        found = _found(problem, runs, table, seconds, below=below)
+        return _or_union_stage(problem, runs, table, found, seconds, below)
 
     def may_fit(self, problem: PlanningProblem) -> bool:
         """Whether a model might fit with one microbatch at a time; if not, nothing fits.
@@ -171,9 +175,19 @@ class DynamicProgram:
         began = time.perf_counter()
         assert first.table is not None, "what was found has its table"
         runs = all_runs(problem.program, problem.works)
-        judged = simulated_search(problem, runs, first.table, first.met)
-        one = _made(problem, first.table, judged, first.profile_seconds)
+        one = first
+        if first.met:
+            judged = simulated_search(problem, runs, first.table, first.met)
+            one = _made(problem, first.table, judged, first.profile_seconds)
+            one = _or_union_stage(problem, runs, first.table, one, first.profile_seconds)
+        assert one is not None, "a plan was found"
         validate(one.plan)
+        name = DynamicProgram.__name__
+        limit = min(below, one.score)
+        mixed = pipelines_of_unions(problem, runs, first.table, limit, name)
+        if mixed is not None:
+            one = _better(problem, one, mixed)
+            validate(one.plan)
         if problem.options.max_pipelines > 1 and not problem.lost:
             one = self._or_several(problem, one, min(below, one.score))
         seconds = time.perf_counter() - began
@@ -194,12 +208,8 @@ class DynamicProgram:
         several = several_pipelines(problem, look, find, below)
         if several is None:
             return one
-        step_time, plan = several
-        validate(plan)
-        other = Alternative(plan, step_time, score_of(problem, plan, step_time))
-        single = Alternative(one.plan, one.step_time, one.score)
-        chosen, beaten = (other, single) if other.score < one.score else (single, other)
-        return replace(one, **vars(chosen), runners_up=(beaten, *one.runners_up))
+        validate(several[1])
+        return _better(problem, one, several)
 
     def find_without(
         self, problem: PlanningProblem, lost: Collection[int], before: Found
@@ -222,9 +232,9 @@ class DynamicProgram:
         assert before.table is not None, "what was found has its table"
         table = replace(before.table, lost=lost_of_nodes(problem.cluster, lost))
         runs = all_runs(problem.program, problem.works)
-        assert before.pace is not None, "what was found has its pace"
         left = problem.cluster.num_devices - len(set(lost))
-        near = before.pace * problem.cluster.num_devices / left * _UNEVEN
+        more = problem.cluster.num_devices / left * _UNEVEN
+        near = None if before.pace is None else before.pace * more
         found = _found(without, runs, table, 0.0, near, _SOON)
         if found is not None:
             validate(found.plan)
@@ -278,6 +288,50 @@ def _found(
         return None
     seconds = time.perf_counter() - began
     return replace(_made(problem, table, judged, profile_seconds), search_seconds=seconds)
+
+
+def _or_union_stage(
+    problem: PlanningProblem,
+    runs: Runs,
+    table: StageTable,
+    found: Found | None,
+    profile_seconds: float,
+    below: float = float("inf"),
+) -> Found | None:
+    """The better of what was found and one stage over several subclusters."""
+    union = one_union_stage(problem, runs, DynamicProgram.__name__)
+    if union is None:
+        return found
+    if found is not None:
+        return _better(problem, found, union)
+    seconds, plan = union
+    score = score_of(problem, plan, seconds)
+    if score >= below:
+        return None
+    return Found(
+        plan=plan,
+        step_time=seconds,
+        score=score,
+        candidates=_num_candidates(table),
+        profile_seconds=profile_seconds,
+        search_seconds=0.0,
+        table=table,
+        closed_form_score=score,
+    )
+
+
+def _better(problem: PlanningProblem, found: Found, timed: Timed) -> Found:
+    """What was found, with the better of its plan and another one; the other is a runner-up."""
+    step_time, plan = timed
+    other = Alternative(plan, step_time, score_of(problem, plan, step_time))
+    known = Alternative(found.plan, found.step_time, found.score)
+    chosen, beaten = (other, known) if other.score < known.score else (known, other)
+    return replace(
+        found,
+        **vars(chosen),
+        runners_up=(beaten, *found.runners_up),
+        closed_form_score=min(found.closed_form_score, chosen.score),
+    )
 
 
 def _made(

@@ -396,6 +396,8 @@ def _problem_on(problem: PlanningProblem, part: ClusterPart, count: int) -> Plan
         min_stages=min(problem.options.min_stages, cluster.num_devices),
         max_pipelines=1,
         objective="step_time",
+        # Who shares a stage need not share a batch.
+        union_stages=False,
     )
     return replace(problem, cluster=cluster, num_microbatches=count, options=options)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,9 +20,11 @@ from hetjax.planner.work.execution import Execution
 from hetjax.planner.work.layer_runs import Runs
 from hetjax.planner.work.rates import USABLE_MEMORY
 
+Option_co = TypeVar("Option_co", covariant=True)
+
 
 @dataclass(frozen=True, eq=False)
-class StageOption:
+class StageOption(Generic[Option_co]):
     """What stages take that run in one way, each field an array over the runs of layers.
 
     Args:
@@ -32,12 +35,12 @@ class StageOption:
         closing: what the first stage does once a step, of the runs from the first layer on.
     """
 
-    option: Execution
+    option: Option_co
     limits: NDArray[np.int32]
     seconds: FloatArray
     closing: FloatArray
 
-    def is_as_good(self, other: StageOption) -> bool:
+    def is_as_good(self, other: StageOption[Any]) -> bool:
         """Whether no run is better off with the other one."""
         return bool(
             (self.closing <= other.closing).all()
@@ -62,7 +65,7 @@ def fitting(
     """
     fits = np.zeros(runs[False].boundary_bytes.shape, dtype=bool)
     for option in options:
-        fits |= _live_limits(problem, runs[option.recompute], option, memory_factor) > 0
+        fits |= live_limits(problem, runs[option.recompute], option, memory_factor) > 0
     return fits
 
 
@@ -71,7 +74,7 @@ def best_options(
     runs: Mapping[bool, Runs],
     options: Sequence[Execution],
     memory_factor: float,
-) -> list[StageOption]:
+) -> list[StageOption[Execution]]:
     """The options that are the best for any run of layers.
 
     A tensor axis of which the integer program tells nothing is for runs that fit in no other way:
@@ -84,11 +87,11 @@ def best_options(
         memory_factor: by how much every device's memory is multiplied.
     """
     fits = np.zeros(runs[False].boundary_bytes.shape, dtype=bool)
-    kept: list[StageOption] = []
+    kept: list[StageOption[Execution]] = []
     untold = [o.mesh_shape[1] > 1 and not told_tensor_costs(problem, o) for o in options]
     last = sorted(zip(options, untold, strict=True), key=lambda pair: pair[1])
     for option, is_untold in last:
-        limits = _live_limits(problem, runs[option.recompute], option, memory_factor)
+        limits = live_limits(problem, runs[option.recompute], option, memory_factor)
         if is_untold:
             limits = np.where(fits, np.int32(0), limits)
         else:
@@ -99,10 +102,18 @@ def best_options(
     return kept
 
 
-def _live_limits(
+def live_limits(
     problem: PlanningProblem, runs: Runs, option: Execution, memory_factor: float
 ) -> NDArray[np.int32]:
-    """How many live microbatches of each run fit with an option; none of the run of no layer."""
+    """How many live microbatches of each run fit with an option; none of the run of no layer.
+
+    Args:
+        problem: the planning problem.
+        runs: the work of a list of runs; where the option recomputes, the backward pass has the
+            repetition in it.
+        option: how they run.
+        memory_factor: by how much every device's memory is multiplied.
+    """
     usable = option.kind.memory_bytes * USABLE_MEMORY * memory_factor
 
     def found() -> NDArray[np.int32]:
@@ -119,7 +130,7 @@ def _live_limits(
 
 def _stage_option(
     problem: PlanningProblem, runs: Runs, option: Execution, limits: NDArray[np.int32]
-) -> StageOption:
+) -> StageOption[Execution]:
     """What the runs that fit take with an option."""
     assert runs.listed is not None, "they are in a list"
     is_first = runs.listed[0] == 0

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from hetjax.mesh.cluster import Cluster, SubMesh
 from hetjax.mesh.links import Link
 from hetjax.mesh.subcluster import Subcluster
+from hetjax.planner.costs.union_cost import UnionExecution
 from hetjax.planner.harp.lost_devices import lost_of_nodes
 from hetjax.planner.harp.slice_questions import SliceQuestion
 from hetjax.planner.harp.stage_options import best_options, fitting
@@ -41,6 +42,7 @@ class Slice:
             option o, infinite where j <= i.
         live_limits: how many live microbatches fit; 0 where the stage does not fit at all.
         options: how each option runs a stage; for whoever reads the result, not for the search.
+            Each is of one submesh, or of several that share the examples.
         closing: what the first stage does once a step, after its last backward pass, which is the
             last of all: its exchange and its update, ``[options, L + 1]``: entry ``[o, j]`` is for
             layers 0 to j - 1. None for nothing.
@@ -49,7 +51,7 @@ class Slice:
     shape: tuple[int, int]
     seconds: FloatArray
     live_limits: IntArray
-    options: tuple[Execution, ...] = ()
+    options: tuple[Execution | UnionExecution, ...] = ()
     closing: FloatArray | None = None
 
     @property
@@ -106,6 +108,36 @@ class Transfers:
     backward: FloatArray
 
 
+@dataclass(frozen=True)
+class JoinedPart:
+    """What a subcluster gives to one that is several joined together.
+
+    Args:
+        subcluster: its name.
+        nodes: how many nodes it gives to a node of the joined one.
+        devices: how many devices of each to a device.
+    """
+
+    subcluster: str
+    nodes: int
+    devices: int
+
+    def submesh(self, shape: tuple[int, int], start: int) -> SubMesh:
+        """What it gives to a slice of the joined one.
+
+        Args:
+            shape: of the slice.
+            start: the slice's first device.
+
+        Example:
+            >>> str(JoinedPart("fast", 1, 4).submesh((1, 2), 2))
+            'fast[8:16] 1x8'
+        """
+        nodes, devices = shape
+        first = start * self.nodes * self.devices
+        return SubMesh(self.subcluster, first, (nodes * self.nodes, devices * self.devices))
+
+
 @dataclass(frozen=True, eq=False)
 class StageTable:
     """What the search needs to know.
@@ -125,6 +157,7 @@ class StageTable:
         lost: for each subcluster, how many devices of each node cannot be used, as if they were its
             first ones; empty where there are none. Such a subcluster's nodes keep their order along
             the pipeline.
+        joined: for each subcluster what it is made of; empty where these are the cluster's own.
     """
 
     num_layers: int
@@ -138,6 +171,7 @@ class StageTable:
     min_stages: int = 1
     max_stages: int | None = None
     lost: tuple[tuple[int, ...], ...] = ()
+    joined: tuple[tuple[JoinedPart, ...], ...] = ()
 
     def may_hold(self, subcluster: int, start: int, cut: Slice) -> bool:
         """Whether a submesh is without devices that cannot be used.
@@ -180,8 +214,10 @@ def make_stage_table(
         schedule=problem.warm_up_schedule,
         nodes=tuple((s.nodes, s.devices_per_node) for s in cluster.subclusters),
         slices=_all_slices(problem, runs, memory_factor),
-        within=tuple(_transfers(problem, s.intra_node) for s in cluster.subclusters),
-        between=tuple(tuple(_transfers(problem, cluster.link(a, b)) for b in names) for a in names),
+        within=tuple(transfers_over(problem, s.intra_node) for s in cluster.subclusters),
+        between=tuple(
+            tuple(transfers_over(problem, cluster.link(a, b)) for b in names) for a in names
+        ),
         order=None if any_order else memory_first_order(cluster, problem.dtype),
         min_stages=problem.options.min_stages,
         max_stages=problem.options.max_stages
@@ -353,7 +389,13 @@ def execution_options(
     )
 
 
-def _transfers(problem: PlanningProblem, link: Link) -> Transfers:
+def transfers_over(problem: PlanningProblem, link: Link) -> Transfers:
+    """What it takes to cross each layer boundary on a link.
+
+    Args:
+        problem: the planning problem.
+        link: the link.
+    """
     return Transfers(
         np.array([*(transfer_seconds(link, w.received_bytes) for w in problem.works), 0.0]),
         np.array([*(transfer_seconds(link, w.returned_bytes) for w in problem.works), 0.0]),

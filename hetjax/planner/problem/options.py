@@ -24,6 +24,8 @@ class PlanOptions:
         min_stages: how many stages a pipeline has at least.
         max_stages: how many it has at most; None for any number.
         max_pipelines: how many pipelines the plan has at most.
+        union_stages: whether a stage may have unlike devices, of several subclusters, that share
+            the examples of a microbatch in uneven shares.
         objective: what the plan makes least, one of `hetjax.planner.OBJECTIVES`: seconds of a step,
             or its cost, the price of the nodes that are used in that time.
 
@@ -42,6 +44,7 @@ class PlanOptions:
     max_stages: int | None = None
     max_pipelines: int = MAX_PIPELINES
     objective: str = "step_time"
+    union_stages: bool = True
 
     def __post_init__(self) -> None:
         if self.objective not in OBJECTIVES:

@@ -171,7 +171,7 @@ def _ways(slices: Sequence[Slice], run: tuple[int, int]) -> Sequence[Way]:
         if cut.shape[0] > 1:
             continue
         for option, limits in zip(cut.options, cut.live_limits, strict=True):
-            if limits[run] > 0:
+            if limits[run] > 0 and isinstance(option, Execution):
                 found[option.way] = None
     return list(found)
 

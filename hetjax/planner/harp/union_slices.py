@@ -1,0 +1,313 @@
+"""Unlike subclusters joined into one: slices of it are stages whose members share the examples.
+
+To the search a joined subcluster is one like any other: a stage on a slice of it takes what the
+cost model says of its members with shares that are planned for them. A slice has the same part of
+each subcluster, so they are joined node by node where they have as many, and else as a whole.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from hetjax.mesh.cluster import Cluster, SubMesh
+from hetjax.mesh.links import Link
+from hetjax.planner.costs.cost_model import estimate, memory, update_seconds
+from hetjax.planner.costs.crossing_ends import End, crossing_parts, joined_link
+from hetjax.planner.costs.union_cost import (
+    UnionExecution,
+    estimate_union,
+    executions_of,
+    member_exchange_seconds,
+    union_execution,
+)
+from hetjax.planner.harp.member_shares import MemberRate, best_shares
+from hetjax.planner.harp.stage_options import StageOption, live_limits
+from hetjax.planner.harp.stage_table import (
+    ALL_ORDERS_UP_TO,
+    JoinedPart,
+    Slice,
+    StageTable,
+    submesh_shapes,
+    transfers_over,
+)
+from hetjax.planner.plan.stage_plan import Member, Shares, StagePlan
+from hetjax.planner.problem.problem import PlanningProblem
+from hetjax.planner.work.layer_runs import Runs
+from hetjax.planner.work.rates import USABLE_MEMORY
+
+_MIDDLE = 0.5
+"""Between the shares that take the least time and those that are as the memory is."""
+
+
+@dataclass(frozen=True)
+class JoinedSubcluster:
+    """Subclusters that are one to the search.
+
+    Args:
+        parts: what a device and a node of it are made of; one part: a subcluster alone.
+        nodes: how many nodes it has.
+        devices_per_node: devices in each.
+    """
+
+    parts: tuple[JoinedPart, ...]
+    nodes: int
+    devices_per_node: int
+
+    def members(self, shape: tuple[int, int], start: int = 0) -> tuple[Member, ...]:
+        """The members of a stage on a slice.
+
+        Args:
+            shape: nodes, and devices in each.
+            start: the first device.
+        """
+        submeshes = (part.submesh(shape, start) for part in self.parts)
+        return tuple(Member(submesh, (submesh.num_devices, 1)) for submesh in submeshes)
+
+
+def joined(cluster: Cluster, names: Sequence[str]) -> JoinedSubcluster:
+    """Some subclusters as one.
+
+    Args:
+        cluster: the cluster.
+        names: of the subclusters.
+
+    Example:
+        >>> from hetjax.mesh import Subcluster, kind
+        >>> link = Link(25e9, 1e-5)
+        >>> fast = Subcluster("fast", kind("RTX4090"), 1, 4, link, link)
+        >>> slow = Subcluster("slow", kind("RTX3080"), 1, 2, link, link)
+        >>> one = joined(Cluster("box", (fast, slow), (("fast", "slow", link),)), ("fast", "slow"))
+        >>> [str(member.submesh) for member in one.members((1, 1), start=1)]
+        ['fast[2:4] 1x2', 'slow[1:2] 1x1']
+    """
+    chosen = [cluster.subcluster(name) for name in names]
+    nodes = math.gcd(*(each.nodes for each in chosen))
+    alike = all(each.nodes == nodes for each in chosen)
+    # Nodes that are several of one subcluster are not cut.
+    devices = math.gcd(*(each.devices_per_node for each in chosen)) if alike else 1
+    parts = (
+        JoinedPart(each.name, each.nodes // nodes, each.devices_per_node // devices)
+        for each in chosen
+    )
+    return JoinedSubcluster(tuple(parts), nodes, devices)
+
+
+def joinings(cluster: Cluster) -> Iterator[tuple[JoinedSubcluster, ...]]:
+    """The ways to join subclusters, some or all of them; where there are many: all of them.
+
+    Args:
+        cluster: the cluster.
+    """
+    names = [subcluster.name for subcluster in cluster.subclusters]
+    if len(names) > ALL_ORDERS_UP_TO:
+        yield (joined(cluster, names),)
+        return
+    for groups in _partitions(names):
+        if len(groups) < len(names):
+            yield tuple(joined(cluster, group) for group in groups)
+
+
+def _partitions(names: Sequence[str]) -> Iterator[list[list[str]]]:
+    """The ways to put names into groups."""
+    if not names:
+        yield []
+        return
+    first, *rest = names
+    for groups in _partitions(rest):
+        yield [[first], *groups]
+        for place, group in enumerate(groups):
+            yield [*groups[:place], [first, *group], *groups[place + 1 :]]
+
+
+def joined_table(
+    problem: PlanningProblem, runs: Runs, plain: StageTable, join: Sequence[JoinedSubcluster]
+) -> StageTable | None:
+    """The stage table of joined subclusters.
+
+    Args:
+        problem: what to plan.
+        runs: the work of every run of its layers.
+        plain: the table of the subclusters as they are.
+        join: how they are joined.
+
+    Returns:
+        The table; None where a microbatch has too few examples for all that are joined.
+    """
+    listed = runs.by_length()
+    by_recompute = {False: listed, True: listed.repeating_forward()}
+    places = {each.name: place for place, each in enumerate(problem.cluster.subclusters)}
+    slices, ends = [], []
+    for each in join:
+        if len(each.parts) == 1:
+            name = each.parts[0].subcluster
+            slices.append(plain.slices[places[name]])
+            ends.append(((SubMesh(name, 0, (1, 1)), 1.0),))
+            continue
+        found = tuple(_union_slices(problem, by_recompute, each))
+        if not found:
+            return None
+        slices.append(found)
+        ends.append(_end(each, found[0]))
+    pairs = range(len(join))
+    between = [
+        [_link(problem.cluster, join[a], ends[a], join[b], ends[b]) for b in pairs] for a in pairs
+    ]
+    return replace(
+        plain,
+        nodes=tuple((each.nodes, each.devices_per_node) for each in join),
+        slices=tuple(slices),
+        within=tuple(
+            transfers_over(problem, _inside(problem.cluster, end, near=True)) for end in ends
+        ),
+        between=tuple(tuple(transfers_over(problem, link) for link in row) for row in between),
+        order=None,
+        joined=tuple(each.parts for each in join),
+    )
+
+
+def _end(of: JoinedSubcluster, cut: Slice) -> End:
+    """How the examples are usually shared."""
+    option = cut.options[0]
+    assert isinstance(option, UnionExecution), "a slice of several subclusters"
+    members = of.members(cut.shape)
+    return tuple((m.submesh, share) for m, share in zip(members, option.examples, strict=True))
+
+
+def _inside(cluster: Cluster, end: End, *, near: bool) -> Link:
+    """What joins two slices of a subcluster: each member and the one like it, at once."""
+    subclusters = [(cluster.subcluster(submesh.subcluster), share) for submesh, share in end]
+    links = [(s.intra_node if near else s.inter_node, share) for s, share in subclusters]
+    return Link(
+        1 / max(share / link.bandwidth for link, share in links),
+        max(link.latency for link, _ in links),
+    )
+
+
+def _link(
+    cluster: Cluster, a: JoinedSubcluster, mine: End, b: JoinedSubcluster, theirs: End
+) -> Link:
+    if a == b:
+        return _inside(cluster, mine, near=False)
+    return joined_link(crossing_parts(cluster, mine, theirs))
+
+
+def _union_slices(
+    problem: PlanningProblem, runs: Mapping[bool, Runs], of: JoinedSubcluster
+) -> Iterator[Slice]:
+    """The slices on which each device can have an example."""
+    again = (False, True) if problem.options.allow_recompute else (False,)
+    for shape in submesh_shapes(of.nodes, of.devices_per_node):
+        members = of.members(shape)
+        every_layer = (0, problem.num_layers)
+        kept: list[StageOption[UnionExecution]] = []
+        for recompute in again:
+            stage = StagePlan(every_layer, members, recompute=recompute)
+            for batch in _ways_to_share(problem, runs[recompute], stage):
+                union = union_execution(problem.cluster, replace(stage, shares=Shares(batch=batch)))
+                found = _union_option(problem, runs[recompute], union)
+                if not any(each.is_as_good(found) for each in kept):
+                    kept.append(found)
+        if kept:
+            square = runs[False].on_square
+            yield Slice(
+                shape,
+                square(np.array([each.seconds for each in kept]), np.inf),
+                square(np.array([each.limits for each in kept]), 0),
+                tuple(each.option for each in kept),
+                np.array([each.closing for each in kept]),
+            )
+
+
+def _ways_to_share(
+    problem: PlanningProblem, runs: Runs, stage: StagePlan
+) -> tuple[tuple[int, ...], ...]:
+    """Shares by speed, by memory, and between the two."""
+    rates = member_rates(problem, runs, stage)
+    capacity = [
+        problem.cluster.subcluster(m.submesh.subcluster).kind.memory_bytes * m.submesh.num_devices
+        for m in stage.members
+    ]
+    speed = [1 / rate.example for rate in rates]
+    found = []
+    for lean in (0.0, _MIDDLE, 1.0):
+        wanted = [
+            (1 - lean) * s / sum(speed) + lean * b / sum(capacity)
+            for s, b in zip(speed, capacity, strict=True)
+        ]
+        leaning = [
+            replace(rate, start=0.0, example=1 / each) if lean else rate
+            for rate, each in zip(rates, wanted, strict=True)
+        ]
+        found.append(best_shares(problem.microbatch_size, leaning))
+    return tuple(dict.fromkeys(each for each in found if each))
+
+
+def member_rates(problem: PlanningProblem, runs: Runs, stage: StagePlan) -> list[MemberRate]:
+    """How long each member of a stage takes for its examples.
+
+    Args:
+        problem: what to plan.
+        runs: of which the last one is the stage, or one run.
+        stage: the stage, with its members; no memory is counted.
+    """
+    size = problem.microbatch_size
+    found = []
+    for member in stage.members:
+        alone = replace(stage, members=(member,), shares=Shares())
+        (execution,) = executions_of(problem.cluster, alone)
+        whole, none = (
+            estimate(problem, runs, replace(execution, examples=share)) for share in (1.0, 0.0)
+        )
+        most, least = (
+            float(np.ravel(each.forward_seconds + each.backward_seconds)[-1])
+            for each in (whole, none)
+        )
+        found.append(MemberRate(least, (most - least) / size, member.mesh_shape[0], size))
+    return found
+
+
+def with_memory(
+    problem: PlanningProblem, runs: Runs, stage: StagePlan, rates: Sequence[MemberRate]
+) -> list[MemberRate]:
+    """The same members with what fits into their memory, one microbatch at a time.
+
+    Args:
+        problem: what to plan.
+        runs: one run, the stage.
+        stage: the stage, with its members.
+        rates: how long they take.
+    """
+    executions = executions_of(problem.cluster, stage)
+    found = []
+    for rate, execution in zip(rates, executions, strict=True):
+        least, most = (
+            memory(problem, runs, replace(execution, examples=share, updates=share))
+            for share in (0.0, 1.0)
+        )
+        start, end = (float(each.memory_bytes(1)) for each in (least, most))
+        room = execution.kind.memory_bytes * USABLE_MEMORY - start
+        share = min(1.0, max(0.0, room / (end - start))) if end > start else float(room >= 0)
+        # Rounded down, but not by what a sum in another order differs.
+        fitting = int(share * problem.microbatch_size + 1e-9)
+        found.append(replace(rate, most=fitting if room >= 0 else 0))
+    return found
+
+
+def _union_option(
+    problem: PlanningProblem, runs: Runs, union: UnionExecution
+) -> StageOption[UnionExecution]:
+    """What the runs take on members that share in one way."""
+    assert runs.listed is not None, "they are in a list"
+    is_first = runs.listed[0] == 0
+    limits = np.min([live_limits(problem, runs, each, 1.0) for each in union.members], axis=0)
+    found = estimate_union(problem, runs, union)
+    seconds = found.forward_seconds + found.backward_seconds
+    inside = np.max([update_seconds(problem, runs, each)[1] for each in union.members], axis=0)
+    exchange = inside + member_exchange_seconds(problem, runs, union)
+    seconds = np.round(seconds + exchange / problem.num_microbatches * ~is_first, 9)
+    seconds[limits == 0] = np.inf
+    return StageOption(union, limits, seconds, found.update_seconds[is_first])
