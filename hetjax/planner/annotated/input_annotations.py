@@ -13,7 +13,7 @@ from hetjax.errors import InputError, shown
 from hetjax.pipeline.program.loss import path_names
 from hetjax.pipeline.program.reshards import FoundReshard
 from hetjax.sharding.annotation.annotation import HSharding
-from hetjax.sharding.deduction.annotated_function import numbers_of
+from hetjax.sharding.annotation.symbol_numbers import numbers_of
 
 
 @dataclass(frozen=True)
