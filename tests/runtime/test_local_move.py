@@ -19,6 +19,7 @@ from hetjax.sharding import PARTIAL, HSharding, Subgroup, deduce, specialize
 
 ONE, TWO, THREE = (Subgroup((device,), (("t", 1),), P()) for device in range(3))
 PAIR = Subgroup((0, 1), (("t", 2),), P())
+TYPED = P(None, "t")
 SUMS = P(unreduced=frozenset({"t"}))
 
 
@@ -48,15 +49,16 @@ def test_devices_may_be_in_other_submeshes_afterwards(case, on_host):
         (HSharding((PAIR.with_spec(SUMS),)), HSharding((TWO, THREE), PARTIAL)),
         (HSharding((ONE, TWO), PARTIAL), HSharding((ONE, TWO, THREE), PARTIAL)),
         (HSharding((ONE.with_spec(SUMS), TWO), PARTIAL), HSharding((TWO, ONE.with_spec(SUMS)), 0)),
+        (HSharding((THREE, PAIR.with_spec(P("t"))), 1, (1, 3)), HSharding((ONE.with_spec(TYPED),))),
     ],
-    ids=["fewer", "others", "more", "an axis of one"],
+    ids=["fewer", "others", "more", "an axis of one", "types of an axis of one"],
 )
-def test_sums_may_stay_summands(monkeypatch, source, destination, on_host):
+def test_arrays_come_to_lie_in_any_way(monkeypatch, source, destination, on_host):
     monkeypatch.setattr(local_move, "host_cuts", lambda meshes, shapes: on_host)
-    value, arrays = summands(source, (4,), np.random.default_rng(0))
+    value, arrays = summands(source, (4, 4), np.random.default_rng(0))
     devices = dict(enumerate(jax.devices()))
     shards = {n: jax.device_put(each.astype(np.int32), devices[n]) for n, each in arrays.items()}
-    found = HArray(source, (4,), shards, devices).reshard(destination)
+    found = HArray(source, (4, 4), shards, devices).reshard(destination)
     np.testing.assert_array_equal(found.numpy(), value)
     assert found.annotation == destination
     # What is moved is plain data again, to which anything can be added.

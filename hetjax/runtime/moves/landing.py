@@ -6,7 +6,14 @@ from collections.abc import Sequence
 from functools import partial
 
 import jax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+from jax.sharding import (
+    AxisType,
+    Mesh,
+    NamedSharding,
+    PartitionSpec,
+    Sharding,
+    SingleDeviceSharding,
+)
 
 from hetjax.runtime.compilation.compiled_stage import Compiled
 from hetjax.runtime.moves.crossing_arrays import CrossingArray
@@ -61,8 +68,8 @@ class Landing:
             self.shape, spec = tuple(shape), PartitionSpec(*entries)
         self.sharding = NamedSharding(mesh, spec)
         self._devices = dict(zip(group.devices, mesh.devices.flat, strict=True))
-        # The type of a summand says so, and nothing can be added to it.
-        self._is_alone = len(self._devices) == 1 and not group.spec.unreduced
+        # Types that tell of a mesh must not come near what cuts and joins: they refuse it.
+        self._is_alone = len(self._devices) == 1 and AxisType.Explicit not in mesh.axis_types
 
     @property
     def part_shape(self) -> tuple[int, ...]:
