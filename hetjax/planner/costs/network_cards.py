@@ -50,14 +50,16 @@ def with_shared_cards(
         The times, the same but for transfers that share a card.
     """
     ends: list[End] = [((s, 1.0),) if isinstance(s, SubMesh) else s for s in stages]
-    pairs = list(itertools.pairwise(ends))
+    crossings = [
+        (_parts(cluster, a, b), _parts(cluster, b, a)) for a, b in itertools.pairwise(ends)
+    ]
     there = [
-        _transfer(cluster, crossing_parts(cluster, a, b), each)
-        for (a, b), each in zip(pairs, times.sends, strict=True)
+        _transfer(cluster, parts, each)
+        for (parts, _), each in zip(crossings, times.sends, strict=True)
     ]
     back = [
-        _transfer(cluster, crossing_parts(cluster, b, a), each)
-        for (a, b), each in zip(pairs, times.returns, strict=True)
+        _transfer(cluster, parts, each)
+        for (_, parts), each in zip(crossings, times.returns, strict=True)
     ]
     filled: Counter[Card] = Counter()
     for transfer in (*there, *back):
@@ -68,6 +70,14 @@ def with_shared_cards(
         sends=[_beside(each, filled, pace) for each in there],
         returns=[_beside(each, filled, pace) for each in back],
     )
+
+
+def _parts(cluster: Cluster, a: End, b: End) -> tuple[CrossingPart, ...]:
+    """What goes from whom to whom; mostly there is one."""
+    if len(a) == len(b) == 1:
+        (sender, share), (receiver, _) = a[0], b[0]
+        return (CrossingPart(sender, receiver, share, cluster.link_between(sender, receiver)),)
+    return crossing_parts(cluster, a, b)
 
 
 def _transfer(cluster: Cluster, parts: Sequence[CrossingPart], seconds: float) -> _Transfer:

@@ -30,6 +30,9 @@ _SOON = 0.01
 _ENOUGH = 0.25
 """A plan that only tells what another choice would cost is searched with this share of effort."""
 
+_FAR = 0.15
+"""By what share a search does not improve what a first look finds."""
+
 _RUNNERS_UP = 8
 """How many plans that were met on the way are kept."""
 
@@ -176,7 +179,7 @@ class DynamicProgram:
         assert first.table is not None, "what was found has its table"
         runs = all_runs(problem.program, problem.works)
         one = first
-        if first.met:
+        if first.met and not _is_union_far_ahead(first, below):
             judged = simulated_search(problem, runs, first.table, first.met)
             one = _made(problem, first.table, judged, first.profile_seconds)
             one = _or_union_stage(problem, runs, first.table, one, first.profile_seconds)
@@ -288,6 +291,13 @@ def _found(
         return None
     seconds = time.perf_counter() - began
     return replace(_made(problem, table, judged, profile_seconds), search_seconds=seconds)
+
+
+def _is_union_far_ahead(first: Found, below: float) -> bool:
+    """Whether a stage over a union, or what is known, is far better than all pipelines here."""
+    if not first.plan.has_unions or not first.runners_up:
+        return False
+    return first.runners_up[0].score > min(first.score, below) * (1 + _FAR)
 
 
 def _or_union_stage(

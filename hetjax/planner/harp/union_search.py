@@ -37,6 +37,9 @@ from hetjax.planner.work.layer_runs import Runs
 _WORTH = 0.99
 """What can save less than 1% of a step is not searched for."""
 
+_IMPROVABLE = 0.02
+"""By what share a first look at joined subclusters may be slower than the best to be improved."""
+
 _EFFORT = 0.25
 """Pipelines of joined subclusters are searched with this share of the usual effort."""
 
@@ -136,7 +139,7 @@ def pipelines_of_unions(
         table = joined_table(problem, runs, plain, join)
         limit = below * _WORTH * (1 + CLOSED_FORM_EXCESS)
         met = table and first_look(problem, runs, table, below=limit)
-        if not table or not met:
+        if not table or not met or met[0].makespan >= below * (1 + _IMPROVABLE):
             continue
         candidates = [each.candidate for each in met]
         judged, *_ = simulated_search(problem, runs, table, candidates, _EFFORT)
