@@ -115,10 +115,11 @@ def estimate(problem: PlanningProblem, runs: Runs, execution: Execution) -> Esti
     among the submesh's devices. To them come the collectives, as rings: over the data axis a
     reduction of gradients, once a step, with the update (under ``state_sharded`` a scatter of them
     and a gather of new parameters; under ``fully_sharded`` parameters are gathered twice and
-    gradients scattered, each microbatch). Over the tensor axis they are those that the integer
-    program finds for the model's modules, a third of them forward, with what every device computes
-    for itself; where it tells nothing, gathers of what matrix products write. Devices that see to
-    transfers themselves, as processors do, lose the time that these take.
+    gradients scattered, each microbatch), and in each pass one of what it sums over the examples
+    and goes on from, as the statistics of a batch normalisation. Over the tensor axis they are
+    those that the integer program finds for the model's modules, a third of them forward, with what
+    every device computes for itself; where it tells nothing, gathers of what matrix products write.
+    Devices that see to transfers themselves, as processors do, lose the time that these take.
 
     Args:
         problem: the planning problem.
@@ -139,6 +140,9 @@ def estimate(problem: PlanningProblem, runs: Runs, execution: Execution) -> Esti
         parameter_pass = _parameter_pass(problem, runs, execution) if fully_sharded else 0.0
         if fully_sharded:
             forward = forward + parameter_pass
+        if execution.mesh_shape[0] > 1:
+            told = _sums_of_examples(runs, execution)
+            forward, backward = forward + told[0], backward + told[1]
         if execution.mesh_shape[1] > 1:
             product_pass = _tensor_pass(problem, runs, execution)
             forward = forward + product_pass
@@ -153,6 +157,17 @@ def estimate(problem: PlanningProblem, runs: Runs, execution: Execution) -> Esti
         backward_seconds=backward + handling,
         update_seconds=update,
         exchange_seconds=exchange,
+    )
+
+
+def _sums_of_examples(runs: Runs, execution: Execution) -> tuple[FloatArray, FloatArray]:
+    """Seconds in which the data axis sums over the examples what passes go on from."""
+    devices, link = execution.mesh_shape[0], execution.link
+    waiting = 2 * (devices - 1) * link.latency
+    a_byte = 2 * (devices - 1) / devices / link.bandwidth
+    return (
+        runs.forward_moves * waiting + runs.forward_moved * a_byte,
+        runs.backward_moves * waiting + runs.backward_moved * a_byte,
     )
 
 
@@ -290,6 +305,8 @@ def estimate_halves(
 
     handling = float(handling_seconds(problem, runs, execution))
     again = slower * seconds(work.recompute) + product_pass - TASK_SECONDS
+    repeated, summing = map(float, _sums_of_examples(runs, execution))
+    again, summing = again + repeated, summing - repeated * execution.recompute
     times = measured_times(problem, runs, execution)
     if times is not None:
         again = float(_share_of(times.forward.of(runs.layers), execution))
@@ -297,12 +314,13 @@ def estimate_halves(
         measured = float(_share_of(times.backward.of(runs.layers), execution))
         slower_backward = measured / (expected + scattered)
         product_pass, scattered = slower_backward * product_pass, slower_backward * scattered
+        summing = 0.0
     first = slower_backward * seconds(work.split.input_gradient)
     second = slower_backward * seconds(work.split.weight_gradient)
     kept = work.residual_bytes / data if execution.recompute else 0.0
     return HalfTimes(
         recompute_seconds=again if execution.recompute else 0.0,
-        input_gradient_seconds=first + product_pass + handling,
+        input_gradient_seconds=first + product_pass + summing + handling,
         weight_gradient_seconds=second + product_pass + scattered,
         recomputed_bytes=int(kept),
         deferred_bytes=int(work.split.deferred_bytes / data),

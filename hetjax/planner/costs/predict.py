@@ -7,6 +7,8 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from hetjax.errors import InputError
 from hetjax.pipeline.schedule_search.named_schedules import make_schedule
 from hetjax.pipeline.schedules.memory import MicrobatchBytes, live_limit, peak_bytes
@@ -486,10 +488,15 @@ def _of_members(
     union = union_execution(plan.cluster, stage)
     whole = estimate_union(problem, run, union)
     halves = [estimate_halves(problem, work, run, member) for member in union.members]
-    forward, backward = map(float, move_seconds(problem, run, union))
-    # A recomputation does again what the forward pass exchanged.
-    again = forward if stage.recompute else 0.0
-    recompute = max(each.recompute_seconds for each in halves) + again
+    backward = float(move_seconds(problem, run, union)[1])
+    recompute = max(each.recompute_seconds for each in halves)
+    again = 0.0
+    if stage.recompute:
+        # It does again what the forward pass exchanged.
+        none = np.zeros(())
+        told = replace(run, given_moves=none, given_moved=none)
+        again = float(move_seconds(problem, told, union)[0])
+        recompute += again
     members = tuple(
         MemberPrediction(
             forward_seconds=float(each.forward_seconds),

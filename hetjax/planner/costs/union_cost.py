@@ -188,7 +188,8 @@ def move_seconds(
     each = TASK_SECONDS + union.move.latency + 2 * others * message_load
     a_byte = others / union.move.bandwidth + 2 * others * byte_load
     return (
-        runs.forward_moves * each + runs.forward_moved * a_byte,
+        (runs.forward_moves + runs.given_moves) * each
+        + (runs.forward_moved + runs.given_moved) * a_byte,
         runs.backward_moves * each + runs.backward_moved * a_byte,
     )
 

@@ -33,11 +33,13 @@ class Runs:
         input_bytes: bytes of inputs, all that is kept with recomputation.
         boundary_bytes: bytes received and sent.
         messages: how many messages bring and take them.
-        forward_moves: how often members of a stage exchange something in its forward pass, where
-            the examples are divided among them.
+        forward_moves: how often those exchange something in its forward pass that share the
+            examples.
         forward_moved: bytes of that.
         backward_moves: how often they do in its backward pass.
         backward_moved: bytes of that.
+        given_moves: how often they do of what the run gives to others.
+        given_moved: bytes of that.
         parts: parameter parts that occur in any run.
         shapes: their shapes.
         used: for each part, the layers that use it, as 1 among 0: ``[len(parts), L]``; None where
@@ -62,6 +64,8 @@ class Runs:
     forward_moved: FloatArray
     backward_moves: FloatArray
     backward_moved: FloatArray
+    given_moves: FloatArray
+    given_moved: FloatArray
     parts: tuple[ParameterPart, ...]
     shapes: tuple[jax.ShapeDtypeStruct, ...]
     used: FloatArray | None = None
@@ -255,6 +259,8 @@ def all_runs(program: Program, works: Sequence[Work]) -> Runs:
         forward_moved=sums_of_runs([work.forward_moves.bytes for work in works]),
         backward_moves=sums_of_runs([float(work.backward_moves.count) for work in works]),
         backward_moved=sums_of_runs([work.backward_moves.bytes for work in works]),
+        given_moves=sums_of_runs([float(work.given_moves.count) for work in works]),
+        given_moved=sums_of_runs([work.given_moves.bytes for work in works]),
         parts=parts,
         shapes=tuple(part_shape(program, part) for part in parts),
         used=used,
@@ -286,6 +292,8 @@ def one_run(
         forward_moved=np.array(work.forward_moves.bytes),
         backward_moves=np.array(float(work.backward_moves.count)),
         backward_moved=np.array(work.backward_moves.bytes),
+        given_moves=np.array(float(work.given_moves.count)),
+        given_moved=np.array(work.given_moves.bytes),
         parts=work.parts,
         shapes=tuple(part_shape(program, part) for part in work.parts),
         layers=layers,

@@ -63,7 +63,9 @@ class MemberMoves:
         return MemberMoves(self.count + other.count, self.bytes + other.bytes)
 
 
-def member_moves(traced: TracedStage, microbatch_size: int) -> tuple[MemberMoves, MemberMoves]:
+def member_moves(
+    traced: TracedStage, microbatch_size: int
+) -> tuple[MemberMoves, MemberMoves, MemberMoves]:
     """What members exchange in a stage's passes, were its examples divided among them.
 
     Args:
@@ -71,7 +73,8 @@ def member_moves(traced: TracedStage, microbatch_size: int) -> tuple[MemberMoves
         microbatch_size: examples in a microbatch.
 
     Returns:
-        Of the forward pass, and of the backward pass without recomputation.
+        Of the forward pass, of the backward pass without recomputation, and what they exchange of
+        what the stage gives to others: the loss.
     """
     flat = traced.flat
     lies = _Lies()
@@ -79,7 +82,7 @@ def member_moves(traced: TracedStage, microbatch_size: int) -> tuple[MemberMoves
         shape = flat.avals[value].shape
         lies.of[value] = 0 if shape and shape[0] == microbatch_size else None
     reached = set(traced.cotangents)
-    passes = (_Counter(), _Counter())
+    passes, given = (_Counter(), _Counter()), _Counter()
     for step in flat.steps:
         is_backward = not reached.isdisjoint(step.values())
         if is_backward:
@@ -93,13 +96,13 @@ def member_moves(traced: TracedStage, microbatch_size: int) -> tuple[MemberMoves
             primitive, params = step.equation.primitive.name, step.equation.params
         counter = passes[is_backward]
         _follow(primitive, params, step.equation, lies, keys, shapes, step.outputs, made, counter)
-    for operands, counter in ((traced.sent, passes[0]), (traced.returned, passes[1])):
+    for operands in (traced.sent, traced.returned):
         # What is given at once goes at once, as the loss and what it is divided by.
-        given = dict.fromkeys(map(_key, operands))
-        last = [key for key in given if key is not None and lies.get(key) == _SUMMANDS]
+        keys = [key for key in dict.fromkeys(map(_key, operands)) if key is not None]
+        last = [key for key in keys if lies.get(key) == _SUMMANDS]
         if last:
-            counter.add(sum(lies.least_bytes(key, flat.avals[key]) for key in last))
-    return passes[0].found, passes[1].found
+            given.add(sum(lies.least_bytes(key, flat.avals[key]) for key in last))
+    return passes[0].found, passes[1].found, given.found
 
 
 @dataclass

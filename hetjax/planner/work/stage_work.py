@@ -50,9 +50,9 @@ class Work:
         split: the backward pass in two halves, where it was asked for.
         kept_twice: bytes that it and the run before it both keep, and that one run of the two would
             keep once.
-        forward_moves: what members of a stage would exchange in its forward pass, were the examples
-            divided among them.
+        forward_moves: what those have to exchange in its forward pass that share the examples.
         backward_moves: the same of its backward pass; where it recomputes, with the repetition.
+        given_moves: the same of what it gives to others, such as the loss.
     """
 
     forward: Cost
@@ -69,6 +69,7 @@ class Work:
     kept_twice: int = 0
     forward_moves: MemberMoves = field(default_factory=MemberMoves)
     backward_moves: MemberMoves = field(default_factory=MemberMoves)
+    given_moves: MemberMoves = field(default_factory=MemberMoves)
 
 
 @dataclass(frozen=True)
@@ -275,7 +276,8 @@ def _measure_run(
         tracer=tracer,
     )
     seeds = (0,) if is_last else cotangents_in
-    forward_moves, backward_moves = member_moves(tracer(run, *inputs, seeds), microbatch_size)
+    traced = tracer(run, *inputs, seeds)
+    forward_moves, backward_moves, given_moves = member_moves(traced, microbatch_size)
     work = Work(
         forward=programs.forward_cost,
         backward=programs.backward_cost + programs.recompute_cost,
@@ -290,6 +292,7 @@ def _measure_run(
         split=(halves or _measure_halves(programs)) if split else None,
         forward_moves=forward_moves,
         backward_moves=backward_moves + forward_moves if recompute else backward_moves,
+        given_moves=given_moves,
     )
     return work, programs.cotangents_out
 
