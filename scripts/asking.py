@@ -119,7 +119,9 @@ def in_words(plan: Plan) -> str:
 def _stage_words(plan: Plan, stage: int) -> str:
     each = plan.stages[stage]
     again = ", recomputed" if each.recompute else ""
-    return f"{each.layers[1] - each.layers[0]} layers on {each.devices_text}{again}"
+    batch = each.shares.batch
+    shared = f", {' + '.join(map(str, batch))} examples" if batch else ""
+    return f"{each.layers[1] - each.layers[0]} layers on {each.devices_text}{shared}{again}"
 
 
 def _runs(stages: Sequence[str], most: int = 8) -> str:

@@ -32,6 +32,7 @@ from every_cut import best_of_every_cut
 
 from hetjax.commands.prepare import Prepared
 from hetjax.errors import InputError
+from hetjax.planner import Shares, predict
 
 ROUNDING = 1e-6
 """By what share figures that are the same may differ."""
@@ -234,6 +235,48 @@ def where_to_cut() -> dict[str, Any]:
     }
 
 
+def unlike_cards_of_a_box() -> dict[str, Any]:
+    """Issue 580 of timm: 2,000 images a second with equal batches, 2,500 with unequal ones."""
+    # Of more microbatches each is normalised by itself: another network.
+    whole = settings_of_images("resnet-50", 256, "train.microbatches = 1", SGD)
+    box = asked("25 GB/s", whole, Part("A6000", 1, 2), Part("RTX2080Ti", 1, 2))
+    prepared = box.prepared()
+    assert prepared.planned is not None
+    found = {
+        "an even split of the batch": with_even_shares(prepared),
+        **{name: other.prepared() for name, other in parts_alone(box).items()},
+    }
+    compared = {name: step_time(other) for name, other in found.items()}
+    planned = step_time(prepared)
+    even_over_planned = compared["an even split of the batch"] / planned
+    return {
+        "answer": f"{in_words(prepared.plan)}: {even_over_planned:.2f} times the even split",
+        "step_time": planned,
+        "even_over_planned": even_over_planned,
+        "compared_with": compared,
+        "holds": even_over_planned >= 1.25 and planned <= min(compared.values()),
+    }
+
+
+def settings_of_images(recipe: str, batch: int, *more: str) -> tuple[str, ...]:
+    """Settings of a question about an image model."""
+    named = (f"model.recipe = '{recipe}'", "data.kind = 'shapes'", f"train.batch_size = {batch}")
+    return (*named, *more)
+
+
+def with_even_shares(prepared: Prepared) -> Prepared:
+    """The same stage with as many examples on each of its devices."""
+    assert prepared.planned is not None
+    (stage,) = prepared.plan.stages
+    size = prepared.plan.pipeline.microbatch_size
+    even = Shares(
+        batch=tuple(size * m.submesh.num_devices // stage.num_devices for m in stage.members)
+    )
+    pipeline = replace(prepared.plan.pipeline, stages=(replace(stage, shares=even),))
+    plan = predict(replace(prepared.plan, pipelines=(pipeline,)), prepared.planned.problem)
+    return replace(prepared, plan=plan)
+
+
 def best_of_random_cases() -> dict[str, Any]:
     """Line 12: in how many random small cases the answer is the best of all plans."""
     found = json.loads(_output([sys.executable, str(HERE / "check_best.py"), *CASES, "--json"]))
@@ -281,6 +324,9 @@ def seconds_for_four_cards() -> dict[str, Any]:
 
 
 OTHERS: dict[str, Callable[[], dict[str, Any]]] = {
+    "two A6000 and two 2080 Ti in one box, ResNet-50: how to share the batch?": (
+        unlike_cards_of_a_box
+    ),
     "where to cut between a 4090 and a 3080 in one box, GPT-2 small of four blocks": where_to_cut,
     "is the answer the best plan? random small cases": best_of_random_cases,
     "how long does it take? Llama-7B at home": lambda: seconds_to_plan(

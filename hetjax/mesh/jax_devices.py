@@ -37,6 +37,8 @@ _JAX_NAMES = (
     (r"NVIDIA H20", "H20"),
     (r"NVIDIA L4", "L4"),
     (r"NVIDIA L40S", "L40S"),
+    (r"(NVIDIA )?RTX A6000", "A6000"),
+    (r"(NVIDIA )?GeForce RTX 2080 Ti", "RTX2080Ti"),
     (r"(NVIDIA )?GeForce RTX 3080", "RTX3080"),
     (r"(NVIDIA )?GeForce RTX 3090", "RTX3090"),
     (r"(NVIDIA )?GeForce RTX 4090", "RTX4090"),

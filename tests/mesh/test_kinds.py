@@ -10,7 +10,7 @@ from hetjax.mesh.kinds import KINDS, DeviceKind, kind
 
 PAPERS = {"A100-40", "A100-80", "V100", "V100e", "P100", "T4", "H100", "H800", "H200", "H20"}
 PAPERS |= {"A800", "L40S", "H2-A", "H2-B", "H2-C", "H2-D"}
-OWNED = {"RTX3080", "RTX3090", "RTX4090", "RTX5090", "L4", "MI250", "MI300X"}
+OWNED = {"A6000", "RTX2080Ti", "RTX3080", "RTX3090", "RTX4090", "RTX5090", "L4", "MI250", "MI300X"}
 CLOUD = {"TPUv4", "TPUv5e", "TPUv5p", "TPUv6e"}
 
 
