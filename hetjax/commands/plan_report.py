@@ -97,7 +97,7 @@ def _limits(plan: Plan) -> Iterator[tuple[str, float]]:
     yield f"stage {found.stage} on {stage.devices_text} computing", found.stage_busy
     if found.link is not None:
         a, b = found.link
-        ends = f"{plan.stages[a].submesh.subcluster} to {plan.stages[b].submesh.subcluster}"
+        ends = f"{plan.stages[a].subclusters_text} to {plan.stages[b].subclusters_text}"
         yield f"link from stage {a} to {b} ({ends}) in use", found.link_busy
     if found.sharing > 0:
         yield "exchange of what several stages hold", found.sharing

@@ -19,6 +19,8 @@ from hetjax.planner import (
     PartAlone,
     Plan,
     Prediction,
+    StagePlan,
+    StagePrediction,
     StepParts,
     differences,
     flops_utilization,
@@ -96,6 +98,7 @@ def show_plan(
         *rate_lines(prepared),
         *_cost_lines(prepared),
         *shared_core_lines(plan, prepared.ingredients.configuration),
+        *_union_lines(prepared),
     )
     for line in (*quality, *_limit_lines(plan)):
         console.print(line, highlight=False, markup=False)
@@ -184,6 +187,35 @@ def _quality_lines(prepared: Prepared, published: Published | None) -> Iterator[
         )
         yield from _profile_lines(prepared.planned)
     yield from published_lines(published, _prediction(prepared.plan).step_time)
+
+
+def _union_lines(prepared: Prepared) -> Iterator[str]:
+    """Whether unlike devices share a stage, and what it would cost to have it otherwise."""
+    if prepared.planned is None:
+        return
+    found = prepared.planned.found
+    is_shared = found.plan.has_unions
+    others = [*found.runners_up, *prepared.planned.others]
+    contrary = [each for each in others if each.plan.has_unions != is_shared]
+    if not contrary:
+        return
+    best = min(contrary, key=lambda each: each.score)
+    ratio = best.score / found.score
+    if is_shared:
+        yield (
+            f"unlike devices share a stage, each with as many examples as it has time for; the "
+            f"best plan found in which none do takes {ratio:.2f} times as long"
+        )
+    else:
+        yield (
+            f"a stage shared by unlike devices, {_shared_stage(best.plan)}, was considered: it "
+            f"takes {ratio:.2f} times as long"
+        )
+
+
+def _shared_stage(plan: Plan) -> str:
+    stage = next(stage for stage in plan.stages if len(stage.members) > 1)
+    return f"{stage.subclusters_text} with {stage.sharding_text}"
 
 
 def rate_lines(prepared: Prepared) -> Iterator[str]:
@@ -279,7 +311,7 @@ def _limit_lines(plan: Plan) -> Iterator[str]:
     yield f"its step: {_parts_words(step_parts(plan)[found.stage])}"
     if found.link is not None:
         a, b = found.link
-        ends = f"{plan.stages[a].submesh.subcluster} to {plan.stages[b].submesh.subcluster}"
+        ends = f"{plan.stages[a].subclusters_text} to {plan.stages[b].subclusters_text}"
         yield (
             f"the busiest link, stage {a} to {b} ({ends}), is in use for {found.link_busy:.0%} of "
             f"it"
@@ -347,6 +379,23 @@ def cost_figures(prepared: Prepared) -> dict[str, float]:
     return figures
 
 
+def _member_figures(stage: StagePlan, predicted: StagePrediction) -> list[dict[str, Any]]:
+    """What is said of each member of a stage; nothing of a stage of one."""
+    if len(stage.members) == 1:
+        return []
+    return [
+        {
+            "submesh": str(member.submesh),
+            "mesh_shape": list(member.mesh_shape),
+            "examples": examples,
+            **vars(each),
+        }
+        for member, examples, each in zip(
+            stage.members, stage.shares.batch, predicted.members, strict=False
+        )
+    ]
+
+
 def plan_figures(prepared: Prepared) -> dict[str, Any]:
     """A plan's figures as plain values, for ``--json``.
 
@@ -389,12 +438,13 @@ def plan_figures(prepared: Prepared) -> dict[str, Any]:
                 "layers": list(stage.layers),
                 "submesh": stage.devices_text,
                 "devices": stage.num_devices,
-                "mesh_shape": list(stage.mesh_shape),
+                "mesh_shape": list(stage.mesh_shape) if len(stage.members) == 1 else None,
                 "sharding": stage.sharding,
                 "recompute": stage.recompute,
                 "pipeline": p,
                 "warm_up_count": pipeline.schedule.warm_up_counts[s],
                 **vars(prediction.stages[first + s]),
+                "members": _member_figures(stage, prediction.stages[first + s]),
                 "step": vars(parts[first + s]),
             }
             for p, (first, pipeline) in enumerate(plan.numbered_pipelines())

@@ -312,8 +312,10 @@ def test_what_follows_from_figures_counts_each_member():
     assert planner.load_balance(plan, "float32") == pytest.approx(7 / 8)
     assert planner.step_cost(plan, 3600.0) == pytest.approx(2 * 2.0 + 2 * 1.0)
     alone = plan_of(StagePlan.on((0, 1), SubMesh("fast", 0, (1, 2)), (2, 1)))
-    assert planner.differences(alone, plan) == "1 device more of slow; in the order fast, slow"
-    assert planner.differences(plan, alone) == "without slow"
+    assert planner.differences(alone, plan) == (
+        "one stage shared by fast and slow; 1 device more of slow; in the order fast, slow"
+    )
+    assert planner.differences(plan, alone) == "no stage shared by unlike devices; without slow"
     even = plan_of(union_of(shares=Shares(batch=(4, 4))))
     assert planner.differences(plan, even) == "stage 0 sharded otherwise"
 

@@ -77,6 +77,7 @@ def differences(chosen: Plan, other: Plan) -> str:
         The few things that say most, such as ``"7 stages instead of 8; rtx4090 first"``.
     """
     said = [
+        *_union_differences(chosen, other),
         *_batch_differences(chosen, other),
         *_device_differences(chosen, other),
         *_order_differences(chosen, other),
@@ -143,6 +144,25 @@ def _device_differences(chosen: Plan, other: Plan) -> Iterator[str]:
             yield f"without {name}"
         elif more:
             yield f"{_count(abs(more), 'device')} {'more' if more > 0 else 'fewer'} of {name}"
+
+
+def _union_differences(chosen: Plan, other: Plan) -> Iterator[str]:
+    """Which unlike devices share a stage in one plan and not in the other."""
+    ours, theirs = _unions(chosen), _unions(other)
+    if theirs and theirs != ours:
+        yield f"one stage shared by {' and by '.join(theirs)}"
+    elif ours and not theirs:
+        yield "no stage shared by unlike devices"
+
+
+def _unions(plan: Plan) -> list[str]:
+    shared = (stage for stage in plan.stages if len(stage.members) > 1)
+    return list(dict.fromkeys(_joined(_subclusters(stage)) for stage in shared))
+
+
+def _joined(names: Sequence[str]) -> str:
+    *first, last = dict.fromkeys(names)
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def _devices(plan: Plan) -> Counter[str]:

@@ -203,6 +203,16 @@ slow[0:1] 1x1; this works on stages of one
         return " + ".join(map(str, self.submeshes))
 
     @property
+    def subclusters_text(self) -> str:
+        """The names of the subclusters of its devices, for people.
+
+        Example:
+            >>> StagePlan.on((0, 2), SubMesh("fast", 0, (1, 4)), (2, 2)).subclusters_text
+            'fast'
+        """
+        return " + ".join(dict.fromkeys(submesh.subcluster for submesh in self.submeshes))
+
+    @property
     def sharding_text(self) -> str:
         """How its arrays are divided over its devices, and whether it recomputes, for people.
 
