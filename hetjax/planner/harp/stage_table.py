@@ -109,7 +109,7 @@ class Transfers:
 
 
 @dataclass(frozen=True)
-class JoinedPart:
+class PartOfJoined:
     """What a subcluster gives to one that is several joined together.
 
     Args:
@@ -130,7 +130,7 @@ class JoinedPart:
             start: the slice's first device.
 
         Example:
-            >>> str(JoinedPart("fast", 1, 4).submesh((1, 2), 2))
+            >>> str(PartOfJoined("fast", 1, 4).submesh((1, 2), 2))
             'fast[8:16] 1x8'
         """
         nodes, devices = shape
@@ -171,7 +171,7 @@ class StageTable:
     min_stages: int = 1
     max_stages: int | None = None
     lost: tuple[tuple[int, ...], ...] = ()
-    joined: tuple[tuple[JoinedPart, ...], ...] = ()
+    joined: tuple[tuple[PartOfJoined, ...], ...] = ()
 
     def may_hold(self, subcluster: int, start: int, cut: Slice) -> bool:
         """Whether a submesh is without devices that cannot be used.

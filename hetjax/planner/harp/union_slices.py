@@ -28,7 +28,7 @@ from hetjax.planner.harp.member_shares import MemberRate, best_shares
 from hetjax.planner.harp.stage_options import StageOption, live_limits
 from hetjax.planner.harp.stage_table import (
     ALL_ORDERS_UP_TO,
-    JoinedPart,
+    PartOfJoined,
     Slice,
     StageTable,
     submesh_shapes,
@@ -53,7 +53,7 @@ class JoinedSubcluster:
         devices_per_node: devices in each.
     """
 
-    parts: tuple[JoinedPart, ...]
+    parts: tuple[PartOfJoined, ...]
     nodes: int
     devices_per_node: int
 
@@ -90,7 +90,7 @@ def joined(cluster: Cluster, names: Sequence[str]) -> JoinedSubcluster:
     # Nodes that are several of one subcluster are not cut.
     devices = math.gcd(*(each.devices_per_node for each in chosen)) if alike else 1
     parts = (
-        JoinedPart(each.name, each.nodes // nodes, each.devices_per_node // devices)
+        PartOfJoined(each.name, each.nodes // nodes, each.devices_per_node // devices)
         for each in chosen
     )
     return JoinedSubcluster(tuple(parts), nodes, devices)
