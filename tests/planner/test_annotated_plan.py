@@ -198,3 +198,17 @@ def test_stages_that_share_devices_must_be_pipelines():
     assert "allowed: multiples of num_microbatches, 2" in refusal(stages, odd)
     turned = only(BOTH, HSharding((group(4), group(0))))
     assert planned(turned, shared).pipelines == planned(stages, shared).pipelines
+
+
+def test_a_stage_of_a_pipeline_may_be_told_by_a_reshard_alone():
+    shared = HSharding((group(0), group(1)), 0, (6, 2))
+    later = HSharding((group(0), group(4)), 0, ("n - n//4", "n//4"))
+    made = planned(only(BOTH, BOTH, BOTH), shared, loss_of(None, None, later))
+    found = [[stage.devices_text for stage in each.stages] for each in made.pipelines]
+    assert found == [["first[0:1] 1x1"], ["first[1:2] 1x1", "second[0:1] 1x1"]]
+
+
+def test_devices_that_are_of_no_stage_are_refused():
+    found = refusal(only(BOTH), loss=loss_of(ONE))
+    assert "which makes these a stage; no stage is on [1]" in found
+    assert "no slice of cluster 'two by four'" in refusal(only(HSharding((group(9),))))

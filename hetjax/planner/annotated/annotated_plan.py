@@ -32,7 +32,7 @@ from hetjax.planner.plan.plan import Plan, validate, validate_for
 from hetjax.planner.plan.stage_plan import PipelinePlan, StagePlan
 from hetjax.planner.problem.options import DEFAULTS, PlanOptions
 from hetjax.planner.problem.problem import trace_microbatch
-from hetjax.sharding.annotation.annotation import DUPLICATE, HSharding
+from hetjax.sharding.annotation.annotation import DUPLICATE, HSharding, Subgroup
 from hetjax.sharding.annotation.symbol_numbers import numbers_of
 from hetjax.sharding.deduction.annotated_program import Union, union_of
 from hetjax.sharding.resolution.pipelines import find_pipelines
@@ -183,7 +183,7 @@ class _PlanMaker:
     def _pipeline(self) -> PipelinePlan:
         """The one pipeline of stages that have no device in common."""
         stages = [
-            self._stage((place, place + 1), stage.devices)
+            self._stage((place, place + 1), stage.devices, list(self.read.values(stage)))
             for place, stage in enumerate(self.read.stages)
         ]
         return self._with_schedule(stages, self.read.size)
@@ -201,8 +201,8 @@ class _PlanMaker:
             ) from None
         for chain, examples in zip(found, _sizes(lies[0], whole), strict=True):
             stages = [
-                self._stage(layers, frozenset(devices))
-                for layers, devices in _stretches(lies, chain)
+                self._stage(layers, frozenset(group.devices), [_lying_on(group)])
+                for layers, group in _stretches(lies, chain)
             ]
             yield self._with_schedule(stages, examples // self.num_microbatches)
 
@@ -238,7 +238,9 @@ class _PlanMaker:
             found.append(HSharding(groups, 0, sizes) if len(groups) > 1 else HSharding(groups))
         return found
 
-    def _stage(self, layers: tuple[int, int], devices: frozenset[int]) -> StagePlan:
+    def _stage(
+        self, layers: tuple[int, int], devices: frozenset[int], values: Sequence[AnnotatedArray]
+    ) -> StagePlan:
         read, program = self.read, self.read.program
         boundaries = sorted({0, *(self.layers[place] for place in layers), program.num_positions})
         place = boundaries.index(self.layers[layers[0]])
@@ -253,9 +255,6 @@ class _PlanMaker:
             for leaf in held
             if leaf in given
         }
-        values = [v for stage in read.stages[slice(*layers)] for v in read.values(stage)]
-        if self.wider == "pipelines":
-            values = []  # Their sizes are those of other microbatches.
         leaves = [
             leaf
             for leaf in read.leaves
@@ -331,15 +330,19 @@ def _in_order(stage: AnnotatedStage, before: Union) -> Union:
 
 def _stretches(
     lies: Sequence[HSharding], chain: Sequence[tuple[int, ...]]
-) -> Iterator[tuple[tuple[int, int], tuple[int, ...]]]:
-    """The layers of each stage of a pipeline, with its devices."""
-    stages, start = iter(chain), 0
-    devices = next(stages)
-    for layer, annotation in enumerate(lies):
-        if devices not in [group.devices for group in annotation.subgroups]:
-            yield (start, layer), devices
-            start, devices = layer, next(stages)
-    yield (start, len(lies)), devices
+) -> Iterator[tuple[tuple[int, int], Subgroup]]:
+    """The layers of each stage of a pipeline, with its submesh."""
+    start = 0
+    for devices in chain:
+        here = [{group.devices: group for group in each.subgroups} for each in lies[start:]]
+        count = len(list(itertools.takewhile(lambda groups, own=devices: own in groups, here)))
+        yield (start, start + count), here[0][devices]
+        start += count
+
+
+def _lying_on(group: Subgroup) -> AnnotatedArray:
+    """What says of a stage that it is on a submesh, where nothing else may."""
+    return AnnotatedArray("what it gets", (), HSharding((group,)))
 
 
 def _sizes(annotation: HSharding, examples: int) -> tuple[int, ...]:

@@ -86,6 +86,7 @@ def find_stages(program: Program, given: InputAnnotations) -> tuple[AnnotatedSta
         )
     runs = [tuple(run) for _, run in itertools.groupby(own, key=lambda use: use.devices)]
     _check_order(runs)
+    _check_devices(uses, runs)
     bounds = [0]
     bounds += [_cut_between(program, a[-1], b[0]) for a, b in itertools.pairwise(runs)]
     bounds.append(program.num_positions)
@@ -135,6 +136,19 @@ def _check_order(runs: Sequence[Sequence[AnnotatedUse]]) -> None:
                 f"of its own"
             )
         first[use.devices] = use
+
+
+def _check_devices(uses: Sequence[AnnotatedUse], runs: Sequence[Sequence[AnnotatedUse]]) -> None:
+    """Check that what is of several stages is on their devices alone."""
+    known = frozenset[int]().union(*(run[0].devices for run in runs))
+    for use in uses:
+        if not use.devices <= known:
+            smaller = next(run[0] for run in runs if run[0].devices < use.devices)
+            raise InputError(
+                f"annotations: {use.what}, is on devices {sorted(use.devices)}, and "
+                f"{smaller.what}, on {sorted(smaller.devices)}, which makes these a stage; no "
+                f"stage is on {sorted(use.devices - known)}"
+            )
 
 
 def _cut_between(program: Program, last: AnnotatedUse, first: AnnotatedUse) -> int:
