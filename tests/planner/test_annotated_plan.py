@@ -187,11 +187,14 @@ def test_a_stage_that_the_program_comes_back_to_is_refused_with_its_lines():
 
 def test_stages_that_share_devices_must_be_pipelines():
     stages = only(BOTH, HSharding((group(0), group(4))))
-    assert "no leaf of the batch is shared along its examples" in refusal(stages)
+    assert "no leaf of the batch is annotated, which says who has" in refusal(stages)
+    for alike in (BOTH, HSharding((group(0), group(1)), 1)):
+        assert "these share the examples of all leaves alike" in refusal(stages, alike)
     shared = HSharding((group(0), group(1)), 0, (6, 2))
     assert [len(each.stages) for each in planned(stages, shared).pipelines] == [1, 2]
-    columns = HSharding((group(0), group(4)), 1)
-    assert "have the whole of a parameter each" in refusal(only(BOTH, columns), shared)
+    for dimension in (0, 1):
+        divided = only(BOTH, HSharding((group(0), group(4)), dimension))
+        assert "have the whole of a parameter each" in refusal(divided, shared)
     three = HSharding((group(0), group(4), group(5)))
     assert "is on 3 submeshes, and batch leaf 'x' on 2" in refusal(only(BOTH, three), shared)
     odd = HSharding((group(0), group(1)), 0, (5, 3))

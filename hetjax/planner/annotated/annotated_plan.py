@@ -208,27 +208,11 @@ class _PlanMaker:
 
     def _examples_by_stage(self) -> list[HSharding]:
         """How the examples of a step are shared among the submeshes of each stage."""
-        batch = next((a for a in self.read.leaves if a.annotation.hdim == 0), None)
-        if batch is None:
-            raise InputError(
-                "annotations: stages have devices in common, so they must be of several "
-                "pipelines; but no leaf of the batch is shared along its examples"
-            )
-        sizes = _sizes(batch.annotation, batch.shape[0])
-        if any(size % self.num_microbatches or not size for size in sizes):
-            raise InputError(
-                f"annotations: {batch.what} is shared in {list(sizes)} examples among pipelines; "
-                f"allowed: multiples of num_microbatches, {self.num_microbatches}"
-            )
+        batch, sizes = self._shared_examples()
         found: list[HSharding] = []
-        groups = tuple(group.bare for group in batch.annotation.subgroups)
+        groups = union_of(batch.annotation)
         for stage in self.read.stages:
-            for use in stage.uses:
-                if use.annotation.hdim not in (DUPLICATE, 0):
-                    raise InputError(
-                        f"annotations: {use.what}, lies as {use.annotation}: submeshes of several "
-                        f"pipelines have the whole of a parameter each, and their own examples"
-                    )
+            _check_whole(stage)
             groups = _in_order(stage, groups)
             if len(groups) != len(sizes):
                 raise InputError(
@@ -237,6 +221,32 @@ class _PlanMaker:
                 )
             found.append(HSharding(groups, 0, sizes) if len(groups) > 1 else HSharding(groups))
         return found
+
+    def _shared_examples(self) -> tuple[AnnotatedArray, tuple[int, ...]]:
+        """A leaf of the batch, and how many examples of a step each pipeline has."""
+        leaves = self.read.leaves
+        if not leaves:
+            raise InputError(
+                "annotations: stages have devices in common, so they must be of several "
+                "pipelines; but no leaf of the batch is annotated, which says who has which "
+                "examples"
+            )
+        shares = [
+            _sizes(leaf.annotation, leaf.shape[0]) if leaf.annotation.hdim == 0 else ()
+            for leaf in leaves
+        ]
+        for leaf, share in zip(leaves, shares, strict=True):
+            if not share or share != shares[0]:
+                raise InputError(
+                    f"annotations: {leaf.what} lies as {leaf.annotation}; where stages are of "
+                    f"several pipelines, these share the examples of all leaves alike"
+                )
+        if any(size % self.num_microbatches or not size for size in shares[0]):
+            raise InputError(
+                f"annotations: {leaves[0].what} is shared in {list(shares[0])} examples among "
+                f"pipelines; allowed: multiples of num_microbatches, {self.num_microbatches}"
+            )
+        return leaves[0], shares[0]
 
     def _stage(
         self, layers: tuple[int, int], devices: frozenset[int], values: Sequence[AnnotatedArray]
@@ -312,13 +322,25 @@ class _PlanMaker:
                 )
 
 
+def _check_whole(stage: AnnotatedStage) -> None:
+    """Check that submeshes of several pipelines have parameters whole, or their own examples."""
+    for use in stage.uses:
+        hdim = use.annotation.hdim
+        if hdim != DUPLICATE and not (use.is_value and hdim == 0):
+            raise InputError(
+                f"annotations: {use.what}, lies as {use.annotation}: submeshes of several "
+                f"pipelines have the whole of a parameter each, and their own examples"
+            )
+
+
 def _in_order(stage: AnnotatedStage, before: Union) -> Union:
     """The submeshes of a stage in the order of pipelines, of which those before are known.
 
     A value that is shared along its examples tells it; where each has the whole, those that stay
     keep their places, and the others have the places that are left.
     """
-    telling = next((use for use in stage.uses if use.annotation.hdim == 0), None)
+    uses = (use for use in stage.uses if use.is_value and use.annotation.hdim == 0)
+    telling = next(uses, None)
     groups = union_of((telling or stage.uses[0]).annotation)
     if telling is not None or len(groups) != len(before):
         return groups

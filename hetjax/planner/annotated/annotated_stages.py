@@ -24,12 +24,14 @@ class AnnotatedUse:
         stop: the position after the last.
         annotation: the annotation.
         what: what it is of, with the line of the program.
+        is_value: whether that is a value, and no parameter.
     """
 
     start: int
     stop: int
     annotation: HSharding
     what: str
+    is_value: bool = False
 
     @property
     def devices(self) -> frozenset[int]:
@@ -119,7 +121,7 @@ def _uses(program: Program, given: InputAnnotations) -> Iterator[AnnotatedUse]:
         position += step.iterations
     for found in reshards_of(program):
         what = f"hetjax.reshard at {found.line}"
-        yield AnnotatedUse(found.start, found.stop, given.meant(found), what)
+        yield AnnotatedUse(found.start, found.stop, given.meant(found), what, is_value=True)
 
 
 def _check_order(runs: Sequence[Sequence[AnnotatedUse]]) -> None:

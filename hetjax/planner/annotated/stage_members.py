@@ -77,7 +77,8 @@ def annotated_stage_plan(arrays: StageArrays, cluster: Cluster, num_microbatches
     specs: dict[str, Spec] = {}
     shares: dict[str, Share] = {}
     for name, array in arrays.parameters.items():
-        found = on_members(array.annotation, array.shape, union, array.what, arrays.wider)
+        # A share of rows among pipelines is none: each needs the whole parameter.
+        found = on_members(array.annotation, array.shape, union, array.what, "stages")
         specs[name] = _spec(found, array)
         if isinstance(found.hdim, int):
             shares[name] = _share(found, array.shape)
