@@ -16,9 +16,11 @@ from ray_jobs import make_cluster
 from hetjax import HSharding, Subgroup, Trainer, reshard
 from hetjax.errors import InputError
 from hetjax.mesh import SubMesh
+from hetjax.pipeline.program.reshards import is_constrained
 from hetjax.pipeline.program.traced_program import trace
 from hetjax.pipeline.schedules.warm_up import one_f_one_b
 from hetjax.planner import Member, PipelinePlan, Plan, Share, Shares, StagePlan
+from hetjax.planner.plan.obeyed_reshards import obey_reshards
 from hetjax.runtime.workers.job import Job, build
 
 EXAMPLES, WIDTH, HIDDEN = 4, 6, 12
@@ -50,12 +52,16 @@ def loss_with(annotation: HSharding, where: str = "hidden") -> Callable[..., Any
     return loss
 
 
-def scanned(weights, x):
-    def body(x, _):
-        y = jnp.tanh(x @ weights["in"]) @ weights["out"]
-        return reshard(y, EVERYWHERE), None
+def scanned(annotation: HSharding, *, checkpointed: bool = False) -> Callable[..., Any]:
+    def loss(weights, x):
+        def body(x, _):
+            y = jnp.tanh(x @ weights["in"]) @ weights["out"]
+            return reshard(y, annotation), None
 
-    return jnp.mean(jax.lax.scan(body, x, None, length=2)[0] ** 2)
+        body = jax.checkpoint(body) if checkpointed else body
+        return jnp.mean(jax.lax.scan(body, x, None, length=2)[0] ** 2)
+
+    return loss
 
 
 def plan_on(loss: Callable[..., Any], *stages: StagePlan) -> Plan:
@@ -103,9 +109,17 @@ def test_members_of_other_axes_are_found_by_their_devices(annotation: HSharding,
     check_trains(loss, plan_on(loss, stage))
 
 
-def test_a_reshard_in_a_scan_is_obeyed():
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_a_reshard_in_a_scan_is_obeyed(checkpointed: bool):
+    loss = scanned(EVERYWHERE, checkpointed=checkpointed)
     stage = StagePlan((0, 1), TOGETHER, parameters={"in": (), "out": ()}, shares=SHARES)
-    check_trains(scanned, plan_on(scanned, stage))
+    check_trains(loss, plan_on(loss, stage))
+    alone = StagePlan.on((0, 1), SubMesh("first", 0, (1, 2)), (2, 1))
+    loss = scanned(HSharding((PAIR.with_spec(P("mine")),)), checkpointed=checkpointed)
+    plan = plan_on(loss, alone)
+    program = obey_reshards(plan, plan.pipeline, trace(loss, WEIGHTS, X[:EXAMPLES]))
+    assert is_constrained(program.steps)
+    check_trains(loss, plan)
 
 
 @pytest.mark.parametrize("mesh_shape", [(2, 1), (1, 2)])

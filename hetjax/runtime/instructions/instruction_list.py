@@ -417,6 +417,14 @@ def _reads(instruction: Instruction) -> Buffers:
     return instruction.buffers if isinstance(instruction, Send) else ()
 
 
+def _is_of_update(instruction: Instruction) -> bool:
+    """Whether it makes what the next step has: by a program, or by a move that ends one."""
+    names = ("update", "zero_gradients")
+    if isinstance(instruction, Run):
+        return instruction.program.startswith(names)
+    return isinstance(instruction, Receive) and instruction.tag.move.startswith(names)
+
+
 def _with_frees(
     body: Iterable[Instruction], kept: tuple[type[Buffer], ...]
 ) -> Iterator[Instruction]:
@@ -434,11 +442,7 @@ def _with_frees(
             if buffer in last and buffer not in reads and not isinstance(buffer, kept):
                 ends.setdefault(last[buffer], []).append(buffer)
         last |= dict.fromkeys((*_makes(instruction), *reads), place)
-    names = ("update", "zero_gradients")
-    updates = [
-        each for each in instructions if isinstance(each, Run) and each.program.startswith(names)
-    ]
-    made = (buffer for run in updates for buffer in run.outputs)
+    made = (buffer for each in instructions if _is_of_update(each) for buffer in _makes(each))
     final = frozenset(buffer for buffer in made if isinstance(buffer, Gradient))
     for buffer, place in last.items():
         if not isinstance(buffer, kept) and buffer not in final:
