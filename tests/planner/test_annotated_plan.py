@@ -97,6 +97,13 @@ def test_submeshes_are_cut_where_one_annotation_cuts_them():
     assert stage.shares.parameters == {"first": Share(1, (4, 4)), "second": Share(1, (4, 4))}
 
 
+def test_a_member_that_has_nothing_of_a_parameter_divides_it_as_the_others():
+    halves = tuple(group(*each, x=2, spec=P(None, "x")) for each in ((0, 1), (2, 3)))
+    (stage,) = planned(only(HSharding(halves, 1, (8, 0)), HSharding(halves, 1, (6, 2)))).stages
+    assert stage.parameters["first"] == stage.parameters["second"] == (None, "tensor")
+    assert stage.shares.parameters["first"] == Share(1, (8, 0))
+
+
 def test_stages_follow_the_program():
     made = planned(only(ONE, OTHER, OTHER))
     assert [stage.devices_text for stage in made.stages] == ["first[0:1] 1x1", "first[1:2] 1x1"]
@@ -118,6 +125,14 @@ def test_the_first_reshard_of_a_stage_says_how_its_examples_are_shared():
     shared = HSharding((group(4), group(5)), 0, (3, 1))
     made = planned(only(ONE), loss=loss_of(shared))
     assert made.stages[1].shares.batch == (3, 1)
+
+
+def test_a_value_that_is_whole_does_not_forbid_a_data_axis():
+    four = group(0, 1, 2, 3, a=2, b=2)
+    whole, columns = HSharding((four,)), HSharding((four.with_spec(P(None, "b")),))
+    (stage,) = planned(only(columns), loss=loss_of(whole)).stages
+    assert stage.mesh_shape == (2, 2)
+    assert "there is no mesh" in refusal(only(columns), whole)
 
 
 def test_structures_that_do_not_fit_are_refused():

@@ -142,7 +142,7 @@ class _Reading:
                 f"batch leaf {self.program.batch_names[place]!r}",
                 tuple(shapes[place].shape),
                 annotation,
-                examples=True,
+                examples="must",
             )
             for place, annotation in self.given.batch.items()
         ]
@@ -296,9 +296,8 @@ class _PlanMaker:
             count = self.num_microbatches
             sizes = tuple(size * count for size in lies.sizes if isinstance(size, int))
             shape = (value.shape[0] * count, *value.shape[1:])
-            return [
-                replace(value, shape=shape, annotation=replace(lies, sizes=sizes), examples=True)
-            ]
+            lies = replace(lies, sizes=sizes)
+            return [replace(value, shape=shape, annotation=lies, examples="preferred")]
         return []
 
     def _with_schedule(self, stages: Sequence[StagePlan], size: int) -> PipelinePlan:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from typing import Literal
 
 from jax.sharding import PartitionSpec
 
@@ -26,13 +28,14 @@ class AnnotatedArray:
         what: what errors name it.
         shape: its shape, whole.
         annotation: how it lies.
-        examples: whether its first dimension is that of examples, which the stage divides so.
+        examples: whether its first dimension is that of examples, which the mesh of each member
+            must divide so, or does if it can.
     """
 
     what: str
     shape: tuple[int, ...]
     annotation: HSharding
-    examples: bool = False
+    examples: Literal["no", "preferred", "must"] = "no"
 
 
 @dataclass(frozen=True)
@@ -117,10 +120,10 @@ def _member(devices: Sequence[int], arrays: Sequence[AnnotatedArray], cluster: C
     sizes = [size for size in range(1, len(devices) + 1) if len(devices) % size == 0]
     named = _named_sizes(arrays, devices)
     sizes.sort(key=lambda size: (size not in named, size))
-    for data in sizes:
+    for is_strict, data in itertools.product((True, False), sizes):
         shape = data, len(devices) // data
         mesh = Subgroup(tuple(devices), tuple(zip(MESH_AXES, shape, strict=True)), PartitionSpec())
-        if all(_lies(array, mesh) for array in arrays):
+        if all(_lies(array, mesh, is_strict=is_strict) for array in arrays):
             return Member(submesh, shape)
     told = "; ".join(f"{array.what} as {array.annotation}" for array in arrays)
     raise InputError(
@@ -142,9 +145,11 @@ def _named_sizes(arrays: Sequence[AnnotatedArray], devices: Sequence[int]) -> se
     }
 
 
-def _lies(array: AnnotatedArray, mesh: Subgroup) -> bool:
+def _lies(array: AnnotatedArray, mesh: Subgroup, *, is_strict: bool) -> bool:
+    """Whether an array lies on a mesh as it is annotated, and examples as the mesh divides them."""
     spec = spec_over(mesh, layout_of(array.annotation, array.shape))
-    if spec is None or not array.examples:
+    is_free = array.examples == "no" or (array.examples == "preferred" and not is_strict)
+    if spec is None or is_free:
         return spec is not None
     dimensions = entries_of(spec, len(array.shape))
     wanted = (DATA,) if dict(mesh.axes)[DATA] > 1 else ()
@@ -194,9 +199,11 @@ def _spec(annotation: HSharding, array: AnnotatedArray) -> Spec:
                 f"{' and '.join(sorted(axes))}; allowed: one axis a dimension"
             )
         found[dimension] = next(iter(axes), None)
-    for group, each in zip(annotation.subgroups, entries, strict=True):
+    regions = annotation.regions(array.shape)
+    for group, each, region in zip(annotation.subgroups, entries, regions, strict=True):
         sizes = dict(group.axes)
-        if any(
+        is_empty = any(start == stop for start, stop in region)
+        if not is_empty and any(
             axis is not None and sizes[axis] > 1 and axis not in axes_of(each[dimension])
             for dimension, axis in enumerate(found)
         ):
