@@ -127,6 +127,13 @@ def test_the_first_reshard_of_a_stage_says_how_its_examples_are_shared():
     assert made.stages[1].shares.batch == (3, 1)
 
 
+def test_members_get_meshes_on_which_they_divide_a_parameter_alike():
+    """What the second pair has whole, its tensor axis cannot divide: it has a data axis."""
+    lies = (group(0, 1, x=2, spec=P(None, "x")), group(2, 3, x=2))
+    (stage,) = planned(only(HSharding(lies, 1, (6, 2)))).stages
+    assert [member.mesh_shape for member in stage.members] == [(1, 2), (2, 1)]
+
+
 def test_a_value_that_is_whole_does_not_forbid_a_data_axis():
     four = group(0, 1, 2, 3, a=2, b=2)
     whole, columns = HSharding((four,)), HSharding((four.with_spec(P(None, "b")),))
@@ -173,7 +180,8 @@ def test_what_a_plan_cannot_hold_is_refused_by_its_name():
     found = refusal(only(HSharding((four,)), beside))
     assert "dimension 0 is divided by data and tensor; allowed: one axis a dimension" in found
     unlike = HSharding((group(0, 1, x=2, spec=P("x")), group(2, 3, x=2, spec=P(None, "x"))))
-    assert "members divide it unlike" in refusal(only(unlike))
+    whole = HSharding((group(0, 1, x=2), group(2, 3, x=2)))
+    assert "members divide it unlike" in refusal(only(unlike), whole)
     assert "are one submesh, but no slice of cluster" in refusal(
         only(HSharding((group(1, 2, 4, x=3),)))
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Literal
@@ -75,7 +75,19 @@ def annotated_stage_plan(arrays: StageArrays, cluster: Cluster, num_microbatches
     Raises:
         InputError: an annotation says what a plan of the stage cannot.
     """
-    members = _members(arrays, cluster)
+    refusals: list[InputError] = []
+    for members in _members(arrays, cluster):
+        try:
+            return _plan_on(members, arrays, cluster, num_microbatches)
+        except InputError as error:
+            refusals.append(error)
+    raise refusals[0]
+
+
+def _plan_on(
+    members: tuple[Member, ...], arrays: StageArrays, cluster: Cluster, num_microbatches: int
+) -> StagePlan:
+    """The plan of a stage on members with given meshes."""
     union = union_of_members(members, cluster)
     specs: dict[str, Spec] = {}
     shares: dict[str, Share] = {}
@@ -95,8 +107,12 @@ def annotated_stage_plan(arrays: StageArrays, cluster: Cluster, num_microbatches
     )
 
 
-def _members(arrays: StageArrays, cluster: Cluster) -> tuple[Member, ...]:
-    """The finest submeshes that annotations name, in the order of the first of them."""
+def _members(arrays: StageArrays, cluster: Cluster) -> Iterator[tuple[Member, ...]]:
+    """The finest submeshes that annotations name, in the order of the first of them.
+
+    Yields:
+        They with all meshes on which each of them may be, the likely ones first.
+    """
     everything = [*arrays.parameters.values(), *arrays.examples, *arrays.values]
     here = [
         replace(array, annotation=annotation)
@@ -111,20 +127,27 @@ def _members(arrays: StageArrays, cluster: Cluster) -> tuple[Member, ...]:
     blocks: dict[tuple[int, ...], list[int]] = {}
     for device, key in places.items():
         blocks.setdefault(tuple(key), []).append(device)
-    return tuple(_member(sorted(block), here, cluster) for block in blocks.values())
+    yield from itertools.product(
+        *(_on_meshes(sorted(block), here, cluster) for block in blocks.values())
+    )
 
 
-def _member(devices: Sequence[int], arrays: Sequence[AnnotatedArray], cluster: Cluster) -> Member:
-    """Some devices as a member, by the mesh on which all of the arrays lie as they are told."""
+def _on_meshes(
+    devices: Sequence[int], arrays: Sequence[AnnotatedArray], cluster: Cluster
+) -> list[Member]:
+    """Some devices as a member, on the meshes on which all of the arrays lie as they are told."""
     submesh = _submesh(devices, cluster)
     sizes = [size for size in range(1, len(devices) + 1) if len(devices) % size == 0]
     named = _named_sizes(arrays, devices)
     sizes.sort(key=lambda size: (size not in named, size))
+    found: dict[Member, None] = {}
     for is_strict, data in itertools.product((True, False), sizes):
         shape = data, len(devices) // data
         mesh = Subgroup(tuple(devices), tuple(zip(MESH_AXES, shape, strict=True)), PartitionSpec())
         if all(_lies(array, mesh, is_strict=is_strict) for array in arrays):
-            return Member(submesh, shape)
+            found[Member(submesh, shape)] = None
+    if found:
+        return list(found)
     told = "; ".join(f"{array.what} as {array.annotation}" for array in arrays)
     raise InputError(
         f"annotations: on devices {list(devices)} there is no mesh of a data and a tensor axis, of "
