@@ -54,7 +54,8 @@ def reshards_of(program: Program) -> Iterator[FoundReshard]:
         >>> import jax.numpy as jnp
         >>> from jax.sharding import PartitionSpec
         >>> from hetjax.pipeline.program.traced_program import trace
-        >>> from hetjax.sharding import Subgroup, reshard
+        >>> from hetjax import reshard
+        >>> from hetjax.sharding import Subgroup
         >>> third = HSharding((Subgroup((3,), (), PartitionSpec()),))
         >>> loss = lambda w, x: jnp.sum(reshard(x @ w, third))
         >>> program = trace(loss, jnp.ones((4, 2)), jnp.ones((8, 4)))
