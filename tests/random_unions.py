@@ -42,17 +42,19 @@ def random_union_plan(
     groups = iter(random_members(rng, num_stages))
     pipelines = []
     for cut in cuts:
-        size = rng.choice([4, 6, 8])
+        members = [next(groups) for _ in cut[1:]]
+        needed = max(sum(each.mesh_shape[0] for each in stage) for stage in members)
+        size = rng.choice([each for each in (4, 6, 8) if each >= needed])
         stages = [
             random_union_stage(
                 rng,
                 program,
                 (layers.index(first), layers.index(end)),
-                next(groups),
+                of_stage,
                 size,
                 divides_rows=num_stages == 1,
             )
-            for first, end in itertools.pairwise(cut)
+            for of_stage, (first, end) in zip(members, itertools.pairwise(cut), strict=True)
         ]
         schedule = random_schedule(rng, stages, rng.randint(1, max_microbatches))
         pipelines.append(PipelinePlan(tuple(stages), schedule.num_microbatches, size, schedule))

@@ -29,6 +29,7 @@ from hetjax.planner.harp.stage_table import (
     memory_first_order,
     submesh_shapes,
 )
+from hetjax.planner.work.execution import Execution
 from hetjax.planner.work.layer_runs import all_runs
 from hetjax.planner.work.rates import USABLE_MEMORY
 from hetjax.sharding.annotation.rules import RULES
@@ -161,7 +162,11 @@ def test_what_fits_into_less_memory(memory, fitting):
     table = make_stage_table(problem, runs)
     four = next(cut for cut in table.slices[0] if cut.shape == (1, 4))
     kept = four.live_limits[:, 0, problem.num_layers] > 0
-    meshes = {o.mesh_shape for o, each in zip(four.options, kept, strict=True) if each}
+    meshes = {
+        option.mesh_shape
+        for option, fits in zip(four.options, kept, strict=True)
+        if fits and isinstance(option, Execution)
+    }
     assert ((4, 1) in meshes) == bool(fitting)
     assert (1, 4) in meshes
 
