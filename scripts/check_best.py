@@ -80,6 +80,8 @@ def random_problem(rng: Random, objective: str) -> planner.PlanningProblem:
             num_layers=rng.randint(3, 8),
             schedule=rng.choice(["h_1f1b", "h_1f1b", "1f1b"]),
             objective=objective,
+            # Every plan is made here of stages of one member.
+            union_stages=False,
         ),
     )
 

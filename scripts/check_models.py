@@ -94,7 +94,7 @@ def check(name: str, batch_size: int, microbatches: int, steps: int) -> dict[str
         cluster=CLUSTER,
         optimizer=optimizer,
         num_microbatches=microbatches,
-        options=hetjax.PlanOptions(min_stages=2, max_stages=2, max_pipelines=1),
+        options=hetjax.PlanOptions(min_stages=2, max_stages=2, max_pipelines=1, union_stages=False),
     )
     plan = on_unlike_submeshes(plan)
     began = time.perf_counter()

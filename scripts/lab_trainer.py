@@ -295,6 +295,7 @@ class PipelineTrainer:
                 min_stages=num_stages,
                 max_stages=num_stages,
                 max_pipelines=1,
+                union_stages=False,
             ),
         )
         plan = replace(solve(problem), cluster=cluster)

@@ -70,7 +70,8 @@ class Server:
         """Measure the hosts, the links and the model's layers."""
         cluster = measure_cluster()
         problem = problem_to_profile(self.ingredients, cluster)
-        problem = replace(problem, options=replace(problem.options, max_pipelines=1))
+        options = replace(problem.options, max_pipelines=1, union_stages=False)
+        problem = replace(problem, options=options)
         with tempfile.TemporaryDirectory() as folder:
             database = ProfileDatabase(Path(folder))
             profiled = measure_profile(self.ingredients, problem, database, lambda *_: None)
