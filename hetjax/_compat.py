@@ -135,13 +135,13 @@ def source_line(equation: JaxprEqn) -> str:
         path = Path(frame.file_name)
         if (
             not {"jax", "jaxlib", "flax", "optax"} & set(path.parts)
-            and _SHARDING not in path.parents
+            and _RESHARDS.isdisjoint(path.parents)
         ):
             return f"{frame.file_name}:{frame.line_num}"
     return "an unknown line"
 
 
-_SHARDING = Path(__file__).parent / "sharding"
+_RESHARDS = frozenset(Path(__file__).parent / part for part in ("sharding", "runtime/moves"))
 """Where `hetjax.reshard` is, which a line of the user's program calls."""
 
 
