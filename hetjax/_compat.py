@@ -133,9 +133,8 @@ def source_line(equation: JaxprEqn) -> str:
     traceback = equation.source_info.traceback
     for frame in traceback.frames if traceback is not None else ():
         path = Path(frame.file_name)
-        if (
-            not {"jax", "jaxlib", "flax", "optax"} & set(path.parts)
-            and _RESHARDS.isdisjoint(path.parents)
+        if not {"jax", "jaxlib", "flax", "optax"} & set(path.parts) and _RESHARDS.isdisjoint(
+            path.parents
         ):
             return f"{frame.file_name}:{frame.line_num}"
     return "an unknown line"
