@@ -63,5 +63,6 @@ def test_it_trains_in_one_process_as_on_one_device(page: Mapping[str, Any]):
 
 
 @pytest.mark.ray
+@pytest.mark.usefixtures("ray_cluster")
 def test_it_trains_on_ray_as_on_one_device(page: Mapping[str, Any]):
     check_trains(page, RayOptions())

@@ -62,6 +62,7 @@ def test_one_stage_over_two_devices_and_one_trains(shares: str):
 
 
 @pytest.mark.ray
+@pytest.mark.usefixtures("ray_cluster")
 @pytest.mark.parametrize("shares", SHARES)
 def test_on_ray_it_computes_what_one_process_does(shares: str):
     plan = union_plan(SHARES[shares])
