@@ -99,5 +99,10 @@ def _forgotten(equation: _compat.JaxprEqn) -> _compat.JaxprEqn:
 
 
 def _moved(node: Move, operand: Operand) -> Step:
-    name = "hetjax_reshard"
-    return Step(name, (operand,), (node.output,), lambda x: [reshard(x, node.destination)], None)
+    return Step(
+        RESHARD.name,
+        (operand,),
+        (node.output,),
+        lambda x: [reshard(x, node.destination)],
+        None,
+    )

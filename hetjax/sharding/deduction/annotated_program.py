@@ -99,11 +99,22 @@ class Move:
             return True
         same_top_tier = (source.hdim, source.sizes) == (destination.hdim, destination.sizes)
         has_all = same_top_tier or source.hdim == DUPLICATE
-        has_all = has_all or _is_padded(source, destination)
+        has_all = has_all or is_padded(source, destination)
         return union_of(source) == union_of(destination) and has_all
 
 
-def _is_padded(source: HSharding, destination: HSharding) -> bool:
+def is_padded(source: HSharding, destination: HSharding) -> bool:
+    """Whether each submesh makes a summand of its part of a value, with zeros around it.
+
+    Args:
+        source: how the value lies.
+        destination: how it shall lie.
+
+    Example:
+        >>> one, two = Subgroup((0,), (), PartitionSpec()), Subgroup((1,), (), PartitionSpec())
+        >>> is_padded(HSharding((one, two), 0, (3, 1)), HSharding((one, two), PARTIAL))
+        True
+    """
     return isinstance(source.hdim, int) and destination.hdim == PARTIAL
 
 
@@ -120,7 +131,7 @@ def elements_between(
     Returns:
         The elements; None where the value cannot come to lie so.
     """
-    if source is not None and destination is not None and _is_padded(source, destination):
+    if source is not None and destination is not None and is_padded(source, destination):
         dimension = source.hdim
         assert isinstance(dimension, int)
         groups = tuple(

@@ -11,12 +11,13 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from hetjax import _compat
-from hetjax.sharding.annotation.annotation import DUPLICATE, PARTIAL, HSharding, axes_of, entries_of
+from hetjax.sharding.annotation.annotation import DUPLICATE, HSharding, axes_of, entries_of
 from hetjax.sharding.deduction.annotated_program import (
     AnnotatedProgram,
     Compute,
     Move,
     Taken,
+    is_padded,
     undivided,
 )
 from hetjax.sharding.deduction.bottom_tier import OperandError, apply, resharded, spec_of
@@ -93,7 +94,7 @@ def _moved_inside(node: Move, place: int, array: Any) -> Any:
         top = top_tier_of(destination, array.shape)
         if top != WHOLE:
             array = _taken(_divisible(array, top), take(top), place, 0)
-    elif isinstance(node.source.hdim, int) and destination.hdim == PARTIAL:
+    elif is_padded(node.source, destination):
         array = _padded(array, node.source, place)
     return resharded(array, destination.subgroups[place].spec)
 
