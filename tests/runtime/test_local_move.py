@@ -7,14 +7,12 @@ import pytest
 from cases import examples
 from deducing import drawn
 from hypothesis import given
-from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
 from random_annotations import pairs, summands
 
 from hetjax import HArray, reshard
 from hetjax.runtime.instructions.instruction import Free, Receive, Run
 from hetjax.runtime.local.local_program import LocalProgram
-from hetjax.runtime.moves import local_move
 from hetjax.sharding import PARTIAL, HSharding, Subgroup, deduce, specialize
 
 ONE, TWO, THREE = (Subgroup((device,), (("t", 1),), P()) for device in range(3))
@@ -24,16 +22,13 @@ SUMS = P(unreduced=frozenset({"t"}))
 
 
 @examples(usual=30, full=300)
-@given(case=pairs(max_devices=8), on_host=st.booleans())
-def test_devices_may_be_in_other_submeshes_afterwards(case, on_host):
-    """As on host devices, and as on those that the host cannot read."""
+@given(case=pairs(max_devices=8))
+def test_devices_may_be_in_other_submeshes_afterwards(case):
     shape, source, destination = case
     value, arrays = summands(source, shape, np.random.default_rng(0))
     devices = dict(enumerate(jax.devices()))
     shards = {n: jax.device_put(each.astype(np.int32), devices[n]) for n, each in arrays.items()}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(local_move, "host_cuts", lambda meshes, shapes: on_host)
-        found = HArray(source, shape, shards, devices).reshard(destination)
+    found = HArray(source, shape, shards, devices).reshard(destination)
     np.testing.assert_array_equal(found.numpy(), value)
     for shard in destination.shards(shape):
         assert found[shard.device].devices() == {devices[shard.device]}
@@ -41,7 +36,6 @@ def test_devices_may_be_in_other_submeshes_afterwards(case, on_host):
         np.testing.assert_array_equal(found[shard.device], value[index])
 
 
-@pytest.mark.parametrize("on_host", [True, False])
 @pytest.mark.parametrize(
     ("source", "destination"),
     [
@@ -53,8 +47,7 @@ def test_devices_may_be_in_other_submeshes_afterwards(case, on_host):
     ],
     ids=["fewer", "others", "more", "an axis of one", "types of an axis of one"],
 )
-def test_arrays_come_to_lie_in_any_way(monkeypatch, source, destination, on_host):
-    monkeypatch.setattr(local_move, "host_cuts", lambda meshes, shapes: on_host)
+def test_arrays_come_to_lie_in_any_way(source, destination):
     value, arrays = summands(source, (4, 4), np.random.default_rng(0))
     devices = dict(enumerate(jax.devices()))
     shards = {n: jax.device_put(each.astype(np.int32), devices[n]) for n, each in arrays.items()}
@@ -65,8 +58,8 @@ def test_arrays_come_to_lie_in_any_way(monkeypatch, source, destination, on_host
     assert all((found[n] + 1).shape == found[n].shape for n in destination.devices)
 
 
-def test_keys_are_moved_by_the_devices():
-    """Their bits are nothing that the host could cut."""
+def test_keys_are_moved():
+    """Their bits are nothing that the host could read."""
     keys = jax.random.split(jax.random.key(0), 6)
     rows = HSharding((PAIR.with_spec(P("t")), THREE), 0, (4, 2))
     found = HArray.of(keys, rows).reshard(HSharding((PAIR, THREE)))

@@ -73,16 +73,14 @@ def sent(
     return offers
 
 
-def pulled(
-    end: ReceivingEnd, offered: dict[Peer, list[Any]], *, on_host: bool = False
-) -> dict[Peer, Sequence[Any]]:
+def pulled(end: ReceivingEnd, offered: dict[Peer, list[Any]]) -> dict[Peer, Sequence[Any]]:
     """What a carrier brings of the pieces that are offered."""
     assert end.requests.keys() == offered.keys()
     found: dict[Peer, Sequence[Any]] = {}
     for sender, wanted in end.requests.items():
         assert [(p.shape, p.dtype) for p in offered[sender]] == [(w.shape, w.dtype) for w in wanted]
         shardings = [want.sharding for want in wanted]
-        found[sender] = offered[sender] if on_host else jax.device_put(offered[sender], shardings)
+        found[sender] = jax.device_put(offered[sender], shardings)
     return found
 
 
@@ -127,9 +125,8 @@ def test_nothing_is_computed_where_both_ends_divide_alike():
 @given(
     move=moves(),
     dtype=st.sampled_from([np.int32, np.float32, jax.numpy.bfloat16]),
-    on_host=st.booleans(),
 )
-def test_a_move_among_members_brings_everyone_what_it_wants(move: Move, dtype: Any, on_host: bool):
+def test_a_move_among_members_brings_everyone_what_it_wants(move: Move, dtype: Any):
     """Members of one or several processes; all that they play is played by one process."""
     value, held = random_summands(move, dtype)
     shape = jax.ShapeDtypeStruct(move.shape, dtype)
@@ -140,7 +137,7 @@ def test_a_move_among_members_brings_everyone_what_it_wants(move: Move, dtype: A
     for peer in move.peers(move.source):
         member = crossed.giving_member(peer)
         group = move.source.subgroups[member]
-        end = SendingEnd([crossed], member_mesh(group), peer, on_host=on_host)
+        end = SendingEnd([crossed], member_mesh(group), peer)
         for receiver, pieces in end.offers([sources[member]]).items():
             offers[receiver][peer] = pieces
     arrived = []
@@ -148,9 +145,9 @@ def test_a_move_among_members_brings_everyone_what_it_wants(move: Move, dtype: A
         mesh, parts = member_mesh(group), []
         peers = dict.fromkeys(move.processes[device] for device in group.devices)
         for peer in peers:
-            end = ReceivingEnd([crossed], mesh, peer, on_host=on_host)
+            end = ReceivingEnd([crossed], mesh, peer)
             assert end.others == tuple(each for each in sorted(peers) if each != peer)
-            parts += end.parts(pulled(end, offers.get(peer, {}), on_host=on_host))[0]
+            parts += end.parts(pulled(end, offers.get(peer, {})))[0]
         landing = Landing(crossed, mesh, next(iter(peers)))
         array = landing.array(parts)
         if (gather := gatherer([landing], mesh)) is not None:
@@ -160,22 +157,14 @@ def test_a_move_among_members_brings_everyone_what_it_wants(move: Move, dtype: A
     check_arrived(move, value, arrived, dtype)
 
 
-class OnDevices(InProcessTransport):
-    """As on devices that the host cannot read."""
-
-    def on_host(self, tag: Tag) -> bool:
-        return False
-
-
 @examples(usual=20, full=200)
 @given(
     move=moves(one_process=True),
     dtype=st.sampled_from([np.int32, np.float32]),
-    kind=st.sampled_from([InProcessTransport, OnDevices]),
 )
-def test_members_of_one_process_move_arrays(move: Move, dtype: Any, kind: type[InProcessTransport]):
+def test_members_of_one_process_move_arrays(move: Move, dtype: Any):
     value, held = random_summands(move, dtype)
-    transport = kind(MovePlacement.of(move, dtype, 2), move.members, deadline=20.0)
+    transport = InProcessTransport(MovePlacement.of(move, dtype, 2), move.members, deadline=20.0)
     workers = {peer: transport.of(peer, mesh) for peer, mesh in member_meshes(move).items()}
     tag = Tag(Route(RouteKind.VALUE, *move.stages), 3)
     for place, array in enumerate(member_arrays(move, held)):
@@ -233,15 +222,16 @@ def test_short_floats_are_rounded_after_every_addition():
         np.testing.assert_array_equal(np.asarray(found), held[0] + held[1] + held[2])
 
 
-@pytest.mark.parametrize("kind", [InProcessTransport, OnDevices])
-def test_what_was_sent_may_be_given_away(kind: type[InProcessTransport]):
+def test_what_was_sent_may_be_given_away():
     """A program may write over an array that others get a part of."""
     one, two, three, four = (
         Subgroup((d,), (("data", 1),), PartitionSpec()) for d in (0, 1, FIRST + 2, FIRST + 3)
     )
     processes = {0: (0, 0), 1: (0, 1), FIRST + 2: (1, 0), FIRST + 3: (1, 1)}
     move = Move((4,), HSharding((one, two), 0, (3, 1)), HSharding((three, four)), processes)
-    transport = kind(MovePlacement.of(move, np.float32, 1), move.members, deadline=20.0)
+    transport = InProcessTransport(
+        MovePlacement.of(move, np.float32, 1), move.members, deadline=20.0
+    )
     workers = {peer: transport.of(peer, mesh) for peer, mesh in member_meshes(move).items()}
     value, held = random_summands(move, np.float32)
     tag = Tag(Route(RouteKind.VALUE, 0, 1), 0)

@@ -68,7 +68,8 @@ class JoinedPart(NamedTuple):
         shape: the shape of what is made; where slices are unlike it is padded.
         is_scalar: whether pieces have no dimension, since the array has none.
         dtype: its type.
-        sharding: with what sharding the pieces come and the part is left.
+        device: on which the pieces lie.
+        sharding: with what sharding the part is left.
     """
 
     bounds: Bounds
@@ -76,15 +77,12 @@ class JoinedPart(NamedTuple):
     shape: tuple[int, ...]
     is_scalar: bool
     dtype: np.dtype
+    device: Any
     sharding: Sharding
 
     def extent(self, bounds: Bounds) -> tuple[int, ...]:
         """The shape of a piece."""
         return () if self.is_scalar else extent(bounds)
-
-    def added(self) -> JoinedPart:
-        """The same of pieces whose summands have been added already."""
-        return self._replace(sums=tuple((bounds, min(count, 1)) for bounds, count in self.sums))
 
 
 @lru_cache(PROGRAMS)
@@ -106,7 +104,9 @@ def joining_program(parts: tuple[JoinedPart, ...]) -> Compiled:
         ]
 
     shapes = [
-        jax.ShapeDtypeStruct(part.extent(bounds), part.dtype, sharding=part.sharding)
+        jax.ShapeDtypeStruct(
+            part.extent(bounds), part.dtype, sharding=SingleDeviceSharding(part.device)
+        )
         for part in parts
         for bounds, count in part.sums
         for _ in range(count)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import jax
 from jax.sharding import (
@@ -76,10 +77,25 @@ class Landing:
         """The shape of what each device has of it."""
         return self.sharding.shard_shape(self.shape)
 
+    def device(self, number: int) -> Any:
+        """The device of a number."""
+        return self._devices[number]
+
     def part_sharding(self, device: int) -> Sharding:
-        """With what sharding the pieces and the part of a device lie on it."""
+        """With what sharding the part of a device lies on it."""
         if self._is_alone:
             return self.sharding
+        return SingleDeviceSharding(self._devices[device])
+
+    def piece_sharding(self, device: int, *, is_part: bool) -> Sharding:
+        """With what sharding a piece lands.
+
+        Args:
+            device: where.
+            is_part: whether it is all that the device shall have of the array.
+        """
+        if is_part:
+            return self.part_sharding(device)
         return SingleDeviceSharding(self._devices[device])
 
     def array(self, parts: Sequence[jax.Array]) -> jax.Array:

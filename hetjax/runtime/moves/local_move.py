@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from hetjax.runtime.instructions.instruction import Tag
 from hetjax.runtime.moves.crossing_arrays import CrossingArray
 from hetjax.runtime.moves.peers import Peer
-from hetjax.runtime.moves.transfer_ends import ReceivingEnd, SendingEnd, host_cuts, landed
+from hetjax.runtime.moves.transfer_ends import ReceivingEnd, SendingEnd, landed
 from hetjax.sharding.annotation.annotation import HSharding, Subgroup
 from hetjax.sharding.resolution.network import Network
 from hetjax.sharding.resolution.senders import BestLink
@@ -51,23 +51,15 @@ class LocalMove:
         senders = BestLink(network or Network.alike())
         arrays = [CrossingArray.between(shape, source, target, givers, takers, senders)]
         meshes = [[mesh(each.bare) for each in side.subgroups] for side in (source, target)]
-        on_host = host_cuts([*meshes[0], *meshes[1]], [shape])
         self._sending = {
-            (0, place): SendingEnd(arrays, each, (0, place), on_host=on_host)
-            for place, each in enumerate(meshes[0])
+            (0, place): SendingEnd(arrays, each, (0, place)) for place, each in enumerate(meshes[0])
         }
         self._receiving = {
-            (1, place): ReceivingEnd(arrays, each, (1, place), on_host=on_host)
+            (1, place): ReceivingEnd(arrays, each, (1, place))
             for place, each in enumerate(meshes[1])
         }
-        self._shardings = {
-            sender: None
-            if on_host
-            else [
-                request.sharding
-                for receiver in end.receivers
-                for request in self._receiving[receiver].requests[sender]
-            ]
+        self._places = {
+            sender: end.landings(lambda receiver, of=sender: self._receiving[receiver].requests[of])
             for sender, end in self._sending.items()
         }
 
@@ -83,7 +75,7 @@ class LocalMove:
     def _offered(self, held: Sequence[Sequence[Mapping[int, jax.Array]]]) -> _Offers:
         found: _Offers = {receiver: {} for receiver in self._receiving}
         for (sender, end), shards in zip(self._sending.items(), held, strict=True):
-            offers = landed(end.offers_of(shards), self._shardings[sender])
+            offers = landed(end.offers_of(shards), self._places[sender])
             for receiver, pieces in offers.items():
                 found[receiver][sender] = pieces
         return found

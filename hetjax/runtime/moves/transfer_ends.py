@@ -8,14 +8,12 @@ has to be computed at all.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
-import numpy as np
-from jax.sharding import Mesh, Sharding
+from jax.sharding import Mesh, Sharding, SingleDeviceSharding
 
 from hetjax.runtime.compilation.compiled_stage import Compiled
 from hetjax.runtime.moves.crossing_arrays import CrossingArray
@@ -25,12 +23,14 @@ from hetjax.runtime.moves.end_programs import (
     cutting_program,
     joining_program,
 )
-from hetjax.runtime.moves.host_joining import joining_on_host
 from hetjax.runtime.moves.landing import Landing, gatherer
 from hetjax.runtime.moves.peers import Peer
 from hetjax.sharding.annotation.annotation import Shard
-from hetjax.sharding.annotation.bounds import Bounds, volume, within
+from hetjax.sharding.annotation.bounds import Bounds, volume
 from hetjax.sharding.resolution.steps import SentPiece
+
+Place = Sharding | jax.Device
+"""Where an array lies: on one device, or divided among several."""
 
 
 class _Cutting(NamedTuple):
@@ -48,14 +48,9 @@ class SendingEnd:
         arrays: what crosses.
         mesh: the mesh of its member of the stage.
         peer: the process.
-        on_host: whether pieces are cut by the host, which can read the devices' memory, and travel
-            as NumPy arrays.
     """
 
-    def __init__(
-        self, arrays: Sequence[CrossingArray], mesh: Mesh, peer: Peer, *, on_host: bool = False
-    ):
-        self._arrays, self._on_host = arrays, on_host
+    def __init__(self, arrays: Sequence[CrossingArray], mesh: Mesh, peer: Peer):
         self._offers: dict[Peer, list[SentPiece]] = {}
         self._numbers: dict[Any, int] = {}
         self._cuttings: list[_Cutting] = []
@@ -67,7 +62,7 @@ class SendingEnd:
             for piece in array.pieces(i):
                 if array.givers[piece.sender] == peer:
                     self._offers.setdefault(array.takers[piece.receiver], []).append(piece)
-                    if piece.bounds != array.held[piece.sender] and not on_host:
+                    if piece.bounds != array.held[piece.sender]:
                         cut.setdefault(piece.sender, {})[i, piece.bounds] = None
         if len(self._numbers) == 1:
             (self._only,) = self._numbers.values()
@@ -92,9 +87,8 @@ class SendingEnd:
             arrays: the arrays, as the member divides them.
 
         Returns:
-            For each receiving process the pieces for it, each on one device; they may be the memory
-            of the arrays. Where the host cuts them, copies as NumPy arrays: it waits until the
-            arrays are there. What a device keeps whole is its shard.
+            For each receiving process the pieces for it, each on one device. What a device keeps
+            whole is its shard, the memory of the array.
         """
         return self.offers_of(self.shards(arrays))
 
@@ -104,8 +98,6 @@ class SendingEnd:
         Args:
             held: for each array its shards, by the numbers of their devices.
         """
-        if self._on_host:
-            return self._host_offers(held)
         cut: dict[tuple[int, int, Bounds], jax.Array] = {}
         for device, parts, program in self._cuttings:
             made = program(*(held[i][device] for i, _ in parts))
@@ -120,23 +112,22 @@ class SendingEnd:
             for receiver, offered in self._offers.items()
         }
 
-    def _host_offers(self, held: Sequence[Mapping[int, jax.Array]]) -> dict[Peer, list[Any]]:
-        made: dict[tuple[int, Bounds, int], np.ndarray] = {}
-        found: dict[Peer, list[Any]] = {}
-        for receiver, offered in self._offers.items():
-            found[receiver] = pieces = []
-            for i, bounds, sender, landing in offered:
-                array, key = self._arrays[i], (i, bounds, sender)
-                if sender == landing and bounds == array.held[sender]:
-                    pieces.append(held[i][sender])
-                    continue
-                if key not in made:
-                    shard = np.asarray(held[i][sender])
-                    place = within(bounds, array.held[sender]) if array.shape.shape else ()
-                    # A copy: the worker may give its array away to a program that writes over it.
-                    made[key] = np.array(shard[place])
-                pieces.append(made[key])
-        return found
+    def landings(
+        self, requested: Callable[[Peer], Sequence[jax.ShapeDtypeStruct]]
+    ) -> list[Place | None]:
+        """Where pieces land in this process, one after the other as in `offers`.
+
+        Args:
+            requested: what each receiving process asks of this one, as in `ReceivingEnd.requests`.
+
+        Returns:
+            The place of each piece; None where it stays on its device.
+        """
+        return [
+            None if piece.sender == piece.receiver else place_of(spec.sharding)
+            for receiver, offered in self._offers.items()
+            for piece, spec in zip(offered, requested(receiver), strict=True)
+        ]
 
     def shards(self, arrays: Sequence[jax.Array]) -> list[dict[int, jax.Array]]:
         """The process's shards of arrays by the numbers of their devices."""
@@ -148,34 +139,36 @@ class SendingEnd:
         ]
 
 
-def host_cuts(meshes: Iterable[Mesh], shapes: Iterable[jax.ShapeDtypeStruct]) -> bool:
-    """Whether the host itself cuts the pieces of a transfer, since it can read and write them.
+def place_of(sharding: Sharding) -> Place:
+    """Where an array comes to lie: JAX brings it to a device in two thirds of the time.
 
-    So it is on CPUs. A piece of 64 KB costs the host 5 us there, and JAX 40 to bring it from one
-    device of the process to another one.
-
-    Args:
-        meshes: those of all ends.
-        shapes: those of the arrays.
+    Example:
+        >>> (device,) = jax.devices()[:1]
+        >>> place_of(SingleDeviceSharding(device)) == device
+        True
     """
-    on_cpu = all(each.platform == "cpu" for mesh in meshes for each in mesh.devices.flat)
-    return on_cpu and not any(jnp.issubdtype(shape.dtype, jax.dtypes.extended) for shape in shapes)
+    if not isinstance(sharding, SingleDeviceSharding):
+        return sharding
+    (device,) = sharding.device_set
+    return device
 
 
-def landed(
-    offers: dict[Peer, list[Any]], shardings: Sequence[Sharding] | None
-) -> dict[Peer, list[Any]]:
+def landed(offers: dict[Peer, list[Any]], places: Sequence[Place | None]) -> dict[Peer, list[Any]]:
     """Bring pieces to where they land in this process, all of them at once.
+
+    Nothing waits for them: the host has offered the next program when they come.
 
     Args:
         offers: what a process has for others.
-        shardings: where each piece lands; None where the host brings it.
+        places: where each piece lands; None where it stays on its device.
     """
-    if shardings is None:
-        return offers
     pieces = [piece for offered in offers.values() for piece in offered]
-    moved = iter(jax.device_put(pieces, shardings))
-    return {peer: [next(moved) for _ in offered] for peer, offered in offers.items()}
+    leaving = [i for i, place in enumerate(places) if place is not None]
+    moved = jax.device_put([pieces[i] for i in leaving], [places[i] for i in leaving])
+    for i, piece in zip(leaving, moved, strict=True):
+        pieces[i] = piece
+    rest = iter(pieces)
+    return {peer: [next(rest) for _ in offered] for peer, offered in offers.items()}
 
 
 class _Joining(NamedTuple):
@@ -191,16 +184,7 @@ class _Joining(NamedTuple):
     device: int
     pieces: list[SentPiece]
     parts: list[tuple[int, int]]
-    program: Callable[..., Sequence[jax.Array]]
-
-    def run(self, landed: Mapping[SentPiece, Any]) -> Sequence[jax.Array]:
-        """Make the parts; what another device of the process keeps is read on the host."""
-        return self.program(
-            *(
-                landed[piece] if piece.receiver == self.device else np.asarray(landed[piece])
-                for piece in self.pieces
-            )
-        )
+    program: Compiled
 
 
 class _Copy(NamedTuple):
@@ -219,7 +203,6 @@ class ReceivingEnd:
         arrays: what crosses.
         mesh: the mesh of its member of the stage.
         peer: the process.
-        on_host: whether pieces come as NumPy arrays, from ends that cut on the host.
 
     Attributes:
         requests: for each process that has a piece for this one, itself included, the shapes of
@@ -229,10 +212,7 @@ class ReceivingEnd:
         others: these processes, but for this one.
     """
 
-    def __init__(
-        self, arrays: Sequence[CrossingArray], mesh: Mesh, peer: Peer, *, on_host: bool = False
-    ):
-        self._on_host = on_host
+    def __init__(self, arrays: Sequence[CrossingArray], mesh: Mesh, peer: Peer):
         self._landings = [Landing(array, mesh, peer) for array in arrays]
         self._pieces: dict[Peer, list[SentPiece]] = {}
         for i, array in enumerate(arrays):
@@ -240,12 +220,19 @@ class ReceivingEnd:
                 if array.takers[piece.receiver] == peer:
                     sender = array.givers[piece.sender]
                     self._pieces.setdefault(sender, []).append(piece)
+        self._as_sent: list[tuple[int, int, SentPiece]] = []
+        self._joinings: list[_Joining] = []
+        self._copies: list[_Copy] = []
+        self._plan(arrays)
+        whole = {piece for _, _, piece in self._as_sent}
         self.requests = {
             sender: [
                 jax.ShapeDtypeStruct(
                     arrays[piece.array].extent(piece.bounds),
                     arrays[piece.array].shape.dtype,
-                    sharding=self._landings[piece.array].part_sharding(piece.receiver),
+                    sharding=self._landings[piece.array].piece_sharding(
+                        piece.receiver, is_part=piece in whole
+                    ),
                 )
                 for piece in pieces
             ]
@@ -257,10 +244,6 @@ class ReceivingEnd:
             for spec in specs
             if sender != peer
         )
-        self._as_sent: list[tuple[int, int, SentPiece]] = []
-        self._joinings: list[_Joining] = []
-        self._copies: list[_Copy] = []
-        self._plan(arrays)
         self._sliced = [i for i, each in enumerate(self._landings) if each.gathering is not None]
         self._gatherer = gatherer(self._landings, mesh)
         self.gathers = self._gatherer is not None
@@ -280,30 +263,15 @@ class ReceivingEnd:
                     continue
                 made.setdefault(replace(shard, device=-1), place)
                 part = _MadePart(i, place, array, landing, shard, summed)
-                if (piece := self._as_it_comes(part)) is not None:
+                if (piece := part.as_sent()) is not None:
                     self._as_sent.append((i, place, piece))
                 else:
                     joined.setdefault(shard.device, []).append(part)
-            kept = {place for j, place, _ in self._as_sent if j == i}
             for place, shard in copied:
                 like = made[replace(shard, device=-1)]
-                if self._on_host and like not in kept:
-                    # NumPy arrays are of no device: they are put together once more.
-                    summed = landing_on[landing.shards[like].device]
-                    part = _MadePart(i, place, array, landing, shard, summed)
-                    joined.setdefault(shard.device, []).append(part)
-                    continue
                 sharding = landing.part_sharding(shard.device)
                 self._copies.append(_Copy(i, place, like, sharding))
-        self._joinings = [_joining(parts, on_host=self._on_host) for parts in joined.values()]
-
-    def _as_it_comes(self, part: _MadePart) -> SentPiece | None:
-        """The piece that a part is, if it is one that lies on the device when it has come."""
-        piece = part.as_sent()
-        if piece is None or not self._on_host:
-            return piece
-        keeps = piece.sender == piece.receiver and piece.bounds == part.crossing.held[piece.sender]
-        return piece if keeps else None
+        self._joinings = [_joining(parts) for parts in joined.values()]
 
     def parts(self, pulled: Mapping[Peer, Sequence[Any]]) -> list[list[Any]]:
         """What the process's devices hold of each array, of its pieces; slices not yet gathered.
@@ -320,7 +288,8 @@ class ReceivingEnd:
         for i, place, piece in self._as_sent:
             made[i][place] = landed[piece]
         for joining in self._joinings:
-            for (i, place), part in zip(joining.parts, joining.run(landed), strict=True):
+            made_here = joining.program(*(landed[piece] for piece in joining.pieces))
+            for (i, place), part in zip(joining.parts, made_here, strict=True):
                 made[i][place] = part
         if self._copies:
             copied = jax.device_put(
@@ -377,6 +346,7 @@ class _MadePart(NamedTuple):
             self.landing.part_shape,
             not self.crossing.shape.shape,
             self.crossing.shape.dtype,
+            self.landing.device(self.shard.device),
             self.landing.part_sharding(self.shard.device),
         )
 
@@ -393,10 +363,9 @@ def _by_receiver(
     return found
 
 
-def _joining(parts: Sequence[_MadePart], *, on_host: bool) -> _Joining:
+def _joining(parts: Sequence[_MadePart]) -> _Joining:
     """What makes parts of several arrays on one device."""
     pieces = [piece for part in parts for _, summands in part.summed for piece in summands]
-    joined = tuple(part.joined() for part in parts)
-    program = joining_on_host(joined) if on_host else joining_program(joined)
+    program = joining_program(tuple(part.joined() for part in parts))
     places = [(part.array, part.place) for part in parts]
     return _Joining(parts[0].shard.device, pieces, places, program)

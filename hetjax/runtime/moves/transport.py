@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
-from jax.sharding import Mesh, Sharding
+from jax.sharding import Mesh
 
 from hetjax.errors import WorkerLostError
 from hetjax.pipeline.program.traced_program import num_bytes
@@ -17,7 +17,13 @@ from hetjax.runtime.instructions.instruction import Tag
 from hetjax.runtime.instructions.placement import Placement
 from hetjax.runtime.moves.crossing_arrays import CrossingArray, alike, crossing_arrays
 from hetjax.runtime.moves.peers import Peer, Processes
-from hetjax.runtime.moves.transfer_ends import ReceivingEnd, SendingEnd, host_cuts, landed
+from hetjax.runtime.moves.transfer_ends import (
+    Place,
+    ReceivingEnd,
+    SendingEnd,
+    landed,
+    place_of,
+)
 
 
 class Arrival(NamedTuple):
@@ -101,7 +107,7 @@ class InProcessTransport:
         self._arrays: dict[Tag, tuple[CrossingArray, ...]] = {}
         self._sending: dict[tuple[Tag, Peer], SendingEnd | WholeArrays] = {}
         self._receiving: dict[tuple[Tag, Peer], ReceivingEnd | WholeArrays] = {}
-        self._shardings: dict[tuple[Tag, Peer], list[Sharding] | None] = {}
+        self._places: dict[tuple[Tag, Peer], list[Place | None]] = {}
         self._making = threading.Lock()
         self._changed = threading.Condition()
         self._arrived: dict[tuple[int, Tag, Peer], dict[Peer, list[Any]]] = {}
@@ -137,7 +143,7 @@ class InProcessTransport:
         key = alike(tag), sender
         if key not in self._sending:
             self._make_sending_end(*key)
-        offers = landed(self._sending[key].offers(arrays), self._shardings[key])
+        offers = landed(self._sending[key].offers(arrays), self._places[key])
         with self._changed:
             for receiver, offered in offers.items():
                 self._arrived.setdefault((step, tag, receiver), {})[sender] = offered
@@ -175,36 +181,17 @@ class InProcessTransport:
     def _made_receiving_end(self, tag: Tag, receiver: Peer) -> ReceivingEnd | WholeArrays:
         if (whole := self._whole(tag)) is not None:
             return whole
-        arrays, mesh = self._crossing_arrays(tag), self._meshes[receiver]
-        return ReceivingEnd(arrays, mesh, receiver, on_host=self.on_host(tag))
+        return ReceivingEnd(self._crossing_arrays(tag), self._meshes[receiver], receiver)
 
     def _make_sending_end(self, tag: Tag, sender: Peer) -> None:
         with self._making:
             end = self._whole(tag)
-            on_host = end is None and self.on_host(tag)
             if end is None:
-                arrays, mesh = self._crossing_arrays(tag), self._meshes[sender]
-                end = SendingEnd(arrays, mesh, sender, on_host=on_host)
-        self._shardings[tag, sender] = (
-            None
-            if on_host
-            else [
-                request.sharding
-                for receiver in end.receivers
-                for request in self.receiving_end(tag, receiver).requests[sender]
-            ]
+                end = SendingEnd(self._crossing_arrays(tag), self._meshes[sender], sender)
+        self._places[tag, sender] = end.landings(
+            lambda receiver: self.receiving_end(tag, receiver).requests[sender]
         )
         self._sending[tag, sender] = end
-
-    def on_host(self, tag: Tag) -> bool:
-        """Whether the host itself cuts the pieces of a transfer; see `host_cuts`.
-
-        Args:
-            tag: the transfer.
-        """
-        ends = {tag.route.source, tag.route.target}
-        meshes = [mesh for peer, mesh in self._meshes.items() if peer[0] in ends]
-        return host_cuts(meshes, self._placement.ends(tag)[0].shapes)
 
     def _crossing_arrays(self, tag: Tag) -> tuple[CrossingArray, ...]:
         if tag not in self._arrays:
@@ -264,6 +251,12 @@ class WholeArrays:
     def offers(self, arrays: Sequence[jax.Array]) -> dict[Peer, list[jax.Array]]:
         """All arrays, for the one receiver."""
         return {self.receivers[0]: list(arrays)}
+
+    def landings(
+        self, requested: Callable[[Peer], Sequence[jax.ShapeDtypeStruct]]
+    ) -> list[Place | None]:
+        """Where the arrays land."""
+        return [place_of(spec.sharding) for spec in requested(self.receivers[0])]
 
     def put_together(self, pulled: Mapping[Peer, Sequence[jax.Array]]) -> list[jax.Array]:
         """The arrays, which are as they shall be."""
