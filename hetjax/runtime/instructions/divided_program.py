@@ -20,8 +20,8 @@ from hetjax.sharding.annotation.annotation import HSharding, Subgroup
 from hetjax.sharding.annotation.bounds import extent
 from hetjax.sharding.deduction.annotated_program import (
     AnnotatedProgram,
-    Compute,
     Move,
+    Node,
     Union,
     union_of,
 )
@@ -121,7 +121,8 @@ def divide_program(
         else deduce_opened(closed, flat)
     )
     program = _moves_together(_reduced_inside(_with_outputs(deduced, wanted, whole)))
-    steps = specialize(program).steps
+    specialized = specialize(program)
+    program, steps = specialized.program, specialized.steps
     _check_members(steps, union_of(whole))
     values = iter(program.inputs)
     places = [[next(values) for _ in argument] for argument in shapes]
@@ -165,7 +166,7 @@ def _reduced_inside(program: AnnotatedProgram) -> AnnotatedProgram:
     """A program in which members add up their own summands before others get them."""
     builder = _Builder(replace(program, nodes=()))
     for node in program.nodes:
-        if isinstance(node, Compute) or node.is_inside or node.source is None:
+        if not isinstance(node, Move) or node.is_inside or node.source is None:
             builder.nodes.append(node)
             continue
         before = _without_summands(node, program.shapes[node.input].shape)
@@ -208,7 +209,7 @@ def _without_summands(move: Move, shape: Sequence[int]) -> HSharding:
 
 def _moves_together(program: AnnotatedProgram) -> AnnotatedProgram:
     """A program whose moves wait until one of them is needed: then all go together."""
-    nodes: list[Compute | Move] = []
+    nodes: list[Node] = []
     waiting: list[Move] = []
     for node in program.nodes:
         if isinstance(node, Move) and not node.is_inside:

@@ -160,7 +160,9 @@ class LocalProgram:
 
     def _names(self, value: int) -> tuple[SubmeshValue, ...]:
         """What each submesh has of a value; nothing of one that is known everywhere."""
-        annotation = self._program.annotations[value]
+        return self._names_on(value, self._program.annotations[value])
+
+    def _names_on(self, value: int, annotation: HSharding | None) -> tuple[SubmeshValue, ...]:
         union = () if annotation is None else union_of(annotation)
         return tuple(self._name(value, submesh) for submesh in union)
 
@@ -168,7 +170,7 @@ class LocalProgram:
         for place, step in enumerate(steps):
             if isinstance(step, Move):
                 tag = move_tag(0, _NAME, place, -1)
-                yield Send(tag, self._names(step.input))
+                yield Send(tag, self._names_on(step.input, step.source))
                 yield Receive(tag, self._names(step.output))
                 continue
             inputs, outputs = (

@@ -84,6 +84,14 @@ class CrossingArray:
         for part in self.crossing.parts:
             yield from part.pieces(place)
 
+    def is_given_by(self, peer: Peer) -> bool:
+        """Whether a process has some of it before."""
+        return any(self.givers[device] == peer for device in self.source.devices)
+
+    def is_taken_by(self, peer: Peer) -> bool:
+        """Whether a process has some of it afterwards."""
+        return any(self.takers[device] == peer for device in self.target.devices)
+
     def giving_member(self, peer: Peer) -> int:
         """Which subgroup of the source a process has devices of."""
         return _member(self.source, self.givers, peer)

@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Sharding, SingleDeviceSharding
+from jax.sharding import SingleDeviceSharding
 
 from hetjax.runtime.compilation.compiled_stage import Compiled
 from hetjax.sharding.annotation.bounds import Bounds, extent, within
+from hetjax.sharding.deduction.summands import added
 
 PROGRAMS = 1024
 """How many programs of each kind are kept."""
@@ -68,8 +69,7 @@ class JoinedPart(NamedTuple):
         shape: the shape of what is made; where slices are unlike it is padded.
         is_scalar: whether pieces have no dimension, since the array has none.
         dtype: its type.
-        device: on which the pieces lie.
-        sharding: with what sharding the part is left.
+        device: on which the pieces lie, and the part.
     """
 
     bounds: Bounds
@@ -78,7 +78,6 @@ class JoinedPart(NamedTuple):
     is_scalar: bool
     dtype: np.dtype
     device: Any
-    sharding: Sharding
 
     def extent(self, bounds: Bounds) -> tuple[int, ...]:
         """The shape of a piece."""
@@ -111,14 +110,14 @@ def joining_program(parts: tuple[JoinedPart, ...]) -> Compiled:
         for bounds, count in part.sums
         for _ in range(count)
     ]
-    outputs = [part.sharding for part in parts]
+    outputs = [SingleDeviceSharding(part.device) for part in parts]
     return jax.jit(join, out_shardings=outputs).lower(*shapes).compile()
 
 
 def _joined(part: JoinedPart, summands: Sequence[Sequence[jax.Array]]) -> jax.Array:
     """A part of an array, of the summands of its pieces."""
     pieces = [
-        (bounds, _sum(each) if each else jnp.zeros(part.extent(bounds), part.dtype))
+        (bounds, added(each) if each else jnp.zeros(part.extent(bounds), part.dtype))
         for (bounds, _), each in zip(part.sums, summands, strict=True)
     ]
     if pieces and part.extent(part.bounds) == part.shape:
@@ -141,19 +140,3 @@ def _in_a_row(part: JoinedPart, axis: int) -> bool:
         (*bounds[:axis], *bounds[axis + 1 :]) == (*around[:axis], *around[axis + 1 :])
         for bounds, _ in part.sums
     )
-
-
-def _sum(summands: Sequence[jax.Array]) -> jax.Array:
-    """The sum of summands, rounded after each addition, on whatever device it is made.
-
-    Without a word, a compiler may keep more digits of short floats in between: receivers of unlike
-    kinds would then have unlike sums.
-    """
-    total, *others = summands
-    is_short = jnp.issubdtype(total.dtype, jnp.floating) and total.dtype.itemsize < 4
-    for other in others:
-        total = total + other
-        if is_short:
-            digits = jnp.finfo(total.dtype)
-            total = jax.lax.reduce_precision(total, digits.nexp, digits.nmant)
-    return total

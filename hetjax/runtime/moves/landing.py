@@ -7,14 +7,7 @@ from functools import partial
 from typing import Any
 
 import jax
-from jax.sharding import (
-    AxisType,
-    Mesh,
-    NamedSharding,
-    PartitionSpec,
-    Sharding,
-    SingleDeviceSharding,
-)
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from hetjax.runtime.compilation.compiled_stage import Compiled
 from hetjax.runtime.moves.crossing_arrays import CrossingArray
@@ -69,8 +62,8 @@ class Landing:
             self.shape, spec = tuple(shape), PartitionSpec(*entries)
         self.sharding = NamedSharding(mesh, spec)
         self._devices = dict(zip(group.devices, mesh.devices.flat, strict=True))
-        # Types that tell of a mesh must not come near what cuts and joins: they refuse it.
-        self._is_alone = len(self._devices) == 1 and AxisType.Explicit not in mesh.axis_types
+        # A program takes what lies on its one device, however that says how it is divided.
+        self._is_alone = len(self._devices) == 1
 
     @property
     def part_shape(self) -> tuple[int, ...]:
@@ -81,29 +74,11 @@ class Landing:
         """The device of a number."""
         return self._devices[number]
 
-    def part_sharding(self, device: int) -> Sharding:
-        """With what sharding the part of a device lies on it."""
-        if self._is_alone:
-            return self.sharding
-        return SingleDeviceSharding(self._devices[device])
-
-    def piece_sharding(self, device: int, *, is_part: bool) -> Sharding:
-        """With what sharding a piece lands.
-
-        Args:
-            device: where.
-            is_part: whether it is all that the device shall have of the array.
-        """
-        if is_part:
-            return self.part_sharding(device)
-        return SingleDeviceSharding(self._devices[device])
-
     def array(self, parts: Sequence[jax.Array]) -> jax.Array:
         """The array, of the parts that devices hold."""
         if self._is_alone:
             (part,) = parts
-            # What the device has kept may still say how it was divided before, over one device.
-            return part if part.sharding == self.sharding else jax.device_put(part, self.sharding)
+            return part
         return jax.make_array_from_single_device_arrays(self.shape, self.sharding, parts)
 
 

@@ -59,8 +59,9 @@ class LocalMove:
             for place, each in enumerate(meshes[1])
         }
         self._places = {
-            sender: end.landings(lambda receiver, of=sender: self._receiving[receiver].requests[of])
+            (sender, receiver): end.places(receiver, self._receiving[receiver].requests[sender])
             for sender, end in self._sending.items()
+            for receiver in end.receivers
         }
 
     def send(self, arrays: Sequence[jax.Array]) -> _Offers:
@@ -75,9 +76,8 @@ class LocalMove:
     def _offered(self, held: Sequence[Sequence[Mapping[int, jax.Array]]]) -> _Offers:
         found: _Offers = {receiver: {} for receiver in self._receiving}
         for (sender, end), shards in zip(self._sending.items(), held, strict=True):
-            offers = landed(end.offers_of(shards), self._places[sender])
-            for receiver, pieces in offers.items():
-                found[receiver][sender] = pieces
+            for receiver, pieces in end.offers_of(shards).items():
+                found[receiver][sender] = landed(pieces, self._places[sender, receiver])
         return found
 
     def receive(self, offers: _Offers) -> list[jax.Array]:

@@ -8,7 +8,7 @@ has to be computed at all.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -45,18 +45,20 @@ class SendingEnd:
     """A process that sends a transfer.
 
     Args:
-        arrays: what crosses.
+        arrays: what crosses; the process may have none of some.
         mesh: the mesh of its member of the stage.
         peer: the process.
     """
 
     def __init__(self, arrays: Sequence[CrossingArray], mesh: Mesh, peer: Peer):
+        self._given = [i for i, array in enumerate(arrays) if array.is_given_by(peer)]
         self._offers: dict[Peer, list[SentPiece]] = {}
         self._numbers: dict[Any, int] = {}
         self._cuttings: list[_Cutting] = []
         self._only = None
         cut: dict[int, dict[tuple[int, Bounds], None]] = {}
-        for i, array in enumerate(arrays):
+        for i in self._given:
+            array = arrays[i]
             group = array.source.subgroups[array.giving_member(peer)]
             self._numbers |= dict(zip(mesh.devices.flat, group.devices, strict=True))
             for piece in array.pieces(i):
@@ -84,7 +86,7 @@ class SendingEnd:
         """What each receiving process gets of this one.
 
         Args:
-            arrays: the arrays, as the member divides them.
+            arrays: those arrays that the process has some of, as the member divides them.
 
         Returns:
             For each receiving process the pieces for it, each on one device. What a device keeps
@@ -92,12 +94,13 @@ class SendingEnd:
         """
         return self.offers_of(self.shards(arrays))
 
-    def offers_of(self, held: Sequence[Mapping[int, jax.Array]]) -> dict[Peer, list[Any]]:
+    def offers_of(self, shards: Sequence[Mapping[int, jax.Array]]) -> dict[Peer, list[Any]]:
         """What each receiving process gets of this one, as from `offers`.
 
         Args:
-            held: for each array its shards, by the numbers of their devices.
+            shards: of each array the shards, by the numbers of their devices.
         """
+        held = dict(zip(self._given, shards, strict=True))
         cut: dict[tuple[int, int, Bounds], jax.Array] = {}
         for device, parts, program in self._cuttings:
             made = program(*(held[i][device] for i, _ in parts))
@@ -112,21 +115,21 @@ class SendingEnd:
             for receiver, offered in self._offers.items()
         }
 
-    def landings(
-        self, requested: Callable[[Peer], Sequence[jax.ShapeDtypeStruct]]
+    def places(
+        self, receiver: Peer, requests: Sequence[jax.ShapeDtypeStruct]
     ) -> list[Place | None]:
-        """Where pieces land in this process, one after the other as in `offers`.
+        """Where the pieces for a process land that has its devices here.
 
         Args:
-            requested: what each receiving process asks of this one, as in `ReceivingEnd.requests`.
+            receiver: the process.
+            requests: what it asks of this one, as in `ReceivingEnd.requests`.
 
         Returns:
             The place of each piece; None where it stays on its device.
         """
         return [
             None if piece.sender == piece.receiver else place_of(spec.sharding)
-            for receiver, offered in self._offers.items()
-            for piece, spec in zip(offered, requested(receiver), strict=True)
+            for piece, spec in zip(self._offers[receiver], requests, strict=True)
         ]
 
     def shards(self, arrays: Sequence[jax.Array]) -> list[dict[int, jax.Array]]:
@@ -153,22 +156,21 @@ def place_of(sharding: Sharding) -> Place:
     return device
 
 
-def landed(offers: dict[Peer, list[Any]], places: Sequence[Place | None]) -> dict[Peer, list[Any]]:
-    """Bring pieces to where they land in this process, all of them at once.
+def landed(pieces: Sequence[jax.Array], places: Sequence[Place | None]) -> list[jax.Array]:
+    """Bring pieces to where they land in this process.
 
     Nothing waits for them: the host has offered the next program when they come.
 
     Args:
-        offers: what a process has for others.
-        places: where each piece lands; None where it stays on its device.
+        pieces: the pieces.
+        places: where each lands; None where it stays on its device.
     """
-    pieces = [piece for offered in offers.values() for piece in offered]
     leaving = [i for i, place in enumerate(places) if place is not None]
     moved = jax.device_put([pieces[i] for i in leaving], [places[i] for i in leaving])
+    found = list(pieces)
     for i, piece in zip(leaving, moved, strict=True):
-        pieces[i] = piece
-    rest = iter(pieces)
-    return {peer: [next(rest) for _ in offered] for peer, offered in offers.items()}
+        found[i] = piece
+    return found
 
 
 class _Joining(NamedTuple):
@@ -193,14 +195,14 @@ class _Copy(NamedTuple):
     array: int
     place: int
     like: int
-    sharding: Sharding
+    device: Any
 
 
 class ReceivingEnd:
     """A process that receives a transfer.
 
     Args:
-        arrays: what crosses.
+        arrays: what crosses; the process may get none of some.
         mesh: the mesh of its member of the stage.
         peer: the process.
 
@@ -213,9 +215,14 @@ class ReceivingEnd:
     """
 
     def __init__(self, arrays: Sequence[CrossingArray], mesh: Mesh, peer: Peer):
-        self._landings = [Landing(array, mesh, peer) for array in arrays]
+        self._landings = {
+            i: Landing(array, mesh, peer)
+            for i, array in enumerate(arrays)
+            if array.is_taken_by(peer)
+        }
         self._pieces: dict[Peer, list[SentPiece]] = {}
-        for i, array in enumerate(arrays):
+        for i in self._landings:
+            array = arrays[i]
             for piece in array.pieces(i):
                 if array.takers[piece.receiver] == peer:
                     sender = array.givers[piece.sender]
@@ -224,14 +231,13 @@ class ReceivingEnd:
         self._joinings: list[_Joining] = []
         self._copies: list[_Copy] = []
         self._plan(arrays)
-        whole = {piece for _, _, piece in self._as_sent}
         self.requests = {
             sender: [
                 jax.ShapeDtypeStruct(
                     arrays[piece.array].extent(piece.bounds),
                     arrays[piece.array].shape.dtype,
-                    sharding=self._landings[piece.array].piece_sharding(
-                        piece.receiver, is_part=piece in whole
+                    sharding=SingleDeviceSharding(
+                        self._landings[piece.array].device(piece.receiver)
                     ),
                 )
                 for piece in pieces
@@ -244,15 +250,17 @@ class ReceivingEnd:
             for spec in specs
             if sender != peer
         )
-        self._sliced = [i for i, each in enumerate(self._landings) if each.gathering is not None]
-        self._gatherer = gatherer(self._landings, mesh)
+        landings = list(self._landings.values())
+        self._sliced = [i for i, each in self._landings.items() if each.gathering is not None]
+        self._gatherer = gatherer(landings, mesh)
         self.gathers = self._gatherer is not None
-        self.others = tuple(sorted({p for each in self._landings for p in each.peers} - {peer}))
+        self.others = tuple(sorted({p for each in landings for p in each.peers} - {peer}))
 
     def _plan(self, arrays: Sequence[CrossingArray]) -> None:
         """Find out what each part of each array is made of."""
         joined: dict[int, list[_MadePart]] = {}
-        for i, (array, landing) in enumerate(zip(arrays, self._landings, strict=True)):
+        for i, landing in self._landings.items():
+            array = arrays[i]
             landing_on = _by_receiver(array, i)
             made: dict[Shard, int] = {}
             copied: list[tuple[int, Shard]] = []
@@ -269,22 +277,26 @@ class ReceivingEnd:
                     joined.setdefault(shard.device, []).append(part)
             for place, shard in copied:
                 like = made[replace(shard, device=-1)]
-                sharding = landing.part_sharding(shard.device)
-                self._copies.append(_Copy(i, place, like, sharding))
+                self._copies.append(_Copy(i, place, like, landing.device(shard.device)))
         self._joinings = [_joining(parts) for parts in joined.values()]
 
-    def parts(self, pulled: Mapping[Peer, Sequence[Any]]) -> list[list[Any]]:
-        """What the process's devices hold of each array, of its pieces; slices not yet gathered.
+    def parts(self, pulled: Mapping[Peer, Sequence[Any]]) -> dict[int, list[Any]]:
+        """What the process's devices hold of arrays, of their pieces; slices not yet gathered.
 
         Args:
             pulled: what each sending process was asked for, as in `requests`.
+
+        Returns:
+            By the place of each array that the process gets, for each of its devices the part.
         """
         landed = {
             piece: array
             for sender, pieces in self._pieces.items()
             for piece, array in zip(pieces, pulled[sender], strict=True)
         }
-        made: list[list[Any]] = [[None] * len(landing.shards) for landing in self._landings]
+        made: dict[int, list[Any]] = {
+            i: [None] * len(landing.shards) for i, landing in self._landings.items()
+        }
         for i, place, piece in self._as_sent:
             made[i][place] = landed[piece]
         for joining in self._joinings:
@@ -294,7 +306,7 @@ class ReceivingEnd:
         if self._copies:
             copied = jax.device_put(
                 [made[copy.array][copy.like] for copy in self._copies],
-                [copy.sharding for copy in self._copies],
+                [copy.device for copy in self._copies],
             )
             for copy, part in zip(self._copies, copied, strict=True):
                 made[copy.array][copy.place] = part
@@ -307,17 +319,15 @@ class ReceivingEnd:
             pulled: what each sending process was asked for, as in `requests`.
 
         Returns:
-            The arrays, divided as the member wants them.
+            The arrays that the process gets some of, divided as the member wants them.
         """
-        arrays = [
-            landing.array(parts)
-            for landing, parts in zip(self._landings, self.parts(pulled), strict=True)
-        ]
+        made = self.parts(pulled)
+        arrays = {i: landing.array(made[i]) for i, landing in self._landings.items()}
         if self._gatherer is not None:
             gathered = self._gatherer([arrays[i] for i in self._sliced])
             for i, array in zip(self._sliced, gathered, strict=True):
                 arrays[i] = array
-        return arrays
+        return list(arrays.values())
 
 
 class _MadePart(NamedTuple):
@@ -347,7 +357,6 @@ class _MadePart(NamedTuple):
             not self.crossing.shape.shape,
             self.crossing.shape.dtype,
             self.landing.device(self.shard.device),
-            self.landing.part_sharding(self.shard.device),
         )
 
 

@@ -27,7 +27,7 @@ from hetjax.runtime.instructions.placement import Placement
 from hetjax.runtime.moves.crossing_arrays import alike, crossing_arrays
 from hetjax.runtime.moves.listening import transfer_identifier
 from hetjax.runtime.moves.peers import Peer, Processes, names_of
-from hetjax.runtime.moves.transfer_ends import ReceivingEnd, SendingEnd
+from hetjax.runtime.moves.transfer_ends import ReceivingEnd, SendingEnd, landed
 from hetjax.runtime.moves.transport import Arrival
 from hetjax.runtime.moves.watching import Watched, Watcher
 
@@ -84,6 +84,11 @@ class TransferServerTransport:
                     self._sending[tag] = SendingEnd(arrays, mesh, peer)
                 if stage == tag.route.target:
                     self._receiving[tag] = ReceivingEnd(arrays, mesh, peer)
+        self._places = {
+            tag: end.places(peer, self._receiving[tag].requests[peer])
+            for tag, end in self._sending.items()
+            if peer in end.receivers
+        }
         self._device = mesh.local_devices[0]
         self._listening: ListeningServer | None = None
         self._connections: dict[Peer, Any] = {}
@@ -162,9 +167,7 @@ class TransferServerTransport:
         for receiver, pieces in offers.items():
             self._server.await_pull(self._identifier(step, tag, self._peer, receiver), pieces)
         if own is not None:
-            requests = self._receiving[alike(tag)].requests[self._peer]
-            shardings = [request.sharding for request in requests]
-            self._kept[step, tag] = jax.device_put(own, shardings)
+            self._kept[step, tag] = landed(own, self._places[alike(tag)])
 
     def expect(self, step: int, tag: Tag) -> None:
         """Ask for the pieces of a transfer; they come while the worker computes."""

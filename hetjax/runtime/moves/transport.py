@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -107,7 +107,7 @@ class InProcessTransport:
         self._arrays: dict[Tag, tuple[CrossingArray, ...]] = {}
         self._sending: dict[tuple[Tag, Peer], SendingEnd | WholeArrays] = {}
         self._receiving: dict[tuple[Tag, Peer], ReceivingEnd | WholeArrays] = {}
-        self._places: dict[tuple[Tag, Peer], list[Place | None]] = {}
+        self._places: dict[tuple[Tag, Peer], dict[Peer, list[Place | None]]] = {}
         self._making = threading.Lock()
         self._changed = threading.Condition()
         self._arrived: dict[tuple[int, Tag, Peer], dict[Peer, list[Any]]] = {}
@@ -143,10 +143,12 @@ class InProcessTransport:
         key = alike(tag), sender
         if key not in self._sending:
             self._make_sending_end(*key)
-        offers = landed(self._sending[key].offers(arrays), self._places[key])
+        places = self._places[key]
+        offers = self._sending[key].offers(arrays)
+        arriving = {peer: landed(pieces, places[peer]) for peer, pieces in offers.items()}
         with self._changed:
-            for receiver, offered in offers.items():
-                self._arrived.setdefault((step, tag, receiver), {})[sender] = offered
+            for receiver, pieces in arriving.items():
+                self._arrived.setdefault((step, tag, receiver), {})[sender] = pieces
             self._changed.notify_all()
 
     def is_there(self, step: int, tag: Tag, receiver: Peer) -> bool:
@@ -188,9 +190,10 @@ class InProcessTransport:
             end = self._whole(tag)
             if end is None:
                 end = SendingEnd(self._crossing_arrays(tag), self._meshes[sender], sender)
-        self._places[tag, sender] = end.landings(
-            lambda receiver: self.receiving_end(tag, receiver).requests[sender]
-        )
+        self._places[tag, sender] = {
+            receiver: end.places(receiver, self.receiving_end(tag, receiver).requests[sender])
+            for receiver in end.receivers
+        }
         self._sending[tag, sender] = end
 
     def _crossing_arrays(self, tag: Tag) -> tuple[CrossingArray, ...]:
@@ -252,11 +255,11 @@ class WholeArrays:
         """All arrays, for the one receiver."""
         return {self.receivers[0]: list(arrays)}
 
-    def landings(
-        self, requested: Callable[[Peer], Sequence[jax.ShapeDtypeStruct]]
+    def places(
+        self, receiver: Peer, requests: Sequence[jax.ShapeDtypeStruct]
     ) -> list[Place | None]:
         """Where the arrays land."""
-        return [place_of(spec.sharding) for spec in requested(self.receivers[0])]
+        return [place_of(spec.sharding) for spec in requests]
 
     def put_together(self, pulled: Mapping[Peer, Sequence[jax.Array]]) -> list[jax.Array]:
         """The arrays, which are as they shall be."""

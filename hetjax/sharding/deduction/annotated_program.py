@@ -103,6 +103,25 @@ class Move:
         return union_of(source) == union_of(destination) and has_all
 
 
+@dataclass(frozen=True, eq=False)
+class Addition:
+    """Summands that each submesh of a union has, and adds up by itself.
+
+    Args:
+        inputs: the summands, in the order in which they are added.
+        outputs: their sum.
+        union: the submeshes.
+    """
+
+    inputs: tuple[int, ...]
+    outputs: tuple[int]
+    union: Union
+
+
+Node = Compute | Move | Addition
+"""What is done in a program."""
+
+
 def is_padded(source: HSharding, destination: HSharding) -> bool:
     """Whether each submesh makes a summand of its part of a value, with zeros around it.
 
@@ -210,7 +229,7 @@ class AnnotatedProgram:
     shapes: tuple[Any, ...]
     annotations: tuple[HSharding | None, ...]
     constants: Mapping[int, Any]
-    nodes: tuple[Compute | Move, ...]
+    nodes: tuple[Node, ...]
     mends: tuple[Mend, ...] = ()
 
     @property

@@ -13,15 +13,17 @@ from jax.sharding import PartitionSpec
 from hetjax import _compat
 from hetjax.sharding.annotation.annotation import DUPLICATE, HSharding, axes_of, entries_of
 from hetjax.sharding.deduction.annotated_program import (
+    Addition,
     AnnotatedProgram,
     Compute,
     Move,
+    Node,
     Taken,
     is_padded,
     undivided,
 )
 from hetjax.sharding.deduction.bottom_tier import OperandError, apply, resharded, spec_of
-from hetjax.sharding.deduction.summands import as_parts, as_sum
+from hetjax.sharding.deduction.summands import added, as_parts, as_sum
 from hetjax.sharding.deduction.top_tier import WHOLE, TopTier, take, top_tier_of
 
 
@@ -45,7 +47,7 @@ def evaluate_program(
     return tuple(held[value] for value in program.outputs)
 
 
-def evaluate_node(node: Compute | Move, place: int, held: dict[int, Any]) -> None:
+def evaluate_node(node: Node, place: int, held: dict[int, Any]) -> None:
     """Evaluate one node on one submesh.
 
     Args:
@@ -57,7 +59,10 @@ def evaluate_node(node: Compute | Move, place: int, held: dict[int, Any]) -> Non
         held[node.output] = _moved_inside(node, place, held[node.input])
         return
     operands = [held[value] for value in node.inputs]
-    results = evaluate_equation(node, place, operands)
+    if isinstance(node, Addition):
+        results = [added(operands)]
+    else:
+        results = evaluate_equation(node, place, operands)
     held.update(zip(node.outputs, results, strict=True))
 
 

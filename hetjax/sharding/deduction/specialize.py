@@ -1,7 +1,8 @@
 """Specialization: one program for each submesh, and the communication steps between them.
 
 What a submesh has no part in is not in its program. Between two moves the equations of a submesh
-are one segment, compiled as a whole.
+are one segment, compiled as a whole. A sum among submeshes is moves of the summands, and an
+addition in the segment of each submesh that gets them.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from hetjax.sharding.deduction.annotated_program import (
     AnnotatedProgram,
     Compute,
     Move,
+    Node,
     Union,
     union_of,
 )
-
-Node = Compute | Move
+from hetjax.sharding.deduction.local_additions import with_local_additions
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +45,7 @@ class SpecializedProgram:
     """The programs of all submeshes.
 
     Args:
-        program: the annotated program that they are of.
+        program: the annotated program that they are of, with additions for sums among submeshes.
         steps: segments and the moves between them, in an order in which they can be carried out.
     """
 
@@ -63,6 +64,7 @@ def specialize(program: AnnotatedProgram) -> SpecializedProgram:
 
     Source: Hetu v2, section 5.3.
     """
+    program = with_local_additions(program)
     steps: list[Segment | Move] = []
     opened: dict[Subgroup, list[tuple[Node, int]]] = {}
 
@@ -86,7 +88,7 @@ def specialize(program: AnnotatedProgram) -> SpecializedProgram:
 
 def computed_on(node: Node) -> Union:
     """The submeshes that compute a node; none where its value is known everywhere."""
-    return node.union if isinstance(node, Compute) else union_of(node.destination)
+    return union_of(node.destination) if isinstance(node, Move) else node.union
 
 
 def _live(program: AnnotatedProgram, steps: Sequence[Segment | Move]) -> list[Segment | Move]:
@@ -151,9 +153,9 @@ def known_everywhere(wanted: set[int], program: AnnotatedProgram) -> Iterator[Co
 
 def outputs_of(node: Node) -> tuple[int, ...]:
     """The values that a node makes."""
-    return node.outputs if isinstance(node, Compute) else (node.output,)
+    return (node.output,) if isinstance(node, Move) else node.outputs
 
 
 def inputs_of(node: Node) -> tuple[int, ...]:
     """The values that a node takes."""
-    return node.inputs if isinstance(node, Compute) else (node.input,)
+    return (node.input,) if isinstance(node, Move) else node.inputs

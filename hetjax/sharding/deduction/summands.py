@@ -1,8 +1,8 @@
-"""Partial sums in another form: summands along a dimension of their own, which JAX can stack."""
+"""Summands: partial sums with a dimension for them, which JAX can stack, and additions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -47,6 +47,28 @@ def as_sum(array: Any, axes: frozenset[str], rows: int = 0) -> Any:
     entries = entries_of(spec_of(array), array.ndim)
     whole = PartitionSpec(*entries[:rows], *entries[rows + 1 :], unreduced=axes)
     return _mapped(lambda part: jnp.sum(part, axis=rows), array, spec_of(array), whole)
+
+
+def added(summands: Sequence[Any]) -> Any:
+    """The sum of summands, rounded after each addition, on whatever device it is made.
+
+    Without a word, a compiler may keep more digits of short floats in between: receivers of unlike
+    kinds would then have unlike sums.
+
+    Args:
+        summands: traced arrays, all of one shape.
+
+    Returns:
+        The sum, in the order given.
+    """
+    total, *others = summands
+    is_short = jnp.issubdtype(total.dtype, jnp.floating) and total.dtype.itemsize < 4
+    for other in others:
+        total = total + other
+        if is_short:
+            digits = jnp.finfo(total.dtype)
+            total = jax.lax.reduce_precision(total, digits.nexp, digits.nmant)
+    return total
 
 
 def _mapped(
