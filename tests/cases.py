@@ -93,10 +93,15 @@ def cases(
 
 
 def random_case(
-    rng: Random, max_stages: int, max_microbatches: int, max_pipelines: int = 1
+    rng: Random,
+    max_stages: int,
+    max_microbatches: int,
+    max_pipelines: int = 1,
+    *,
+    double: bool = False,
 ) -> Case:
-    """A random model with a random plan."""
-    model = random_model(rng)
+    """A random model, of float64 where that is asked for, with a random plan."""
+    model = replace(random_model(rng), double=double)
     count = rng.randint(min(max_pipelines, 2), max_pipelines)
     layers, held = random_cuts(rng, model, count, max_stages)
     pipelines = tuple(random_pipeline(rng, stages, max_microbatches) for stages in held)

@@ -135,8 +135,9 @@ def gathered_state(executor: LocalExecutor) -> list[np.ndarray]:
     ]
     # XLA multiplies by reciprocals in some programs: where several stages update the same rows, and
     # a stage has several members, copies of the state differ in their last bits.
-    tolerance = 1e-6 if executor.workers[0].placement.plan.has_unions else 0.0
-    return gather(held, pipelines.state_shapes, tolerance)
+    rounding = 1e-14 if any(s.dtype == np.float64 for s in pipelines.state_shapes) else 1e-6
+    has_unions = executor.workers[0].placement.plan.has_unions
+    return gather(held, pipelines.state_shapes, rounding if has_unions else 0.0)
 
 
 def _of_stage(
@@ -167,7 +168,7 @@ def one_device_gradients(model: Model, batch: Batch) -> tuple[float, float, list
     @jax.jit
     def compute(parameters: Any, batch: Any) -> tuple[Any, Any, Any]:
         loss, gradients = jax.value_and_grad(model.mean_loss)(parameters, batch)
-        wide = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), gradients)
+        wide = jax.tree.map(lambda leaf: leaf.astype(model.dtype), gradients)
         return loss, optax.tree.norm(wide), gradients
 
     loss, norm, gradients = compute(model.init(), batch)

@@ -6,6 +6,12 @@ mean, which then keeps the rounding of what cancelled: plain JAX with and withou
 by as much. So where an error is larger than allowed, it is taken relative to what was averaged.
 """
 
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
 import jax
 import numpy as np
 from cases import Case
@@ -17,11 +23,40 @@ from execution import (
     running,
     train,
 )
-from small_models import Batch, make_batch
+from small_models import Batch, Model, make_batch
 
 TOLERANCE = 1e-5
+DOUBLE_TOLERANCE = 1e-12
 HALF_TOLERANCE = 0.05
 """bfloat16 has 8 bits: sums over microbatches or devices that round differently differ by that."""
+
+
+def tolerance_of(model: Model) -> float:
+    """By how much a model's figures may differ from those of one device, relatively."""
+    if not model.exact:
+        return HALF_TOLERANCE
+    return DOUBLE_TOLERANCE if model.double else TOLERANCE
+
+
+@contextmanager
+def float64() -> Iterator[None]:
+    """JAX computes in float64 where it is asked to, in all threads."""
+    jax.config.update("jax_enable_x64", True)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_enable_x64", False)
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """A source of which one batch is held out."""
+
+    def batch(self, step: int, batch_size: int, rows: slice | None = None) -> Batch:
+        return {name: leaf[rows or slice(None)] for name, leaf in make_batch(batch_size).items()}
+
+    def held_out_batches(self, batch_size: int) -> list[Batch]:
+        return [self.batch(0, batch_size)]
 
 
 def largest_error(found: np.ndarray, expected: np.ndarray) -> float:
@@ -32,14 +67,17 @@ def largest_error(found: np.ndarray, expected: np.ndarray) -> float:
     return float(error / scale) if scale else float(error)
 
 
-def check_gradients(case: Case) -> None:
-    """Check loss, norm and gradients of one step."""
-    batch = make_batch(case.plan.batch_size)
+def check_gradients(case: Case, *, evaluates: bool = False) -> None:
+    """Check loss, norm and gradients of a step after another one, and the loss of an evaluation."""
+    batch, before = make_batch(case.plan.batch_size), make_batch(case.plan.batch_size, 1)
     loss, norm, gradients = one_device_gradients(case.model, batch)
-    with running(job_of(case, keep_gradients())) as executor:
-        [reported] = train(executor, [batch])
+    tolerance = tolerance_of(case.model)
+    with running(job_of(case, keep_gradients(), source=HeldOut())) as executor:
+        *_, reported = train(executor, [before, batch])
         found = gathered_state(executor)
-    tolerance = TOLERANCE if case.model.exact else HALF_TOLERANCE
+        if evaluates:
+            total, count = executor.evaluate(0)
+            np.testing.assert_allclose(total / count, loss, rtol=tolerance)
     np.testing.assert_allclose(reported, (loss, norm), rtol=tolerance)
     for name, ours, theirs in zip(case.program.parameter_names, found, gradients, strict=True):
         error = largest_error(ours, theirs)

@@ -59,16 +59,23 @@ class Model:
         tied: whether the embedding is used again to predict.
         counted: whether the loss is a weighted total with its count, instead of a mean.
         half_parameters: whether parameters are stored in bfloat16.
+        double: whether what else is computed in float32 is computed in float64.
     """
 
     blocks: tuple[str, ...]
     tied: bool = True
     counted: bool = True
     half_parameters: bool = False
+    double: bool = False
+
+    @property
+    def dtype(self) -> Any:
+        """What features are computed in."""
+        return np.dtype(np.float64 if self.double else np.float32)
 
     @property
     def exact(self) -> bool:
-        """Whether all of it is computed in float32."""
+        """Whether none of it is computed in half precision."""
         return not self.half_parameters and "half_precision" not in self.blocks
 
     def init(self, seed: int = 0) -> Parameters:
@@ -76,7 +83,7 @@ class Model:
         rng = np.random.default_rng(seed)
 
         def draw(*shape: int) -> np.ndarray:
-            return (rng.normal(size=shape) * 0.3).astype(np.float32)
+            return (rng.normal(size=shape) * 0.3).astype(self.dtype)
 
         parameters: dict[str, Any] = {
             "embedding": draw(VOCABULARY, WIDTH),
@@ -84,12 +91,12 @@ class Model:
         }
         if not self.tied:
             parameters["head"] = draw(WIDTH, VOCABULARY)
-        dtype = jnp.bfloat16 if self.half_parameters else jnp.float32
+        dtype = jnp.bfloat16 if self.half_parameters else self.dtype
         return jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), parameters)
 
     def loss(self, parameters: Parameters, batch: Mapping[str, Any]) -> Any:
         """The loss of a batch, as `hetjax` takes it: a mean, or a total and a count."""
-        parameters = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), parameters)
+        parameters = jax.tree.map(lambda leaf: leaf.astype(self.dtype), parameters)
         tokens = batch["tokens"]
         context = Context(jax.vmap(jax.random.wrap_key_data)(batch["keys"]))
         features = parameters["embedding"][tokens[:, :-1]]
@@ -103,7 +110,8 @@ class Model:
         losses = -jnp.take_along_axis(scores, tokens[:, 1:, None], -1)[..., 0]
         if not self.counted:
             return jnp.mean(losses)
-        return jnp.sum(losses * batch["weights"]), jnp.sum(batch["weights"])
+        weights = batch["weights"].astype(self.dtype)
+        return jnp.sum(losses * weights), jnp.sum(weights)
 
     def mean_loss(self, parameters: Parameters, batch: Mapping[str, Any]) -> jax.Array:
         """The loss of a batch as one device computes it."""
@@ -175,7 +183,8 @@ def _stacked_scan(w: Parameters, x: jax.Array, context: Context) -> jax.Array:
 
 def _two_level_scan(w: Parameters, x: jax.Array, context: Context) -> jax.Array:
     """A scan over the stacked output of another one."""
-    _, rows = jax.lax.scan(lambda y, row: (y * 0.5, jnp.tanh(row + y)), jnp.float32(1.0), w["in"])
+    one = np.ones((), x.dtype)
+    _, rows = jax.lax.scan(lambda y, row: (y * 0.5, jnp.tanh(row + y)), one, w["in"])
     return jax.lax.scan(
         lambda x, row: (x + jax.nn.silu(normalized(x) @ row[0]) @ row[1], None), x, (rows, w["out"])
     )[0]
@@ -279,7 +288,7 @@ def _loops(w: Parameters, x: jax.Array, context: Context) -> jax.Array:
         lambda state: (state[0] + 1, state[1] / 2),
         (jnp.int32(0), level),
     )
-    return x * (1.0 + 0.1 * halvings.astype(jnp.float32))
+    return x * (1.0 + 0.1 * halvings.astype(x.dtype))
 
 
 def _scalar(w: Parameters, x: jax.Array, context: Context) -> jax.Array:
@@ -288,7 +297,7 @@ def _scalar(w: Parameters, x: jax.Array, context: Context) -> jax.Array:
 
 def _half_precision(w: Parameters, x: jax.Array, context: Context) -> jax.Array:
     half = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), w)
-    return x + _dense(half, normalized(x).astype(jnp.bfloat16), context).astype(jnp.float32)
+    return x + _dense(half, normalized(x).astype(jnp.bfloat16), context).astype(x.dtype)
 
 
 def _weight_product(w: Parameters, x: jax.Array, context: Context) -> jax.Array:

@@ -10,13 +10,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import optax
 from jaxtyping import PyTree
 
-from hetjax.pipeline.program.loss import abstract
+from hetjax.pipeline.program.loss import abstract, accumulator_dtype
 from hetjax.pipeline.program.traced_program import Program
-from hetjax.pipeline.stages.backward import Shapes, StagePrograms, accumulator_dtype, differentiate
+from hetjax.pipeline.stages.backward import Shapes, StagePrograms, differentiate
 from hetjax.pipeline.stages.cutting import ParameterPart, Stage, cut
 from hetjax.pipeline.stages.holders import Shared, updated_parts, with_updates
 from hetjax.pipeline.stages.traced_stage import Tracer, trace_stage
@@ -205,6 +204,7 @@ def cut_pipelines(
         [updated_parts(parts, shared, stage) for stage, parts in enumerate(held)],
         programs[0].parameter_names,
         unflatten,
+        programs[0].loss_dtype,
         first_pipeline=first_stages[1],
     )
     state = jax.eval_shape(optimizer.init, unflatten(leaves))
@@ -292,7 +292,7 @@ def update_inputs(
     parameters = [pipelines.part_shape(part) for part in update.parts]
     gradients = [jax.ShapeDtypeStruct(p.shape, accumulator_dtype(p.dtype)) for p in parameters]
     state = [pipelines.state_shape(part) for part in update.state]
-    scalar = jax.ShapeDtypeStruct((), jnp.float32)
+    scalar = jax.ShapeDtypeStruct((), pipelines.program.loss_dtype)
     loss = (scalar, scalar) if stage == pipelines.loss_stages[0] else ()
     received = [
         list(messages[earlier][sender])

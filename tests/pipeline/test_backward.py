@@ -16,8 +16,8 @@ from one_pipeline import one_pipeline
 from small_models import Model, make_batch
 
 from hetjax.pipeline.build import PipelinePrograms
+from hetjax.pipeline.program.loss import accumulator_dtype
 from hetjax.pipeline.program.traced_program import Program, num_bytes, trace
-from hetjax.pipeline.stages.backward import accumulator_dtype
 
 
 def build(

@@ -23,8 +23,9 @@ from hetjax.models import (
     language_model,
 )
 from hetjax.pipeline.build import PipelinePrograms
+from hetjax.pipeline.program.loss import accumulator_dtype
 from hetjax.pipeline.program.traced_program import trace
-from hetjax.pipeline.stages.backward import StagePrograms, accumulator_dtype
+from hetjax.pipeline.stages.backward import StagePrograms
 
 SIZES: dict[str, Any] = {"vocabulary": 32, "blocks": 4, "width": 32, "heads": 4, "sequence": 16}
 LANGUAGE_MODELS = {

@@ -1,12 +1,15 @@
 """The project's main test: any plan gives the loss and the gradients of plain `jax.jit`."""
 
+from random import Random
+
 import jax
 import numpy as np
 import optax
-from cases import Case, cases, examples
+from cases import Case, cases, examples, random_case
 from execution import job_of, one_device_steps, running, train
 from hypothesis import given
-from one_device import TOLERANCE, check_gradients
+from hypothesis import strategies as st
+from one_device import TOLERANCE, check_gradients, float64
 from small_models import make_batch
 
 
@@ -21,6 +24,14 @@ def test_loss_and_gradients_equal_those_of_one_device(case: Case):
 def test_several_unlike_pipelines_equal_one_device(case: Case):
     """Of unlike depth and width, each with its own number and size of microbatches."""
     check_gradients(case)
+
+
+@examples(usual=4, full=50)
+@given(number=st.integers(0, 2**32 - 1))
+def test_in_float64_they_do_to_twelve_digits(number: int):
+    """Losses, counts and norms are summed in float64, too."""
+    with float64():
+        check_gradients(random_case(Random(number), 3, 4, 2, double=True), evaluates=True)
 
 
 @examples(usual=3, full=30)

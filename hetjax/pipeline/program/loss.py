@@ -147,6 +147,11 @@ def from_host(array: Any, shape: jax.ShapeDtypeStruct) -> Any:
 # Losses
 
 
+def accumulator_dtype(dtype: Any) -> np.dtype:
+    """The dtype in which losses, or gradients of a parameter, are summed: at least float32."""
+    return np.dtype(jnp.float32 if jnp.finfo(dtype).bits < 32 else dtype)
+
+
 def sums(result: Any, num_examples: int, *, has_aux: bool) -> tuple[Any, Any, list[Any], Any]:
     """What a loss function returned, as sums over examples; can be traced.
 
@@ -169,7 +174,7 @@ def sums(result: Any, num_examples: int, *, has_aux: bool) -> tuple[Any, Any, li
         )
     loss, aux = result if has_aux else (result, ())
     total, count = _total_and_count(loss, num_examples)
-    count = jnp.asarray(count, jnp.float32)
+    count = jnp.asarray(count, accumulator_dtype(jnp.result_type(total)))
     figures = []
     for name, leaf in zip(path_names(aux), jax.tree.leaves(aux), strict=True):
         if not _is_scalar(leaf):
@@ -177,7 +182,7 @@ def sums(result: Any, num_examples: int, *, has_aux: bool) -> tuple[Any, Any, li
                 f"aux leaf {name!r} is {_told(leaf)}; it must be a real scalar, of which the "
                 f"mean over microbatches is taken"
             )
-        figures.append(jnp.asarray(leaf).astype(jnp.float32) * count)
+        figures.append(jnp.asarray(leaf).astype(count.dtype) * count)
     return total, count, figures, jax.tree.structure(aux)
 
 
@@ -195,7 +200,7 @@ def _total_and_count(result: Any, num_examples: int) -> tuple[Any, Any]:
     if is_pair:
         return total, count
     # Microbatches of unlike sizes weigh as many as they have examples; narrow floats cannot count.
-    wide = jnp.promote_types(jnp.result_type(total), jnp.float32)
+    wide = accumulator_dtype(jnp.result_type(total))
     return jnp.asarray(total, wide) * jnp.asarray(num_examples, wide), count
 
 

@@ -16,11 +16,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import PyTree
 
 from hetjax import _compat
 from hetjax.pipeline.program.loss import (
     abstract,
+    accumulator_dtype,
     check_count,
     check_examples,
     from_host,
@@ -114,6 +116,15 @@ class Program:
     def outputs(self) -> tuple[Operand, ...]:
         """The operands that hold what the last stage computes: total, count, figures."""
         return self.total, self.count, *self.aux
+
+    @functools.cached_property
+    def loss_dtype(self) -> np.dtype:
+        """The dtype in which losses and counts of microbatches are summed."""
+        value = operand_value(self.total)
+        if value is not None:
+            return accumulator_dtype(self.avals[value].dtype)
+        assert isinstance(self.total, Constant), "a loss is a value or a constant"
+        return accumulator_dtype(jnp.result_type(self.total.value))
 
     @functools.cached_property
     def num_positions(self) -> int:

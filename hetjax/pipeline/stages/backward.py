@@ -16,12 +16,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
 from hetjax.pipeline.program.costs import Cost, steps_cost
 from hetjax.pipeline.program.fences import evaluate
-from hetjax.pipeline.program.loss import abstract
+from hetjax.pipeline.program.loss import abstract, accumulator_dtype
 from hetjax.pipeline.program.traced_program import Operand, Step, needed_steps, num_bytes
 from hetjax.pipeline.stages.cutting import Stage
 from hetjax.pipeline.stages.split_backward import Values, divide
@@ -358,8 +356,3 @@ def _accumulated(gradients: list[Any], accumulators: Any, accumulate: bool) -> l
     if not accumulate:
         return [g.astype(accumulator_dtype(g.dtype)) for g in gradients]
     return [a + g.astype(a.dtype) for a, g in zip(accumulators, gradients, strict=True)]
-
-
-def accumulator_dtype(dtype: Any) -> np.dtype:
-    """The dtype in which gradients of a parameter are summed: at least float32."""
-    return np.dtype(jnp.float32 if jnp.finfo(dtype).bits < 32 else dtype)

@@ -23,8 +23,8 @@ import jax.numpy as jnp
 import optax
 
 from hetjax.errors import InputError
+from hetjax.pipeline.program.loss import accumulator_dtype
 from hetjax.pipeline.program.traced_program import FlatJaxpr, flatten_jaxpr
-from hetjax.pipeline.stages.backward import accumulator_dtype
 from hetjax.pipeline.stages.cutting import ParameterPart
 from hetjax.pipeline.update.update_analysis import Message, UpdateAnalysis
 from hetjax.pipeline.update.update_rows import RowEvaluator, pack, unpack
@@ -66,6 +66,7 @@ def divide_update(
     parts: Sequence[Sequence[ParameterPart]],
     names: Sequence[str],
     unflatten: Callable[[Sequence[Any]], Any],
+    loss_dtype: Any = jnp.float32,
     first_pipeline: int | None = None,
 ) -> tuple[StageUpdate, ...]:
     """Divide an optimizer's update among stages.
@@ -77,6 +78,7 @@ def divide_update(
             updated by each of them, with the same numbers.
         names: the leaves' paths, for errors.
         unflatten: from the leaves to the parameters' pytree.
+        loss_dtype: of the summed loss and the count.
         first_pipeline: how many of the stages, the first ones, are those of the first pipeline:
             the last of them knows the loss, and rows that each pipeline updates are reduced over
             by this one. None: all.
@@ -88,7 +90,7 @@ def divide_update(
         InputError: the optimizer mixes the elements of parameters that lie on different stages
             other than through scalars.
     """
-    flat = _trace(optimizer, parameters, unflatten)
+    flat = _trace(optimizer, parameters, unflatten, loss_dtype)
     analysis = UpdateAnalysis(flat, parameters, parts, names, first_pipeline or len(parts))
     every = [message for found in analysis.messages.values() for message in found]
     groups: dict[tuple[int, int], list[Message]] = {}
@@ -170,9 +172,10 @@ def _means(parameters: Sequence[Any], gradients: Sequence[Any], count: Any) -> l
 
 
 def _metrics(means: Sequence[Any], total: Any, count: Any) -> tuple[Any, Any, Any]:
-    squares = [optax.tree.norm(mean.astype(jnp.float32), squared=True) for mean in means]
+    wide = max((accumulator_dtype(mean.dtype) for mean in means), key=lambda each: each.itemsize)
+    squares = [optax.tree.norm(mean.astype(wide), squared=True) for mean in means]
     norm = jnp.sqrt(sum(squares[1:], squares[0]))
-    return total.astype(jnp.float32) / count, norm, jnp.stack(squares)
+    return total.astype(count.dtype) / count, norm, jnp.stack(squares)
 
 
 def _zeros(gradients: Sequence[Any], set_back: bool) -> tuple[list[Any], ...]:
@@ -196,10 +199,11 @@ def _trace(
     optimizer: optax.GradientTransformation,
     parameters: Sequence[jax.ShapeDtypeStruct],
     unflatten: Callable[[Sequence[Any]], Any],
+    loss_dtype: Any,
 ) -> FlatJaxpr:
     state = jax.eval_shape(lambda leaves: optimizer.init(unflatten(leaves)), list(parameters))
     gradients = [jax.ShapeDtypeStruct(p.shape, accumulator_dtype(p.dtype)) for p in parameters]
-    scalar = jax.ShapeDtypeStruct((), jnp.float32)
+    scalar = jax.ShapeDtypeStruct((), loss_dtype)
     _check_asks(state)
     # Optax mixes dtypes in its own arithmetic, whatever the caller is strict about.
     with jax.numpy_dtype_promotion("standard"), _naming_what_it_wants():

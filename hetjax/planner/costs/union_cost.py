@@ -16,7 +16,7 @@ import numpy as np
 
 from hetjax.mesh.cluster import Cluster
 from hetjax.mesh.links import Link
-from hetjax.pipeline.update.divided_update import accumulator_dtype
+from hetjax.pipeline.program.loss import accumulator_dtype
 from hetjax.planner.costs.cost_model import Estimate, estimate, update_seconds
 from hetjax.planner.costs.sharing_cost import exchange_bandwidth
 from hetjax.planner.plan.stage_plan import StagePlan

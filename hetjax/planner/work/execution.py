@@ -12,9 +12,9 @@ from jax.sharding import PartitionSpec
 
 from hetjax.mesh.kinds import DeviceKind
 from hetjax.mesh.links import Link
+from hetjax.pipeline.program.loss import accumulator_dtype
 from hetjax.pipeline.program.traced_program import Program, num_bytes
 from hetjax.pipeline.stages.cutting import ParameterPart
-from hetjax.pipeline.update.divided_update import accumulator_dtype
 from hetjax.planner.plan.stage_plan import Spec
 from hetjax.planner.work.arrays import FloatArray
 from hetjax.planner.work.layer_runs import Runs

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from hetjax.pipeline.stages.backward import accumulator_dtype
+from hetjax.pipeline.program.loss import accumulator_dtype
 from hetjax.pipeline.stages.cutting import ParameterPart
 from hetjax.runtime.compilation.compiling import Argument
 from hetjax.runtime.compilation.partitioners import Layout, Partitioned, Partitioner

@@ -175,11 +175,16 @@ class _StagePrograms:
         first, *others = self.pipelines.loss_stages
         if self.stage != first:
             return []
-        return [*self._own_loss_shapes(), *[_SCALAR] * (2 * len(others))]
+        return [*self._own_loss_shapes(), *[self._summed_loss_shape] * (2 * len(others))]
 
     def _own_loss_shapes(self) -> list[jax.ShapeDtypeStruct]:
         total = jax.ShapeDtypeStruct((), self.shapes.sent[0].dtype)
-        return [*[total] * self.num_microbatches, *[_SCALAR] * self.num_microbatches]
+        counts = [self._summed_loss_shape] * self.num_microbatches
+        return [*[total] * self.num_microbatches, *counts]
+
+    @property
+    def _summed_loss_shape(self) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((), self.pipelines.program.loss_dtype)
 
     def sum_losses(self) -> Partitioned:
         shapes = self._own_loss_shapes()
@@ -235,13 +240,10 @@ class _StagePrograms:
         )
 
 
-_SCALAR = jax.ShapeDtypeStruct((), jnp.float32)
-
-
 def _summed_loss(losses: Sequence[jax.Array], num_microbatches: int) -> tuple[Any, Any]:
     """The summed loss and the count, of those of microbatches and then of other pipelines."""
     own, others = losses[: 2 * num_microbatches], losses[2 * num_microbatches :]
-    totals = [total.astype(jnp.float32) for total in own[:num_microbatches]]
-    totals += others[: len(others) // 2]
     counts = [*own[num_microbatches:], *others[len(others) // 2 :]]
+    totals = [total.astype(counts[0].dtype) for total in own[:num_microbatches]]
+    totals += others[: len(others) // 2]
     return sum(totals[1:], totals[0]), sum(counts[1:], counts[0])

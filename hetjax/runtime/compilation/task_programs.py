@@ -8,7 +8,8 @@ from typing import Any
 
 import jax
 
-from hetjax.pipeline.stages.backward import Reads, StagePrograms, accumulator_dtype
+from hetjax.pipeline.program.loss import accumulator_dtype
+from hetjax.pipeline.stages.backward import Reads, StagePrograms
 from hetjax.runtime.compilation.compiling import Argument
 from hetjax.runtime.compilation.partitioners import Layout, Partitioned, Partitioner
 from hetjax.runtime.instructions.instruction_list import WEIGHT_GRADIENT

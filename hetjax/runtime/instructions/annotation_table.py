@@ -10,11 +10,10 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import jax
-import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from hetjax.pipeline.build import PipelinePrograms
-from hetjax.pipeline.stages.backward import accumulator_dtype
+from hetjax.pipeline.program.loss import accumulator_dtype
 from hetjax.pipeline.stages.cutting import ParameterPart
 from hetjax.planner.plan.plan import Plan
 from hetjax.runtime.instructions.buffers import (
@@ -183,7 +182,7 @@ class _TableRows:
             yield ReceivedCotangent, self._examples(wanted, [programs.sent[i] for i in wanted])
 
     def _of_updates(self) -> Iterator[tuple[type[Buffer], AnnotatedLeaves]]:
-        scalar = jax.ShapeDtypeStruct((), np.float32)
+        scalar = jax.ShapeDtypeStruct((), self.pipelines.program.loss_dtype)
         yield PipelineLoss, self._whole(("sum", "count"), (scalar, scalar))
         messages = [
             ((phase, sender, place), shape)

@@ -13,8 +13,9 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding
 
+from hetjax.pipeline.program.loss import accumulator_dtype
 from hetjax.pipeline.program.traced_program import Program, num_bytes, trace
-from hetjax.pipeline.stages.backward import Reads, StagePrograms, accumulator_dtype, differentiate
+from hetjax.pipeline.stages.backward import Reads, StagePrograms, differentiate
 from hetjax.pipeline.stages.cutting import crossing_values, cut
 from hetjax.pipeline.update.divided_update import update_function
 from hetjax.planner.profiler.measurement import Measured, Measurement, Request, typical
