@@ -138,6 +138,11 @@ class Subgroup:
         return self if self.spec == PartitionSpec() else self.with_spec(PartitionSpec())
 
     @property
+    def num_devices(self) -> int:
+        """How many devices it has."""
+        return len(self.devices)
+
+    @property
     def named_axes(self) -> tuple[tuple[str, ...], tuple[int, ...]]:
         """Names and sizes of the axes of its mesh, which has one also where none is named."""
         axes = self.axes or (("device", 1),)

@@ -106,6 +106,8 @@ class EquationLayouts:
         self, node: Compute, place: int, shapes: Sequence[Any], held: Annotations
     ) -> list[PartitionSpec]:
         """The results' shardings inside one submesh."""
+        if node.union[place].num_devices == 1 and not node.bodies:
+            return [PartitionSpec()] * len(node.equation.outvars)
         mesh = _abstract_mesh(node.union[place])
         operands = [shape_on(mesh, place, *pair) for pair in zip(shapes, held, strict=True)]
         if node.bodies:

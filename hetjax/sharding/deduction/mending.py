@@ -62,7 +62,7 @@ def widths_of(annotations: Annotations, shapes: Sequence[Any]) -> Widths:
 
 def proposals(
     equation: _compat.JaxprEqn, shapes: Sequence[Any], held: Annotations, widths: Widths
-) -> list[Proposal]:
+) -> Iterator[Proposal]:
     """Ways in which the operands of an equation could lie.
 
     Args:
@@ -71,12 +71,12 @@ def proposals(
         held: how each lies; None for one that is known everywhere.
         widths: how dimensions of some sizes are shared elsewhere in the program.
 
-    Returns:
+    Yields:
         Proposals, some of which may turn out not to do; first those by which devices lack little.
     """
     signature = signature_of(equation) or indivisible(equation)
     unions = {union_of(annotation): None for annotation in held if annotation is not None}
-    found: dict[Proposal, int] = {}
+    found: dict[_Agreed, int] = {}
     for union in unions:
         written = tuple(_over(union, *pair) for pair in zip(held, shapes, strict=True))
         operands = _Operands(signature, union, tuple(s.shape for s in shapes), written)
@@ -85,9 +85,15 @@ def proposals(
         else:
             tops = [_all_whole(held), *_shared(operands, widths), *_summands(operands)]
         for each in dict.fromkeys(tops):
-            for lacking, proposal in _with_specs(operands, each):
-                found.setdefault(proposal, lacking)
-    return sorted(found, key=lambda proposal: found[proposal])
+            for lacking, specs in _with_specs(operands, each):
+                found.setdefault(_Agreed(union, each, specs), lacking)
+    # Of many only the first few are asked for.
+    made: set[Proposal] = set()
+    for agreed in sorted(found, key=lambda agreed: found[agreed]):
+        proposal = agreed.proposal()
+        if proposal not in made:
+            made.add(proposal)
+            yield proposal
 
 
 def _over(union: Union, annotation: HSharding | None, shape: Any) -> HSharding | None:
@@ -118,6 +124,16 @@ class _Operands:
         return {}
 
     @cached_property
+    def labels(self) -> dict[int, int]:
+        """The labels of all operands, and how many units each has."""
+        return {
+            label.name: shape[dimension] // label.scale
+            for labels, shape in zip(self.signature.operands, self.shapes, strict=True)
+            for dimension, label in enumerate(labels)
+            if label is not None
+        }
+
+    @cached_property
     def layouts(self) -> list[Mapping[int, Shard]]:
         """What each device holds of each operand now."""
         pairs = zip(self.held, self.shapes, strict=True)
@@ -139,6 +155,15 @@ class _Operands:
         if not set(group.devices) <= set(layout):
             return PartitionSpec()
         return spec_over(group, layout) or PartitionSpec()
+
+    @cached_property
+    def is_divided(self) -> list[bool]:
+        """Of each submesh, whether it divides an operand now, or has summands of one."""
+        places = range(len(self.shapes))
+        return [
+            any(self.spec(place, group) != PartitionSpec() for place in places)
+            for group in self.union
+        ]
 
     def is_here(self, place: int) -> bool:
         """Whether an operand lies on the union."""
@@ -166,7 +191,7 @@ def _shared(operands: _Operands, widths: Widths) -> Iterator[Tops]:
     signature, count = operands.signature, len(operands.union)
     if count == 1:
         return
-    for name, units in _labels(operands).items():
+    for name, units in operands.labels.items():
         passes = all(
             name in signature.summed or any(label and label.name == name for label in labels)
             for labels in signature.results
@@ -179,16 +204,6 @@ def _shared(operands: _Operands, widths: Widths) -> Iterator[Tops]:
                     None if a is None else _divided(operands, i, name, each, is_kept=is_kept)
                     for i, a in enumerate(operands.held)
                 )
-
-
-def _labels(operands: _Operands) -> dict[int, int]:
-    """The labels of all operands, and how many units each has."""
-    return {
-        label.name: shape[dimension] // label.scale
-        for labels, shape in zip(operands.signature.operands, operands.shapes, strict=True)
-        for dimension, label in enumerate(labels)
-        if label is not None
-    }
 
 
 def _unit_widths(
@@ -261,21 +276,21 @@ Specs = tuple[PartitionSpec | None, ...]
 """The sharding of each operand inside a submesh."""
 
 
-def _with_specs(operands: _Operands, tops: Tops) -> Iterator[tuple[int, Proposal]]:
-    """Proposals for the shardings inside submeshes, with how much devices would lack.
+def _with_specs(operands: _Operands, tops: Tops) -> Iterator[tuple[int, tuple[Specs, ...]]]:
+    """The shardings inside each submesh, with how much devices would lack.
 
     The first takes for each submesh what suits it best.
     """
     variants = list(_variants(operands, tops))
-    choices: list[dict[Specs, int]] = []
-    for place in range(len(operands.union)):
-        specs = dict.fromkeys(_specs(operands, tops, place, variant) for variant in variants)
-        choices.append({each: _lacking(operands, tops, place, each) for each in specs})
-    best = [min(each, key=lambda specs: each[specs]) for each in choices]
-    alike = ([_specs(operands, tops, i, v) for i in range(len(choices))] for v in variants)
-    for specs in (best, *alike):
-        lacking = sum(each[own] for each, own in zip(choices, specs, strict=True))
-        yield lacking, _proposal(operands, tops, specs)
+    places = range(len(operands.union))
+    found = [[_specs(operands, tops, place, each) for each in variants] for place in places]
+    choices = [
+        {each: _lacking(operands, tops, place, each) for each in dict.fromkeys(specs)}
+        for place, specs in enumerate(found)
+    ]
+    best = tuple(min(each, key=lambda specs: each[specs]) for each in choices)
+    for specs in dict.fromkeys((best, *zip(*found, strict=True))):
+        yield sum(each[own] for each, own in zip(choices, specs, strict=True)), specs
 
 
 def _variants(operands: _Operands, tops: Tops) -> Iterator[_Variant]:
@@ -284,13 +299,16 @@ def _variants(operands: _Operands, tops: Tops) -> Iterator[_Variant]:
     for order in dict.fromkeys((tuple(by_size), tuple(reversed(by_size)))):
         yield _Variant(order, sums_stay=True)
         yield _Variant(order)
-        for target in _labels(operands):
+        for target in operands.labels:
             yield _Variant(order, target=target)
             yield _Variant(order, target=target, wholly=True)
 
 
 def _specs(operands: _Operands, tops: Tops, at: int, variant: _Variant) -> Specs:
     """The shardings inside a submesh by one way to agree."""
+    is_alone = operands.union[at].num_devices == 1
+    if is_alone or not (variant.wholly or operands.is_divided[at]):
+        return tuple(None if top is None else PartitionSpec() for top in tops)
     regions = tuple(
         None if top is None else _extent(shape, top, at)
         for shape, top in zip(operands.shapes, tops, strict=True)
@@ -345,18 +363,32 @@ def _lack(operands: _Operands, place: int, at: int, top: TopTier, spec: Partitio
     return total
 
 
-def _proposal(operands: _Operands, tops: Tops, specs: Sequence[Specs]) -> Proposal:
-    found: list[HSharding | None] = []
-    for place, top in enumerate(tops):
-        if top is None:
-            found.append(None)
-            continue
-        hdim = top.hdim if len(operands.union) > 1 else DUPLICATE
+class _Agreed(NamedTuple):
+    """How operands agree at both tiers.
+
+    Args:
+        union: the submeshes.
+        tops: what they share each operand along.
+        specs: for each submesh, the shardings inside it.
+    """
+
+    union: Union
+    tops: Tops
+    specs: tuple[Specs, ...]
+
+    def proposal(self) -> Proposal:
+        """The same, as annotations."""
+        return tuple(
+            None if top is None else self._annotation(place, top)
+            for place, top in enumerate(self.tops)
+        )
+
+    def _annotation(self, place: int, top: TopTier) -> HSharding:
+        hdim = top.hdim if len(self.union) > 1 else DUPLICATE
         sizes = top.widths if isinstance(hdim, int) else ()
-        pairs = zip(operands.union, (each[place] for each in specs), strict=True)
+        pairs = zip(self.union, (each[place] for each in self.specs), strict=True)
         groups = tuple(group.with_spec(spec or PartitionSpec()) for group, spec in pairs)
-        found.append(HSharding(groups, hdim, sizes))
-    return tuple(found)
+        return HSharding(groups, hdim, sizes)
 
 
 def _extent(shape: tuple[int, ...], top: TopTier, at: int) -> tuple[int, ...]:

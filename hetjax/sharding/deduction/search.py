@@ -231,7 +231,7 @@ class Deducer:
     def _proposed(self, flat: FlatEquation, layouts: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
         shapes, held = self._shapes(flat), [self._layouts[number] for number in layouts]
         found = proposals(flat.equation, shapes, held, self._widths)
-        for proposal in found[:MOST_PROPOSALS]:
+        for proposal in itertools.islice(found, MOST_PROPOSALS):
             vector = self._taken(flat, tuple(self._number(each) for each in proposal))
             if vector is not None and self._is_possible(flat, layouts, vector):
                 yield vector
