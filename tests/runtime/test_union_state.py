@@ -14,7 +14,7 @@ from cases import CLUSTER, examples, random_model, random_plan, trace_model
 from execution import gathered_parameters, gathered_state, one_device_steps
 from hypothesis import given
 from hypothesis import strategies as st
-from random_unions import random_union_plan
+from random_unions import Most, random_union_plan
 from small_models import Model, make_batch
 from switched_states import OPTIMIZER, assert_same
 
@@ -136,7 +136,7 @@ def random_plans(seed: int) -> tuple[Laid, Laid, Laid]:
     rng = Random(seed)
     model = random_model(rng)
     plain = random_plan(rng, model, rng.choice([[(2, 4)], [(2, 4), (1, 8)]]))
-    unions = [random_union_plan(rng, model, 3) for _ in range(2)]
+    unions = [random_union_plan(rng, model, Most(stages=3, cluster=CLUSTER)) for _ in range(2)]
     return Laid(model, unions[0]), Laid(model, plain), Laid(model, unions[1])
 
 

@@ -13,25 +13,31 @@ from cases import Case, examples
 from execution import gathered_parameters, job_of, one_device_steps, running, train
 from hypothesis import given
 from hypothesis import strategies as st
-from one_device import TOLERANCE, check_gradients
-from random_unions import random_union_case
+from one_device import TOLERANCE, check_gradients, float64, tolerance_of
+from random_unions import ONE_STAGE, THREE_WORKERS, random_union_case
 from ray_jobs import (
     BATCH,
     OPTIMIZER,
+    RUNTIMES,
     SHARES,
     SIZE,
     Tokens,
     loss,
+    make_plan_of_two_pipelines,
     make_trainer,
     parameters,
     union_plan,
 )
 from small_models import make_batch
 
+from hetjax import Trainer
+from hetjax.mesh import SubMesh
 from hetjax.pipeline.program.traced_program import trace
 from hetjax.pipeline.schedules.warm_up import one_f_one_b
-from hetjax.planner import Share, Shares
+from hetjax.planner import Member, Share, Shares, StagePlan
 from hetjax.runtime.workers.job import Job, build, transfers
+
+NUMBERS = st.integers(0, 2**32 - 1)
 
 
 def one_device_losses(steps: int) -> list[float]:
@@ -73,15 +79,50 @@ def test_on_ray_it_computes_what_one_process_does(shares: str):
     assert found["ray"] == found["local"]
 
 
-@examples(usual=4)
-@given(number=st.integers(0, 2**32 - 1))
+@examples(usual=30)
+@given(number=NUMBERS)
 def test_loss_and_gradients_of_unions_equal_those_of_one_device(number: int):
-    check_gradients(random_union_case(Random(number)))
+    check_gradients(random_union_case(Random(number)), evaluates=True)
+
+
+@examples(usual=3)
+@given(number=NUMBERS)
+def test_in_float64_they_do_to_twelve_digits(number: int):
+    with float64():
+        check_gradients(random_union_case(Random(number), double=True), evaluates=True)
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_cluster")
+@examples(usual=3, full=20)
+@given(number=NUMBERS)
+def test_random_unions_compute_on_ray_what_they_do_in_one_process(number: int):
+    case = random_union_case(Random(number), THREE_WORKERS)
+    # Adam makes a whole step of a gradient that is nothing but rounding, unless epsilon is larger.
+    optimizer = optax.adamw(1e-3, eps=1e-5)
+    batches = [make_batch(case.plan.batch_size, seed) for seed in range(3)]
+    found = {}
+    for name, runtime in RUNTIMES.items():
+        with Trainer(
+            plan=case.plan,
+            loss_function=case.model.loss,
+            parameters=case.model.init,
+            optimizer=optimizer,
+            batch=batches[0],
+            runtime=runtime,
+        ) as trainer:
+            losses = [trainer.train_step(batch).loss for batch in batches]
+            found[name] = losses, jax.tree.map(np.asarray, trainer.parameters())
+    assert found["ray"][0] == found["local"][0]
+    jax.tree.map(np.testing.assert_array_equal, found["ray"][1], found["local"][1])
+    with jax.numpy_dtype_promotion("standard"):
+        expected = [loss for loss, _ in one_device_steps(case.model, optimizer, batches)]
+    np.testing.assert_allclose(found["ray"][0], expected, rtol=tolerance_of(case.model))
 
 
 def test_members_hold_the_same_bits_of_what_they_share():
     """Each updates its share of what all have, and gives it to the others."""
-    case = random_union_case(Random(0))
+    case = random_union_case(Random(0), ONE_STAGE)
     optimizer = optax.adamw(1e-3, eps=1e-5)
     batches = [make_batch(case.plan.batch_size, seed) for seed in range(3)]
     with running(job_of(case, optimizer)) as executor:
@@ -110,7 +151,27 @@ def _with_one_microbatch(case: Case) -> Case:
 
 
 def test_one_microbatch_has_no_sums_to_keep():
-    check_gradients(_with_one_microbatch(random_union_case(Random(3))))
+    check_gradients(_with_one_microbatch(random_union_case(Random(3), ONE_STAGE)))
+
+
+def _on_two_devices(stage: StagePlan, shares: Shares) -> StagePlan:
+    """A stage with a member on each of its two devices."""
+    submesh = stage.submesh
+    singles = (SubMesh(submesh.subcluster, submesh.start + i, (1, 1)) for i in range(2))
+    return replace(stage, members=tuple(Member(each, (1, 1)) for each in singles), shares=shares)
+
+
+def test_rows_of_a_part_are_those_that_its_members_have():
+    """Stages hold rows of a parameter where a scan is cut, and update rows for all pipelines."""
+    plan = replace(make_plan_of_two_pipelines(), shard_optimizer_state=True)
+    parameters = {"embedding": Share(0, (5, 8)), "blocks/in": Share(0, (1, 3))}
+    one, two = plan.pipelines
+    whole = _on_two_devices(one.stages[0], Shares(batch=(3, 1), parameters=parameters))
+    half = _on_two_devices(two.stages[0], Shares(parameters=parameters))
+    one, two = replace(one, stages=(whole,)), replace(two, stages=(half, two.stages[1]))
+    with make_trainer("local", replace(plan, pipelines=(one, two))) as trainer:
+        found = [trainer.train_step().loss for _ in range(5)]
+    np.testing.assert_allclose(found, one_device_losses(5), rtol=TOLERANCE)
 
 
 def test_a_value_lies_as_its_share_says():

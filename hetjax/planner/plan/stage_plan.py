@@ -65,7 +65,8 @@ class Shares:
     Args:
         batch: how many examples of a microbatch each member computes; where empty, every member
             computes all of them.
-        parameters: how parameters lie, by their path.
+        parameters: how parameters lie, by their path; sizes are of the whole parameter, and where a
+            stage has some of its rows, each member has those of its own.
         values: how values lie that the stage makes, by their number in the program.
 
     Example:

@@ -199,7 +199,13 @@ class StageAnnotator:
         )
 
     def _share(self, part: ParameterPart) -> Share | None:
-        return self.plan.shares.parameters.get(self._name(part))
+        share = self.plan.shares.parameters.get(self._name(part))
+        if share is None or share.dimension != 0 or part.stop is None:
+            return share
+        # A plan shares the rows of the whole parameter: of some, each member has those of its own.
+        ends = (min(max(end, part.start), part.stop) for end in itertools.accumulate(share.sizes))
+        pairs = itertools.pairwise((part.start, *ends))
+        return Share(0, tuple(stop - start for start, stop in pairs))
 
     def _update_share(self, part: ParameterPart, shape: Sequence[int]) -> Share | None:
         """The share of a parameter that each member updates.
