@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from jax.sharding import PartitionSpec
 
@@ -76,6 +76,23 @@ def without_idle_axes(annotation: HSharding) -> HSharding:
     return replace(annotation, subgroups=tuple(found))
 
 
+@dataclass(frozen=True)
+class Passed:
+    """How members share the results of an equation.
+
+    Args:
+        results: the top tier of each result.
+        taken: what each member takes of operands that all have whole.
+        label: what the operands are divided along; None where nothing is.
+        widths: how much of it each member has.
+    """
+
+    results: list[TopTier]
+    taken: Mapping[int, Taken] = field(default_factory=dict)
+    label: int | None = None
+    widths: tuple[int, ...] = ()
+
+
 def pass_through(node: Compute, tops: Sequence[TopTier]) -> tuple[Compute, list[TopTier]]:
     """How an equation's results are shared, given how its operands are.
 
@@ -91,18 +108,40 @@ def pass_through(node: Compute, tops: Sequence[TopTier]) -> tuple[Compute, list[
 
     Source: Hetu v2, section 5.2 (figure 11).
     """
-    partial = {place for place, top in enumerate(tops) if top.hdim == PARTIAL}
-    signature = node.signature
+    passed = shares_passed(node.equation, node.signature, tops)
+    if passed.label is None:
+        return replace(node, taken=passed.taken) if passed.taken else node, passed.results
+    resized = tuple(node.signature.resized(passed.label, width) for width in passed.widths)
+    return replace(node, taken=passed.taken, resized=resized), passed.results
+
+
+def shares_passed(
+    equation: _compat.JaxprEqn, signature: Signature, tops: Sequence[TopTier]
+) -> Passed:
+    """How an equation's results are shared, by its signature alone.
+
+    Args:
+        equation: the equation.
+        signature: its signature.
+        tops: how each operand is shared.
+
+    Returns:
+        How the results are, and what each submesh takes of the operands.
+
+    Raises:
+        OperandError: the operands cannot be taken so.
+    """
     if not signature.is_known:
         for place, top in enumerate(tops):
             if top != WHOLE:
-                name = node.equation.primitive.name
+                name = equation.primitive.name
                 raise OperandError(place, f"submeshes share it, and {name} has no rule for that")
+    partial = {place for place, top in enumerate(tops) if top.hdim == PARTIAL}
     if partial:
-        return _sum_of_parts(node, tops, partial)
+        return _sum_of_parts(equation, signature, tops, partial)
     label, widths = _label(signature, tops)
     if label is None:
-        return node, [WHOLE] * len(node.equation.outvars)
+        return Passed([WHOLE] * len(equation.outvars))
     taken = {}
     for place, (top, labels) in enumerate(zip(tops, signature.operands, strict=True)):
         found = _place_of(label, labels)
@@ -120,15 +159,14 @@ def pass_through(node: Compute, tops: Sequence[TopTier]) -> tuple[Compute, list[
         else:
             first = next(place for place, top in enumerate(tops) if top.hdim != DUPLICATE)
             raise OperandError(first, "its division does not pass to the result")
-    resized = tuple(signature.resized(label, width) for width in widths)
-    return replace(node, taken=taken, resized=resized), results
+    return Passed(results, taken, label, widths)
 
 
 def _sum_of_parts(
-    node: Compute, tops: Sequence[TopTier], partial: set[int]
-) -> tuple[Compute, list[TopTier]]:
+    equation: _compat.JaxprEqn, signature: Signature, tops: Sequence[TopTier], partial: set[int]
+) -> Passed:
     """An equation of operands that submeshes have summands of."""
-    together = next((each for each in node.signature.linear if partial <= each), None)
+    together = next((each for each in signature.linear if partial <= each), None)
     if together is None:
         raise OperandError(
             min(partial), "submeshes have summands of it, and this is no linear function of it"
@@ -137,7 +175,7 @@ def _sum_of_parts(
         if place not in partial and top.hdim != DUPLICATE:
             raise OperandError(place, "it is divided among submeshes that have summands")
     taken = {place: Taken(None) for place in together - partial}
-    return replace(node, taken=taken), [TopTier(PARTIAL)] * len(node.equation.outvars)
+    return Passed([TopTier(PARTIAL)] * len(equation.outvars), taken)
 
 
 def _label(signature: Signature, tops: Sequence[TopTier]) -> tuple[int | None, tuple[int, ...]]:
