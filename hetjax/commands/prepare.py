@@ -11,7 +11,6 @@ from typing import Any
 
 from hetjax.commands.collecting import seldom_collected
 from hetjax.commands.devices import use_devices
-from hetjax.commands.problems import Problems
 from hetjax.commands.profiling import check_measured, profile_database, with_profile
 from hetjax.configuration import Configuration
 from hetjax.configuration.make import Ingredients
@@ -21,7 +20,6 @@ from hetjax.pipeline.program.traced_program import Program, trace, with_examples
 from hetjax.planner import (
     MAX_PIPELINES,
     Alternative,
-    Choice,
     DynamicProgram,
     Found,
     PartAlone,
@@ -29,7 +27,6 @@ from hetjax.planner import (
     Plan,
     PlanningProblem,
     PlanOptions,
-    choose_microbatches,
     complete,
     does_not_fit,
     make_problem,
@@ -39,9 +36,17 @@ from hetjax.planner import (
 )
 from hetjax.planner.costs.predict import check_predictable
 from hetjax.planner.harp.lost_devices import lost_in_part
-from hetjax.planner.harp.microbatches import PROMISING, divisors, improve_promising, look_at
+from hetjax.planner.harp.microbatches import (
+    PROMISING,
+    choose_among,
+    divisors,
+    improve_promising,
+    look_at,
+    notes_of,
+)
 from hetjax.planner.plan.plan import validate_for
 from hetjax.planner.problem.problem import trace_microbatch
+from hetjax.planner.problem.problems import Problems
 from hetjax.planner.profiler import ProfileDatabase
 from hetjax.planner.work.profile import Profile
 from hetjax.report import format_bytes
@@ -306,7 +311,7 @@ def problem_to_profile(ingredients: Ingredients, cluster: Cluster) -> PlanningPr
         return _problem(ingredients, cluster, train.microbatches)
     counts = divisors(train.batch_size)
     problems = _problems(ingredients, cluster, counts)
-    return _chosen(problems, train.batch_size, counts).problem
+    return choose_among(problems, train.batch_size, DynamicProgram(), counts).problem
 
 
 @seldom_collected()
@@ -345,31 +350,18 @@ def _find(
         found = planner.find(problem)
         if found is None:
             raise InputError(does_not_fit(problem))
+        found = replace(found, plan=replace(found.plan, notes=notes_of(problem)))
         return Planned(problem, found, counts, problems)
     if database is not None:
         measured = [n for n in counts if problems.of(n).profile.measurements]
         if not measured:
             check_measured(problems.of(batch_size), database)
         counts = tuple(measured)
-    choice = _chosen(problems, batch_size, counts, told)
+    choice = choose_among(problems, batch_size, planner, counts, told)
+    if choice.found.plan.notes:
+        # Parts of the cluster are compared by what they take for the same loss.
+        counts = (choice.problem.num_microbatches,)
     return Planned(choice.problem, choice.found, counts, problems, choice.others)
-
-
-def _chosen(
-    problems: Problems,
-    batch_size: int,
-    counts: tuple[int, ...],
-    told: Callable[[int, int, str], None] | None = None,
-) -> Choice:
-    """The best number of microbatches."""
-    was_misled = problems.is_misled
-    choice = choose_microbatches(
-        problems.of, batch_size, DynamicProgram(), counts, told, problems.traced
-    )
-    # Once, since all are traced after it.
-    if problems.is_misled > was_misled:
-        return _chosen(problems, batch_size, counts, told)
-    return choice
 
 
 def _problems(

@@ -95,6 +95,7 @@ def show_plan(
     console.print(lines[1], highlight=False)
     quality = (
         *_quality_lines(prepared, published),
+        *plan.notes,
         *rate_lines(prepared),
         *_cost_lines(prepared),
         *shared_core_lines(plan, prepared.ingredients.configuration),
@@ -417,7 +418,7 @@ def plan_figures(prepared: Prepared) -> dict[str, Any]:
         "planning_seconds": prepared.planning_seconds,
         **_search_figures(prepared),
         "rates": list(rate_lines(prepared)),
-        "notes": list(shared_core_lines(plan, prepared.ingredients.configuration)),
+        "notes": [*plan.notes, *shared_core_lines(plan, prepared.ingredients.configuration)],
         "batch_size": plan.batch_size,
         "pipelines": len(plan.pipelines),
         "num_microbatches": sum(each.num_microbatches for each in plan.pipelines),

@@ -86,8 +86,9 @@ class TrainSettings(SettingsSection):
     steps: Count = Field(default=300, description="training steps of the whole run")
     batch_size: int = Field(default=16, ge=1, le=MAX_BATCH, description="examples in one step")
     microbatches: Microbatches | None = Field(
-        default=4,
-        description="microbatches into which a step's batch is divided; None for the fastest",
+        default=None,
+        description="microbatches into which a step's batch is divided; None for the fastest, or "
+        "for as few as fit where another number is another loss",
     )
     seed: int = Field(
         default=0,

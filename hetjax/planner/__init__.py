@@ -6,8 +6,10 @@ A plan is data: `Plan` and the file that holds it. A planner is anything that ma
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import optax
@@ -15,6 +17,7 @@ from jaxtyping import PyTree
 
 from hetjax.errors import InputError
 from hetjax.mesh.cluster import Cluster
+from hetjax.pipeline.program.traced_program import Program
 from hetjax.planner.annotated.annotated_plan import plan_of_annotations
 from hetjax.planner.costs.complete import complete
 from hetjax.planner.costs.predict import (
@@ -35,7 +38,13 @@ from hetjax.planner.costs.quality import (
 )
 from hetjax.planner.harp.alternatives import differences, next_best
 from hetjax.planner.harp.dynamic_program import Alternative, DynamicProgram, Found
-from hetjax.planner.harp.microbatches import Choice, choose_microbatches
+from hetjax.planner.harp.microbatches import (
+    Choice,
+    choose_among,
+    choose_microbatches,
+    divisors,
+    notes_of,
+)
 from hetjax.planner.harp.mixing import PartAlone, parts_alone
 from hetjax.planner.harp.no_fit import does_not_fit
 from hetjax.planner.plan.plan import Plan, validate, validate_for
@@ -43,7 +52,15 @@ from hetjax.planner.plan.prediction import Prediction, StagePrediction
 from hetjax.planner.plan.prices import OBJECTIVES, step_cost
 from hetjax.planner.plan.stage_plan import Member, PipelinePlan, Share, Shares, StagePlan
 from hetjax.planner.problem.options import DEFAULTS, MAX_PIPELINES, PlanOptions
-from hetjax.planner.problem.problem import Planner, PlanningProblem, as_cluster, make_problem
+from hetjax.planner.problem.problem import (
+    Planner,
+    PlanningProblem,
+    as_cluster,
+    make_problem,
+    num_examples,
+    trace_microbatch,
+)
+from hetjax.planner.problem.problems import Problems
 
 __all__ = [
     "MAX_PIPELINES",
@@ -98,7 +115,7 @@ def plan(
     *,
     cluster: Cluster | str | os.PathLike[str],
     optimizer: optax.GradientTransformation,
-    num_microbatches: int,
+    num_microbatches: int | None = None,
     has_aux: bool = False,
     options: PlanOptions = DEFAULTS,
     planner: Planner | None = None,
@@ -113,7 +130,9 @@ def plan(
         batch: the batch of a whole step, pytree of arrays or shapes; first axes are the examples.
         cluster: the devices and their links, or the path of a cluster file.
         optimizer: the Optax transformation, whose state takes memory.
-        num_microbatches: into how many microbatches the batch is divided.
+        num_microbatches: into how many microbatches the batch is divided; None for the number with
+            the best plan, or for the fewest that fit where another number is another loss, as with
+            batch normalisation (the plan's notes say so then).
         has_aux: whether the loss function returns a pair of that and a pytree of scalars, as in
             `jax.value_and_grad`.
         options: what the plan may be, such as ``PlanOptions(max_pipelines=1)``, and what it makes
@@ -129,7 +148,8 @@ def plan(
 
     Raises:
         InputError: a value is not allowed, the batch does not divide, a price is missing, the
-            model fits nowhere, or annotations say what a plan cannot hold.
+            model fits nowhere, annotations say what a plan cannot hold, or no number of
+            microbatches is given beside them or another planner.
 
     Example:
         >>> import jax
@@ -170,7 +190,14 @@ def plan(
         fast[0:2] 1x2 tensor 2
         slow[0:1] 1x1 one device
     """
+    if num_microbatches is None and (annotations is not None or planner is not None):
+        given = "annotations" if annotations is not None else "planner"
+        raise InputError(
+            f"num_microbatches is None, which has hetjax's own planner choose it; give a number "
+            f"beside {given}"
+        )
     if annotations is not None:
+        assert num_microbatches is not None, "a number is given beside annotations"
         if planner is not None:
             raise InputError("planner: given beside annotations, which say what the plan is")
         return plan_of_annotations(
@@ -183,17 +210,40 @@ def plan(
             has_aux=has_aux,
             options=options,
         )
-    problem = make_problem(
+    ask = functools.partial(
+        make_problem,
         loss_function,
         parameters,
         batch,
         cluster=cluster,
         optimizer=optimizer,
-        num_microbatches=num_microbatches,
         has_aux=has_aux,
         options=options,
     )
-    return solve(problem, planner)
+    if num_microbatches is None:
+        trace = functools.partial(
+            trace_microbatch, loss_function, parameters, batch, has_aux=has_aux
+        )
+        return _with_chosen_number(ask, trace, num_examples(batch))
+    problem = ask(num_microbatches=num_microbatches)
+    return replace(solve(problem, planner), notes=notes_of(problem))
+
+
+def _with_chosen_number(
+    ask: Callable[..., PlanningProblem],
+    trace: Callable[..., tuple[Program, int]],
+    batch_size: int,
+) -> Plan:
+    """The plan with the number of microbatches that the planner chooses."""
+    counts = divisors(batch_size)
+    problems = Problems(
+        lambda count: ask(num_microbatches=count),
+        lambda count: trace(num_microbatches=count)[0],
+        batch_size,
+        counts,
+    )
+    choice = choose_among(problems, batch_size, DynamicProgram(), counts)
+    return complete(choice.found.plan, choice.problem)
 
 
 def solve(problem: PlanningProblem, planner: Planner | None = None) -> Plan:

@@ -42,7 +42,7 @@ class PlanReport:
 
     Args:
         title: what stands above.
-        summary: one line below it.
+        summary: one line below it, before the plan's notes.
         plan: the plan, with a prediction.
         timeline: the step as it is predicted.
         dtype: the dtype whose peak rate is shown.
@@ -78,7 +78,7 @@ def write_plan_page(path: str | os.PathLike[str], report: PlanReport) -> None:
     page = fill(
         part_of_page("plan_page.html"),
         title=html.escape(report.title),
-        summary=html.escape(report.summary),
+        summary="<br>".join(map(html.escape, (report.summary, *plan.notes))),
         style=part_of_page("timeline_page.css") + part_of_page("plan_page.css"),
         figures=_figures(report.figures),
         limits="\n".join(share_lane(words, share) for words, share in report.limits),

@@ -493,5 +493,5 @@ class Trainer:
 
 def _without_prediction(plan: Plan) -> str:
     """What tells plans apart that compute in other ways."""
-    bare = replace(plan, prediction=None, planner="", lost_devices=())
+    bare = replace(plan, prediction=None, planner="", lost_devices=(), notes=())
     return json.dumps(bare.to_json_dict())

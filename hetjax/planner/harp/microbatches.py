@@ -1,10 +1,14 @@
-"""Into how many microbatches a batch is best divided: a choice that the planner makes, too."""
+"""Into how many microbatches a batch is best divided: a choice that the planner makes, too.
+
+Where that changes what the loss is, there are as few as fit; see
+`hetjax.planner.work.coupled_examples`.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hetjax.errors import InputError
 from hetjax.planner.costs.complete import complete
@@ -12,6 +16,8 @@ from hetjax.planner.harp.dynamic_program import Alternative, DynamicProgram, Fou
 from hetjax.planner.harp.no_fit import does_not_fit
 from hetjax.planner.harp.stage_table import submesh_shapes
 from hetjax.planner.problem.problem import PlanningProblem
+from hetjax.planner.problem.problems import Problems
+from hetjax.planner.work.coupled_examples import Coupling, coupling_of
 
 _CLOSE = 0.02
 """By what share a search's own times may differ from those of a whole prediction."""
@@ -30,7 +36,7 @@ class Choice:
 
     Args:
         problem: the problem with this number.
-        found: its plan.
+        found: its plan; where the number was chosen since examples are coupled, its notes say so.
         step_times: seconds of a step for each number that was tried; infinite where nothing fits,
             or where a glance tells that nothing is near the best.
         others: the plans for the other numbers.
@@ -40,6 +46,36 @@ class Choice:
     found: Found
     step_times: dict[int, float]
     others: tuple[Alternative, ...] = ()
+
+
+def choose_among(
+    problems: Problems,
+    batch_size: int,
+    planner: DynamicProgram,
+    counts: Sequence[int],
+    told: Callable[[int, int, str], None] | None = None,
+) -> Choice:
+    """Find the number of microbatches with the best plan, by problems of which few are traced.
+
+    Args:
+        problems: the problems.
+        batch_size: examples in a step.
+        planner: finds the plan for one problem.
+        counts: the numbers to try.
+        told: as for `choose_microbatches`.
+
+    Returns:
+        The best, as `choose_microbatches` finds it.
+
+    Raises:
+        InputError: the model fits with no number.
+    """
+    was_misled = problems.is_misled
+    choice = choose_microbatches(problems.of, batch_size, planner, counts, told, problems.traced)
+    # Once, since all are traced after it.
+    if problems.is_misled > was_misled:
+        return choose_among(problems, batch_size, planner, counts, told)
+    return choice
 
 
 def choose_microbatches(
@@ -52,7 +88,10 @@ def choose_microbatches(
 ) -> Choice:
     """Find the number of microbatches with the best plan by the objective.
 
-    Few large microbatches make bubbles, many small ones cost their start and starve data
+    Where the loss is another one for another number, that is the least with which the model fits:
+    so far as memory allows, what is computed does not depend on the plan.
+
+    Else few large microbatches make bubbles, many small ones cost their start and starve data
     parallelism, which needs a size that it divides: step times go up and down over the divisors of
     the batch. So there is a first look at all of them, and what promises the most is improved.
 
@@ -72,6 +111,9 @@ def choose_microbatches(
         InputError: the model fits with no number; the message is that of the most microbatches.
     """
     tried = counts or divisors(batch_size)
+    coupling = _coupling(traced or problem_for, batch_size, tried)
+    if coupling is not None:
+        return _fewest(coupling, problem_for, planner, tried, told, traced or problem_for)
     fitting = look_at(problem_for, batch_size, planner, tried, told)
     if not fitting:
         raise InputError(does_not_fit(problem_for(max(tried))))
@@ -85,6 +127,66 @@ def choose_microbatches(
     problem, found = _best(fitting, traced or problem_for)
     del plans[problem.num_microbatches]
     return Choice(problem, found, step_times, tuple(plans.values()))
+
+
+def _coupling(
+    problem_for: Callable[[int], PlanningProblem], batch_size: int, counts: Sequence[int]
+) -> Coupling | None:
+    """Why another number of microbatches may be another loss; None where there is no choice."""
+    several = sorted(count for count in counts if count < batch_size)
+    if len(counts) < 2 or not several:
+        return None
+    program = problem_for(several[0]).program
+    coupling = coupling_of(program)
+    if coupling is not None or len(several) == 1:
+        return coupling
+    return coupling_of(program, problem_for(several[-1]).program)
+
+
+def _fewest(
+    coupling: Coupling,
+    problem_for: Callable[[int], PlanningProblem],
+    planner: DynamicProgram,
+    counts: Sequence[int],
+    told: Callable[[int, int, str], None] | None,
+    traced: Callable[[int], PlanningProblem],
+) -> Choice:
+    """The plan with the fewest microbatches that fit."""
+    step_times = dict.fromkeys(counts, float("inf"))
+    for place, count in enumerate(sorted(counts)):
+        problem = problem_for(count)
+        found = planner.find(problem)
+        if told is not None:
+            told(place + 1, len(counts), f"microbatches of {problem.microbatch_size}")
+        if found is not None:
+            step_times[count] = found.step_time
+            plan = replace(found.plan, notes=(_fewest_note(coupling, count),))
+            return Choice(traced(count), replace(found, plan=plan), step_times)
+    raise InputError(does_not_fit(problem_for(max(counts))))
+
+
+def _fewest_note(coupling: Coupling, count: int) -> str:
+    return (
+        f"{count} microbatch{'es' if count > 1 else ''}, the fewest that fit: {coupling}, so "
+        f"another number may be another loss; train.microbatches (num_microbatches in Python) sets "
+        f"one"
+    )
+
+
+def notes_of(problem: PlanningProblem) -> tuple[str, ...]:
+    """What is to be known of a plan with the number of microbatches that was asked for.
+
+    Args:
+        problem: what is planned.
+
+    Returns:
+        A sentence where another number may be another loss.
+    """
+    count = problem.num_microbatches
+    coupling = coupling_of(problem.program) if count > 1 else None
+    if coupling is None:
+        return ()
+    return (f"{coupling}, so another number of microbatches than {count} may be another loss",)
 
 
 def look_at(

@@ -40,6 +40,7 @@ class Plan:
             what it holds, and a pipeline that is lost takes nothing with it.
         lost_devices: devices of the cluster that are gone, in its numbers and in order: a switch to
             this plan asks nothing of them.
+        notes: what is to be known of it, in sentences.
         prediction: what the cost model expects of it, where one was asked.
 
     Example:
@@ -59,6 +60,7 @@ class Plan:
     pipelines: tuple[PipelinePlan, ...]
     shard_optimizer_state: bool = field(default=False, kw_only=True)
     lost_devices: Annotated[tuple[Index, ...], LEFT_OUT_EMPTY] = field(default=(), kw_only=True)
+    notes: Annotated[tuple[Text, ...], LEFT_OUT_EMPTY] = field(default=(), kw_only=True)
     prediction: Prediction | None = field(default=None, kw_only=True)
 
     @property
@@ -113,7 +115,7 @@ class Plan:
 
     def __str__(self) -> str:
         parts = self.cluster, self.pipelines, self.planner, self.prediction
-        return plan_text(*parts, self.lost_devices)
+        return plan_text(*parts, self.lost_devices, self.notes)
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         """What IPython shows of a plan that a cell ends with; its `repr` would fill pages."""

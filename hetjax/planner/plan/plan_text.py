@@ -16,6 +16,7 @@ def plan_text(
     planner: str,
     prediction: Prediction | None,
     lost: Sequence[int] = (),
+    notes: Sequence[str] = (),
 ) -> str:
     """A plan as plain text: the cluster, every stage, microbatches and schedule, what is predicted.
 
@@ -25,11 +26,12 @@ def plan_text(
         planner: what made the plan.
         prediction: what is expected of it; the text of a plan without one says so.
         lost: devices of the cluster that are gone.
+        notes: what is to be known of the plan.
 
     Returns:
         A line for the whole, one for each pipeline, one for each stage and for each member of one
-        that has several, and the predicted step time beside the time that no schedule of these
-        stages can go below. Memory is that of one device.
+        that has several, the predicted step time beside the time that no schedule of these stages
+        can go below, and one for each note. Memory is that of one device.
 
     Example:
         >>> from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster, SubMesh
@@ -62,6 +64,7 @@ def plan_text(
         lines += _stages(pipeline, cluster, first, predicted[first:end])
         first = end
     lines.append(f"  {_prediction(prediction)}")
+    lines += [f"  {note}" for note in notes]
     return "\n".join(lines)
 
 

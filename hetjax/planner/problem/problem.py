@@ -23,7 +23,7 @@ from hetjax.pipeline.layers.structural_layers import (
     StructuralLayers,
     structural_layers,
 )
-from hetjax.pipeline.program.loss import abstract, parameter_shapes
+from hetjax.pipeline.program.loss import abstract, check_examples, parameter_shapes
 from hetjax.pipeline.program.traced_program import Program, num_bytes, trace
 from hetjax.planner.intra_op.tensor_axis import TensorAxis, TensorCosts
 from hetjax.planner.plan.plan import Plan
@@ -208,6 +208,20 @@ def trace_microbatch(
     """
     shapes, microbatch_size = _microbatch(abstract(batch), num_microbatches)
     return trace(loss_function, parameters, shapes, has_aux=has_aux), microbatch_size
+
+
+def num_examples(batch: PyTree) -> int:
+    """How many examples a batch has.
+
+    Args:
+        batch: pytree of arrays or shapes; first axes are the examples.
+
+    Raises:
+        InputError: it has no arrays, or they differ in their number of examples.
+    """
+    shapes, size = _microbatch(abstract(batch), 1)
+    check_examples(shapes)
+    return size
 
 
 def model_figures(

@@ -1,4 +1,4 @@
-"""The planning problems of a configuration, one for every number of microbatches."""
+"""The planning problems of a loss, one for every number of microbatches."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from hetjax.pipeline.program.traced_program import Program
 from hetjax.pipeline.stages.resized import UnlikeError, is_alike
-from hetjax.planner import PlanningProblem
+from hetjax.planner.problem.problem import PlanningProblem
 from hetjax.planner.problem.resized_problem import ResizedProblems, with_program
 
 

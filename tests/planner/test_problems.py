@@ -11,11 +11,11 @@ import optax
 import pytest
 
 from hetjax.commands.collecting import seldom_collected
-from hetjax.commands.problems import Problems
 from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster
 from hetjax.planner import DynamicProgram, PlanningProblem, choose_microbatches, make_problem
 from hetjax.planner.harp.microbatches import Choice, divisors
 from hetjax.planner.problem.problem import trace_microbatch
+from hetjax.planner.problem.problems import Problems
 from hetjax.planner.work import stage_traces as traces_module
 
 BATCH, WIDTH, BLOCKS = 64, 64, 6
