@@ -10,8 +10,9 @@ from statistics import mean, median
 from hetjax.pipeline.timeline.measured_times import seconds_on_link
 from hetjax.pipeline.timeline.timeline import Event, Timeline, link_track, stage_track
 from hetjax.planner import Plan, StagePlan
-from hetjax.report import LinkRow, PredictionRow
-from hetjax.runtime import LinkUse, StepReport
+from hetjax.report import CarrierRow, LinkRow, PredictionRow
+from hetjax.runtime import CarrierCurves, LinkUse, StepReport
+from hetjax.runtime.moves.carriers import taken_sizes
 
 
 @dataclass(frozen=True)
@@ -84,19 +85,20 @@ def _backward_seconds(tasks: Sequence[Event]) -> float:
 
 
 def link_rows(plan: Plan, uses: Sequence[LinkUse]) -> list[LinkRow]:
-    """What the links between stages did in a step.
+    """What the links between stages and among members did in a step.
 
     Args:
         plan: the plan.
         uses: what was seen of each direction.
 
     Returns:
-        One row for each direction.
+        One row for each direction, and each carrier there.
     """
     stages = plan.stages
     return [
         LinkRow(
-            name=f"stage {use.source} to {use.target}",
+            name=_link_name(use),
+            carrier=" and ".join(use.carriers),
             num_bytes=use.num_bytes,
             transfers=use.transfers,
             rate=use.rate,
@@ -106,6 +108,38 @@ def link_rows(plan: Plan, uses: Sequence[LinkUse]) -> list[LinkRow]:
         )
         for use in uses
     ]
+
+
+def _link_name(use: LinkUse) -> str:
+    if use.source == use.target:
+        return f"within stage {use.source}"
+    return f"stage {use.source} to {use.target}"
+
+
+def carrier_rows(curves: CarrierCurves) -> list[CarrierRow]:
+    """What was measured of carriers, and which messages each takes.
+
+    Args:
+        curves: what was measured.
+
+    Returns:
+        One row for each carrier of each link.
+    """
+    several = {end.address for link in curves.links for end in link.between}
+    rows = []
+    for link in curves.links:
+        ends = [str(end) if len(several) > 1 else end.subcluster for end in link.between]
+        name = " and ".join(dict.fromkeys(ends))
+        starts = taken_sizes(link.carriers)
+        spans = {
+            carrier: (start, starts[place + 1][1] if place + 1 < len(starts) else None)
+            for place, (carrier, start) in enumerate(starts)
+        }
+        rows += [
+            CarrierRow(name, carrier, each.latency, each.bandwidth, spans.get(carrier))
+            for carrier, each in link.carriers.items()
+        ]
+    return rows
 
 
 def _bandwidth(plan: Plan, source: StagePlan, target: StagePlan) -> float:

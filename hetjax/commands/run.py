@@ -10,11 +10,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hetjax.commands.command_line import NOT_WRITTEN
-from hetjax.commands.measured import TimedStep, link_rows, live_microbatches, prediction_rows
+from hetjax.commands.measured import (
+    TimedStep,
+    carrier_rows,
+    link_rows,
+    live_microbatches,
+    prediction_rows,
+)
 from hetjax.commands.playing import check_duration, lateness, playing, scale_words
 from hetjax.commands.prepare import Prepared
 from hetjax.commands.signals import EXIT_BASE, StopRequest, doing
 from hetjax.commands.work_folder import (
+    CARRIERS_FILE,
     CHECKPOINTS_FOLDER,
     PAGE_FILE,
     PICTURE_FILE,
@@ -35,6 +42,7 @@ from hetjax.report import (
     MetricsWriter,
     PredictionRow,
     TrainingProgress,
+    carrier_table,
     draw_timeline,
     format_rate,
     format_seconds,
@@ -45,7 +53,13 @@ from hetjax.report import (
     write_timeline_page,
 )
 from hetjax.report.metrics import METRICS_FILE
-from hetjax.runtime import CheckpointOptions, LocalOptions, RayOptions, Trainer
+from hetjax.runtime import (
+    CarrierCurves,
+    CheckpointOptions,
+    LocalOptions,
+    RayOptions,
+    Trainer,
+)
 from hetjax.runtime.checkpoints.saving import check_resumable
 from hetjax.runtime.workers.step_report import exchange_seconds
 
@@ -90,7 +104,7 @@ def run(prepared: Prepared, console: Console, workdir: Path | None, resumption: 
         )
     began = time.perf_counter()
     doing("compiling")
-    with _trainer(prepared, workdir) as trainer:
+    with _trainer(prepared, workdir, _kept_curves(workdir, resumption)) as trainer:
         say(f"stages compiled in {format_seconds(time.perf_counter() - began)}")
         if workdir is not None:
             # Another run may have begun and ended in it since it was looked at.
@@ -101,6 +115,9 @@ def run(prepared: Prepared, console: Console, workdir: Path | None, resumption: 
         if workdir is not None:
             save_configuration(workdir, prepared.ingredients.configuration)
             _write_plan(prepared.plan, workdir)
+            if trainer.carrier_curves.links:
+                with unwritten.writing(CARRIERS_FILE):
+                    trainer.carrier_curves.save(workdir / CARRIERS_FILE)
         if reason := keeps_schedules(prepared.plan):
             wanted = prepared.ingredients.configuration.train
             for name, is_wanted in (("tune", wanted.tune), ("beside", wanted.beside)):
@@ -155,7 +172,14 @@ def _write_plan(plan: Plan, workdir: Path) -> None:
         ) from None
 
 
-def _trainer(prepared: Prepared, workdir: Path | None) -> Trainer:
+def _kept_curves(workdir: Path | None, resumption: Resumption) -> CarrierCurves:
+    """What the run that is gone on with has measured of carriers."""
+    if workdir is None or not resumption.wanted or not (workdir / CARRIERS_FILE).exists():
+        return CarrierCurves()
+    return CarrierCurves.load(workdir / CARRIERS_FILE)
+
+
+def _trainer(prepared: Prepared, workdir: Path | None, curves: CarrierCurves) -> Trainer:
     ingredients = prepared.ingredients
     settings = ingredients.configuration.train
     return Trainer(
@@ -167,14 +191,18 @@ def _trainer(prepared: Prepared, workdir: Path | None) -> Trainer:
         source=ingredients.dataset,
         workdir=workdir,
         checkpoints=CheckpointOptions(settings.keep_last, settings.keep_every),
-        runtime=_runtime(ingredients.configuration, prepared.plan),
+        runtime=_runtime(ingredients.configuration, prepared.plan, curves),
     )
 
 
-def _runtime(configuration: Configuration, plan: Plan) -> LocalOptions | RayOptions:
+def _runtime(
+    configuration: Configuration, plan: Plan, curves: CarrierCurves
+) -> LocalOptions | RayOptions:
     runtime = configuration.runtime
     if runtime.name == "ray":
-        return RayOptions(runtime.ray_address, runtime.cores, runtime.deadline)
+        return RayOptions(
+            runtime.ray_address, runtime.cores, runtime.deadline, runtime.carrier, curves
+        )
     return LocalOptions(play=playing(configuration, plan), deadline=runtime.deadline)
 
 
@@ -360,6 +388,9 @@ def _report(
     if seen.timed and ingredients.configuration.runtime.name == "ray":
         console.print(link_table(link_rows(plan, trainer.link_uses())))
         console.print()
+        if trainer.carrier_curves.links:
+            console.print(carrier_table(carrier_rows(trainer.carrier_curves)))
+            console.print()
     if other_time is not None:
         name = plan.pipeline.schedule.name
         say(f"{beside} takes {other_time / step_time:.2f} times as long as {name}")

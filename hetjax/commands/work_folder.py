@@ -14,6 +14,7 @@ from hetjax.reading import check_path
 
 CONFIGURATION_FILE = "config.gin"
 PLAN_FILE = "plan.json"
+CARRIERS_FILE = "carriers.json"
 PREDICTION_FILE = "prediction.json"
 TIMELINE_FILE = "timeline.json"
 PICTURE_FILE = "timeline.png"

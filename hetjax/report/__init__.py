@@ -3,6 +3,7 @@
 from hetjax.mesh.quantities import format_bytes, format_rate, format_seconds
 from hetjax.report.alternatives_table import OtherPlan, alternatives_table
 from hetjax.report.annotation_picture import visualize
+from hetjax.report.carrier_table import CarrierRow, carrier_table
 from hetjax.report.layer_table import LayerRow, ModuleRun, layer_rows, layer_table, module_runs
 from hetjax.report.metrics import MetricsWriter, read_metrics
 from hetjax.report.parts_table import parts_table
@@ -27,6 +28,7 @@ from hetjax.report.writers import WRITERS, check_writers
 
 __all__ = [
     "WRITERS",
+    "CarrierRow",
     "LayerRow",
     "LinkRow",
     "MetricsWriter",
@@ -37,6 +39,7 @@ __all__ = [
     "StageRow",
     "TrainingProgress",
     "alternatives_table",
+    "carrier_table",
     "check_writers",
     "cluster_table",
     "draw_timeline",

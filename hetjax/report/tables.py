@@ -59,7 +59,7 @@ class PredictionRow:
 
 @dataclass(frozen=True)
 class LinkRow:
-    """What one direction of the link between two stages did in a step.
+    """What one direction of the link between two stages did in a step, by one carrier.
 
     Args:
         name: which, e.g. ``"stage 0 to 1"``.
@@ -69,6 +69,7 @@ class LinkRow:
         bandwidth: bytes/s that the cluster says it has.
         busy: the share of the step, from 0 to 1, in which something was under way.
         wait_seconds: how long the receiving stage waited for it.
+        carrier: what took it, e.g. ``"wire"``.
     """
 
     name: str
@@ -78,6 +79,7 @@ class LinkRow:
     bandwidth: float
     busy: float
     wait_seconds: float
+    carrier: str
 
 
 def cluster_table(cluster: Cluster, dtype: str = "float32") -> Table:
@@ -183,31 +185,32 @@ def prediction_table(rows: Sequence[PredictionRow], title: str = "Predicted and 
 
 
 def link_table(rows: Sequence[LinkRow], title: str = "Links, in a step") -> Table:
-    """What the links between stages carried, how fast, and who waited for it.
+    """What the links between stages carried and by what, how fast, and who waited for it.
 
     Args:
-        rows: one for each direction that was used.
+        rows: one for each direction that was used, and each carrier there.
         title: what stands above the table.
 
     Returns:
         A table for rich to print.
 
     Example:
-        >>> table = link_table([LinkRow("stage 0 to 1", 8_000_000, 16, 23e6, 25e6, 0.9, 0.01)])
-        >>> table.row_count
+        >>> row = LinkRow("stage 0 to 1", 8_000_000, 16, 23e6, 25e6, 0.9, 0.01, "wire")
+        >>> link_table([row]).row_count
         1
     """
     from rich.text import Text
 
-    table = empty_table(title, left=("",))
+    table = empty_table(title, left=("", "carrier"))
     for heading in ("bytes", "transfers", "rate", "in use", "waited for"):
         table.add_column(heading, justify="right")
     for row in rows:
         table.add_row(
             Text(row.name),
+            row.carrier,
             format_bytes(row.num_bytes),
             str(row.transfers),
-            f"{format_rate(row.rate, 'B/s')} of {format_rate(row.bandwidth, 'B/s')}",
+            f"{format_rate(row.rate, 'B/s')} of\n{format_rate(row.bandwidth, 'B/s')}",
             f"{row.busy:.0%}",
             format_seconds(row.wait_seconds),
         )

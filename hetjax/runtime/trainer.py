@@ -31,6 +31,7 @@ from hetjax.runtime.local.local_executor import LocalExecutor
 from hetjax.runtime.local.local_options import LocalOptions
 from hetjax.runtime.local.played import PlayedExecutor
 from hetjax.runtime.measuring import measuring
+from hetjax.runtime.moves.carrier_curves import CarrierCurves
 from hetjax.runtime.moves.state_switch import all_lost
 from hetjax.runtime.ray.ray_executor import RayExecutor, RayOptions
 from hetjax.runtime.step_metrics import StepMetrics, aux_means, step_metrics
@@ -464,8 +465,17 @@ class Trainer:
         events = [event for report in reports for event in report.events]
         return Timeline((*events, *link_events(reports))).from_zero()
 
+    @property
+    def carrier_curves(self) -> CarrierCurves:
+        """What was measured of the carriers on the links between workers; nothing in one process.
+
+        By it every message has the carrier that is the fastest for its size.
+        """
+        found = self._executor
+        return found.carrier_curves if isinstance(found, RayExecutor) else CarrierCurves()
+
     def link_uses(self) -> list[LinkUse]:
-        """What the links between stages did in the last timed step.
+        """What the links between stages and among members did in the last timed step.
 
         Raises:
             InputError: no step was timed.

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from hetjax.commands.measured import TimedStep, link_rows, prediction_rows
+from hetjax.commands.measured import TimedStep, carrier_rows, link_rows, prediction_rows
 from hetjax.mesh import Cluster, Link, Subcluster, SubMesh, kind
 from hetjax.pipeline.schedules.warm_up import from_warm_up_counts
 from hetjax.pipeline.timeline.timeline import Event, Timeline
@@ -17,8 +17,10 @@ from hetjax.planner import (
     StagePlan,
     StagePrediction,
 )
-from hetjax.report import LinkRow, PredictionRow
-from hetjax.runtime import LinkUse
+from hetjax.report import CarrierRow, LinkRow, PredictionRow
+from hetjax.runtime import CarrierCurves, LinkUse
+from hetjax.runtime.moves.carrier_curves import LinkEnd, MeasuredLink
+from hetjax.runtime.moves.carriers import CarrierName
 
 FAST = Link(1e9, 1e-6)
 
@@ -89,9 +91,9 @@ def test_figures_are_medians_over_timed_steps_and_waits_for_a_link_are_not_its_o
 
 
 def test_a_link_stands_beside_what_the_cluster_says_of_it() -> None:
-    use = LinkUse(0, 1, 8_000_000, 16, wait_seconds=0.25, busy_seconds=0.5, step_seconds=2.0)
+    use = LinkUse(0, 1, 8_000_000, 16, 0.25, 0.5, 2.0, (CarrierName.WIRE,))
     (row,) = link_rows(two_stages(), [use])
-    assert row == LinkRow("stage 0 to 1", 8_000_000, 16, 16e6, FAST.bandwidth, 0.25, 0.25)
+    assert row == LinkRow("stage 0 to 1", 8_000_000, 16, 16e6, FAST.bandwidth, 0.25, 0.25, "wire")
 
 
 def test_links_among_members_are_those_of_their_submeshes() -> None:
@@ -107,5 +109,30 @@ def test_links_among_members_are_those_of_their_submeshes() -> None:
     pipeline = PipelinePlan((union, last), 2, 2, from_warm_up_counts([2, 1], 2, "1f1b"))
     plan = Plan("m", (0, 1, 2), cluster, (pipeline,))
     uses = [LinkUse(0, to, 8, 1, wait_seconds=0, busy_seconds=1, step_seconds=2) for to in (0, 1)]
-    assert [row.bandwidth for row in link_rows(plan, uses)] == [slow.bandwidth] * 2
+    rows = link_rows(plan, uses)
+    assert [row.bandwidth for row in rows] == [slow.bandwidth] * 2
+    assert [row.name for row in rows] == ["within stage 0", "stage 0 to 1"]
+    both = (CarrierName.HOST, CarrierName.WIRE)
+    mixed = link_rows(plan, [replace(uses[0], carriers=both), replace(uses[1], carriers=())])
+    assert [row.carrier for row in mixed] == ["host and wire", ""]
     assert prediction_rows(plan, [], 5.0) == [PredictionRow("step time", 0.0, 5.0)]
+
+
+def test_carriers_stand_with_the_messages_that_they_take() -> None:
+    wire, host = Link(1e9, 0.0), Link(2e9, 1e-3)
+    near, far = LinkEnd("near", "10.0.0.1"), LinkEnd("far", "10.0.0.1")
+    faster = {CarrierName.WIRE: wire, CarrierName.HOST: Link(1e8, 1e-3)}
+    links = (
+        MeasuredLink((near, far), {CarrierName.WIRE: wire, CarrierName.HOST: host}),
+        MeasuredLink((near, near), faster),
+    )
+    assert carrier_rows(CarrierCurves(links)) == [
+        CarrierRow("near and far", "wire", 0.0, 1e9, (0, 2e6)),
+        CarrierRow("near and far", "host", 1e-3, 2e9, (2e6, None)),
+        CarrierRow("near", "wire", 0.0, 1e9, (0, None)),
+        CarrierRow("near", "host", 1e-3, 1e8, None),
+    ]
+    elsewhere = MeasuredLink((near, LinkEnd("far", "10.0.0.2")), faster)
+    assert (
+        carrier_rows(CarrierCurves((elsewhere,)))[0].link == "near at 10.0.0.1 and far at 10.0.0.2"
+    )

@@ -8,6 +8,7 @@ from hetjax.mesh.cluster import Cluster
 from hetjax.mesh.kinds import DeviceKind, kind
 from hetjax.mesh.links import Link
 from hetjax.mesh.subcluster import Subcluster
+from hetjax.report.carrier_table import CarrierRow, carrier_table
 from hetjax.report.tables import (
     LinkRow,
     PredictionRow,
@@ -63,10 +64,27 @@ def test_stage_table():
 
 
 def test_link_table():
-    rows = [LinkRow("stage 0 to 1", 8 * 10**6, 16, 23.9e6, 25e6, 0.931, 0.0042)]
+    rows = [LinkRow("stage 0 to 1", 8 * 10**6, 16, 23.9e6, 25e6, 0.931, 0.0042, "wire")]
     text = rendered(link_table(rows))
-    for part in ("stage 0 to 1", "8 MB", "16", "23.9 MB/s of 25 MB/s", "93%", "4.2 ms"):
+    for part in ("stage 0 to 1", "8 MB", "16", "23.9 MB/s of", "25 MB/s", "93%", "4.2 ms", "wire"):
         assert part in text
+
+
+def test_carrier_table():
+    rows = [
+        CarrierRow("fast and slow", "wire", 1e-4, 1e9, (0.0, 1.7e6)),
+        CarrierRow("fast and slow", "host", 2.5e-3, 4e9, (1.7e6, None)),
+        CarrierRow("fast", "wire", 1e-4, 1e9, (0.0, None)),
+        CarrierRow("fast", "host", 2.5e-3, 1e8, None),
+    ]
+    *_, first, second, third, fourth = rendered(carrier_table(rows)).strip().splitlines()
+    for line, parts in (
+        (first, ("fast and slow", "wire", "100 us", "1 GB/s", "up to 1.7 MB")),
+        (second, ("host", "2.5 ms", "4 GB/s", "from 1.7 MB")),
+        (third, ("fast", "wire", "all")),
+        (fourth, ("host", "none")),
+    ):
+        assert all(part in line for part in parts), line
 
 
 def test_prediction_table():

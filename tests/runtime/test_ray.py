@@ -161,6 +161,7 @@ def test_a_switch_moves_the_state_to_other_workers(tmp_path: Path):
     with make_trainer("ray", first, workdir=tmp_path) as trainer:
         found = [trainer.train_step().loss for _ in range(2)]
         before, old = trainer.parameters(), set(processes(trainer))
+        curves = trainer.carrier_curves
         moved = trainer.switch(second)
         assert moved.bytes_sent()
         assert old.isdisjoint(processes(trainer))
@@ -170,6 +171,8 @@ def test_a_switch_moves_the_state_to_other_workers(tmp_path: Path):
         with pytest.raises(InputError, match="the plan is for cluster"):
             trainer.switch(make_plan())
         trainer.switch(first)
+        known = [trainer.carrier_curves.of(*link.between) for link in curves.links]
+        assert known == [link.carriers for link in curves.links], "nothing is measured again"
         assert_equal(trainer.parameters(), before)
         found += [trainer.train_step().loss for _ in range(2)]
         saved = trainer.parameters()

@@ -15,6 +15,7 @@ from hetjax.pipeline.program.traced_program import num_bytes
 from hetjax.runtime.instructions.annotation_table import AnnotatedLeaves
 from hetjax.runtime.instructions.instruction import Tag
 from hetjax.runtime.instructions.placement import Placement
+from hetjax.runtime.moves.carriers import CarrierName
 from hetjax.runtime.moves.crossing_arrays import CrossingArray, alike, crossing_arrays
 from hetjax.runtime.moves.peers import Peer, Processes
 from hetjax.runtime.moves.transfer_ends import (
@@ -32,10 +33,12 @@ class Arrival(NamedTuple):
     Args:
         at: when it was there, in seconds of `time.time`.
         num_bytes: how many bytes this process took in for it from others.
+        carriers: what took them, by name; none where all was here.
     """
 
     at: float
     num_bytes: int
+    carriers: tuple[CarrierName, ...] = (CarrierName.IN_PROCESS,)
 
 
 class Carrier(Protocol):

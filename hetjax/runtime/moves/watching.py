@@ -9,6 +9,8 @@ from collections.abc import Sequence
 
 import jax
 
+from hetjax.errors import WorkerLostError
+
 
 class Watched:
     """Arrays on their way, seen from outside.
@@ -74,3 +76,25 @@ class Watcher:
             del item, arrays
             watched.done.set()
             del watched
+
+
+def wait_for(
+    watched: Watched, worker: str, what: str, end: float, seconds: float, besides: str = ""
+) -> None:
+    """Wait for arrays until a moment of `time.monotonic`.
+
+    Args:
+        watched: the arrays.
+        worker: who is lost where they do not come.
+        what: what is told then.
+        end: the moment.
+        seconds: how long that is.
+        besides: what is told after it.
+
+    Raises:
+        WorkerLostError: the moment has passed, or the arrays will never be there.
+    """
+    if not watched.done.wait(max(0.0, end - time.monotonic())):
+        raise WorkerLostError(worker, f"{what} within {seconds:g} s{besides}")
+    if watched.error is not None:
+        raise WorkerLostError(worker, str(watched.error).partition("\n")[0])

@@ -8,14 +8,16 @@ import re
 import socket
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from hetjax.errors import InputError
+from hetjax.errors import InputError, unknown_name
 from hetjax.mesh.host_cpu import HOST_DEVICES
 from hetjax.mesh.measured import NODE_RESOURCE
 from hetjax.mesh.subcluster import Subcluster
 from hetjax.processes import ending_with_this_process
+from hetjax.runtime.moves.carrier_curves import CarrierCurves
+from hetjax.runtime.moves.carriers import BETWEEN_PROCESSES, CarrierName
 
 _PROBE_SECONDS = 1.5
 
@@ -46,6 +48,14 @@ class RayOptions:
             else one that is running here if there is one, else a new one.
         cores: for each stage, the CPU core that its workers stay on; empty for no pinning.
         deadline: seconds after which a worker that waits for another gives up.
+        carrier: what takes arrays from worker to worker: ``"wire"``, JAX's transfer server, or
+            ``"host"``, calls from actor to actor; None for the one that is faster for a message of
+            its size, as it is measured of each link when the workers are connected.
+        curves: what was measured of links before, which is not measured again; a trainer tells all
+            that it knows as `Trainer.carrier_curves`.
+
+    Raises:
+        InputError: there is no such carrier.
 
     Example:
         >>> RayOptions(cores=(0, 1)).address is None
@@ -55,6 +65,17 @@ class RayOptions:
     address: str | None = None
     cores: tuple[int, ...] = ()
     deadline: float = 300.0
+    carrier: str | None = None
+    curves: CarrierCurves = field(default_factory=CarrierCurves)
+
+    def __post_init__(self) -> None:
+        if self.carrier is not None and self.carrier not in BETWEEN_PROCESSES:
+            raise InputError(unknown_name("carrier", self.carrier, BETWEEN_PROCESSES))
+
+    @property
+    def carriers(self) -> tuple[CarrierName, ...]:
+        """What may take arrays from worker to worker."""
+        return tuple(name for name in BETWEEN_PROCESSES if self.carrier in (None, name))
 
 
 def connect_to_ray(options: RayOptions) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Mapping, Sequence, Set
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -19,10 +20,13 @@ from hetjax.runtime.checkpoints.checkpoint_files import SaveFailure
 from hetjax.runtime.compilation.state import put_together
 from hetjax.runtime.instructions.buffers import Parameter
 from hetjax.runtime.instructions.placement import Placement
+from hetjax.runtime.moves.carrier_curves import LinkEnd
+from hetjax.runtime.moves.carriers import CarrierName
 from hetjax.runtime.moves.listening import LOOPBACK, SECRET_BYTES
 from hetjax.runtime.moves.peers import Peer, names_of, processes_of
 from hetjax.runtime.moves.state_switch import moved_arrays
-from hetjax.runtime.moves.transfer_server import CONNECT_SECONDS
+from hetjax.runtime.moves.wire_carrier import CONNECT_SECONDS
+from hetjax.runtime.ray.ray_carriers import choose_carriers
 from hetjax.runtime.ray.ray_cluster import (
     RayOptions,
     check_resources,
@@ -65,6 +69,8 @@ class RayExecutor:
 
     Attributes:
         switch_seconds: after a switch, how long giving, starting and taking took.
+        carrier_curves: what is known of the carriers on links, of those of this run at least where
+            there is a choice.
 
     Raises:
         InputError: the cluster cannot be reached, or lacks the devices.
@@ -80,6 +86,7 @@ class RayExecutor:
     ):
         _check_cores(job.plan, options)
         self.switch_seconds: dict[str, float] = {}
+        self.carrier_curves = options.curves
         self._job, self._placement, self._options = job, placement, options
         self._processes = processes_of(job.plan)
         self._workers = RayWorkers(names_of(job.plan))
@@ -96,16 +103,26 @@ class RayExecutor:
         reference = _put_job(self._job)
         self._start_workers()
         self._prepare(options.cores)
-        hosts = self._workers.call(lambda actor: actor.host.remote())
+        hosts = addresses = self._workers.call(lambda actor: actor.host.remote())
         if len(set(hosts.values())) == 1:
             hosts = dict.fromkeys(hosts, LOOPBACK)
         self._join_worlds(hosts)
         if fetched:
             nodes = self._workers.call(lambda actor: actor.node.remote(), list(fetched))
             self._fetches = Fetches.begin([(nodes[peer], each) for peer, each in fetched.items()])
-        secret = secrets.token_bytes(SECRET_BYTES)
-        self._workers.call(lambda actor: actor.build.remote(reference, secret))
-        # They listen from when all can connect to when all are connected.
+        secret, carriers = secrets.token_bytes(SECRET_BYTES), options.carriers
+        partners = self._workers.call(lambda actor: actor.build.remote(reference, secret, carriers))
+        if CarrierName.WIRE in carriers:
+            self._connect(hosts)
+        if CarrierName.HOST in carriers:
+            actors = {peer: self._workers.actor(peer) for peer in hosts}
+            self._workers.call(lambda actor: actor.meet.remote(actors))
+        if len(carriers) > 1:
+            ends = {peer: self._link_end(peer, host) for peer, host in addresses.items()}
+            self.carrier_curves = choose_carriers(self._workers, partners, ends, options.curves)
+
+    def _connect(self, hosts: Mapping[Peer, str]) -> None:
+        """Connect the transfer servers, which listen from when all can to when all are."""
         addresses = self._workers.wait(
             {peer: self._workers.actor(peer).listen.remote(host) for peer, host in hosts.items()}
         )
@@ -115,6 +132,9 @@ class RayExecutor:
             2 * CONNECT_SECONDS,
         )
         self._workers.call(lambda actor: actor.stop_listening.remote())
+
+    def _link_end(self, peer: Peer, address: str) -> LinkEnd:
+        return LinkEnd(self._processes[peer].member.submesh.subcluster, address)
 
     def _start_workers(self) -> None:
         _check_resources(self._job.plan)
@@ -202,7 +222,8 @@ class RayExecutor:
             for (_, taker), reference in references.items():
                 wanted.setdefault(taker, []).append(reference)
         try:
-            executor = RayExecutor(job, placement, self._options, wanted)
+            options = replace(self._options, curves=self.carrier_curves)
+            executor = RayExecutor(job, placement, options, wanted)
             wanted.clear()
             started_at = time.perf_counter()
             for group, phases, parcels, objects in zip(groups, messages, first, given, strict=True):

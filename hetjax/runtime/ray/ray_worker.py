@@ -19,14 +19,18 @@ from hetjax.pipeline.schedules.schedule import Schedule
 from hetjax.planner.plan.plan import Plan
 from hetjax.runtime.checkpoints.checkpoint import StageSaver, waited
 from hetjax.runtime.checkpoints.checkpoint_files import SaveFailure, StageRecord
+from hetjax.runtime.moves.carriers import CarrierLinks, CarrierName, Delivery, PieceCarrier
+from hetjax.runtime.moves.host_carrier import Bytes, HostCarrier
 from hetjax.runtime.moves.peers import (
     Peer,
     WorkerProcess,
     devices_of,
+    names_of,
     processes_of,
 )
+from hetjax.runtime.moves.process_transport import ProcessTransport
 from hetjax.runtime.moves.stage_leaves import StageLeaves
-from hetjax.runtime.moves.transfer_server import TransferServerTransport
+from hetjax.runtime.moves.wire_carrier import CONNECT_SECONDS, WireCarrier
 from hetjax.runtime.ray.ray_devices import given_devices
 from hetjax.runtime.ray.ray_switching import StateExchange, devices_of_process
 from hetjax.runtime.workers.clocks import ClockReading, read_clock
@@ -45,6 +49,9 @@ _COMPUTATION_SETTINGS = (
     "jax_numpy_rank_promotion",
     "jax_threefry_partitionable",
 )
+
+PIECES = "pieces"
+"""A worker takes what others give it beside what it does: calls of this group wait for no other."""
 
 
 def pin_to_core(core: int) -> None:
@@ -129,12 +136,16 @@ class HostWorker:
             coordinator_bind_address=coordinator if process == 0 else None,
         )
 
-    def build(self, job: Job, secret: bytes) -> None:
+    def build(self, job: Job, secret: bytes, carriers: Sequence[CarrierName]) -> tuple[Peer, ...]:
         """Trace and compile.
 
         Args:
             job: the training job.
             secret: what only the workers of this run have.
+            carriers: what may take pieces from worker to worker.
+
+        Returns:
+            The workers that this one gives something, or takes something from.
 
         Raises:
             InputError: the hosts of this stage do not have the devices that the plan wants.
@@ -143,13 +154,21 @@ class HostWorker:
         self.process = processes[self.peer]
         mesh = member_mesh(job.plan, self.process)
         placement = build(job)
-        self.transport = TransferServerTransport(
+        names, device = names_of(job.plan), mesh.local_devices[0]
+        made: dict[CarrierName, PieceCarrier] = {}
+        if CarrierName.WIRE in carriers:
+            self.wire = WireCarrier(self.peer, device, names, secret, job.deadline)
+            made[CarrierName.WIRE] = self.wire
+        if CarrierName.HOST in carriers:
+            self.host_carrier = HostCarrier(self._post)
+            made[CarrierName.HOST] = self.host_carrier
+        self.transport = ProcessTransport(
             placement,
             self.peer,
             mesh,
             devices_of(processes),
             transfers(placement),
-            secret,
+            made,
             job.deadline,
         )
         stage, member = self.peer[0], self.process.place
@@ -159,18 +178,44 @@ class HostWorker:
         self.reader = (
             None if job.source is None else BatchReader(job.source, job.plan.batch_size, job.batch)
         )
+        return self.transport.partners
 
     def listen(self, host: str) -> str:
         """Let other workers connect to an address of this host; where they reach it there."""
-        return self.transport.listen(host)
+        return self.wire.listen(host, self.transport.partners)
 
     def connect(self, addresses: Mapping[Peer, str]) -> None:
-        """Connect to the workers that this one receives from."""
-        self.transport.connect(addresses)
+        """Connect to the workers that this one exchanges something with."""
+        self.wire.connect({peer: addresses[peer] for peer in self.transport.partners})
 
     def stop_listening(self) -> None:
         """Refuse further connections."""
-        self.transport.stop_listening()
+        self.wire.stop_listening()
+
+    def meet(self, actors: Mapping[Peer, Any]) -> None:
+        """Come to know the other workers, to call them."""
+        self._takers = {
+            peer: actor.take_pieces.options(concurrency_group=PIECES)
+            for peer, actor in actors.items()
+        }
+
+    def _post(self, delivery: Delivery, pieces: Bytes | str) -> None:
+        self._takers[delivery.receiver].remote(delivery, pieces)
+
+    def take_pieces(self, delivery: Delivery, pieces: Bytes | str) -> None:
+        """Take what another worker gives."""
+        self.host_carrier.take(delivery, pieces)
+
+    def exchange(
+        self, partner: Peer, carrier: CarrierName, size: int, rounds: Sequence[int]
+    ) -> list[float]:
+        """Send messages to and fro with another worker, which is called alike; their seconds."""
+        seconds = min(CONNECT_SECONDS, self.job.deadline)
+        return self.transport.exchange(partner, carrier, size, rounds, seconds)
+
+    def choose_by(self, links: Mapping[Peer, CarrierLinks]) -> None:
+        """Choose carriers by what they take on the links to other workers."""
+        self.transport.choose_by(links)
 
     def start(self) -> None:
         """Make the initial state."""

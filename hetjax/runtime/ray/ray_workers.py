@@ -9,7 +9,7 @@ from typing import Any
 
 from hetjax.errors import InputError, WorkerLostError
 from hetjax.runtime.moves.peers import Peer
-from hetjax.runtime.ray.ray_worker import HostWorker
+from hetjax.runtime.ray.ray_worker import PIECES, HostWorker
 from hetjax.runtime.workers.waiting import Awaited, together
 
 PING_SECONDS = 0.5
@@ -27,7 +27,7 @@ START_SECONDS = 120.0
 WATCH, SAVE = "watch", "save"
 """A worker runs one call after the other. Those of these groups do not wait for the others."""
 
-_ACTOR: dict[str, Any] = {"concurrency_groups": {WATCH: 1, SAVE: 1}}
+_ACTOR: dict[str, Any] = {"concurrency_groups": {WATCH: 1, SAVE: 1, PIECES: 1}}
 
 
 class RayWorkers:

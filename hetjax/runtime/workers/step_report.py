@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from hetjax.pipeline.timeline.timeline import Event, Timeline, link_track
 from hetjax.runtime.instructions.instruction import RouteKind, Tag
+from hetjax.runtime.moves.carriers import CarrierName
 from hetjax.runtime.moves.transport import Arrival
 
 Told = TypeVar("Told")
 
 _ACTIVATIONS = {RouteKind.VALUE: "F", RouteKind.COTANGENT: "B"}
 """The kinds of transfers that tasks wait for, and the kinds of these tasks."""
+
+_DRAWN = (*_ACTIVATIONS, RouteKind.MOVE)
+"""The kinds of transfers that timelines show."""
 
 _SHARED = (RouteKind.GRADIENT, RouteKind.PARAMETER)
 """The kinds of transfers of what several stages hold."""
@@ -70,16 +74,18 @@ def summed(losses: Sequence[Sequence[float] | None]) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class LinkUse:
-    """What one direction of the link between two stages did in a step.
+    """What one direction of the link between two stages did in a step, by one carrier.
 
     Args:
         source: the stage that sends.
-        target: the stage that receives.
+        target: the stage that receives; the same one for what its members exchange.
         num_bytes: the bytes that crossed.
         transfers: in how many transfers.
         wait_seconds: how long the receiving stage waited for them.
         busy_seconds: how long something was under way.
         step_seconds: the step's duration.
+        carriers: what took them: ``"in process"``, ``"wire"``, ``"host"``, or several, where not
+            all workers of the stages have the same; none where every member had all it needed.
     """
 
     source: int
@@ -89,6 +95,7 @@ class LinkUse:
     wait_seconds: float
     busy_seconds: float
     step_seconds: float
+    carriers: tuple[CarrierName, ...] = (CarrierName.IN_PROCESS,)
 
     @property
     def busy(self) -> float:
@@ -116,7 +123,7 @@ def member_report(reports: Sequence[StepReport]) -> StepReport:
         >>> tag = Tag(Route(RouteKind.VALUE, 0, 1), microbatch=3)
         >>> hosts = [StepReport(arrivals={tag: Arrival(at, 64)}) for at in (5.0, 7.0)]
         >>> member_report(hosts).arrivals[tag]
-        Arrival(at=7.0, num_bytes=128)
+        Arrival(at=7.0, num_bytes=128, carriers=(<CarrierName.IN_PROCESS: 'in process'>,))
     """
     sends = _by_tag([report.sends for report in reports])
     arrivals = _by_tag([report.arrivals for report in reports])
@@ -125,7 +132,11 @@ def member_report(reports: Sequence[StepReport]) -> StepReport:
         reports[0],
         sends={tag: min(each) for tag, each in sends.items()},
         arrivals={
-            tag: Arrival(max(a.at for a in each), sum(a.num_bytes for a in each))
+            tag: Arrival(
+                max(a.at for a in each),
+                sum(a.num_bytes for a in each),
+                tuple(sorted({name for a in each for name in a.carriers})),
+            )
             for tag, each in arrivals.items()
         },
         waits={tag: max(each) for tag, each in waits.items()},
@@ -148,7 +159,8 @@ def stage_report(reports: Sequence[StepReport]) -> StepReport:
 
     Returns:
         The first member's, with the transfers of all as `member_report` has them, the events of
-        all, and what is live on all of them.
+        all, and what is live on all of them. What members give each other is under way when the
+        last of them has sent: before that some wait for its computation.
 
     Example:
         >>> stage_report([StepReport(seconds=1.0, live_bytes=8), StepReport(seconds=1.5)]).seconds
@@ -156,8 +168,12 @@ def stage_report(reports: Sequence[StepReport]) -> StepReport:
     """
     if len(reports) == 1:
         return reports[0]
+    together = member_report(reports)
+    sends = _by_tag([report.sends for report in reports])
+    moves = {tag: max(each) for tag, each in sends.items() if tag.route.kind == RouteKind.MOVE}
     return replace(
-        member_report(reports),
+        together,
+        sends=together.sends | moves,
         seconds=max(report.seconds for report in reports),
         live_microbatches=max(report.live_microbatches for report in reports),
         live_bytes=sum(report.live_bytes for report in reports),
@@ -166,7 +182,7 @@ def stage_report(reports: Sequence[StepReport]) -> StepReport:
 
 
 def link_events(reports: Sequence[StepReport]) -> list[Event]:
-    """The transfers of activations and of their gradients.
+    """The transfers of activations and of their gradients, and the moves among members.
 
     Args:
         reports: the reports of all stages, of one timed step.
@@ -174,33 +190,39 @@ def link_events(reports: Sequence[StepReport]) -> list[Event]:
     Returns:
         One event for each transfer, put together from what both of its ends saw.
     """
-    return [event for tag, event in _transfers(reports) if tag.route.kind in _ACTIVATIONS]
+    return [each.event for each in _transfers(reports) if each.tag.route.kind in _DRAWN]
 
 
 def link_uses(reports: Sequence[StepReport]) -> list[LinkUse]:
-    """What the links between stages did in a step.
+    """What the links between stages, and those among the members of a stage, did in a step.
 
     Args:
         reports: the reports of all stages, of one timed step: in others a worker sends what is not
             computed yet, and its clock may differ from that of the receiver.
 
     Returns:
-        One entry for each direction that was used, with transfers of every kind.
+        One entry for each direction that was used, and each carrier there, with transfers of every
+        kind.
     """
     waits = {tag: seconds for report in reports for tag, seconds in report.waits.items()}
-    links: dict[tuple[int, int], list[tuple[Tag, Event]]] = {}
-    for tag, event in _transfers(reports):
-        links.setdefault((tag.route.source, tag.route.target), []).append((tag, event))
+    links: dict[tuple[int, int, tuple[CarrierName, ...]], list[_SeenTransfer]] = {}
+    for each in _transfers(reports):
+        route = each.tag.route
+        links.setdefault((route.source, route.target, each.carriers), []).append(each)
     return [
         LinkUse(
-            *link,
-            num_bytes=sum(event.num_bytes for _, event in transfers),
+            source,
+            target,
+            num_bytes=sum(each.event.num_bytes for each in transfers),
             transfers=len(transfers),
-            wait_seconds=sum(waits[tag] for tag, _ in transfers),
-            busy_seconds=Timeline(tuple(event for _, event in transfers)).busy(link_track(*link)),
+            wait_seconds=sum(waits[each.tag] for each in transfers),
+            busy_seconds=Timeline(tuple(each.event for each in transfers)).busy(
+                link_track(source, target)
+            ),
             step_seconds=max(report.seconds for report in reports),
+            carriers=carriers,
         )
-        for link, transfers in sorted(links.items())
+        for (source, target, carriers), transfers in sorted(links.items())
     ]
 
 
@@ -215,7 +237,7 @@ def exchange_seconds(reports: Sequence[StepReport]) -> float:
         nothing is shared.
     """
     events: dict[tuple[int, str, str], list[Event]] = {}
-    for tag, event in _transfers(reports):
+    for tag, event, _ in _transfers(reports):
         kind, source, target = tag.route
         if kind in _SHARED:
             events.setdefault((source, kind, "out"), []).append(event)
@@ -234,15 +256,34 @@ def exchange_seconds(reports: Sequence[StepReport]) -> float:
     )
 
 
-def _transfers(reports: Sequence[StepReport]) -> Iterator[tuple[Tag, Event]]:
+class _SeenTransfer(NamedTuple):
+    """A transfer of a step: when it was under way, and what took it."""
+
+    tag: Tag
+    event: Event
+    carriers: tuple[CarrierName, ...]
+
+
+def _transfers(reports: Sequence[StepReport]) -> Iterator[_SeenTransfer]:
     """Every transfer of which both ends tell."""
     arrivals = {tag: at for report in reports for tag, at in report.arrivals.items()}
     for report in reports:
         for tag, sent in report.sends.items():
             if tag in arrivals:
-                (kind, *link), microbatch, phase, _ = tag
-                at, num_bytes = arrivals[tag]
-                number = max(microbatch, phase)
-                name = f"{_ACTIVATIONS.get(kind, kind)}{number}"
-                end = max(sent, at)
-                yield tag, Event(link_track(*link), name, "send", number, sent, end, num_bytes)
+                yield _SeenTransfer(tag, _event(tag, sent, arrivals[tag]), arrivals[tag].carriers)
+
+
+def _event(tag: Tag, sent: float, arrival: Arrival) -> Event:
+    """A transfer on its link; it is called as the task is that waits for it, or as its move."""
+    kind, source, target = tag.route
+    number = max(tag.microbatch, tag.phase)
+    name = tag.move or f"{_ACTIVATIONS.get(kind, kind)}{number}"
+    return Event(
+        link_track(source, target),
+        name,
+        "move" if kind == RouteKind.MOVE else "send",
+        number if number >= 0 else None,
+        sent,
+        max(sent, arrival.at),
+        arrival.num_bytes,
+    )

@@ -1,0 +1,165 @@
+"""The carriers of a run: measured on every link when the workers are connected, and then chosen.
+
+Two workers that exchange something send messages to and fro, from device to device, as they will in
+training. Links of which no two have a host in common are measured at the same time, and all within
+a second and a half: one that is too slow for large messages is measured with small ones alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from statistics import median
+from typing import NamedTuple
+
+from hetjax.mesh.link_fit import fit_link
+from hetjax.mesh.links import Link
+from hetjax.runtime.moves.carrier_curves import CarrierCurves, LinkEnd, MeasuredLink
+from hetjax.runtime.moves.carriers import BETWEEN_PROCESSES, CarrierName
+from hetjax.runtime.moves.peers import Peer
+from hetjax.runtime.ray.ray_workers import RayWorkers
+
+MEASURING_SECONDS = 1.5
+"""How long all measurements of a run may take."""
+
+SIZES = (2**12, 2**16, 2**20, 2**22)
+"""Bytes of the messages that are measured."""
+
+_REPEATS = 3
+"""How many messages of a size count; one before them warms up."""
+
+
+class LinkWorkers(NamedTuple):
+    """A link, and two workers that exchange something over it.
+
+    Args:
+        ends: the link's ends.
+        pair: the workers.
+    """
+
+    ends: tuple[LinkEnd, LinkEnd]
+    pair: tuple[Peer, Peer]
+
+    @property
+    def hosts(self) -> set[str]:
+        """The addresses of its ends."""
+        return {end.address for end in self.ends}
+
+
+Exchange = Callable[[Sequence[LinkWorkers], CarrierName, int], Mapping[LinkWorkers, float]]
+"""Has messages of a size go over links by a carrier; the seconds that one takes on each."""
+
+
+def choose_carriers(
+    workers: RayWorkers,
+    partners: Mapping[Peer, Sequence[Peer]],
+    ends: Mapping[Peer, LinkEnd],
+    known: CarrierCurves,
+) -> CarrierCurves:
+    """Have workers choose the faster carrier for every message, by what is measured of each link.
+
+    Args:
+        workers: the workers, connected by every carrier.
+        partners: for each of them those that it exchanges something with.
+        ends: where each of them is.
+        known: what was measured of links before, which is not measured again.
+
+    Returns:
+        What is known of links now; a link for which there was no time is left out.
+
+    Raises:
+        WorkerLostError: a worker died or does not answer.
+    """
+    links: dict[frozenset[LinkEnd], LinkWorkers] = {}
+    for peer, each in partners.items():
+        for partner in each:
+            between = ends[peer], ends[partner]
+            pair = min(peer, partner), max(peer, partner)
+            if not known.of(*between):
+                links.setdefault(frozenset(between), LinkWorkers(between, pair))
+    curves = known.with_links(measured_links([*links.values()], _exchange_of(workers)))
+    told = {
+        peer: {partner: curves.of(ends[peer], ends[partner]) for partner in each}
+        for peer, each in partners.items()
+    }
+    workers.wait({peer: workers.actor(peer).choose_by.remote(each) for peer, each in told.items()})
+    return curves
+
+
+def _exchange_of(workers: RayWorkers) -> Exchange:
+    numbers = itertools.count()
+
+    def exchange(
+        links: Sequence[LinkWorkers], carrier: CarrierName, size: int
+    ) -> Mapping[LinkWorkers, float]:
+        rounds = list(itertools.islice(numbers, _REPEATS + 1))
+        calls = {
+            one: workers.actor(one).exchange.remote(other, carrier, size, rounds)
+            for link in links
+            for one, other in (link.pair, link.pair[::-1])
+        }
+        seconds = workers.wait(calls)
+        # The one that comes first begins, and sees a message and its answer.
+        return {link: median(seconds[link.pair[0]][1:]) / 2 for link in links}
+
+    return exchange
+
+
+def measured_links(
+    links: Sequence[LinkWorkers], exchange: Exchange, clock: Callable[[], float] = time.monotonic
+) -> Iterator[MeasuredLink]:
+    """Measure what every carrier takes on links.
+
+    Args:
+        links: the links.
+        exchange: has messages go over links of which no two have a host in common.
+        clock: the time in seconds.
+
+    Yields:
+        The links for which there was time.
+    """
+    end = clock() + MEASURING_SECONDS
+    turns = [*itertools.product(_turns(links), BETWEEN_PROCESSES)]
+    found: dict[LinkWorkers, dict[CarrierName, Link]] = {link: {} for link in links}
+    for place, (turn, carrier) in enumerate(turns):
+        now = clock()
+        until = now + (end - now) / (len(turns) - place)
+        seconds: dict[LinkWorkers, list[float]] = {link: [] for link in turn}
+        for count, size in enumerate(SIZES):
+            left = (end if count < 2 else until) - clock()
+            going = [
+                link
+                for link, known in seconds.items()
+                if len(known) == count and _expected(known) * 2 * (_REPEATS + 1) < left
+            ]
+            for link, taken in exchange(going, carrier, size).items() if going else ():
+                seconds[link].append(taken)
+        for link, known in seconds.items():
+            if len(known) > 1:
+                found[link][carrier] = fit_link(SIZES[: len(known)], known)
+    for link, curves in found.items():
+        if len(curves) == len(BETWEEN_PROCESSES):
+            yield MeasuredLink(link.ends, curves)
+
+
+def _turns(links: Iterable[LinkWorkers]) -> list[list[LinkWorkers]]:
+    """Links in groups in which no two have a host in common."""
+    turns: list[list[LinkWorkers]] = []
+    for link in links:
+        free = (turn for turn in turns if all(link.hosts.isdisjoint(one.hosts) for one in turn))
+        turn = next(free, None)
+        if turn is None:
+            turns.append([link])
+        else:
+            turn.append(link)
+    return turns
+
+
+def _expected(known: Sequence[float]) -> float:
+    """What a message of the next size takes: by the last two, or as much more as it is larger."""
+    if len(known) < 2:
+        return sum(known) * SIZES[1] / SIZES[0]
+    size, before, last = SIZES[len(known)], SIZES[len(known) - 2], SIZES[len(known) - 1]
+    slope = (known[-1] - known[-2]) / (last - before)
+    return known[-1] + max(0.0, slope) * (size - last)
