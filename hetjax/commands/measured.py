@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import mean, median
 
 from hetjax.pipeline.timeline.measured_times import seconds_on_link
-from hetjax.pipeline.timeline.timeline import Event, Timeline, link_track, stage_track
+from hetjax.pipeline.timeline.timeline import Event, Timeline, link_track
 from hetjax.planner import Plan, StagePlan
 from hetjax.report import CarrierRow, LinkRow, PredictionRow
 from hetjax.runtime import CarrierCurves, LinkUse, StepReport
@@ -64,24 +64,28 @@ def prediction_rows(
 
 
 def _stage_seconds(timeline: Timeline, stage: int) -> Iterator[float]:
-    """A stage's forward and backward pass, its update, and a transfer to either neighbour."""
-    tasks = timeline.on(stage_track(stage))
-    yield _mean([event.duration for event in tasks if event.kind == "F"])
-    yield _backward_seconds(tasks)
+    """A stage's forward and backward pass, its update, and a transfer to either neighbour.
+
+    Of several members what the slowest computes: the others wait for it.
+    """
+    members = [timeline.on(track) for track in timeline.member_tracks(stage)]
+    yield max((_pass_seconds(events, "F") for events in members), default=0.0)
+    yield max((_pass_seconds(events, "B", "R", "W") for events in members), default=0.0)
     # The update runs in several programs.
-    yield sum(event.duration for event in tasks if event.kind == "update")
+    yield max((_seconds(events, "update") for events in members), default=0.0)
     for neighbour in (stage + 1, stage - 1):
-        yield _mean(list(seconds_on_link(timeline.on(link_track(stage, neighbour)))))
+        transfers = list(seconds_on_link(timeline.on(link_track(stage, neighbour))))
+        yield mean(transfers) if transfers else 0.0
 
 
-def _mean(seconds: Sequence[float]) -> float:
-    return mean(seconds) if seconds else 0.0
+def _pass_seconds(events: Sequence[Event], kind: str, *besides: str) -> float:
+    """The mean duration of a pass, in all its segments, with what the schedule runs of it apart."""
+    microbatches = {event.microbatch for event in events if event.kind == kind}
+    return _seconds(events, kind, *besides) / max(len(microbatches), 1)
 
 
-def _backward_seconds(tasks: Sequence[Event]) -> float:
-    """The mean duration of a backward pass, with what the schedule runs of it by itself (R, W)."""
-    count = sum(event.kind == "B" for event in tasks)
-    return sum(event.duration for event in tasks if event.kind in ("R", "B", "W")) / max(count, 1)
+def _seconds(events: Sequence[Event], *kinds: str) -> float:
+    return sum(event.duration for event in events if event.kind in kinds)
 
 
 def link_rows(plan: Plan, uses: Sequence[LinkUse]) -> list[LinkRow]:

@@ -31,6 +31,7 @@ _MARGINS_INCHES = {
     "between": 0.65,
 }
 _POINT = 1 / 72
+_NAME_SIZE = 10.0
 _NUMBER_SIZES = (8.0, 7.0, 6.0)
 
 _QUIET, _INK, _LANE = "#6b7280", "#1f2933", "#f3f4f6"
@@ -82,7 +83,8 @@ def draw_timeline(
     layouts = [_layout(panel.tracks) for _, panel in panels]
     heights = [rows[0].bottom + rows[0].height if rows else _STAGE_INCHES for rows in layouts]
 
-    margins = _MARGINS_INCHES
+    names = [track for _, panel in panels for track in panel.stage_tracks]
+    margins = {**_MARGINS_INCHES, "left": _left_margin(names)}
     above = margins["top"] + (margins["title"] if title else 0.0)
     between = margins["between"] * (len(panels) - 1)
     total = above + sum(heights) + between + margins["bottom"]
@@ -110,11 +112,18 @@ def draw_timeline(
     if title:
         x, y = margins["left"] / _WIDTH_INCHES, 1 - 0.17 / total
         figure.text(x, y, title, fontsize=13, weight="bold", color=_INK, va="top")
-    _draw_legend(figure, [event for _, panel in panels for event in panel.events], total)
+    events = [event for _, panel in panels for event in panel.events]
+    _draw_legend(figure, events, margins["left"], total)
     if path is not None:
         with replacing(path) as temporary:
             figure.savefig(temporary, format="png")
     return figure
+
+
+def _left_margin(names: Sequence[str]) -> float:
+    """Inches in which the longest name of a row stands."""
+    longest = max(map(len, names), default=0)
+    return max(_MARGINS_INCHES["left"], (0.6 * longest + 2) * _NAME_SIZE * _POINT)
 
 
 def _layout(tracks: Sequence[str]) -> list[_PictureRow]:
@@ -149,7 +158,7 @@ def _draw_panel(
             textcoords="offset points",
             ha="right",
             va="center",
-            fontsize=6.5 if link else 10,
+            fontsize=6.5 if link else _NAME_SIZE,
             color=_QUIET if link else _INK,
         )
         if not link:
@@ -226,7 +235,7 @@ def _caption(axes: Axes, name: str, timeline: Timeline) -> None:
     )
 
 
-def _draw_legend(figure: Figure, events: Sequence[Event], total: float) -> None:
+def _draw_legend(figure: Figure, events: Sequence[Event], left: float, total: float) -> None:
     """One entry for each sort of event there is, below the axis of time."""
     from matplotlib.patches import Patch
 
@@ -236,7 +245,7 @@ def _draw_legend(figure: Figure, events: Sequence[Event], total: float) -> None:
     figure.legend(
         handles=[Patch(color=style.color, label=style.label) for style in styles],
         loc="lower left",
-        bbox_to_anchor=(_MARGINS_INCHES["left"] / _WIDTH_INCHES, 0.12 / total),
+        bbox_to_anchor=(left / _WIDTH_INCHES, 0.12 / total),
         borderaxespad=0,
         borderpad=0,
         ncols=len(styles),

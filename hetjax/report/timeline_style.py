@@ -50,7 +50,8 @@ _SENDS = {
     "F": Style("activation on a link", "#a9c8e8"),
     "B": Style("gradient on a link", "#a6d8bd"),
 }
-_ORDER = (*_COMPUTATIONS.values(), *_SENDS.values())
+_MOVE = Style("move among members", "#c9b3d6")
+_ORDER = (*_COMPUTATIONS.values(), *_SENDS.values(), _MOVE)
 
 
 def event_style(event: Event) -> Style:
@@ -66,6 +67,8 @@ def event_style(event: Event) -> Style:
         >>> event_style(Event("stage 0", "W3", "W", 3, 0.0, 1.0)).label
         'weight gradient'
     """
+    if event.kind == "move":
+        return _MOVE
     on_link = is_link(event.track)
     known = _SENDS.get(event.name[:1]) if on_link else _COMPUTATIONS.get(event.kind)
     return known or Style(event.kind, _OTHER_COLOR)

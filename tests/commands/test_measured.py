@@ -71,6 +71,25 @@ def test_a_split_backward_pass_is_the_sum_of_its_parts() -> None:
     assert {row.name: row.measured for row in rows}["stage 0 backward"] == 2.0
 
 
+def test_a_stage_takes_what_its_slowest_member_computes_in_all_segments() -> None:
+    events = (
+        Event("stage 0", "F0", "F", 0, 0.0, 1.0),
+        Event("stage 0", "F0", "F", 0, 2.0, 2.5),
+        Event("stage 0, member 1", "F0", "F", 0, 0.0, 1.5),
+        Event("stage 0, member 1", "F0", "F", 0, 2.0, 2.25),
+        Event("link 0->0", "forward/1", "move", 0, 1.5, 2.0),
+        Event("stage 0", "B0", "B", 0, 3.0, 3.5),
+        Event("stage 0", "B0", "B", 0, 4.0, 4.5),
+        Event("stage 0, member 1", "update", "update", None, 5.0, 5.75),
+    )
+    rows = prediction_rows(two_stages(), [TimedStep(Timeline(events))], step_time=6.0)
+    assert {row.name: row.measured for row in rows[1:]} == {
+        "stage 0 forward": 1.75,
+        "stage 0 backward": 1.0,
+        "stage 0 update": 0.75,
+    }
+
+
 def test_figures_are_medians_over_timed_steps_and_waits_for_a_link_are_not_its_own() -> None:
     def step(seconds: float, exchange: float) -> TimedStep:
         sends = (

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from hetjax.pipeline.schedules.warm_up import one_f_one_b
+from hetjax.pipeline.timeline.overlap import overlap
 from hetjax.pipeline.timeline.simulate import simulate_schedule
 from hetjax.pipeline.timeline.timeline import Event, Timeline, is_link, live_over_time
 from hetjax.pipeline.timeline.times import StepTimes
@@ -49,6 +50,35 @@ def test_tracks_are_in_the_order_of_the_pipeline():
     expected = ("stage 0", "link 0->1", "link 1->0", "stage 1", "stage 2", "stage 10")
     assert timeline.tracks == expected
     assert [is_link(track) for track in expected] == [False, True, True, False, False, False]
+
+
+def test_members_have_tracks_of_their_own_above_the_links_of_their_stage():
+    names = ["stage 1", "link 0->0", "stage 0, member 10", "stage 0, member 2", "stage 0", "x 3"]
+    timeline = Timeline(tuple(Event(name, "F0", "F", 0, 0.0, 1.0) for name in names))
+    members = ("stage 0", "stage 0, member 2", "stage 0, member 10")
+    assert timeline.tracks == (*members, "link 0->0", "stage 1", "x 3")
+    assert timeline.member_tracks(0) == members
+    assert timeline.member_tracks(1) == ("stage 1",)
+    shifted = timeline.on("stage 0, member 2") + timeline.on("link 0->0")
+    assert Timeline(shifted).from_stage(2).tracks == ("stage 2, member 2", "link 2->2")
+
+
+def test_chrome_trace_has_a_process_for_each_member():
+    names = ["stage 0", "stage 0, member 1", "link 0->0"]
+    trace = Timeline(tuple(Event(name, "F0", "F", 0, 0.0, 1.0) for name in names))
+    entries = trace.to_chrome_trace()["traceEvents"]
+    processes = [e["args"]["name"] for e in entries if e["name"] == "process_name"]
+    threads = [(e["pid"], e["args"]["name"]) for e in entries if e["name"] == "thread_name"]
+    assert processes == ["stage 0", "stage 0, member 1"]
+    assert threads == [(0, "compute"), (1, "compute"), (0, "link 0->0")]
+
+
+def test_what_members_give_each_other_is_no_link_that_computation_hides():
+    schedule = one_f_one_b(2, 4)
+    times = StepTimes([1.0] * 2, [1.0] * 2, [0.5], [0.5])
+    timeline = simulate_schedule(schedule, times)
+    moves = tuple(Event("link 0->0", "forward/1", "move", m, m, m + 0.5) for m in range(6))
+    assert overlap(Timeline((*timeline.events, *moves))) == overlap(timeline)
 
 
 def test_chrome_trace_names_processes_and_sorts_boxes():

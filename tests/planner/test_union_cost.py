@@ -262,6 +262,28 @@ def test_a_prediction_of_members_is_read_as_it_was_written():
     assert planner.simulate(plan).makespan == pytest.approx(plan.prediction.step_time)
 
 
+def test_each_member_has_its_track_in_the_predicted_timeline():
+    """The slow card has a third of the examples that it could compute as fast."""
+    problem = problem_on(UNLIKE)
+    members = (member("fast", 0, 2), member("slow", 0, 2))
+    stage = StagePlan(whole(problem), members, shares=Shares(batch=(12, 4)))
+    plan = planner.predict(plan_of(problem, stage), problem)
+    assert plan.prediction is not None
+    (found,) = plan.prediction.stages
+    timeline = planner.simulate(plan)
+    assert timeline.tracks == timeline.member_tracks(0) == ("stage 0", "stage 0, member 1")
+    for track, each in zip(timeline.tracks, found.members, strict=True):
+        tasks = {event.name: event.duration for event in timeline.on(track)}
+        assert tasks["F0"] == pytest.approx(each.forward_seconds)
+        assert tasks["B0"] == pytest.approx(each.backward_seconds)
+        assert tasks["update"] == pytest.approx(found.update_seconds)
+    starts = [[event.start for event in timeline.on(track)] for track in timeline.tracks]
+    assert starts[0] == starts[1]
+    (parts,) = planner.step_parts(plan)
+    count = plan.pipeline.num_microbatches
+    assert parts.computing == pytest.approx(count * found.compute_seconds)
+
+
 def test_shares_of_more_than_examples_are_not_predicted():
     problem = problem_on(UNLIKE)
     members = (member("fast", 0, 1), member("slow", 0, 1))

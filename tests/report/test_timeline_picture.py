@@ -7,7 +7,7 @@ import pytest
 
 from hetjax.pipeline.schedules.warm_up import one_f_one_b
 from hetjax.pipeline.timeline.simulate import simulate_schedule
-from hetjax.pipeline.timeline.timeline import Event, Timeline
+from hetjax.pipeline.timeline.timeline import Event, Timeline, stage_track
 from hetjax.pipeline.timeline.times import StepTimes
 from hetjax.report.timeline_picture import draw_timeline
 from hetjax.report.timeline_style import event_style
@@ -48,6 +48,15 @@ def test_prediction_stands_above_measurement_on_one_axis():
     assert above.get_position().y0 > below.get_position().y1
     assert any(text.startswith("predicted: ") for text in texts(above))
     assert any(text.startswith("measured: ") for text in texts(below))
+
+
+def test_the_names_of_members_are_inside_the_picture():
+    tracks = [stage_track(stage, member) for stage in (0, 12) for member in (0, 11)]
+    figure = draw_timeline(Timeline(tuple(Event(t, "F0", "F", 0, 0.0, 1.0) for t in tracks)))
+    (axes,) = figure.axes
+    names = [text for text in axes.texts if text.get_text() in tracks]
+    assert len(names) == len(tracks)
+    assert all(text.get_window_extent().x0 > 0 for text in names)
 
 
 def test_numbers_that_do_not_fit_are_left_out():

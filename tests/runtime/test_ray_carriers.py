@@ -139,6 +139,7 @@ def test_a_union_trains_by_the_host_carrier_alone_and_its_killed_member_is_named
     plan = union_plan(SHARES["both"])
     with make_trainer(RayOptions(carrier="host"), plan) as trainer:
         check_host_carrier(trainer, plan)
+        assert trainer.timeline().tracks == ("stage 0", "stage 0, member 1", "link 0->0")
         executor = trainer._executor
         assert isinstance(executor, RayExecutor)
         threading.Timer(0.3, os.kill, (executor.processes[0, 1], signal.SIGKILL)).start()

@@ -3,6 +3,7 @@
 import pytest
 
 from hetjax.runtime.instructions.instruction import Route, RouteKind, Tag
+from hetjax.runtime.moves.carriers import CarrierName
 from hetjax.runtime.moves.transport import Arrival
 from hetjax.runtime.workers.step_report import (
     LinkUse,
@@ -10,6 +11,7 @@ from hetjax.runtime.workers.step_report import (
     link_events,
     link_uses,
     member_report,
+    stage_report,
 )
 
 FIRST, SECOND = (Tag(Route(RouteKind.VALUE, 0, 1), microbatch) for microbatch in range(2))
@@ -42,6 +44,59 @@ def test_a_link_is_in_use_while_anything_is_under_way():
     ]
     there, _ = link_uses(reports())
     assert (there.rate, there.busy) == (50.0, 0.4)
+
+
+WIRE, HOST = (CarrierName.WIRE,), (CarrierName.HOST,)
+
+
+def test_what_carriers_took_is_told_apart():
+    first, second = reports()
+    first.arrivals = {BACK: Arrival(7.0, 50, WIRE), MESSAGE: Arrival(8.5, 4, WIRE)}
+    second.arrivals = {FIRST: Arrival(3.0, 100, HOST), SECOND: Arrival(5.0, 100, WIRE)}
+    found = [
+        (u.source, u.carriers, u.num_bytes, u.wait_seconds) for u in link_uses([first, second])
+    ]
+    assert found == [(0, HOST, 100, 2.0), (0, WIRE, 100, 1.0), (1, WIRE, 54, 0.5)]
+
+
+MOVE = Tag(Route(RouteKind.MOVE, 0, 0), 2, move="forward/1")
+SUMS = Tag(Route(RouteKind.MOVE, 0, 0), move="reduce_gradients_0/1")
+
+
+def members() -> list[StepReport]:
+    """The second member computes longer, and the first one waits for it."""
+    return [
+        StepReport(
+            sends={MOVE: 1.0, SUMS: 6.0},
+            arrivals={MOVE: Arrival(4.5, 8, WIRE), SUMS: Arrival(7.0, 40, WIRE)},
+            waits={MOVE: 3.5, SUMS: 1.0},
+        ),
+        StepReport(
+            sends={MOVE: 4.0, SUMS: 6.5},
+            arrivals={MOVE: Arrival(4.25, 16, HOST), SUMS: Arrival(6.75, 0, ())},
+            waits={MOVE: 0.25, SUMS: 0.25},
+        ),
+    ]
+
+
+def test_a_move_is_under_way_when_the_last_member_has_sent():
+    stage = stage_report(members())
+    assert stage.sends == {MOVE: 4.0, SUMS: 6.5}
+    assert stage.arrivals == {MOVE: Arrival(4.5, 24, HOST + WIRE), SUMS: Arrival(7.0, 40, WIRE)}
+    assert [
+        (event.track, event.name, event.kind, event.microbatch, event.start, event.end)
+        for event in link_events([stage])
+    ] == [
+        ("link 0->0", "forward/1", "move", 2, 4.0, 4.5),
+        ("link 0->0", "reduce_gradients_0/1", "move", None, 6.5, 7.0),
+    ]
+
+
+def test_moves_are_among_the_uses_of_links():
+    used = [
+        (u.source, u.target, u.carriers, u.num_bytes) for u in link_uses([stage_report(members())])
+    ]
+    assert used == [(0, 0, HOST + WIRE, 24), (0, 0, WIRE, 40)]
 
 
 def test_only_transfers_of_microbatches_are_drawn():

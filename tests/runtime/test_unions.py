@@ -143,6 +143,29 @@ def test_members_of_a_data_parallel_stage_exchange_only_at_its_end():
     assert in_microbatches <= {"forward", "evaluate"}
 
 
+def test_members_have_rows_of_their_own_and_moves_are_seen():
+    plan = union_plan(SHARES["both"])
+    with make_trainer("local", plan) as trainer:
+        trainer.train_step()
+        trainer.train_step(timed=True)
+        timeline, (use,) = trainer.timeline(), trainer.link_uses()
+        tags = transfers(trainer._placement)
+    assert timeline.tracks == ("stage 0", "stage 0, member 1", "link 0->0")
+    for track in timeline.stage_tracks:
+        assert {event.kind for event in timeline.on(track)} >= {"F", "B", "update"}
+    # A timed step has them all but those of evaluation, and of other schedules' tasks.
+    unseen = ("evaluate", "recompute", "input_gradient", "weight_gradient")
+    moves = [tag for tag in tags if tag.route.kind == "move" and not tag.move.startswith(unseen)]
+    drawn = timeline.on("link 0->0")
+    assert sorted(event.name for event in drawn) == sorted(tag.move for tag in moves)
+    of_microbatches = {tag.microbatch for tag in moves if tag.microbatch >= 0}
+    assert {event.microbatch for event in drawn} == {*of_microbatches, None}
+    assert (use.source, use.target, use.carriers) == (0, 0, ("in process",))
+    assert use.transfers == len(moves)
+    assert use.num_bytes == sum(event.num_bytes for event in drawn) > 0
+    assert use.wait_seconds > 0
+
+
 def _with_one_microbatch(case: Case) -> Case:
     (pipeline,) = case.plan.pipelines
     schedule = one_f_one_b(len(pipeline.stages), 1)

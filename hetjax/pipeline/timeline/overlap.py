@@ -26,8 +26,8 @@ def overlap(timeline: Timeline) -> dict[str, float]:
         timeline: a timeline, predicted or measured, with the tracks of stages and links.
 
     Returns:
-        A share from 0 to 1 for every link track that is used in its steady phase. GPipe has none:
-        its stages are done with forward passes when backward passes begin.
+        A share from 0 to 1 for every link track between two stages that is used in its steady
+        phase. GPipe has none: its stages are done with forward passes when backward passes begin.
 
     Example:
         >>> from hetjax.pipeline import StepTimes, h_1f1b, one_f_one_b, simulate_schedule
@@ -40,7 +40,7 @@ def overlap(timeline: Timeline) -> dict[str, float]:
     """
     shares = {}
     for track in timeline.tracks:
-        phase = steady_phase(timeline, track)
+        phase = steady_phase(timeline, track) if len({*link_stages(track)}) > 1 else None
         if phase is None:
             continue
         sends = _within(((event.start, event.end) for event in timeline.on(track)), phase)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 _LINK = re.compile(r"link (\d+)->(\d+)")
+_STAGE = re.compile(r"stage (\d+)(?:, member (\d+))?")
 
 
 def stage_track(stage: int, member: int = 0) -> str:
@@ -26,7 +27,10 @@ def stage_track(stage: int, member: int = 0) -> str:
 
 
 def link_track(source: int, target: int) -> str:
-    """The name of one direction of the link between two stages, e.g. ``"link 0->1"``."""
+    """The name of one direction of the link between two stages, e.g. ``"link 0->1"``.
+
+    What the members of a stage give each other is on a track of its own: ``"link 0->0"``.
+    """
     return f"link {source}->{target}"
 
 
@@ -103,13 +107,22 @@ class Timeline:
 
     @property
     def tracks(self) -> tuple[str, ...]:
-        """All tracks from the first stage to the last, each followed by its links."""
+        """All tracks from the first stage to the last, its members followed by its links."""
         return tuple(sorted({event.track for event in self.events}, key=_track_key))
 
     @property
     def stage_tracks(self) -> tuple[str, ...]:
         """The tracks that compute: all but the links."""
         return tuple(track for track in self.tracks if not is_link(track))
+
+    def member_tracks(self, stage: int) -> tuple[str, ...]:
+        """The tracks of a stage's members, the first one's first.
+
+        Args:
+            stage: the stage.
+        """
+        tracks = self.stage_tracks
+        return tuple(track for track in tracks if _stage_and_member(track)[:1] == (stage,))
 
     def on(self, track: str) -> tuple[Event, ...]:
         """The events of one track, by their start."""
@@ -160,7 +173,8 @@ class Timeline:
             if is_link(track):
                 source, target = link_stages(track)
                 return link_track(first + source, first + target)
-            return stage_track(first + int(track.removeprefix("stage ")))
+            stage, member = _stage_and_member(track)
+            return stage_track(first + stage, member)
 
         return Timeline(tuple(replace(event, track=moved(event.track)) for event in self.events))
 
@@ -226,11 +240,19 @@ def live_over_time(timeline: Timeline, track: str) -> tuple[tuple[float, int], .
     return tuple(steps)
 
 
+def _stage_and_member(track: str) -> tuple[int, ...]:
+    """The stage and the member of a track; none where it is a link's or a worker's own."""
+    match = _STAGE.fullmatch(track)
+    return (int(match[1]), int(match[2] or 0)) if match else ()
+
+
 def _track_key(track: str) -> tuple[Any, ...]:
-    """Sorts stage 2 before stage 10, and a link after the lower of its two stages."""
+    """Sorts stage 2 before stage 10, members in turn, a link after the lower of its two stages."""
     numbers = [int(number) for number in re.findall(r"\d+", track)]
     if is_link(track):
         return ([min(numbers)], 1, numbers, track)
+    if _stage_and_member(track):
+        return (numbers[:1], 0, numbers, track)
     return (numbers, 0, [], track)
 
 

@@ -19,6 +19,7 @@ from hetjax.pipeline.timeline.timeline import Event, Timeline, stage_track
 from hetjax.pipeline.timeline.times import StepTimes
 from hetjax.planner.costs.cost_model import estimate, estimate_halves, update_rate
 from hetjax.planner.costs.crossing_ends import crossing_parts, end_of, joined_link
+from hetjax.planner.costs.member_timeline import by_members
 from hetjax.planner.costs.network_cards import with_shared_cards
 from hetjax.planner.costs.sharing_cost import SharedParameters, sharing_seconds
 from hetjax.planner.costs.union_cost import (
@@ -340,7 +341,7 @@ def simulate(plan: Plan | str | os.PathLike[str]) -> Timeline:
         plan: a plan with a prediction, or the path of its file.
 
     Returns:
-        The timeline, from 0.
+        The timeline, from 0; a member of a stage has a track of its own.
 
     Raises:
         InputError: the plan has no prediction.
@@ -350,11 +351,19 @@ def simulate(plan: Plan | str | os.PathLike[str]) -> Timeline:
         >>> simulate(plan).makespan == plan.prediction.step_time  # doctest: +SKIP
         True
     """
-    return _timeline(as_plan(plan))
+    plan = as_plan(plan)
+    return by_members(stage_timeline(plan), _prediction(plan).stages)
 
 
-def _timeline(plan: Plan) -> Timeline:
-    """The timeline of a plan whose prediction has the times of its stages."""
+def stage_timeline(plan: Plan) -> Timeline:
+    """The timeline of one step, in which a stage of several members has one track for all.
+
+    Args:
+        plan: a plan with a prediction.
+
+    Returns:
+        The timeline, from 0.
+    """
     prediction = _prediction(plan)
     events = [
         event

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from hetjax.pipeline.timeline.timeline import Event, stage_track
-from hetjax.planner.costs.predict import simulate
+from hetjax.planner.costs.predict import stage_timeline
 from hetjax.planner.plan.plan import Plan
 from hetjax.planner.plan.prediction import Prediction
 from hetjax.planner.problem.problem import PlanningProblem
@@ -152,7 +152,7 @@ def step_parts(plan: Plan) -> tuple[StepParts, ...]:
     Returns:
         Of each stage its parts, those of one pipeline after those of the other.
     """
-    step_time, timeline = _prediction(plan).step_time, simulate(plan)
+    step_time, timeline = _prediction(plan).step_time, stage_timeline(plan)
     return tuple(_parts_of(timeline.on(stage_track(s)), step_time) for s in range(len(plan.stages)))
 
 
