@@ -489,7 +489,16 @@ def _sentence(error: ValidationError, section: str = "") -> str:
     field, *inner = first["loc"]
     name = f"{section}.{field}" + "".join(f"[{shown(place)}]" for place in inner)
     if first["type"] == "literal_error" and isinstance(first["input"], str):
-        allowed = get_args(sections()[section].model_fields[str(field)].annotation)
-        return unknown_name(name, first["input"], allowed)
+        hint = sections()[section].model_fields[str(field)].annotation
+        return unknown_name(name, first["input"], _texts_of(hint))
     message = first["msg"].replace("Input should be", "it must be")
     return f"{name} is {shown(first['input'])}; {message}"
+
+
+def _texts_of(hint: object) -> list[str]:
+    """The texts that a hint allows, alone or beside None."""
+    return [
+        text
+        for each in get_args(hint)
+        for text in ([each] if isinstance(each, str) else _texts_of(each))
+    ]
