@@ -232,6 +232,7 @@ def test_a_run_that_diverges_ends_with_its_error_and_keeps_finite_checkpoints(
     assert not set(bad).intersection(saved)
     steps = read_metrics(workdir)
     assert {step["step"] for step in steps if step["grad_norm"] is None} == set(bad)
+    assert (workdir / "carriers.json").exists() == (runtime == "ray")
 
 
 @pytest.mark.slow

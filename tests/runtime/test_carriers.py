@@ -9,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetjax import InputError
+from hetjax.commands.run import _kept_curves
+from hetjax.commands.work_folder import CARRIERS_FILE, Resumption
 from hetjax.mesh import Link
 from hetjax.runtime import CarrierCurves, RayOptions
 from hetjax.runtime.moves.carrier_curves import LinkEnd, MeasuredLink
@@ -120,3 +122,12 @@ def test_an_unknown_carrier_is_refused_with_those_that_there_are():
     assert [RayOptions(carrier=name).carriers for name in (None, "host")] == [(WIRE, HOST), (HOST,)]
     with pytest.raises(InputError, match=r"^unknown carrier 'in process'. Allowed: host, wire$"):
         RayOptions(carrier="in process")
+
+
+def test_a_run_that_goes_on_has_the_curves_of_its_folder(tmp_path: Path):
+    curves = CarrierCurves((MeasuredLink((NEAR, FAR), MEASURED),))
+    afresh, resumed = Resumption(), Resumption(wanted=True)
+    assert _kept_curves(None, resumed) == _kept_curves(tmp_path, resumed) == CarrierCurves()
+    curves.save(tmp_path / CARRIERS_FILE)
+    assert _kept_curves(tmp_path, resumed) == curves
+    assert _kept_curves(tmp_path, afresh) == CarrierCurves()
