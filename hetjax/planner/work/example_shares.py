@@ -11,6 +11,7 @@ takes a hundred times as long.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -24,7 +25,7 @@ from hetjax.planner.work.growth import KnownValue
 from hetjax.sharding.annotation.annotation import PARTIAL
 from hetjax.sharding.deduction.annotated_program import Taken
 from hetjax.sharding.deduction.bottom_tier import ELSEWHERE, OperandError
-from hetjax.sharding.deduction.signature import dtypes_of
+from hetjax.sharding.deduction.signature import Label, Signature, dtypes_of, shapes_of
 from hetjax.sharding.deduction.signatures import signature_of
 from hetjax.sharding.deduction.top_tier import (
     WHOLE,
@@ -190,7 +191,7 @@ class ExampleWalk:
         operands: Sequence[WalkedValue],
         tops: list[TopTier],
     ) -> Passed:
-        signature = signature_of(equation) or indivisible(equation)
+        signature = _signature_of(equation)
         while True:
             try:
                 return shares_passed(equation, signature, tops)
@@ -371,6 +372,30 @@ class ExampleWalk:
 
 def _shape_of(variable: Any) -> Any:
     return variable.aval
+
+
+def _signature_of(equation: _compat.JaxprEqn) -> Signature:
+    """The signature of an equation; of a reshape, dimensions of one example are kept as well."""
+    found = signature_of(equation) or indivisible(equation)
+    if equation.primitive.name != "reshape" or equation.params["dimensions"] is not None:
+        return found
+    shapes = shapes_of([*equation.invars[:1], *equation.outvars])
+    (operand, *others), (result,) = found.operands, found.results
+    labels, single = [list(operand), list(result)], [_of_one_element(shape) for shape in shapes]
+    for number, ahead in enumerate(single[0].keys() & single[1].keys()):
+        for side, places in zip(labels, single, strict=True):
+            side[places[ahead]] = Label(-1 - number)
+    kept, made = map(tuple, labels)
+    return replace(found, operands=(kept, *others), results=(made,))
+
+
+def _of_one_element(shape: Sequence[int]) -> dict[int, int]:
+    """The first dimension of one element behind so many elements."""
+    places: dict[int, int] = {}
+    for place, size in enumerate(shape):
+        if size == 1:
+            places.setdefault(math.prod(shape[:place]), place)
+    return places
 
 
 def _made(shape: Any, top: TopTier, summands: Sequence[WalkedValue]) -> WalkedValue:

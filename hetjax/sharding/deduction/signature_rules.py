@@ -83,19 +83,17 @@ def broadcast_in_dim_rule(equation: _compat.JaxprEqn) -> Signature:
 
 
 def reshape_rule(equation: _compat.JaxprEqn) -> Signature:
-    """Of dimensions that are merged or split, the first can be divided; one of one element, too."""
+    """Of dimensions that are merged or split, the first can be divided."""
     (before,), (after,) = shapes_of(equation.invars[:1]), shapes_of(equation.outvars)
     operand, result = _unlabelled(before), _unlabelled(after)
     factors: dict[int, tuple[int, int]] = {}
-    runs = [(old[0], new[0]) for old, new in _runs(before, after)]
-    runs = [(old, new) for old, new in runs if math.gcd(before[old], after[new]) > 1]
-    is_plain = equation.params["dimensions"] is None
-    pairs = (*runs, *_of_one_element(before, after)) if is_plain else ()
-    for name, (old, new) in enumerate(pairs):
-        outer = math.gcd(before[old], after[new])
-        operand[old] = Label(name, before[old] // outer)
-        result[new] = Label(name, after[new] // outer)
-        factors[name] = (new, after[new] // outer)
+    for name, (old, new) in enumerate(_runs(before, after)):
+        outer = math.gcd(before[old[0]], after[new[0]])
+        if outer < 2 or equation.params["dimensions"] is not None:
+            continue
+        operand[old[0]] = Label(name, before[old[0]] // outer)
+        result[new[0]] = Label(name, after[new[0]] // outer)
+        factors[name] = (new[0], after[new[0]] // outer)
 
     def resized(name: int, size: int) -> Mapping[str, Any]:
         place, scale = factors[name]
@@ -118,20 +116,6 @@ def _runs(
         while (a := math.prod(before[i] for i in old)) != (b := math.prod(after[i] for i in new)):
             (old if a < b else new).append((olds if a < b else news).pop(0))
         found.append((tuple(old), tuple(new)))
-    return found
-
-
-def _of_one_element(before: Sequence[int], after: Sequence[int]) -> list[tuple[int, int]]:
-    """Dimensions of one element, of both shapes, with as many elements before them."""
-    places: dict[int, int] = {}
-    for place, size in enumerate(after):
-        if size == 1:
-            places.setdefault(math.prod(after[:place]), place)
-    found = []
-    for dimension, size in enumerate(before):
-        place = places.pop(math.prod(before[:dimension]), None) if size == 1 else None
-        if place is not None:
-            found.append((dimension, place))
     return found
 
 
