@@ -18,6 +18,7 @@ from hetjax.errors import InputError
 from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster
 from hetjax.models import model_of, recipe
 from hetjax.planner import DynamicProgram, Plan
+from hetjax.planner.harp.microbatches import divisors
 from hetjax.planner.work import coupled_examples
 
 RESNET = model_of(recipe("resnet-quickstart"))
@@ -105,7 +106,7 @@ def test_elsewhere_the_best_number_is_chosen_and_nothing_said():
     free = planner.plan(loss, WEIGHTS, ROWS, **asked)
     assert free.notes == ()
     assert free.prediction is not None
-    for count in planner.harp.microbatches.divisors(BATCH):
+    for count in divisors(BATCH):
         given = planner.plan(loss, WEIGHTS, ROWS, num_microbatches=count, **asked)
         assert given.notes == ()
         assert given.prediction is not None

@@ -20,7 +20,7 @@ from hetjax.pipeline.program.traced_program import (
     needed_steps,
 )
 from hetjax.sharding.annotation.annotation import HSharding
-from hetjax.sharding.deduction.annotated_program import AnnotatedProgram, Compute, Move
+from hetjax.sharding.deduction.annotated_program import AnnotatedProgram, Compute, Move, Node
 from hetjax.sharding.deduction.opening import deduce_opened
 from hetjax.sharding.deduction.reshard import RESHARD, reshard
 
@@ -57,12 +57,13 @@ def told(program: AnnotatedProgram) -> FlatJaxpr:
     def operand(value: int) -> Operand:
         return Constant(program.constants[value]) if value in program.constants else value
 
-    steps = tuple(
-        _computed(node, [operand(value) for value in node.inputs])
-        if isinstance(node, Compute)
-        else _moved(node, operand(node.input))
-        for node in program.nodes
-    )
+    def step(node: Node) -> Step:
+        if isinstance(node, Move):
+            return _moved(node, operand(node.input))
+        assert isinstance(node, Compute), "only specialized programs have additions"
+        return _computed(node, [operand(value) for value in node.inputs])
+
+    steps = tuple(map(step, program.nodes))
     outputs = tuple(map(operand, program.outputs))
     needed = needed_steps(steps, outputs)
     return FlatJaxpr(program.shapes, program.inputs, needed, outputs, program.annotations)
