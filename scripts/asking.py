@@ -22,19 +22,41 @@ NEAR = {"bandwidth": "25 GB/s", "latency": "10 us"}
 
 
 class Part(NamedTuple):
-    """A subcluster: its kind, nodes, devices of a node, price of a device's hour, and speed."""
+    """A subcluster: its kind, nodes, devices of a node, and in what these differ from the kind.
+
+    Args:
+        kind: the kind.
+        nodes: how many nodes.
+        devices: of a node.
+        price: of a device's hour.
+        speed: over the kind's.
+        memory: of a device; None for the kind's.
+    """
 
     kind: str
     nodes: int
     devices: int
     price: float | None = None
     speed: float = 1.0
+    memory: str | None = None
 
     @property
     def name(self) -> str:
         """What the cluster file calls it."""
         slow = "" if self.speed == 1 else "_slow"
-        return self.kind.lower().replace("-", "_") + slow
+        of = "" if self.memory is None else f"_{self.memory.lower().replace(' ', '_')}"
+        return self.kind.lower().replace("-", "_") + slow + of
+
+    def kind_in_file(self) -> tuple[str, dict[str, Any] | None]:
+        """The kind's name in the cluster file, and what that says of one of its own."""
+        if self.speed == 1 and self.memory is None:
+            return self.kind, None
+        own: dict[str, Any] = {"like": self.kind, "speed": self.speed}
+        if self.memory is not None:
+            own["memory"] = self.memory
+        slow = "" if self.speed == 1 else f" at {self.speed:g}"
+        of = "" if self.memory is None else f" of {self.memory}"
+        return f"{self.kind}{slow}{of}", own
 
 
 @dataclass(frozen=True)
@@ -55,11 +77,7 @@ class Asked:
         """The content of the cluster file."""
         far = {"bandwidth": self.network, "latency": "50 us"}
         names = [part.name for part in self.parts]
-        kinds = {
-            f"{part.kind} at {part.speed:g}": {"like": part.kind, "speed": part.speed}
-            for part in self.parts
-            if part.speed != 1
-        }
+        kinds = {name: own for name, own in map(Part.kind_in_file, self.parts) if own}
         return {
             "name": "asked",
             "kinds": kinds,
@@ -87,7 +105,7 @@ class Asked:
 
 
 def _subcluster(part: Part, far: dict[str, str]) -> dict[str, Any]:
-    kind = part.kind if part.speed == 1 else f"{part.kind} at {part.speed:g}"
+    kind, _ = part.kind_in_file()
     return {
         "name": part.name,
         "kind": kind,

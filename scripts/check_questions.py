@@ -91,7 +91,7 @@ def alone(whole: Asked, *places: int) -> Asked:
 def parts_alone(whole: Asked) -> dict[str, Asked]:
     """The same on each of the parts."""
     return {
-        f"{part.nodes * part.devices} {part.kind} alone": alone(whole, place)
+        f"{part.nodes * part.devices} {part.kind_in_file()[0]} alone": alone(whole, place)
         for place, part in enumerate(whole.parts)
     }
 
@@ -199,7 +199,7 @@ def answered(question: Question) -> dict[str, Any]:
     """What is answered to a question, beside what it is compared with."""
     prepared = question.asked.prepared()
     figure = question.figure(prepared)
-    compared = {name: _figure(other, question) for name, other in question.compared.items()}
+    compared = {name: _figure(other, question.figure) for name, other in question.compared.items()}
     known = [other for other in compared.values() if other is not None]
     return {
         "answer": in_words(prepared.plan),
@@ -209,10 +209,10 @@ def answered(question: Question) -> dict[str, Any]:
     }
 
 
-def _figure(other: Asked, question: Question) -> float | None:
+def _figure(other: Asked, figure: Callable[[Prepared], float]) -> float | None:
     """The figure of what an answer is compared with; None where the model does not fit there."""
     try:
-        return question.figure(other.prepared())
+        return figure(other.prepared())
     except InputError:
         return None
 
@@ -237,25 +237,52 @@ def where_to_cut() -> dict[str, Any]:
 
 def unlike_cards_of_a_box() -> dict[str, Any]:
     """Issue 580 of timm: 2,000 images a second with equal batches, 2,500 with unequal ones."""
-    # Of more microbatches each is normalised by itself: another network.
-    whole = settings_of_images("resnet-50", 256, "train.microbatches = 1", SGD)
-    box = asked("25 GB/s", whole, Part("A6000", 1, 2), Part("RTX2080Ti", 1, 2))
-    prepared = box.prepared()
-    assert prepared.planned is not None
-    found = {
-        "an even split of the batch": with_even_shares(prepared),
-        **{name: other.prepared() for name, other in parts_alone(box).items()},
-    }
-    compared = {name: step_time(other) for name, other in found.items()}
-    planned = step_time(prepared)
-    even_over_planned = compared["an even split of the batch"] / planned
+    images = settings_of_images("resnet-50", 256, SGD)
+    box = asked("25 GB/s", images, Part("A6000", 1, 2), Part("RTX2080Ti", 1, 2))
+    found = shared_stage(box)
+    even_over_planned = found["compared_with"][EVEN] / found["step_time"]
     return {
-        "answer": f"{in_words(prepared.plan)}: {even_over_planned:.2f} times the even split",
-        "step_time": planned,
+        **found,
+        "answer": f"{found['answer']}: {even_over_planned:.2f} times the even split",
         "even_over_planned": even_over_planned,
-        "compared_with": compared,
-        "holds": even_over_planned >= 1.25 and planned <= min(compared.values()),
+        "holds": found["holds"] and even_over_planned >= 1.25,
     }
+
+
+def unlike_memories_of_a_box() -> dict[str, Any]:
+    """Half of the images do not fit into the small card: it has what does, the other the rest."""
+    images = settings_of_images("resnet-50", 384, SGD)
+    small = Part("T4", 1, 1, memory="8 GB")
+    found = shared_stage(asked("25 GB/s", images, Part("T4", 1, 1), small))
+    return {**found, "holds": found["holds"] and found["compared_with"][EVEN] is None}
+
+
+EVEN = "an even split of the batch"
+
+
+def shared_stage(box: Asked) -> dict[str, Any]:
+    """The answer where by default all cards share one stage unevenly, beside what that beats."""
+    prepared = box.prepared()
+    (stage,) = prepared.plan.stages
+    compared = {EVEN: _time_if_it_fits(with_even_shares(prepared))}
+    compared |= {name: _figure(other, step_time) for name, other in parts_alone(box).items()}
+    planned = step_time(prepared)
+    is_whole = prepared.plan.pipeline.num_microbatches == 1
+    is_uneven = len(set(stage.shares.batch)) == len(stage.members) > 1
+    return {
+        "answer": in_words(prepared.plan),
+        "step_time": planned,
+        "compared_with": compared,
+        "holds": is_whole
+        and is_uneven
+        and all(planned <= other for other in compared.values() if other is not None),
+    }
+
+
+def _time_if_it_fits(prepared: Prepared) -> float | None:
+    prediction = prepared.plan.prediction
+    assert prediction is not None
+    return prediction.step_time if all(stage.fits for stage in prediction.stages) else None
 
 
 def settings_of_images(recipe: str, batch: int, *more: str) -> tuple[str, ...]:
@@ -326,6 +353,9 @@ def seconds_for_four_cards() -> dict[str, Any]:
 OTHERS: dict[str, Callable[[], dict[str, Any]]] = {
     "two A6000 and two 2080 Ti in one box, ResNet-50: how to share the batch?": (
         unlike_cards_of_a_box
+    ),
+    "a card of 8 GB and one of 16 GB, as fast, ResNet-50: how to share the batch?": (
+        unlike_memories_of_a_box
     ),
     "where to cut between a 4090 and a 3080 in one box, GPT-2 small of four blocks": where_to_cut,
     "is the answer the best plan? random small cases": best_of_random_cases,

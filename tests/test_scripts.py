@@ -118,6 +118,17 @@ def test_a_question_is_answered_beside_what_is_found_in_another_way():
     assert row["asking_seconds"] > 0
 
 
+def test_by_default_unlike_cards_of_a_box_share_a_batch_unevenly():
+    result = run("check_questions.py", "--only", "how to share the batch", "--json")
+    assert result.returncode == 0, result.stderr
+    speed, memory = json.loads(result.stdout)["questions"]
+    for row in (speed, memory):
+        assert row["holds"], row
+        assert "1 microbatch of" in row["answer"]
+    assert speed["even_over_planned"] >= 1.25
+    assert memory["compared_with"]["an even split of the batch"] is None
+
+
 def test_every_question_of_a_person_is_asked_of_a_cluster_that_can_be_read():
     questions = importlib.import_module("check_questions")
     for question in questions.QUESTIONS:
@@ -126,7 +137,8 @@ def test_every_question_of_a_person_is_asked_of_a_cluster_that_can_be_read():
         assert question.compared
     names = [*(each.name for each in questions.QUESTIONS), *questions.OTHERS]
     assert len(set(names)) == len(names)
-    for part in ("two PCs", "V100", "MI300X", "TPU", "slow node", "prices", "how long"):
+    wanted = ("2080 Ti", "8 GB", "two PCs", "V100", "MI300X", "TPU", "slow node", "prices")
+    for part in (*wanted, "how long"):
         assert any(part in name for name in names)
 
 
