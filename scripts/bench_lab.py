@@ -2,6 +2,7 @@
 
 Each part brings a lab of configs/lab up and takes it down again; it needs root. `unlike` plans for
 a fast and a slow host from what it measures of them; `union` gives both shares of one stage;
+`images` does so with a ResNet by the plan that is made by default, for speed and for memory;
 `sweep` makes the link between two hosts slower and slower; `hosts` compares the losses on three and
 four hosts with those of one device; `faults` stops a host or cuts a link in mid-step, again and
 again.
@@ -31,6 +32,7 @@ from benchmarking import (
 )
 from lab import Lab, Specification, read_specification
 from lab_faults import measure_faults, report_faults
+from lab_images import measure_images, report_images
 from lab_pipeline import measure_ratios
 from lab_trainer import trainers
 
@@ -300,17 +302,18 @@ class Part:
     Args:
         measure: measures it.
         report: prints the result for people.
-        size: sizes of model and batch unless told.
+        size: sizes of the GPT and its batch unless told; None where another model trains.
     """
 
     measure: Callable[[argparse.Namespace], dict[str, Any]]
     report: Callable[[Mapping[str, Any]], None]
-    size: Size
+    size: Size | None
 
 
 PARTS = {
     "unlike": Part(measure_unlike, report_unlike, Size()),
     "union": Part(measure_union, report_union, Size(microbatches=4, microbatch_size=12)),
+    "images": Part(measure_images, report_images, None),
     "sweep": Part(measure_sweep, report_sweep, SWEPT),
     "hosts": Part(measure_hosts, report_hosts, SMALL),
     "faults": Part(measure_faults, report_faults, SMALL),
@@ -330,12 +333,17 @@ def parser() -> argparse.ArgumentParser:
             description=purpose,
             formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         )
-        add_size(made[name], part.size)
+        if part.size is not None:
+            add_size(made[name], part.size)
         made[name].add_argument("--json", action="store_true", help="print one JSON object")
-    for name, rounds in (("unlike", 5), ("union", 5), ("sweep", 3)):
+    for name, rounds in (("unlike", 5), ("union", 5), ("images", 5), ("sweep", 3)):
         made[name].add_argument("--rounds", type=positive, default=rounds, metavar="N")
-    for name in ("unlike", "union"):
+    for name in ("unlike", "union", "images"):
         made[name].add_argument("--speed", type=float, default=0.5, help="of the second host")
+    made["images"].add_argument("--batch", type=positive, default=192, metavar="N")
+    made["images"].add_argument(
+        "--large-batch", type=positive, default=512, metavar="N", help="where memory decides"
+    )
     made["sweep"].add_argument("--ratios", type=float, nargs="+", default=RATIOS, help="c/t")
     made["sweep"].add_argument("--figure", type=Path, default=FIGURE, help="PNG file")
     made["hosts"].add_argument("--labs", nargs="+", default=LABS, metavar="LAB", help="which")

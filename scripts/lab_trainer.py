@@ -18,6 +18,7 @@ from typing import Any
 import jax
 from baselines import model_of, optimizer
 from benchmarking import KEPT_MEMORY, SCRIPTS, Child, Size, add_size, serve, size_flags, size_of
+from images_trainer import ImageSize, ImagesTrainer, with_memory
 from lab import Lab, Specification
 from moves_trainer import MovesTrainer
 
@@ -144,7 +145,7 @@ class Server:
     def __init__(self, size: Size):
         self.size = size
         self.cluster: hetjax.Cluster | None = None
-        self.trainers: dict[str, PipelineTrainer | UnionTrainer | MovesTrainer] = {}
+        self.trainers: dict[str, PipelineTrainer | UnionTrainer | MovesTrainer | ImagesTrainer] = {}
         connect_to_ray(RayOptions())
 
     def answer(self, request: Mapping[str, Any]) -> Any:
@@ -207,6 +208,37 @@ class Server:
         self.trainers[of] = MovesTrainer(self.size, self.cluster, hetjax.RayOptions())
         names = (each.name for each in self.cluster.subclusters[:2])
         return self.cluster.link(*names).bandwidth
+
+    def do_make_images(
+        self,
+        of: str,
+        *,
+        size: Mapping[str, Any],
+        even: bool = False,
+        memory: Mapping[str, float] | None = None,
+        cluster: str | None = None,
+    ) -> dict[str, Any]:
+        """Make a trainer of a ResNet by the plan that the planner makes by default.
+
+        Args:
+            of: its name.
+            size: the fields of its `ImageSize`.
+            even: whether all hosts have equally many examples instead.
+            memory: bytes that a host has, of some.
+            cluster: the file of its cluster; None for the one that was measured.
+
+        Returns:
+            Its plan in a few words; see `ImagesTrainer.told`.
+        """
+        found = hetjax.Cluster.from_file(cluster) if cluster else self.cluster
+        assert found is not None, "the cluster must be measured, or its file given"
+        found = with_memory(found, memory or {})
+        self.trainers[of] = trainer = ImagesTrainer(ImageSize(**size), found, even=even)
+        return trainer.told()
+
+    def do_end(self, of: str) -> None:
+        """End a trainer."""
+        self.trainers.pop(of).trainer.close()
 
     def close(self) -> None:
         """End all trainers."""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from lab import hosts, names, network, nodes, state
 from lab.cgroups import CpuGroups, find_cpu_groups
+from lab.memory_groups import find_memory_groups, memory_groups
 from lab.specification import Specification
 from lab.system import LabError, only_one, run_command, uninterrupted
 
@@ -69,6 +70,8 @@ def _bring_up(specification: Specification, lifetime: float) -> None:
     nodes.make_token(lab)
     for host in specification.hosts:
         hosts.set_speed(groups, lab, host, host.speed)
+        if host.memory is not None:
+            memory_groups().create(names.group_name(lab, host.name), host.memory)
     for link in specification.links:
         network.set_up(lab, link, up=True)
         network.set_rate(lab, link, link.bandwidth)
@@ -98,6 +101,8 @@ def _take_down(name: str) -> None:
     hosts.kill(groups, sorted({*groups.groups(name), *network.namespaces(name)}))
     network.delete(name)
     groups.remove(name)
+    if (limited := find_memory_groups()) is not None:
+        limited.remove(name)
     folder = names.state_folder(name)
     shutil.rmtree(folder, ignore_errors=True)
     if folder.exists():

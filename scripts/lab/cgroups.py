@@ -115,7 +115,7 @@ class CpuGroups:
         if any(str(os.getpid()) in self.entry(n).read_text().split() for n in self.groups(lab)):
             (self.root / "cgroup.procs").write_text("0")
         for name in self.groups(lab):
-            if not wait_until(lambda folder=self.root / name: _removed(folder), REMOVE_SECONDS):
+            if not wait_until(lambda folder=self.root / name: removed(folder), REMOVE_SECONDS):
                 raise LabError(f"the cgroup {name} cannot be removed: it has processes")
 
 
@@ -155,7 +155,12 @@ def send_signal(processes: Iterable[int], number: signal.Signals) -> None:
             os.kill(process, number)
 
 
-def _removed(folder: Path) -> bool:
+def removed(folder: Path) -> bool:
+    """Remove the folder of a group; whether it is gone, as it is where it has no processes.
+
+    Args:
+        folder: the group's.
+    """
     with contextlib.suppress(FileNotFoundError):
         try:
             folder.rmdir()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from lab import names, network
 from lab.cgroups import CpuGroups, send_signal
+from lab.memory_groups import memory_groups
 from lab.specification import Host
 from lab.system import LabError, wait_until
 
@@ -15,8 +16,9 @@ KILL_SECONDS = 15.0
 """How long killed processes may take to end, and stopped ones to stop."""
 
 # Not `ip netns exec`: it mounts /sys anew, and a process could not see its own quota there.
-_ENTER = """group=$0 cores=$1 namespace=$2; shift 2
-echo 0 > "$group" && exec taskset -c "$cores" nsenter --net="$namespace" -- "$@" """
+_ENTER = """groups=$0 cores=$1 namespace=$2; shift 2
+for group in $groups; do echo 0 > "$group" || exit 1; done
+exec taskset -c "$cores" nsenter --net="$namespace" -- "$@" """
 
 
 def enter_command(groups: CpuGroups, lab: str, host: Host, arguments: Sequence[str]) -> list[str]:
@@ -37,7 +39,10 @@ def enter_command(groups: CpuGroups, lab: str, host: Host, arguments: Sequence[s
     name = names.group_name(lab, host.name)
     cores = ",".join(str(core) for core in host.cores)
     namespace = str(network.namespace_file(name))
-    return ["sh", "-c", _ENTER, str(groups.entry(name)), cores, namespace, *arguments]
+    entries = [groups.entry(name)]
+    if host.memory is not None:
+        entries.append(memory_groups().entry(name))
+    return ["sh", "-c", _ENTER, " ".join(map(str, entries)), cores, namespace, *arguments]
 
 
 def set_speed(groups: CpuGroups, lab: str, host: Host, speed: float) -> None:

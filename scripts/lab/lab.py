@@ -12,6 +12,7 @@ from hetjax.errors import InputError
 from lab import hosts, names, network, nodes, state
 from lab.building import bring_up, take_down
 from lab.cgroups import find_cpu_groups
+from lab.memory_groups import memory_groups
 from lab.specification import Host, Specification, check_speed, parse_rate, read_specification
 from lab.system import check_cores, check_machine
 
@@ -239,6 +240,20 @@ class Lab:
                 len(processes),
                 nodes.node_state(processes),
             )
+
+    def most_memory(self, host: str) -> int:
+        """The most bytes that a host has had, of its processes and of files that they read.
+
+        Args:
+            host: a host whose memory is limited.
+
+        Raises:
+            InputError: there is no such host, or it has no limit.
+        """
+        found = self.specification.host(host)
+        if found.memory is None:
+            raise InputError(f"host {host!r} has no limit of its memory, so nothing counts it")
+        return memory_groups().most_used(self._group(found))
 
     def link_status(self) -> Iterator[LinkStatus]:
         """What each link is and does."""

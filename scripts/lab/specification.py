@@ -26,7 +26,7 @@ import pydantic
 
 from hetjax.checked_files import Record, first_problem, read_yaml
 from hetjax.errors import InputError, unknown_name
-from hetjax.mesh.units import BYTES_PER_SECOND, parse_quantity
+from hetjax.mesh.units import BYTES, BYTES_PER_SECOND, parse_quantity
 
 SPECIFICATIONS = Path(__file__).resolve().parents[2] / "configs" / "lab"
 """Where the specifications that have a name alone lie."""
@@ -38,6 +38,9 @@ MIN_RATE, MAX_RATE = 1e6 / 8, 10e9 / 8
 
 MIN_SPEED = 0.1
 """The smallest speed: with less the kernel's quota is too coarse."""
+
+MIN_MEMORY = 5e8
+"""The least memory of a host in bytes: its Ray node and a worker need about as much."""
 
 UNLIMITED = "unlimited"
 
@@ -75,6 +78,30 @@ def parse_rate(value: object) -> float | None:
     return rate
 
 
+def parse_memory(value: object) -> float | None:
+    """Read the memory of a host.
+
+    Args:
+        value: a number in bytes, or a text such as ``"2 GB"``; None for no limit.
+
+    Returns:
+        The bytes; None for no limit.
+
+    Raises:
+        InputError: it is none of these, or too little.
+
+    Example:
+        >>> parse_memory("1.5 GB"), parse_memory(None)
+        (1500000000.0, None)
+    """
+    if value is None:
+        return None
+    memory = parse_quantity(value, BYTES)
+    if memory < MIN_MEMORY:
+        raise InputError(f"{value!r} is not allowed: it must be 500 MB or more")
+    return memory
+
+
 def check_speed(value: float) -> float:
     """Check the speed of a host.
 
@@ -104,11 +131,13 @@ class Host(Record):
         name: what it is called.
         cores: the processor cores of the machine that it runs on.
         speed: the fraction of these cores that it may use.
+        memory: bytes that its processes may have together; None for no limit.
     """
 
     name: _NodeName
     cores: Annotated[list[Annotated[int, pydantic.Field(ge=0)]], pydantic.Field(min_length=1)]
     speed: Annotated[float, pydantic.AfterValidator(check_speed)] = 1.0
+    memory: Annotated[float | None, pydantic.BeforeValidator(parse_memory)] = None
 
 
 class Link(Record):

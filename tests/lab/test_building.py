@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 from lab import commands, hosts, names, network, nodes, read_specification, system
 from lab.cgroups import CpuGroups, find_cpu_groups
+from lab.memory_groups import MemoryGroups, find_memory_groups
 
 from hetjax.errors import InputError
 
 MODULES = """
-    building cgroups hosts lab names network nodes specification state system
+    building cgroups hosts lab memory_groups names network nodes specification state system
 """.split()
 TWO = read_specification("two_hosts")
 
@@ -118,6 +119,35 @@ def test_quota_version_2(tmp_path):
     assert groups.quota("hetlab-two-a") is None
 
 
+@pytest.mark.parametrize("version", [1, 2])
+def test_memory_of_a_host(tmp_path, version):
+    (tmp_path / "cgroup.subtree_control").write_text("cpu")
+    groups = MemoryGroups(tmp_path, version)
+    groups.create("hetlab-two-b", 2e9)
+    limit, most = {
+        1: ("memory.limit_in_bytes", "memory.max_usage_in_bytes"),
+        2: ("memory.max", "memory.peak"),
+    }[version]
+    folder = tmp_path / "hetlab-two-b"
+    assert (folder / limit).read_text() == "2000000000"
+    assert ("+memory" in (tmp_path / "cgroup.subtree_control").read_text()) == (version == 2)
+    (folder / most).write_text("7")
+    assert groups.most_used("hetlab-two-b") == 7
+    assert groups.entry("hetlab-two-b") == folder / "cgroup.procs"
+    with pytest.raises(InputError, match="cannot limit memory"):
+        groups.create("no/such", 1e9)
+
+
+def test_where_the_memory_groups_are(tmp_path):
+    (tmp_path / "cgroup.controllers").write_text("cpu memory")
+    unified = f"cgroup2 {tmp_path} cgroup2 rw 0 0\n"
+    assert find_memory_groups(unified) == MemoryGroups(tmp_path, 2)
+    first = f"{unified}cgroup /one/memory cgroup rw,memory 0 0\n"
+    assert find_memory_groups(first) == MemoryGroups(Path("/one/memory"), 1)
+    (tmp_path / "cgroup.controllers").write_text("cpu")
+    assert find_memory_groups(unified) is None
+
+
 def test_groups_of_a_lab(tmp_path):
     groups = cgroup_folder(tmp_path, 1)
     (tmp_path / "other").mkdir()
@@ -143,6 +173,14 @@ def test_a_process_enters_a_host_and_is_the_command():
         "/groups/hetlab-two_hosts-b/cgroup.procs", "1", "/var/run/netns/hetlab-two_hosts-b",
         "true", "a b",
     ]  # fmt: skip
+
+
+def test_a_process_enters_the_memory_group_of_a_host_too(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(hosts, "memory_groups", lambda: MemoryGroups(Path("/memory"), 1))
+    host = TWO.hosts[1].model_copy(update={"memory": 1e9})
+    command = hosts.enter_command(CpuGroups(Path("/groups"), 1), "two_hosts", host, ["true"])
+    groups = [f"/{root}/hetlab-two_hosts-b/cgroup.procs" for root in ("groups", "memory")]
+    assert command[3] == " ".join(groups)
     assert command[2].count("exec") == 1
 
 

@@ -11,6 +11,7 @@ from hetjax.mesh import Cluster
 
 def content(**changes):
     hosts = [{"name": "a", "cores": [0]}, {"name": "b", "cores": [1], "speed": 0.5}]
+    hosts[1]["memory"] = "2 GB"
     links = [{"between": ["a", "b"], "bandwidth": "200 Mbit/s"}]
     return {"name": "two", "hosts": hosts, "links": links, **changes}
 
@@ -24,6 +25,7 @@ def test_fields():
     spec = specification_from_content(content(), "here")
     assert spec.head.name == "a"
     assert [host.speed for host in spec.hosts] == [1.0, 0.5]
+    assert [host.memory for host in spec.hosts] == [None, 2e9]
     assert spec.link("b-a") is spec.link("a-b")
     assert spec.link("a-b").bandwidth == 25e6
     assert spec.nodes == ["a", "b"]
@@ -65,6 +67,11 @@ def test_fields_that_are_wrong():
     slow = {"name": "c", "cores": [0], "speed": 0.01}
     refused(
         r"hosts\[1\].speed: 0.01 is not allowed: it must be from 0.1 to 1", hosts=[hosts[0], slow]
+    )
+    small = {"name": "c", "cores": [0], "memory": "10 MB"}
+    refused(
+        r"hosts\[1\].memory: '10 MB' is not allowed: it must be 500 MB or more",
+        hosts=[hosts[0], small],
     )
 
 
