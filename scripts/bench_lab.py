@@ -340,10 +340,7 @@ def parser() -> argparse.ArgumentParser:
         made[name].add_argument("--rounds", type=positive, default=rounds, metavar="N")
     for name in ("unlike", "union", "images"):
         made[name].add_argument("--speed", type=float, default=0.5, help="of the second host")
-    made["images"].add_argument("--batch", type=positive, default=192, metavar="N")
-    made["images"].add_argument(
-        "--large-batch", type=positive, default=512, metavar="N", help="where memory decides"
-    )
+    made["images"].add_argument("--batch", type=positive, default=512, metavar="N", help="images")
     made["sweep"].add_argument("--ratios", type=float, nargs="+", default=RATIOS, help="c/t")
     made["sweep"].add_argument("--figure", type=Path, default=FIGURE, help="PNG file")
     made["hosts"].add_argument("--labs", nargs="+", default=LABS, metavar="LAB", help="which")

@@ -29,7 +29,7 @@ class ImageSize:
         groups: blocks of each group.
     """
 
-    batch: int = 192
+    batch: int = 512
     image_size: int = 64
     width: int = 32
     groups: tuple[int, ...] = (1, 1)
@@ -129,17 +129,18 @@ def with_memory(cluster: Cluster, memory: Mapping[str, float]) -> Cluster:
 
 def one_device(size: ImageSize, steps: int) -> list[float]:
     """The losses of plain JAX on one device."""
-    model, optimizer, batch = size.model(), _optimizer(), size.images()
+    model, optimizer = size.model(), _optimizer()
+    batch = jax.tree.map(jnp.asarray, size.images())
 
-    def loss(parameters: Any) -> jax.Array:
-        total, count = model.loss(parameters, jax.tree.map(jnp.asarray, batch))
+    def loss(parameters: Any, batch: Any) -> jax.Array:
+        total, count = model.loss(parameters, batch)
         return total / count
 
     parameters = _parameters(model)
     state, found = optimizer.init(parameters), []
     gradient = jax.jit(jax.value_and_grad(loss))
     for _ in range(steps):
-        value, gradients = gradient(parameters)
+        value, gradients = gradient(parameters, batch)
         updates, state = optimizer.update(gradients, state, parameters)
         parameters = optax.apply_updates(parameters, updates)
         found.append(float(value))

@@ -26,11 +26,11 @@ TOLERANCE = 1e-5
 def measure_images(options: argparse.Namespace) -> dict[str, Any]:
     """A ResNet by the planner's own choice: a slow host, and a small one, each in one stage."""
     lab = read_specification("two_hosts")
-    size, large = (ImageSize(batch=batch) for batch in (options.batch, options.large_batch))
+    size = ImageSize(batch=options.batch)
     return {
         "rounds": options.rounds,
         **unlike_speeds(lab, size, options.speed, options.rounds),
-        "memory": unlike_memories(lab, large),
+        "memory": unlike_memories(lab, size),
     }
 
 
