@@ -147,11 +147,14 @@ def test_microbatches_that_are_too_large_are_not_planned_for(memory: int):
     cluster, batch = cluster_of(*few), 2**13
     stated: list[int] = []
 
-    def problem_for(count: int) -> PlanningProblem:
-        stated.append(batch // count)
+    def traced(count: int) -> PlanningProblem:
         return problem_of(cluster, count, batch=batch)
 
-    choice = choose_microbatches(problem_for, batch, DynamicProgram())
+    def problem_for(count: int) -> PlanningProblem:
+        stated.append(batch // count)
+        return traced(count)
+
+    choice = choose_microbatches(problem_for, batch, DynamicProgram(), traced=traced)
     fitting = {
         count: found.step_time
         for count in choice.step_times
