@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 import jax
 
@@ -136,6 +137,7 @@ def crossing_arrays(
     )
 
 
+@lru_cache(2**16)
 def alike(tag: Tag) -> Tag:
     """One transfer for all that move arrays of the same shapes: those of other microbatches."""
     return tag._replace(microbatch=-1)

@@ -156,14 +156,15 @@ class InProcessTransport:
 
     def is_there(self, step: int, tag: Tag, receiver: Peer) -> bool:
         """Whether all of a transfer has been sent to a worker, or will never be."""
-        return self.failure is not None or not self._missing(step, tag, receiver)
+        receiving = self.receiving_end(tag, receiver)
+        return self.failure is not None or not self._missing(step, tag, receiver, receiving)
 
     def receive(self, step: int, tag: Tag, receiver: Peer) -> list[jax.Array]:
         """Wait until all of a transfer has been sent to a worker, and put it together."""
         end = time.monotonic() + self._deadline
         receiving = self.receiving_end(tag, receiver)
         with self._changed:
-            while missing := self._missing(step, tag, receiver):
+            while missing := self._missing(step, tag, receiver, receiving):
                 if self.failure is not None:
                     raise WorkerLostError(self._name(missing[0]), str(self.failure))
                 if not self._changed.wait(timeout=max(0.0, end - time.monotonic())):
@@ -213,10 +214,12 @@ class InProcessTransport:
             return None
         return WholeArrays((source, 0), (target, 0), received, self._meshes[target, 0])
 
-    def _missing(self, step: int, tag: Tag, receiver: Peer) -> list[Peer]:
+    def _missing(
+        self, step: int, tag: Tag, receiver: Peer, receiving: ReceivingEnd | WholeArrays
+    ) -> list[Peer]:
         """The workers that have not sent yet what one is to get of a transfer."""
         arrived = self._arrived.get((step, tag, receiver), {})
-        return [peer for peer in self.receiving_end(tag, receiver).requests if peer not in arrived]
+        return [peer for peer in receiving.requests if peer not in arrived]
 
     def _name(self, peer: Peer) -> str:
         stage, place = peer

@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -99,6 +99,7 @@ class StageWorker:
         self.evaluation: tuple[Instruction, ...] = ()
         self.buffers: dict[Buffer, Any] = {}
         self._sizes: dict[Activation, int] = {}
+        self._held: Held | None = None
 
     def _training(self, schedule: Schedule) -> tuple[Instruction, ...]:
         reductions = reduction_groups(self.placement, self.stage)
@@ -143,6 +144,7 @@ class StageWorker:
         self.placement = self.placement.with_schedule(schedule)
         self.compiled = self._compiler.with_schedule(self.compiled)
         self.training = self._training(schedule)
+        self._held = None
 
     def state(self) -> StageState:
         """The parameter and optimizer-state parts that the stage holds now."""
@@ -175,8 +177,11 @@ class StageWorker:
         Returns:
             What was seen.
         """
-        run = _StepRun(self, step, feed, timed)
+        run = _StepRun(self, step, feed, timed, self._held)
         run.execute(self.training)
+        if self.waits_for_others:  # It runs all in the same order in every step.
+            self._held = run.held
+        run.report.live_microbatches, run.report.live_bytes = run.held
         return run.report
 
     def evaluate(self, step: int, feed: Feed) -> tuple[float, ...] | None:
@@ -229,13 +234,32 @@ _Placed = Parameter | OptimizerState | Gradient
 """Buffers of a stage that are counted from 0."""
 
 
-class _StepRun(InstructionRun):
-    """A step of a stage's worker, and what is seen of it."""
+class Held(NamedTuple):
+    """What activations a worker holds at once in a step, at most.
 
-    def __init__(self, worker: StageWorker, step: int, feed: Feed, timed: bool):
+    Args:
+        microbatches: of how many microbatches.
+        num_bytes: their size.
+    """
+
+    microbatches: int = 0
+    num_bytes: int = 0
+
+
+class _StepRun(InstructionRun):
+    """A step of a stage's worker, and what is seen of it.
+
+    Args:
+        held: what it will hold, where that is known; else it is counted.
+    """
+
+    def __init__(
+        self, worker: StageWorker, step: int, feed: Feed, timed: bool, held: Held | None = None
+    ):
         super().__init__(worker.compiled.programs, worker.transport, worker.buffers, step)
         self.worker, self.feed, self.timed = worker, feed, timed
         self.report = StepReport()
+        self.counts, self.held = held is None, held or Held()
         self.live: Counter[int] = Counter()
         self.live_bytes = 0
 
@@ -334,21 +358,23 @@ class _StepRun(InstructionRun):
         super().send(instruction)
 
     def hold(self, names: Sequence[Buffer], arrays: Sequence[Any]) -> None:
-        for name, array in zip(names, arrays, strict=True):
-            self.buffers[name] = array
-            if isinstance(name, ACTIVATIONS):
-                self.live[name.microbatch] += 1
-                self.live_bytes += self.worker.num_bytes(name, array)
-        held = sum(count > 0 for count in self.live.values())
-        self.report.live_microbatches = max(self.report.live_microbatches, held)
-        self.report.live_bytes = max(self.report.live_bytes, self.live_bytes)
+        super().hold(names, arrays)
+        if self.counts:
+            self._count(names, 1)
+            held = sum(count > 0 for count in self.live.values())
+            most = self.held
+            self.held = Held(max(most.microbatches, held), max(most.num_bytes, self.live_bytes))
 
     def free(self, instruction: Free) -> None:
-        for name in instruction.buffers:
-            array = self.buffers.pop(name)
+        if self.counts:
+            self._count(instruction.buffers, -1)
+        super().free(instruction)
+
+    def _count(self, names: Sequence[Buffer], sign: int) -> None:
+        for name in names:
             if isinstance(name, ACTIVATIONS):
-                self.live[name.microbatch] -= 1
-                self.live_bytes -= self.worker.num_bytes(name, array)
+                self.live[name.microbatch] += sign
+                self.live_bytes += sign * self.worker.num_bytes(name, self.buffers[name])
 
 
 class EarlyRuns:
