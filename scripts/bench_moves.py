@@ -3,7 +3,8 @@
 The Transformer of `moves_trainer.py` trains on two hosts of the lab with a core each and a link
 without a limit, and then on two devices of one process. Its step is compared with what it cannot be
 faster than: the slower member's computation, as a timed step shows it, and by wire the bytes that a
-member gets at the rate that was measured of the link. The lab needs root.
+member gets at the rate that was measured of the link. Beside the steps in one process runs the same
+model as one program of both devices, with and without XLA's own sums. The lab needs root.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from benchmarking import (
 )
 from lab import Lab, read_specification
 from lab_trainer import trainers
-from moves_trainer import MOVES, MOVES_OF_A_BLOCK, one_device
+from moves_model import MOVES, MOVES_OF_A_BLOCK
+from moves_trainer import one_device
 
 from hetjax.commands.devices import host_device_flags
 
@@ -53,7 +55,7 @@ def measure_wire(size: Size, rounds: int) -> dict[str, Any]:
 
 
 def measure_in_process(size: Size, rounds: int) -> dict[str, Any]:
-    """The step on two devices of one process: what a move adds to the computation."""
+    """The step on two devices of one process: what a move adds, and what a sum of XLA's adds."""
     flags = {"XLA_FLAGS": host_device_flags("", 2)}
     with contextlib.closing(
         Child("moves_trainer.py", size_flags(size), {**KEPT_MEMORY, **flags})
@@ -63,9 +65,23 @@ def measure_in_process(size: Size, rounds: int) -> dict[str, Any]:
             child.ask({"do": do, **options})
             return child.answer()
 
-        found = _measured(ask, size, rounds)
+        for sums in (True, False):
+            ask("one_program", sums=sums)
+        one_program: list[float] = []
+
+        def beside(do: str, **asked: Any) -> Any:
+            if do == "step":
+                one_program.append(ask("one_program", sums=True) - ask("one_program", sums=False))
+            return ask(do, **asked)
+
+        found = _measured(beside, size, rounds)
     added = found["step_time"] - found["compute_seconds"]
-    return {"carrier": "in process", **found, "seconds_a_move": added / found["moves"]}
+    return {
+        "carrier": "in process",
+        **found,
+        "seconds_a_move": added / found["moves"],
+        "seconds_a_sum_in_one_program": median(one_program) / found["moves"],
+    }
 
 
 def _measured(ask: Ask, size: Size, rounds: int) -> dict[str, Any]:
@@ -93,7 +109,8 @@ def report(result: Mapping[str, Any]) -> None:
                 f"{row['step_over_bound']:.2f} of computation and bytes at "
                 f"{row['bandwidth'] / 1e9:.2f} GB/s"
                 if "step_over_bound" in row
-                else f"{row['seconds_a_move'] * 1e3:.2f} ms a move"
+                else f"{row['seconds_a_move'] * 1e3:.2f} ms a move; a sum of XLA's in one program "
+                f"of both devices: {row['seconds_a_sum_in_one_program'] * 1e3:.2f} ms"
             )
         )
 

@@ -47,6 +47,7 @@ from hetjax.planner.harp.microbatches import (
 )
 from hetjax.planner.harp.mixing import PartAlone, parts_alone
 from hetjax.planner.harp.no_fit import does_not_fit
+from hetjax.planner.plan.obeyed_reshards import check_reshards
 from hetjax.planner.plan.plan import Plan, validate, validate_for
 from hetjax.planner.plan.prediction import Prediction, StagePrediction
 from hetjax.planner.plan.prices import OBJECTIVES, step_cost
@@ -148,7 +149,8 @@ def plan(
 
     Raises:
         InputError: a value is not allowed, the batch does not divide, a price is missing, the
-            model fits nowhere, annotations say what a plan cannot hold, or no number of
+            model fits nowhere, annotations say what a plan cannot hold, the loss has a
+            `hetjax.reshard` that the plan found without them does not obey, or no number of
             microbatches is given beside them or another planner.
 
     Example:
@@ -226,7 +228,9 @@ def plan(
         )
         return _with_chosen_number(ask, trace, num_examples(batch))
     problem = ask(num_microbatches=num_microbatches)
-    return replace(solve(problem, planner), notes=notes_of(problem))
+    made = solve(problem, planner)
+    check_reshards(made, problem.program)
+    return replace(made, notes=notes_of(problem))
 
 
 def _with_chosen_number(
@@ -243,6 +247,7 @@ def _with_chosen_number(
         counts,
     )
     choice = choose_among(problems, batch_size, DynamicProgram(), counts)
+    check_reshards(choice.found.plan, choice.problem.program)
     return complete(choice.found.plan, choice.problem)
 
 

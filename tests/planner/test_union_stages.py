@@ -258,6 +258,26 @@ def test_shares_that_do_not_fit_the_model(changed: dict[str, Any], message: str)
         validate_for(plan, program_of())
 
 
+def test_a_stage_has_no_shares_of_a_parameter_that_it_does_not_use():
+    def two_products(weights: Mapping[str, Any], x: Any) -> Any:
+        return jnp.mean(jnp.tanh(x @ weights["first"]) @ weights["second"])
+
+    weights = {"first": jnp.ones((4, 6)), "second": jnp.ones((6, 4))}
+    program = trace(two_products, weights, jnp.ones((8, 4)))
+    shares = Shares(batch=(6, 2), parameters={"first": Share(1, (4, 2))})
+    other = StagePlan((1, 2), (Member(SubMesh("slow", 1, (1, 1)), (1, 1)),))
+    pipeline = PipelinePlan((union_of(shares=shares), other), 2, 8, one_f_one_b(2, 2))
+    plan = Plan(program.fingerprint, (0, 2, program.num_positions), CLUSTER, (pipeline,))
+    validate_for(plan, program)
+    wrong = union_of(shares=Shares(parameters={"second": Share(0, (4, 2))}))
+    plan = replace(plan, pipelines=(replace(pipeline, stages=(wrong, other)),))
+    message = (
+        rf"{STAGE}.shares.parameters has 'second', which layers 0 to 0 do not use; allowed: first"
+    )
+    with pytest.raises(InputError, match=message):
+        validate_for(plan, program)
+
+
 def test_values_are_not_judged_by_a_program_of_other_microbatches():
     plan = plan_of(union_of(shares=Shares(values={3: Share(0, (6, 2))})))
     validate_for(plan, program_of(8))

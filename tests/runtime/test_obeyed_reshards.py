@@ -13,6 +13,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 from ray_jobs import make_cluster
 
+import hetjax
 from hetjax import HSharding, Subgroup, Trainer, reshard
 from hetjax.errors import InputError
 from hetjax.mesh import SubMesh
@@ -158,6 +159,21 @@ def test_what_a_stage_cannot_do_is_refused_with_its_line():
     crossed = HSharding((THIRD, PAIR), 0, (1, 3))
     union = StagePlan((0, 1), TOGETHER)
     assert "cannot be said over the members" in refusal(loss_with(crossed, "y"), union)
+
+
+@pytest.mark.parametrize("num_microbatches", [None, 2])
+def test_a_plan_that_was_searched_for_obeys_reshards_or_is_refused(num_microbatches: int | None):
+    cluster, loss = make_cluster(1), loss_with(HSharding((Subgroup((7,), (), P()),)))
+    message = r"test_obeyed_reshards.py:\d+.*: the value is annotated on devices \[7\], and its"
+    with pytest.raises(InputError, match=message):
+        hetjax.plan(
+            loss,
+            WEIGHTS,
+            X,
+            cluster=cluster,
+            optimizer=OPTIMIZER,
+            num_microbatches=num_microbatches,
+        )
 
 
 def test_a_reshard_beside_a_derivative_of_its_own_is_refused():

@@ -33,7 +33,7 @@ from small_models import make_batch
 from hetjax import Trainer
 from hetjax.mesh import SubMesh
 from hetjax.pipeline.program.traced_program import trace
-from hetjax.pipeline.schedules.warm_up import one_f_one_b
+from hetjax.pipeline.schedules.warm_up import gpipe, one_f_one_b
 from hetjax.planner import Member, Share, Shares, StagePlan
 from hetjax.runtime.workers.job import Job, build, transfers
 
@@ -164,6 +164,23 @@ def test_members_have_rows_of_their_own_and_moves_are_seen():
     assert use.transfers == len(moves)
     assert use.num_bytes == sum(event.num_bytes for event in drawn) > 0
     assert use.wait_seconds > 0
+
+
+def test_what_members_hold_is_told_of_every_step_and_anew_of_another_schedule():
+    """It is counted in a schedule's first step."""
+    with make_trainer("local", union_plan(SHARES["both"])) as trainer:
+        reports = []
+        for _ in range(2):
+            trainer.train_step()
+            reports += trainer.reports
+        count = trainer.plan.pipeline.num_microbatches
+        trainer.use_schedule(gpipe(1, count))
+        trainer.train_step()
+        reports += trainer.reports
+    live = [report.live_microbatches for report in reports]
+    assert live == [1, 1, count]
+    first, second, every = (report.live_bytes for report in reports)
+    assert every > first == second > 0
 
 
 def _with_one_microbatch(case: Case) -> Case:

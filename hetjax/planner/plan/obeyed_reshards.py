@@ -60,6 +60,22 @@ def obey_reshards(plan: Plan, pipeline: PipelinePlan, program: Program) -> Progr
     return with_obeyed_reshards(program, obey)
 
 
+def check_reshards(plan: Plan, program: Program) -> None:
+    """Check that the stages of a plan can obey the reshards of the loss.
+
+    Args:
+        plan: the plan.
+        program: the loss function; pipelines with microbatches of another size are not looked at.
+
+    Raises:
+        InputError: as `obey_reshards`.
+    """
+    size = program.avals[program.batch[0]].shape[0]
+    for pipeline in plan.pipelines:
+        if pipeline.microbatch_size == size:
+            obey_reshards(plan, pipeline, program)
+
+
 def _wider(plan: Plan, pipeline: PipelinePlan, found: FoundReshard) -> Wider:
     """Which devices of other pipelines a reshard may name beside those of its stage."""
     if len(plan.pipelines) == 1:

@@ -16,7 +16,7 @@ from hetjax.files import replacing
 from hetjax.limits import Index, Text
 from hetjax.pipeline.program.traced_program import Program
 from hetjax.pipeline.schedules.schedule import Schedule
-from hetjax.pipeline.stages.cutting import made_between
+from hetjax.pipeline.stages.cutting import cut, made_between
 from hetjax.planner.plan.checks import check_pipeline
 from hetjax.planner.plan.plan_file import PlannedCluster, checked_plan, plan_content
 from hetjax.planner.plan.plan_text import plan_text
@@ -278,6 +278,25 @@ def validate_for(plan: Plan, program: Program, batch_size: int | None = None) ->
             where = f"plan: pipelines[{p}].stages[{s}]"
             _check_made(plan, stage, stage.shares.values, program, f"{where}.shares.values")
             check_shares_for(stage, pipeline.microbatch_size, program, where)
+            _check_held(plan, pipeline, s, program, f"{where}.shares.parameters")
+
+
+def _check_held(
+    plan: Plan, pipeline: PipelinePlan, place: int, program: Program, where: str
+) -> None:
+    """Check that a stage uses the parameters whose shares it is told."""
+    stage = pipeline.stages[place]
+    if not stage.shares.parameters:
+        return
+    begins = [plan.layers[each.layers[0]] for each in pipeline.stages]
+    parts = cut(program, [*begins, plan.layers[-1]])[place].parameters
+    held = [program.parameter_names[part.leaf] for part in parts]
+    for name in stage.shares.parameters:
+        if name not in held:
+            raise InputError(
+                f"{where} has {name!r}, which layers {stage.layers[0]} to {stage.layers[1] - 1} "
+                f"do not use; allowed: {', '.join(held)}"
+            )
 
 
 def _check_made(
