@@ -65,30 +65,32 @@ def measure_in_process(size: Size, rounds: int) -> dict[str, Any]:
             child.ask({"do": do, **options})
             return child.answer()
 
-        for sums in (True, False):
-            ask("one_program", sums=sums)
-        one_program: list[float] = []
+        def added_by_sums() -> float:
+            return ask("one_program", sums=True) - ask("one_program", sums=False)
 
-        def beside(do: str, **asked: Any) -> Any:
-            if do == "step":
-                one_program.append(ask("one_program", sums=True) - ask("one_program", sums=False))
-            return ask(do, **asked)
-
-        found = _measured(beside, size, rounds)
+        added_by_sums()  # The first steps compile.
+        sums: list[float] = []
+        found = _measured(ask, size, rounds, lambda: sums.append(added_by_sums()))
     added = found["step_time"] - found["compute_seconds"]
     return {
         "carrier": "in process",
         **found,
         "seconds_a_move": added / found["moves"],
-        "seconds_a_sum_in_one_program": median(one_program) / found["moves"],
+        "seconds_a_sum_in_one_program": median(sums) / found["moves"],
     }
 
 
-def _measured(ask: Ask, size: Size, rounds: int) -> dict[str, Any]:
-    """What a trainer's steps take; timed ones and others in turn."""
+def _measured(
+    ask: Ask, size: Size, rounds: int, beside: Callable[[], None] = lambda: None
+) -> dict[str, Any]:
+    """What a trainer's steps take; timed ones, others and what runs beside them in turn."""
     losses = {"hetjax": ask("steps", count=WARM_UP_STEPS), "jax": one_device(size, WARM_UP_STEPS)}
     difference = check_losses(losses)
-    found = [(ask("busy"), ask("step")) for _ in range(rounds)]
+    found: list[tuple[Any, float]] = []
+    for _ in range(rounds):
+        busy = ask("busy")
+        beside()
+        found.append((busy, ask("step")))
     return {
         "moves": size.microbatches * size.blocks * MOVES_OF_A_BLOCK,
         "bytes_of_a_move": 4 * size.microbatch_size * size.sequence * size.width,

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import optax
 from benchmarking import Size
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from moves_model import DIVIDED, Crossing, batch_of, parameters_of, summed_loss
@@ -45,12 +46,12 @@ class OneProgram:
         self._parameters = jax.device_put(
             parameters_of(size), jax.tree.map(partial(NamedSharding, mesh), specs)
         )
+        whole, everywhere = batch_of(size), NamedSharding(mesh, PartitionSpec())
         self._batches = [
             jax.device_put(
                 {name: rows[start : start + size.microbatch_size] for name, rows in whole.items()},
-                NamedSharding(mesh, PartitionSpec()),
+                everywhere,
             )
-            for whole in [batch_of(size)]
             for start in range(0, size.microbatches * size.microbatch_size, size.microbatch_size)
         ]
 
@@ -60,7 +61,7 @@ class OneProgram:
         total, *others = (self._gradients(self._parameters, batch) for batch in self._batches)
         for gradients in others:
             total = _added(total, gradients)
-        self._parameters = jax.block_until_ready(_updated(self._parameters, total))
+        self._parameters = jax.block_until_ready(_updated(self._parameters, -_RATE, total))
         return time.perf_counter() - start
 
 
@@ -85,11 +86,5 @@ def _gradients(enter: Crossing, leave: Crossing, parameters: Any, batch: Any) ->
     return jax.grad(lambda held: summed_loss(held, batch, enter, leave)[0])(parameters)
 
 
-@partial(jax.jit, donate_argnums=0)
-def _added(total: Any, gradients: Any) -> Any:
-    return jax.tree.map(jax.numpy.add, total, gradients)
-
-
-@partial(jax.jit, donate_argnums=(0, 1))
-def _updated(parameters: Any, gradients: Any) -> Any:
-    return jax.tree.map(lambda value, each: value - _RATE * each, parameters, gradients)
+_added = jax.jit(optax.tree.add, donate_argnums=0)
+_updated = jax.jit(optax.tree.add_scale, donate_argnums=(0, 2))

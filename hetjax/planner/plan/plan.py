@@ -288,8 +288,7 @@ def _check_held(
     stage = pipeline.stages[place]
     if not stage.shares.parameters:
         return
-    begins = [plan.layers[each.layers[0]] for each in pipeline.stages]
-    parts = cut(program, [*begins, plan.layers[-1]])[place].parameters
+    parts = cut(program, plan.boundaries(pipeline))[place].parameters
     held = [program.parameter_names[part.leaf] for part in parts]
     for name in stage.shares.parameters:
         if name not in held:

@@ -156,8 +156,9 @@ class InProcessTransport:
 
     def is_there(self, step: int, tag: Tag, receiver: Peer) -> bool:
         """Whether all of a transfer has been sent to a worker, or will never be."""
-        receiving = self.receiving_end(tag, receiver)
-        return self.failure is not None or not self._missing(step, tag, receiver, receiving)
+        if self.failure is not None:
+            return True
+        return not self._missing(step, tag, receiver, self.receiving_end(tag, receiver))
 
     def receive(self, step: int, tag: Tag, receiver: Peer) -> list[jax.Array]:
         """Wait until all of a transfer has been sent to a worker, and put it together."""

@@ -177,11 +177,12 @@ class StageWorker:
         Returns:
             What was seen.
         """
-        run = _StepRun(self, step, feed, timed, self._held)
+        run = _StepRun(self, step, feed, timed=timed, counts=self._held is None)
         run.execute(self.training)
+        held = self._held or run.held
         if self.waits_for_others:  # It runs all in the same order in every step.
-            self._held = run.held
-        run.report.live_microbatches, run.report.live_bytes = run.held
+            self._held = held
+        run.report.live_microbatches, run.report.live_bytes = held
         return run.report
 
     def evaluate(self, step: int, feed: Feed) -> tuple[float, ...] | None:
@@ -201,7 +202,7 @@ class StageWorker:
             self.evaluation = evaluation_instructions(
                 self.pipelines, count, self.stage, part=self.part
             )
-        run = _StepRun(self, step, feed, timed=False)
+        run = _StepRun(self, step, feed, timed=False, counts=False)
         run.execute(self.evaluation)
         found = (*self._pop_sum(LossSum), *self._pop_sum(LossCount), *run.report.aux)
         return found if found and self.member == 0 else None
@@ -250,16 +251,14 @@ class _StepRun(InstructionRun):
     """A step of a stage's worker, and what is seen of it.
 
     Args:
-        held: what it will hold, where that is known; else it is counted.
+        counts: whether to count what it holds.
     """
 
-    def __init__(
-        self, worker: StageWorker, step: int, feed: Feed, timed: bool, held: Held | None = None
-    ):
+    def __init__(self, worker: StageWorker, step: int, feed: Feed, *, timed: bool, counts: bool):
         super().__init__(worker.compiled.programs, worker.transport, worker.buffers, step)
         self.worker, self.feed, self.timed = worker, feed, timed
         self.report = StepReport()
-        self.counts, self.held = held is None, held or Held()
+        self.counts, self.held = counts, Held()
         self.live: Counter[int] = Counter()
         self.live_bytes = 0
 
