@@ -44,7 +44,7 @@ class PipelinePrograms:
     The stages of all pipelines are counted through: those of the second follow those of the first.
 
     Args:
-        program: the traced loss function, at the microbatch's size of the first pipeline.
+        traced: the traced loss function, at the microbatch's size of each pipeline.
         first_stages: for each pipeline its first stage, and the number of all stages.
         stages: what each stage holds and passes on.
         programs: each stage's forward and backward functions.
@@ -58,7 +58,7 @@ class PipelinePrograms:
         init_state: the optimizer's ``init``.
     """
 
-    program: Program
+    traced: tuple[Program, ...]
     first_stages: tuple[int, ...]
     stages: tuple[Stage, ...]
     programs: tuple[StagePrograms, ...]
@@ -70,6 +70,11 @@ class PipelinePrograms:
     state_shapes: Shapes
     messages: tuple[tuple[Shapes, ...], ...]
     init_state: Callable[[PyTree], Any]
+
+    @property
+    def program(self) -> Program:
+        """The traced loss function, at the microbatch's size of the first pipeline."""
+        return self.traced[0]
 
     @property
     def num_stages(self) -> int:
@@ -209,7 +214,7 @@ def cut_pipelines(
     )
     state = jax.eval_shape(optimizer.init, unflatten(leaves))
     return PipelinePrograms(
-        program=programs[0],
+        traced=tuple(programs),
         first_stages=tuple(first_stages),
         stages=tuple(stages),
         programs=(),

@@ -112,9 +112,31 @@ def trace_stage(
         )
         return results, *pullback(list(cotangents))
 
-    closed = jax.make_jaxpr(forward_and_backward)(
-        list(parameters), list(batch), list(received), [sent[i] for i in seeds]
-    )
+    arguments = (list(parameters), list(batch), list(received), [sent[i] for i in seeds])
+    closed = jax.make_jaxpr(forward_and_backward)(*arguments)
+    return traced_as(closed, arguments, sent, movable, seeds, flatten)
+
+
+def traced_as(
+    closed: _compat.ClosedJaxpr,
+    arguments: Sequence[Sequence[jax.ShapeDtypeStruct]],
+    sent: Sequence[jax.ShapeDtypeStruct],
+    movable: tuple[int, ...],
+    seeds: tuple[int, ...],
+    flatten: Callable[[_compat.ClosedJaxpr], FlatJaxpr],
+) -> TracedStage:
+    """A trace of both passes, with its inputs and outputs by role.
+
+    Args:
+        closed: from parameters, batch, received values and cotangents to what is sent, gradients,
+            and cotangents of the received values.
+        arguments: shapes of these four.
+        sent: shapes of what is sent.
+        movable: which received values have a cotangent, by place.
+        seeds: which of the stage's outputs have one.
+        flatten: what makes a flat jaxpr of it.
+    """
+    parameters, batch, received, _ = arguments
     flat = flatten(closed)
     inputs, outputs = iter(flat.inputs), iter(flat.outputs)
     return TracedStage(

@@ -12,6 +12,7 @@ from hetjax.errors import InputError
 from hetjax.file_content import LAST, LEFT_OUT_EMPTY
 from hetjax.limits import MAX_BATCH, MAX_MICROBATCHES, Index, Name, Text
 from hetjax.mesh.cluster import Cluster, SubMesh
+from hetjax.planner.plan.module_shares import ModuleShares, Share
 from hetjax.planner.plan.plan_file import PlannedSchedule
 from hetjax.sharding.annotation.rules import MESH_AXES
 
@@ -44,19 +45,6 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Share:
-    """How a value lies among the members of a stage, along one of its dimensions.
-
-    Args:
-        dimension: the dimension, counted from 0.
-        sizes: how much of it each member has, in order; a member may have nothing.
-    """
-
-    dimension: Index
-    sizes: tuple[Index, ...]
-
-
-@dataclass(frozen=True)
 class Shares:
     """What members of a stage are told of how values lie among them.
 
@@ -68,6 +56,10 @@ class Shares:
         parameters: how parameters lie, by their path; sizes are of the whole parameter, and where a
             stage has some of its rows, each member has those of its own.
         values: how values lie that the stage makes, by their number in the program.
+        updates: how the update is shared of parameters that every member has whole, by their path;
+            None where every member makes all of it. What is not told of is shared as the examples
+            are.
+        modules: the moves inside the stage's modules; where given, they are all of the stage.
 
     Example:
         >>> bool(Shares()), bool(Shares(batch=(6, 2)))
@@ -77,9 +69,11 @@ class Shares:
     batch: Annotated[tuple[Index, ...], LEFT_OUT_EMPTY] = ()
     parameters: Annotated[Mapping[Text, Share], LEFT_OUT_EMPTY] = field(default_factory=dict)
     values: Annotated[Mapping[Index, Share], LEFT_OUT_EMPTY] = field(default_factory=dict)
+    updates: Annotated[Mapping[Text, Share | None], LEFT_OUT_EMPTY] = field(default_factory=dict)
+    modules: Annotated[tuple[ModuleShares, ...], LEFT_OUT_EMPTY] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.batch or self.parameters or self.values)
+        return self != Shares()
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from hetjax.pipeline.build import update_inputs
+from hetjax.pipeline.stages.cutting import ParameterPart
 from hetjax.runtime.compilation.compiling import Argument
 from hetjax.runtime.compilation.partitioners import Layout, Partitioned, Partitioner
 from hetjax.runtime.compilation.sharing_programs import SharingPrograms
@@ -194,6 +196,25 @@ class _StagePrograms:
             (self.whole, self.whole),
         )
 
+    def _agreed_parts(
+        self,
+        arrays: Sequence[Any],
+        layouts: Sequence[Layout],
+        parts: Sequence[ParameterPart | None],
+    ) -> list[Any]:
+        """Arrays as the first member has them, but those that each member is told to update."""
+        lies = self.placement.annotator(self.stage)
+        held = list(arrays)
+        told = [
+            place
+            for place, part in enumerate(parts)
+            if part is None or not lies.updates_alone(part)
+        ]
+        agreed = self.partitioner.agreed([held[i] for i in told], [layouts[i] for i in told])
+        for place, array in zip(told, agreed, strict=True):
+            held[place] = array
+        return held
+
     def update(self, phase: int, final: bool) -> Partitioned:
         update = self.pipelines.updates[self.stage]
         shapes = update_inputs(self.pipelines, self.stage, phase, self.pipelines.messages)
@@ -205,6 +226,8 @@ class _StagePrograms:
         updated = self._layouts(UpdatedParameter)
         summed = self._layouts(UpdatedGradient)
         sizes = [len(message) for message in received]
+        pairs = zip(update.state, update.like, strict=True)
+        of_state = [None if leaf is None else replace(part, leaf=leaf) for part, leaf in pairs]
 
         def run(parameters: Any, gradients: Any, state: Any, losses: Any, flat: Any) -> Any:
             loss = _summed_loss(losses, self.num_microbatches) if losses else ()
@@ -219,8 +242,8 @@ class _StagePrograms:
                 return update.phases[phase](*arguments)
             keywords = {"set_back": True} if sets_back else {}
             new, new_state, *rest = update.phases[phase](*arguments, **keywords)
-            agreed = self.partitioner.agreed
-            return agreed(new, summed), agreed(new_state, self.state), *rest
+            new = self._agreed_parts(new, summed, update.parts)
+            return new, self._agreed_parts(new_state, self.state, of_state), *rest
 
         flat = [shape for message in received for shape in message]
         outputs: Any = self.whole

@@ -18,7 +18,8 @@ from hetjax.pipeline.program.reshards import is_constrained
 from hetjax.pipeline.stages.cutting import ParameterPart
 from hetjax.planner.plan.member_annotations import union_of_members
 from hetjax.planner.plan.plan import Plan
-from hetjax.planner.plan.stage_plan import Share, StagePlan
+from hetjax.planner.plan.module_shares import Share
+from hetjax.planner.plan.stage_plan import StagePlan
 from hetjax.sharding.annotation.annotation import DUPLICATE, HSharding, axes_of
 from hetjax.sharding.annotation.rules import (
     DATA,
@@ -72,12 +73,12 @@ class MemberLayouts:
             self._known[key] = HSharding(groups, hdim, sizes)
         return self._known[key]
 
-    def value(self, shape: Sequence[int], share: Share, examples: int) -> HSharding:
+    def value(self, shape: Sequence[int], share: Share | None, examples: int) -> HSharding:
         """How a value lies of which each member has a share.
 
         Args:
             shape: its shape, whole.
-            share: what each member has of it.
+            share: what each member has of it; None: all of it.
             examples: a microbatch's size: members divide their examples by their data axis.
         """
         leads = bool(shape) and shape[0] == examples
@@ -122,6 +123,15 @@ class StageAnnotator:
             return example_spec(shape, shape[0] if sizes else size, mesh_shape)
 
         return self._lying(shape, Share(0, sizes) if sizes else None, rule)
+
+    def value(self, shape: Sequence[int], share: Share | None) -> HSharding:
+        """Of a value inside a microbatch, of which each member has a share.
+
+        Args:
+            shape: its shape, whole.
+            share: what each member has of it; None: all of it.
+        """
+        return self._members.value(shape, share, self.pipeline.microbatch_size)
 
     def shares_of_examples(self, shape: Sequence[int]) -> tuple[int, ...]:
         """How many examples of an array each member has; none where each has the whole array."""
@@ -216,9 +226,19 @@ class StageAnnotator:
         share = self._share(part)
         if share or not self.is_union or not shape or part.leaf in self.pipelines.shared_of_leaf:
             return share
+        if self._is_told(part):
+            return self.plan.shares.updates[self._name(part)]
         dimension = max(range(len(shape)), key=lambda place: shape[place])
         weights = self.plan.shares.batch or self._members.sizes
         return Share(dimension, proportional_sizes(shape[dimension], weights))
+
+    def updates_alone(self, part: ParameterPart) -> bool:
+        """Whether each member updates all of a part by itself, as the plan says."""
+        return self._is_told(part) and self.plan.shares.updates[self._name(part)] is None
+
+    def _is_told(self, part: ParameterPart) -> bool:
+        """Whether the plan says how the update of a part is shared."""
+        return part.stop is None and self._name(part) in self.plan.shares.updates
 
     def _name(self, part: ParameterPart) -> str:
         return self.pipelines.program.parameter_names[part.leaf]

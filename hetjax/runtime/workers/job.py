@@ -22,6 +22,7 @@ from hetjax.pipeline.program.loss import parameter_shapes
 from hetjax.pipeline.program.traced_program import Program, trace, with_examples
 from hetjax.pipeline.stages.cutting import Stage
 from hetjax.pipeline.stages.told_moves import with_told_moves
+from hetjax.pipeline.stages.traced_modules import modules_of, trace_modules
 from hetjax.pipeline.stages.traced_stage import TracedStage, Tracer, trace_stage
 from hetjax.planner.plan.obeyed_reshards import obey_reshards
 from hetjax.planner.plan.plan import Plan, validate, validate_for
@@ -152,7 +153,22 @@ def _tracers(plan: Plan) -> Callable[[PipelinePrograms, int], Tracer]:
                 *(lies.example(shape.shape) for shape in examples),
             ]
             flatten = with_told_moves(annotations)
-            return trace_stage(cut, parameters, batch, received, seeds, flatten)
+            if not lies.plan.shares.modules:
+                return trace_stage(cut, parameters, batch, received, seeds, flatten)
+            runs = sorted((run, m.operands) for m in lies.plan.shares.modules for run in m.runs)
+            edges = [*(start for (start, _), _ in runs), runs[-1][0][1]]
+            program = pipelines.traced[pipelines.pipeline_of(stage)]
+            return trace_modules(
+                cut,
+                modules_of(program, cut, edges),
+                parameters,
+                batch,
+                received,
+                seeds,
+                [{(o.equation, o.operand): o.share for o in operands} for _, operands in runs],
+                lies.value,
+                flatten,
+            )
 
         return tracer
 

@@ -1,0 +1,292 @@
+"""A stage traced module by module: each differentiated by itself, and put together again.
+
+Modules that are alike then have traces that are alike, equation by equation: what is said of the
+equations of one can be said of all. Moves among members are written into them as reshards.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from hetjax import _compat
+from hetjax.pipeline.program.traced_program import (
+    FlatJaxpr,
+    Operand,
+    Program,
+    Step,
+    evaluate_steps,
+    flatten_jaxpr,
+    read_operand,
+)
+from hetjax.pipeline.stages.cutting import ParameterPart, Stage, cut
+from hetjax.pipeline.stages.traced_stage import (
+    TracedPasses,
+    TracedStage,
+    halve,
+    traced_as,
+    trace_stage,
+)
+from hetjax.sharding.annotation.annotation import HSharding
+from hetjax.sharding.deduction.opening import opened_program
+from hetjax.sharding.deduction.reshard import RESHARD, reshard
+
+Shapes = Sequence[jax.ShapeDtypeStruct]
+
+OperandMoves = Mapping[tuple[int, int], Any]
+"""How operands shall lie, by the number of the equation and the place of the operand."""
+
+Lying = Callable[[tuple[int, ...], Any], HSharding]
+"""From the shape of a value, and how it shall lie, to its annotation."""
+
+
+@dataclass(frozen=True, eq=False)
+class TracedModule:
+    """A module of a stage, traced.
+
+    Args:
+        run: its steps as a stage of their own.
+        traced: its forward and backward pass.
+        passes: the steps of each of the two, and the cotangents that it gives back.
+    """
+
+    run: Stage
+    traced: TracedStage
+    passes: TracedPasses
+
+
+def trace_module(run: Stage, inputs: Sequence[Shapes], seeds: tuple[int, ...]) -> TracedStage:
+    """Trace a module: its forward and backward pass, with its one iteration of a scan opened.
+
+    Args:
+        run: the module's steps.
+        inputs: shapes of its parameter parts, of the batch leaves it reads, of what it receives.
+        seeds: which of its outputs have a cotangent, by place.
+
+    Returns:
+        The trace.
+    """
+    return trace_stage(run, *inputs, seeds, _opened)
+
+
+def _opened(closed: _compat.ClosedJaxpr) -> FlatJaxpr:
+    once = any(e.primitive.name == "scan" and e.params["length"] == 1 for e in closed.jaxpr.eqns)
+    return flatten_jaxpr(opened_program(closed, ("scan",)) if once else closed)
+
+
+def modules_of(program: Program, stage: Stage, edges: Sequence[int]) -> tuple[Stage, ...]:
+    """The modules of a stage, each as a stage of its own.
+
+    Args:
+        program: the traced loss function.
+        stage: the stage.
+        edges: the positions where its modules begin, and its end.
+
+    Returns:
+        The modules.
+    """
+    boundaries = sorted({0, *edges, program.num_positions})
+    first = boundaries.index(edges[0])
+    return cut(program, boundaries)[first : first + len(edges) - 1]
+
+
+def trace_modules(
+    stage: Stage,
+    modules: Sequence[Stage],
+    parameters: Shapes,
+    batch: Shapes,
+    received: Shapes,
+    seeds: tuple[int, ...],
+    moves: Sequence[OperandMoves],
+    lying: Lying,
+    flatten: Callable[[_compat.ClosedJaxpr], FlatJaxpr] = flatten_jaxpr,
+) -> TracedStage:
+    """Trace a stage module by module.
+
+    Args:
+        stage: the stage.
+        modules: its modules, in order; see `modules_of`.
+        parameters: shapes of its parameter parts.
+        batch: shapes of the batch leaves it reads, for one microbatch.
+        received: shapes of the values it receives, for one microbatch.
+        seeds: which of its outputs have a cotangent, by place.
+        moves: for each module how operands shall lie.
+        lying: what makes annotations of that.
+        flatten: what makes a flat jaxpr of the trace.
+
+    Returns:
+        The trace of the whole stage.
+    """
+    shapes = dict(zip(stage.parameters, parameters, strict=True))
+    leaves = dict(zip(stage.batch, batch, strict=True))
+    traced: list[TracedModule] = []
+    cotangents = seeds
+    for run in reversed(modules):
+        parts = [_part_shape(shapes, part) for part in run.parameters]
+        values = [run.avals[value] for value in run.receives]
+        is_last = not run.sends
+        found = trace_module(run, (parts, [leaves[leaf] for leaf in run.batch], values), cotangents)
+        passes = halve(found, is_last=is_last)
+        traced.insert(0, TracedModule(run, found, passes))
+        cotangents = passes.returned_places
+    written = [_with_moves(each, of, lying) for each, of in zip(traced, moves, strict=True)]
+    function = functools.partial(_evaluate, stage, written)
+    sent = written[-1].traced.sent_shapes
+    arguments = (list(parameters), list(batch), list(received), [sent[i] for i in seeds])
+    movable = written[0].traced.returned_places
+    return traced_as(jax.make_jaxpr(function)(*arguments), arguments, sent, movable, seeds, flatten)
+
+
+def _with_moves(module: TracedModule, moves: OperandMoves, lying: Lying) -> TracedModule:
+    """A module in whose trace operands are brought to lie as they shall."""
+    flat = module.traced.flat
+    number = len(flat.avals)
+    held: dict[tuple[int, HSharding], int] = {}
+    places = {step: place for place, step in enumerate(flat.steps)}
+
+    def written(steps: Sequence[Step]) -> Iterator[Step]:
+        nonlocal number
+        for step in steps:
+            inputs = list(step.inputs)
+            for place, operand in enumerate(inputs):
+                if (places[step], place) not in moves or not isinstance(operand, int):
+                    continue
+                annotation = lying(flat.avals[operand].shape, moves[places[step], place])
+                if (operand, annotation) not in held:
+                    held[operand, annotation] = number
+                    yield _resharding(operand, number, annotation)
+                    number += 1
+                inputs[place] = held[operand, annotation]
+            yield Step(
+                step.name, tuple(inputs), step.outputs, step.evaluate, step.equation, step.iterations
+            )
+
+    passes = module.passes
+    before = tuple(written(passes.before))
+    after = tuple(written([step for step in flat.steps if step not in set(passes.before)]))
+    return TracedModule(
+        module.run,
+        module.traced,
+        TracedPasses(
+            before,
+            before,
+            after,
+            passes.residuals,
+            passes.returned,
+            passes.returned_places,
+        ),
+    )
+
+
+def _resharding(value: int, result: int, annotation: HSharding) -> Step:
+    return Step(RESHARD.name, (value,), (result,), lambda x: [reshard(x, annotation)], None)
+
+
+def _evaluate(
+    stage: Stage,
+    modules: Sequence[TracedModule],
+    parameters: Sequence[Any],
+    batch: Sequence[Any],
+    received: Sequence[Any],
+    cotangents: Sequence[Any],
+) -> tuple[list[Any], list[Any], list[Any]]:
+    """What `trace_stage` traces, with the modules' own passes."""
+    held = dict(zip(stage.parameters, parameters, strict=True))
+    leaves = dict(zip(stage.batch, batch, strict=True))
+    environments: list[dict[int, Any]] = []
+    values = list(received)
+    for module in modules:
+        traced, run = module.traced, module.run
+        environment: dict[int, Any] = dict(zip(traced.received, values, strict=True))
+        parts = (_taken(held, part) for part in run.parameters)
+        environment.update(zip(traced.parameters, parts, strict=True))
+        environment.update(zip(traced.batch, (leaves[leaf] for leaf in run.batch), strict=True))
+        values = evaluate_steps(module.passes.before, environment, traced.sent)
+        environments.append(environment)
+    results = values
+    given: dict[ParameterPart, list[Any]] = {}
+    flowing = list(cotangents)
+    for module, environment in zip(reversed(modules), reversed(environments), strict=True):
+        traced = module.traced
+        environment.update(zip(traced.cotangents, flowing, strict=True))
+        evaluate_steps(module.passes.backward, environment, ())
+        for part, operand in zip(module.run.parameters, traced.gradients, strict=True):
+            given.setdefault(part, []).append(read_operand(environment, operand))
+        flowing = _read(environment, module.passes.returned)
+    first = modules[0].traced
+    returned = _read(environments[0], first.returned)
+    gradients = [_gradient(part, held[part], given) for part in stage.parameters]
+    return results, gradients, returned
+
+
+def _read(environment: Mapping[int, Any], operands: Sequence[Operand]) -> list[Any]:
+    return [read_operand(environment, operand) for operand in operands]
+
+
+def _part_shape(
+    shapes: Mapping[ParameterPart, jax.ShapeDtypeStruct], part: ParameterPart
+) -> jax.ShapeDtypeStruct:
+    held = _holder(shapes, part)
+    if held == part:
+        return shapes[held]
+    return jax.ShapeDtypeStruct(part.shape(shapes[held].shape), shapes[held].dtype)
+
+
+def _taken(held: Mapping[ParameterPart, Any], part: ParameterPart) -> Any:
+    """What a module has of a parameter that its stage holds."""
+    holder = _holder(held, part)
+    if holder == part:
+        return held[holder]
+    assert part.stop is not None, "a module holds rows of what its stage holds"
+    return jax.lax.slice_in_dim(held[holder], part.start - holder.start, part.stop - holder.start)
+
+
+def _holder(held: Mapping[ParameterPart, Any], part: ParameterPart) -> ParameterPart:
+    return part if part in held else next(each for each in held if _has(each, part))
+
+
+def _has(part: ParameterPart, other: ParameterPart) -> bool:
+    return part.leaf == other.leaf and part.contains(other)
+
+
+def _gradient(part: ParameterPart, value: Any, given: Mapping[ParameterPart, Any]) -> Any:
+    """The gradient of a part, from those of the modules that have it or some of its rows."""
+    mine = sorted(each for each in given if _has(part, each))
+    if [each.stop for each in mine] == [part.stop]:
+        return _added(given[mine[0]])
+    start, rows = part.start, []
+    for each in mine:
+        if each.stop is None or each.start != start:
+            break
+        rows.append(_added(given[each]))
+        start = each.stop
+    if rows and start - part.start == value.shape[0] and len(rows) == len(mine):
+        return jnp.concatenate(rows)
+    whole = [array for each in mine for array in _padded(part, value, each, given[each])]
+    return _added(whole) if whole else jnp.zeros(value.shape, value.dtype)
+
+
+def _padded(
+    part: ParameterPart, value: Any, rows: ParameterPart, arrays: Sequence[Any]
+) -> Iterator[Any]:
+    """Gradients of rows, with zeros for the other rows of a part."""
+    if rows.stop is None or rows == part:
+        yield from arrays
+        return
+    before = rows.start - part.start
+    after = value.shape[0] - (rows.stop - part.start)
+    for array in arrays:
+        edges = [(before, after, 0), *[(0, 0, 0)] * (array.ndim - 1)]
+        yield jax.lax.pad(array, jnp.zeros((), array.dtype), edges)
+
+
+def _added(arrays: Sequence[Any]) -> Any:
+    total, *others = arrays
+    for each in others:
+        total = total + each
+    return total
