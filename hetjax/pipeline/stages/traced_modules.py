@@ -61,7 +61,7 @@ class TracedModule:
 
 
 def trace_module(run: Stage, inputs: Sequence[Shapes], seeds: tuple[int, ...]) -> TracedStage:
-    """Trace a module: its forward and backward pass, with its one iteration of a scan opened.
+    """Trace a module: its forward and backward pass, with one iteration of a scan and all calls opened.
 
     Args:
         run: the module's steps.
@@ -76,7 +76,7 @@ def trace_module(run: Stage, inputs: Sequence[Shapes], seeds: tuple[int, ...]) -
 
 def _opened(closed: _compat.ClosedJaxpr) -> FlatJaxpr:
     once = any(e.primitive.name == "scan" and e.params["length"] == 1 for e in closed.jaxpr.eqns)
-    return flatten_jaxpr(opened_program(closed, ("scan",)) if once else closed)
+    return flatten_jaxpr(opened_program(closed, ("scan",) if once else ()))
 
 
 def modules_of(program: Program, stage: Stage, edges: Sequence[int]) -> tuple[Stage, ...]:

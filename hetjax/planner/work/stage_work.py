@@ -143,7 +143,7 @@ def measure(
     """
     runs = cut(program, boundaries)
     again = list(recompute) or [False] * len(runs)
-    structures = [_structure(program, run) for run in runs]
+    structures = [structure_of(program, run) for run in runs]
     inputs = inputs_of(program, runs)
     known = known or Known()
     works: list[Work] = []
@@ -241,7 +241,7 @@ def structure_keys(
         A key for each run, equal for those that do the same on arrays of the same shapes.
     """
     runs = cut(program, boundaries)
-    structures = [_structure(program, run) for run in runs]
+    structures = [structure_of(program, run) for run in runs]
     inputs = inputs_of(program, runs)
     after = [*(work.returned for work in works[1:]), None]
     return tuple(
@@ -376,11 +376,15 @@ def _shape_keys(inputs: Inputs) -> Hashable:
     return tuple(tuple((each.shape, str(each.dtype)) for each in group) for group in inputs)
 
 
-def _structure(program: Program, run: Stage) -> Hashable:
+def structure_of(program: Program, run: Stage) -> Hashable:
     """What makes two runs the same work: their steps on values of the same shapes.
 
     Values are numbered anew, by what they are to the run, so that the blocks of a model, which
     differ in nothing but their parameters, are differentiated once.
+
+    Args:
+        program: the traced loss function.
+        run: a run of it.
     """
     if run in _structures:
         return _structures[run]

@@ -1,0 +1,128 @@
+"""A program as a chain of modules, each distinct one traced once: forward and backward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from hetjax.pipeline.program.traced_program import Operand, Program
+from hetjax.pipeline.stages.cutting import ParameterPart, Stage
+from hetjax.pipeline.stages.traced_modules import modules_of, trace_module
+from hetjax.pipeline.stages.traced_stage import TracedStage, halve
+from hetjax.planner.work.stage_work import Inputs, inputs_of, structure_of
+
+
+@dataclass(frozen=True, eq=False)
+class ModuleTrace:
+    """The trace of modules that are alike.
+
+    Args:
+        traced: forward and backward pass of one of them.
+        forward: the numbers of its equations of the forward pass.
+        returned: the cotangents that it gives back, by the place of the received value.
+        is_last: whether it computes the loss.
+    """
+
+    traced: TracedStage
+    forward: frozenset[int]
+    returned: dict[int, Operand]
+    is_last: bool
+
+
+@dataclass(frozen=True)
+class Module:
+    """One module of a chain.
+
+    Args:
+        start: its first position in the program.
+        stop: the one after its last.
+        kind: the number of its trace.
+        parameters: the parameter parts that it has.
+        batch: the batch leaves that it reads.
+        receives: the values that it gets from the module before.
+        sends: the values that it gives to the module after.
+    """
+
+    start: int
+    stop: int
+    kind: int
+    parameters: tuple[ParameterPart, ...]
+    batch: tuple[int, ...]
+    receives: tuple[int, ...]
+    sends: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class ModuleChain:
+    """The modules of a program, or of a stage of it.
+
+    Args:
+        program: the traced loss function.
+        modules: the modules, in order.
+        kinds: the distinct traces.
+    """
+
+    program: Program
+    modules: tuple[Module, ...]
+    kinds: tuple[ModuleTrace, ...]
+
+    @cached_property
+    def shared_parts(self) -> frozenset[ParameterPart]:
+        """Parameter parts that several modules have."""
+        seen: set[ParameterPart] = set()
+        twice: set[ParameterPart] = set()
+        for module in self.modules:
+            twice.update(part for part in module.parameters if part in seen)
+            seen.update(module.parameters)
+        return frozenset(twice)
+
+
+@dataclass(eq=False)
+class ModuleTraces:
+    """Traces of modules, each made once.
+
+    Args:
+        program: the traced loss function.
+    """
+
+    program: Program
+    _known: dict[Hashable, int] = field(default_factory=dict)
+    _traces: list[ModuleTrace] = field(default_factory=list)
+
+    def chain(self, stage: Stage, edges: Sequence[int], seeds: tuple[int, ...]) -> ModuleChain:
+        """The modules of a stage.
+
+        Args:
+            stage: the stage.
+            edges: the positions where its modules begin, and its end.
+            seeds: which of its outputs have a cotangent, by place.
+
+        Returns:
+            The chain.
+        """
+        runs = modules_of(self.program, stage, edges)
+        modules: list[Module] = []
+        shapes = inputs_of(self.program, runs)
+        for place in reversed(range(len(runs))):
+            run = runs[place]
+            kind = self._kind(run, shapes[place], seeds)
+            start, stop = edges[place], edges[place + 1]
+            held = (run.parameters, run.batch, run.receives, run.sends)
+            modules.append(Module(start, stop, kind, *held))
+            seeds = tuple(self._traces[kind].returned)
+        return ModuleChain(self.program, tuple(reversed(modules)), tuple(self._traces))
+
+    def _kind(self, run: Stage, inputs: Inputs, seeds: tuple[int, ...]) -> int:
+        is_last = not run.sends
+        shapes = tuple(tuple((s.shape, str(s.dtype)) for s in group) for group in inputs)
+        key = structure_of(self.program, run), shapes, seeds, is_last
+        if key not in self._known:
+            traced = trace_module(run, inputs, seeds)
+            passes = halve(traced, is_last=is_last)
+            before = set(passes.before)
+            forward = frozenset(i for i, step in enumerate(traced.flat.steps) if step in before)
+            returned = dict(zip(passes.returned_places, passes.returned, strict=True))
+            self._known[key] = len(self._traces)
+            self._traces.append(ModuleTrace(traced, forward, returned, is_last))
+        return self._known[key]

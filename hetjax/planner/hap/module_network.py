@@ -1,0 +1,386 @@
+"""A module's choices as a network: ways of equations, copies of values, how parameters are stored.
+
+Costs are numbers of loads and moves. What these take, for given ratios, is filled in later, so that
+a network is built once.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from scipy.sparse import csr_array
+
+from hetjax.pipeline.program.loss import accumulator_dtype
+from hetjax.pipeline.program.traced_program import Operand, num_bytes
+from hetjax.planner.hap.dimensions import Dimensions
+from hetjax.planner.hap.module_chain import ModuleTrace
+from hetjax.planner.hap.rates import EXCHANGE, GATHER, SCATTER, SUM, MoveOf
+from hetjax.planner.hap.tables import FloatArray, Network, Table
+from hetjax.planner.hap.ways import FREE, SUMMANDS, WHOLE, Load, Way, layouts_of, ways_of
+
+MOST_COPIES = 1
+"""Into how many layouts a value is brought at most beside the one that it was made in."""
+
+
+class Stored(NamedTuple):
+    """How a parameter is stored and updated.
+
+    Args:
+        layout: how it lies: `WHOLE` or a dimension.
+        update: how its gradient lies when it is updated.
+    """
+
+    layout: int
+    update: int
+
+
+class Copies(NamedTuple):
+    """In which layouts a value is held.
+
+    Args:
+        made: the one that it was made in.
+        others: those that it is brought to.
+    """
+
+    made: int
+    others: tuple[int, ...]
+
+
+class Maker(NamedTuple):
+    """What a value's layout follows from.
+
+    Args:
+        variable: the variable.
+        layouts: for each of its choices.
+    """
+
+    variable: int
+    layouts: tuple[int, ...]
+
+
+class Taker(NamedTuple):
+    """What takes a value.
+
+    Args:
+        variable: the variable; -1 for what always takes it alike.
+        layouts: for each of its choices how it takes the value; `FREE` for in any way.
+        place: the equation and the operand; None for others.
+    """
+
+    variable: int
+    layouts: tuple[int, ...]
+    place: tuple[int, int] | None = None
+
+
+@dataclass(eq=False)
+class ModuleNetwork:
+    """The choices of a module.
+
+    Args:
+        trace: the module's trace.
+        kind: its number.
+        dimensions: the classes of dimensions.
+        state_bytes: bytes of optimizer state for each element of a parameter.
+        shared: the places of parameters that other modules have, too.
+
+    Attributes:
+        choices: for each variable what it chooses from.
+        received: the variables of how received values lie.
+        returned: the same of the cotangents that are given back.
+        sent: the same of what is given on.
+        cotangents: the same of the cotangents that come in.
+        stored: for each parameter the variable of how it is stored.
+        copies: for each value that several take the variable of the layouts that it is held in.
+        of_equation: for each equation the variable of its way.
+        loads: what is charged for computing.
+        moves: what is charged for moving.
+    """
+
+    trace: ModuleTrace
+    kind: int
+    dimensions: Dimensions
+    state_bytes: float
+    shared: frozenset[int] = frozenset()
+    choices: list[Sequence[object]] = field(default_factory=list)
+    loads: list[Load] = field(default_factory=list)
+    moves: list[MoveOf] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._load_numbers: dict[Load, int] = {}
+        self._move_numbers: dict[MoveOf, int] = {}
+        self._tables: dict[tuple[int, ...], FloatArray] = {}
+        self._entries: list[tuple[tuple[int, ...], int, str, int]] = []
+        traced = self.trace.traced
+        self.ways: list[list[Way]] = ways_of(self.trace, self.kind, self.dimensions)
+        self.makers: dict[int, Maker] = {}
+        self.takers: dict[int, list[Taker]] = {}
+        self.copies: dict[int, int] = {}
+        self.of_equation: dict[int, int] = {}
+        self.received = [self._input(value) for value in traced.received]
+        last = self.trace.is_last
+        self.cotangents = [] if last else [self._input(value) for value in traced.cotangents]
+        self.stored = [self._parameter(place) for place in range(len(traced.parameters))]
+        for value in (*traced.batch, *(traced.cotangents if last else ())):
+            self.makers[value] = Maker(-1, (WHOLE,))
+        for equation in range(len(traced.flat.steps)):
+            self._equation(equation)
+        self.sent = [self._output(operand) for operand in traced.sent if not self.trace.is_last]
+        if self.trace.is_last:
+            for operand in traced.sent:
+                self._take(operand, Taker(-1, (WHOLE,)))
+        self.returned = [self._output(operand) for operand in self.trace.returned.values()]
+        for value in list(self.takers):
+            self._join(value)
+        self._finish()
+
+    @property
+    def kept(self) -> list[int]:
+        """The variables of the module's edges, and of parameters that other modules have, too."""
+        edges = [*self.received, *self.returned, *self.sent, *self.cotangents]
+        return [*edges, *(self.stored[place] for place in sorted(self.shared))]
+
+    def _variable(self, choices: Sequence[object]) -> int:
+        self.choices.append(choices)
+        self._tables[(len(self.choices) - 1,)] = np.zeros(len(choices))
+        return len(self.choices) - 1
+
+    def _input(self, value: int) -> int:
+        layouts = layouts_of(value, self.kind, self.trace, self.dimensions)
+        variable = self._variable(layouts)
+        self.makers[value] = Maker(variable, layouts)
+        return variable
+
+    def _parameter(self, place: int) -> int:
+        traced = self.trace.traced
+        value, gradient = traced.parameters[place], traced.gradients[place]
+        aval = traced.flat.avals[value]
+        layouts = [e for e in layouts_of(value, self.kind, self.trace, self.dimensions) if e >= -1]
+        divided = [layout for layout in layouts if layout != WHOLE]
+        choices = [Stored(WHOLE, update) for update in layouts]
+        choices += [Stored(layout, layout) for layout in divided]
+        variable = self._variable(choices)
+        self.makers[value] = Maker(variable, tuple(each.layout for each in choices))
+        if isinstance(gradient, int):
+            self._take(gradient, Taker(variable, tuple(each.update for each in choices)))
+        for number, stored in enumerate(choices):
+            load = self.update_load(place, stored)
+            if load is None:
+                break
+            self._charge((variable,), number, load)
+            if stored.layout != stored.update:
+                size = float(num_bytes(aval))
+                gather = MoveOf(GATHER, size, self._class(value, stored.update))
+                self._charge((variable,), number, gather)
+        return variable
+
+    def update_load(self, place: int, stored: Stored) -> Load | None:
+        """What the update of a parameter makes each member compute.
+
+        Args:
+            place: the parameter.
+            stored: how it is stored and updated.
+
+        Returns:
+            The load; None where other modules have it, too, which is charged once for all.
+        """
+        return None if place in self.shared else self._update_load(place, stored)
+
+    def whole_update(self, place: int, stored: Stored) -> tuple[list[Load], list[MoveOf]]:
+        """Loads and moves of the update of a parameter, whoever else has it.
+
+        Args:
+            place: the parameter.
+            stored: how it is stored and updated.
+        """
+        value = self.trace.traced.parameters[place]
+        gather = self.move(value, stored.update, stored.layout)
+        return [self._update_load(place, stored)], [gather] if gather else []
+
+    def _update_load(self, place: int, stored: Stored) -> Load:
+        value = self.trace.traced.parameters[place]
+        aval = self.trace.traced.flat.avals[value]
+        summed = accumulator_dtype(aval.dtype).itemsize + self.state_bytes
+        updated = num_bytes(aval) + math.prod(aval.shape) * summed
+        alone = stored.update == WHOLE
+        return Load(
+            flops=0.0,
+            shared_flops=0.0,
+            traffic=0.0,
+            shared_traffic=0.0,
+            divided=self._class(value, stored.update),
+            by_examples=False,
+            updated=updated if alone else 0.0,
+            shared_updated=0.0 if alone else updated,
+        )
+
+    def _equation(self, equation: int) -> None:
+        step = self.trace.traced.flat.steps[equation]
+        ways = self.ways[equation]
+        variable = self._variable(ways)
+        self.of_equation[equation] = variable
+        for number, way in enumerate(ways):
+            self._charge((variable,), number, way.load)
+        for place, operand in enumerate(step.inputs):
+            layouts = tuple(way.operands[place] for way in ways)
+            self._take(operand, Taker(variable, layouts, (equation, place)))
+        for place, value in enumerate(step.outputs):
+            self.makers[value] = Maker(variable, tuple(way.results[place] for way in ways))
+
+    def _output(self, operand: Operand) -> int:
+        """The variable of how an output lies, which is as it was made."""
+        layouts = layouts_of(operand, self.kind, self.trace, self.dimensions)
+        variable = self._variable(layouts)
+        if isinstance(operand, int):
+            maker = self.makers[operand]
+            unlike = np.array(maker.layouts)[:, None] != np.array(layouts)[None, :]
+            if maker.variable < 0:
+                self._add((variable,), np.where(unlike[0], np.inf, 0.0))
+            else:
+                self._add((maker.variable, variable), np.where(unlike, np.inf, 0.0))
+        return variable
+
+    def _take(self, operand: Operand, taker: Taker) -> None:
+        if isinstance(operand, int) and any(layout != FREE for layout in taker.layouts):
+            self.takers.setdefault(operand, []).append(taker)
+
+    def _class(self, value: int, layout: int) -> int:
+        return self.dimensions.class_of(self.kind, value, layout) if layout >= 0 else -1
+
+    def move(self, value: int, before: int, after: int) -> MoveOf | None:
+        """The move that brings a value from one layout to another; None where nothing moves.
+
+        Args:
+            value: the value.
+            before: how it lies.
+            after: how it shall lie, which is not `SUMMANDS`.
+        """
+        if before == after or before == WHOLE or after == FREE:
+            return None
+        size = float(num_bytes(self.trace.traced.flat.avals[value]))
+        source, target = self._class(value, before), self._class(value, after)
+        if before == SUMMANDS:
+            return MoveOf(SUM if after == WHOLE else SCATTER, size, -1, target)
+        return MoveOf(GATHER if after == WHOLE else EXCHANGE, size, source, target)
+
+    def _join(self, value: int) -> None:
+        """Tables between what makes a value and what takes it."""
+        maker, takers = self.makers[value], self.takers[value]
+        if maker.variable < 0:
+            return
+        if len(takers) == 1:
+            self._between(value, maker, takers[0])
+            return
+        wanted = sorted({e for taker in takers for e in taker.layouts if e >= 0})
+        several = [
+            some
+            for count in range(1, MOST_COPIES + 1)
+            for some in itertools.combinations(wanted, count)
+        ]
+        choices: list[Copies] = []
+        for made in dict.fromkeys(maker.layouts):
+            choices.append(Copies(made, ()))
+            if made != WHOLE:
+                choices.append(Copies(made, (WHOLE,)))
+                choices += [Copies(made, some) for some in several if made not in some]
+        variable = self._variable(choices)
+        self.copies[value] = variable
+        unlike = np.array(maker.layouts)[:, None] != np.array([e.made for e in choices])[None, :]
+        self._add((maker.variable, variable), np.where(unlike, np.inf, 0.0))
+        for number, choice in enumerate(choices):
+            for other in choice.others:
+                move = self.move(value, choice.made, other)
+                assert move is not None, "a copy lies otherwise than what it is of"
+                self._charge((variable,), number, move)
+        for taker in takers:
+            taken = [[_has(choice, layout) for layout in taker.layouts] for choice in choices]
+            table = np.where(np.array(taken), 0.0, np.inf)
+            if taker.variable < 0:
+                self._add((variable,), table[:, 0])
+            else:
+                self._add((variable, taker.variable), table)
+
+    def _between(self, value: int, maker: Maker, taker: Taker) -> None:
+        alone = taker.variable < 0 or taker.variable == maker.variable
+        scope = (maker.variable,) if alone else (maker.variable, taker.variable)
+        width = 1 if alone else len(taker.layouts)
+        table = np.zeros(len(maker.layouts) * width)
+        for i, before in enumerate(maker.layouts):
+            for j in range(width):
+                after = taker.layouts[i if taker.variable == maker.variable else j]
+                if after == SUMMANDS and before not in (SUMMANDS, WHOLE):
+                    table[i * width + j] = np.inf
+                    continue
+                if after == SUMMANDS:
+                    continue
+                move = self.move(value, before, after)
+                if move is not None:
+                    self._charge(scope, i * width + j, move)
+        shape = (len(maker.layouts),) if alone else (len(maker.layouts), width)
+        self._add(scope, table.reshape(shape))
+
+    def _add(self, scope: tuple[int, ...], table: FloatArray) -> None:
+        self._tables[scope] = self._tables[scope] + table if scope in self._tables else table
+
+    def _charge(self, scope: tuple[int, ...], entry: int, what: Load | MoveOf) -> None:
+        if isinstance(what, Load):
+            number = self._load_numbers.setdefault(what, len(self.loads))
+            if number == len(self.loads):
+                self.loads.append(what)
+            self._entries.append((scope, entry, "load", number))
+            return
+        number = self._move_numbers.setdefault(what, len(self.moves))
+        if number == len(self.moves):
+            self.moves.append(what)
+        self._entries.append((scope, entry, "move", number))
+
+    def _finish(self) -> None:
+        """The tables as one array, and a matrix from what loads and moves take to it."""
+        self._shapes = [(scope, table.shape) for scope, table in self._tables.items()]
+        starts = np.cumsum([0, *(table.size for table in self._tables.values())])
+        first = dict(zip(self._tables, starts.tolist(), strict=False))
+        rows = [first[scope] + entry for scope, entry, _, _ in self._entries]
+        columns = [
+            number if what == "load" else len(self.loads) + number
+            for _, _, what, number in self._entries
+        ]
+        shape = int(starts[-1]), len(self.loads) + len(self.moves)
+        self._matrix = csr_array((np.ones(len(rows)), (rows, columns)), shape=shape)
+        self._constant = np.concatenate([table.ravel() for table in self._tables.values()])
+        self._slices = [slice(a, b) for a, b in itertools.pairwise(starts.tolist())]
+
+    def tables(self, loads: FloatArray, moves: FloatArray) -> list[Table]:
+        """The tables of costs.
+
+        Args:
+            loads: what each load takes.
+            moves: what each move takes.
+        """
+        flat = self._constant + self._matrix @ np.concatenate([loads, moves])
+        return [
+            Table(scope, flat[where].reshape(shape))
+            for where, (scope, shape) in zip(self._slices, self._shapes, strict=True)
+        ]
+
+    def network(self, loads: FloatArray, moves: FloatArray) -> Network:
+        """The network of choices, with what they cost.
+
+        Args:
+            loads: what each load takes.
+            moves: what each move takes.
+        """
+        return Network([len(each) for each in self.choices], self.tables(loads, moves))
+
+
+def _has(copies: Copies, layout: int) -> bool:
+    """Whether a value can be taken in some layout."""
+    held = (copies.made, *copies.others)
+    if layout == FREE or layout in held:
+        return True
+    return WHOLE in held
+
+

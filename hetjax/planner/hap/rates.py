@@ -1,0 +1,206 @@
+"""What computing and moving takes on the members of a stage, for given shares of every dimension."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetjax.planner.hap.ways import Load
+
+Shares = NDArray[np.float64]
+"""For each class of dimensions what part of it each member has: `[classes, members]`."""
+
+GATHER, SCATTER, SUM, EXCHANGE, REGROUP = "gather", "scatter", "sum", "exchange", "regroup"
+"""The forms of moves: of parts to all; of summands to parts, or to all; from parts along one
+dimension to parts along another; from parts to other parts along the same."""
+
+
+class MoveOf(NamedTuple):
+    """A move of a value.
+
+    Args:
+        form: what is moved to what.
+        num_bytes: of the value, whole.
+        source: the class of the dimension that is divided before; -1 for none.
+        target: the same of afterwards.
+    """
+
+    form: str
+    num_bytes: float
+    source: int = -1
+    target: int = -1
+
+
+class Network(Protocol):
+    """What carries moves among members."""
+
+    def seconds(self, move: MoveOf, source: Shares, target: Shares) -> float:
+        """What a move takes.
+
+        Args:
+            move: the move.
+            source: what part each member has before, `[members]`; even for what is not divided.
+            target: the same of afterwards.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class DirectNetwork:
+    """Members that give each other exactly what each needs, each over a link of its own.
+
+    Args:
+        bandwidths: of each member's link, in bytes/s, either way at once.
+        latency: seconds of a move beside its bytes.
+    """
+
+    bandwidths: tuple[float, ...]
+    latency: float
+
+    def seconds(self, move: MoveOf, source: Shares, target: Shares) -> float:
+        """What a move takes: the slowest member's, which sends and receives at once."""
+        given, taken = _parts_moved(move.form, source, target)
+        most = np.maximum(given, taken) / np.array(self.bandwidths)
+        return self.latency + move.num_bytes * float(most.max())
+
+
+def _parts_moved(form: str, source: Shares, target: Shares) -> tuple[Shares, Shares]:
+    """What parts of a value each member gives to others, and takes from them."""
+    count = len(source)
+    match form:
+        case "gather":
+            return (count - 1) * source, 1 - source
+        case "scatter":
+            return 1 - target, (count - 1) * target
+        case "sum":
+            each = np.full(count, 2 * (count - 1) / count if count > 2 else float(count - 1))
+            return each, each
+        case "exchange":
+            return source * (1 - target), target * (1 - source)
+        case _:
+            kept = _overlap(source, target)
+            return source - kept, target - kept
+
+
+def _overlap(source: Shares, target: Shares) -> Shares:
+    """What part of a dimension each member has both before and after."""
+    ends, new_ends = np.cumsum(source), np.cumsum(target)
+    start = np.maximum(ends - source, new_ends - target)
+    return np.maximum(0.0, np.minimum(ends, new_ends) - start)
+
+
+@dataclass(frozen=True)
+class MemberSpeed:
+    """What a member computes.
+
+    Args:
+        flops: FLOP/s of matrix products, of all its devices.
+        traffic: bytes/s of what is read and written, were nothing fused.
+        updated: bytes/s of parameters, gradients and state that an update gets through.
+        devices: how many it has.
+        inner_bandwidth: bytes/s of the link among them.
+        memory: bytes that each may hold.
+    """
+
+    flops: float
+    traffic: float
+    updated: float
+    devices: int = 1
+    inner_bandwidth: float = math.inf
+    memory: float = math.inf
+
+    @property
+    def whole_factor(self) -> float:
+        """How much slower it computes what its devices do not divide among them."""
+        return float(self.devices)
+
+
+@dataclass(frozen=True, eq=False)
+class Rates:
+    """What computing and moving takes on the members of a stage.
+
+    Args:
+        members: what each computes.
+        network: what carries moves.
+    """
+
+    members: tuple[MemberSpeed, ...]
+    network: Network
+
+    @property
+    def count(self) -> int:
+        """How many members there are."""
+        return len(self.members)
+
+    @property
+    def proportional(self) -> Shares:
+        """Ratios in proportion to how fast members compute products."""
+        speeds = np.array([member.flops for member in self.members])
+        return speeds / speeds.sum()
+
+    def load_seconds(self, loads: list[Load], shares: Shares) -> NDArray[np.float64]:
+        """What loads take on each member, `[loads, members]`.
+
+        Args:
+            loads: the loads.
+            shares: of every class.
+        """
+        if not loads:
+            return np.zeros((0, self.count))
+        table = np.array(
+            [
+                (
+                    each.flops,
+                    each.shared_flops,
+                    each.traffic,
+                    each.shared_traffic,
+                    each.updated,
+                    each.shared_updated,
+                    each.divided,
+                    each.by_examples,
+                )
+                for each in loads
+            ]
+        )
+        flops, shared_flops, traffic, shared_traffic, updated, shared_updated = table[:, :6].T
+        part = np.where(table[:, 6:7] < 0, 1.0, shares[table[:, 6].astype(int)])
+        seconds = np.zeros((len(loads), self.count))
+        for m, member in enumerate(self.members):
+            alone = np.where(table[:, 7] > 0, 1.0, member.whole_factor)
+            inner = 2 * (member.devices - 1) / member.devices / member.inner_bandwidth
+            mine = part[:, m]
+            seconds[:, m] = (
+                alone * (flops + shared_flops * mine) / member.flops
+                + alone * (traffic + shared_traffic * mine) / member.traffic
+                + (updated + shared_updated * mine) * (1 / member.updated + inner)
+            )
+        return seconds
+
+    def move_seconds(self, moves: list[MoveOf], shares: Shares) -> NDArray[np.float64]:
+        """What moves take, `[moves]`.
+
+        Args:
+            moves: the moves.
+            shares: of every class.
+        """
+        even = np.full(self.count, 1 / self.count)
+        coefficients: dict[tuple[str, int, int], tuple[float, float]] = {}
+        found = np.empty(len(moves))
+        for place, move in enumerate(moves):
+            key = move.form, move.source, move.target
+            if key not in coefficients:
+                ends = (
+                    shares[move.source] if move.source >= 0 else even,
+                    shares[move.target] if move.target >= 0 else even,
+                )
+                start = self.network.seconds(move._replace(num_bytes=0.0), *ends)
+                byte = self.network.seconds(move._replace(num_bytes=1e9), *ends)
+                coefficients[key] = start, (byte - start) / 1e9
+            start, byte = coefficients[key]
+            found[place] = start + byte * move.num_bytes
+        return found
+
