@@ -13,9 +13,9 @@ from hetjax.pipeline.stages.cutting import ParameterPart
 from hetjax.planner.hap.dimensions import Dimensions, find_dimensions
 from hetjax.planner.hap.module_chain import Module, ModuleChain
 from hetjax.planner.hap.module_network import ModuleNetwork, Stored
-from hetjax.planner.hap.program import ModuleProgram, Pass, PassTimer
+from hetjax.planner.hap.program import Clock, ModuleProgram, Pass
 from hetjax.planner.hap.rates import REGROUP, MoveOf, Rates
-from hetjax.planner.hap.tables import FloatArray, Network
+from hetjax.planner.hap.tables import FloatArray, Minimum
 from hetjax.planner.hap.ways import Load
 
 
@@ -27,11 +27,13 @@ class ChainProgram:
         modules: of each module its program; modules that do the same share one.
         bound: at least what any program takes, with the same ratios.
         seconds: what this one truly takes.
+        waited: for each member the part of the computing in which the others wait for it.
     """
 
     modules: tuple[ModuleProgram, ...]
     bound: float
     seconds: float
+    waited: FloatArray
 
     @property
     def gap(self) -> float:
@@ -86,18 +88,16 @@ class ChainSearch:
             (self._chained(solved, rates, ratios, weights, held) for held in self._held()),
             key=lambda found: found[0],
         )
-        return ChainProgram(modules, least, self.seconds(modules, rates, ratios))
+        seconds, waited = self.seconds(modules, rates, ratios)
+        return ChainProgram(modules, least, seconds, waited)
 
     def _solved(
         self, kind: int, rates: Rates, shares: FloatArray, weights: FloatArray
-    ) -> tuple[Network, FloatArray]:
+    ) -> Minimum:
         network = self.networks[kind]
         loads = rates.load_seconds(network.loads, shares) @ weights
-        tables = network.network(loads, rates.move_seconds(network.moves, shares))
-        tables.reduce(network.kept)
-        least = tables.least(network.kept)
-        self.expansions += tables.entries
-        return tables, least
+        self.expansions += network.order.entries
+        return network.minimum(loads, rates.move_seconds(network.moves, shares))
 
     def _held(self) -> list[Mapping[ParameterPart, Stored]]:
         """The ways to store parameters that several modules have."""
@@ -122,7 +122,7 @@ class ChainSearch:
 
     def _chained(
         self,
-        solved: Sequence[tuple[Network, FloatArray]],
+        solved: Sequence[Minimum],
         rates: Rates,
         ratios: Ratios,
         weights: FloatArray,
@@ -133,7 +133,7 @@ class ChainSearch:
         reached = np.zeros(1)
         from_where = []
         for place, module in enumerate(modules):
-            table = self._matrix(module, solved[module.kind][1], held)
+            table = self._matrix(module, solved[module.kind].least, held)
             if place:
                 reached = reached + self._regrouping(place, rates, ratios)
             total = reached[:, None] + table
@@ -153,7 +153,7 @@ class ChainSearch:
             key = module.kind, before, after, stored
             if key not in programs:
                 kept = self._kept_choices(network, before, after, stored)
-                choices = solved[module.kind][0].choices(kept)
+                choices = solved[module.kind].choices(kept)
                 programs[key] = ModuleProgram(network, choices)
             found.append(programs[key])
         return float(reached[0]) + self._shared_seconds(held, rates, ratios, weights), tuple(found)
@@ -180,18 +180,17 @@ class ChainSearch:
 
     def _kept_choices(
         self, network: ModuleNetwork, before: int, after: int, stored: Sequence[Stored]
-    ) -> dict[int, int]:
+    ) -> list[int]:
         first = [*network.received, *network.returned]
         last = [*network.sent, *network.cotangents]
-        found: dict[int, int] = {}
+        found: list[int] = []
         for variables, number in ((first, before), (last, after)):
             sizes = [len(network.choices[each]) for each in variables]
-            at = np.unravel_index(number, sizes) if sizes else ()
-            found.update(zip(variables, map(int, at), strict=True))
-        for place, each in zip(sorted(network.shared), stored, strict=True):
-            variable = network.stored[place]
-            found[variable] = list(network.choices[variable]).index(each)
-        return found
+            found += map(int, np.unravel_index(number, sizes) if sizes else ())
+        places = sorted(network.shared)
+        variables = [network.stored[place] for place in places]
+        pairs = zip(variables, stored, strict=True)
+        return [*found, *(list(network.choices[v]).index(each) for v, each in pairs)]
 
     def _regrouping(self, place: int, rates: Rates, ratios: Ratios) -> FloatArray:
         """What it takes that a module divides values in other ratios than the one before."""
@@ -259,7 +258,9 @@ class ChainSearch:
         kind, place = self._first_holder(part)
         return self.networks[kind].whole_update(place, stored)
 
-    def seconds(self, modules: Sequence[ModuleProgram], rates: Rates, ratios: Ratios) -> float:
+    def seconds(
+        self, modules: Sequence[ModuleProgram], rates: Rates, ratios: Ratios
+    ) -> tuple[float, FloatArray]:
         """What a program truly takes: members wait for each other at moves.
 
         Args:
@@ -268,7 +269,8 @@ class ChainSearch:
             ratios: the ratios of each kind of module.
 
         Returns:
-            Seconds of a step.
+            Seconds of a step, and for each member the part of the computing in which the others
+            wait for it.
 
         Source: HAP, section 3.2.
         """
@@ -276,15 +278,15 @@ class ChainSearch:
         for module, program in zip(self.chain.modules, modules, strict=True):
             if id(program) not in known:
                 known[id(program)] = passes_of(program, rates, ratios[module.kind])
-        clocks = np.zeros(rates.count)
+        clock = Clock(rates.count)
         for place, program in enumerate(modules):
-            clocks = self._regrouped(place, 0, modules, clocks, rates, ratios)
-            clocks = known[id(program)][0].then(clocks)
+            self._regroup(place, 0, modules, clock, rates, ratios)
+            clock.run(known[id(program)][0])
         for place in reversed(range(len(modules))):
-            clocks = known[id(modules[place])][1].then(clocks)
-            clocks = self._regrouped(place, 1, modules, clocks, rates, ratios)
+            clock.run(known[id(modules[place])][1])
+            self._regroup(place, 1, modules, clock, rates, ratios)
         for program in modules:
-            clocks = known[id(program)][2].then(clocks)
+            clock.run(known[id(program)][2])
         held = {
             part: modules[i].stored(module.parameters.index(part))
             for i, module in enumerate(self.chain.modules)
@@ -292,28 +294,30 @@ class ChainSearch:
             if part in self.chain.shared_parts
         }
         ends = np.full(rates.count, 1 / rates.count)
-        return float(clocks.max()) + self._shared_seconds(held, rates, ratios, ends)
+        shared = self._shared_seconds(held, rates, ratios, ends)
+        return clock.done() + shared, clock.waited / max(1e-30, float(clock.waited.sum()))
 
-    def _regrouped(
+    def _regroup(
         self,
         place: int,
         which: int,
         modules: Sequence[ModuleProgram],
-        clocks: FloatArray,
+        clock: Clock,
         rates: Rates,
         ratios: Ratios,
-    ) -> FloatArray:
-        """The members' clocks after what comes to a module, or goes from it, is regrouped."""
+    ) -> None:
+        """Regroup what comes to a module, or goes from it."""
         kinds = self.chain.modules
         if not place or ratios[kinds[place].kind] is ratios[kinds[place - 1].kind]:
-            return clocks
+            return
         network, program = self.networks[kinds[place].kind], modules[place]
         every = self._regroup_moves(place, rates, ratios)
         count = len(network.received)
         variables = [*network.received, *network.returned]
         mine = range(count) if which == 0 else range(count, len(variables))
         seconds = sum(every[i][program.choices[variables[i]]] for i in mine)
-        return np.full_like(clocks, clocks.max() + seconds) if seconds else clocks
+        if seconds:
+            clock.move(seconds)
 
 
 def passes_of(program: ModuleProgram, rates: Rates, shares: FloatArray) -> tuple[Pass, Pass, Pass]:
@@ -331,7 +335,7 @@ def passes_of(program: ModuleProgram, rates: Rates, shares: FloatArray) -> tuple
     for each in program.moves:
         if each.move is not None:
             waiting.setdefault(each.equation, []).append(each.move)
-    timers = [PassTimer(rates.count) for _ in range(3)]
+    timers = [Clock(rates.count) for _ in range(3)]
     for equation in range(len(steps)):
         timer = timers[0 if equation in network.trace.forward else 1]
         if equation in waiting:
@@ -340,5 +344,5 @@ def passes_of(program: ModuleProgram, rates: Rates, shares: FloatArray) -> tuple
     if len(steps) in waiting:
         timers[2].move(float(rates.move_seconds(waiting[len(steps)], shares).sum()))
     timers[2].compute(rates.load_seconds(list(program.update_loads()), shares).sum(axis=0))
-    return timers[0].done(), timers[1].done(), timers[2].done()
+    return timers[0].as_pass(), timers[1].as_pass(), timers[2].as_pass()
 

@@ -20,7 +20,7 @@ from hetjax.pipeline.program.traced_program import Operand, num_bytes
 from hetjax.planner.hap.dimensions import Dimensions
 from hetjax.planner.hap.module_chain import ModuleTrace
 from hetjax.planner.hap.rates import EXCHANGE, GATHER, SCATTER, SUM, MoveOf
-from hetjax.planner.hap.tables import FloatArray, Network, Table
+from hetjax.planner.hap.tables import EliminationOrder, FloatArray, Minimum, Scope
 from hetjax.planner.hap.ways import FREE, SUMMANDS, WHOLE, Load, Way, layouts_of, ways_of
 
 MOST_COPIES = 1
@@ -97,6 +97,9 @@ class ModuleNetwork:
         stored: for each parameter the variable of how it is stored.
         copies: for each value that several take the variable of the layouts that it is held in.
         of_equation: for each equation the variable of its way.
+        scopes: the variables of each table.
+        sizes: how many choices each variable has.
+        order: in which order variables give way.
         loads: what is charged for computing.
         moves: what is charged for moving.
     """
@@ -340,7 +343,8 @@ class ModuleNetwork:
 
     def _finish(self) -> None:
         """The tables as one array, and a matrix from what loads and moves take to it."""
-        self._shapes = [(scope, table.shape) for scope, table in self._tables.items()]
+        self.scopes: list[Scope] = list(self._tables)
+        self._shapes = [table.shape for table in self._tables.values()]
         starts = np.cumsum([0, *(table.size for table in self._tables.values())])
         first = dict(zip(self._tables, starts.tolist(), strict=False))
         rows = [first[scope] + entry for scope, entry, _, _ in self._entries]
@@ -352,8 +356,10 @@ class ModuleNetwork:
         self._matrix = csr_array((np.ones(len(rows)), (rows, columns)), shape=shape)
         self._constant = np.concatenate([table.ravel() for table in self._tables.values()])
         self._slices = [slice(a, b) for a, b in itertools.pairwise(starts.tolist())]
+        self.sizes = [len(each) for each in self.choices]
+        self.order = EliminationOrder(self.sizes, self.scopes, self.kept)
 
-    def tables(self, loads: FloatArray, moves: FloatArray) -> list[Table]:
+    def tables(self, loads: FloatArray, moves: FloatArray) -> list[FloatArray]:
         """The tables of costs.
 
         Args:
@@ -362,18 +368,18 @@ class ModuleNetwork:
         """
         flat = self._constant + self._matrix @ np.concatenate([loads, moves])
         return [
-            Table(scope, flat[where].reshape(shape))
-            for where, (scope, shape) in zip(self._slices, self._shapes, strict=True)
+            flat[where].reshape(shape)
+            for where, shape in zip(self._slices, self._shapes, strict=True)
         ]
 
-    def network(self, loads: FloatArray, moves: FloatArray) -> Network:
-        """The network of choices, with what they cost.
+    def minimum(self, loads: FloatArray, moves: FloatArray) -> Minimum:
+        """The least costs, for each choice of the variables that are kept.
 
         Args:
             loads: what each load takes.
             moves: what each move takes.
         """
-        return Network([len(each) for each in self.choices], self.tables(loads, moves))
+        return self.order.minimum(self.tables(loads, moves))
 
 
 def _has(copies: Copies, layout: int) -> bool:

@@ -149,33 +149,31 @@ class Pass:
         before: what each computes until the first move; all of it where there is none.
         inside: seconds from there to the last move, with it: of the slowest between any two.
         after: what each computes after the last move; None where there is none.
+        waited: of what is computed inside, for how long the others wait for each member.
     """
 
     before: FloatArray
-    inside: float = 0.0
-    after: FloatArray | None = None
-
-    def then(self, clocks: FloatArray) -> FloatArray:
-        """When each member is done, given when each begins."""
-        clocks = clocks + self.before
-        if self.after is None:
-            return clocks
-        return clocks.max() + self.inside + self.after
+    inside: float
+    after: FloatArray | None
+    waited: FloatArray
 
 
-class PassTimer:
-    """Adds up what members take between moves, which they wait for each other at.
+class Clock:
+    """Adds up what members take, who wait for each other at moves.
 
     Args:
         count: how many members.
+
+    Attributes:
+        waited: for how long the others have waited for each member.
 
     Source: HAP, section 3.2 (figure 6).
     """
 
     def __init__(self, count: int):
-        self._open = np.zeros(count)
+        self._open, self._seconds = np.zeros(count), 0.0
         self._before: FloatArray | None = None
-        self._inside = 0.0
+        self.waited = np.zeros(count)
 
     def compute(self, seconds: FloatArray) -> None:
         """Every member computes."""
@@ -185,15 +183,33 @@ class PassTimer:
         """All wait for each other, and move something."""
         if self._before is None:
             self._before = self._open
-        else:
-            self._inside += float(self._open.max())
-        self._inside += seconds
-        self._open = np.zeros_like(self._open)
+        self._close()
+        self._seconds += seconds
 
-    def done(self) -> Pass:
-        """What was added up."""
+    def run(self, each: Pass) -> None:
+        """All members run a pass."""
+        self.compute(each.before)
+        if each.after is not None:
+            self.move(each.inside)
+            self.waited += each.waited
+            self._open = each.after
+
+    def done(self) -> float:
+        """When the slowest is done."""
+        self._close()
+        return self._seconds
+
+    def as_pass(self) -> Pass:
+        """What was added up, to be run again."""
         if self._before is None:
-            return Pass(self._open)
-        return Pass(self._before, self._inside, self._open)
+            return Pass(self._open, 0.0, None, self.waited)
+        place = int(np.argmax(self._before))
+        waited = self.waited.copy()
+        waited[place] -= self._before[place]
+        return Pass(self._before, self._seconds - self._before[place], self._open, waited)
 
-
+    def _close(self) -> None:
+        place = int(np.argmax(self._open))
+        self._seconds += float(self._open[place])
+        self.waited[place] += float(self._open[place])
+        self._open = np.zeros_like(self._open)

@@ -38,6 +38,11 @@ class MoveOf(NamedTuple):
 class Network(Protocol):
     """What carries moves among members."""
 
+    @property
+    def byte_seconds(self) -> Shares:
+        """For each member, what sending or receiving a byte takes, `[members]`."""
+        ...
+
     def seconds(self, move: MoveOf, source: Shares, target: Shares) -> float:
         """What a move takes.
 
@@ -60,6 +65,11 @@ class DirectNetwork:
 
     bandwidths: tuple[float, ...]
     latency: float
+
+    @property
+    def byte_seconds(self) -> Shares:
+        """For each member, what sending or receiving a byte takes, `[members]`."""
+        return 1 / np.array(self.bandwidths)
 
     def seconds(self, move: MoveOf, source: Shares, target: Shares) -> float:
         """What a move takes: the slowest member's, which sends and receives at once."""

@@ -1,0 +1,257 @@
+"""Program and ratios found in turn, until neither improves."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetjax.pipeline.program.traced_program import num_bytes
+from hetjax.planner.hap.chain_search import ChainProgram, ChainSearch
+from hetjax.planner.hap.program import ModuleProgram
+from hetjax.planner.hap.rates import SUM, Rates
+from hetjax.planner.hap.ratios import (
+    MovedBytes,
+    RatioProblem,
+    Span,
+    best_ratios,
+    rounded_shares,
+)
+
+FloatArray = NDArray[np.float64]
+
+MOST_ROUNDS = 6
+"""How often program and ratios are found in turn at most."""
+
+GOOD_GAP = 1e-3
+"""A proven gap that weights of the members are not changed for any more."""
+
+
+@dataclass(frozen=True, eq=False)
+class Synthesis:
+    """A program with its ratios.
+
+    Args:
+        program: what each module computes and moves.
+        ratios: parts by kind of module and member, `[kinds, members]`.
+        shares: for each kind of module what part of each class of dimensions each member has.
+        expansions: how many partial programs were looked at.
+    """
+
+    program: ChainProgram
+    ratios: FloatArray
+    shares: tuple[FloatArray, ...]
+    expansions: int
+
+    @property
+    def seconds(self) -> float:
+        """What a step takes."""
+        return self.program.seconds
+
+
+def synthesise(search: ChainSearch, rates: Rates) -> Synthesis:
+    """Find the best pair of a program and ratios.
+
+    Args:
+        search: finds programs.
+        rates: what computing and moving takes.
+
+    Returns:
+        The best pair that was met.
+
+    Source: HAP, section 3.1 (equations 1 and 2).
+    """
+    alternation = _Alternation(search, rates)
+    alternation.run(rates.proportional)
+    if np.ptp(rates.proportional):
+        alternation.run(np.full(rates.count, 1 / rates.count))
+    return alternation.checked()
+
+
+def program_at(
+    search: ChainSearch, rates: Rates, ratios: FloatArray
+) -> tuple[ChainProgram, tuple[FloatArray, ...]]:
+    """The best program for given ratios.
+
+    Args:
+        search: finds programs.
+        rates: what computing and moving takes.
+        ratios: parts by kind of module and member, `[kinds, members]`.
+
+    Returns:
+        The program, and what part of each class of dimensions each member has in each kind.
+    """
+    shares = _shares_of(search, rates, ratios)
+    first = search.best(rates, shares, _slowest(rates))
+    return _weighted(search, rates, shares, first), shares
+
+
+class _Alternation:
+    def __init__(self, search: ChainSearch, rates: Rates):
+        self._search, self._rates = search, rates
+        self.best: Synthesis | None = None
+
+    def run(self, start: FloatArray) -> None:
+        """Go on from some ratios while that makes the step faster."""
+        search, rates = self._search, self._rates
+        ratios = np.tile(start, (len(search.networks), 1))
+        least = np.inf
+        for _ in range(MOST_ROUNDS):
+            shares = _shares_of(search, rates, ratios)
+            program = search.best(rates, shares, _slowest(rates))
+            if program.seconds >= least * (1 - 1e-6):
+                return
+            least = program.seconds
+            self._keep(program, ratios, shares)
+            found = best_ratios(ratio_problem(search, program, rates, shares), rates)
+            if found is None:
+                return
+            ratios = found
+
+    def _keep(
+        self, program: ChainProgram, ratios: FloatArray, shares: tuple[FloatArray, ...]
+    ) -> None:
+        if self.best is None or program.seconds < self.best.seconds:
+            self.best = Synthesis(program, ratios, shares, self._search.expansions)
+
+    def checked(self) -> Synthesis:
+        """The best pair, with a bound that is as high as weights make it."""
+        assert self.best is not None, "a first program was found"
+        found = self.best
+        program = _weighted(self._search, self._rates, found.shares, found.program)
+        return replace(found, program=program, expansions=self._search.expansions)
+
+
+def _shares_of(
+    search: ChainSearch, rates: Rates, ratios: FloatArray
+) -> tuple[FloatArray, ...]:
+    multiples = [member.devices for member in rates.members]
+    known: list[tuple[FloatArray, FloatArray]] = []
+    found = []
+    for row in ratios:
+        same = next((shares for other, shares in known if np.allclose(other, row, atol=1e-9)), None)
+        if same is None:
+            same = rounded_shares(row, search.dimensions, multiples)
+            known.append((row, same))
+        found.append(same)
+    return tuple(found)
+
+
+def _slowest(rates: Rates) -> FloatArray:
+    """All weight on the member that computes least."""
+    weights = np.zeros(rates.count)
+    weights[min(range(rates.count), key=lambda m: rates.members[m].flops)] = 1.0
+    return weights
+
+
+def _weighted(
+    search: ChainSearch, rates: Rates, shares: Sequence[FloatArray], best: ChainProgram
+) -> ChainProgram:
+    """The best program that is met when weights go to the members that others wait for."""
+    if best.gap <= GOOD_GAP:
+        return best
+    other = search.best(rates, shares, best.waited)
+    fastest = min(best, other, key=lambda program: program.seconds)
+    return replace(fastest, bound=max(best.bound, other.bound))
+
+
+def ratio_problem(
+    search: ChainSearch, program: ChainProgram, rates: Rates, shares: Sequence[FloatArray]
+) -> RatioProblem:
+    """A program, as far as ratios change what it takes.
+
+    Args:
+        search: what found it.
+        program: the program.
+        rates: what computing and moving takes.
+        shares: those that it was found with.
+    """
+    spans: Counter[Span] = Counter()
+    moved: Counter[MovedBytes] = Counter()
+    kinds, members = len(search.networks), rates.count
+    fixed, shared = np.zeros(members), np.zeros((kinds, members))
+
+    def close(times: int = 1) -> None:
+        span = Span(tuple(fixed.tolist()), tuple(map(tuple, shared.tolist())))
+        spans[span] += times
+
+    known: dict[int, list[list[tuple[FloatArray, FloatArray]]]] = {}
+    modules = list(zip(search.chain.modules, program.modules, strict=True))
+    for module, each in modules:
+        if id(each) not in known:
+            known[id(each)] = spans_of(each, rates, shares[module.kind])
+        for move in each.moves:
+            if move.move is not None and move.move.form != SUM:
+                key = MovedBytes(move.move.form, module.kind, module.kind)
+                moved[key] += move.move.num_bytes  # type: ignore[assignment]
+    order = [(which, place) for which in (0,) for place in range(len(modules))]
+    order += [(1, place) for place in reversed(range(len(modules)))]
+    order += [(2, place) for place in range(len(modules))]
+    for which, place in order:
+        module, each = modules[place]
+        first, *rest = known[id(each)][which]
+        fixed, shared = fixed + first[0], shared.copy()
+        shared[module.kind] += first[1]
+        for alone, together in rest:
+            close()
+            fixed, shared = alone, np.zeros((kinds, members))
+            shared[module.kind] = together
+    close()
+    _add_regrouping(search, program, moved)
+    return RatioProblem(spans, moved, kinds)
+
+
+def spans_of(
+    program: ModuleProgram, rates: Rates, shares: FloatArray
+) -> list[list[tuple[FloatArray, FloatArray]]]:
+    """What members compute between moves in each pass: whatever their part, and of everything.
+
+    Args:
+        program: what members do of a module.
+        rates: what computing takes.
+        shares: of every class.
+    """
+    network = program.network
+    steps = network.trace.traced.flat.steps
+    loads = [program.way(i).load for i in range(len(steps))]
+    nothing, everything = np.zeros_like(shares), np.ones_like(shares)
+    fixed = rates.load_seconds(loads, nothing)
+    shared = rates.load_seconds(loads, everything) - fixed
+    waits = {each.equation for each in program.moves if each.move is not None}
+    empty = np.zeros(rates.count)
+    found = [[(empty, empty)] for _ in range(3)]
+    for equation in range(len(steps)):
+        spans = found[0 if equation in network.trace.forward else 1]
+        if equation in waits:
+            spans.append((empty, empty))
+        spans[-1] = spans[-1][0] + fixed[equation], spans[-1][1] + shared[equation]
+    if len(steps) in waits:
+        found[2].append((empty, empty))
+    updates = list(program.update_loads())
+    alone = rates.load_seconds(updates, nothing).sum(axis=0)
+    every = rates.load_seconds(updates, everything).sum(axis=0)
+    found[2][-1] = found[2][-1][0] + alone, found[2][-1][1] + every - alone
+    return found
+
+
+def _add_regrouping(
+    search: ChainSearch, program: ChainProgram, moved: Counter[MovedBytes]
+) -> None:
+    """What is divided at the edges between modules of unlike kinds."""
+    modules = search.chain.modules
+    for place in range(1, len(modules)):
+        before, after = modules[place - 1].kind, modules[place].kind
+        if before == after:
+            continue
+        network, each = search.networks[after], program.modules[place]
+        trace = network.trace
+        values = [*trace.traced.received, *trace.returned.values()]
+        for variable, value in zip([*network.received, *network.returned], values, strict=True):
+            layout = network.choices[variable][each.choices[variable]]
+            if isinstance(layout, int) and layout >= 0 and isinstance(value, int):
+                size = num_bytes(trace.traced.flat.avals[value])
+                moved[MovedBytes("regroup", before, after)] += size
+
