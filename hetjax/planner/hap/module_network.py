@@ -7,36 +7,28 @@ a network is built once.
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 from scipy.sparse import csr_array
 
-from hetjax.pipeline.program.loss import accumulator_dtype
-from hetjax.pipeline.program.traced_program import Operand, num_bytes
-from hetjax.planner.hap.dimensions import Dimensions
-from hetjax.planner.hap.module_chain import ModuleTrace
-from hetjax.planner.hap.rates import EXCHANGE, GATHER, SCATTER, SUM, MoveOf
+from hetjax.pipeline.program.traced_program import Operand
+from hetjax.planner.module_programs.dimensions import Dimensions
+from hetjax.planner.module_programs.module_chain import ModuleTrace
+from hetjax.planner.module_programs.program import (
+    ModuleProgram,
+    Stored,
+    move_between,
+    update_load,
+)
+from hetjax.planner.module_programs.rates import MoveOf
 from hetjax.planner.hap.tables import EliminationOrder, FloatArray, Minimum, Scope
-from hetjax.planner.hap.ways import FREE, SUMMANDS, WHOLE, Load, Way, layouts_of, ways_of
+from hetjax.planner.module_programs.ways import FREE, SUMMANDS, WHOLE, Load, Way, layouts_of, ways_of
 
 MOST_COPIES = 1
 """Into how many layouts a value is brought at most beside the one that it was made in."""
-
-
-class Stored(NamedTuple):
-    """How a parameter is stored and updated.
-
-    Args:
-        layout: how it lies: `WHOLE` or a dimension.
-        update: how its gradient lies when it is updated.
-    """
-
-    layout: int
-    update: int
 
 
 class Copies(NamedTuple):
@@ -119,6 +111,9 @@ class ModuleNetwork:
         self._tables: dict[tuple[int, ...], FloatArray] = {}
         self._entries: list[tuple[tuple[int, ...], int, str, int]] = []
         traced = self.trace.traced
+        # Where nothing but the update takes a gradient, it is moved once a step.
+        read = {value for step in traced.flat.steps for value in step.values()}
+        self._gradients = {each for each in traced.gradients if each not in read}
         self.ways: list[list[Way]] = ways_of(self.trace, self.kind, self.dimensions)
         self.makers: dict[int, Maker] = {}
         self.takers: dict[int, list[Taker]] = {}
@@ -142,6 +137,10 @@ class ModuleNetwork:
         self._finish()
 
     @property
+    def _where(self) -> tuple[ModuleTrace, int, Dimensions]:
+        return self.trace, self.kind, self.dimensions
+
+    @property
     def kept(self) -> list[int]:
         """The variables of the module's edges, and of parameters that other modules have, too."""
         edges = [*self.received, *self.returned, *self.sent, *self.cotangents]
@@ -161,7 +160,6 @@ class ModuleNetwork:
     def _parameter(self, place: int) -> int:
         traced = self.trace.traced
         value, gradient = traced.parameters[place], traced.gradients[place]
-        aval = traced.flat.avals[value]
         layouts = [e for e in layouts_of(value, self.kind, self.trace, self.dimensions) if e >= -1]
         divided = [layout for layout in layouts if layout != WHOLE]
         choices = [Stored(WHOLE, update) for update in layouts]
@@ -171,55 +169,14 @@ class ModuleNetwork:
         if isinstance(gradient, int):
             self._take(gradient, Taker(variable, tuple(each.update for each in choices)))
         for number, stored in enumerate(choices):
-            load = self.update_load(place, stored)
-            if load is None:
+            if place in self.shared:
                 break
+            load = update_load(*self._where, place, stored, self.state_bytes)
             self._charge((variable,), number, load)
-            if stored.layout != stored.update:
-                size = float(num_bytes(aval))
-                gather = MoveOf(GATHER, size, self._class(value, stored.update))
+            gather = move_between(*self._where, value, stored.update, stored.layout, once=True)
+            if gather is not None:
                 self._charge((variable,), number, gather)
         return variable
-
-    def update_load(self, place: int, stored: Stored) -> Load | None:
-        """What the update of a parameter makes each member compute.
-
-        Args:
-            place: the parameter.
-            stored: how it is stored and updated.
-
-        Returns:
-            The load; None where other modules have it, too, which is charged once for all.
-        """
-        return None if place in self.shared else self._update_load(place, stored)
-
-    def whole_update(self, place: int, stored: Stored) -> tuple[list[Load], list[MoveOf]]:
-        """Loads and moves of the update of a parameter, whoever else has it.
-
-        Args:
-            place: the parameter.
-            stored: how it is stored and updated.
-        """
-        value = self.trace.traced.parameters[place]
-        gather = self.move(value, stored.update, stored.layout)
-        return [self._update_load(place, stored)], [gather] if gather else []
-
-    def _update_load(self, place: int, stored: Stored) -> Load:
-        value = self.trace.traced.parameters[place]
-        aval = self.trace.traced.flat.avals[value]
-        summed = accumulator_dtype(aval.dtype).itemsize + self.state_bytes
-        updated = num_bytes(aval) + math.prod(aval.shape) * summed
-        alone = stored.update == WHOLE
-        return Load(
-            flops=0.0,
-            shared_flops=0.0,
-            traffic=0.0,
-            shared_traffic=0.0,
-            divided=self._class(value, stored.update),
-            by_examples=False,
-            updated=updated if alone else 0.0,
-            shared_updated=0.0 if alone else updated,
-        )
 
     def _equation(self, equation: int) -> None:
         step = self.trace.traced.flat.steps[equation]
@@ -251,24 +208,9 @@ class ModuleNetwork:
         if isinstance(operand, int) and any(layout != FREE for layout in taker.layouts):
             self.takers.setdefault(operand, []).append(taker)
 
-    def _class(self, value: int, layout: int) -> int:
-        return self.dimensions.class_of(self.kind, value, layout) if layout >= 0 else -1
-
-    def move(self, value: int, before: int, after: int) -> MoveOf | None:
-        """The move that brings a value from one layout to another; None where nothing moves.
-
-        Args:
-            value: the value.
-            before: how it lies.
-            after: how it shall lie, which is not `SUMMANDS`.
-        """
-        if before == after or before == WHOLE or after == FREE:
-            return None
-        size = float(num_bytes(self.trace.traced.flat.avals[value]))
-        source, target = self._class(value, before), self._class(value, after)
-        if before == SUMMANDS:
-            return MoveOf(SUM if after == WHOLE else SCATTER, size, -1, target)
-        return MoveOf(GATHER if after == WHOLE else EXCHANGE, size, source, target)
+    def _move(self, value: int, before: int, after: int) -> MoveOf | None:
+        once = value in self._gradients
+        return move_between(*self._where, value, before, after, once=once)
 
     def _join(self, value: int) -> None:
         """Tables between what makes a value and what takes it."""
@@ -296,7 +238,7 @@ class ModuleNetwork:
         self._add((maker.variable, variable), np.where(unlike, np.inf, 0.0))
         for number, choice in enumerate(choices):
             for other in choice.others:
-                move = self.move(value, choice.made, other)
+                move = self._move(value, choice.made, other)
                 assert move is not None, "a copy lies otherwise than what it is of"
                 self._charge((variable,), number, move)
         for taker in takers:
@@ -320,7 +262,7 @@ class ModuleNetwork:
                     continue
                 if after == SUMMANDS:
                     continue
-                move = self.move(value, before, after)
+                move = self._move(value, before, after)
                 if move is not None:
                     self._charge(scope, i * width + j, move)
         shape = (len(maker.layouts),) if alone else (len(maker.layouts), width)
@@ -380,6 +322,43 @@ class ModuleNetwork:
             moves: what each move takes.
         """
         return self.order.minimum(self.tables(loads, moves))
+
+
+    def program(self, choices: Mapping[int, int]) -> ModuleProgram:
+        """The program that choices make.
+
+        Args:
+            choices: by variable.
+        """
+        traced = self.trace.traced
+        given = (*traced.parameters, *traced.batch, *traced.received, *traced.cotangents)
+        inputs = {}
+        for value in given:
+            maker = self.makers[value]
+            inputs[value] = maker.layouts[0 if maker.variable < 0 else choices[maker.variable]]
+        stored, wholes = [], set()
+        for variable in self.stored:
+            found = self.choices[variable][choices[variable]]
+            assert isinstance(found, Stored)
+            stored.append(found)
+        for value, variable in self.copies.items():
+            copies = self.choices[variable][choices[variable]]
+            assert isinstance(copies, Copies)
+            if WHOLE in copies.others:
+                wholes.add(value)
+        return ModuleProgram(
+            self.trace,
+            self.kind,
+            self.dimensions,
+            tuple(
+                self.ways[equation][choices[variable]]
+                for equation, variable in self.of_equation.items()
+            ),
+            tuple(stored),
+            inputs,
+            frozenset(wholes),
+            self.shared,
+        )
 
 
 def _has(copies: Copies, layout: int) -> bool:

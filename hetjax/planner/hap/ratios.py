@@ -8,7 +8,7 @@ what they divide must be moved; that is in the program, so that they differ only
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from scipy.optimize import linprog
 from scipy.sparse import coo_array
 
-from hetjax.planner.hap.dimensions import Dimensions
-from hetjax.planner.hap.rates import Rates
+from hetjax.planner.module_programs.dimensions import Dimensions
+from hetjax.planner.module_programs.rates import Rates
 
 FloatArray = NDArray[np.float64]
 
@@ -64,7 +64,7 @@ class RatioProblem:
     """
 
     spans: Counter[Span]
-    moved: Counter[MovedBytes]
+    moved: Mapping[MovedBytes, float]
     num_kinds: int
     memory: tuple[FloatArray, FloatArray, FloatArray] | None = None
 

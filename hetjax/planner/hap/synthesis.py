@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hetjax.pipeline.program.traced_program import num_bytes
 from hetjax.planner.hap.chain_search import ChainProgram, ChainSearch
-from hetjax.planner.hap.program import ModuleProgram
-from hetjax.planner.hap.rates import SUM, Rates
+from hetjax.planner.module_programs.program import ModuleProgram
+from hetjax.planner.module_programs.rates import REGROUP, SUM, Rates
+from hetjax.planner.module_programs.step_time import spans_of
 from hetjax.planner.hap.ratios import (
     MovedBytes,
     RatioProblem,
@@ -153,7 +155,7 @@ def _weighted(
     """The best program that is met when weights go to the members that others wait for."""
     if best.gap <= GOOD_GAP:
         return best
-    other = search.best(rates, shares, best.waited)
+    other = search.best(rates, shares, best.time.waited)
     fastest = min(best, other, key=lambda program: program.seconds)
     return replace(fastest, bound=max(best.bound, other.bound))
 
@@ -170,7 +172,7 @@ def ratio_problem(
         shares: those that it was found with.
     """
     spans: Counter[Span] = Counter()
-    moved: Counter[MovedBytes] = Counter()
+    moved: dict[MovedBytes, float] = {}
     kinds, members = len(search.networks), rates.count
     fixed, shared = np.zeros(members), np.zeros((kinds, members))
 
@@ -178,67 +180,56 @@ def ratio_problem(
         span = Span(tuple(fixed.tolist()), tuple(map(tuple, shared.tolist())))
         spans[span] += times
 
-    known: dict[int, list[list[tuple[FloatArray, FloatArray]]]] = {}
+    state = search.state_bytes
+    known: dict[int, tuple[list[_Linear], ...]] = {}
     modules = list(zip(search.chain.modules, program.modules, strict=True))
+    count = search.num_microbatches
     for module, each in modules:
         if id(each) not in known:
-            known[id(each)] = spans_of(each, rates, shares[module.kind])
+            known[id(each)] = _linear_spans(each, rates, shares[module.kind], state)
         for move in each.moves:
             if move.move is not None and move.move.form != SUM:
                 key = MovedBytes(move.move.form, module.kind, module.kind)
-                moved[key] += move.move.num_bytes  # type: ignore[assignment]
-    order = [(which, place) for which in (0,) for place in range(len(modules))]
-    order += [(1, place) for place in reversed(range(len(modules)))]
-    order += [(2, place) for place in range(len(modules))]
-    for which, place in order:
-        module, each = modules[place]
-        first, *rest = known[id(each)][which]
-        fixed, shared = fixed + first[0], shared.copy()
-        shared[module.kind] += first[1]
-        for alone, together in rest:
-            close()
-            fixed, shared = alone, np.zeros((kinds, members))
-            shared[module.kind] = together
-    close()
+                times = 1 if move.move.once else count
+                moved[key] = moved.get(key, 0.0) + times * move.move.num_bytes
+    places = range(len(modules))
+    for which, order in enumerate((places, reversed(places), places)):
+        fixed, shared = np.zeros(members), np.zeros((kinds, members))
+        for place in order:
+            module, each = modules[place]
+            first, *rest = known[id(each)][which]
+            fixed, shared = fixed + first.fixed, shared.copy()
+            shared[module.kind] += first.shared
+            for span in rest:
+                close(count if which < 2 else 1)
+                fixed, shared = span.fixed, np.zeros((kinds, members))
+                shared[module.kind] = span.shared
+        close(count if which < 2 else 1)
     _add_regrouping(search, program, moved)
     return RatioProblem(spans, moved, kinds)
 
 
-def spans_of(
-    program: ModuleProgram, rates: Rates, shares: FloatArray
-) -> list[list[tuple[FloatArray, FloatArray]]]:
-    """What members compute between moves in each pass: whatever their part, and of everything.
+class _Linear(NamedTuple):
+    """What members compute between two moves: whatever their part, and of everything."""
 
-    Args:
-        program: what members do of a module.
-        rates: what computing takes.
-        shares: of every class.
-    """
-    network = program.network
-    steps = network.trace.traced.flat.steps
-    loads = [program.way(i).load for i in range(len(steps))]
-    nothing, everything = np.zeros_like(shares), np.ones_like(shares)
-    fixed = rates.load_seconds(loads, nothing)
-    shared = rates.load_seconds(loads, everything) - fixed
-    waits = {each.equation for each in program.moves if each.move is not None}
-    empty = np.zeros(rates.count)
-    found = [[(empty, empty)] for _ in range(3)]
-    for equation in range(len(steps)):
-        spans = found[0 if equation in network.trace.forward else 1]
-        if equation in waits:
-            spans.append((empty, empty))
-        spans[-1] = spans[-1][0] + fixed[equation], spans[-1][1] + shared[equation]
-    if len(steps) in waits:
-        found[2].append((empty, empty))
-    updates = list(program.update_loads())
-    alone = rates.load_seconds(updates, nothing).sum(axis=0)
-    every = rates.load_seconds(updates, everything).sum(axis=0)
-    found[2][-1] = found[2][-1][0] + alone, found[2][-1][1] + every - alone
-    return found
+    fixed: FloatArray
+    shared: FloatArray
+
+
+def _linear_spans(
+    program: ModuleProgram, rates: Rates, shares: FloatArray, state_bytes: float
+) -> tuple[list[_Linear], ...]:
+    """What members compute between moves, forward, backward and in the update."""
+    nothing = spans_of(program, rates, np.zeros_like(shares), state_bytes)
+    everything = spans_of(program, rates, np.ones_like(shares), state_bytes)
+    return tuple(
+        [_Linear(a.seconds, b.seconds - a.seconds) for a, b in zip(none, every, strict=True)]
+        for none, every in zip(nothing, everything, strict=True)
+    )
 
 
 def _add_regrouping(
-    search: ChainSearch, program: ChainProgram, moved: Counter[MovedBytes]
+    search: ChainSearch, program: ChainProgram, moved: dict[MovedBytes, float]
 ) -> None:
     """What is divided at the edges between modules of unlike kinds."""
     modules = search.chain.modules
@@ -246,12 +237,10 @@ def _add_regrouping(
         before, after = modules[place - 1].kind, modules[place].kind
         if before == after:
             continue
-        network, each = search.networks[after], program.modules[place]
-        trace = network.trace
-        values = [*trace.traced.received, *trace.returned.values()]
-        for variable, value in zip([*network.received, *network.returned], values, strict=True):
-            layout = network.choices[variable][each.choices[variable]]
-            if isinstance(layout, int) and layout >= 0 and isinstance(value, int):
-                size = num_bytes(trace.traced.flat.avals[value])
-                moved[MovedBytes("regroup", before, after)] += size
+        each = program.modules[place]
+        for value, layout in each.first_edge:
+            if layout >= 0:
+                size = num_bytes(each.trace.traced.flat.avals[value])
+                key = MovedBytes(REGROUP, before, after)
+                moved[key] = moved.get(key, 0.0) + search.num_microbatches * size
 

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from hetjax.planner.hap.ways import Load
+from hetjax.planner.module_programs.ways import Load
 
 Shares = NDArray[np.float64]
 """For each class of dimensions what part of it each member has: `[classes, members]`."""
@@ -27,12 +27,14 @@ class MoveOf(NamedTuple):
         num_bytes: of the value, whole.
         source: the class of the dimension that is divided before; -1 for none.
         target: the same of afterwards.
+        once: whether it is moved once a step, and not for each microbatch.
     """
 
     form: str
     num_bytes: float
     source: int = -1
     target: int = -1
+    once: bool = False
 
 
 class Network(Protocol):

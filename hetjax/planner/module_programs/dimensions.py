@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hetjax.pipeline.program.traced_program import Operand
-from hetjax.planner.hap.module_chain import ModuleChain, ModuleTrace
+from hetjax.planner.module_programs.module_chain import ModuleChain, ModuleTrace
 from hetjax.sharding.deduction.signature import Label, Signature
 from hetjax.sharding.deduction.signatures import signature_of
 

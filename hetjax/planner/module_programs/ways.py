@@ -9,8 +9,8 @@ import jax.numpy as jnp
 
 from hetjax.pipeline.program.costs import step_cost
 from hetjax.pipeline.program.traced_program import Operand, Step, num_bytes
-from hetjax.planner.hap.dimensions import Dimensions
-from hetjax.planner.hap.module_chain import ModuleTrace
+from hetjax.planner.module_programs.dimensions import Dimensions
+from hetjax.planner.module_programs.module_chain import ModuleTrace
 from hetjax.sharding.deduction.signature import Labels, Signature
 
 WHOLE = -1

@@ -1,0 +1,123 @@
+"""The planner of HAP: one stage over the union of all devices, with a synthesised program."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hetjax.errors import InputError
+from hetjax.mesh.cluster import Cluster, SubMesh
+from hetjax.pipeline.schedules.warm_up import gpipe
+from hetjax.pipeline.stages.cutting import cut
+from hetjax.planner.costs.member_rates import member_rates
+from hetjax.planner.hap.chain_search import ChainSearch
+from hetjax.planner.hap.synthesis import Synthesis, synthesise
+from hetjax.planner.hap.writing import shares_of
+from hetjax.planner.module_programs.module_chain import ModuleChain, ModuleTraces
+from hetjax.planner.plan.plan import Plan
+from hetjax.planner.plan.stage_plan import Member, PipelinePlan, StagePlan
+from hetjax.planner.problem.problem import PlanningProblem
+
+
+@dataclass(frozen=True, eq=False)
+class Synthesised:
+    """What HAP's planner has found.
+
+    Args:
+        plan: the plan, without a prediction.
+        found: the program and its ratios.
+        chain: the modules.
+    """
+
+    plan: Plan
+    found: Synthesis
+    chain: ModuleChain
+
+
+class HapPlanner:
+    """Plans one stage over all devices, whose members share tensors as is fastest.
+
+    A member is a node; where the cluster is one node, a device.
+
+    Source: HAP, sections 3 to 5.
+    """
+
+    def plan(self, problem: PlanningProblem) -> Plan:
+        """A plan for the problem.
+
+        Args:
+            problem: what to plan.
+
+        Returns:
+            A valid plan.
+
+        Raises:
+            InputError: the cluster has one device, or the model fits with no ratios.
+        """
+        return self.synthesise(problem).plan
+
+    def synthesise(self, problem: PlanningProblem) -> Synthesised:
+        """The plan, with the program that it has.
+
+        Args:
+            problem: what to plan.
+
+        Raises:
+            InputError: as for `plan`.
+        """
+        members = cluster_members(problem.cluster, problem.lost)
+        if len(members) < 2:
+            raise InputError(
+                f"planner.name is 'hap', and the cluster {problem.cluster.name!r} has one device "
+                f"that can be used; a program is divided among several: choose 'harp'"
+            )
+        chain = chain_of(problem)
+        search = ChainSearch(chain, problem.optimizer_bytes, problem.num_microbatches)
+        found = synthesise(search, member_rates(problem, members))
+        shares = shares_of(chain, search.dimensions, found)
+        stage = StagePlan((0, problem.num_layers), members, shares=shares)
+        count = problem.num_microbatches
+        pipeline = PipelinePlan((stage,), count, problem.microbatch_size, gpipe(1, count))
+        plan = Plan(problem.program.fingerprint, problem.layers, problem.cluster, (pipeline,))
+        return Synthesised(plan, found, chain)
+
+
+def chain_of(problem: PlanningProblem) -> ModuleChain:
+    """The modules of a problem's program, each distinct one traced.
+
+    Args:
+        problem: the problem.
+    """
+    program = problem.program
+    starts = [each.section.start for each in problem.sections] or [0]
+    stage = cut(program, (0, program.num_positions))[0]
+    return ModuleTraces(program).chain(stage, [*starts, program.num_positions], (0,))
+
+
+def cluster_members(cluster: Cluster, lost: frozenset[int] = frozenset()) -> tuple[Member, ...]:
+    """The members of a stage over all devices of a cluster.
+
+    Args:
+        cluster: the cluster.
+        lost: devices that cannot be used; a node that has lost one is left out.
+
+    Returns:
+        The nodes; the devices, where there is one node.
+
+    Example:
+        >>> from hetjax.mesh import Link, Subcluster, kind
+        >>> link = Link(25e9, 1e-5)
+        >>> box = Cluster("box", (Subcluster("fast", kind("RTX4090"), 1, 2, link, link),))
+        >>> [str(member.submesh) for member in cluster_members(box)]
+        ['fast[0:1] 1x1', 'fast[1:2] 1x1']
+    """
+    alone = sum(each.nodes for each in cluster.subclusters) == 1
+    found = []
+    for each in cluster.subclusters:
+        width = 1 if alone else each.devices_per_node
+        for start in range(0, each.nodes * each.devices_per_node, width):
+            submesh = SubMesh(each.name, start, (1, width))
+            if lost.isdisjoint(cluster.device_ids(submesh)):
+                found.append(Member(submesh, (width, 1)))
+    return tuple(found)
+
+

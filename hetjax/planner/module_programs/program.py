@@ -1,0 +1,264 @@
+"""A module's program as data: how each equation is computed, and what is moved for it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from hetjax.pipeline.program.loss import accumulator_dtype
+from hetjax.pipeline.program.traced_program import Operand, num_bytes
+from hetjax.planner.module_programs.dimensions import Dimensions
+from hetjax.planner.module_programs.module_chain import ModuleTrace
+from hetjax.planner.module_programs.rates import EXCHANGE, GATHER, SCATTER, SUM, MoveOf
+from hetjax.planner.module_programs.ways import FREE, SUMMANDS, WHOLE, Load, Way
+
+
+class Stored(NamedTuple):
+    """How a parameter is stored and updated.
+
+    Args:
+        layout: how it lies: `WHOLE` or a dimension.
+        update: how its gradient lies when it is updated.
+    """
+
+    layout: int
+    update: int
+
+
+@dataclass(frozen=True)
+class ProgramMove:
+    """A value that is brought to lie in another way.
+
+    Args:
+        value: the value, by its number in the module's trace.
+        before: how it was made.
+        after: how it lies then.
+        move: what is charged for it; None where nothing moves.
+        equation: the first equation that needs it so; the number of equations for the update.
+    """
+
+    value: int
+    before: int
+    after: int
+    move: MoveOf | None
+    equation: int
+
+
+@dataclass(frozen=True, eq=False)
+class ModuleProgram:
+    """What members do of a module.
+
+    Args:
+        trace: the module's trace.
+        kind: its number.
+        dimensions: the classes of dimensions.
+        ways: how each equation is computed.
+        stored: how each parameter is stored and updated.
+        inputs: how values lie as they come: parameters, batch leaves, received values, cotangents.
+        wholes: the values that are brought to each member whole, where it is enough for all that
+            takes them.
+        shared: the places of parameters that other modules have, too.
+    """
+
+    trace: ModuleTrace
+    kind: int
+    dimensions: Dimensions
+    ways: tuple[Way, ...]
+    stored: tuple[Stored, ...]
+    inputs: dict[int, int]
+    wholes: frozenset[int] = frozenset()
+    shared: frozenset[int] = frozenset()
+
+    @cached_property
+    def _made(self) -> dict[int, int]:
+        found = dict(self.inputs)
+        for step, way in zip(self.trace.traced.flat.steps, self.ways, strict=True):
+            found.update(zip(step.outputs, way.results, strict=True))
+        return found
+
+    def made(self, operand: Operand) -> int:
+        """How a value is made; `FREE` of one that is known everywhere."""
+        return self._made[operand] if isinstance(operand, int) else FREE
+
+    @property
+    def first_edge(self) -> list[tuple[int, int]]:
+        """The values received, and the cotangents given back, with how they lie."""
+        traced = self.trace.traced
+        values = (*traced.received, *self.trace.returned.values())
+        return [(value, self.made(value)) for value in values if isinstance(value, int)]
+
+    @cached_property
+    def operand_layouts(self) -> dict[tuple[int, int], int]:
+        """How operands lie that lie otherwise than they were made, by equation and place."""
+        found = {}
+        for equation, step in enumerate(self.trace.traced.flat.steps):
+            way = self.ways[equation]
+            for place, operand in enumerate(step.inputs):
+                layout = way.operands[place]
+                if not isinstance(operand, int) or layout in (FREE, SUMMANDS):
+                    continue
+                if layout != self.made(operand):
+                    found[equation, place] = layout
+        return found
+
+    @cached_property
+    def moves(self) -> tuple[ProgramMove, ...]:
+        """The moves inside the module, and those of its update, in order."""
+        return tuple(self._moves())
+
+    def _moves(self) -> Iterator[ProgramMove]:
+        done: set[tuple[int, int]] = set()
+        steps = self.trace.traced.flat.steps
+        for (equation, place), layout in self.operand_layouts.items():
+            value = steps[equation].inputs[place]
+            assert isinstance(value, int)
+            yield from self._moved(value, layout, equation, done)
+        traced = self.trace.traced
+        if self.trace.is_last:
+            for operand in traced.sent:
+                if isinstance(operand, int):
+                    yield from self._moved(operand, WHOLE, len(steps), done)
+        for place, gradient in enumerate(traced.gradients):
+            stored = self.stored[place]
+            if isinstance(gradient, int):
+                yield from self._moved(gradient, stored.update, len(steps), done, once=True)
+            if stored.layout != stored.update and place not in self.shared:
+                value = traced.parameters[place]
+                gather = move_of(self, value, stored.update, WHOLE, once=True)
+                yield ProgramMove(value, stored.update, WHOLE, gather, len(steps))
+
+    def _moved(
+        self,
+        value: int,
+        layout: int,
+        equation: int,
+        done: set[tuple[int, int]],
+        *,
+        once: bool = False,
+    ) -> Iterator[ProgramMove]:
+        """A value brought to a layout, unless it has been already; a whole one has every part."""
+        made = self.made(value)
+        wanted = WHOLE if value in self.wholes else layout
+        if made in (wanted, WHOLE, FREE) or (value, wanted) in done:
+            return
+        done.add((value, wanted))
+        move = move_of(self, value, made, wanted, once=once)
+        yield ProgramMove(value, made, wanted, move, equation)
+
+    def update_loads(self, state_bytes: float) -> Iterator[Load]:
+        """What the update computes, but that of parameters which other modules have, too.
+
+        Args:
+            state_bytes: bytes of optimizer state for each element of a parameter.
+        """
+        for place, stored in enumerate(self.stored):
+            if place not in self.shared:
+                yield update_load(self.trace, self.kind, self.dimensions, place, stored, state_bytes)
+
+
+def move_of(
+    program: ModuleProgram, value: int, before: int, after: int, *, once: bool = False
+) -> MoveOf | None:
+    """The move that brings a value from one layout to another; None where nothing moves.
+
+    Args:
+        program: the program that has the value.
+        value: the value.
+        before: how it lies.
+        after: how it shall lie, which is not `SUMMANDS`.
+        once: whether it is moved once a step, and not for each microbatch.
+    """
+    return move_between(
+        program.trace, program.kind, program.dimensions, value, before, after, once=once
+    )
+
+
+def move_between(
+    trace: ModuleTrace,
+    kind: int,
+    dimensions: Dimensions,
+    value: int,
+    before: int,
+    after: int,
+    *,
+    once: bool = False,
+) -> MoveOf | None:
+    """As `move_of`, of a value in a trace of a kind of module."""
+    if before in (after, WHOLE, FREE) or after == FREE:
+        return None
+    size = float(num_bytes(trace.traced.flat.avals[value]))
+    source, target = (
+        dimensions.class_of(kind, value, layout) if layout >= 0 else -1
+        for layout in (before, after)
+    )
+    if before == SUMMANDS:
+        return MoveOf(SUM if after == WHOLE else SCATTER, size, -1, target, once)
+    return MoveOf(GATHER if after == WHOLE else EXCHANGE, size, source, target, once)
+
+
+def update_load(
+    trace: ModuleTrace,
+    kind: int,
+    dimensions: Dimensions,
+    place: int,
+    stored: Stored,
+    state_bytes: float,
+) -> Load:
+    """What the update of a parameter makes each member compute.
+
+    Args:
+        trace: the trace of a module that has it.
+        kind: the number of that.
+        dimensions: the classes of dimensions.
+        place: the parameter's place.
+        stored: how it is stored and updated.
+        state_bytes: bytes of optimizer state for each element of it.
+    """
+    value = trace.traced.parameters[place]
+    aval = trace.traced.flat.avals[value]
+    summed = accumulator_dtype(aval.dtype).itemsize + state_bytes
+    updated = num_bytes(aval) + math.prod(aval.shape) * summed
+    alone = stored.update == WHOLE
+    return Load(
+        flops=0.0,
+        shared_flops=0.0,
+        traffic=0.0,
+        shared_traffic=0.0,
+        divided=-1 if alone else dimensions.class_of(kind, value, stored.update),
+        by_examples=False,
+        updated=updated if alone else 0.0,
+        shared_updated=0.0 if alone else updated,
+    )
+
+
+def shared_update(
+    program: ModuleProgram, place: int, state_bytes: float
+) -> tuple[list[Load], list[MoveOf]]:
+    """Loads and moves of the update of a parameter that several modules have.
+
+    Args:
+        program: the program of one of them.
+        place: the parameter's place in it.
+        state_bytes: bytes of optimizer state for each element of it.
+    """
+    stored = program.stored[place]
+    value = program.trace.traced.parameters[place]
+    load = update_load(
+        program.trace, program.kind, program.dimensions, place, stored, state_bytes
+    )
+    gather = move_of(program, value, stored.update, stored.layout, once=True)
+    return [load], [gather] if gather else []
+
+
+def layouts_text(layouts: Sequence[int]) -> str:
+    """Layouts for people.
+
+    Example:
+        >>> layouts_text([WHOLE, 1, SUMMANDS])
+        'whole, dim 1, summands'
+    """
+    names = {WHOLE: "whole", SUMMANDS: "summands", FREE: "known"}
+    return ", ".join(names.get(layout, f"dim {layout}") for layout in layouts)

@@ -1,0 +1,236 @@
+"""From a plan's shares back to the programs of its modules."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetjax.errors import InputError
+from hetjax.pipeline.program.traced_program import Operand
+from hetjax.planner.module_programs.dimensions import Dimensions, find_dimensions
+from hetjax.planner.module_programs.module_chain import Module, ModuleChain
+from hetjax.planner.module_programs.program import ModuleProgram, Stored
+from hetjax.planner.module_programs.ways import FREE, SUMMANDS, WHOLE, Way, ways_of
+from hetjax.planner.plan.module_shares import OperandShare, Share
+from hetjax.planner.plan.stage_plan import Shares
+
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class ReadPrograms:
+    """The programs of a chain's modules, as a plan has them.
+
+    Args:
+        chain: the modules.
+        dimensions: the classes of dimensions.
+        programs: of each module its program.
+        ratios: for each kind of module what part of every class of dimensions each member has.
+    """
+
+    chain: ModuleChain
+    dimensions: Dimensions
+    programs: tuple[ModuleProgram, ...]
+    ratios: tuple[FloatArray, ...]
+
+
+def read_programs(chain: ModuleChain, shares: Shares, count: int, where: str) -> ReadPrograms:
+    """Read what a stage's members do of its modules.
+
+    Args:
+        chain: the modules, which are those of the shares.
+        shares: the stage's shares.
+        count: how many members it has.
+        where: what errors name as the shares.
+
+    Returns:
+        The programs.
+
+    Raises:
+        InputError: an operand of an equation lies in a way in which it cannot be taken.
+    """
+    return _Reader(chain, shares, count, where).read()
+
+
+@dataclass(eq=False)
+class _Reader:
+    chain: ModuleChain
+    shares: Shares
+    count: int
+    where: str
+    _programs: dict[Hashable, ModuleProgram] = field(default_factory=dict)
+
+    def read(self) -> ReadPrograms:
+        """Forward through all modules, then backward."""
+        self._dimensions = find_dimensions(self.chain)
+        kinds = range(len(self.chain.kinds))
+        even = np.full((len(self._dimensions.units), self.count), 1 / self.count)
+        self._ratios = [even.copy() for _ in kinds]
+        self._ways = [ways_of(self.chain.kinds[k], k, self._dimensions) for k in kinds]
+        told = sorted((run, m.operands) for m in self.shares.modules for run in m.runs)
+        modules = self.chain.modules
+        passes = [
+            _Pass(self, module, operands)
+            for module, (_, operands) in zip(modules, told, strict=True)
+        ]
+        coming: list[int] = []
+        for each in passes:
+            each.forward(coming)
+            coming = [each.made(operand) for operand in each.trace.traced.sent]
+        coming = []
+        for each in reversed(passes):
+            each.backward(coming)
+            coming = [each.made(operand) for operand in each.trace.returned.values()]
+        programs = tuple(map(self._program, passes))
+        return ReadPrograms(self.chain, self._dimensions, programs, tuple(self._ratios))
+
+    def _program(self, each: _Pass) -> ModuleProgram:
+        """One program for all modules that do the same."""
+        key = each.module.kind, tuple(each.ways), tuple(each.stored), tuple(each.inputs.items())
+        if key not in self._programs:
+            shared = self.chain.shared_parts
+            places = (i for i, part in enumerate(each.module.parameters) if part in shared)
+            self._programs[key] = ModuleProgram(
+                each.trace,
+                each.module.kind,
+                self._dimensions,
+                tuple(each.ways),
+                tuple(each.stored),
+                each.inputs,
+                frozenset(each.wholes),
+                frozenset(places),
+            )
+        return self._programs[key]
+
+    def say(self, kind: int, value: int, share: Share) -> None:
+        """Note what part of a class of dimensions each member has."""
+        number = self._dimensions.class_of(kind, value, share.dimension)
+        total = max(1, sum(share.sizes))
+        self._ratios[kind][number] = np.array(share.sizes) / total
+
+
+class _Pass:
+    """One module while it is read."""
+
+    def __init__(self, reader: _Reader, module: Module, operands: Sequence[OperandShare]):
+        self.reader, self.module = reader, module
+        self.trace = reader.chain.kinds[module.kind]
+        self._told = {(each.equation, each.operand): each.share for each in operands}
+        self._layouts: dict[int, int] = {}
+        self.inputs: dict[int, int] = {}
+        self.ways: list[Way] = []
+        self.stored: list[Stored] = []
+        self.wholes: set[int] = set()
+        self._inputs()
+
+    def made(self, operand: Operand) -> int:
+        """How a value lies."""
+        return self._layouts[operand] if isinstance(operand, int) else FREE
+
+    def _inputs(self) -> None:
+        shares, traced = self.reader.shares, self.trace.traced
+        program = self.reader.chain.program
+        for part, value in zip(self.module.parameters, traced.parameters, strict=True):
+            name = program.parameter_names[part.leaf]
+            share = shares.parameters.get(name)
+            update = shares.updates.get(name)
+            if share is not None:
+                self.reader.say(self.module.kind, value, share)
+                self.stored.append(Stored(share.dimension, share.dimension))
+            elif update is not None:
+                self.reader.say(self.module.kind, value, update)
+                self.stored.append(Stored(WHOLE, update.dimension))
+            else:
+                self.stored.append(Stored(WHOLE, WHOLE))
+            self._come(value, WHOLE if share is None else share.dimension)
+        for value in traced.batch:
+            if shares.batch:
+                self.reader.say(self.module.kind, value, Share(0, shares.batch))
+            self._come(value, 0 if shares.batch else WHOLE)
+
+    def _come(self, value: int, layout: int) -> None:
+        self.inputs[value] = self._layouts[value] = layout
+
+    def forward(self, received: Sequence[int]) -> None:
+        """Read the forward pass, given how received values lie."""
+        for value, layout in zip(self.trace.traced.received, received, strict=True):
+            self._come(value, WHOLE if layout == FREE else layout)
+        self.ways = [self.reader._ways[self.module.kind][i][0] for i in range(self._count)]
+        for equation in sorted(self.trace.forward):
+            self._read(equation)
+
+    def backward(self, cotangents: Sequence[int]) -> None:
+        """Read the backward pass, given how cotangents lie."""
+        traced = self.trace.traced
+        coming = cotangents or [WHOLE] * len(traced.cotangents)
+        for value, layout in zip(traced.cotangents, coming, strict=True):
+            self._come(value, WHOLE if layout == FREE else layout)
+        for equation in range(self._count):
+            if equation not in self.trace.forward:
+                self._read(equation)
+
+    @property
+    def _count(self) -> int:
+        return len(self.trace.traced.flat.steps)
+
+    def _read(self, equation: int) -> None:
+        step, kind = self.trace.traced.flat.steps[equation], self.module.kind
+        layouts = []
+        for place, operand in enumerate(step.inputs):
+            layout = self.made(operand)
+            if (equation, place) in self._told and isinstance(operand, int):
+                share = self._told[equation, place]
+                if share is None:
+                    self.wholes.add(operand)
+                    layout = WHOLE
+                else:
+                    self.reader.say(kind, operand, share)
+                    layout = share.dimension
+            layouts.append(layout)
+        way = self._way(equation, layouts)
+        self.ways[equation] = way
+        self._layouts.update(zip(step.outputs, way.results, strict=True))
+
+    def _way(self, equation: int, layouts: Sequence[int]) -> Way:
+        """The way that an equation is computed as its operands lie."""
+        for way in self.reader._ways[self.module.kind][equation]:
+            pairs = list(zip(way.operands, layouts, strict=True))
+            if all(a == b or FREE in (a, b) for a, b in pairs):
+                return way
+        # Where one operand is divided or a sum, members take their part of those that all have.
+        for way in self.reader._ways[self.module.kind][equation]:
+            pairs = list(zip(way.operands, layouts, strict=True))
+            if all(a == b or FREE in (a, b) or (b == WHOLE and a != WHOLE) for a, b in pairs):
+                return way
+        step = self.trace.traced.flat.steps[equation]
+        told = ", ".join(_text(layout) for layout in layouts)
+        raise InputError(
+            f"{self.where}.modules: equation {equation} of the module from position "
+            f"{self.module.start} on, {step.name}, has operands that lie {told}; it cannot take "
+            f"them so, and the plan has no move for it"
+        )
+
+
+def _text(layout: int) -> str:
+    names: Mapping[int, str] = {WHOLE: "whole", SUMMANDS: "in summands", FREE: "anywhere"}
+    return names.get(layout, f"along dimension {layout}")
+
+
+def module_edges(shares: Shares) -> list[int]:
+    """The positions where a stage's modules begin, and its end.
+
+    Args:
+        shares: the stage's shares, which have modules.
+
+    Example:
+        >>> from hetjax.planner.plan.module_shares import ModuleShares
+        >>> module_edges(Shares(modules=(ModuleShares(((4, 9),)), ModuleShares(((0, 4),)))))
+        [0, 4, 9]
+    """
+    runs = sorted(run for module in shares.modules for run in module.runs)
+    return [*(start for start, _ in runs), runs[-1][1]]
+
+

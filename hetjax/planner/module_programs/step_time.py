@@ -1,0 +1,257 @@
+"""What a step of a chain's programs takes: members wait for each other at moves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetjax.pipeline.program.traced_program import num_bytes
+from hetjax.planner.module_programs.module_chain import ModuleChain
+from hetjax.planner.module_programs.program import ModuleProgram, shared_update
+from hetjax.planner.module_programs.rates import REGROUP, MoveOf, Rates
+
+FloatArray = NDArray[np.float64]
+
+Ratios = Sequence[FloatArray]
+"""For each kind of module, what part of every class of dimensions each member has."""
+
+
+@dataclass(frozen=True, eq=False)
+class Span:
+    """What members compute between two moves.
+
+    Args:
+        seconds: of each member, `[members]`.
+        move: seconds of the moves after it; None after the last.
+    """
+
+    seconds: FloatArray
+    move: float | None
+
+
+class StepTime(NamedTuple):
+    """What the parts of a step take.
+
+    Args:
+        forward: the forward pass of one microbatch.
+        backward: its backward pass.
+        update: the update, with the sums of gradients before it.
+        waited: for each member the part of the computing in which the others wait for it.
+        computing: for each member what it computes itself of forward and backward pass,
+            `[2, members]`.
+    """
+
+    forward: float
+    backward: float
+    update: float
+    waited: FloatArray
+    computing: FloatArray
+
+    def step(self, num_microbatches: int) -> float:
+        """Seconds of a step.
+
+        Args:
+            num_microbatches: microbatches in it.
+        """
+        return num_microbatches * (self.forward + self.backward) + self.update
+
+
+class Clock:
+    """Adds up what members take, who wait for each other at moves.
+
+    Args:
+        count: how many members.
+
+    Attributes:
+        waited: for how long the others have waited for each member.
+        computing: what each has computed.
+
+    Source: HAP, section 3.2 (figure 6).
+    """
+
+    def __init__(self, count: int):
+        self._open, self._seconds = np.zeros(count), 0.0
+        self.waited, self.computing = np.zeros(count), np.zeros(count)
+
+    def run(self, spans: Sequence[Span]) -> None:
+        """All members run what stands between moves."""
+        for span in spans:
+            self._open = self._open + span.seconds
+            if span.move is not None:
+                self.move(span.move)
+
+    def move(self, seconds: float) -> None:
+        """All wait for each other, and move something."""
+        self._close()
+        self._seconds += seconds
+
+    def done(self) -> float:
+        """When the slowest is done."""
+        self._close()
+        return self._seconds
+
+    def _close(self) -> None:
+        place = int(np.argmax(self._open))
+        self._seconds += float(self._open[place])
+        self.waited[place] += float(self._open[place])
+        self.computing += self._open
+        self._open = np.zeros_like(self._open)
+
+
+def step_time(
+    chain: ModuleChain,
+    programs: Sequence[ModuleProgram],
+    rates: Rates,
+    ratios: Ratios,
+    state_bytes: float,
+) -> StepTime:
+    """What a step takes.
+
+    Args:
+        chain: the modules.
+        programs: what members do of each.
+        rates: what computing and moving takes.
+        ratios: the ratios of each kind of module.
+        state_bytes: bytes of optimizer state for each element of a parameter.
+
+    Source: HAP, section 3.2.
+    """
+    known: dict[int, tuple[list[Span], list[Span], list[Span]]] = {}
+    for module, program in zip(chain.modules, programs, strict=True):
+        if id(program) not in known:
+            known[id(program)] = spans_of(program, rates, ratios[module.kind], state_bytes)
+    clocks = [Clock(rates.count) for _ in range(3)]
+    order = list(range(len(programs)))
+    for place in order:
+        _regroup(chain, programs, place, clocks[0], rates, ratios, forward=True)
+        clocks[0].run(known[id(programs[place])][0])
+    for place in reversed(order):
+        clocks[1].run(known[id(programs[place])][1])
+        _regroup(chain, programs, place, clocks[1], rates, ratios, forward=False)
+    for program in programs:
+        clocks[2].run(known[id(program)][2])
+    forward, backward, update = (clock.done() for clock in clocks)
+    waited = clocks[0].waited + clocks[1].waited + clocks[2].waited
+    return StepTime(
+        forward,
+        backward,
+        update + _shared_seconds(chain, programs, rates, ratios, state_bytes),
+        waited / max(1e-30, float(waited.sum())),
+        np.stack([clocks[0].computing, clocks[1].computing]),
+    )
+
+
+def spans_of(
+    program: ModuleProgram, rates: Rates, shares: FloatArray, state_bytes: float
+) -> tuple[list[Span], list[Span], list[Span]]:
+    """What members compute between moves: forward, backward, and in the update.
+
+    Args:
+        program: what members do of a module.
+        rates: what computing and moving takes.
+        shares: what part of every class of dimensions each member has.
+        state_bytes: bytes of optimizer state for each element of a parameter.
+    """
+    steps = program.trace.traced.flat.steps
+    loads = rates.load_seconds([way.load for way in program.ways], shares)
+    waiting: dict[int, list[MoveOf]] = {}
+    for each in program.moves:
+        if each.move is not None:
+            waiting.setdefault(each.equation, []).append(each.move)
+    found: tuple[list[Span], list[Span], list[Span]] = ([], [], [])
+    opened = [np.zeros(rates.count) for _ in range(3)]
+
+    def cut(which: int, moves: list[MoveOf]) -> None:
+        seconds = float(rates.move_seconds(moves, shares).sum())
+        found[which].append(Span(opened[which], seconds))
+        opened[which] = np.zeros(rates.count)
+
+    for equation in range(len(steps)):
+        which = 0 if equation in program.trace.forward else 1
+        if equation in waiting:
+            cut(which, waiting[equation])
+        opened[which] = opened[which] + loads[equation]
+    if len(steps) in waiting:
+        cut(2, waiting[len(steps)])
+    updates = rates.load_seconds(list(program.update_loads(state_bytes)), shares)
+    opened[2] = opened[2] + updates.sum(axis=0)
+    for which in range(3):
+        found[which].append(Span(opened[which], None))
+    return found
+
+
+def regroup_seconds(
+    program: ModuleProgram, rates: Rates, ours: FloatArray, theirs: FloatArray, *, forward: bool
+) -> float:
+    """What it takes that a module divides values in other ratios than the one before it.
+
+    Args:
+        program: the module's program.
+        rates: what moving takes.
+        ours: what part of every class of dimensions each member has in it.
+        theirs: the same of the module before.
+        forward: of the values received; else of the cotangents given back.
+    """
+    traced = program.trace.traced
+    values = traced.received if forward else program.trace.returned.values()
+    total = 0.0
+    for value in values:
+        layout = program.made(value)
+        if not isinstance(value, int) or layout < 0:
+            continue
+        number = program.dimensions.class_of(program.kind, value, layout)
+        total += regrouped(rates, num_bytes(traced.flat.avals[value]), ours, theirs, number)
+    return total
+
+
+def regrouped(
+    rates: Rates, size: float, ours: FloatArray, theirs: FloatArray, number: int
+) -> float:
+    """What it takes to bring a value from some ratios of a class of dimensions to others."""
+    if np.array_equal(ours[number], theirs[number]):
+        return 0.0
+    move = MoveOf(REGROUP, float(size), number, number)
+    return rates.network.seconds(move, theirs[number], ours[number])
+
+
+def _regroup(
+    chain: ModuleChain,
+    programs: Sequence[ModuleProgram],
+    place: int,
+    clock: Clock,
+    rates: Rates,
+    ratios: Ratios,
+    *,
+    forward: bool,
+) -> None:
+    if not place:
+        return
+    theirs, ours = (ratios[chain.modules[each].kind] for each in (place - 1, place))
+    if ours is theirs:
+        return
+    seconds = regroup_seconds(programs[place], rates, ours, theirs, forward=forward)
+    if seconds:
+        clock.move(seconds)
+
+
+def _shared_seconds(
+    chain: ModuleChain,
+    programs: Sequence[ModuleProgram],
+    rates: Rates,
+    ratios: Ratios,
+    state_bytes: float,
+) -> float:
+    """What the update of parameters takes that several modules have."""
+    total, done = 0.0, set()
+    for module, program in zip(chain.modules, programs, strict=True):
+        for place, part in enumerate(module.parameters):
+            if part in chain.shared_parts and part not in done:
+                done.add(part)
+                loads, moves = shared_update(program, place, state_bytes)
+                total += float(rates.load_seconds(loads, ratios[module.kind]).max(axis=1).sum())
+                total += float(rates.move_seconds(moves, ratios[module.kind]).sum())
+    return total
