@@ -61,7 +61,7 @@ class TracedModule:
 
 
 def trace_module(run: Stage, inputs: Sequence[Shapes], seeds: tuple[int, ...]) -> TracedStage:
-    """Trace a module: its forward and backward pass, with one iteration of a scan and all calls opened.
+    """Trace a module: its forward and backward pass, with calls and short scans opened.
 
     Args:
         run: the module's steps.
@@ -75,8 +75,13 @@ def trace_module(run: Stage, inputs: Sequence[Shapes], seeds: tuple[int, ...]) -
 
 
 def _opened(closed: _compat.ClosedJaxpr) -> FlatJaxpr:
-    once = any(e.primitive.name == "scan" and e.params["length"] == 1 for e in closed.jaxpr.eqns)
-    return flatten_jaxpr(opened_program(closed, ("scan",) if once else ()))
+    scans = [each for each in closed.jaxpr.eqns if each.primitive.name == "scan"]
+    size = sum(each.params["length"] * len(each.params["jaxpr"].eqns) for each in scans)
+    return flatten_jaxpr(opened_program(closed, ("scan",) if size <= _MOST_OPENED else ()))
+
+
+_MOST_OPENED = 4000
+"""How many equations a module's scans may become; others are computed as they are."""
 
 
 def modules_of(program: Program, stage: Stage, edges: Sequence[int]) -> tuple[Stage, ...]:

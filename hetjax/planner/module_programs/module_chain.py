@@ -78,6 +78,14 @@ class ModuleChain:
         return frozenset(twice)
 
 
+MOST_CROSSING = 2
+"""How many values may cross the edge between two modules; where more do, they are one."""
+
+
+def _is_narrow(run: Stage) -> bool:
+    return len(run.receives) <= MOST_CROSSING
+
+
 @dataclass(eq=False)
 class ModuleTraces:
     """Traces of modules, each made once.
@@ -95,13 +103,17 @@ class ModuleTraces:
 
         Args:
             stage: the stage.
-            edges: the positions where its modules begin, and its end.
+            edges: the positions where its modules may begin, and its end.
             seeds: which of its outputs have a cotangent, by place.
 
         Returns:
-            The chain.
+            The chain; modules that many values cross the edge of are put together.
         """
         runs = modules_of(self.program, stage, edges)
+        narrow = [start for start, run in zip(edges, runs, strict=False) if _is_narrow(run)]
+        if len(narrow) < len(runs):
+            edges = sorted({edges[0], *narrow, edges[-1]})
+            runs = modules_of(self.program, stage, edges)
         modules: list[Module] = []
         shapes = inputs_of(self.program, runs)
         for place in reversed(range(len(runs))):
