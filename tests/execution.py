@@ -166,9 +166,11 @@ def _of_stage(
 def _apart(worker: StageWorker, array: np.ndarray) -> float:
     """By how much copies may differ that members update by themselves: their last bits."""
     updates = worker.placement.stage_plan(worker.stage).shares.updates
-    double = array.dtype == np.float64
-    scale = float(np.max(np.abs(array), initial=0.0)) if None in updates.values() else 0.0
-    return (1e-14 if double else 1e-6) * scale
+    if None not in updates.values():
+        return 0.0
+    is_half = any(shape.dtype == jnp.bfloat16 for shape in worker.pipelines.program.avals)
+    rounding = 0.02 if is_half else 1e-14 if array.dtype == np.float64 else 1e-6
+    return rounding * float(np.max(np.abs(array), initial=0.0))
 
 
 def one_device_gradients(model: Model, batch: Batch) -> tuple[float, float, list[np.ndarray]]:

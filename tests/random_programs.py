@@ -17,7 +17,7 @@ from hetjax.planner.hap.chain_search import ChainSearch
 from hetjax.planner.hap.ratios import rounded_shares
 from hetjax.planner.hap.synthesis import Synthesis
 from hetjax.planner.hap.writing import shares_of
-from hetjax.planner.module_programs.module_chain import ModuleChain, ModuleTraces
+from hetjax.planner.module_programs.module_chain import ModuleChain, ModuleTraces, narrow_edges
 from hetjax.planner.module_programs.rates import DirectNetwork, MemberSpeed, MoveOf, Rates
 from hetjax.planner.module_programs.ways import Load
 from hetjax.planner.plan.plan import Plan
@@ -62,7 +62,8 @@ def chain_of_program(program: Program, size: int) -> ModuleChain:
     sections = model_figures(program, StageTraces(program), size, None)["sections"]
     starts = [each.section.start for each in sections] or [0]
     stage = cut(program, (0, program.num_positions))[0]
-    return ModuleTraces(program).chain(stage, [*starts, program.num_positions], (0,))
+    edges = narrow_edges(program, stage, [*starts, program.num_positions])
+    return ModuleTraces(program).chain(stage, edges, (0,))
 
 
 def random_stage(rng: Random, chain: ModuleChain, members: Sequence[Member]) -> StagePlan:

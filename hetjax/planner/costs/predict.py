@@ -20,6 +20,7 @@ from hetjax.pipeline.timeline.times import StepTimes
 from hetjax.planner.costs.cost_model import estimate, estimate_halves, update_rate
 from hetjax.planner.costs.crossing_ends import crossing_parts, end_of, joined_link
 from hetjax.planner.costs.member_timeline import by_members
+from hetjax.planner.costs.modules_cost import predict_modules
 from hetjax.planner.costs.network_cards import with_shared_cards
 from hetjax.planner.costs.sharing_cost import SharedParameters, sharing_seconds
 from hetjax.planner.costs.union_cost import (
@@ -458,8 +459,11 @@ def _stage_prediction(
     ]
     back = transfer_seconds(links[index - 1], work.returned_bytes) if index else 0.0
     there = transfer_seconds(links[index], sent) if after else 0.0
-    of_stage = _of_one_member if len(stage.members) == 1 else _of_members
-    alone = of_stage(plan, stage, problem, work, run)
+    if stage.shares.modules:
+        alone = predict_modules(plan, stage, problem, work)
+    else:
+        of_stage = _of_one_member if len(stage.members) == 1 else _of_members
+        alone = of_stage(plan, stage, problem, work, run)
     return replace(alone, communication_seconds=there, return_seconds=back)
 
 

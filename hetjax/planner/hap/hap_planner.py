@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 from hetjax.errors import InputError
 from hetjax.mesh.cluster import Cluster, SubMesh
-from hetjax.pipeline.schedules.warm_up import gpipe
+from hetjax.pipeline.schedules.warm_up import one_f_one_b
 from hetjax.pipeline.stages.cutting import cut
 from hetjax.planner.costs.member_rates import member_rates
 from hetjax.planner.hap.chain_search import ChainSearch
 from hetjax.planner.hap.synthesis import Synthesis, synthesise
 from hetjax.planner.hap.writing import shares_of
-from hetjax.planner.module_programs.module_chain import ModuleChain, ModuleTraces
+from hetjax.planner.module_programs.module_chain import ModuleChain, chain_of, narrow_edges
 from hetjax.planner.plan.plan import Plan
 from hetjax.planner.plan.stage_plan import Member, PipelinePlan, StagePlan
 from hetjax.planner.problem.problem import PlanningProblem
@@ -70,18 +70,18 @@ class HapPlanner:
                 f"planner.name is 'hap', and the cluster {problem.cluster.name!r} has one device "
                 f"that can be used; a program is divided among several: choose 'harp'"
             )
-        chain = chain_of(problem)
+        chain = chain_of_problem(problem)
         search = ChainSearch(chain, problem.optimizer_bytes, problem.num_microbatches)
         found = synthesise(search, member_rates(problem, members))
         shares = shares_of(chain, search.dimensions, found)
         stage = StagePlan((0, problem.num_layers), members, shares=shares)
         count = problem.num_microbatches
-        pipeline = PipelinePlan((stage,), count, problem.microbatch_size, gpipe(1, count))
+        pipeline = PipelinePlan((stage,), count, problem.microbatch_size, one_f_one_b(1, count))
         plan = Plan(problem.program.fingerprint, problem.layers, problem.cluster, (pipeline,))
         return Synthesised(plan, found, chain)
 
 
-def chain_of(problem: PlanningProblem) -> ModuleChain:
+def chain_of_problem(problem: PlanningProblem) -> ModuleChain:
     """The modules of a problem's program, each distinct one traced.
 
     Args:
@@ -90,7 +90,8 @@ def chain_of(problem: PlanningProblem) -> ModuleChain:
     program = problem.program
     starts = [each.section.start for each in problem.sections] or [0]
     stage = cut(program, (0, program.num_positions))[0]
-    return ModuleTraces(program).chain(stage, [*starts, program.num_positions], (0,))
+    edges = narrow_edges(program, stage, [*starts, program.num_positions])
+    return chain_of(program, stage, edges)
 
 
 def cluster_members(cluster: Cluster, lost: frozenset[int] = frozenset()) -> tuple[Member, ...]:

@@ -10,11 +10,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from hetjax.errors import InputError
 from hetjax.pipeline.program.traced_program import num_bytes
 from hetjax.planner.hap.chain_search import ChainProgram, ChainSearch
 from hetjax.planner.module_programs.program import ModuleProgram
 from hetjax.planner.module_programs.rates import REGROUP, SUM, Rates
-from hetjax.planner.module_programs.step_time import spans_of
+from hetjax.planner.module_programs.step_time import held_bytes, spans_of, step_time
 from hetjax.planner.hap.ratios import (
     MovedBytes,
     RatioProblem,
@@ -64,13 +65,83 @@ def synthesise(search: ChainSearch, rates: Rates) -> Synthesis:
     Returns:
         The best pair that was met.
 
+    Raises:
+        InputError: no pair that was met fits into the members' memory.
+
     Source: HAP, section 3.1 (equations 1 and 2).
     """
+    found = _alternated(search, rates)
+    if fits(search, rates, found):
+        return found
+    return _fitting(search, rates, found)
+
+
+def fits(search: ChainSearch, rates: Rates, found: Synthesis) -> bool:
+    """Whether every member has the memory for a program.
+
+    Args:
+        search: what found it.
+        rates: the members.
+        found: the program and its ratios.
+    """
+    return bool((needed_bytes(search, rates, found) <= _limits(rates)).all())
+
+
+def needed_bytes(search: ChainSearch, rates: Rates, found: Synthesis) -> FloatArray:
+    """What a device of each member holds at most, in bytes, `[members]`.
+
+    Args:
+        search: what found the program.
+        rates: the members.
+        found: the program and its ratios.
+    """
+    held = held_bytes(
+        search.chain, found.program.modules, rates, found.shares, search.state_bytes
+    )
+    return held.state + held.residuals
+
+
+def _limits(rates: Rates) -> FloatArray:
+    return np.array([member.memory for member in rates.members])
+
+
+def _fitting(search: ChainSearch, rates: Rates, found: Synthesis) -> Synthesis:
+    """The best pair that was met that fits, with bytes that count for more and more seconds."""
+    pressure = found.seconds / np.maximum(1.0, _limits(rates)) / 16
+    for _ in range(_MOST_PRESSURES):
+        pressed = replace(rates, pressure=tuple(pressure.tolist()))
+        tried = _alternated(search, pressed)
+        if fits(search, rates, tried):
+            return _relieved(search, rates, tried)
+        over = needed_bytes(search, rates, tried) > _limits(rates)
+        pressure = np.where(over, 4 * pressure, pressure)
+    needed, limits = needed_bytes(search, rates, tried), _limits(rates)
+    worst = int(np.argmax(needed / limits))
+    raise InputError(
+        f"the model does not fit with any ratios that were tried: member {worst} needs "
+        f"{needed[worst]:.4g} bytes on each device, and has {limits[worst]:.4g} for them; take a "
+        f"smaller batch, more microbatches or more devices"
+    )
+
+
+def _relieved(search: ChainSearch, rates: Rates, found: Synthesis) -> Synthesis:
+    """A program that was found under pressure, with what it takes without; nothing is proved."""
+    program = found.program
+    time = step_time(search.chain, program.modules, rates, found.shares, search.state_bytes)
+    seconds = time.step(search.num_microbatches)
+    return replace(found, program=replace(program, bound=0.0, seconds=seconds, time=time))
+
+
+def _alternated(search: ChainSearch, rates: Rates) -> Synthesis:
     alternation = _Alternation(search, rates)
     alternation.run(rates.proportional)
     if np.ptp(rates.proportional):
         alternation.run(np.full(rates.count, 1 / rates.count))
     return alternation.checked()
+
+
+_MOST_PRESSURES = 12
+"""How often bytes count for more, before a model is said not to fit."""
 
 
 def program_at(
@@ -206,7 +277,21 @@ def ratio_problem(
                 shared[module.kind] = span.shared
         close(count if which < 2 else 1)
     _add_regrouping(search, program, moved)
-    return RatioProblem(spans, moved, kinds)
+    return RatioProblem(spans, moved, kinds, _memory(search, program, rates, shares))
+
+
+def _memory(
+    search: ChainSearch, program: ChainProgram, rates: Rates, shares: Sequence[FloatArray]
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Bytes that members hold whatever their part, those of everything by kind, and limits."""
+    where = search.chain, program.modules, rates
+    nothing = [np.zeros_like(each) for each in shares]
+    fixed = sum(held_bytes(*where, nothing, search.state_bytes))
+    shared = []
+    for kind in range(len(shares)):
+        every = [np.ones_like(each) if k == kind else nothing[k] for k, each in enumerate(shares)]
+        shared.append(sum(held_bytes(*where, every, search.state_bytes)) - fixed)
+    return np.asarray(fixed), np.array(shared), _limits(rates)
 
 
 class _Linear(NamedTuple):

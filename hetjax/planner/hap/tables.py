@@ -156,11 +156,13 @@ def _added(tables: Sequence[FloatArray], inputs: Sequence[_Input]) -> FloatArray
     for each in others[1:]:
         # In place, where nothing grows: what is added last is largest.
         total = np.add(total, each, out=total) if _covers(total, each) else total + each
-    return total
+    return np.asarray(total)
 
 
 def _covers(wide: FloatArray, narrow: FloatArray) -> bool:
-    return all(a >= b for a, b in zip(wide.shape, narrow.shape, strict=True))
+    """Whether a sum has the shape of its first summand, which is an array and no number."""
+    pairs = zip(wide.shape, narrow.shape, strict=True)
+    return wide.ndim > 0 and all(a >= b for a, b in pairs)
 
 
 def narrow_order(near: Sequence[set[int]], logs: Sequence[float], free: set[int]) -> list[int]:

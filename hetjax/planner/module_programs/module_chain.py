@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from weakref import WeakKeyDictionary
 
 from hetjax.pipeline.program.traced_program import Operand, Program
 from hetjax.pipeline.stages.cutting import ParameterPart, Stage
@@ -21,12 +22,14 @@ class ModuleTrace:
         traced: forward and backward pass of one of them.
         forward: the numbers of its equations of the forward pass.
         returned: the cotangents that it gives back, by the place of the received value.
+        residuals: the values that the forward pass keeps for the backward pass.
         is_last: whether it computes the loss.
     """
 
     traced: TracedStage
     forward: frozenset[int]
     returned: dict[int, Operand]
+    residuals: frozenset[int]
     is_last: bool
 
 
@@ -82,8 +85,18 @@ MOST_CROSSING = 2
 """How many values may cross the edge between two modules; where more do, they are one."""
 
 
-def _is_narrow(run: Stage) -> bool:
-    return len(run.receives) <= MOST_CROSSING
+def narrow_edges(program: Program, stage: Stage, edges: Sequence[int]) -> list[int]:
+    """Those of some edges that few values cross.
+
+    Args:
+        program: the traced loss function.
+        stage: the stage.
+        edges: positions where modules may begin, and the stage's end.
+    """
+    runs = modules_of(program, stage, edges)
+    pairs = zip(edges, runs, strict=False)
+    narrow = [start for start, run in pairs if len(run.receives) <= MOST_CROSSING]
+    return sorted({edges[0], *narrow, edges[-1]})
 
 
 @dataclass(eq=False)
@@ -103,17 +116,13 @@ class ModuleTraces:
 
         Args:
             stage: the stage.
-            edges: the positions where its modules may begin, and its end.
+            edges: the positions where its modules begin, and its end.
             seeds: which of its outputs have a cotangent, by place.
 
         Returns:
-            The chain; modules that many values cross the edge of are put together.
+            The chain.
         """
         runs = modules_of(self.program, stage, edges)
-        narrow = [start for start, run in zip(edges, runs, strict=False) if _is_narrow(run)]
-        if len(narrow) < len(runs):
-            edges = sorted({edges[0], *narrow, edges[-1]})
-            runs = modules_of(self.program, stage, edges)
         modules: list[Module] = []
         shapes = inputs_of(self.program, runs)
         for place in reversed(range(len(runs))):
@@ -123,7 +132,7 @@ class ModuleTraces:
             held = (run.parameters, run.batch, run.receives, run.sends)
             modules.append(Module(start, stop, kind, *held))
             seeds = tuple(self._traces[kind].returned)
-        return ModuleChain(self.program, tuple(reversed(modules)), tuple(self._traces))
+        return _numbered(self.program, modules[::-1], self._traces)
 
     def _kind(self, run: Stage, inputs: Inputs, seeds: tuple[int, ...]) -> int:
         is_last = not run.sends
@@ -136,5 +145,32 @@ class ModuleTraces:
             forward = frozenset(i for i, step in enumerate(traced.flat.steps) if step in before)
             returned = dict(zip(passes.returned_places, passes.returned, strict=True))
             self._known[key] = len(self._traces)
-            self._traces.append(ModuleTrace(traced, forward, returned, is_last))
+            kept = frozenset(passes.residuals)
+            self._traces.append(ModuleTrace(traced, forward, returned, kept, is_last))
         return self._known[key]
+
+
+def _numbered(
+    program: Program, modules: Sequence[Module], traces: Sequence[ModuleTrace]
+) -> ModuleChain:
+    """A chain with those traces alone that its modules have."""
+    kinds = sorted({module.kind for module in modules})
+    number = {kind: place for place, kind in enumerate(kinds)}
+    renamed = tuple(replace(module, kind=number[module.kind]) for module in modules)
+    return ModuleChain(program, renamed, tuple(traces[kind] for kind in kinds))
+
+
+_known: WeakKeyDictionary[Program, ModuleTraces] = WeakKeyDictionary()
+"""The traces of programs that were looked at before: a plan is found, predicted and shown."""
+
+
+def chain_of(program: Program, stage: Stage, edges: Sequence[int]) -> ModuleChain:
+    """The modules of a stage that computes the loss, with the traces that are known.
+
+    Args:
+        program: the traced loss function.
+        stage: the stage.
+        edges: the positions where its modules begin, and its end.
+    """
+    traces = _known.setdefault(program, ModuleTraces(program))
+    return traces.chain(stage, edges, (0,))

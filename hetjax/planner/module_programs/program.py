@@ -219,9 +219,13 @@ def update_load(
     """
     value = trace.traced.parameters[place]
     aval = trace.traced.flat.avals[value]
-    summed = accumulator_dtype(aval.dtype).itemsize + state_bytes
-    updated = num_bytes(aval) + math.prod(aval.shape) * summed
+    elements = math.prod(aval.shape)
+    size, summed = num_bytes(aval), elements * accumulator_dtype(aval.dtype).itemsize
+    updated = size + summed + elements * state_bytes
     alone = stored.update == WHOLE
+    # Summands of a gradient are as large as the parameter is stored.
+    own = size + summed if stored.layout == WHOLE else 0
+    rest = updated - (size + summed) if stored.layout == WHOLE else updated
     return Load(
         flops=0.0,
         shared_flops=0.0,
@@ -231,6 +235,8 @@ def update_load(
         by_examples=False,
         updated=updated if alone else 0.0,
         shared_updated=0.0 if alone else updated,
+        held=own + (rest if alone else 0.0),
+        shared_held=0.0 if alone else rest,
     )
 
 

@@ -125,11 +125,6 @@ class MemberSpeed:
     inner_bandwidth: float = math.inf
     memory: float = math.inf
 
-    @property
-    def whole_factor(self) -> float:
-        """How much slower it computes what its devices do not divide among them."""
-        return float(self.devices)
-
 
 @dataclass(frozen=True, eq=False)
 class Rates:
@@ -138,10 +133,12 @@ class Rates:
     Args:
         members: what each computes.
         network: what carries moves.
+        pressure: seconds that a byte which a member holds counts for; none for nothing.
     """
 
     members: tuple[MemberSpeed, ...]
     network: Network
+    pressure: tuple[float, ...] = ()
 
     @property
     def count(self) -> int:
@@ -163,34 +160,38 @@ class Rates:
         """
         if not loads:
             return np.zeros((0, self.count))
-        table = np.array(
-            [
-                (
-                    each.flops,
-                    each.shared_flops,
-                    each.traffic,
-                    each.shared_traffic,
-                    each.updated,
-                    each.shared_updated,
-                    each.divided,
-                    each.by_examples,
-                )
-                for each in loads
-            ]
-        )
-        flops, shared_flops, traffic, shared_traffic, updated, shared_updated = table[:, :6].T
-        part = np.where(table[:, 6:7] < 0, 1.0, shares[table[:, 6].astype(int)])
+        table = np.array([_figures(each) for each in loads])
+        part = np.where(table[:, :1] < 0, 1.0, shares[table[:, 0].astype(int)])
         seconds = np.zeros((len(loads), self.count))
         for m, member in enumerate(self.members):
-            alone = np.where(table[:, 7] > 0, 1.0, member.whole_factor)
+            alone = np.where(table[:, 1] > 0, 1.0, float(member.devices))
             inner = 2 * (member.devices - 1) / member.devices / member.inner_bandwidth
-            mine = part[:, m]
+            flops, traffic, updated = table[:, 2:5].T + table[:, 6:9].T * part[:, m]
             seconds[:, m] = (
-                alone * (flops + shared_flops * mine) / member.flops
-                + alone * (traffic + shared_traffic * mine) / member.traffic
-                + (updated + shared_updated * mine) * (1 / member.updated + inner)
+                alone * (flops / member.flops + traffic / member.traffic)
+                + updated * (1 / member.updated + inner)
             )
+            if self.pressure:
+                seconds[:, m] += self.pressure[m] * self._held(table, part[:, m], member)
         return seconds
+
+    def held_bytes(self, loads: list[Load], shares: Shares) -> NDArray[np.float64]:
+        """What each device of each member holds of loads, `[members]`.
+
+        Args:
+            loads: the loads.
+            shares: of every class.
+        """
+        table = np.array([_figures(each) for each in loads])
+        part = np.where(table[:, :1] < 0, 1.0, shares[table[:, 0].astype(int)])
+        return np.array(
+            [self._held(table, part[:, m], each).sum() for m, each in enumerate(self.members)]
+        )
+
+    def _held(self, table: Shares, part: Shares, member: MemberSpeed) -> Shares:
+        """What a device of a member holds of each load."""
+        devices = np.where(table[:, 1] > 0, float(member.devices), 1.0)
+        return (table[:, 5] + table[:, 9] * part) / devices
 
     def move_seconds(self, moves: list[MoveOf], shares: Shares) -> NDArray[np.float64]:
         """What moves take, `[moves]`.
@@ -216,3 +217,19 @@ class Rates:
             found[place] = start + byte * move.num_bytes
         return found
 
+
+
+def _figures(load: Load) -> tuple[float, ...]:
+    """A load as a row of numbers: class, whether by examples, four figures alone and shared."""
+    return (
+        load.divided,
+        load.by_examples,
+        load.flops,
+        load.traffic,
+        load.updated,
+        load.held,
+        load.shared_flops,
+        load.shared_traffic,
+        load.shared_updated,
+        load.shared_held,
+    )

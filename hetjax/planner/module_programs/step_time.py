@@ -184,6 +184,54 @@ def spans_of(
     return found
 
 
+class HeldBytes(NamedTuple):
+    """What a device of each member holds, in bytes, `[members]`.
+
+    Args:
+        state: parameters, gradients and optimizer state.
+        residuals: what one microbatch keeps for its backward pass.
+    """
+
+    state: FloatArray
+    residuals: FloatArray
+
+
+def held_bytes(
+    chain: ModuleChain,
+    programs: Sequence[ModuleProgram],
+    rates: Rates,
+    ratios: Ratios,
+    state_bytes: float,
+) -> HeldBytes:
+    """What devices hold.
+
+    Args:
+        chain: the modules.
+        programs: what members do of each.
+        rates: the members.
+        ratios: the ratios of each kind of module.
+        state_bytes: bytes of optimizer state for each element of a parameter.
+    """
+    state, residuals = np.zeros(rates.count), np.zeros(rates.count)
+    known: dict[int, tuple[FloatArray, FloatArray]] = {}
+    done: set[object] = set()
+    for module, program in zip(chain.modules, programs, strict=True):
+        shares = ratios[module.kind]
+        if id(program) not in known:
+            updates = list(program.update_loads(state_bytes))
+            held = rates.held_bytes(updates, shares) if updates else np.zeros(rates.count)
+            ways = [way.load for way in program.ways]
+            known[id(program)] = held, rates.held_bytes(ways, shares)
+        mine = known[id(program)]
+        state, residuals = state + mine[0], residuals + mine[1]
+        for place in sorted(program.shared):
+            if module.parameters[place] not in done:
+                done.add(module.parameters[place])
+                loads, _ = shared_update(program, place, state_bytes)
+                state = state + rates.held_bytes(loads, shares)
+    return HeldBytes(state, residuals)
+
+
 def regroup_seconds(
     program: ModuleProgram, rates: Rates, ours: FloatArray, theirs: FloatArray, *, forward: bool
 ) -> float:

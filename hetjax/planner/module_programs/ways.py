@@ -36,6 +36,8 @@ class Load:
         by_examples: whether a member divides it by examples over its devices.
         updated: bytes of parameters, gradients and state that each member updates.
         shared_updated: those that are divided among them.
+        held: bytes that each member holds of it, whatever share it has.
+        shared_held: bytes that are divided among them.
     """
 
     flops: float
@@ -46,6 +48,8 @@ class Load:
     by_examples: bool
     updated: float = 0.0
     shared_updated: float = 0.0
+    held: float = 0.0
+    shared_held: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -98,7 +102,12 @@ def _ways(
     # A constant may be large: what is read of it is not in the sizes of values.
     traffic = max(cost.bytes, float(sum(sizes) + sum(made)))
     whole = tuple(FREE if value is None else WHOLE for value in operands)
-    whole_load = Load(cost.matmul_flops, 0.0, traffic, 0.0, -1, by_examples)
+    kept = [
+        size if value in trace.residuals else 0
+        for value, size in zip(step.outputs, made, strict=True)
+    ]
+    held = float(sum(kept))
+    whole_load = Load(cost.matmul_flops, 0.0, traffic, 0.0, -1, by_examples, held=held)
     yield Way(whole, (WHOLE,) * len(step.outputs), whole_load)
     if signature is None:
         return
@@ -117,8 +126,16 @@ def _ways(
             sum(n for n, at in zip(sizes, layouts, strict=True) if at >= 0)
             + sum(n for n, at in zip(made, results, strict=True) if at >= 0)
         )
+        part = float(sum(n for n, at in zip(kept, results, strict=True) if at >= 0))
         load = Load(
-            0.0, cost.matmul_flops, traffic - shared, shared, divided.pop(), by_examples
+            0.0,
+            cost.matmul_flops,
+            traffic - shared,
+            shared,
+            divided.pop(),
+            by_examples,
+            held=held - part,
+            shared_held=part,
         )
         yield Way(layouts, results, load)
     # Each member would compute a whole product of its summand: it is added up before.

@@ -221,8 +221,11 @@ slow[0:1] 1x1; this works on stages of one
 
     @property
     def is_predictable(self) -> bool:
-        """Whether the cost model knows it: it has one member, or they share the examples alone."""
-        if len(self.members) == 1:
+        """Whether the cost model knows it.
+
+        It has one member, or they share the examples alone, or it is told of its modules.
+        """
+        if len(self.members) == 1 or self.shares.modules:
             return True
         return bool(self.shares.batch) and self.shares == Shares(batch=self.shares.batch)
 

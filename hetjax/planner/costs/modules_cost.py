@@ -1,0 +1,90 @@
+"""What a stage takes and holds whose members compute programs of its modules."""
+
+from __future__ import annotations
+
+from hetjax.pipeline.stages.cutting import cut
+from hetjax.planner.costs.member_rates import member_rates
+from hetjax.planner.module_programs.module_chain import chain_of
+from hetjax.planner.module_programs.reading import ReadPrograms, module_edges, read_programs
+from hetjax.planner.module_programs.step_time import held_bytes, step_time
+from hetjax.planner.plan.plan import Plan
+from hetjax.planner.plan.prediction import MemberPrediction, StagePrediction
+from hetjax.planner.plan.stage_plan import StagePlan
+from hetjax.planner.problem.problem import PlanningProblem
+from hetjax.planner.work.stage_work import Work
+
+
+def stage_programs_of(plan: Plan, stage: StagePlan, problem: PlanningProblem) -> ReadPrograms:
+    """What the members of a stage compute, as its plan says.
+
+    Args:
+        plan: the plan.
+        stage: a stage of it with modules; it computes the loss.
+        problem: the problem that the plan solves.
+
+    Raises:
+        InputError: an operand of an equation lies in a way in which it cannot be taken.
+    """
+    edges = module_edges(stage.shares)
+    boundaries = sorted({0, edges[0], problem.program.num_positions})
+    last = cut(problem.program, boundaries)[-1]
+    chain = chain_of(problem.program, last, edges)
+    place = plan.stages.index(stage)
+    where = f"plan: stages[{place}].shares"
+    return read_programs(chain, stage.shares, len(stage.members), where)
+
+
+def predict_modules(
+    plan: Plan, stage: StagePlan, problem: PlanningProblem, work: Work
+) -> StagePrediction:
+    """Predict a stage whose members compute programs of its modules.
+
+    Args:
+        plan: the plan.
+        stage: the stage.
+        problem: the problem that it solves.
+        work: the stage's work on one device, for what a task needs while it runs.
+
+    Returns:
+        The prediction, without what depends on the schedule.
+
+    Raises:
+        InputError: an operand of an equation lies in a way in which it cannot be taken.
+    """
+    read, rates = stage_programs_of(plan, stage, problem), member_rates(problem, stage.members)
+    where = (read.chain, read.programs, rates, read.ratios, problem.optimizer_bytes)
+    time, held = step_time(*where), held_bytes(*where)
+    working = work.received_bytes + work.returned_bytes
+    members = tuple(
+        MemberPrediction(
+            forward_seconds=float(time.computing[0, m]),
+            backward_seconds=float(time.computing[1, m]),
+            state_bytes=int(held.state[m]),
+            working_bytes=working,
+            activation_bytes=int(held.residuals[m]),
+            recomputed_bytes=0,
+            deferred_bytes=0,
+            memory_bytes=0,
+            memory_limit_bytes=problem.cluster.subcluster(member.submesh.subcluster).kind.memory_bytes,
+        )
+        for m, member in enumerate(stage.members)
+    )
+    return StagePrediction(
+        forward_seconds=time.forward,
+        backward_seconds=time.backward,
+        recompute_seconds=0.0,
+        input_gradient_seconds=time.backward / 2,
+        weight_gradient_seconds=time.backward / 2,
+        update_seconds=time.update,
+        communication_seconds=0.0,
+        return_seconds=0.0,
+        state_bytes=0,
+        working_bytes=0,
+        activation_bytes=0,
+        recomputed_bytes=0,
+        deferred_bytes=0,
+        memory_bytes=0,
+        memory_limit_bytes=0,
+        bubble=0.0,
+        members=members,
+    )
