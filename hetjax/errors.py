@@ -31,6 +31,10 @@ class InputError(ValueError):
         )
 
 
+class DoesNotFitError(InputError):
+    """A model fits into the devices' memory in no way that was tried."""
+
+
 class CheckpointError(InputError):
     """A checkpoint is not there, is not whole, or belongs to another model."""
 

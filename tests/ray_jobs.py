@@ -15,7 +15,8 @@ from hetjax.mesh import KINDS, Cluster, DeviceKind, Link, Subcluster, SubMesh
 from hetjax.pipeline.program.traced_program import trace
 from hetjax.pipeline.schedules.warm_up import one_f_one_b
 from hetjax.planner.plan.plan import Plan
-from hetjax.planner.plan.stage_plan import Member, PipelinePlan, Share, Shares, StagePlan
+from hetjax.planner.plan.module_shares import Share
+from hetjax.planner.plan.stage_plan import Member, PipelinePlan, Shares, StagePlan
 from hetjax.runtime import LocalOptions, RayOptions, Trainer
 
 VOCABULARY, WIDTH, DEPTH, LENGTH = 13, 8, 4, 6

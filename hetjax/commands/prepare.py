@@ -14,7 +14,7 @@ from hetjax.commands.devices import use_devices
 from hetjax.commands.profiling import check_measured, profile_database, with_profile
 from hetjax.configuration import Configuration
 from hetjax.configuration.make import Ingredients
-from hetjax.errors import InputError
+from hetjax.errors import DoesNotFitError, InputError
 from hetjax.mesh import Cluster
 from hetjax.pipeline.program.traced_program import Program, trace, with_examples
 from hetjax.planner import (
@@ -22,6 +22,7 @@ from hetjax.planner import (
     Alternative,
     DynamicProgram,
     Found,
+    HapPlanner,
     PartAlone,
     PipelinePlan,
     Plan,
@@ -258,7 +259,7 @@ def parts(prepared: Prepared) -> tuple[PartAlone, ...]:
         The fastest first; nothing of a plan that was given.
     """
     planned = prepared.planned
-    if planned is None:
+    if planned is None or not _is_searched(prepared):
         return ()
     problems = planned.problems
 
@@ -325,9 +326,14 @@ def alternatives(prepared: Prepared) -> tuple[Alternative, ...]:
         The fastest first; nothing of a plan that was given.
     """
     planned = prepared.planned
-    if planned is None:
+    if planned is None or not _is_searched(prepared):
         return ()
     return next_best(planned.problem, planned.found, DynamicProgram(), planned.others)
+
+
+def _is_searched(prepared: Prepared) -> bool:
+    """Whether stages were searched for, and so others can be."""
+    return prepared.ingredients.configuration.planner.name == "harp"
 
 
 def _find(
@@ -338,6 +344,8 @@ def _find(
 ) -> Planned:
     """The plan of the configured number of microbatches, or of the best."""
     settings, planner = ingredients.configuration, DynamicProgram()
+    if settings.planner.name == "hap":
+        return _synthesised(ingredients, cluster, lost)
     batch_size, count = settings.train.batch_size, settings.train.microbatches
     folder = settings.planner.profile
     database = None if folder is None else profile_database(folder)
@@ -362,6 +370,38 @@ def _find(
         # Parts of the cluster are compared by what they take for the same loss.
         counts = (choice.problem.num_microbatches,)
     return Planned(choice.problem, choice.found, counts, problems, choice.others)
+
+
+def _synthesised(ingredients: Ingredients, cluster: Cluster, lost: frozenset[int]) -> Planned:
+    """The plan of HAP's planner, with the fewest microbatches with which it fits."""
+    settings = ingredients.configuration
+    if settings.cluster.play and settings.runtime.name == "local":
+        raise InputError(
+            "cluster.play is True, and planner.name is 'hap', whose plan is a stage of several "
+            "members, which no played cluster holds back; set cluster.play = False"
+        )
+    count = settings.train.microbatches
+    counts = divisors(settings.train.batch_size) if count is None else (count,)
+    problems = _problems(ingredients, cluster, counts, None, lost)
+    for count in counts:
+        problem = problems.traced(count)
+        try:
+            found = _hap_found(problem)
+        except DoesNotFitError:
+            if count == counts[-1]:
+                raise
+            continue
+        found = replace(found, plan=replace(found.plan, notes=notes_of(problem)))
+        return Planned(problem, found, (count,), problems)
+    raise AssertionError("some number of microbatches is tried")
+
+
+def _hap_found(problem: PlanningProblem) -> Found:
+    began = time.perf_counter()
+    made = HapPlanner().synthesise(problem)
+    searched = time.perf_counter() - began
+    step, looked = made.found.seconds, made.found.expansions
+    return Found(made.plan, step, step, looked, problem.profile_seconds, searched)
 
 
 def _problems(

@@ -29,6 +29,7 @@ from hetjax.planner import (
     step_cost,
     step_parts,
 )
+from hetjax.planner.hap.explain import ProgramReport, explain
 from hetjax.planner.profiler import num_to_measure
 from hetjax.report import (
     OtherPlan,
@@ -38,9 +39,12 @@ from hetjax.report import (
     format_seconds,
     layer_rows,
     layer_table,
+    layouts_table,
+    moves_table,
     parts_table,
     plan_table,
     profile_table,
+    program_lines,
 )
 
 if TYPE_CHECKING:
@@ -93,8 +97,13 @@ def show_plan(
         return
     console.print(plan_table(plan))
     console.print(lines[1], highlight=False)
+    report = _program_report(prepared)
+    if report is not None:
+        console.print(layouts_table(report))
+        console.print(moves_table(report))
     quality = (
         *_quality_lines(prepared, published),
+        *(program_lines(report, _prediction(plan).step_time) if report else ()),
         *plan.notes,
         *rate_lines(prepared),
         *_cost_lines(prepared),
@@ -111,6 +120,14 @@ def show_plan(
         used = sum(stage.num_devices for stage in plan.stages)
         console.print(parts_table(alone, plan.cluster, _prediction(plan).step_time, used))
     console.print()
+
+
+def _program_report(prepared: Prepared) -> ProgramReport | None:
+    """What a synthesised program does; None where the plan has none, or was given."""
+    planned, plan = prepared.planned, prepared.plan
+    if planned is None or not any(stage.shares.modules for stage in plan.stages):
+        return None
+    return explain(plan, planned.problem)
 
 
 def show_profile(console: Console, profiled: Profiled) -> None:

@@ -327,6 +327,11 @@ class OptimizerSettings(SettingsSection):
 class PlannerSettings(SettingsSection):
     """What the planner may do."""
 
+    name: Literal["harp", "hap"] = Field(
+        default="harp",
+        description="'harp' for stages on submeshes and schedules, or 'hap' for one stage over all "
+        "devices, whose tensors are divided among unlike nodes as is fastest",
+    )
     schedule: ScheduleName = Field(
         default="h_1f1b",
         description="'gpipe', '1f1b', 'eager_1f1b', 'h_1f1b', 'h_1f1b_split', 'zb_h1', 'zb_h2' "

@@ -36,6 +36,7 @@ from hetjax.planner.costs.quality import (
     peak_flops,
     step_parts,
 )
+from hetjax.planner.hap.hap_planner import HapPlanner
 from hetjax.planner.harp.alternatives import differences, next_best
 from hetjax.planner.harp.dynamic_program import Alternative, DynamicProgram, Found
 from hetjax.planner.harp.microbatches import (
@@ -47,11 +48,12 @@ from hetjax.planner.harp.microbatches import (
 )
 from hetjax.planner.harp.mixing import PartAlone, parts_alone
 from hetjax.planner.harp.no_fit import does_not_fit
+from hetjax.planner.plan.module_shares import ModuleShares, OperandShare, Share
 from hetjax.planner.plan.obeyed_reshards import check_reshards
 from hetjax.planner.plan.plan import Plan, validate, validate_for
 from hetjax.planner.plan.prediction import Prediction, StagePrediction
 from hetjax.planner.plan.prices import OBJECTIVES, step_cost
-from hetjax.planner.plan.stage_plan import Member, PipelinePlan, Share, Shares, StagePlan
+from hetjax.planner.plan.stage_plan import Member, PipelinePlan, Shares, StagePlan
 from hetjax.planner.problem.options import DEFAULTS, MAX_PIPELINES, PlanOptions
 from hetjax.planner.problem.problem import (
     Planner,
@@ -70,8 +72,11 @@ __all__ = [
     "Choice",
     "DynamicProgram",
     "Found",
+    "HapPlanner",
     "Limits",
     "Member",
+    "ModuleShares",
+    "OperandShare",
     "PartAlone",
     "PipelinePlan",
     "Plan",

@@ -11,6 +11,7 @@ from hetjax.report.plan_page import PlanReport, write_plan_page
 from hetjax.report.plan_table import plan_table
 from hetjax.report.prediction_file import write_prediction
 from hetjax.report.profile_table import profile_table
+from hetjax.report.program_table import layouts_table, moves_table, program_lines
 from hetjax.report.progress import TrainingProgress
 from hetjax.report.tables import (
     LinkRow,
@@ -48,12 +49,15 @@ __all__ = [
     "format_seconds",
     "layer_rows",
     "layer_table",
+    "layouts_table",
     "link_table",
     "module_runs",
+    "moves_table",
     "parts_table",
     "plan_table",
     "prediction_table",
     "profile_table",
+    "program_lines",
     "read_metrics",
     "stage_table",
     "visualize",

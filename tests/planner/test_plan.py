@@ -24,7 +24,8 @@ from hetjax.pipeline.schedules.schedule import EXPLICIT, WARM_UP_SCHEDULES, Sche
 from hetjax.pipeline.schedules.warm_up import from_warm_up_counts, gpipe, one_f_one_b
 from hetjax.planner.plan.plan import Plan, validate, validate_for
 from hetjax.planner.plan.prediction import Prediction, StagePrediction
-from hetjax.planner.plan.stage_plan import Member, PipelinePlan, Share, Shares, StagePlan
+from hetjax.planner.plan.module_shares import Share
+from hetjax.planner.plan.stage_plan import Member, PipelinePlan, Shares, StagePlan
 from hetjax.sharding.annotation.rules import RULES
 
 KIND = DeviceKind("test", {"float32": 1e12}, 10**9, 1e11, source="made up")

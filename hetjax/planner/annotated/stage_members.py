@@ -13,7 +13,8 @@ from jax.sharding import PartitionSpec
 from hetjax.errors import InputError
 from hetjax.mesh.cluster import Cluster, SubMesh
 from hetjax.planner.plan.member_annotations import Wider, on_members, restricted, union_of_members
-from hetjax.planner.plan.stage_plan import Member, Share, Shares, Spec, StagePlan
+from hetjax.planner.plan.module_shares import Share
+from hetjax.planner.plan.stage_plan import Member, Shares, Spec, StagePlan
 from hetjax.sharding.annotation.annotation import HSharding, Subgroup, axes_of, entries_of
 from hetjax.sharding.annotation.rules import DATA, MESH_AXES
 from hetjax.sharding.deduction.annotated_program import Union

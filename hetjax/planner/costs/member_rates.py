@@ -46,7 +46,9 @@ def member_network(cluster: Cluster, members: Sequence[Member]) -> DirectNetwork
 
 def _speed(problem: PlanningProblem, member: Member) -> MemberSpeed:
     submesh = member.submesh
-    kind, devices = problem.cluster.subcluster(submesh.subcluster).kind, submesh.num_devices
+    kind = problem.cluster.subcluster(submesh.subcluster).kind
+    # Devices along another axis than that of the examples compute the same.
+    devices = member.mesh_shape[0]
     slower = problem.profile.slowness(submesh.subcluster, submesh.shape)
     # A third of a step's work is forward.
     factor = devices / ((slower[0] + 2 * slower[1]) / 3)

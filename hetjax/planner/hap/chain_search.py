@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from hetjax.pipeline.program.traced_program import num_bytes
 from hetjax.pipeline.stages.cutting import ParameterPart
+from hetjax.planner.hap.forced import Forced
 from hetjax.planner.hap.module_network import ModuleNetwork
 from hetjax.planner.hap.tables import FloatArray, Minimum
 from hetjax.planner.module_programs.dimensions import Dimensions, find_dimensions
@@ -53,6 +55,7 @@ class ChainSearch:
         chain: the modules.
         state_bytes: bytes of optimizer state for each element of a parameter.
         num_microbatches: microbatches in a step.
+        forced: what programs are looked at; None for all.
 
     Attributes:
         dimensions: the classes of the chain's dimensions.
@@ -63,6 +66,7 @@ class ChainSearch:
     chain: ModuleChain
     state_bytes: float
     num_microbatches: int = 1
+    forced: Forced | None = None
     expansions: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
@@ -74,6 +78,19 @@ class ChainSearch:
             places = frozenset(i for i, part in enumerate(module.parameters) if part in shared)
             network = ModuleNetwork(trace, kind, self.dimensions, self.state_bytes, places)
             self.networks.append(network)
+        forced = self.forced
+        self._allowed = [forced.allowed(each) if forced else None for each in self.networks]
+
+    def among(self, forced: Forced | None) -> ChainSearch:
+        """The same search among other programs.
+
+        Args:
+            forced: what programs are looked at; None for all.
+        """
+        other = copy(self)
+        other.forced, other.expansions = forced, 0
+        other._allowed = [forced.allowed(each) if forced else None for each in self.networks]
+        return other
 
     def best(self, rates: Rates, ratios: Ratios, weights: FloatArray) -> ChainProgram:
         """The cheapest program by weighted times of the members.
@@ -114,7 +131,8 @@ class ChainSearch:
 
     def _solved(self, kind: int, rates: Rates, shares: FloatArray, weights: FloatArray) -> Minimum:
         self.expansions += self.networks[kind].order.entries
-        return self.networks[kind].minimum(*self.costs(kind, rates, shares, weights))
+        costs = self.costs(kind, rates, shares, weights)
+        return self.networks[kind].minimum(*costs, self._allowed[kind])
 
     def _held(self) -> list[Held]:
         """The ways to store parameters that several modules have."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from hetjax.errors import InputError
@@ -64,7 +65,7 @@ class HapPlanner:
         Raises:
             InputError: as for `plan`.
         """
-        members = cluster_members(problem.cluster, problem.lost)
+        members = cluster_members(problem.cluster, problem.microbatch_size, problem.lost)
         if len(members) < 2:
             raise InputError(
                 f"planner.name is 'hap', and the cluster {problem.cluster.name!r} has one device "
@@ -76,8 +77,15 @@ class HapPlanner:
         shares = shares_of(chain, search.dimensions, found)
         stage = StagePlan((0, problem.num_layers), members, shares=shares)
         count = problem.num_microbatches
-        pipeline = PipelinePlan((stage,), count, problem.microbatch_size, one_f_one_b(1, count))
-        plan = Plan(problem.program.fingerprint, problem.layers, problem.cluster, (pipeline,))
+        schedule = one_f_one_b(1, count)
+        pipeline = PipelinePlan((stage,), count, problem.microbatch_size, schedule)
+        plan = Plan(
+            problem.program.fingerprint,
+            problem.layers,
+            problem.cluster,
+            (pipeline,),
+            planner="HAP",
+        )
         return Synthesised(plan, found, chain)
 
 
@@ -94,11 +102,14 @@ def chain_of_problem(problem: PlanningProblem) -> ModuleChain:
     return chain_of(program, stage, edges)
 
 
-def cluster_members(cluster: Cluster, lost: frozenset[int] = frozenset()) -> tuple[Member, ...]:
+def cluster_members(
+    cluster: Cluster, microbatch_size: int, lost: frozenset[int] = frozenset()
+) -> tuple[Member, ...]:
     """The members of a stage over all devices of a cluster.
 
     Args:
         cluster: the cluster.
+        microbatch_size: examples in a microbatch: devices of a node share those of the node.
         lost: devices that cannot be used; a node that has lost one is left out.
 
     Returns:
@@ -108,7 +119,7 @@ def cluster_members(cluster: Cluster, lost: frozenset[int] = frozenset()) -> tup
         >>> from hetjax.mesh import Link, Subcluster, kind
         >>> link = Link(25e9, 1e-5)
         >>> box = Cluster("box", (Subcluster("fast", kind("RTX4090"), 1, 2, link, link),))
-        >>> [str(member.submesh) for member in cluster_members(box)]
+        >>> [str(member.submesh) for member in cluster_members(box, 8)]
         ['fast[0:1] 1x1', 'fast[1:2] 1x1']
     """
     alone = sum(each.nodes for each in cluster.subclusters) == 1
@@ -118,7 +129,8 @@ def cluster_members(cluster: Cluster, lost: frozenset[int] = frozenset()) -> tup
         for start in range(0, each.nodes * each.devices_per_node, width):
             submesh = SubMesh(each.name, start, (1, width))
             if lost.isdisjoint(cluster.device_ids(submesh)):
-                found.append(Member(submesh, (width, 1)))
+                data = math.gcd(width, microbatch_size)
+                found.append(Member(submesh, (data, width // data)))
     return tuple(found)
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
 from hetjax.pipeline.program.traced_program import Operand
@@ -314,14 +315,24 @@ class ModuleNetwork:
             for where, shape in zip(self._slices, self._shapes, strict=True)
         ]
 
-    def minimum(self, loads: FloatArray, moves: FloatArray) -> Minimum:
+    def minimum(
+        self,
+        loads: FloatArray,
+        moves: FloatArray,
+        allowed: Mapping[int, NDArray[np.bool_]] | None = None,
+    ) -> Minimum:
         """The least costs, for each choice of the variables that are kept.
 
         Args:
             loads: what each load takes.
             moves: what each move takes.
+            allowed: for some variables the choices that may be made.
         """
-        return self.order.minimum(self.tables(loads, moves))
+        tables = self.tables(loads, moves)
+        for variable, may in (allowed or {}).items():
+            place = self.scopes.index((variable,))
+            tables[place] = np.where(may, tables[place], np.inf)
+        return self.order.minimum(tables)
 
 
     def program(self, choices: Mapping[int, int]) -> ModuleProgram:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hetjax.errors import InputError
+from hetjax.errors import DoesNotFitError
 from hetjax.pipeline.program.traced_program import num_bytes
 from hetjax.planner.hap.chain_search import ChainProgram, ChainSearch
 from hetjax.planner.module_programs.program import ModuleProgram
@@ -66,7 +66,7 @@ def synthesise(search: ChainSearch, rates: Rates) -> Synthesis:
         The best pair that was met.
 
     Raises:
-        InputError: no pair that was met fits into the members' memory.
+        DoesNotFitError: no pair that was met fits into the members' memory.
 
     Source: HAP, section 3.1 (equations 1 and 2).
     """
@@ -117,7 +117,7 @@ def _fitting(search: ChainSearch, rates: Rates, found: Synthesis) -> Synthesis:
         pressure = np.where(over, 4 * pressure, pressure)
     needed, limits = needed_bytes(search, rates, tried), _limits(rates)
     worst = int(np.argmax(needed / limits))
-    raise InputError(
+    raise DoesNotFitError(
         f"the model does not fit with any ratios that were tried: member {worst} needs "
         f"{needed[worst]:.4g} bytes on each device, and has {limits[worst]:.4g} for them; take a "
         f"smaller batch, more microbatches or more devices"

@@ -6,7 +6,8 @@ from jax.sharding import PartitionSpec
 
 from hetjax.errors import InputError, unknown_name
 from hetjax.pipeline.program.traced_program import Program
-from hetjax.planner.plan.stage_plan import Share, Spec, StagePlan
+from hetjax.planner.plan.module_shares import Share
+from hetjax.planner.plan.stage_plan import Spec, StagePlan
 from hetjax.sharding.annotation.rules import divides
 
 
