@@ -93,17 +93,34 @@ def best_ratios(problem: RatioProblem, rates: Rates) -> FloatArray | None:
     )
     if result.x is None:
         return None
-    count = problem.num_kinds * rates.count
-    return np.clip(result.x[:count].reshape(problem.num_kinds, rates.count), 0.0, 1.0)
+    count = problem.num_kinds * len(builder.alike)
+    parts = np.clip(result.x[:count].reshape(problem.num_kinds, -1), 0.0, 1.0)
+    found = np.empty((problem.num_kinds, rates.count))
+    for place, members in enumerate(builder.alike):
+        found[:, members] = parts[:, place : place + 1]
+    return found
+
+
+def alike_members(rates: Rates) -> list[list[int]]:
+    """Members in groups that are alike, which have the same parts.
+
+    Args:
+        rates: the members.
+    """
+    found: dict[object, list[int]] = {}
+    for place, member in enumerate(rates.members):
+        found.setdefault((member, float(rates.network.byte_seconds[place])), []).append(place)
+    return list(found.values())
 
 
 class _LinearProgram:
-    """Variables: parts by kind and member; then a time for each span and each form of move."""
+    """Variables: parts by kind and group of alike members; then times of spans and of moves."""
 
     def __init__(self, problem: RatioProblem, rates: Rates):
         self.problem, self.rates = problem, rates
-        self.members = rates.count
-        self.size = problem.num_kinds * self.members
+        self.alike = alike_members(rates)
+        self.firsts = [members[0] for members in self.alike]
+        self.size = problem.num_kinds * len(self.alike)
         self.costs: list[float] = [0.0] * self.size
         self.rows: list[tuple[dict[int, float], float]] = []
         for span, times in problem.spans.items():
@@ -126,14 +143,14 @@ class _LinearProgram:
 
     def sums(self) -> Any:
         """The parts of each kind add up to 1."""
-        kinds, members = self.problem.num_kinds, self.members
-        rows = np.repeat(np.arange(kinds), members)
-        ones = np.ones(kinds * members)
+        kinds, groups = self.problem.num_kinds, len(self.alike)
+        rows = np.repeat(np.arange(kinds), groups)
+        counts = np.tile([float(len(members)) for members in self.alike], kinds)
         shape = kinds, len(self.costs)
-        return coo_array((ones, (rows, np.arange(kinds * members))), shape=shape).tocsr()
+        return coo_array((counts, (rows, np.arange(kinds * groups))), shape=shape).tocsr()
 
-    def _part(self, kind: int, member: int) -> int:
-        return kind * self.members + member
+    def _part(self, kind: int, group: int) -> int:
+        return kind * len(self.alike) + group
 
     def _time(self, cost: float) -> int:
         self.costs.append(cost)
@@ -141,26 +158,26 @@ class _LinearProgram:
 
     def _add_span(self, span: Span, times: int) -> None:
         time = self._time(float(times))
-        for m in range(self.members):
+        for group, m in enumerate(self.firsts):
             row = {time: -1.0}
             for kind, seconds in enumerate(span.shared):
                 if seconds[m]:
-                    row[self._part(kind, m)] = seconds[m]
+                    row[self._part(kind, group)] = seconds[m]
             self.rows.append((row, -span.fixed[m]))
 
     def _add_moved(self, moved: MovedBytes, num_bytes: float) -> None:
         """A time that no member's sending or receiving is longer than, by the network's rates."""
         time = self._time(1.0)
         seconds = self.rates.network.byte_seconds * num_bytes
-        for m in range(self.members):
-            part = self._part(moved.kind, m)
+        for group, m in enumerate(self.firsts):
+            part = self._part(moved.kind, group)
             if moved.form == "regroup":
                 self._add_shift(moved, m, time, seconds[m])
             elif moved.form == "exchange":
                 # Of a part p, p (1 - p) moves; p bounds it.
                 self.rows.append(({part: seconds[m], time: -1.0}, 0.0))
             else:
-                others = self.members - 1
+                others = self.rates.count - 1
                 self.rows.append(({part: others * seconds[m], time: -1.0}, 0.0))
                 self.rows.append(({part: -seconds[m], time: -1.0}, -seconds[m]))
 
@@ -171,19 +188,21 @@ class _LinearProgram:
             shift = self._time(0.0)
             for sign in (1.0, -1.0):
                 row = {shift: -1.0}
-                for m in range(last + 1):
-                    row[self._part(moved.kind, m)] = sign
-                    row[self._part(moved.target, m)] = -sign
+                for group, members in enumerate(self.alike):
+                    before = sign * sum(m <= last for m in members)
+                    if before:
+                        row[self._part(moved.kind, group)] = before
+                        row[self._part(moved.target, group)] = -before
                 self.rows.append((row, 0.0))
             shifts.append(shift)
         self.rows.append(({shifts[0]: seconds, shifts[1]: seconds, time: -1.0}, 0.0))
 
     def _add_memory(self, fixed: FloatArray, shared: FloatArray, most: FloatArray) -> None:
-        for m in range(self.members):
+        for group, m in enumerate(self.firsts):
             if np.isfinite(most[m]):
                 unit = max(1.0, float(most[m]))
                 row = {
-                    self._part(kind, m): float(shared[kind, m]) / unit
+                    self._part(kind, group): float(shared[kind, m]) / unit
                     for kind in range(self.problem.num_kinds)
                     if shared[kind, m]
                 }

@@ -126,10 +126,7 @@ def _fitting(search: ChainSearch, rates: Rates, found: Synthesis) -> Synthesis:
 
 def _relieved(search: ChainSearch, rates: Rates, found: Synthesis) -> Synthesis:
     """A program that was found under pressure, with what it takes without; nothing is proved."""
-    program = found.program
-    time = step_time(search.chain, program.modules, rates, found.shares, search.state_bytes)
-    seconds = time.step(search.num_microbatches)
-    return replace(found, program=replace(program, bound=0.0, seconds=seconds, time=time))
+    return replace(found, program=_rated(search, rates, found.program, found.shares))
 
 
 def _alternated(search: ChainSearch, rates: Rates) -> Synthesis:
@@ -171,29 +168,39 @@ class _Alternation:
         """Go on from some ratios while that makes the step faster."""
         search, rates = self._search, self._rates
         ratios = np.tile(start, (len(search.networks), 1))
-        least = np.inf
         for _ in range(MOST_ROUNDS):
             shares = _shares_of(search, rates, ratios)
             program = search.best(rates, shares, _slowest(rates))
-            if program.seconds >= least * (1 - 1e-6):
-                return
-            least = program.seconds
             self._keep(program, ratios, shares)
             found = best_ratios(ratio_problem(search, program, rates, shares), rates)
             if found is None:
+                return
+            # The same program in better ratios is better than the best so far, or nothing is.
+            shares = _shares_of(search, rates, found)
+            rated = _rated(search, rates, program, shares)
+            if not self._keep(rated, found, shares):
                 return
             ratios = found
 
     def _keep(
         self, program: ChainProgram, ratios: FloatArray, shares: tuple[FloatArray, ...]
-    ) -> None:
-        if self.best is None or program.seconds < self.best.seconds:
-            self.best = Synthesis(program, ratios, shares, self._search.expansions)
+    ) -> bool:
+        """Keep what is better than the best so far; whether it is."""
+        if self.best is not None and program.seconds >= self.best.seconds * (1 - 1e-6):
+            return False
+        self.best = Synthesis(program, ratios, shares, self._search.expansions)
+        return True
 
     def checked(self) -> Synthesis:
         """The best pair, with a bound that is as high as weights make it."""
         assert self.best is not None, "a first program was found"
         found = self.best
+        program = found.program
+        if not program.bound:
+            program = self._search.best(self._rates, found.shares, _slowest(self._rates))
+            if found.seconds <= program.seconds:
+                program = replace(found.program, bound=program.bound)
+        found = replace(found, program=program)
         program = _weighted(self._search, self._rates, found.shares, found.program)
         return replace(found, program=program, expansions=self._search.expansions)
 
@@ -211,6 +218,14 @@ def _shares_of(
             known.append((row, same))
         found.append(same)
     return tuple(found)
+
+
+def _rated(
+    search: ChainSearch, rates: Rates, program: ChainProgram, shares: Sequence[FloatArray]
+) -> ChainProgram:
+    """A program in other ratios, of which nothing is proved."""
+    time = step_time(search.chain, program.modules, rates, shares, search.state_bytes)
+    return ChainProgram(program.modules, 0.0, time.step(search.num_microbatches), time)
 
 
 def _slowest(rates: Rates) -> FloatArray:
