@@ -293,7 +293,8 @@ def _optimal_rows(arguments: argparse.Namespace) -> Iterator[Row]:
         yield from _beside_integer_program(f"random {number}", chain, rates)
     for layers in (2, 3, 4):
         model = vit(256, layers)
-        composed, whole = (ChainSearch(Traced(model, is_whole=w).chain, STATE) for w in (0, 1))
+        chains = (Traced(model, is_whole=each).chain for each in (False, True))
+        composed, whole = (ChainSearch(chain, STATE) for chain in chains)
         yield {
             "case": f"ViT, {layers} blocks, composed",
             "seconds": _bound(composed, rates),
@@ -386,7 +387,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("part", choices=PARTS)
     parser.add_argument("--json", action="store_true", help="a row a line, as JSON")
-    parser.add_argument("--rounds", type=int, default=3, help="processes of which the median counts")
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="processes of which the median counts"
+    )
     parser.add_argument("--gpus", type=int, default=32, help="of `ablation`")
     parser.add_argument("--programs", type=int, default=50, help="random programs of `optimal`")
     parser.add_argument("--seed", type=int, default=0, help="of these")

@@ -1,7 +1,8 @@
 """The models of HAP's evaluation (table 1), in its shapes, as plain JAX losses on shapes alone.
 
-VGG19 on 32 x 32 images with an adaptive pool to 7 x 7, ViT on 4 x 4 patches, BERT with an untied head, and
-BERT-MoE, which replaces the dense half of every second layer: 768 wide, 12 heads, ReLU, norms last.
+VGG19 on 32 x 32 images with an adaptive pool to 7 x 7, ViT on 4 x 4 patches, BERT with an untied
+head, and BERT-MoE, which replaces the dense half of every second layer: 768 wide, 12 heads, ReLU,
+norms last.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ def vgg19(examples: int, size: int = 32, hidden: int = 4096) -> HapModel:
 
 def _block_shapes(width: int, hidden: int, experts: int = 0) -> dict[str, Any]:
     square, vector = _shape(width, width), _shape(width)
-    shapes = {name: square for name in ("query", "key", "value", "out")}
+    shapes = dict.fromkeys(("query", "key", "value", "out"), square)
     shapes |= {f"{name}_bias": vector for name in ("query", "key", "value", "out", "down")}
     shapes |= {f"norm{i}_{name}": vector for i in (1, 2) for name in ("scale", "bias")}
     lead = (experts,) if experts else ()
@@ -139,7 +140,7 @@ def _experts(p: Any, x: Any) -> Any:
         full = full + jnp.sum(chosen, 1, keepdims=True)
         slot = jax.nn.one_hot(place.astype(jnp.int32), capacity, dtype=x.dtype)
         combine = combine + (gates * chosen)[..., None] * slot * chosen[..., None]
-    dispatch = (combine > 0).astype(x.dtype)
+    dispatch = jnp.asarray(combine > 0, x.dtype)
     inputs = jnp.einsum("btec,btw->ebcw", dispatch, x)
     hidden = jax.nn.relu(jnp.einsum("ebcw,ewh->ebch", inputs, p["up"]))
     outputs = jnp.einsum("ebch,ehw->ebcw", hidden, p["down"])
@@ -210,9 +211,7 @@ def bert(
     parameters = {
         "embedding": _shape(vocabulary, width),
         "positions": _shape(1, tokens, width),
-        "blocks": [
-            _block_shapes(width, hidden, experts if i % 2 else 0) for i in range(layers)
-        ],
+        "blocks": [_block_shapes(width, hidden, experts if i % 2 else 0) for i in range(layers)],
         "head": _shape(width, vocabulary),
         "head_bias": _shape(vocabulary),
     }

@@ -1,4 +1,4 @@
-"""Random synthesised programs: what costs least, where all that computing and moving costs is drawn."""
+"""Random programs of unions: what is best where all that computing and moving costs is drawn."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def random_stage(rng: Random, chain: ModuleChain, members: Sequence[Member]) -> 
     search = ChainSearch(chain, 8.0)
     draws = np.random.default_rng(rng.getrandbits(32))
     speeds = tuple(MemberSpeed(1.0, 1.0, 1.0) for _ in members)
-    rates = DrawnRates(speeds, DirectNetwork((1.0,) * len(members), 0.0), draws)
+    rates = DrawnRates(speeds, DirectNetwork((1.0,) * len(members), 0.0), rng=draws)
     weights = np.full(len(members), 1 / len(members))
     shares = random_ratios(rng, search, members)
     program = search.best(rates, shares, weights)

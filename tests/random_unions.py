@@ -13,8 +13,8 @@ from small_models import Model
 from hetjax.mesh import KINDS, Cluster, SubMesh
 from hetjax.pipeline.program.traced_program import Program
 from hetjax.pipeline.stages.cutting import Stage, cut, made_between
-from hetjax.planner.plan.plan import Plan
 from hetjax.planner.plan.module_shares import Share
+from hetjax.planner.plan.plan import Plan
 from hetjax.planner.plan.stage_plan import Member, PipelinePlan, Shares, StagePlan
 from hetjax.sharding.annotation.rules import RULES
 

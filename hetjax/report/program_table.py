@@ -78,4 +78,5 @@ def program_lines(report: ProgramReport, step_time: float) -> Iterator[str]:
                 f"{format_seconds(seconds)} a step, {seconds / step_time:.2f} times as long"
             )
     if report.without_rule:
-        yield f"computed whole on every member, for want of a rule: {', '.join(report.without_rule)}"
+        names = ", ".join(report.without_rule)
+        yield f"computed whole on every member, for want of a rule: {names}"

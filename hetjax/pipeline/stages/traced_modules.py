@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from hetjax import _compat
+from hetjax.errors import InputError
 from hetjax.pipeline.program.traced_program import (
     FlatJaxpr,
     Operand,
@@ -29,8 +30,8 @@ from hetjax.pipeline.stages.traced_stage import (
     TracedPasses,
     TracedStage,
     halve,
-    traced_as,
     trace_stage,
+    traced_as,
 )
 from hetjax.sharding.annotation.annotation import HSharding
 from hetjax.sharding.deduction.opening import opened_program
@@ -71,7 +72,8 @@ def trace_module(run: Stage, inputs: Sequence[Shapes], seeds: tuple[int, ...]) -
     Returns:
         The trace.
     """
-    return trace_stage(run, *inputs, seeds, _opened)
+    parameters, batch, received = inputs
+    return trace_stage(run, parameters, batch, received, seeds, _opened)
 
 
 def _opened(closed: _compat.ClosedJaxpr) -> FlatJaxpr:
@@ -150,6 +152,17 @@ def trace_modules(
 def _with_moves(module: TracedModule, moves: OperandMoves, lying: Lying) -> TracedModule:
     """A module in whose trace operands are brought to lie as they shall."""
     flat = module.traced.flat
+    for equation, place in moves:
+        if equation >= len(flat.steps) or place >= len(flat.steps[equation].inputs):
+            raise InputError(
+                f"plan: a module is told of operand {place} of equation {equation}; it has "
+                f"{len(flat.steps)} equations"
+                + (
+                    f", and this one {len(flat.steps[equation].inputs)} operands"
+                    if equation < len(flat.steps)
+                    else ""
+                )
+            )
     number = len(flat.avals)
     held: dict[tuple[int, HSharding], int] = {}
     places = {step: place for place, step in enumerate(flat.steps)}
@@ -168,7 +181,12 @@ def _with_moves(module: TracedModule, moves: OperandMoves, lying: Lying) -> Trac
                     number += 1
                 inputs[place] = held[operand, annotation]
             yield Step(
-                step.name, tuple(inputs), step.outputs, step.evaluate, step.equation, step.iterations
+                step.name,
+                tuple(inputs),
+                step.outputs,
+                step.evaluate,
+                step.equation,
+                step.iterations,
             )
 
     passes = module.passes

@@ -65,7 +65,9 @@ def predict_modules(
             recomputed_bytes=0,
             deferred_bytes=0,
             memory_bytes=0,
-            memory_limit_bytes=problem.cluster.subcluster(member.submesh.subcluster).kind.memory_bytes,
+            memory_limit_bytes=problem.cluster.subcluster(
+                member.submesh.subcluster
+            ).kind.memory_bytes,
         )
         for m, member in enumerate(stage.members)
     )

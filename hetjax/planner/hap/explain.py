@@ -117,9 +117,7 @@ def explain(plan: Plan, problem: PlanningProblem) -> ProgramReport:
         )
         if each is None and step.inputs
     }
-    return ProgramReport(
-        tuple(layouts), tuple(moves), even, proportional, tuple(sorted(missing))
-    )
+    return ProgramReport(tuple(layouts), tuple(moves), even, proportional, tuple(sorted(missing)))
 
 
 def _data_parallel(problem: PlanningProblem, rates: Rates) -> tuple[float, float]:
@@ -213,16 +211,15 @@ def _move_rows(
 
 def _value_names(program: ModuleProgram) -> Mapping[int, str]:
     traced = program.trace.traced
-    names = {value: "parameter" for value in traced.parameters}
-    names |= {value: "batch" for value in traced.batch}
-    names |= {value: "received" for value in traced.received}
-    names |= {value: "cotangent" for value in traced.cotangents}
+    names = dict.fromkeys(traced.parameters, "parameter")
+    names |= dict.fromkeys(traced.batch, "batch")
+    names |= dict.fromkeys(traced.received, "received")
+    names |= dict.fromkeys(traced.cotangents, "cotangent")
     for equation, step in enumerate(traced.flat.steps):
-        names |= {value: f"{step.name} {equation}" for value in step.outputs}
+        names |= dict.fromkeys(step.outputs, f"{step.name} {equation}")
     names |= {value: "gradient" for value in traced.gradients if isinstance(value, int)}
     return names
 
 
 def _shape(shape: Sequence[int]) -> str:
     return " x ".join(map(str, shape)) or "scalar"
-

@@ -132,5 +132,3 @@ def cluster_members(
                 data = math.gcd(width, microbatch_size)
                 found.append(Member(submesh, (data, width // data)))
     return tuple(found)
-
-

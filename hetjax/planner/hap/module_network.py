@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
 from hetjax.pipeline.program.traced_program import Operand
+from hetjax.planner.hap.tables import EliminationOrder, FloatArray, Minimum, Scope
 from hetjax.planner.module_programs.dimensions import Dimensions
 from hetjax.planner.module_programs.module_chain import ModuleTrace
 from hetjax.planner.module_programs.program import (
@@ -25,8 +26,15 @@ from hetjax.planner.module_programs.program import (
     update_load,
 )
 from hetjax.planner.module_programs.rates import MoveOf
-from hetjax.planner.hap.tables import EliminationOrder, FloatArray, Minimum, Scope
-from hetjax.planner.module_programs.ways import FREE, SUMMANDS, WHOLE, Load, Way, layouts_of, ways_of
+from hetjax.planner.module_programs.ways import (
+    FREE,
+    SUMMANDS,
+    WHOLE,
+    Load,
+    Way,
+    layouts_of,
+    ways_of,
+)
 
 MOST_COPIES = 1
 """Into how many layouts a value is brought at most beside the one that it was made in."""
@@ -334,7 +342,6 @@ class ModuleNetwork:
             tables[place] = np.where(may, tables[place], np.inf)
         return self.order.minimum(tables)
 
-
     def program(self, choices: Mapping[int, int]) -> ModuleProgram:
         """The program that choices make.
 
@@ -378,5 +385,3 @@ def _has(copies: Copies, layout: int) -> bool:
     if layout == FREE or layout in held:
         return True
     return WHOLE in held
-
-

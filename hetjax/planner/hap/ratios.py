@@ -137,7 +137,9 @@ class _LinearProgram:
 
     def matrix(self) -> Any:
         """The left sides of the rows."""
-        entries = [(i, j, value) for i, (row, _) in enumerate(self.rows) for j, value in row.items()]
+        entries = [
+            (i, j, value) for i, (row, _) in enumerate(self.rows) for j, value in row.items()
+        ]
         rows, columns, values = zip(*entries, strict=True)
         return coo_array((values, (rows, columns)), shape=(len(self.rows), len(self.costs))).tocsr()
 

@@ -13,9 +13,6 @@ from numpy.typing import NDArray
 from hetjax.errors import DoesNotFitError
 from hetjax.pipeline.program.traced_program import num_bytes
 from hetjax.planner.hap.chain_search import ChainProgram, ChainSearch
-from hetjax.planner.module_programs.program import ModuleProgram
-from hetjax.planner.module_programs.rates import REGROUP, SUM, Rates
-from hetjax.planner.module_programs.step_time import held_bytes, spans_of, step_time
 from hetjax.planner.hap.ratios import (
     MovedBytes,
     RatioProblem,
@@ -23,6 +20,9 @@ from hetjax.planner.hap.ratios import (
     best_ratios,
     rounded_shares,
 )
+from hetjax.planner.module_programs.program import ModuleProgram
+from hetjax.planner.module_programs.rates import REGROUP, SUM, Rates
+from hetjax.planner.module_programs.step_time import held_bytes, spans_of, step_time
 
 FloatArray = NDArray[np.float64]
 
@@ -95,9 +95,7 @@ def needed_bytes(search: ChainSearch, rates: Rates, found: Synthesis) -> FloatAr
         rates: the members.
         found: the program and its ratios.
     """
-    held = held_bytes(
-        search.chain, found.program.modules, rates, found.shares, search.state_bytes
-    )
+    held = held_bytes(search.chain, found.program.modules, rates, found.shares, search.state_bytes)
     return held.state + held.residuals
 
 
@@ -107,7 +105,7 @@ def _limits(rates: Rates) -> FloatArray:
 
 def _fitting(search: ChainSearch, rates: Rates, found: Synthesis) -> Synthesis:
     """The best pair that was met that fits, with bytes that count for more and more seconds."""
-    pressure = found.seconds / np.maximum(1.0, _limits(rates)) / 16
+    pressure, tried = found.seconds / np.maximum(1.0, _limits(rates)) / 16, found
     for _ in range(_MOST_PRESSURES):
         pressed = replace(rates, pressure=tuple(pressure.tolist()))
         tried = _alternated(search, pressed)
@@ -205,9 +203,7 @@ class _Alternation:
         return replace(found, program=program, expansions=self._search.expansions)
 
 
-def _shares_of(
-    search: ChainSearch, rates: Rates, ratios: FloatArray
-) -> tuple[FloatArray, ...]:
+def _shares_of(search: ChainSearch, rates: Rates, ratios: FloatArray) -> tuple[FloatArray, ...]:
     multiples = [member.devices for member in rates.members]
     known: list[tuple[FloatArray, FloatArray]] = []
     found = []
@@ -343,4 +339,3 @@ def _add_regrouping(
                 size = num_bytes(each.trace.traced.flat.avals[value])
                 key = MovedBytes(REGROUP, before, after)
                 moved[key] = moved.get(key, 0.0) + search.num_microbatches * size
-

@@ -165,7 +165,7 @@ def _covers(wide: FloatArray, narrow: FloatArray) -> bool:
     return wide.ndim > 0 and all(a >= b for a, b in pairs)
 
 
-def narrow_order(near: Sequence[set[int]], logs: Sequence[float], free: set[int]) -> list[int]:
+def narrow_order(near: list[set[int]], logs: Sequence[float], free: set[int]) -> list[int]:
     """In which order variables give way, so that few are joined that were not before (min-fill).
 
     Args:

@@ -86,9 +86,7 @@ class _Writer:
                 shape = program.trace.traced.flat.avals[value].shape
                 if stored.layout == WHOLE and shape:
                     alone = stored.update == WHOLE
-                    found[name] = (
-                        None if alone else self._share(module.kind, value, stored.update)
-                    )
+                    found[name] = None if alone else self._share(module.kind, value, stored.update)
         return found
 
     def _named(self, module: Module, program: ModuleProgram):
@@ -111,12 +109,16 @@ class _Writer:
                 known[key] = tuple(self._operands(module, program, batch))
             runs.setdefault(known[key], []).append((module.start, module.stop))
             before = module.kind
-        kinds = {run: module.kind for module, _ in self._pairs for run in [(module.start, module.stop)]}
+        kinds = {
+            run: module.kind for module, _ in self._pairs for run in [(module.start, module.stop)]
+        }
         found: dict[tuple[int, tuple[OperandShare, ...]], list[tuple[int, int]]] = {}
         for operands, places in runs.items():
             for run in places:
                 found.setdefault((kinds[run], operands), []).append(run)
-        return tuple(ModuleShares(tuple(places), operands) for (_, operands), places in found.items())
+        return tuple(
+            ModuleShares(tuple(places), operands) for (_, operands), places in found.items()
+        )
 
     def _operands(self, module: Module, program: ModuleProgram, batch: Sequence[int]):
         """The operands that lie otherwise than they come."""

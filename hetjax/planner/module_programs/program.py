@@ -156,7 +156,9 @@ class ModuleProgram:
         """
         for place, stored in enumerate(self.stored):
             if place not in self.shared:
-                yield update_load(self.trace, self.kind, self.dimensions, place, stored, state_bytes)
+                yield update_load(
+                    self.trace, self.kind, self.dimensions, place, stored, state_bytes
+                )
 
 
 def move_of(
@@ -252,9 +254,7 @@ def shared_update(
     """
     stored = program.stored[place]
     value = program.trace.traced.parameters[place]
-    load = update_load(
-        program.trace, program.kind, program.dimensions, place, stored, state_bytes
-    )
+    load = update_load(program.trace, program.kind, program.dimensions, place, stored, state_bytes)
     gather = move_of(program, value, stored.update, stored.layout, once=True)
     return [load], [gather] if gather else []
 

@@ -173,9 +173,8 @@ class Rates:
             alone = np.where(table[:, 1] > 0, 1.0, float(member.devices))
             inner = 2 * (member.devices - 1) / member.devices / member.inner_bandwidth
             flops, traffic, updated = table[:, 2:5].T + table[:, 6:9].T * part[:, m]
-            seconds[:, m] = (
-                alone * (flops / member.flops + traffic / member.traffic)
-                + updated * (1 / member.updated + inner)
+            seconds[:, m] = alone * (flops / member.flops + traffic / member.traffic) + updated * (
+                1 / member.updated + inner
             )
             if self.pressure:
                 seconds[:, m] += self.pressure[m] * self._held(table, part[:, m], member)
@@ -222,7 +221,6 @@ class Rates:
             start, byte = coefficients[key]
             found[place] = start + byte * move.num_bytes
         return found
-
 
 
 def _figures(load: Load) -> tuple[float, ...]:

@@ -208,7 +208,7 @@ class _Pass:
         step = self.trace.traced.flat.steps[equation]
         told = ", ".join(_text(layout) for layout in layouts)
         raise InputError(
-            f"{self.where}.modules: equation {equation} of the module from position "
+            f"{self.reader.where}.modules: equation {equation} of the module from position "
             f"{self.module.start} on, {step.name}, has operands that lie {told}; it cannot take "
             f"them so, and the plan has no move for it"
         )
@@ -232,5 +232,3 @@ def module_edges(shares: Shares) -> list[int]:
     """
     runs = sorted(run for module in shares.modules for run in module.runs)
     return [*(start for start, _ in runs), runs[-1][1]]
-
-

@@ -21,7 +21,7 @@ from hetjax.planner.plan.checks import check_pipeline
 from hetjax.planner.plan.plan_file import PlannedCluster, checked_plan, plan_content
 from hetjax.planner.plan.plan_text import plan_text
 from hetjax.planner.plan.prediction import Prediction
-from hetjax.planner.plan.share_checks import check_shares_for
+from hetjax.planner.plan.share_checks import check_module_runs, check_shares_for
 from hetjax.planner.plan.stage_plan import PipelinePlan, StagePlan
 
 
@@ -278,6 +278,8 @@ def validate_for(plan: Plan, program: Program, batch_size: int | None = None) ->
             where = f"plan: pipelines[{p}].stages[{s}]"
             _check_made(plan, stage, stage.shares.values, program, f"{where}.shares.values")
             check_shares_for(stage, pipeline.microbatch_size, program, where)
+            first, end = (plan.layers[layer] for layer in stage.layers)
+            check_module_runs(stage, (first, end), f"{where}.shares")
             _check_held(plan, pipeline, s, program, f"{where}.shares.parameters")
 
 

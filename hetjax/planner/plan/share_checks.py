@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from jax.sharding import PartitionSpec
 
 from hetjax.errors import InputError, unknown_name
@@ -32,6 +34,75 @@ def check_shares(stage: StagePlan, where: str) -> None:
         _check_share(share, stage, f"{where}.parameters[{name!r}]")
     for value, share in shares.values.items():
         _check_share(share, stage, f"{where}.values[{value}]")
+    for name, share in shares.updates.items():
+        if share is not None:
+            _check_share(share, stage, f"{where}.updates[{name!r}]")
+        if name in shares.parameters:
+            raise InputError(
+                f"{where}.updates has {name!r}, which is in parameters, too; a parameter that is "
+                f"divided is updated as it lies: leave it out"
+            )
+    _check_modules(stage, where)
+
+
+def _check_modules(stage: StagePlan, where: str) -> None:
+    """Check the modules of a stage by themselves."""
+    shares = stage.shares
+    if shares.modules and shares.values:
+        raise InputError(
+            f"{where}.values is given beside modules, which say how operands lie; allowed: one of "
+            f"the two"
+        )
+    if shares.modules and stage.recompute:
+        raise InputError(
+            f"{where}.modules is given, and the stage recomputes; allowed: recompute false"
+        )
+    runs = sorted(run for module in shares.modules for run in module.runs)
+    for first, last in runs:
+        if not 0 <= first < last:
+            raise InputError(
+                f"{where}.modules has the run {[first, last]}; a run is its first position and the "
+                f"one after its last"
+            )
+    for before, after in itertools.pairwise(runs):
+        if before[1] != after[0]:
+            raise InputError(
+                f"{where}.modules has the runs {list(before)} and {list(after)}; each must begin "
+                f"where the one before ends"
+            )
+    for m, module in enumerate(shares.modules):
+        told: set[tuple[int, int]] = set()
+        for o, each in enumerate(module.operands):
+            place = f"{where}.modules[{m}].operands[{o}]"
+            if (each.equation, each.operand) in told:
+                raise InputError(
+                    f"{place} is equation {each.equation}, operand {each.operand}, which another "
+                    f"one is, too; an operand lies in one way"
+                )
+            told.add((each.equation, each.operand))
+            if min(each.equation, each.operand) < 0:
+                raise InputError(f"{place} has a negative number; equations are counted from 0")
+            if each.share is not None:
+                _check_share(each.share, stage, f"{place}.share")
+
+
+def check_module_runs(stage: StagePlan, positions: tuple[int, int], where: str) -> None:
+    """Check that a stage's modules are all of it.
+
+    Args:
+        stage: the stage, of which `check_shares` has found nothing.
+        positions: its first position in the program, and the one after its last.
+        where: what errors name as the place.
+
+    Raises:
+        InputError: naming the field, its value and what is allowed.
+    """
+    runs = sorted(run for module in stage.shares.modules for run in module.runs)
+    if runs and (runs[0][0], runs[-1][1]) != positions:
+        raise InputError(
+            f"{where}.modules are of the positions from {runs[0][0]} to {runs[-1][1]}; the stage's "
+            f"layers are from {positions[0]} to {positions[1]}"
+        )
 
 
 def check_shared_batch(stage: StagePlan, microbatch_size: int, pipeline: str, place: str) -> None:
@@ -80,15 +151,21 @@ def check_shares_for(stage: StagePlan, microbatch_size: int, program: Program, w
         InputError: naming the field, its value and what is allowed.
     """
     parameters = dict(zip(program.parameter_names, program.parameters, strict=True))
-    for name, share in stage.shares.parameters.items():
-        if name not in parameters:
-            place = f"{where}.shares.parameters: parameter"
-            raise InputError(unknown_name(place, name, parameters))
-        shape = program.avals[parameters[name]].shape
-        place = f"{where}.shares.parameters[{name!r}]"
-        _check_fits(share, shape, f"the parameter's shape {shape}", place)
-        spec = stage.parameters.get(name, ())
-        _check_inner(share, shape, spec, stage, place, f"parameters[{name!r}]")
+    for field, shares in (
+        ("parameters", stage.shares.parameters),
+        ("updates", stage.shares.updates),
+    ):
+        for name, share in shares.items():
+            if name not in parameters:
+                place = f"{where}.shares.{field}: parameter"
+                raise InputError(unknown_name(place, name, parameters))
+            if share is None:
+                continue
+            shape = program.avals[parameters[name]].shape
+            place = f"{where}.shares.{field}[{name!r}]"
+            _check_fits(share, shape, f"the parameter's shape {shape}", place)
+            spec = stage.parameters.get(name, ())
+            _check_inner(share, shape, spec, stage, place, f"parameters[{name!r}]")
     if microbatch_size != program.avals[program.batch[0]].shape[0]:
         return  # Of values of other microbatches the sizes are not known.
     for value, share in stage.shares.values.items():

@@ -17,8 +17,8 @@ from hetjax.pipeline.build import PipelinePrograms
 from hetjax.pipeline.program.reshards import is_constrained
 from hetjax.pipeline.stages.cutting import ParameterPart
 from hetjax.planner.plan.member_annotations import union_of_members
-from hetjax.planner.plan.plan import Plan
 from hetjax.planner.plan.module_shares import Share
+from hetjax.planner.plan.plan import Plan
 from hetjax.planner.plan.stage_plan import StagePlan
 from hetjax.sharding.annotation.annotation import DUPLICATE, HSharding, axes_of
 from hetjax.sharding.annotation.rules import (
