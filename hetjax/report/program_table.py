@@ -67,6 +67,9 @@ def program_lines(report: ProgramReport, step_time: float) -> Iterator[str]:
     Args:
         report: the program.
         step_time: seconds of a step of it.
+
+    Yields:
+        A sentence for each.
     """
     for shares, seconds in (
         ("even shares", report.even_seconds),

@@ -1,13 +1,15 @@
-"""The cheapest program of a chain of modules: each kind solved for all edges, joined by min-plus."""
+"""The cheapest program of a chain: each kind of module solved for all edges, joined by min-plus."""
 
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hetjax.pipeline.program.traced_program import num_bytes
 from hetjax.pipeline.stages.cutting import ParameterPart
@@ -43,6 +45,28 @@ class ChainProgram:
         return max(0.0, 1 - self.bound / self.seconds) if self.seconds else 0.0
 
 
+MOST_ENTRIES = 50_000_000
+"""Of the largest table of a module; where there are more, fewer dimensions are divided."""
+
+_FEWER_CLASSES = (16, 8, 4, 2, 1, 0)
+"""How many classes of dimensions may then be divided, those of most bytes first."""
+
+
+def _classes_by_bytes(chain: ModuleChain, dimensions: Dimensions) -> list[int]:
+    """The classes of dimensions, that of the examples first, then those of most bytes."""
+    total = np.zeros(len(dimensions.units))
+    for kind, trace in enumerate(chain.kinds):
+        for value, aval in enumerate(trace.traced.flat.avals):
+            for each in set(dimensions.classes[kind][value]):
+                total[each] += num_bytes(aval)
+    if dimensions.examples >= 0:
+        total[dimensions.examples] = np.inf
+    return [int(each) for each in np.argsort(-total) if dimensions.units[each] > 1]
+
+
+Allowed = Mapping[int, NDArray[np.bool_]]
+"""For some variables of a module the choices that may be made."""
+
 Held = Mapping[ParameterPart, Stored]
 """How parameters are stored that several modules have."""
 
@@ -71,15 +95,27 @@ class ChainSearch:
 
     def __post_init__(self) -> None:
         self.dimensions: Dimensions = find_dimensions(self.chain)
+        self.networks = self._made()
+        order = _classes_by_bytes(self.chain, self.dimensions)
+        for count in _FEWER_CLASSES:
+            if max(each.order.most_entries for each in self.networks) <= MOST_ENTRIES:
+                break
+            self.dimensions = self.dimensions.among(order[:count])
+            self.networks = self._made()
+        forced = self.forced
+        self._allowed = [forced.allowed(each) if forced else None for each in self.networks]
+
+    def _made(self) -> list[ModuleNetwork]:
+        """The networks of all kinds, for the dimensions that may be divided."""
         shared = self.chain.shared_parts
-        self.networks: list[ModuleNetwork] = []
+        networks = []
         for kind, trace in enumerate(self.chain.kinds):
             module = next(each for each in self.chain.modules if each.kind == kind)
             places = frozenset(i for i, part in enumerate(module.parameters) if part in shared)
-            network = ModuleNetwork(trace, kind, self.dimensions, self.state_bytes, places)
-            self.networks.append(network)
-        forced = self.forced
-        self._allowed = [forced.allowed(each) if forced else None for each in self.networks]
+            rows = frozenset(i for i, part in enumerate(module.parameters) if part.stop is not None)
+            where = (trace, kind, self.dimensions, self.state_bytes, places, rows)
+            networks.append(ModuleNetwork(*where))
+        return networks
 
     def among(self, forced: Forced | None) -> ChainSearch:
         """The same search among other programs.
@@ -103,13 +139,44 @@ class ChainSearch:
         Returns:
             The program, and the bound that its weighted time is under all programs.
         """
-        solved = [
-            self._solved(kind, rates, ratios[kind], weights) for kind in range(len(self.networks))
-        ]
-        joined = _Joined(self, solved, rates, ratios, weights)
-        least, modules = min(map(joined.best, self._held()), key=lambda found: found[0])
+        least, modules = self._joined(rates, ratios, weights, self._allowed)
+        alike = self._with_rows_alike(modules)
+        if alike is not None:
+            _, modules = self._joined(rates, ratios, weights, alike)
         time = step_time(self.chain, modules, rates, ratios, self.state_bytes)
         return ChainProgram(modules, least, time.step(self.num_microbatches), time)
+
+    def _joined(
+        self, rates: Rates, ratios: Ratios, weights: FloatArray, allowed: Sequence[Allowed | None]
+    ) -> tuple[float, tuple[ModuleProgram, ...]]:
+        """The cheapest program among choices that may be made, and what it takes."""
+        solved = []
+        for kind, network in enumerate(self.networks):
+            self.expansions += network.order.entries
+            costs = self.costs(kind, rates, ratios[kind], weights)
+            solved.append(network.minimum(*costs, allowed[kind]))
+        joined = _Joined(self, solved, rates, ratios, weights)
+        return min(map(joined.best, self._held()), key=lambda found: found[0])
+
+    def _with_rows_alike(self, modules: Sequence[ModuleProgram]) -> list[Allowed | None] | None:
+        """What may be chosen so that all rows of a parameter are stored alike; None if they are."""
+        votes: dict[int, Counter[Stored]] = {}
+        for module, program in zip(self.chain.modules, modules, strict=True):
+            for part, stored in zip(module.parameters, program.stored, strict=True):
+                if part.stop is not None:
+                    votes.setdefault(part.leaf, Counter())[stored] += 1
+        if all(len(each) == 1 for each in votes.values()):
+            return None
+        allowed = [dict(each or {}) for each in self._allowed]
+        for module in self.chain.modules:
+            network = self.networks[module.kind]
+            for place, part in enumerate(module.parameters):
+                if part.stop is not None:
+                    ((most, _),) = votes[part.leaf].most_common(1)
+                    variable = network.stored[place]
+                    may = [each == most for each in network.choices[variable]]
+                    allowed[module.kind][variable] = np.array(may)
+        return list(allowed)
 
     def costs(
         self, kind: int, rates: Rates, shares: FloatArray, weights: FloatArray
@@ -128,11 +195,6 @@ class ChainSearch:
         moves = rates.move_seconds(network.moves, shares)
         moved_once = np.array([each.once for each in network.moves], bool)
         return np.where(once, loads, count * loads), np.where(moved_once, moves, count * moves)
-
-    def _solved(self, kind: int, rates: Rates, shares: FloatArray, weights: FloatArray) -> Minimum:
-        self.expansions += self.networks[kind].order.entries
-        costs = self.costs(kind, rates, shares, weights)
-        return self.networks[kind].minimum(*costs, self._allowed[kind])
 
     def _held(self) -> list[Held]:
         """The ways to store parameters that several modules have."""

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from hetjax.pipeline.program.costs import is_heavy
 from hetjax.planner.hap.module_network import ModuleNetwork
 from hetjax.planner.module_programs.program import Stored
-from hetjax.planner.module_programs.ways import SUMMANDS, WHOLE, Way
+from hetjax.planner.module_programs.ways import SUMMANDS, WHOLE, ComputingWay
 
-AllowsWay = Callable[[ModuleNetwork, int, Way], bool]
+AllowsWay = Callable[[ModuleNetwork, int, ComputingWay], bool]
 AllowsStored = Callable[[ModuleNetwork, int, Stored], bool]
 
 
@@ -51,7 +51,7 @@ class Forced:
         return {variable: each for variable, each in found.items() if each.any()}
 
 
-def _by_examples(network: ModuleNetwork, equation: int, way: Way) -> bool:
+def _by_examples(network: ModuleNetwork, equation: int, way: ComputingWay) -> bool:
     """What can be divided by examples is; nothing is divided otherwise."""
     examples = network.dimensions.examples
     divided = any(each.load.divided == examples for each in network.ways[equation])
@@ -84,7 +84,7 @@ STATE_SHARDED = Forced("data parallel, state divided", _by_examples, _scattered)
 """The same, and each member updates its part, which the others then get: ZeRO's first stage."""
 
 
-def _factors(network: ModuleNetwork, equation: int, way: Way) -> bool:
+def _factors(network: ModuleNetwork, equation: int, way: ComputingWay) -> bool:
     step = network.trace.traced.flat.steps[equation]
     if not is_heavy(step) or not _gives_gradient(network, equation):
         return _by_examples(network, equation, way)
@@ -116,7 +116,7 @@ def _of_products(network: ModuleNetwork, place: int) -> bool:
     )
 
 
-def _anything(network: ModuleNetwork, equation: int, way: Way) -> bool:
+def _anything(network: ModuleNetwork, equation: int, way: ComputingWay) -> bool:
     return True
 
 

@@ -7,7 +7,7 @@ a network is built once.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -30,8 +30,8 @@ from hetjax.planner.module_programs.ways import (
     FREE,
     SUMMANDS,
     WHOLE,
-    Load,
-    Way,
+    ComputingWay,
+    WayLoad,
     layouts_of,
     ways_of,
 )
@@ -88,6 +88,7 @@ class ModuleNetwork:
         dimensions: the classes of dimensions.
         state_bytes: bytes of optimizer state for each element of a parameter.
         shared: the places of parameters that other modules have, too.
+        rows: the places of parameters of which it has some rows, and other modules the others.
 
     Attributes:
         choices: for each variable what it chooses from.
@@ -110,12 +111,13 @@ class ModuleNetwork:
     dimensions: Dimensions
     state_bytes: float
     shared: frozenset[int] = frozenset()
+    rows: frozenset[int] = frozenset()
     choices: list[Sequence[object]] = field(default_factory=list)
-    loads: list[Load] = field(default_factory=list)
+    loads: list[WayLoad] = field(default_factory=list)
     moves: list[MoveOf] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._load_numbers: dict[Load, int] = {}
+        self._load_numbers: dict[WayLoad, int] = {}
         self._move_numbers: dict[MoveOf, int] = {}
         self._tables: dict[tuple[int, ...], FloatArray] = {}
         self._entries: list[tuple[tuple[int, ...], int, str, int]] = []
@@ -123,7 +125,7 @@ class ModuleNetwork:
         # Where nothing but the update takes a gradient, it is moved once a step.
         read = {value for step in traced.flat.steps for value in step.values()}
         self._gradients = {each for each in traced.gradients if each not in read}
-        self.ways: list[list[Way]] = ways_of(self.trace, self.kind, self.dimensions)
+        self.ways: list[list[ComputingWay]] = ways_of(self.trace, self.kind, self.dimensions)
         self.makers: dict[int, Maker] = {}
         self.takers: dict[int, list[Taker]] = {}
         self.copies: dict[int, int] = {}
@@ -170,6 +172,9 @@ class ModuleNetwork:
         traced = self.trace.traced
         value, gradient = traced.parameters[place], traced.gradients[place]
         layouts = [e for e in layouts_of(value, self.kind, self.trace, self.dimensions) if e >= -1]
+        if place in self.rows:
+            # A plan says how all rows lie, which are those of several modules.
+            layouts = [layout for layout in layouts if layout != 0]
         divided = [layout for layout in layouts if layout != WHOLE]
         choices = [Stored(WHOLE, update) for update in layouts]
         choices += [Stored(layout, layout) for layout in divided]
@@ -280,8 +285,8 @@ class ModuleNetwork:
     def _add(self, scope: tuple[int, ...], table: FloatArray) -> None:
         self._tables[scope] = self._tables[scope] + table if scope in self._tables else table
 
-    def _charge(self, scope: tuple[int, ...], entry: int, what: Load | MoveOf) -> None:
-        if isinstance(what, Load):
+    def _charge(self, scope: tuple[int, ...], entry: int, what: WayLoad | MoveOf) -> None:
+        if isinstance(what, WayLoad):
             number = self._load_numbers.setdefault(what, len(self.loads))
             if number == len(self.loads):
                 self.loads.append(what)
@@ -364,19 +369,28 @@ class ModuleNetwork:
             assert isinstance(copies, Copies)
             if WHOLE in copies.others:
                 wholes.add(value)
+        chosen = [self.ways[e][choices[variable]] for e, variable in self.of_equation.items()]
         return ModuleProgram(
-            self.trace,
-            self.kind,
-            self.dimensions,
-            tuple(
-                self.ways[equation][choices[variable]]
-                for equation, variable in self.of_equation.items()
-            ),
+            *self._where,
+            tuple(self._without_needless_summands(inputs, chosen)),
             tuple(stored),
             inputs,
             frozenset(wholes),
             self.shared,
         )
+
+    def _without_needless_summands(
+        self, inputs: Mapping[int, int], chosen: Sequence[ComputingWay]
+    ) -> Iterator[ComputingWay]:
+        """Ways that make summands of summands alone: else all is whole, which is as good."""
+        made = dict(inputs)
+        steps = self.trace.traced.flat.steps
+        for equation, (step, way) in enumerate(zip(steps, chosen, strict=True)):
+            taken = [made[operand] for operand in step.inputs if isinstance(operand, int)]
+            if SUMMANDS in way.operands and SUMMANDS not in taken:
+                way = self.ways[equation][0]
+            made.update(zip(step.outputs, way.results, strict=True))
+            yield way
 
 
 def _has(copies: Copies, layout: int) -> bool:
@@ -384,4 +398,5 @@ def _has(copies: Copies, layout: int) -> bool:
     held = (copies.made, *copies.others)
     if layout == FREE or layout in held:
         return True
-    return WHOLE in held
+    # A plan does not tell of summands: they are what is made so, or what is made whole.
+    return WHOLE in (held if layout != SUMMANDS else (copies.made,))

@@ -24,7 +24,7 @@ FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Span:
+class LinearSpan:
     """What members compute between two moves, as a linear function of their parts.
 
     Args:
@@ -63,7 +63,7 @@ class RatioProblem:
             and how much it may hold; None for no limit.
     """
 
-    spans: Counter[Span]
+    spans: Counter[LinearSpan]
     moved: Mapping[MovedBytes, float]
     num_kinds: int
     memory: tuple[FloatArray, FloatArray, FloatArray] | None = None
@@ -158,7 +158,7 @@ class _LinearProgram:
         self.costs.append(cost)
         return len(self.costs) - 1
 
-    def _add_span(self, span: Span, times: int) -> None:
+    def _add_span(self, span: LinearSpan, times: int) -> None:
         time = self._time(float(times))
         for group, m in enumerate(self.firsts):
             row = {time: -1.0}

@@ -14,9 +14,9 @@ from hetjax.errors import DoesNotFitError
 from hetjax.pipeline.program.traced_program import num_bytes
 from hetjax.planner.hap.chain_search import ChainProgram, ChainSearch
 from hetjax.planner.hap.ratios import (
+    LinearSpan,
     MovedBytes,
     RatioProblem,
-    Span,
     best_ratios,
     rounded_shares,
 )
@@ -253,17 +253,17 @@ def ratio_problem(
         rates: what computing and moving takes.
         shares: those that it was found with.
     """
-    spans: Counter[Span] = Counter()
+    spans: Counter[LinearSpan] = Counter()
     moved: dict[MovedBytes, float] = {}
     kinds, members = len(search.networks), rates.count
     fixed, shared = np.zeros(members), np.zeros((kinds, members))
 
     def close(times: int = 1) -> None:
-        span = Span(tuple(fixed.tolist()), tuple(map(tuple, shared.tolist())))
+        span = LinearSpan(tuple(fixed.tolist()), tuple(map(tuple, shared.tolist())))
         spans[span] += times
 
     state = search.state_bytes
-    known: dict[int, tuple[list[_Linear], ...]] = {}
+    known: dict[int, tuple[list[_FixedAndShared], ...]] = {}
     modules = list(zip(search.chain.modules, program.modules, strict=True))
     count = search.num_microbatches
     for module, each in modules:
@@ -305,7 +305,7 @@ def _memory(
     return np.asarray(fixed), np.array(shared), _limits(rates)
 
 
-class _Linear(NamedTuple):
+class _FixedAndShared(NamedTuple):
     """What members compute between two moves: whatever their part, and of everything."""
 
     fixed: FloatArray
@@ -314,12 +314,15 @@ class _Linear(NamedTuple):
 
 def _linear_spans(
     program: ModuleProgram, rates: Rates, shares: FloatArray, state_bytes: float
-) -> tuple[list[_Linear], ...]:
+) -> tuple[list[_FixedAndShared], ...]:
     """What members compute between moves, forward, backward and in the update."""
     nothing = spans_of(program, rates, np.zeros_like(shares), state_bytes)
     everything = spans_of(program, rates, np.ones_like(shares), state_bytes)
     return tuple(
-        [_Linear(a.seconds, b.seconds - a.seconds) for a, b in zip(none, every, strict=True)]
+        [
+            _FixedAndShared(a.seconds, b.seconds - a.seconds)
+            for a, b in zip(none, every, strict=True)
+        ]
         for none, every in zip(nothing, everything, strict=True)
     )
 

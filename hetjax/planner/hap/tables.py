@@ -1,4 +1,4 @@
-"""Networks of choices whose costs are tables over few variables, and how they are minimised exactly.
+"""Choices whose costs are tables over few variables, and how their sum is minimised exactly.
 
 A variable gives way to a table over its neighbours, which has for each of their choices the least
 (nonserial dynamic programming). In which order, is found once; costs may change as often as wanted.
@@ -86,6 +86,7 @@ class EliminationOrder:
     Attributes:
         steps: the variables that give way, in order.
         entries: how many entries the tables have that are added up on the way.
+        most_entries: how many the largest has.
 
     Example:
         >>> order = EliminationOrder([2, 2], [(0,), (0, 1)], kept=[1])
@@ -99,7 +100,7 @@ class EliminationOrder:
         self.kept = tuple(kept)
         self._sizes = tuple(sizes)
         self.steps: list[_Step] = []
-        self.entries = 0
+        self.entries = self.most_entries = 0
         tables: dict[int, Scope] = dict(enumerate(scopes))
         near: list[set[int]] = [set() for _ in sizes]
         of: list[set[int]] = [set() for _ in sizes]
@@ -115,7 +116,9 @@ class EliminationOrder:
             others = tuple(sorted({v for scope in mine.values() for v in scope} - {variable}))
             inputs = self._inputs(mine, (*others, variable))
             self.steps.append(_Step(variable, inputs))
-            self.entries += math.prod(self._sizes[each] for each in (*others, variable))
+            entries = math.prod(self._sizes[each] for each in (*others, variable))
+            self.entries += entries
+            self.most_entries = max(self.most_entries, entries)
             number = len(scopes) + len(self.steps) - 1
             for place, scope in mine.items():
                 for other in scope:

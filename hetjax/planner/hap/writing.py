@@ -52,7 +52,7 @@ class _Writer:
         number = self._dimensions.class_of(kind, value, layout)
         size = self._chain.kinds[kind].traced.flat.avals[value].shape[layout]
         parts = self._found.shares[kind][number]
-        return Share(layout, tuple(int(round(part * size)) for part in parts))
+        return Share(layout, tuple(round(float(part) * size) for part in parts))
 
     def _batch(self) -> tuple[int, ...]:
         """The members' examples, where all that is read of the batch is divided alike."""
@@ -166,4 +166,4 @@ class _Writer:
                 number = self._dimensions.class_of(program.kind, value, layout)
                 size = program.trace.traced.flat.avals[value].shape[layout]
                 parts = self._found.shares[kind][number]
-                found[value] = Share(layout, tuple(int(round(part * size)) for part in parts))
+                found[value] = Share(layout, tuple(round(float(part) * size) for part in parts))

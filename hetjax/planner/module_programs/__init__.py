@@ -1,1 +1,1 @@
-"""Programs of modules: what unlike members compute and move, tensor by tensor, and what it takes."""
+"""Programs of modules: what members compute and move, tensor by tensor, and what it takes."""

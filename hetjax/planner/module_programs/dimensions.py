@@ -8,8 +8,8 @@ that heads stay whole where a dimension of features is split into them.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -38,6 +38,15 @@ class Dimensions:
     units: np.ndarray
     examples: int
     signatures: tuple[tuple[Signature | None, ...], ...]
+
+    def among(self, classes: Collection[int]) -> Dimensions:
+        """The same, of which no other classes than some are divided.
+
+        Args:
+            classes: those that may be.
+        """
+        kept = np.isin(np.arange(len(self.units)), list(classes))
+        return replace(self, units=np.where(kept, self.units, 1))
 
     def class_of(self, kind: int, value: int, dimension: int) -> int:
         """The class of a dimension."""

@@ -13,7 +13,7 @@ from hetjax.pipeline.program.traced_program import Operand, num_bytes
 from hetjax.planner.module_programs.dimensions import Dimensions
 from hetjax.planner.module_programs.module_chain import ModuleTrace
 from hetjax.planner.module_programs.rates import EXCHANGE, GATHER, SCATTER, SUM, MoveOf
-from hetjax.planner.module_programs.ways import FREE, SUMMANDS, WHOLE, Load, Way
+from hetjax.planner.module_programs.ways import FREE, SUMMANDS, WHOLE, ComputingWay, WayLoad
 
 
 class Stored(NamedTuple):
@@ -66,7 +66,7 @@ class ModuleProgram:
     trace: ModuleTrace
     kind: int
     dimensions: Dimensions
-    ways: tuple[Way, ...]
+    ways: tuple[ComputingWay, ...]
     stored: tuple[Stored, ...]
     inputs: dict[int, int]
     wholes: frozenset[int] = frozenset()
@@ -148,7 +148,7 @@ class ModuleProgram:
         move = move_of(self, value, made, wanted, once=once)
         yield ProgramMove(value, made, wanted, move, equation)
 
-    def update_loads(self, state_bytes: float) -> Iterator[Load]:
+    def update_loads(self, state_bytes: float) -> Iterator[WayLoad]:
         """What the update computes, but that of parameters which other modules have, too.
 
         Args:
@@ -208,7 +208,7 @@ def update_load(
     place: int,
     stored: Stored,
     state_bytes: float,
-) -> Load:
+) -> WayLoad:
     """What the update of a parameter makes each member compute.
 
     Args:
@@ -228,7 +228,7 @@ def update_load(
     # Summands of a gradient are as large as the parameter is stored.
     own = size + summed if stored.layout == WHOLE else 0
     rest = updated - (size + summed) if stored.layout == WHOLE else updated
-    return Load(
+    return WayLoad(
         flops=0.0,
         shared_flops=0.0,
         traffic=0.0,
@@ -244,7 +244,7 @@ def update_load(
 
 def shared_update(
     program: ModuleProgram, place: int, state_bytes: float
-) -> tuple[list[Load], list[MoveOf]]:
+) -> tuple[list[WayLoad], list[MoveOf]]:
     """Loads and moves of the update of a parameter that several modules have.
 
     Args:

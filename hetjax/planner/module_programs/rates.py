@@ -1,4 +1,4 @@
-"""What computing and moving takes on the members of a stage, for given shares of every dimension."""
+"""What computing and moving takes on the members of a stage, for given parts of dimensions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from hetjax.planner.module_programs.ways import Load
+from hetjax.planner.module_programs.ways import WayLoad
 
 Shares = NDArray[np.float64]
 """For each class of dimensions what part of it each member has: `[classes, members]`."""
@@ -37,7 +37,7 @@ class MoveOf(NamedTuple):
     once: bool = False
 
 
-class Network(Protocol):
+class MoveNetwork(Protocol):
     """What carries moves among members."""
 
     @property
@@ -137,7 +137,7 @@ class Rates:
     """
 
     members: tuple[MemberSpeed, ...]
-    network: Network
+    network: MoveNetwork
     pressure: tuple[float, ...] = ()
 
     @property
@@ -151,7 +151,7 @@ class Rates:
         speeds = np.array([member.flops for member in self.members])
         return speeds / speeds.sum()
 
-    def load_seconds(self, loads: list[Load], shares: Shares) -> NDArray[np.float64]:
+    def load_seconds(self, loads: list[WayLoad], shares: Shares) -> NDArray[np.float64]:
         """What loads take on each member, `[loads, members]`.
 
         Args:
@@ -180,7 +180,7 @@ class Rates:
                 seconds[:, m] += self.pressure[m] * self._held(table, part[:, m], member)
         return seconds
 
-    def held_bytes(self, loads: list[Load], shares: Shares) -> NDArray[np.float64]:
+    def held_bytes(self, loads: list[WayLoad], shares: Shares) -> NDArray[np.float64]:
         """What each device of each member holds of loads, `[members]`.
 
         Args:
@@ -223,7 +223,7 @@ class Rates:
         return found
 
 
-def _figures(load: Load) -> tuple[float, ...]:
+def _figures(load: WayLoad) -> tuple[float, ...]:
     """A load as a row of numbers: class, whether by examples, four figures alone and shared."""
     return (
         load.divided,

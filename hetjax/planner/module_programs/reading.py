@@ -13,7 +13,7 @@ from hetjax.pipeline.program.traced_program import Operand
 from hetjax.planner.module_programs.dimensions import Dimensions, find_dimensions
 from hetjax.planner.module_programs.module_chain import Module, ModuleChain
 from hetjax.planner.module_programs.program import ModuleProgram, Stored
-from hetjax.planner.module_programs.ways import FREE, SUMMANDS, WHOLE, Way, ways_of
+from hetjax.planner.module_programs.ways import FREE, SUMMANDS, WHOLE, ComputingWay, ways_of
 from hetjax.planner.plan.module_shares import OperandShare, Share
 from hetjax.planner.plan.stage_plan import Shares
 
@@ -121,7 +121,7 @@ class _Pass:
         self._told = {(each.equation, each.operand): each.share for each in operands}
         self._layouts: dict[int, int] = {}
         self.inputs: dict[int, int] = {}
-        self.ways: list[Way] = []
+        self.ways: list[ComputingWay] = []
         self.stored: list[Stored] = []
         self.wholes: set[int] = set()
         self._inputs()
@@ -194,7 +194,7 @@ class _Pass:
         self.ways[equation] = way
         self._layouts.update(zip(step.outputs, way.results, strict=True))
 
-    def _way(self, equation: int, layouts: Sequence[int]) -> Way:
+    def _way(self, equation: int, layouts: Sequence[int]) -> ComputingWay:
         """The way that an equation is computed as its operands lie."""
         for way in self.reader._ways[self.module.kind][equation]:
             pairs = list(zip(way.operands, layouts, strict=True))

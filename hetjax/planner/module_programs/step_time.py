@@ -60,7 +60,7 @@ class StepTime(NamedTuple):
         return num_microbatches * (self.forward + self.backward) + self.update
 
 
-class Clock:
+class WaitingClock:
     """Adds up what members take, who wait for each other at moves.
 
     Args:
@@ -124,7 +124,7 @@ def step_time(
     for module, program in zip(chain.modules, programs, strict=True):
         if id(program) not in known:
             known[id(program)] = spans_of(program, rates, ratios[module.kind], state_bytes)
-    clocks = [Clock(rates.count) for _ in range(3)]
+    clocks = [WaitingClock(rates.count) for _ in range(3)]
     order = list(range(len(programs)))
     for place in order:
         _regroup(chain, programs, place, clocks[0], rates, ratios, forward=True)
@@ -270,7 +270,7 @@ def _regroup(
     chain: ModuleChain,
     programs: Sequence[ModuleProgram],
     place: int,
-    clock: Clock,
+    clock: WaitingClock,
     rates: Rates,
     ratios: Ratios,
     *,

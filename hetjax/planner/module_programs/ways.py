@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax.numpy as jnp
 
@@ -24,7 +24,7 @@ FREE = -3
 
 
 @dataclass(frozen=True)
-class Load:
+class WayLoad:
     """What a way makes each member compute.
 
     Args:
@@ -53,7 +53,7 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Way:
+class ComputingWay:
     """A way to compute an equation.
 
     Args:
@@ -64,10 +64,10 @@ class Way:
 
     operands: tuple[int, ...]
     results: tuple[int, ...]
-    load: Load
+    load: WayLoad
 
 
-def ways_of(trace: ModuleTrace, kind: int, dimensions: Dimensions) -> list[list[Way]]:
+def ways_of(trace: ModuleTrace, kind: int, dimensions: Dimensions) -> list[list[ComputingWay]]:
     """The ways to compute each equation of a module.
 
     Args:
@@ -90,7 +90,7 @@ def ways_of(trace: ModuleTrace, kind: int, dimensions: Dimensions) -> list[list[
 
 def _ways(
     trace: ModuleTrace, kind: int, step: Step, signature: Signature | None, dimensions: Dimensions
-) -> Iterator[Way]:
+) -> Iterator[ComputingWay]:
     avals = trace.traced.flat.avals
     operands = [operand if isinstance(operand, int) else None for operand in step.inputs]
     sizes = [0 if v is None else num_bytes(avals[v]) for v in operands]
@@ -107,8 +107,8 @@ def _ways(
         for value, size in zip(step.outputs, made, strict=True)
     ]
     held = float(sum(kept))
-    whole_load = Load(cost.matmul_flops, 0.0, traffic, 0.0, -1, by_examples, held=held)
-    yield Way(whole, (WHOLE,) * len(step.outputs), whole_load)
+    whole_load = WayLoad(cost.matmul_flops, 0.0, traffic, 0.0, -1, by_examples, held=held)
+    yield ComputingWay(whole, (WHOLE,) * len(step.outputs), whole_load)
     if signature is None:
         return
     for label in _names(signature):
@@ -127,7 +127,7 @@ def _ways(
             + sum(n for n, at in zip(made, results, strict=True) if at >= 0)
         )
         part = float(sum(n for n, at in zip(kept, results, strict=True) if at >= 0))
-        load = Load(
+        load = WayLoad(
             0.0,
             cost.matmul_flops,
             traffic - shared,
@@ -137,7 +137,7 @@ def _ways(
             held=held - part,
             shared_held=part,
         )
-        yield Way(layouts, results, load)
+        yield ComputingWay(layouts, results, load)
     # Each member would compute a whole product of its summand: it is added up before.
     for together in signature.linear if cost.matmul_flops == 0 else ():
         if not _is_summable(trace, step, operands, together):
@@ -146,7 +146,9 @@ def _ways(
             FREE if value is None else (SUMMANDS if place in together else WHOLE)
             for place, value in enumerate(operands)
         )
-        yield Way(layouts, (SUMMANDS,) * len(step.outputs), whole_load)
+        # A byte more, so that no values are made summands for nothing.
+        load = replace(whole_load, traffic=traffic + 1)
+        yield ComputingWay(layouts, (SUMMANDS,) * len(step.outputs), load)
 
 
 def _names(signature: Signature) -> list[int]:

@@ -1,0 +1,226 @@
+"""Programs and ratios: the cheapest that there are, and never dearer than those of one kind."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import numpy as np
+import optax
+import pytest
+from bench_hap import STATE, Traced, published_rates, random_model
+from cases import examples
+from hap_models import HapModel, bert, vgg19, vit
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetjax import planner
+from hetjax.errors import InputError
+from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster
+from hetjax.planner import HapPlanner, PlanOptions, make_problem, predict
+from hetjax.planner.hap.chain_search import ChainSearch
+from hetjax.planner.hap.forced import (
+    COLUMNS,
+    DATA_PARALLEL,
+    GATHERED_FACTORS,
+    REPLICATED,
+    ROWS,
+    STATE_SHARDED,
+)
+from hetjax.planner.hap.ratios import whole_units
+from hetjax.planner.hap.synthesis import program_at, synthesise
+from hetjax.planner.hap.tables import as_graph
+from hetjax.planner.intra_op.integer_program import solve
+from hetjax.planner.module_programs.rates import DirectNetwork, MemberSpeed, MoveOf, Rates
+
+NUMBERS = st.integers(0, 2**32 - 1)
+TWO = published_rates(1, 1)
+SMALL = [
+    vgg19(8, 32, 64),
+    vit(8, 1, 24, 48, 2),
+    bert(8, 1, 0, 16, 24, 48, 2, 64),
+    bert(4, 2, 4, 16, 24, 48, 2, 64),
+]
+
+
+def random_rates(rng: Random) -> Rates:
+    """Two to four unlike members behind unlike links."""
+    count = rng.randint(2, 4)
+    members = tuple(
+        MemberSpeed(10 ** rng.uniform(9, 12), 10 ** rng.uniform(9, 12), 10 ** rng.uniform(8, 11))
+        for _ in range(count)
+    )
+    bandwidths = tuple(10 ** rng.uniform(6, 10) for _ in range(count))
+    return Rates(members, DirectNetwork(bandwidths, 10 ** rng.uniform(-6, -3)))
+
+
+def even(search: ChainSearch, rates: Rates) -> np.ndarray:
+    return np.full((len(search.networks), rates.count), 1 / rates.count)
+
+
+def weights_of(rng: Random, rates: Rates) -> np.ndarray:
+    weights = np.array([rng.random() for _ in range(rates.count)])
+    return weights / weights.sum()
+
+
+@examples(6, 50)
+@given(NUMBERS)
+def test_a_program_costs_what_the_integer_program_finds(number: int):
+    rng = Random(number)
+    rates, search = random_rates(rng), ChainSearch(Traced(random_model(rng), True).chain, STATE)
+    shares = np.tile(rates.proportional, (len(search.dimensions.units), 1))
+    weights = weights_of(rng, rates)
+    found = search.best(rates, [shares], weights)
+    (network,) = search.networks
+    tables = network.tables(*search.costs(0, rates, shares, weights))
+    solution = solve(as_graph(network.sizes, network.scopes, tables, {}))
+    assert solution is not None
+    np.testing.assert_allclose(found.bound, solution.seconds, rtol=1e-6)
+
+
+@pytest.mark.parametrize("model", SMALL, ids=lambda model: model.name)
+def test_a_bound_is_under_every_program(model: HapModel):
+    """Whatever the weights: also under programs that were found with others."""
+    rng, search = Random(0), ChainSearch(Traced(model).chain, STATE)
+    for _ in range(4):
+        rates = random_rates(rng)
+        shares = np.tile(weights_of(rng, rates), (len(search.dimensions.units), 1))
+        ratios = [shares] * len(search.networks)
+        found = [search.best(rates, ratios, weights_of(rng, rates)) for _ in range(3)]
+        least = min(each.seconds for each in found)
+        assert all(each.bound <= least * (1 + 1e-9) for each in found)
+
+
+@pytest.mark.parametrize("layers", [2, 3, 4])
+def test_modules_put_together_cost_what_the_whole_program_does(layers: int):
+    rates = published_rates(1, 2)
+    bounds = []
+    for is_whole in (False, True):
+        chain = Traced(vit(64, layers, 96, 384, 4), is_whole).chain
+        search = ChainSearch(chain, STATE)
+        shares = np.tile(rates.proportional, (len(search.dimensions.units), 1))
+        weights = np.array([0.2, 0.3, 0.5])
+        bounds.append(search.best(rates, [shares] * len(search.networks), weights).bound)
+    np.testing.assert_allclose(*bounds, rtol=1e-9)
+
+
+@pytest.mark.parametrize("model", SMALL, ids=lambda model: model.name)
+@pytest.mark.parametrize("speed", [1e9, 1e12])
+def test_it_is_never_dearer_than_programs_of_one_kind(model: HapModel, speed: float):
+    members = (MemberSpeed(speed, speed, speed), MemberSpeed(speed / 3, speed, speed))
+    rates = Rates(members, DirectNetwork((1e8, 1e8), 1e-5))
+    search = ChainSearch(Traced(model).chain, STATE)
+    ours = synthesise(search, rates)
+    kinds = [DATA_PARALLEL, REPLICATED, STATE_SHARDED, GATHERED_FACTORS, COLUMNS, ROWS]
+    for forced in kinds:
+        for ratios in (even(search, rates), np.tile(rates.proportional, (len(search.networks), 1))):
+            program, _ = program_at(search.among(forced), rates, ratios)
+            assert ours.seconds <= program.seconds * (1 + 1e-6), forced.name
+
+
+def test_a_slow_link_makes_a_program_that_moves_less():
+    search = ChainSearch(Traced(vgg19(32, 32, 256)).chain, STATE)
+    speeds = (MemberSpeed(1e11, 1e12, 1e11), MemberSpeed(5e10, 1e12, 1e11))
+    moved = []
+    for bandwidth in (1e12, 1e9, 1e7):
+        found = synthesise(search, Rates(speeds, DirectNetwork((bandwidth,) * 2, 1e-6)))
+        moves = [each.move for module in found.program.modules for each in module.moves]
+        moved.append(sum(move.num_bytes for move in moves if move is not None))
+    assert moved[0] > moved[1] > moved[2]
+
+
+@given(st.integers(1, 200), st.lists(st.integers(0, 20), min_size=1, max_size=5))
+def test_whole_units_add_up_and_are_near(total: int, weights: list[int]):
+    parts = (np.array(weights) + 1e-3) / (np.array(weights) + 1e-3).sum()
+    found = whole_units(total, parts, [1] * len(weights))
+    assert sum(found) == total
+    assert min(found) >= 0
+    assert np.abs(np.array(found) - parts * total).max() <= 1
+
+
+@given(st.lists(st.floats(0, 1), min_size=2, max_size=4), st.lists(st.floats(0, 1), min_size=2))
+def test_moves_take_what_the_busiest_link_does(first: list[float], second: list[float]):
+    """By counting who sends what to whom."""
+    count = min(len(first), len(second))
+    source, target = (
+        (np.array(parts[:count]) + 1e-3) / (np.array(parts[:count]) + 1e-3).sum()
+        for parts in (first, second)
+    )
+    network = DirectNetwork((1.0,) * count, 0.0)
+    given_away = {
+        "gather": [(count - 1) * part for part in source],
+        "scatter": [1 - part for part in target],
+        "exchange": [a * (1 - b) for a, b in zip(source, target, strict=True)],
+    }
+    taken = {
+        "gather": [1 - part for part in source],
+        "scatter": [(count - 1) * part for part in target],
+        "exchange": [b * (1 - a) for a, b in zip(source, target, strict=True)],
+    }
+    for form, each in given_away.items():
+        seconds = network.seconds(MoveOf(form, 1.0), source, target)
+        np.testing.assert_allclose(seconds, max(*each, *taken[form]))
+
+
+LINK = Link(1e9, 1e-5)
+
+
+def cluster(memory: int = 10**10, devices: int = 1) -> Cluster:
+    kinds = [
+        DeviceKind(name, {"float32": flops}, memory, 1e11, source="made up")
+        for name, flops in (("quick", 3e12), ("slow", 1e12))
+    ]
+    parts = tuple(
+        Subcluster(kind.name, kind, 1, devices, LINK, LINK, price_per_device_hour=1.0)
+        for kind in kinds
+    )
+    return Cluster("unlike", parts, (("quick", "slow", LINK),))
+
+
+def problem_of(model: HapModel, on: Cluster, microbatches: int = 1) -> planner.PlanningProblem:
+    return make_problem(
+        model.loss,
+        model.parameters,
+        model.batch,
+        cluster=on,
+        optimizer=optax.adam(1e-3),
+        num_microbatches=microbatches,
+        options=PlanOptions(),
+    )
+
+
+@pytest.mark.parametrize("model", SMALL, ids=lambda model: model.name)
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_a_plan_is_predicted_to_take_what_it_was_found_to(model: HapModel, microbatches: int):
+    problem = problem_of(model, cluster(devices=2), microbatches)
+    made = HapPlanner().synthesise(problem)
+    prediction = predict(made.plan, problem).prediction
+    assert prediction is not None
+    np.testing.assert_allclose(prediction.step_time, made.found.seconds)
+
+
+def test_what_does_not_fit_whole_is_divided():
+    """Each member has memory for less than the whole state."""
+    model = vit(8, 2, 96, 384, 4)
+    whole = HapPlanner().synthesise(problem_of(model, cluster()))
+    fitting = predict(whole.plan, problem_of(model, cluster())).prediction
+    assert fitting is not None
+    needed = max(member.memory_bytes for member in fitting.stages[0].members)
+    small = cluster(int(0.8 * needed / 0.9))
+    made = HapPlanner().synthesise(problem_of(model, small))
+    prediction = predict(made.plan, problem_of(model, small)).prediction
+    assert prediction is not None
+    assert all(stage.fits for stage in prediction.stages)
+    assert made.found.seconds >= whole.found.seconds
+
+
+def test_what_fits_in_no_way_is_refused_with_the_bytes():
+    model = vit(8, 1, 96, 384, 4)
+    with pytest.raises(InputError, match=r"member \d needs .* bytes on each device, and has"):
+        HapPlanner().plan(problem_of(model, cluster(100_000)))
+
+
+def test_one_device_is_refused():
+    lonely = replace(cluster(), subclusters=cluster().subclusters[:1], links=())
+    with pytest.raises(InputError, match="one device that can be used"):
+        HapPlanner().plan(problem_of(SMALL[1], lonely))

@@ -1,0 +1,207 @@
+"""Synthesised programs: whatever members compute and move, it is the loss of one device."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from bench_hap import STATE
+from cases import CLUSTER, Case, examples
+from execution import job_of, one_device_steps, running, train
+from hypothesis import given
+from hypothesis import strategies as st
+from one_device import check_gradients, float64, tolerance_of
+from random_programs import chain_of_program, random_program_case, random_stage
+from random_unions import HOSTS
+from ray_jobs import RUNTIMES
+from small_models import make_batch
+
+from hetjax import Trainer
+from hetjax.mesh import SubMesh
+from hetjax.pipeline.program.traced_program import trace
+from hetjax.pipeline.schedules.warm_up import one_f_one_b
+from hetjax.planner import Member, PipelinePlan, Plan
+from hetjax.planner.hap.chain_search import ChainSearch
+from hetjax.planner.hap.forced import COLUMNS, DATA_PARALLEL, GATHERED_FACTORS, ROWS, Forced
+from hetjax.planner.hap.synthesis import Synthesis, program_at
+from hetjax.planner.hap.writing import shares_of
+from hetjax.planner.module_programs.rates import DirectNetwork, MemberSpeed, Rates
+from hetjax.planner.module_programs.reading import read_programs
+from hetjax.planner.plan.stage_plan import StagePlan
+
+NUMBERS = st.integers(0, 2**32 - 1)
+MEMBERS = (
+    Member(SubMesh("first", 0, (1, 1)), (1, 1)),
+    Member(SubMesh("second", 0, (1, 2)), (2, 1)),
+)
+RATES = Rates(
+    (MemberSpeed(1e9, 1e9, 1e9), MemberSpeed(2e9, 1e9, 1e9)), DirectNetwork((1e8, 1e8), 1e-5)
+)
+CLIPPED = optax.chain(optax.clip_by_global_norm(0.1), optax.adamw(1e-2, eps=1e-5))
+
+
+@pytest.mark.parametrize("part", range(3))
+@examples(usual=10, full=70)
+@given(number=NUMBERS)
+def test_random_programs_give_the_loss_and_gradients_of_one_device(part: int, number: int):
+    check_gradients(random_program_case(Random(3 * number + part)), evaluates=True)
+
+
+@examples(usual=2, full=50)
+@given(number=NUMBERS)
+def test_in_float64_they_do_to_twelve_digits(number: int):
+    with float64():
+        check_gradients(random_program_case(Random(number), double=True), evaluates=True)
+
+
+@examples(usual=6)
+@given(number=NUMBERS)
+def test_clipped_updates_and_steps_are_those_of_one_device(number: int):
+    case = random_program_case(Random(number))
+    batches = [make_batch(case.plan.batch_size, seed) for seed in range(5)]
+    with running(job_of(case, CLIPPED)) as executor:
+        found = train(executor, batches)
+    with jax.numpy_dtype_promotion("standard"):
+        expected = one_device_steps(case.model, CLIPPED, batches)
+    np.testing.assert_allclose(found, expected, rtol=tolerance_of(case.model))
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_cluster")
+@examples(usual=2, full=20)
+@given(number=NUMBERS)
+def test_random_programs_compute_on_ray_what_they_do_in_one_process(number: int):
+    case = on_hosts(random_program_case(Random(number)))
+    batches = [make_batch(case.plan.batch_size, seed) for seed in range(3)]
+    found = {}
+    for name, runtime in RUNTIMES.items():
+        with Trainer(
+            plan=case.plan,
+            loss_function=case.model.loss,
+            parameters=case.model.init,
+            optimizer=CLIPPED,
+            batch=batches[0],
+            runtime=runtime,
+        ) as trainer:
+            losses = [trainer.train_step(batch).loss for batch in batches]
+            found[name] = losses, jax.tree.map(np.asarray, trainer.parameters())
+    assert found["ray"][0] == found["local"][0]
+    jax.tree.map(np.testing.assert_array_equal, found["ray"][1], found["local"][1])
+
+
+def on_hosts(case: Case) -> Case:
+    """The same on hosts' cores."""
+    return replace(case, plan=replace(case.plan, cluster=HOSTS))
+
+
+def transformer(parameters: Any, batch: Any) -> Any:
+    """A block with norms last on embedded positions: the mean loss."""
+
+    def norm(x: Any, scale: Any, bias: Any) -> Any:
+        centred = x - x.mean(-1, keepdims=True)
+        return centred * jax.lax.rsqrt((centred**2).mean(-1, keepdims=True) + 1e-3) * scale + bias
+
+    p = parameters
+    x = p["tokens"][batch["tokens"]] + p["positions"]
+    heads = x.reshape(*x.shape[:2], 2, 4)
+    weights = jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", heads, heads), -1)
+    mixed = jnp.einsum("bhqk,bkhd->bqhd", weights, heads).reshape(x.shape)
+    x = norm(x + mixed @ p["out"], p["scale"], p["bias"])
+    x = norm(x + jax.nn.relu(x @ p["up"]) @ p["down"], p["scale2"], p["bias2"])
+    scores = jax.nn.log_softmax(x @ p["head"])
+    chosen = jax.nn.one_hot(batch["labels"], scores.shape[-1])
+    return -jnp.mean(jnp.sum(scores * chosen, -1))
+
+
+def transformer_parts() -> tuple[Any, Any]:
+    rng = np.random.default_rng(0)
+    shapes = {
+        "tokens": (11, 8),
+        "positions": (1, 6, 8),
+        "out": (8, 8),
+        "up": (8, 16),
+        "down": (16, 8),
+        "head": (8, 11),
+    }
+    parameters = {
+        name: (0.5 * rng.normal(size=shape)).astype(np.float32) for name, shape in shapes.items()
+    }
+    for name in ("scale", "bias", "scale2", "bias2"):
+        parameters[name] = (1 + 0.3 * rng.normal(size=8)).astype(np.float32)
+    batch = {name: rng.integers(0, 11, (12, 6), np.int32) for name in ("tokens", "labels")}
+    return parameters, batch
+
+
+def transformer_plan(forced: Forced | None, ratios: tuple[float, float]) -> Plan:
+    parameters, batch = transformer_parts()
+    program = trace(transformer, parameters, batch)
+    chain = chain_of_program(program, 12)
+    search = ChainSearch(chain, STATE).among(forced)
+    parts = np.tile(np.array(ratios), (len(search.networks), 1))
+    found, shares = program_at(search, RATES, parts)
+    stage = StagePlan(
+        (0, 1),
+        MEMBERS,
+        shares=shares_of(chain, search.dimensions, Synthesis(found, parts, shares, 0)),
+    )
+    pipeline = PipelinePlan((stage,), 1, 12, one_f_one_b(1, 1))
+    return Plan(program.fingerprint, (0, program.num_positions), CLUSTER, (pipeline,))
+
+
+@pytest.mark.parametrize("ratios", [(0.5, 0.5), (0.34, 0.66), (0.0, 1.0)])
+@pytest.mark.parametrize(
+    "forced",
+    [DATA_PARALLEL, COLUMNS, ROWS, GATHERED_FACTORS, None],
+    ids=lambda forced: forced.name if forced else "best",
+)
+def test_positions_norms_and_clipping_are_those_of_one_device(
+    forced: Forced | None, ratios: tuple[float, float]
+):
+    """What the published code gets wrong: the gradient of the position embedding is not summed,
+    norms lose scale, bias and epsilon, and each rank clips by its own norm."""
+    parameters, batch = transformer_parts()
+    plan = transformer_plan(forced, ratios)
+    with Trainer(plan, transformer, parameters, CLIPPED, batch) as trainer:
+        found = [trainer.train_step(batch).loss for _ in range(5)]
+        trained: Any = jax.tree.map(np.asarray, trainer.parameters())
+    with jax.numpy_dtype_promotion("standard"):
+        state = CLIPPED.init(parameters)
+        step = jax.jit(jax.value_and_grad(transformer))
+        expected = []
+        for _ in range(5):
+            value, gradients = step(parameters, batch)
+            updates, state = CLIPPED.update(gradients, state, parameters)
+            applied: Any = optax.apply_updates(parameters, updates)
+            parameters = applied
+            expected.append(float(value))
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    for name, leaf in trained.items():
+        expected_leaf = np.asarray(parameters[name])
+        np.testing.assert_allclose(leaf, expected_leaf, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+@examples(usual=20)
+@given(number=NUMBERS)
+def test_a_plan_reads_as_the_program_that_was_written(number: int):
+    rng = Random(number)
+    parameters, batch = transformer_parts()
+    chain = chain_of_program(trace(transformer, parameters, batch), 12)
+    stage = random_stage(rng, chain, MEMBERS)
+    read = read_programs(chain, stage.shares, 2, "shares")
+    stored = {
+        chain.program.parameter_names[part.leaf]: each
+        for module, program in zip(chain.modules, read.programs, strict=True)
+        for part, each in zip(module.parameters, program.stored, strict=True)
+    }
+    for name, share in stage.shares.parameters.items():
+        assert stored[name].layout == share.dimension
+    told = {
+        (each.equation, each.operand) for module in stage.shares.modules for each in module.operands
+    }
+    assert told >= {key for program in read.programs for key in program.operand_layouts}
