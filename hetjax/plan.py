@@ -72,6 +72,7 @@ def _plan(arguments: argparse.Namespace) -> int:
     if arguments.json:
         figures = {
             **show.plan_figures(prepared),
+            **show.program_figures(prepared),
             **published_figures(published),
             **show.alternatives_figures(prepared, others),
             **show.parts_figures(alone),

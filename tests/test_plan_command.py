@@ -280,3 +280,29 @@ def test_lost_devices_are_not_used(tmp_path: Path, capsys: pytest.CaptureFixture
     capsys.readouterr()
     assert plan_command(*given, "--lost", "6") == 2
     assert "lost: device 6 is not in cluster 'quickstart'" in capsys.readouterr().err
+
+
+HAP = ("--gin", "planner.name = 'hap'", "--gin", "train.microbatches = 1")
+
+
+def test_a_program_is_told_tensor_by_tensor(capsys: pytest.CaptureFixture[str]) -> None:
+    unplayed = ("--gin", "cluster.play = False")
+    assert plan_command("--config", str(QUICKSTART), "--json", *HAP, *unplayed) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["step_time"] <= figures["even_data_parallel_step_time"]
+    assert figures["step_time"] <= figures["proportional_data_parallel_step_time"]
+    lies = {row["what"]: row["layout"] for row in figures["program_layouts"]}
+    assert "embedding" in " ".join(lies)
+    for row in figures["program_moves"]:
+        assert row["form"] in ("gather", "scatter", "sum", "exchange")
+        assert row["num_bytes"] > 0
+        assert row["seconds"] > 0
+    assert plan_command("--config", str(QUICKSTART), *HAP, *unplayed) == 0
+    shown = capsys.readouterr().out
+    assert "Program: how tensors lie" in shown
+    assert "data parallelism with even shares is predicted to take" in shown
+
+
+def test_a_program_cannot_be_played(capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan_command("--config", str(QUICKSTART), *HAP) == 2
+    assert "set cluster.play = False" in capsys.readouterr().err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
@@ -128,6 +129,28 @@ def _program_report(prepared: Prepared) -> ProgramReport | None:
     if planned is None or not any(stage.shares.modules for stage in plan.stages):
         return None
     return explain(plan, planned.problem)
+
+
+def program_figures(prepared: Prepared) -> dict[str, Any]:
+    """The figures of a synthesised program as plain values, for ``--json``.
+
+    Args:
+        prepared: what was planned.
+
+    Returns:
+        How tensors lie, what is moved, and what data parallelism is predicted to take; nothing of
+        a plan that has no program.
+    """
+    report = _program_report(prepared)
+    if report is None:
+        return {}
+    return {
+        "program_layouts": [asdict(row) for row in report.layouts],
+        "program_moves": [asdict(row) for row in report.moves],
+        "even_data_parallel_step_time": report.even_seconds,
+        "proportional_data_parallel_step_time": report.proportional_seconds,
+        "computed_whole": list(report.without_rule),
+    }
 
 
 def show_profile(console: Console, profiled: Profiled) -> None:
