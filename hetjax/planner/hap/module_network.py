@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
@@ -226,6 +228,11 @@ class ModuleNetwork:
         once = value in self._gradients
         return move_between(*self._where, value, before, after, once=once)
 
+    def _is_movable(self, value: int) -> bool:
+        """Whether a value can go over a wire; random keys cannot, and cost nothing to make."""
+        dtype = self.trace.traced.flat.avals[value].dtype
+        return not jnp.issubdtype(dtype, jax.dtypes.extended)
+
     def _join(self, value: int) -> None:
         """Tables between what makes a value and what takes it."""
         maker, takers = self.makers[value], self.takers[value]
@@ -243,7 +250,7 @@ class ModuleNetwork:
         choices: list[Copies] = []
         for made in dict.fromkeys(maker.layouts):
             choices.append(Copies(made, ()))
-            if made != WHOLE:
+            if made != WHOLE and self._is_movable(value):
                 choices.append(Copies(made, (WHOLE,)))
                 choices += [Copies(made, some) for some in several if made not in some]
         variable = self._variable(choices)
@@ -277,7 +284,9 @@ class ModuleNetwork:
                 if after == SUMMANDS:
                     continue
                 move = self._move(value, before, after)
-                if move is not None:
+                if move is not None and not self._is_movable(value):
+                    table[i * width + j] = np.inf
+                elif move is not None:
                     self._charge(scope, i * width + j, move)
         shape = (len(maker.layouts),) if alone else (len(maker.layouts), width)
         self._add(scope, table.reshape(shape))
