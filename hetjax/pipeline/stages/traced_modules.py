@@ -40,7 +40,7 @@ from hetjax.sharding.deduction.reshard import RESHARD, reshard
 Shapes = Sequence[jax.ShapeDtypeStruct]
 
 OperandMoves = Mapping[tuple[int, int], Any]
-"""How operands shall lie, by the number of the equation and the place of the operand."""
+"""How operands shall lie, by the numbers of equation and operand; None: whole on each member."""
 
 Lying = Callable[[tuple[int, ...], Any], HSharding]
 """From the shape of a value, and how it shall lie, to its annotation."""
@@ -166,20 +166,32 @@ def _with_moves(module: TracedModule, moves: OperandMoves, lying: Lying) -> Trac
     number = len(flat.avals)
     held: dict[tuple[int, HSharding], int] = {}
     places = {step: place for place, step in enumerate(flat.steps)}
+    wholes = {flat.steps[e].inputs[place] for (e, place), how in moves.items() if how is None}
+
+    def brought(operand: int, how: Any) -> Iterator[Step]:
+        """A value that lies as it shall, where no other operand does so already."""
+        nonlocal number
+        annotation = lying(flat.avals[operand].shape, how)
+        if (operand, annotation) in held:
+            return
+        source = operand
+        if how is not None and operand in wholes:
+            # Of what every member has whole sometime, a part is free.
+            yield from brought(operand, None)
+            source = held[operand, lying(flat.avals[operand].shape, None)]
+        held[operand, annotation] = number
+        yield _resharding(source, number, annotation)
+        number += 1
 
     def written(steps: Sequence[Step]) -> Iterator[Step]:
-        nonlocal number
         for step in steps:
             inputs = list(step.inputs)
             for place, operand in enumerate(inputs):
                 if (places[step], place) not in moves or not isinstance(operand, int):
                     continue
-                annotation = lying(flat.avals[operand].shape, moves[places[step], place])
-                if (operand, annotation) not in held:
-                    held[operand, annotation] = number
-                    yield _resharding(operand, number, annotation)
-                    number += 1
-                inputs[place] = held[operand, annotation]
+                how = moves[places[step], place]
+                yield from brought(operand, how)
+                inputs[place] = held[operand, lying(flat.avals[operand].shape, how)]
             yield Step(
                 step.name,
                 tuple(inputs),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from hetjax.planner.hap.synthesis import Synthesis
 from hetjax.planner.module_programs.dimensions import Dimensions
 from hetjax.planner.module_programs.module_chain import Module, ModuleChain
-from hetjax.planner.module_programs.program import ModuleProgram
+from hetjax.planner.module_programs.program import ModuleProgram, Stored
 from hetjax.planner.module_programs.ways import WHOLE
 from hetjax.planner.plan.module_shares import ModuleShares, OperandShare, Share
 from hetjax.planner.plan.stage_plan import Shares
@@ -47,17 +47,17 @@ class _Writer:
             modules=self._modules(batch),
         )
 
-    def _share(self, kind: int, value: int, layout: int) -> Share:
-        """What each member has of a value, in whole elements."""
+    def _share(self, kind: int, ratios: int, value: int, layout: int) -> Share:
+        """What each member has of a value of a kind of module, in the ratios of another one."""
         number = self._dimensions.class_of(kind, value, layout)
         size = self._chain.kinds[kind].traced.flat.avals[value].shape[layout]
-        parts = self._found.shares[kind][number]
+        parts = self._found.shares[ratios][number]
         return Share(layout, tuple(round(float(part) * size) for part in parts))
 
     def _batch(self) -> tuple[int, ...]:
         """The members' examples, where all that is read of the batch is divided alike."""
         found: set[tuple[int, ...]] = set()
-        for module, program in self._pairs:
+        for _, program in self._pairs:
             traced = program.trace.traced
             leaves = set(traced.batch)
             for equation, step in enumerate(traced.flat.steps):
@@ -68,7 +68,7 @@ class _Writer:
                     if layout != 0:
                         return ()
                     assert isinstance(operand, int)
-                    found.add(self._share(module.kind, operand, 0).sizes)
+                    found.add(self._share(program.kind, program.kind, operand, 0).sizes)
         return found.pop() if len(found) == 1 else ()
 
     def _parameters(self) -> dict[str, Share]:
@@ -76,7 +76,7 @@ class _Writer:
         for module, program in self._pairs:
             for name, value, stored in self._named(module, program):
                 if stored.layout != WHOLE:
-                    found[name] = self._share(module.kind, value, stored.layout)
+                    found[name] = self._share(program.kind, program.kind, value, stored.layout)
         return found
 
     def _updates(self) -> dict[str, Share | None]:
@@ -85,11 +85,12 @@ class _Writer:
             for name, value, stored in self._named(module, program):
                 shape = program.trace.traced.flat.avals[value].shape
                 if stored.layout == WHOLE and shape:
-                    alone = stored.update == WHOLE
-                    found[name] = None if alone else self._share(module.kind, value, stored.update)
+                    where = program.kind, program.kind, value, stored.update
+                    found[name] = None if stored.update == WHOLE else self._share(*where)
         return found
 
-    def _named(self, module: Module, program: ModuleProgram):
+    def _named(self, module: Module, program: ModuleProgram) -> Iterator[tuple[str, int, Stored]]:
+        """The parameters of a module: path, value, and how each is stored."""
         names = self._chain.program.parameter_names
         triples = zip(
             module.parameters, program.trace.traced.parameters, program.stored, strict=True
@@ -99,71 +100,53 @@ class _Writer:
 
     def _modules(self, batch: Sequence[int]) -> tuple[ModuleShares, ...]:
         """The moves of each module, those of modules that do the same once."""
-        runs: dict[tuple[OperandShare, ...], list[tuple[int, int]]] = {}
-        known: dict[tuple[int, int], tuple[OperandShare, ...]] = {}
-        before = None
-        for module, program in self._pairs:
-            regroups = before is not None and before != module.kind
-            key = id(program), before if regroups and before is not None else -1
-            if key not in known:
-                known[key] = tuple(self._operands(module, program, batch))
-            runs.setdefault(known[key], []).append((module.start, module.stop))
-            before = module.kind
-        kinds = {
-            run: module.kind for module, _ in self._pairs for run in [(module.start, module.stop)]
-        }
+        known: dict[tuple[int, int, int], tuple[OperandShare, ...]] = {}
         found: dict[tuple[int, tuple[OperandShare, ...]], list[tuple[int, int]]] = {}
-        for operands, places in runs.items():
-            for run in places:
-                found.setdefault((kinds[run], operands), []).append(run)
-        return tuple(
-            ModuleShares(tuple(places), operands) for (_, operands), places in found.items()
-        )
+        kinds = [-1, *(module.kind for module, _ in self._pairs), -1]
+        for place, (module, program) in enumerate(self._pairs):
+            # What comes from its neighbours may be divided in other ratios.
+            key = id(program), kinds[place], kinds[place + 2]
+            if key not in known:
+                known[key] = tuple(self._operands(place, program, batch))
+            runs = found.setdefault((module.kind, known[key]), [])
+            runs.append((module.start, module.stop))
+        return tuple(ModuleShares(tuple(runs), operands) for (_, operands), runs in found.items())
 
-    def _operands(self, module: Module, program: ModuleProgram, batch: Sequence[int]):
-        """The operands that lie otherwise than they come."""
-        traced, kind = program.trace.traced, module.kind
-        given = self._given(module, program, batch)
+    def _operands(
+        self, place: int, program: ModuleProgram, batch: Sequence[int]
+    ) -> Iterator[OperandShare]:
+        """The operands of a module that lie otherwise than they come."""
+        traced, kind = program.trace.traced, program.kind
+        given = self._given(place, program, batch)
         for equation, step in enumerate(traced.flat.steps):
-            for place, operand in enumerate(step.inputs):
+            for i, operand in enumerate(step.inputs):
                 if not isinstance(operand, int):
                     continue
-                layout = program.operand_layouts.get((equation, place))
-                taken = program.ways[equation].operands[place]
+                layout = program.operand_layouts.get((equation, i))
+                if layout is None and operand in given:
+                    layout = program.ways[equation].operands[i]
                 if layout == WHOLE:
-                    yield OperandShare(equation, place)
-                elif layout is not None:
-                    share = self._share(kind, operand, layout)
+                    yield OperandShare(equation, i)
+                elif layout is not None and layout >= 0:
+                    share = self._share(kind, kind, operand, layout)
                     if given.get(operand) != share:
-                        yield OperandShare(equation, place, share)
-                elif taken >= 0 and operand in given:
-                    share = self._share(kind, operand, taken)
-                    if given[operand] != share:
-                        yield OperandShare(equation, place, share)
+                        yield OperandShare(equation, i, share)
 
     def _given(
-        self, module: Module, program: ModuleProgram, batch: Sequence[int]
+        self, place: int, program: ModuleProgram, batch: Sequence[int]
     ) -> Mapping[int, Share]:
         """How values come into a module that are divided outside of it."""
         found: dict[int, Share] = {}
         traced, modules = program.trace.traced, self._chain.modules
         if batch:
             found.update((value, Share(0, tuple(batch))) for value in traced.batch)
-        place = modules.index(module)
-        if place:
-            self._come(found, traced.received, program, modules[place - 1].kind)
+        coming = [(traced.received, place - 1)] if place else []
         if place + 1 < len(modules):
-            self._come(found, traced.cotangents, program, modules[place + 1].kind)
+            coming.append((traced.cotangents, place + 1))
+        for values, other in coming:
+            for value in values:
+                layout = program.made(value)
+                if layout >= 0:
+                    share = self._share(program.kind, modules[other].kind, value, layout)
+                    found[value] = share
         return found
-
-    def _come(
-        self, found: dict[int, Share], values: Sequence[int], program: ModuleProgram, kind: int
-    ) -> None:
-        """Values that another kind of module divides, in its own ratios."""
-        for value in values:
-            layout = program.made(value)
-            if layout >= 0:
-                number = self._dimensions.class_of(program.kind, value, layout)
-                size = program.trace.traced.flat.avals[value].shape[layout]
-                parts = self._found.shares[kind][number]
-                found[value] = Share(layout, tuple(round(float(part) * size) for part in parts))

@@ -237,8 +237,9 @@ slow[0:1] 1x1; this works on stages of one
 
     @property
     def _shares_text(self) -> tuple[str, ...]:
-        batch = self.shares.batch
-        return (f"{' + '.join(map(str, batch))} examples",) if batch else ()
+        batch, modules = self.shares.batch, self.shares.modules
+        examples = (f"{' + '.join(map(str, batch))} examples",) if batch else ()
+        return (*examples, "tensor by tensor") if modules else examples
 
     @property
     def _only_member(self) -> Member:
