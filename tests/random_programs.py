@@ -77,7 +77,8 @@ def random_stage(rng: Random, chain: ModuleChain, members: Sequence[Member]) -> 
     program = search.best(rates, shares, weights)
     ratios = np.zeros((len(shares), len(members)))
     found = Synthesis(program, ratios, shares, 0)
-    return StagePlan((0, 1), tuple(members), shares=shares_of(chain, search.dimensions, found))
+    told = shares_of(chain, search.dimensions, found, members)
+    return StagePlan((0, 1), tuple(members), shares=told)
 
 
 def random_ratios(

@@ -23,10 +23,10 @@ from ray_jobs import RUNTIMES
 from small_models import make_batch
 
 from hetjax import Trainer
-from hetjax.mesh import SubMesh
+from hetjax.mesh import Link, SubMesh
 from hetjax.pipeline.program.traced_program import trace
 from hetjax.pipeline.schedules.warm_up import one_f_one_b
-from hetjax.planner import Member, PipelinePlan, Plan
+from hetjax.planner import HapPlanner, Member, PipelinePlan, Plan, plan
 from hetjax.planner.hap.chain_search import ChainSearch
 from hetjax.planner.hap.forced import COLUMNS, DATA_PARALLEL, GATHERED_FACTORS, ROWS, Forced
 from hetjax.planner.hap.synthesis import Synthesis, program_at
@@ -148,7 +148,7 @@ def transformer_plan(forced: Forced | None, ratios: tuple[float, float]) -> Plan
     stage = StagePlan(
         (0, 1),
         MEMBERS,
-        shares=shares_of(chain, search.dimensions, Synthesis(found, parts, shares, 0)),
+        shares=shares_of(chain, search.dimensions, Synthesis(found, parts, shares, 0), MEMBERS),
     )
     pipeline = PipelinePlan((stage,), 1, 12, one_f_one_b(1, 1))
     return Plan(program.fingerprint, (0, program.num_positions), CLUSTER, (pipeline,))
@@ -205,3 +205,74 @@ def test_a_plan_reads_as_the_program_that_was_written(number: int):
         (each.equation, each.operand) for module in stage.shares.modules for each in module.operands
     }
     assert told >= {key for program in read.programs for key in program.operand_layouts}
+
+
+def recurrent(parameters: Any, batch: Any) -> Any:
+    """A recurrent network over time, whose first module only turns the batch around."""
+    p = parameters
+
+    def cell(carry: Any, x: Any) -> tuple[Any, Any]:
+        hidden, memory = carry
+        gates = jnp.split(x @ p["in"] + hidden @ p["again"], 4, -1)
+        i, f, o, g = (jax.nn.sigmoid(gate) for gate in gates)
+        memory = f * memory + i * jnp.tanh(g)
+        hidden = o * jnp.tanh(memory)
+        return (hidden, memory), hidden
+
+    zeros = jnp.zeros((batch["x"].shape[0], 8))
+    _, made = jax.lax.scan(cell, (zeros, zeros), batch["x"].swapaxes(0, 1))
+    return jnp.mean((jnp.swapaxes(made @ p["out"], 0, 1)[..., 0] - batch["y"]) ** 2)
+
+
+def mixture(parameters: Any, batch: Any) -> Any:
+    """Three experts of which each example takes two."""
+    x, p = batch["x"], parameters
+    top, chosen = jax.lax.top_k(jax.nn.softmax(x @ p["route"]), 2)
+    weights = jnp.sum(jax.nn.one_hot(chosen, 3) * top[..., None], 1)
+    hidden = jax.nn.relu(jnp.einsum("bw,ewh->beh", x, p["up"]))
+    return jnp.mean((jnp.einsum("beh,ehw,be->bw", hidden, p["down"], weights) - batch["y"]) ** 2)
+
+
+def draw(*shape: int) -> np.ndarray:
+    return (0.3 * np.random.default_rng(len(shape)).normal(size=shape)).astype(np.float32)
+
+
+FOREIGN = {
+    "recurrent": (
+        recurrent,
+        {"in": draw(6, 32), "again": draw(8, 32), "out": draw(8, 1)},
+        {"x": draw(12, 5, 6), "y": draw(12, 5)},
+    ),
+    "mixture": (
+        mixture,
+        {"route": draw(8, 3), "up": draw(3, 8, 16), "down": draw(3, 16, 8)},
+        {"x": draw(12, 8), "y": draw(12, 8)},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+@pytest.mark.parametrize("bandwidth", [1e6, 1e10])
+def test_models_of_others_train_as_on_one_device(name: str, bandwidth: float):
+    loss, parameters, batch = FOREIGN[name]
+    slow = Link(bandwidth, 1e-5)
+    cluster = replace(CLUSTER, links=(("first", "second", slow),))
+    optimizer = optax.sgd(0.1)
+    made = plan(
+        loss,
+        parameters,
+        batch,
+        cluster=cluster,
+        optimizer=optimizer,
+        num_microbatches=1,
+        planner=HapPlanner(),
+    )
+    with Trainer(made, loss, parameters, optimizer, batch) as trainer:
+        found = [trainer.train_step(batch).loss for _ in range(4)]
+    expected = []
+    held: Any = parameters
+    for _ in range(4):
+        value, gradients = jax.jit(jax.value_and_grad(loss))(held, batch)
+        held = jax.tree.map(lambda p, g: p - np.float32(0.1) * g, held, gradients)
+        expected.append(float(value))
+    np.testing.assert_allclose(found, expected, rtol=1e-5)

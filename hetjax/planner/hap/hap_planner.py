@@ -74,7 +74,7 @@ class HapPlanner:
         chain = chain_of_problem(problem)
         search = ChainSearch(chain, problem.optimizer_bytes, problem.num_microbatches)
         found = synthesise(search, member_rates(problem, members))
-        shares = shares_of(chain, search.dimensions, found)
+        shares = shares_of(chain, search.dimensions, found, members)
         stage = StagePlan((0, problem.num_layers), members, shares=shares)
         count = problem.num_microbatches
         schedule = one_f_one_b(1, count)

@@ -319,7 +319,9 @@ class ModuleNetwork:
         ]
         shape = int(starts[-1]), len(self.loads) + len(self.moves)
         self._matrix = csr_array((np.ones(len(rows)), (rows, columns)), shape=shape)
-        self._constant = np.concatenate([table.ravel() for table in self._tables.values()])
+        # A module may have nothing to choose: what only hands values on.
+        tables = (table.ravel() for table in self._tables.values())
+        self._constant = np.concatenate([np.zeros(0), *tables])
         self._slices = [slice(a, b) for a, b in itertools.pairwise(starts.tolist())]
         self.sizes = [len(each) for each in self.choices]
         self.order = EliminationOrder(self.sizes, self.scopes, self.kept)

@@ -13,28 +13,38 @@ from hetjax.planner.module_programs.module_chain import Module, ModuleChain
 from hetjax.planner.module_programs.program import ModuleProgram, Stored
 from hetjax.planner.module_programs.ways import WHOLE
 from hetjax.planner.plan.module_shares import ModuleShares, OperandShare, Share
-from hetjax.planner.plan.stage_plan import Shares
+from hetjax.planner.plan.stage_plan import Member, Shares
 
 FloatArray = NDArray[np.float64]
 
 
-def shares_of(chain: ModuleChain, dimensions: Dimensions, found: Synthesis) -> Shares:
+def shares_of(
+    chain: ModuleChain, dimensions: Dimensions, found: Synthesis, members: Sequence[Member]
+) -> Shares:
     """The shares of a stage whose members compute a synthesised program.
 
     Args:
         chain: the stage's modules.
         dimensions: the classes of their dimensions.
         found: the program and its ratios.
+        members: the members.
 
     Returns:
         The shares.
     """
-    return _Writer(chain, dimensions, found).shares()
+    return _Writer(chain, dimensions, found, members).shares()
 
 
 class _Writer:
-    def __init__(self, chain: ModuleChain, dimensions: Dimensions, found: Synthesis):
+    def __init__(
+        self,
+        chain: ModuleChain,
+        dimensions: Dimensions,
+        found: Synthesis,
+        members: Sequence[Member],
+    ):
         self._chain, self._dimensions, self._found = chain, dimensions, found
+        self._data_axes = [member.mesh_shape[0] for member in members]
         self._pairs = list(zip(chain.modules, found.program.modules, strict=True))
 
     def shares(self) -> Shares:
@@ -69,7 +79,11 @@ class _Writer:
                         return ()
                     assert isinstance(operand, int)
                     found.add(self._share(program.kind, program.kind, operand, 0).sizes)
-        return found.pop() if len(found) == 1 else ()
+        if len(found) != 1:
+            return ()
+        (sizes,) = found
+        divides = all(n % axis == 0 for n, axis in zip(sizes, self._data_axes, strict=True))
+        return sizes if divides else ()
 
     def _parameters(self) -> dict[str, Share]:
         found = {}

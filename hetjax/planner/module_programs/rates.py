@@ -187,6 +187,8 @@ class Rates:
             loads: the loads.
             shares: of every class.
         """
+        if not loads:
+            return np.zeros(self.count)
         table = np.array([_figures(each) for each in loads])
         part = np.where(table[:, :1] < 0, 1.0, shares[table[:, 0].astype(int)])
         return np.array(

@@ -218,8 +218,7 @@ def held_bytes(
     for module, program in zip(chain.modules, programs, strict=True):
         shares = ratios[module.kind]
         if id(program) not in known:
-            updates = list(program.update_loads(state_bytes))
-            held = rates.held_bytes(updates, shares) if updates else np.zeros(rates.count)
+            held = rates.held_bytes(list(program.update_loads(state_bytes)), shares)
             ways = [way.load for way in program.ways]
             known[id(program)] = held, rates.held_bytes(ways, shares)
         mine = known[id(program)]
