@@ -71,7 +71,7 @@ def test_alike_layers_are_measured_once_and_rightly(monkeypatch):
     )
     assert measure(program, layers) == known
     assert len(calls) < 6
-    monkeypatch.setattr(work_module, "_structure", lambda program, run: run.index)
+    monkeypatch.setattr(work_module, "structure_of", lambda program, run: run.index)
     assert measure(program, layers) == known
 
 
