@@ -303,6 +303,18 @@ def test_a_program_is_told_tensor_by_tensor(capsys: pytest.CaptureFixture[str]) 
     assert "data parallelism with even shares is predicted to take" in shown
 
 
-def test_a_program_cannot_be_played(capsys: pytest.CaptureFixture[str]) -> None:
-    assert plan_command("--config", str(QUICKSTART), *HAP) == 2
-    assert "set cluster.play = False" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("cluster.play = True", "set cluster.play = False"),
+        ("train.tune = True", "train.tune is given"),
+        ("train.beside = '1f1b'", "train.beside is given"),
+        ("planner.objective = 'cost'", "set planner.name = 'harp'"),
+    ],
+)
+def test_a_program_cannot_be_played_or_scheduled(
+    setting: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unplayed = ("--gin", "cluster.play = False", "--gin", setting)
+    assert plan_command("--config", str(QUICKSTART), *HAP, *unplayed) == 2
+    assert message in capsys.readouterr().err

@@ -375,14 +375,11 @@ def _find(
 def _synthesised(ingredients: Ingredients, cluster: Cluster, lost: frozenset[int]) -> Planned:
     """The plan of HAP's planner, with the fewest microbatches with which it fits."""
     settings = ingredients.configuration
-    if settings.cluster.play and settings.runtime.name == "local":
-        raise InputError(
-            "cluster.play is True, and planner.name is 'hap', whose plan is a stage of several "
-            "members, which no played cluster holds back; set cluster.play = False"
-        )
-    count = settings.train.microbatches
+    _check_synthesised(settings)
+    count, folder = settings.train.microbatches, settings.planner.profile
     counts = divisors(settings.train.batch_size) if count is None else (count,)
-    problems = _problems(ingredients, cluster, counts, None, lost)
+    database = None if folder is None else profile_database(folder)
+    problems = _problems(ingredients, cluster, counts, database, lost)
     for count in counts:
         problem = problems.traced(count)
         try:
@@ -394,6 +391,24 @@ def _synthesised(ingredients: Ingredients, cluster: Cluster, lost: frozenset[int
         found = replace(found, plan=replace(found.plan, notes=notes_of(problem)))
         return Planned(problem, found, (count,), problems)
     raise AssertionError("some number of microbatches is tried")
+
+
+def _check_synthesised(settings: Configuration) -> None:
+    """Check that nothing is asked for that a plan of HAP's planner does not have."""
+    train, what = settings.train, "planner.name is 'hap', whose plan is one stage of all devices"
+    if settings.cluster.play and settings.runtime.name == "local":
+        raise InputError(
+            f"cluster.play is True, and {what}, which no played cluster holds back; set "
+            f"cluster.play = False"
+        )
+    if train.tune or train.beside:
+        name = "train.tune" if train.tune else "train.beside"
+        raise InputError(f"{name} is given, and {what}: there is no other schedule; leave it out")
+    if settings.planner.objective == "cost":
+        raise InputError(
+            f"planner.objective is 'cost', and {what}, whatever they cost; set planner.name = "
+            f"'harp'"
+        )
 
 
 def _hap_found(problem: PlanningProblem) -> Found:
