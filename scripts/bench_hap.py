@@ -349,12 +349,13 @@ def random_model(rng: Random) -> HapModel:
 
 
 def _experts_rows(arguments: argparse.Namespace) -> Iterator[Row]:
-    """Experts in whole numbers for each device, beside as many as the slowest divides (padded)."""
+    """Whole experts for each device as is best, beside as many on each, some of them idle."""
     for experts in range(4, 17):
         rates = published_rates(2, 2)
         times = {}
-        for name, count in (("uneven", experts), ("padded", -(-experts // 4) * 4)):
-            search = ChainSearch(Traced(bert(64, 2, experts=count)).chain, STATE)
+        for name, padded in (("uneven", 0), ("padded", -(-experts // 4) * 4)):
+            model = bert(64, 2, experts=experts, padded=padded)
+            search = ChainSearch(Traced(model).chain, STATE)
             if name == "uneven":
                 times[name] = synthesise(search, rates).seconds
             else:

@@ -94,12 +94,12 @@ def vgg19(examples: int, size: int = 32, hidden: int = 4096) -> HapModel:
     return HapModel("VGG19", loss, parameters, batch)
 
 
-def _block_shapes(width: int, hidden: int, experts: int = 0) -> dict[str, Any]:
+def _block_shapes(width: int, hidden: int, experts: int = 0, padded: int = 0) -> dict[str, Any]:
     square, vector = _shape(width, width), _shape(width)
     shapes = dict.fromkeys(("query", "key", "value", "out"), square)
     shapes |= {f"{name}_bias": vector for name in ("query", "key", "value", "out", "down")}
     shapes |= {f"norm{i}_{name}": vector for i in (1, 2) for name in ("scale", "bias")}
-    lead = (experts,) if experts else ()
+    lead = (max(experts, padded),) if experts else ()
     shapes |= {"up": _shape(*lead, width, hidden), "down": _shape(*lead, hidden, width)}
     if experts:
         del shapes["down_bias"]
@@ -128,7 +128,11 @@ def _dense(p: Any, x: Any) -> Any:
 
 
 def _experts(p: Any, x: Any) -> Any:
-    """Top-2 routing of each example's tokens to experts of a capacity (GShard)."""
+    """Top-2 routing of each example's tokens to experts of a capacity (GShard).
+
+    Where there are more experts than are routed to, the others get nothing and compute all the
+    same.
+    """
     tokens, experts = x.shape[1], p["route"].shape[1]
     capacity = max(1, math.ceil(tokens / experts * 2.5))
     gates = jax.nn.softmax(x @ p["route"], -1)
@@ -140,6 +144,8 @@ def _experts(p: Any, x: Any) -> Any:
         full = full + jnp.sum(chosen, 1, keepdims=True)
         slot = jax.nn.one_hot(place.astype(jnp.int32), capacity, dtype=x.dtype)
         combine = combine + (gates * chosen)[..., None] * slot * chosen[..., None]
+    idle = p["up"].shape[0] - experts
+    combine = jnp.pad(combine, ((0, 0), (0, 0), (0, idle), (0, 0)))
     dispatch = jnp.asarray(combine > 0, x.dtype)
     inputs = jnp.einsum("btec,btw->ebcw", dispatch, x)
     hidden = jax.nn.relu(jnp.einsum("ebcw,ewh->ebch", inputs, p["up"]))
@@ -195,6 +201,7 @@ def bert(
     hidden: int = HIDDEN,
     heads: int = HEADS,
     vocabulary: int = VOCABULARY,
+    padded: int = 0,
 ) -> HapModel:
     """BERT as a language model, whose head is not its embedding; with experts, BERT-MoE.
 
@@ -207,11 +214,14 @@ def bert(
         hidden: of the dense half of a block.
         heads: of attention.
         vocabulary: how many tokens there are.
+        padded: to how many experts there are others that nothing is routed to.
     """
     parameters = {
         "embedding": _shape(vocabulary, width),
         "positions": _shape(1, tokens, width),
-        "blocks": [_block_shapes(width, hidden, experts if i % 2 else 0) for i in range(layers)],
+        "blocks": [
+            _block_shapes(width, hidden, experts if i % 2 else 0, padded) for i in range(layers)
+        ],
         "head": _shape(width, vocabulary),
         "head_bias": _shape(vocabulary),
     }
