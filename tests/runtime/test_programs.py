@@ -53,14 +53,14 @@ def test_random_programs_give_the_loss_and_gradients_of_one_device(part: int, nu
     check_gradients(random_program_case(Random(3 * number + part)), evaluates=True)
 
 
-@examples(usual=2, full=50)
+@examples(usual=1, full=50)
 @given(number=NUMBERS)
 def test_in_float64_they_do_to_twelve_digits(number: int):
     with float64():
         check_gradients(random_program_case(Random(number), double=True), evaluates=True)
 
 
-@examples(usual=6)
+@examples(usual=3)
 @given(number=NUMBERS)
 def test_clipped_updates_and_steps_are_those_of_one_device(number: int):
     case = random_program_case(Random(number))
@@ -186,7 +186,7 @@ def test_positions_norms_and_clipping_are_those_of_one_device(
         np.testing.assert_allclose(leaf, expected_leaf, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
-@examples(usual=20)
+@examples(usual=10)
 @given(number=NUMBERS)
 def test_a_plan_reads_as_the_program_that_was_written(number: int):
     rng = Random(number)
