@@ -29,13 +29,12 @@ import numpy as np
 from hap_models import HapModel, bert, vgg19, vit
 
 from hetjax.pipeline.program.traced_program import Program, trace
-from hetjax.pipeline.stages.cutting import cut
 from hetjax.planner.hap.chain_search import ChainSearch
 from hetjax.planner.hap.forced import DATA_PARALLEL, STATE_SHARDED, Forced
 from hetjax.planner.hap.synthesis import program_at, synthesise
 from hetjax.planner.hap.tables import as_graph
 from hetjax.planner.intra_op.integer_program import solve
-from hetjax.planner.module_programs.module_chain import ModuleChain, ModuleTraces, narrow_edges
+from hetjax.planner.module_programs.module_chain import ModuleChain, chain_of, narrow_edges
 from hetjax.planner.module_programs.program import Stored
 from hetjax.planner.module_programs.rates import MemberSpeed, MoveOf, Rates
 from hetjax.planner.problem.problem import model_figures
@@ -130,10 +129,8 @@ class Traced:
         size = program.avals[program.batch[0]].shape[0]
         sections = model_figures(program, StageTraces(program), size, None)["sections"]
         starts = [each.section.start for each in sections] or [0]
-        stage = cut(program, (0, program.num_positions))[0]
-        edges = narrow_edges(program, stage, [*starts, program.num_positions])
-        edges = [0, program.num_positions] if self.is_whole else edges
-        return ModuleTraces(program).chain(stage, edges, (0,))
+        edges = narrow_edges(program, [*starts, program.num_positions])
+        return chain_of(program, [0, program.num_positions] if self.is_whole else edges)
 
 
 def paper_models(gpus: int) -> list[HapModel]:

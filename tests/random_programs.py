@@ -12,12 +12,11 @@ from random_unions import ONE_STAGE, UNLIKE, random_members
 
 from hetjax.pipeline.program.traced_program import Program
 from hetjax.pipeline.schedules.warm_up import gpipe
-from hetjax.pipeline.stages.cutting import cut
 from hetjax.planner.hap.chain_search import ChainSearch
 from hetjax.planner.hap.ratios import rounded_shares
 from hetjax.planner.hap.synthesis import Synthesis
 from hetjax.planner.hap.writing import shares_of
-from hetjax.planner.module_programs.module_chain import ModuleChain, ModuleTraces, narrow_edges
+from hetjax.planner.module_programs.module_chain import ModuleChain, chain_of, narrow_edges
 from hetjax.planner.module_programs.rates import DirectNetwork, MemberSpeed, MoveOf, Rates
 from hetjax.planner.module_programs.ways import WayLoad
 from hetjax.planner.plan.plan import Plan
@@ -61,9 +60,7 @@ def chain_of_program(program: Program, size: int) -> ModuleChain:
     """The modules of a program, by its structure."""
     sections = model_figures(program, StageTraces(program), size, None)["sections"]
     starts = [each.section.start for each in sections] or [0]
-    stage = cut(program, (0, program.num_positions))[0]
-    edges = narrow_edges(program, stage, [*starts, program.num_positions])
-    return ModuleTraces(program).chain(stage, edges, (0,))
+    return chain_of(program, narrow_edges(program, [*starts, program.num_positions]))
 
 
 def random_stage(rng: Random, chain: ModuleChain, members: Sequence[Member]) -> StagePlan:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -53,12 +53,16 @@ class TracedModule:
     Args:
         run: its steps as a stage of their own.
         traced: its forward and backward pass.
-        passes: the steps of each of the two, and the cotangents that it gives back.
+        forward: the steps that no cotangent reaches, with the moves of their operands.
+        backward: the others, with theirs.
+        returned: the cotangents that it gives back.
     """
 
     run: Stage
     traced: TracedStage
-    passes: TracedPasses
+    forward: tuple[Step, ...]
+    backward: tuple[Step, ...]
+    returned: tuple[Operand, ...]
 
 
 def trace_module(run: Stage, inputs: Sequence[Shapes], seeds: tuple[int, ...]) -> TracedStage:
@@ -86,13 +90,12 @@ _MOST_OPENED = 4000
 """How many equations a module's scans may become; others are computed as they are."""
 
 
-def modules_of(program: Program, stage: Stage, edges: Sequence[int]) -> tuple[Stage, ...]:
+def modules_of(program: Program, edges: Sequence[int]) -> tuple[Stage, ...]:
     """The modules of a stage, each as a stage of its own.
 
     Args:
         program: the traced loss function.
-        stage: the stage.
-        edges: the positions where its modules begin, and its end.
+        edges: the positions where the stage's modules begin, and its end.
 
     Returns:
         The modules.
@@ -131,17 +134,15 @@ def trace_modules(
     """
     shapes = dict(zip(stage.parameters, parameters, strict=True))
     leaves = dict(zip(stage.batch, batch, strict=True))
-    traced: list[TracedModule] = []
+    written: list[TracedModule] = []
     cotangents = seeds
-    for run in reversed(modules):
+    for run, of in zip(reversed(modules), reversed(moves), strict=True):
         parts = [_part_shape(shapes, part) for part in run.parameters]
         values = [run.avals[value] for value in run.receives]
-        is_last = not run.sends
         found = trace_module(run, (parts, [leaves[leaf] for leaf in run.batch], values), cotangents)
-        passes = halve(found, is_last=is_last)
-        traced.insert(0, TracedModule(run, found, passes))
+        passes = halve(found, is_last=not run.sends)
+        written.insert(0, _with_moves(run, found, passes, of, lying))
         cotangents = passes.returned_places
-    written = [_with_moves(each, of, lying) for each, of in zip(traced, moves, strict=True)]
     function = functools.partial(_evaluate, stage, written)
     sent = written[-1].traced.sent_shapes
     arguments = (list(parameters), list(batch), list(received), [sent[i] for i in seeds])
@@ -149,9 +150,11 @@ def trace_modules(
     return traced_as(jax.make_jaxpr(function)(*arguments), arguments, sent, movable, seeds, flatten)
 
 
-def _with_moves(module: TracedModule, moves: OperandMoves, lying: Lying) -> TracedModule:
+def _with_moves(
+    run: Stage, traced: TracedStage, passes: TracedPasses, moves: OperandMoves, lying: Lying
+) -> TracedModule:
     """A module in whose trace operands are brought to lie as they shall."""
-    flat = module.traced.flat
+    flat = traced.flat
     for equation, place in moves:
         if equation >= len(flat.steps) or place >= len(flat.steps[equation].inputs):
             raise InputError(
@@ -192,30 +195,12 @@ def _with_moves(module: TracedModule, moves: OperandMoves, lying: Lying) -> Trac
                 how = moves[places[step], place]
                 yield from brought(operand, how)
                 inputs[place] = held[operand, lying(flat.avals[operand].shape, how)]
-            yield Step(
-                step.name,
-                tuple(inputs),
-                step.outputs,
-                step.evaluate,
-                step.equation,
-                step.iterations,
-            )
+            yield replace(step, inputs=tuple(inputs))
 
-    passes = module.passes
-    before = tuple(written(passes.before))
-    after = tuple(written([step for step in flat.steps if step not in set(passes.before)]))
-    return TracedModule(
-        module.run,
-        module.traced,
-        TracedPasses(
-            before,
-            before,
-            after,
-            passes.residuals,
-            passes.returned,
-            passes.returned_places,
-        ),
-    )
+    forward = tuple(written(passes.before))
+    before = set(passes.before)
+    backward = tuple(written([step for step in flat.steps if step not in before]))
+    return TracedModule(run, traced, forward, backward, passes.returned)
 
 
 def _resharding(value: int, result: int, annotation: HSharding) -> Step:
@@ -241,7 +226,7 @@ def _evaluate(
         parts = (_taken(held, part) for part in run.parameters)
         environment.update(zip(traced.parameters, parts, strict=True))
         environment.update(zip(traced.batch, (leaves[leaf] for leaf in run.batch), strict=True))
-        values = evaluate_steps(module.passes.before, environment, traced.sent)
+        values = evaluate_steps(module.forward, environment, traced.sent)
         environments.append(environment)
     results = values
     given: dict[ParameterPart, list[Any]] = {}
@@ -249,10 +234,10 @@ def _evaluate(
     for module, environment in zip(reversed(modules), reversed(environments), strict=True):
         traced = module.traced
         environment.update(zip(traced.cotangents, flowing, strict=True))
-        evaluate_steps(module.passes.backward, environment, ())
+        evaluate_steps(module.backward, environment, ())
         for part, operand in zip(module.run.parameters, traced.gradients, strict=True):
             given.setdefault(part, []).append(read_operand(environment, operand))
-        flowing = _read(environment, module.passes.returned)
+        flowing = _read(environment, module.returned)
     first = modules[0].traced
     returned = _read(environments[0], first.returned)
     gradients = [_gradient(part, held[part], given) for part in stage.parameters]
@@ -266,10 +251,8 @@ def _read(environment: Mapping[int, Any], operands: Sequence[Operand]) -> list[A
 def _part_shape(
     shapes: Mapping[ParameterPart, jax.ShapeDtypeStruct], part: ParameterPart
 ) -> jax.ShapeDtypeStruct:
-    held = _holder(shapes, part)
-    if held == part:
-        return shapes[held]
-    return jax.ShapeDtypeStruct(part.shape(shapes[held].shape), shapes[held].dtype)
+    held = shapes[_holder(shapes, part)]
+    return jax.ShapeDtypeStruct(part.shape(held.shape), held.dtype)
 
 
 def _taken(held: Mapping[ParameterPart, Any], part: ParameterPart) -> Any:
@@ -321,7 +304,4 @@ def _padded(
 
 
 def _added(arrays: Sequence[Any]) -> Any:
-    total, *others = arrays
-    for each in others:
-        total = total + each
-    return total
+    return sum(arrays[1:], arrays[0])

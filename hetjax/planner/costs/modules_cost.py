@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from hetjax.pipeline.stages.cutting import cut
 from hetjax.planner.costs.member_rates import member_rates
 from hetjax.planner.module_programs.module_chain import chain_of
-from hetjax.planner.module_programs.reading import ReadPrograms, module_edges, read_programs
+from hetjax.planner.module_programs.reading import ReadPrograms, read_programs
 from hetjax.planner.module_programs.step_time import held_bytes, step_time
 from hetjax.planner.plan.plan import Plan
 from hetjax.planner.plan.prediction import MemberPrediction, StagePrediction
@@ -25,10 +24,7 @@ def stage_programs_of(plan: Plan, stage: StagePlan, problem: PlanningProblem) ->
     Raises:
         InputError: an operand of an equation lies in a way in which it cannot be taken.
     """
-    edges = module_edges(stage.shares)
-    boundaries = sorted({0, edges[0], problem.program.num_positions})
-    last = cut(problem.program, boundaries)[-1]
-    chain = chain_of(problem.program, last, edges)
+    chain = chain_of(problem.program, stage.shares.module_edges)
     place = plan.stages.index(stage)
     where = f"plan: stages[{place}].shares"
     return read_programs(chain, stage.shares, len(stage.members), where)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from hetjax.errors import InputError
 from hetjax.mesh.cluster import Cluster, SubMesh
 from hetjax.pipeline.schedules.warm_up import one_f_one_b
-from hetjax.pipeline.stages.cutting import cut
 from hetjax.planner.costs.member_rates import member_rates
 from hetjax.planner.hap.chain_search import ChainSearch
 from hetjax.planner.hap.synthesis import Synthesis, synthesise
@@ -97,9 +96,7 @@ def chain_of_problem(problem: PlanningProblem) -> ModuleChain:
     """
     program = problem.program
     starts = [each.section.start for each in problem.sections] or [0]
-    stage = cut(program, (0, program.num_positions))[0]
-    edges = narrow_edges(program, stage, [*starts, program.num_positions])
-    return chain_of(program, stage, edges)
+    return chain_of(program, narrow_edges(program, [*starts, program.num_positions]))
 
 
 def cluster_members(

@@ -85,15 +85,14 @@ MOST_CROSSING = 2
 """How many values may cross the edge between two modules; where more do, they are one."""
 
 
-def narrow_edges(program: Program, stage: Stage, edges: Sequence[int]) -> list[int]:
+def narrow_edges(program: Program, edges: Sequence[int]) -> list[int]:
     """Those of some edges that few values cross.
 
     Args:
         program: the traced loss function.
-        stage: the stage.
         edges: positions where modules may begin, and the stage's end.
     """
-    runs = modules_of(program, stage, edges)
+    runs = modules_of(program, edges)
     pairs = zip(edges, runs, strict=False)
     narrow = [start for start, run in pairs if len(run.receives) <= MOST_CROSSING]
     return sorted({edges[0], *narrow, edges[-1]})
@@ -101,43 +100,39 @@ def narrow_edges(program: Program, stage: Stage, edges: Sequence[int]) -> list[i
 
 @dataclass(eq=False)
 class ModuleTraces:
-    """Traces of modules, each made once.
+    """Traces of a program's modules, each made once; they do not keep the program."""
 
-    Args:
-        program: the traced loss function.
-    """
-
-    program: Program
     _known: dict[Hashable, int] = field(default_factory=dict)
     _traces: list[ModuleTrace] = field(default_factory=list)
 
-    def chain(self, stage: Stage, edges: Sequence[int], seeds: tuple[int, ...]) -> ModuleChain:
+    def chain(self, program: Program, edges: Sequence[int], seeds: tuple[int, ...]) -> ModuleChain:
         """The modules of a stage.
 
         Args:
-            stage: the stage.
-            edges: the positions where its modules begin, and its end.
+            program: the traced loss function, always the same.
+            edges: the positions where the stage's modules begin, and its end.
             seeds: which of its outputs have a cotangent, by place.
 
         Returns:
             The chain.
         """
-        runs = modules_of(self.program, stage, edges)
+        runs = modules_of(program, edges)
         modules: list[Module] = []
-        shapes = inputs_of(self.program, runs)
+        shapes = inputs_of(program, runs)
         for place in reversed(range(len(runs))):
             run = runs[place]
-            kind = self._kind(run, shapes[place], seeds)
+            alike = structure_of(program, run)
+            kind = self._kind(run, alike, shapes[place], seeds)
             start, stop = edges[place], edges[place + 1]
             held = (run.parameters, run.batch, run.receives, run.sends)
             modules.append(Module(start, stop, kind, *held))
             seeds = tuple(self._traces[kind].returned)
-        return _numbered(self.program, modules[::-1], self._traces)
+        return _numbered(program, modules[::-1], self._traces)
 
-    def _kind(self, run: Stage, inputs: Inputs, seeds: tuple[int, ...]) -> int:
+    def _kind(self, run: Stage, alike: Hashable, inputs: Inputs, seeds: tuple[int, ...]) -> int:
         is_last = not run.sends
         shapes = tuple(tuple((s.shape, str(s.dtype)) for s in group) for group in inputs)
-        key = structure_of(self.program, run), shapes, seeds, is_last
+        key = alike, shapes, seeds, is_last
         if key not in self._known:
             traced = trace_module(run, inputs, seeds)
             passes = halve(traced, is_last=is_last)
@@ -164,13 +159,11 @@ _known: WeakKeyDictionary[Program, ModuleTraces] = WeakKeyDictionary()
 """The traces of programs that were looked at before: a plan is found, predicted and shown."""
 
 
-def chain_of(program: Program, stage: Stage, edges: Sequence[int]) -> ModuleChain:
+def chain_of(program: Program, edges: Sequence[int]) -> ModuleChain:
     """The modules of a stage that computes the loss, with the traces that are known.
 
     Args:
         program: the traced loss function.
-        stage: the stage.
-        edges: the positions where its modules begin, and its end.
+        edges: the positions where its modules begin, and the program's end.
     """
-    traces = _known.setdefault(program, ModuleTraces(program))
-    return traces.chain(stage, edges, (0,))
+    return _known.setdefault(program, ModuleTraces()).chain(program, edges, (0,))

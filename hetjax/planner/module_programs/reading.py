@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,8 +12,8 @@ from hetjax.errors import InputError
 from hetjax.pipeline.program.traced_program import Operand
 from hetjax.planner.module_programs.dimensions import Dimensions, find_dimensions
 from hetjax.planner.module_programs.module_chain import Module, ModuleChain
-from hetjax.planner.module_programs.program import ModuleProgram, Stored
-from hetjax.planner.module_programs.ways import FREE, SUMMANDS, WHOLE, ComputingWay, ways_of
+from hetjax.planner.module_programs.program import ModuleProgram, Stored, layouts_text
+from hetjax.planner.module_programs.ways import FREE, WHOLE, ComputingWay, ways_of
 from hetjax.planner.plan.module_shares import OperandShare, Share
 from hetjax.planner.plan.stage_plan import Shares
 
@@ -70,11 +70,10 @@ class _Reader:
         even = np.full((len(self._dimensions.units), self.count), 1 / self.count)
         self._ratios = [even.copy() for _ in kinds]
         self._ways = [ways_of(self.chain.kinds[k], k, self._dimensions) for k in kinds]
-        told = sorted((run, m.operands) for m in self.shares.modules for run in m.runs)
         modules = self.chain.modules
         passes = [
             _Pass(self, module, operands)
-            for module, (_, operands) in zip(modules, told, strict=True)
+            for module, (_, operands) in zip(modules, self.shares.module_runs, strict=True)
         ]
         coming: list[int] = []
         for each in passes:
@@ -206,29 +205,8 @@ class _Pass:
             if all(a == b or FREE in (a, b) or (b == WHOLE and a != WHOLE) for a, b in pairs):
                 return way
         step = self.trace.traced.flat.steps[equation]
-        told = ", ".join(_text(layout) for layout in layouts)
         raise InputError(
             f"{self.reader.where}.modules: equation {equation} of the module from position "
-            f"{self.module.start} on, {step.name}, has operands that lie {told}; it cannot take "
-            f"them so, and the plan has no move for it"
+            f"{self.module.start} on, {step.name}, has operands that lie "
+            f"{layouts_text(layouts)}; it cannot take them so, and the plan has no move for it"
         )
-
-
-def _text(layout: int) -> str:
-    names: Mapping[int, str] = {WHOLE: "whole", SUMMANDS: "in summands", FREE: "anywhere"}
-    return names.get(layout, f"along dimension {layout}")
-
-
-def module_edges(shares: Shares) -> list[int]:
-    """The positions where a stage's modules begin, and its end.
-
-    Args:
-        shares: the stage's shares, which have modules.
-
-    Example:
-        >>> from hetjax.planner.plan.module_shares import ModuleShares
-        >>> module_edges(Shares(modules=(ModuleShares(((4, 9),)), ModuleShares(((0, 4),)))))
-        [0, 4, 9]
-    """
-    runs = sorted(run for module in shares.modules for run in module.runs)
-    return [*(start for start, _ in runs), runs[-1][1]]

@@ -57,7 +57,7 @@ def _check_modules(stage: StagePlan, where: str) -> None:
         raise InputError(
             f"{where}.modules is given, and the stage recomputes; allowed: recompute false"
         )
-    runs = sorted(run for module in shares.modules for run in module.runs)
+    runs = [run for run, _ in shares.module_runs]
     for first, last in runs:
         if not 0 <= first < last:
             raise InputError(
@@ -97,10 +97,10 @@ def check_module_runs(stage: StagePlan, positions: tuple[int, int], where: str) 
     Raises:
         InputError: naming the field, its value and what is allowed.
     """
-    runs = sorted(run for module in stage.shares.modules for run in module.runs)
-    if runs and (runs[0][0], runs[-1][1]) != positions:
+    edges = stage.shares.module_edges
+    if edges and (edges[0], edges[-1]) != positions:
         raise InputError(
-            f"{where}.modules are of the positions from {runs[0][0]} to {runs[-1][1]}; the stage's "
+            f"{where}.modules are of the positions from {edges[0]} to {edges[-1]}; the stage's "
             f"layers are from {positions[0]} to {positions[1]}"
         )
 

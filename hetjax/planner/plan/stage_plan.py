@@ -12,7 +12,7 @@ from hetjax.errors import InputError
 from hetjax.file_content import LAST, LEFT_OUT_EMPTY
 from hetjax.limits import MAX_BATCH, MAX_MICROBATCHES, Index, Name, Text
 from hetjax.mesh.cluster import Cluster, SubMesh
-from hetjax.planner.plan.module_shares import ModuleShares, Share
+from hetjax.planner.plan.module_shares import ModuleShares, OperandShare, Share
 from hetjax.planner.plan.plan_file import PlannedSchedule
 from hetjax.sharding.annotation.rules import MESH_AXES
 
@@ -74,6 +74,25 @@ class Shares:
 
     def __bool__(self) -> bool:
         return self != Shares()
+
+    @property
+    def module_runs(self) -> list[tuple[tuple[int, int], tuple[OperandShare, ...]]]:
+        """The positions of each module, in order, with its operands that are moved."""
+        return sorted(
+            ((run, module.operands) for module in self.modules for run in module.runs),
+            key=lambda pair: pair[0],
+        )
+
+    @property
+    def module_edges(self) -> list[int]:
+        """The positions where the stage's modules begin, and its end; none where none are told.
+
+        Example:
+            >>> Shares(modules=(ModuleShares(((4, 9),)), ModuleShares(((0, 4),)))).module_edges
+            [0, 4, 9]
+        """
+        runs = [run for run, _ in self.module_runs]
+        return [*(start for start, _ in runs), *(stop for _, stop in runs[-1:])]
 
 
 @dataclass(frozen=True)

@@ -153,19 +153,21 @@ def _tracers(plan: Plan) -> Callable[[PipelinePrograms, int], Tracer]:
                 *(lies.example(shape.shape) for shape in examples),
             ]
             flatten = with_told_moves(annotations)
-            if not lies.plan.shares.modules:
+            shares = lies.plan.shares
+            if not shares.modules:
                 return trace_stage(cut, parameters, batch, received, seeds, flatten)
-            runs = sorted((run, m.operands) for m in lies.plan.shares.modules for run in m.runs)
-            edges = [*(start for (start, _), _ in runs), runs[-1][0][1]]
             program = pipelines.traced[pipelines.pipeline_of(stage)]
             return trace_modules(
                 cut,
-                modules_of(program, cut, edges),
+                modules_of(program, shares.module_edges),
                 parameters,
                 batch,
                 received,
                 seeds,
-                [{(o.equation, o.operand): o.share for o in operands} for _, operands in runs],
+                [
+                    {(o.equation, o.operand): o.share for o in operands}
+                    for _, operands in shares.module_runs
+                ],
                 lies.value,
                 flatten,
             )
