@@ -67,22 +67,12 @@ def predict_modules(
         )
         for m, member in enumerate(stage.members)
     )
-    return StagePrediction(
+    return StagePrediction.of_members(
+        members,
         forward_seconds=time.forward,
         backward_seconds=time.backward,
         recompute_seconds=0.0,
         input_gradient_seconds=time.backward / 2,
         weight_gradient_seconds=time.backward / 2,
         update_seconds=time.update,
-        communication_seconds=0.0,
-        return_seconds=0.0,
-        state_bytes=0,
-        working_bytes=0,
-        activation_bytes=0,
-        recomputed_bytes=0,
-        deferred_bytes=0,
-        memory_bytes=0,
-        memory_limit_bytes=0,
-        bubble=0.0,
-        members=members,
     )

@@ -525,24 +525,14 @@ def _of_members(
         for each, half, execution in zip(whole.members, halves, union.members, strict=True)
     )
     inputs = max(each.input_gradient_seconds for each in halves) + backward - again
-    return StagePrediction(
+    return StagePrediction.of_members(
+        members,
         forward_seconds=float(whole.forward_seconds),
         backward_seconds=float(whole.backward_seconds) - recompute,
         recompute_seconds=recompute,
         input_gradient_seconds=inputs,
         weight_gradient_seconds=max(each.weight_gradient_seconds for each in halves),
         update_seconds=float(whole.update_seconds),
-        communication_seconds=0.0,
-        return_seconds=0.0,
-        state_bytes=0,
-        working_bytes=0,
-        activation_bytes=0,
-        recomputed_bytes=0,
-        deferred_bytes=0,
-        memory_bytes=0,
-        memory_limit_bytes=0,
-        bubble=0.0,
-        members=members,
     )
 
 

@@ -13,14 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import linprog
 from scipy.sparse import coo_array
 
 from hetjax.planner.module_programs.dimensions import Dimensions
 from hetjax.planner.module_programs.rates import Rates
-
-FloatArray = NDArray[np.float64]
+from hetjax.planner.work.arrays import FloatArray
 
 
 @dataclass(frozen=True)

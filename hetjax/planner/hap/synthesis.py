@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hetjax.errors import DoesNotFitError
 from hetjax.pipeline.program.traced_program import num_bytes
@@ -23,8 +22,7 @@ from hetjax.planner.hap.ratios import (
 from hetjax.planner.module_programs.program import ModuleProgram
 from hetjax.planner.module_programs.rates import REGROUP, SUM, Rates
 from hetjax.planner.module_programs.step_time import held_bytes, spans_of, step_time
-
-FloatArray = NDArray[np.float64]
+from hetjax.planner.work.arrays import FloatArray
 
 MOST_ROUNDS = 6
 """How often program and ratios are found in turn at most."""

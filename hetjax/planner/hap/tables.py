@@ -12,11 +12,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hetjax.planner.intra_op.integer_program import Edge, Graph
-
-FloatArray = NDArray[np.float64]
+from hetjax.planner.work.arrays import FloatArray
 
 Scope = tuple[int, ...]
 """The variables of a table, in the order of its dimensions."""

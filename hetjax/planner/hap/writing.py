@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-import numpy as np
-from numpy.typing import NDArray
-
 from hetjax.planner.hap.synthesis import Synthesis
 from hetjax.planner.module_programs.dimensions import Dimensions
 from hetjax.planner.module_programs.module_chain import Module, ModuleChain
@@ -14,8 +11,6 @@ from hetjax.planner.module_programs.program import ModuleProgram, Stored
 from hetjax.planner.module_programs.ways import WHOLE
 from hetjax.planner.plan.module_shares import ModuleShares, OperandShare, Share
 from hetjax.planner.plan.stage_plan import Member, Shares
-
-FloatArray = NDArray[np.float64]
 
 
 def shares_of(

@@ -6,7 +6,6 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hetjax.errors import InputError
 from hetjax.pipeline.program.traced_program import Operand
@@ -16,8 +15,7 @@ from hetjax.planner.module_programs.program import ModuleProgram, Stored, layout
 from hetjax.planner.module_programs.ways import FREE, WHOLE, ComputingWay, ways_of
 from hetjax.planner.plan.module_shares import OperandShare, Share
 from hetjax.planner.plan.stage_plan import Shares
-
-FloatArray = NDArray[np.float64]
+from hetjax.planner.work.arrays import FloatArray
 
 
 @dataclass(frozen=True, eq=False)

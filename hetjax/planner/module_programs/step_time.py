@@ -7,14 +7,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hetjax.pipeline.program.traced_program import num_bytes
 from hetjax.planner.module_programs.module_chain import ModuleChain
 from hetjax.planner.module_programs.program import ModuleProgram, shared_update
 from hetjax.planner.module_programs.rates import REGROUP, MoveOf, Rates
-
-FloatArray = NDArray[np.float64]
+from hetjax.planner.work.arrays import FloatArray
 
 Ratios = Sequence[FloatArray]
 """For each kind of module, what part of every class of dimensions each member has."""

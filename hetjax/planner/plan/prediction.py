@@ -83,6 +83,52 @@ class StagePrediction:
     sharing_seconds: float = 0.0
     members: Annotated[tuple[MemberPrediction, ...], LEFT_OUT_EMPTY] = ()
 
+    @classmethod
+    def of_members(
+        cls,
+        members: tuple[MemberPrediction, ...],
+        *,
+        forward_seconds: float,
+        backward_seconds: float,
+        recompute_seconds: float,
+        input_gradient_seconds: float,
+        weight_gradient_seconds: float,
+        update_seconds: float,
+    ) -> StagePrediction:
+        """A stage of these members, before what it sends and what its devices hold are known.
+
+        Args:
+            members: what is predicted of each.
+            forward_seconds: as of the stage, and the following too.
+            backward_seconds: as there.
+            recompute_seconds: as there.
+            input_gradient_seconds: as there.
+            weight_gradient_seconds: as there.
+            update_seconds: as there.
+
+        Returns:
+            The prediction; what is not yet known of it is 0.
+        """
+        return cls(
+            forward_seconds=forward_seconds,
+            backward_seconds=backward_seconds,
+            recompute_seconds=recompute_seconds,
+            input_gradient_seconds=input_gradient_seconds,
+            weight_gradient_seconds=weight_gradient_seconds,
+            update_seconds=update_seconds,
+            communication_seconds=0.0,
+            return_seconds=0.0,
+            state_bytes=0,
+            working_bytes=0,
+            activation_bytes=0,
+            recomputed_bytes=0,
+            deferred_bytes=0,
+            memory_bytes=0,
+            memory_limit_bytes=0,
+            bubble=0.0,
+            members=members,
+        )
+
     @property
     def compute_seconds(self) -> float:
         """All that the stage computes for one microbatch (Harp's t_i)."""
