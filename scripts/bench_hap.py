@@ -31,7 +31,7 @@ from hap_models import HapModel, bert, vgg19, vit
 from hetjax.pipeline.program.traced_program import Program, trace
 from hetjax.planner.hap.chain_search import ChainSearch
 from hetjax.planner.hap.forced import DATA_PARALLEL, STATE_SHARDED, Forced
-from hetjax.planner.hap.synthesis import program_at, synthesise
+from hetjax.planner.hap.synthesis import synthesise, synthesise_at
 from hetjax.planner.hap.tables import as_graph
 from hetjax.planner.intra_op.integer_program import solve
 from hetjax.planner.module_programs.module_chain import ModuleChain, chain_of, narrow_edges
@@ -148,7 +148,7 @@ def _even(rates: Rates) -> np.ndarray:
 
 
 def _at(search: ChainSearch, rates: Rates, ratios: np.ndarray) -> float:
-    return program_at(search, rates, np.tile(ratios, (len(search.networks), 1)))[0].seconds
+    return synthesise_at(search, rates, ratios).seconds
 
 
 def _experts_stored(network: Any, place: int, stored: Stored) -> bool:

@@ -29,7 +29,7 @@ from hetjax.pipeline.schedules.warm_up import one_f_one_b
 from hetjax.planner import HapPlanner, Member, PipelinePlan, Plan, plan
 from hetjax.planner.hap.chain_search import ChainSearch
 from hetjax.planner.hap.forced import COLUMNS, DATA_PARALLEL, GATHERED_FACTORS, ROWS, Forced
-from hetjax.planner.hap.synthesis import Synthesis, program_at
+from hetjax.planner.hap.synthesis import synthesise_at
 from hetjax.planner.hap.writing import shares_of
 from hetjax.planner.module_programs.rates import DirectNetwork, MemberSpeed, Rates
 from hetjax.planner.module_programs.reading import read_programs
@@ -143,13 +143,9 @@ def transformer_plan(forced: Forced | None, ratios: tuple[float, float]) -> Plan
     program = trace(transformer, parameters, batch)
     chain = chain_of_program(program, 12)
     search = ChainSearch(chain, STATE).among(forced)
-    parts = np.tile(np.array(ratios), (len(search.networks), 1))
-    found, shares = program_at(search, RATES, parts)
-    stage = StagePlan(
-        (0, 1),
-        MEMBERS,
-        shares=shares_of(chain, search.dimensions, Synthesis(found, parts, shares, 0), MEMBERS),
-    )
+    found = synthesise_at(search, RATES, np.array(ratios))
+    shares = shares_of(chain, search.dimensions, found, MEMBERS)
+    stage = StagePlan((0, 1), MEMBERS, shares=shares)
     pipeline = PipelinePlan((stage,), 1, 12, one_f_one_b(1, 1))
     return Plan(program.fingerprint, (0, program.num_positions), CLUSTER, (pipeline,))
 

@@ -13,7 +13,7 @@ from hetjax.planner.costs.modules_cost import stage_programs_of
 from hetjax.planner.hap.chain_search import ChainSearch
 from hetjax.planner.hap.forced import DATA_PARALLEL
 from hetjax.planner.hap.hap_planner import chain_of_problem
-from hetjax.planner.hap.synthesis import program_at
+from hetjax.planner.hap.synthesis import synthesise_at
 from hetjax.planner.module_programs.module_chain import Module
 from hetjax.planner.module_programs.program import ModuleProgram, layouts_text
 from hetjax.planner.module_programs.rates import Rates
@@ -125,10 +125,7 @@ def _data_parallel(problem: PlanningProblem, rates: Rates) -> tuple[float, float
     chain = chain_of_problem(problem)
     search = ChainSearch(chain, problem.optimizer_bytes, problem.num_microbatches, DATA_PARALLEL)
     even = np.full(rates.count, 1 / rates.count)
-    found = [
-        program_at(search, rates, np.tile(ratios, (len(search.networks), 1)))[0].seconds
-        for ratios in (even, rates.proportional)
-    ]
+    found = [synthesise_at(search, rates, ratios).seconds for ratios in (even, rates.proportional)]
     return found[0], found[1]
 
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
+
 from hetjax.errors import InputError
 from hetjax.mesh.cluster import Cluster, SubMesh
 from hetjax.pipeline.schedules.warm_up import one_f_one_b
 from hetjax.planner.costs.member_rates import member_rates
 from hetjax.planner.hap.chain_search import ChainSearch
-from hetjax.planner.hap.synthesis import Synthesis, synthesise
+from hetjax.planner.hap.forced import Forced
+from hetjax.planner.hap.synthesis import Synthesis, synthesise, synthesise_at
 from hetjax.planner.hap.writing import shares_of
 from hetjax.planner.module_programs.module_chain import ModuleChain, chain_of, narrow_edges
 from hetjax.planner.plan.plan import Plan
@@ -33,13 +36,21 @@ class Synthesised:
     chain: ModuleChain
 
 
+@dataclass(frozen=True)
 class HapPlanner:
     """Plans one stage over all devices, whose members share tensors as is fastest.
 
     A member is a node; where the cluster is one node, a device.
 
+    Args:
+        forced: what programs are looked at; None for all.
+        ratios: what part of everything that is divided each member has; empty for the best ones.
+
     Source: HAP, sections 3 to 5.
     """
+
+    forced: Forced | None = None
+    ratios: tuple[float, ...] = ()
 
     def plan(self, problem: PlanningProblem) -> Plan:
         """A plan for the problem.
@@ -71,8 +82,12 @@ class HapPlanner:
                 f"that can be used; a program is divided among several: choose 'harp'"
             )
         chain = chain_of_problem(problem)
-        search = ChainSearch(chain, problem.optimizer_bytes, problem.num_microbatches)
-        found = synthesise(search, member_rates(problem, members))
+        search = ChainSearch(chain, problem.optimizer_bytes, problem.num_microbatches, self.forced)
+        rates = member_rates(problem, members)
+        if self.ratios:
+            found = synthesise_at(search, rates, np.array(self.ratios))
+        else:
+            found = synthesise(search, rates)
         shares = shares_of(chain, search.dimensions, found, members)
         stage = StagePlan((0, problem.num_layers), members, shares=shares)
         count = problem.num_microbatches

@@ -30,6 +30,9 @@ MOST_ROUNDS = 6
 GOOD_GAP = 1e-3
 """A proven gap that weights of the members are not changed for any more."""
 
+MOST_PRESSURES = 12
+"""How often bytes count for more, before a model is said not to fit."""
+
 
 @dataclass(frozen=True, eq=False)
 class Synthesis:
@@ -104,7 +107,7 @@ def _limits(rates: Rates) -> FloatArray:
 def _fitting(search: ChainSearch, rates: Rates, found: Synthesis) -> Synthesis:
     """The best pair that was met that fits, with bytes that count for more and more seconds."""
     pressure, tried = found.seconds / np.maximum(1.0, _limits(rates)) / 16, found
-    for _ in range(_MOST_PRESSURES):
+    for _ in range(MOST_PRESSURES):
         pressed = replace(rates, pressure=tuple(pressure.tolist()))
         tried = _alternated(search, pressed)
         if fits(search, rates, tried):
@@ -133,26 +136,22 @@ def _alternated(search: ChainSearch, rates: Rates) -> Synthesis:
     return alternation.checked()
 
 
-_MOST_PRESSURES = 12
-"""How often bytes count for more, before a model is said not to fit."""
-
-
-def program_at(
-    search: ChainSearch, rates: Rates, ratios: FloatArray
-) -> tuple[ChainProgram, tuple[FloatArray, ...]]:
-    """The best program for given ratios.
+def synthesise_at(search: ChainSearch, rates: Rates, parts: FloatArray) -> Synthesis:
+    """The best program for given ratios, the same in all modules.
 
     Args:
         search: finds programs.
         rates: what computing and moving takes.
-        ratios: parts by kind of module and member, `[kinds, members]`.
+        parts: what part of everything that is divided each member has, `[members]`.
 
     Returns:
-        The program, and what part of each class of dimensions each member has in each kind.
+        The program with these ratios, whether or not it fits into the members' memory.
     """
+    ratios = np.tile(parts, (len(search.networks), 1))
     shares = _shares_of(search, rates, ratios)
     first = search.best(rates, shares, _slowest(rates))
-    return _weighted(search, rates, shares, first), shares
+    program = _weighted(search, rates, shares, first)
+    return Synthesis(program, ratios, shares, search.expansions)
 
 
 class _Alternation:
