@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 WIDTH, HIDDEN, HEADS, TOKENS, VOCABULARY = 768, 3072, 12, 128, 30522
 _VGG19 = (64, 64, 0, 128, 128, 0, 256, 256, 256, 256, 0, 512, 512, 512, 512, 0, 512, 512, 512, 512)
@@ -36,6 +37,31 @@ class HapModel:
     batch: Any
 
 
+def initial(model: HapModel) -> tuple[Any, Any]:
+    """Random parameters of a model and a random batch, always the same.
+
+    Args:
+        model: the model.
+
+    Returns:
+        Both, as arrays: norms' scales near 1, the rest small.
+    """
+    rng = np.random.default_rng(0)
+
+    def parameter(path: Any, shape: jax.ShapeDtypeStruct) -> np.ndarray:
+        spread = 1 / math.sqrt(math.prod(shape.shape[:-1]) or 1)
+        drawn = spread * rng.normal(size=shape.shape)
+        return (drawn + ("scale" in jax.tree_util.keystr(path))).astype(np.float32)
+
+    def rows(path: Any, shape: jax.ShapeDtypeStruct) -> np.ndarray:
+        if jnp.issubdtype(shape.dtype, jnp.integer):
+            return rng.integers(0, 10, shape.shape, dtype=np.int32)
+        return rng.normal(size=shape.shape).astype(np.float32)
+
+    with_path = jax.tree_util.tree_map_with_path
+    return with_path(parameter, model.parameters), with_path(rows, model.batch)
+
+
 def _shape(*sizes: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(sizes, jnp.float32)
 
@@ -49,16 +75,18 @@ def _entropy(logits: Any, labels: Any) -> Any:
     return -jnp.mean(jnp.sum(jax.nn.log_softmax(logits) * chosen, -1))
 
 
-def vgg19(examples: int, size: int = 32, hidden: int = 4096) -> HapModel:
+def vgg19(examples: int, size: int = 32, hidden: int = 4096, narrower: int = 1) -> HapModel:
     """VGG19 with ten classes.
 
     Args:
         examples: in a batch.
         size: of the images.
         hidden: width of its dense layers.
+        narrower: by what its channels are divided.
     """
     convolutions, width = [], 3
-    for channels in _VGG19:
+    all_channels = [channels // narrower for channels in _VGG19]
+    for channels in all_channels:
         if channels:
             convolutions.append((_shape(3, 3, width, channels), _shape(channels)))
             width = channels
@@ -70,7 +98,7 @@ def vgg19(examples: int, size: int = 32, hidden: int = 4096) -> HapModel:
 
     def loss(parameters: Any, batch: Any) -> Any:
         x, left = batch["image"], iter(parameters["convolutions"])
-        for channels in _VGG19:
+        for channels in all_channels:
             if channels:
                 kernel, bias = next(left)
                 numbers = ("NHWC", "HWIO", "NHWC")

@@ -36,6 +36,10 @@ class Yardstick:
 
     def seconds(self) -> float:
         """What a product takes now."""
+        # While the first ones run, what ran before may still give its memory back.
+        return min(self._timed(), self._timed())
+
+    def _timed(self) -> float:
         began = self._clock()
         jax.block_until_ready(self._program(self._matrix, self._count))
         return (self._clock() - began) / self._count
