@@ -5,11 +5,15 @@
     python scripts/bench_hap.py ablation --json    # predicted: what each part of it is worth (15)
     python scripts/bench_hap.py optimal --json     # beside an integer program, and composition
     python scripts/bench_hap.py experts --json     # predicted: uneven experts beside padded ones
+    python scripts/bench_hap.py lab --json         # trained: beside programs of one kind
+    python scripts/bench_hap.py experts-lab --json # trained: uneven experts beside padded ones
+    python scripts/bench_hap.py accuracy --json    # trained: beside what was predicted
 
 `figures`, `ablation` and `experts` are predictions of section 3.2's model, for all systems alike,
 with the paper's rates: FLOP/s of its two kinds of device, and the bandwidths that its code measured
 of each collective between machines of 10.4 Gbit/s. It publishes no latencies: there are none here.
 Every GPU is a member; what is read and written beside products takes no time, as in the paper.
+What is trained is trained on two hosts of the lab, one at half speed; that needs root.
 """
 
 from __future__ import annotations
@@ -26,22 +30,27 @@ from random import Random
 from typing import Any
 
 import numpy as np
+from hap_lab import RATES, accuracy_rows, experts_lab_rows, lab_rows
 from hap_models import HapModel, bert, vgg19, vit
+from hap_systems import DEEPSPEED
 
 from hetjax.pipeline.program.traced_program import Program, trace
 from hetjax.planner.hap.chain_search import ChainSearch
-from hetjax.planner.hap.forced import DATA_PARALLEL, STATE_SHARDED, Forced
+from hetjax.planner.hap.forced import DATA_PARALLEL
 from hetjax.planner.hap.synthesis import synthesise, synthesise_at
 from hetjax.planner.hap.tables import as_graph
 from hetjax.planner.intra_op.integer_program import solve
 from hetjax.planner.module_programs.module_chain import ModuleChain, chain_of, narrow_edges
-from hetjax.planner.module_programs.program import Stored
 from hetjax.planner.module_programs.rates import MemberSpeed, MoveOf, Rates
 from hetjax.planner.problem.problem import model_figures
 from hetjax.planner.work.stage_traces import StageTraces
 
 FAST, SLOW = 3.8588e12, 2.1493e12
-"""FLOP/s of the paper's two kinds of device, as its code has them."""
+"""FLOP/s of the paper's two kinds of device, a V100 and a P100, as its code has them."""
+
+FASTEST = FAST * 19.5 / 15.7
+"""FLOP/s of an A100, of whose float32 peak as large a share is reached as of a V100's. The paper has
+it for experts alone, and publishes no rate of it."""
 
 _BITS = {"gather": 9.46e9, "scatter": 9.74e9, "sum": 5.91e9, "exchange": 24.6e9}
 """Bit/s of collectives on whole tensors in even shares, as its code measured them."""
@@ -92,15 +101,18 @@ class PublishedNetwork:
         return found
 
 
-def published_rates(fast: int, slow: int, *, grouped: bool = True) -> Rates:
+def published_rates(
+    fast: int, slow: int, *, grouped: bool = True, fast_flops: float = FAST
+) -> Rates:
     """The paper's cluster.
 
     Args:
-        fast: how many V100.
+        fast: how many fast devices.
         slow: how many P100.
         grouped: whether the grouped forms are known.
+        fast_flops: FLOP/s of a fast one; a V100's unless given.
     """
-    speeds = [FAST] * fast + [SLOW] * slow
+    speeds = [fast_flops] * fast + [SLOW] * slow
     members = tuple(MemberSpeed(each, 1e30, 1e30) for each in speeds)
     return Rates(members, PublishedNetwork(len(members), grouped))
 
@@ -149,26 +161,6 @@ def _even(rates: Rates) -> np.ndarray:
 
 def _at(search: ChainSearch, rates: Rates, ratios: np.ndarray) -> float:
     return synthesise_at(search, rates, ratios).seconds
-
-
-def _experts_stored(network: Any, place: int, stored: Stored) -> bool:
-    """DeepSpeed: experts on devices of their own, all else as ZeRO has it."""
-    value = network.trace.traced.parameters[place]
-    if len(network.trace.traced.flat.avals[value].shape) == 3:
-        return stored.layout == 0
-    return STATE_SHARDED.stored(network, place, stored)
-
-
-def _experts_ways(network: Any, equation: int, way: Any) -> bool:
-    """What has experts is divided by them, or by examples."""
-    operands = network.trace.traced.flat.steps[equation].values()
-    shapes = [network.trace.traced.flat.avals[value].shape for value in operands]
-    if any(len(shape) >= 4 for shape in shapes) or any(len(shape) == 3 for shape in shapes):
-        return True
-    return STATE_SHARDED.ways(network, equation, way)
-
-
-DEEPSPEED = Forced("DeepSpeed-like", _experts_ways, _experts_stored)
 
 
 def _synthesis_rows(arguments: argparse.Namespace) -> Iterator[Row]:
@@ -348,10 +340,10 @@ def random_model(rng: Random) -> HapModel:
 def _experts_rows(arguments: argparse.Namespace) -> Iterator[Row]:
     """Whole experts for each device as is best, beside as many on each, some of them idle."""
     for experts in range(4, 17):
-        rates = published_rates(2, 2)
+        rates = published_rates(2, 2, fast_flops=FASTEST)
         times = {}
         for name, padded in (("uneven", 0), ("padded", -(-experts // 4) * 4)):
-            model = bert(64, 2, experts=experts, padded=padded)
+            model = bert(128, 12, experts=experts, padded=padded)
             search = ChainSearch(Traced(model).chain, STATE)
             if name == "uneven":
                 times[name] = synthesise(search, rates).seconds
@@ -372,6 +364,9 @@ PARTS = {
     "ablation": _ablation_rows,
     "optimal": _optimal_rows,
     "experts": _experts_rows,
+    "lab": lab_rows,
+    "experts-lab": experts_lab_rows,
+    "accuracy": accuracy_rows,
     "one": _one,
 }
 
@@ -386,11 +381,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("part", choices=PARTS)
     parser.add_argument("--json", action="store_true", help="a row a line, as JSON")
     parser.add_argument(
-        "--rounds", type=int, default=3, help="processes of which the median counts"
+        "--rounds", type=int, default=3, help="of steps, or processes, whose median counts"
     )
+    parser.add_argument("--profile", help="where to keep what is measured of the lab's hosts")
+    parser.add_argument(
+        "--rates", type=float, nargs="+", default=RATES, help="of the link in `lab`, in Mbit/s"
+    )
+    parser.add_argument("--mbit", type=float, default=1000.0, help="of the link in `accuracy`")
+    parser.add_argument("--variants", type=int, default=24, help="models of `accuracy`")
     parser.add_argument("--gpus", type=int, default=32, help="of `ablation`")
     parser.add_argument("--programs", type=int, default=50, help="random programs of `optimal`")
-    parser.add_argument("--seed", type=int, default=0, help="of these")
+    parser.add_argument("--seed", type=int, default=0, help="of these, and of variants")
     parser.add_argument("--model", default="ViT", help="of `one`")
     parser.add_argument("--layers", type=int, default=12, help="of `one`")
     parser.add_argument("--devices", type=int, default=2, help="of `one`")

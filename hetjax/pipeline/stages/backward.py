@@ -107,9 +107,9 @@ class StagePrograms:
         residuals: shapes of the values made for the backward pass beside the stage's inputs.
         cotangents_in: which sent values have a cotangent, by place.
         cotangents_out: which received values have a cotangent to give back, by place.
-        forward_cost: work of the forward pass.
-        recompute_cost: work of the recomputation.
-        backward_cost: work of the backward pass after it.
+        forward_steps: what the forward pass computes.
+        recompute_steps: what the recomputation does.
+        backward_steps: what the backward pass does after it.
         divide: what makes `split`.
         gradient_annotations: how the gradients of the parameter parts lie, where that is deduced.
     """
@@ -126,11 +126,26 @@ class StagePrograms:
     residuals: Shapes
     cotangents_in: tuple[int, ...]
     cotangents_out: tuple[int, ...]
-    forward_cost: Cost
-    recompute_cost: Cost
-    backward_cost: Cost
+    forward_steps: tuple[Step, ...]
+    recompute_steps: tuple[Step, ...]
+    backward_steps: tuple[Step, ...]
     divide: Callable[[], SplitBackward]
     gradient_annotations: tuple[HSharding | None, ...] = ()
+
+    @functools.cached_property
+    def forward_cost(self) -> Cost:
+        """Work of the forward pass."""
+        return steps_cost(self.forward_steps)
+
+    @functools.cached_property
+    def recompute_cost(self) -> Cost:
+        """Work of the recomputation."""
+        return steps_cost(self.recompute_steps)
+
+    @functools.cached_property
+    def backward_cost(self) -> Cost:
+        """Work of the backward pass after it."""
+        return steps_cost(self.backward_steps)
 
     @functools.cached_property
     def split(self) -> SplitBackward:
@@ -206,9 +221,9 @@ def differentiate(
         residuals=tuple(traced.flat.avals[value] for value in halves.residuals),
         cotangents_in=traced.seeds,
         cotangents_out=halves.returned_places,
-        forward_cost=steps_cost(forward),
-        recompute_cost=steps_cost(again) if recompute else Cost(),
-        backward_cost=steps_cost(halves.backward),
+        forward_steps=tuple(forward),
+        recompute_steps=tuple(again) if recompute else (),
+        backward_steps=tuple(halves.backward),
         divide=lambda: _divide(traced, halves, accumulate),
         gradient_annotations=_annotations(traced),
     )

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from hetjax.mesh.cluster import Cluster
 from hetjax.planner.costs.sharing_cost import exchange_bandwidth
-from hetjax.planner.module_programs.rates import DirectNetwork, MemberSpeed, Rates
+from hetjax.planner.module_programs.rates import ClassRates, DirectNetwork, MemberSpeed, Rates
 from hetjax.planner.plan.stage_plan import Member
 from hetjax.planner.problem.problem import PlanningProblem
-from hetjax.planner.work.rates import TRAFFIC_SHARE, USABLE_MEMORY, collective_link
+from hetjax.planner.work.rates import TASK_SECONDS, TRAFFIC_SHARE, USABLE_MEMORY, collective_link
 
 
 def member_rates(problem: PlanningProblem, members: Sequence[Member]) -> Rates:
@@ -20,10 +20,14 @@ def member_rates(problem: PlanningProblem, members: Sequence[Member]) -> Rates:
         members: the members; there are several.
 
     Returns:
-        The rates: of members the roofline that `hetjax.planner.costs.cost_model.estimate` has, of
-        moves the slowest of each member's links, with all that works side by side.
+        The rates: of members what classes of work were measured to take, else the roofline that
+        `hetjax.planner.costs.cost_model.estimate` has; of moves the slowest of each member's links,
+        with all that works side by side.
     """
-    speeds = tuple(_speed(problem, member) for member in members)
+    classes = _class_rates(problem)
+    speeds = tuple(
+        _speed(problem, member, classes.get(member.submesh.subcluster)) for member in members
+    )
     return Rates(speeds, member_network(problem.cluster, members))
 
 
@@ -35,16 +39,23 @@ def member_network(cluster: Cluster, members: Sequence[Member]) -> DirectNetwork
         members: the members; there are several.
     """
     submeshes = [member.submesh for member in members]
+    subclusters = [cluster.subcluster(submesh.subcluster) for submesh in submeshes]
     bandwidths, latency = [], 0.0
     for place, mine in enumerate(submeshes):
         others = [other for each, other in enumerate(submeshes) if each != place]
         bandwidths.append(min(exchange_bandwidth(cluster, mine, other) for other in others))
         links = (cluster.link_between(mine, other) for other in others)
         latency = max(latency, *(link.latency for link in links))
-    return DirectNetwork(tuple(bandwidths), latency)
+    # Each gives something to all others, and takes something of them.
+    messages = 2 * (len(members) - 1) * max(each.message_load for each in subclusters)
+    return DirectNetwork(
+        tuple(bandwidths),
+        TASK_SECONDS + latency + messages,
+        tuple(each.transfer_load for each in subclusters),
+    )
 
 
-def _speed(problem: PlanningProblem, member: Member) -> MemberSpeed:
+def _speed(problem: PlanningProblem, member: Member, classes: ClassRates | None) -> MemberSpeed:
     submesh = member.submesh
     kind = problem.cluster.subcluster(submesh.subcluster).kind
     # Devices along another axis than that of the examples compute the same.
@@ -61,4 +72,15 @@ def _speed(problem: PlanningProblem, member: Member) -> MemberSpeed:
         devices=devices,
         inner_bandwidth=link.bandwidth,
         memory=USABLE_MEMORY * kind.memory_bytes,
+        classes=classes,
     )
+
+
+def _class_rates(problem: PlanningProblem) -> dict[str, ClassRates]:
+    """What classes of work take on the devices of subclusters where something was measured."""
+    found = {}
+    for name, rates in problem.profile.classes.items():
+        kind = problem.cluster.subcluster(name).kind
+        figures = kind.product_flops(problem.dtype), kind.memory_bandwidth
+        found[name] = ClassRates(rates, *figures)
+    return found

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hetjax.planner.module_programs.ways import WayLoad
+from hetjax.planner.work.rates import expected_rate
 
 Shares = NDArray[np.float64]
 """For each class of dimensions what part of it each member has: `[classes, members]`."""
@@ -63,20 +65,27 @@ class DirectNetwork:
     Args:
         bandwidths: of each member's link, in bytes/s, either way at once.
         latency: seconds of a move beside its bytes.
+        loads: seconds of computing that each byte costs members at its two ends, where they see to
+            moves themselves; none where they do not.
     """
 
     bandwidths: tuple[float, ...]
     latency: float
+    loads: tuple[float, ...] = ()
 
     @property
     def byte_seconds(self) -> Shares:
         """For each member, what sending or receiving a byte takes, `[members]`."""
-        return 1 / np.array(self.bandwidths)
+        return 1 / np.array(self.bandwidths) + self._loads
+
+    @property
+    def _loads(self) -> Shares:
+        return np.array(self.loads or (0.0,) * len(self.bandwidths))
 
     def seconds(self, move: MoveOf, source: Shares, target: Shares) -> float:
         """What a move takes: the slowest member's, which sends and receives at once."""
         given, taken = _parts_moved(move.form, source, target)
-        most = np.maximum(given, taken) / np.array(self.bandwidths)
+        most = np.maximum(given, taken) / np.array(self.bandwidths) + (given + taken) * self._loads
         return self.latency + move.num_bytes * float(most.max())
 
 
@@ -105,6 +114,43 @@ def _overlap(source: Shares, target: Shares) -> Shares:
     return np.maximum(0.0, np.minimum(ends, new_ends) - start)
 
 
+@dataclass(frozen=True, eq=False)
+class ClassRates:
+    """What a device takes for classes of work, as it was measured.
+
+    Args:
+        rates: seconds of a FLOP or a byte, by class.
+        flops: FLOP/s of products of classes that nothing is known of.
+        bandwidth: bytes/s of its memory, for the others.
+    """
+
+    rates: Mapping[str, float]
+    flops: float
+    bandwidth: float
+    _known: dict[object, float] = field(default_factory=dict, init=False, repr=False)
+
+    def seconds(self, work: tuple[tuple[str, float], ...]) -> float:
+        """What work takes.
+
+        Args:
+            work: FLOPs and bytes by class.
+        """
+        found = self._known.get(work)
+        if found is None:
+            found = sum(amount * self._rate(name) for name, amount in work)
+            self._known[work] = found
+        return found
+
+    def _rate(self, name: str) -> float:
+        known = self.rates.get(name)
+        return expected_rate(name, self.flops, self.bandwidth) if known is None else known
+
+
+_LITTLE = 1e-6
+"""What counts of a load's bytes where its seconds are known: of ways that are as fast, that which
+reads less is taken."""
+
+
 @dataclass(frozen=True)
 class MemberSpeed:
     """What a member computes.
@@ -116,6 +162,7 @@ class MemberSpeed:
         devices: how many it has.
         inner_bandwidth: bytes/s of the link among them.
         memory: bytes that each may hold.
+        classes: what one of its devices takes for classes of work; None where none was measured.
     """
 
     flops: float
@@ -124,6 +171,7 @@ class MemberSpeed:
     devices: int = 1
     inner_bandwidth: float = math.inf
     memory: float = math.inf
+    classes: ClassRates | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,9 +221,12 @@ class Rates:
             alone = np.where(table[:, 1] > 0, 1.0, float(member.devices))
             inner = 2 * (member.devices - 1) / member.devices / member.inner_bandwidth
             flops, traffic, updated = table[:, 2:5].T + table[:, 6:9].T * part[:, m]
-            seconds[:, m] = alone * (flops / member.flops + traffic / member.traffic) + updated * (
-                1 / member.updated + inner
-            )
+            computing = flops / member.flops + traffic / member.traffic
+            if member.classes is not None:
+                whole = np.array([member.classes.seconds(load.work) for load in loads])
+                shared = _share_of(table, part[:, m])
+                computing = whole * shared / member.devices + _LITTLE * computing
+            seconds[:, m] = alone * computing + updated * (1 / member.updated + inner)
             if self.pressure:
                 seconds[:, m] += self.pressure[m] * self._held(table, part[:, m], member)
         return seconds
@@ -223,6 +274,14 @@ class Rates:
             start, byte = coefficients[key]
             found[place] = start + byte * move.num_bytes
         return found
+
+
+def _share_of(table: Shares, part: Shares) -> Shares:
+    """What share of their whole work loads are: of FLOPs, and of bytes where there are none."""
+    of_flops = table[:, 2] + table[:, 6] > 0
+    alone = np.where(of_flops, table[:, 2], table[:, 3])
+    shared = np.where(of_flops, table[:, 6], table[:, 7])
+    return (alone + shared * part) / np.maximum(alone + shared, 1e-30)
 
 
 def _figures(load: WayLoad) -> tuple[float, ...]:

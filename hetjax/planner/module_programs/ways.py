@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from hetjax.pipeline.program.costs import step_cost
 from hetjax.pipeline.program.traced_program import Operand, Step, num_bytes
+from hetjax.pipeline.program.work_classes import step_work
 from hetjax.planner.module_programs.dimensions import Dimensions
 from hetjax.planner.module_programs.module_chain import ModuleTrace
 from hetjax.sharding.deduction.signature import Labels, Signature
@@ -38,6 +39,7 @@ class WayLoad:
         shared_updated: those that are divided among them.
         held: bytes that each member holds of it, whatever share it has.
         shared_held: bytes that are divided among them.
+        work: FLOPs and bytes by class of all of the equation, for members that know their rates.
     """
 
     flops: float
@@ -50,6 +52,7 @@ class WayLoad:
     shared_updated: float = 0.0
     held: float = 0.0
     shared_held: float = 0.0
+    work: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -107,7 +110,10 @@ def _ways(
         for value, size in zip(step.outputs, made, strict=True)
     ]
     held = float(sum(kept))
-    whole_load = WayLoad(cost.matmul_flops, 0.0, traffic, 0.0, -1, by_examples, held=held)
+    work = tuple(step_work(step).items())
+    whole_load = WayLoad(
+        cost.matmul_flops, 0.0, traffic, 0.0, -1, by_examples, held=held, work=work
+    )
     yield ComputingWay(whole, (WHOLE,) * len(step.outputs), whole_load)
     if signature is None:
         return
@@ -136,6 +142,7 @@ def _ways(
             by_examples,
             held=held - part,
             shared_held=part,
+            work=work,
         )
         yield ComputingWay(layouts, results, load)
     # Each member would compute a whole product of its summand: it is added up before.

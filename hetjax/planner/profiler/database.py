@@ -55,8 +55,7 @@ class Key:
     def path(self) -> Path:
         """The file of this key, relative to the database."""
         text = json.dumps(asdict(self), sort_keys=True)
-        folder = re.sub(r"[^\w.-]+", "_", self.kind)[:60].strip("._") or "kind"
-        return Path(folder, f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json")
+        return Path(_folder(self.kind), f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json")
 
 
 @dataclass(frozen=True)
@@ -130,10 +129,28 @@ class ProfileDatabase:
                 count += 1
         return count
 
-    def _all(self) -> Iterator[tuple[Key, Measurement, str]]:
-        for path in sorted(self.folder.glob("*/*.json")):
+    def of_kind(self, kind: str) -> Iterator[tuple[Key, Measurement]]:
+        """What was measured on devices of a kind, of any program.
+
+        Args:
+            kind: as keys name it.
+
+        Raises:
+            InputError: a file is not what a database writes.
+        """
+        for key, measurement, _ in self._all(_folder(kind)):
+            if key.kind == kind:
+                yield key, measurement
+
+    def _all(self, folder: str = "*") -> Iterator[tuple[Key, Measurement, str]]:
+        for path in sorted(self.folder.glob(f"{folder}/*.json")):
             found = _read(path)
             yield found.key, found.measurement, found.note
+
+
+def _folder(kind: str) -> str:
+    """The folder of what was measured on devices of a kind."""
+    return re.sub(r"[^\w.-]+", "_", kind)[:60].strip("._") or "kind"
 
 
 def _read(path: Path) -> _DatabaseFile:

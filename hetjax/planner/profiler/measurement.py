@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Annotated, Any
 
 import optax
 from jaxtyping import PyTree
 from pydantic import Field
+
+from hetjax.limits import Name
 
 ROUNDS = 3
 """How often a run of layers is measured, all the others in between: a device that is slow for some
@@ -79,6 +81,11 @@ class Measurement:
         spread: the middle half of them lies in so wide a band, as a share of the median.
         yardstick_seconds: what a computation that is always the same took on the device meanwhile;
             0 where none was run.
+        forward_work: FLOPs and bytes of the forward pass by class, on all devices together; empty
+            where they were not counted.
+        backward_work: the same of the backward pass.
+
+    Source: `hetjax.pipeline.program.work_classes` of the classes.
     """
 
     forward_seconds: Seconds
@@ -89,6 +96,8 @@ class Measurement:
     repetitions: Annotated[int, Field(ge=1)]
     spread: Amount
     yardstick_seconds: Amount = 0.0
+    forward_work: Mapping[Name, Amount] = field(default_factory=dict)
+    backward_work: Mapping[Name, Amount] = field(default_factory=dict)
 
     def at_yardstick(self, seconds: float) -> Measurement:
         """The measurement as it would be at a moment when the yardstick takes so long.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
@@ -12,6 +12,7 @@ from hetjax.mesh.subcluster import Subcluster
 from hetjax.planner.costs.cost_model import estimate
 from hetjax.planner.harp.stage_table import Slice, StageTable, make_stage_table
 from hetjax.planner.problem.problem import PlanningProblem
+from hetjax.planner.profiler.class_rates import MeasuredPass, fit_class_rates
 from hetjax.planner.profiler.composition import RunFigure, compose, composition_error
 from hetjax.planner.profiler.database import Key, ProfileDatabase
 from hetjax.planner.profiler.measured_runs import Unit, layer_classes, num_structures, units
@@ -177,15 +178,20 @@ def _ways(slices: Sequence[Slice], run: tuple[int, int]) -> Sequence[Way]:
 
 
 def _key(problem: PlanningProblem, subcluster: Subcluster, way: Way, structure: str) -> Key:
-    name = subcluster.kind.name
     return Key(
         structure=structure,
-        kind=f"{name} of {subcluster.name}" if subcluster.kind.platform == "cpu" else name,
+        kind=_kind_name(subcluster),
         dtype=problem.dtype,
         shape=way.shape,
         mesh_shape=way.mesh_shape,
         sharding=way.sharding,
     )
+
+
+def _kind_name(subcluster: Subcluster) -> str:
+    """What the database calls a subcluster's devices: hosts' processors are seldom alike."""
+    name = subcluster.kind.name
+    return f"{name} of {subcluster.name}" if subcluster.kind.platform == "cpu" else name
 
 
 def make_profile(
@@ -220,10 +226,12 @@ def make_profile(
         for way, measured in found.items()
         if _covers(surveyed.classes, measured)
     }
+    of_kinds = _of_kinds(problem, database)
     return Profile(
         ways=ways,
         calibration=_calibration(problem, ways),
-        updates=_updates(found),
+        updates=_updates(found, of_kinds),
+        classes=_classes(problem, of_kinds),
         measurements=sum(map(len, found.values())),
         seconds=seconds,
     )
@@ -274,14 +282,60 @@ def _composed(
     return compose(classes, [*runs[False], *runs[True]]), error
 
 
-def _updates(found: _MeasuredRuns) -> dict[str, float]:
-    """The rate of the optimizer's update of each subcluster."""
+def _updates(
+    found: _MeasuredRuns, of_kinds: Mapping[str, Sequence[Measurement]]
+) -> dict[str, float]:
+    """The rate of the optimizer's update of each subcluster; of another program's, without this."""
     rates: dict[str, list[float]] = {}
     for way, measured in found.items():
-        for _, measurement in measured:
-            if measurement.update_bytes_per_second:
-                rates.setdefault(way.subcluster, []).append(measurement.update_bytes_per_second)
-    return {name: median(found) for name, found in rates.items()}
+        rates.setdefault(way.subcluster, []).extend(_update_rates(each for _, each in measured))
+    for name, measured in of_kinds.items():
+        if not rates.get(name):
+            rates[name] = _update_rates(measured)
+    return {name: median(found) for name, found in rates.items() if found}
+
+
+def _update_rates(measured: Iterable[Measurement]) -> list[float]:
+    found = (each.update_bytes_per_second for each in measured)
+    return [rate for rate in found if rate]
+
+
+def _of_kinds(problem: PlanningProblem, database: ProfileDatabase) -> dict[str, list[Measurement]]:
+    """What was measured on one device of each subcluster, of any program."""
+    found: dict[str, list[Measurement]] = {}
+    for subcluster in problem.cluster.subclusters:
+        measured = [
+            each
+            for key, each in database.of_kind(_kind_name(subcluster))
+            if key.dtype == problem.dtype and key.mesh_shape == (1, 1)
+        ]
+        moments = [each.yardstick_seconds for each in measured if each.yardstick_seconds]
+        if measured:
+            usual = median(moments) if moments else 0.0
+            found[subcluster.name] = [each.at_yardstick(usual) for each in measured]
+    return found
+
+
+def _classes(
+    problem: PlanningProblem, measured: Mapping[str, Sequence[Measurement]]
+) -> dict[str, Mapping[str, float]]:
+    """What classes of work take on a device of each subcluster."""
+    found: dict[str, Mapping[str, float]] = {}
+    for name, each in measured.items():
+        passes = [
+            MeasuredPass(work, seconds)
+            for one in each
+            for work, seconds in (
+                (one.forward_work, one.forward_seconds),
+                (one.backward_work, one.backward_seconds),
+            )
+            if work
+        ]
+        if passes:
+            kind = problem.cluster.subcluster(name).kind
+            rates = kind.product_flops(problem.dtype), kind.memory_bandwidth
+            found[name] = fit_class_rates(passes, *rates)
+    return found
 
 
 def _calibration(

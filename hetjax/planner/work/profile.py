@@ -94,6 +94,8 @@ class Profile:
             multiplied on such devices, by what was measured there: forward and backward passes.
         updates: for subclusters whose update was measured, bytes/s of parameters, gradients and
             optimizer state that one device reads and writes.
+        classes: for subclusters where anything was measured, of this program or of another one,
+            what a device takes for a FLOP or a byte of each class of work, in seconds.
         measurements: how many measurements it is made of.
         seconds: how long those that were made for it took.
     """
@@ -103,6 +105,7 @@ class Profile:
         default_factory=dict
     )
     updates: Mapping[str, float] = field(default_factory=dict)
+    classes: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     measurements: int = 0
     seconds: float = 0.0
 

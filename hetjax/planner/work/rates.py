@@ -6,6 +6,7 @@ from typing import TypeVar
 
 from hetjax.mesh.cluster import Cluster, SubMesh
 from hetjax.mesh.links import Link
+from hetjax.pipeline.program.work_classes import is_product
 from hetjax.planner.work.arrays import FloatArray
 
 Size = TypeVar("Size", float, FloatArray)
@@ -18,6 +19,17 @@ TASK_SECONDS = 50e-6
 
 USABLE_MEMORY = 0.9
 """Share of a device's memory that a plan may fill; the rest is the runtime's."""
+
+
+def expected_rate(name: str, flops: float, bandwidth: float) -> float:
+    """What a class takes by a device's figures alone, in seconds of a FLOP or a byte.
+
+    Args:
+        name: the class.
+        flops: the device's FLOP/s of products.
+        bandwidth: its memory's bytes/s.
+    """
+    return 1 / flops if is_product(name) else TRAFFIC_SHARE / bandwidth
 
 
 def ring_seconds(link: Link, size: Size, devices: int) -> Size:

@@ -15,6 +15,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from hetjax.pipeline.program.loss import accumulator_dtype
 from hetjax.pipeline.program.traced_program import Program, num_bytes, trace
+from hetjax.pipeline.program.work_classes import steps_work
 from hetjax.pipeline.stages.backward import Reads, StagePrograms, differentiate
 from hetjax.pipeline.stages.cutting import crossing_values, cut
 from hetjax.pipeline.update.divided_update import update_function
@@ -88,6 +89,8 @@ class StageMeasurer:
             repetitions=len(forward),
             spread=max(one, other),
             yardstick_seconds=typical(moments)[0],
+            forward_work=steps_work(tasks.shapes.forward_steps),
+            backward_work=steps_work(tasks.shapes.backward_steps),
         )
 
     def _compile(self, request: Request) -> tuple[TaskPrograms, dict[str, Any]]:

@@ -1,0 +1,222 @@
+"""Synthesised programs in the lab, for real: parts of `bench_hap.py` that need root.
+
+Two hosts, one at half the speed of the other. What computing takes on them is measured first, on
+models of sizes that are not trained by (`PROFILED`); it is kept in a folder where one is given.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from random import Random
+from statistics import correlation, median
+from typing import Any
+
+from benchmarking import KEPT_MEMORY, WARM_UP_STEPS, Child, check_losses, median_ratio, take_turns
+from lab import Lab, read_specification
+
+Row = dict[str, Any]
+
+SPEEDS = (1.0, 0.5)
+
+RATES = (1000, 200, 100, 50, 20)
+"""Of the link, in Mbit/s."""
+
+ANSWER_SECONDS = 1800.0
+
+PROFILED = [
+    ("VGG19", {"examples": 64, "hidden": 1024, "narrower": 4}),
+    ("VGG19", {"examples": 32, "hidden": 2048, "narrower": 2}),
+    ("VGG19", {"examples": 64, "hidden": 512, "narrower": 8}),
+    (
+        "BERT",
+        {"examples": 16, "layers": 2, "tokens": 64, "width": 256, "hidden": 1024, "heads": 4}
+        | {"vocabulary": 2048},
+    ),
+    (
+        "BERT",
+        {"examples": 32, "layers": 2, "tokens": 32, "width": 128, "hidden": 512, "heads": 4}
+        | {"vocabulary": 1024},
+    ),
+]
+
+TRAINED = ("VGG19", {"examples": 256, "hidden": 512, "narrower": 8})
+"""The model of `lab`: large dense layers after small convolutions."""
+
+EXPERTS = {"examples": 8, "layers": 2, "tokens": 128, "width": 256, "hidden": 2048, "heads": 4}
+
+FORCED = ("data parallel", "columns", "rows", "gathered factors")
+
+
+class Asked:
+    """The process on the lab's first host, and the lab.
+
+    Args:
+        options: the command line.
+        ends: what ends both.
+    """
+
+    def __init__(self, options: argparse.Namespace, ends: contextlib.ExitStack):
+        self.lab = ends.enter_context(Lab.up(read_specification("two_hosts")))
+        for host, speed in zip(self.lab.specification.hosts, SPEEDS, strict=True):
+            self.lab.set_speed(host.name, speed)
+        self.set_rate(None)
+        first = self.lab.specification.hosts[0].name
+        environment = {**self.lab.environment(), **KEPT_MEMORY}
+        self._child = Child(
+            "hap_trainer.py", [], environment, lambda command: self.lab.command(first, command)
+        )
+        ends.enter_context(contextlib.closing(self._child))
+        folder = options.profile or ends.enter_context(tempfile.TemporaryDirectory())
+        self("measure")
+        self("profile", folder=str(folder), models=PROFILED)
+
+    def __call__(self, do: str, **arguments: Any) -> Any:
+        """Have something done by a method of `hap_trainer.Server`."""
+        self._child.ask({"do": do, **arguments})
+        return self._child.answer(ANSWER_SECONDS)
+
+    def set_rate(self, mbit: float | None) -> None:
+        """Limit the link to so many Mbit/s, or not at all."""
+        rate = None if mbit is None else mbit * 1e6 / 8
+        self.lab.set_link(self.lab.specification.links[0].name, rate)
+
+    def timed(self, model: str, sizes: Mapping[str, int], systems: Sequence[str], rounds: int):
+        """Train by several programs of a model in turn.
+
+        Args:
+            model: which.
+            sizes: its sizes.
+            systems: the programs; see `hap_systems.SYSTEMS`.
+            rounds: how many.
+
+        Returns:
+            For each what was told of its plan, and the seconds of a step in each round.
+        """
+        told = {of: self("make", name=of, model=model, sizes=sizes, of=of) for of in systems}
+        losses = {of: self("steps", name=of, count=WARM_UP_STEPS) for of in systems}
+        check_losses(losses)
+        times = take_turns(
+            {of: lambda of=of: self("step", name=of) for of in systems}, rounds=rounds, steps=1
+        )
+        for of in systems:
+            self("end", name=of)
+        return told, times
+
+
+def lab_rows(options: argparse.Namespace) -> Iterator[Row]:
+    """The synthesised program beside even data parallelism, and beside programs of one kind."""
+    model, sizes = TRAINED
+    with contextlib.ExitStack() as ends:
+        asked = Asked(options, ends)
+        for mbit in options.rates:
+            asked.set_rate(mbit)
+            asked("links")
+            systems = ("synthesised", "even data parallel", *FORCED)
+            told, times = asked.timed(model, sizes, systems, options.rounds)
+            best = min(FORCED, key=lambda of: median(times[of]))
+            for of in systems:
+                yield {
+                    "mbit": mbit,
+                    "system": of,
+                    "step_time": median(times[of]),
+                    "predicted_step_time": told[of]["predicted_step_time"],
+                    "over_synthesised": median_ratio(times, of, "synthesised"),
+                    "synthesised_over_best_forced": median_ratio(times, "synthesised", best),
+                    "stored": told[of]["stored"],
+                }
+
+
+def experts_lab_rows(options: argparse.Namespace) -> Iterator[Row]:
+    """Three experts of two hosts as two and one, beside four of which one is idle."""
+    with contextlib.ExitStack() as ends:
+        asked = Asked(options, ends)
+        sizes = {**EXPERTS, "vocabulary": 512, "experts": 3}
+        systems = ("experts", "padded experts")
+        told, times = asked.timed("BERT-MoE", sizes, systems, options.rounds)
+        for of in systems:
+            yield {
+                "system": of,
+                "step_time": median(times[of]),
+                "predicted_step_time": told[of]["predicted_step_time"],
+                "stored": {name: each for name, each in told[of]["stored"].items() if "up" in name},
+                "padded_over_uneven": median_ratio(times, "padded experts", "experts"),
+            }
+
+
+def variants(count: int, seed: int) -> Iterator[tuple[str, dict[str, int]]]:
+    """Models of sizes that were not measured."""
+    rng = Random(seed)
+    for number in range(count):
+        if number % 2:
+            sizes = {
+                "examples": rng.choice([48, 64, 96, 128]),
+                "hidden": rng.choice([768, 1280, 1536]),
+                "narrower": rng.choice([2, 4]),
+            }
+            yield "VGG19", sizes
+        else:
+            heads = rng.choice([2, 3, 4, 6])
+            sizes = {
+                "examples": rng.choice([12, 16, 24, 32]),
+                "layers": rng.choice([1, 2, 3]),
+                "tokens": rng.choice([32, 48, 64]),
+                "width": heads * rng.choice([48, 64]),
+                "hidden": rng.choice([512, 768, 1024]),
+                "heads": heads,
+                "vocabulary": rng.choice([1024, 1536, 2048]),
+            }
+            yield "BERT", sizes
+
+
+def accuracy_rows(options: argparse.Namespace) -> Iterator[Row]:
+    """Predicted beside measured steps of models that nothing was measured of."""
+    pairs: list[tuple[float, float]] = []
+    with contextlib.ExitStack() as ends:
+        asked = Asked(options, ends)
+        asked.set_rate(options.mbit)
+        asked("links")
+        for model, sizes in variants(options.variants, options.seed):
+            told, times = asked.timed(model, sizes, ["synthesised"], options.rounds)
+            predicted, measured = told["synthesised"]["predicted_step_time"], times["synthesised"]
+            pairs.append((predicted, median(measured)))
+            yield {
+                "model": model,
+                "sizes": sizes,
+                "predicted_step_time": predicted,
+                "step_time": median(measured),
+                "error": predicted / median(measured) - 1,
+            }
+    yield judged(pairs)
+
+
+def judged(pairs: Sequence[tuple[float, float]]) -> Row:
+    """What predictions are worth.
+
+    Args:
+        pairs: predicted and measured seconds.
+
+    Returns:
+        The correlation, the usual error, and how many pairs that differ by more than 5% are ranked
+        wrongly.
+
+    Example:
+        >>> judged([(1.0, 1.0), (2.0, 2.2), (3.0, 3.0)])["wrong_pairs"]
+        0
+    """
+    clear = [
+        (one, other)
+        for one, other in itertools.combinations(pairs, 2)
+        if max(one[1], other[1]) > 1.05 * min(one[1], other[1])
+    ]
+    wrong = sum((one[0] - other[0]) * (one[1] - other[1]) < 0 for one, other in clear)
+    return {
+        "variants": len(pairs),
+        "pearson": correlation(*zip(*pairs, strict=True)),
+        "median_error": median(abs(predicted / measured - 1) for predicted, measured in pairs),
+        "clear_pairs": len(clear),
+        "wrong_pairs": wrong,
+    }

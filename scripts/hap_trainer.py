@@ -1,0 +1,217 @@
+"""Synthesised programs in the lab, for real: the process on the first host that `hap_lab` asks."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optax
+from benchmarking import serve
+from hap_models import HapModel, bert, initial, vgg19, vit
+from hap_systems import SYSTEMS
+
+import hetjax
+from hetjax.pipeline.timeline.timeline import stage_track
+from hetjax.planner import HapPlanner, Plan, PlanningProblem, make_problem, predict
+from hetjax.planner.profiler import (
+    Measured,
+    Measurement,
+    ProfileDatabase,
+    Wanted,
+    make_profile,
+    merged,
+    survey,
+)
+from hetjax.runtime import RayOptions, measure_cluster
+from hetjax.runtime.ray.ray_executor import connect_to_ray
+from hetjax.runtime.ray.ray_profiling import measure_on_ray
+
+MODELS = {"VGG19": vgg19, "ViT": vit, "BERT": bert, "BERT-MoE": bert}
+
+
+def optimizer() -> optax.GradientTransformation:
+    """The benchmark's optimizer."""
+    return optax.adam(1e-3)
+
+
+@dataclass
+class Training:
+    """A model in training.
+
+    Args:
+        trainer: trains it.
+        batch: what it is trained on.
+    """
+
+    trainer: hetjax.Trainer
+    batch: Any
+
+
+class Server:
+    """What is asked of the process."""
+
+    def __init__(self) -> None:
+        self.cluster: hetjax.Cluster | None = None
+        self.database: ProfileDatabase | None = None
+        self.training: dict[str, Training] = {}
+        connect_to_ray(RayOptions())
+
+    def answer(self, request: Mapping[str, Any]) -> Any:
+        """Do what is asked, by the method that the request names."""
+        arguments = {name: value for name, value in request.items() if name != "do"}
+        return getattr(self, f"do_{request['do']}")(**arguments)
+
+    def do_measure(self) -> dict[str, float]:
+        """Measure the lab; the FLOP/s of its hosts."""
+        self.cluster = measure_cluster()
+        return {each.name: each.kind.flops("float32") for each in self.cluster.subclusters}
+
+    def do_profile(self, folder: str, models: Sequence[tuple[str, Mapping[str, int]]]) -> int:
+        """Measure runs of models' layers on all hosts, where that was not done before.
+
+        Args:
+            folder: the profile database.
+            models: of each its name and its sizes.
+
+        Returns:
+            How many measurements were made.
+        """
+        self.database, count = ProfileDatabase(Path(folder)), 0
+        for name, sizes in models:
+            model = MODELS[name](**sizes)
+            problem = self._problem(model)
+            missing = survey(problem).missing(self.database)
+            if not missing:
+                continue
+            size = problem.microbatch_size
+            measured = Measured(
+                model.loss, model.parameters, model.batch, optimizer(), problem.layers, size
+            )
+            found: dict[Wanted, list[Measurement]] = {}
+            for wanted, measurement in measure_on_ray(self._found, measured, missing):
+                found.setdefault(wanted, []).append(measurement)
+            for wanted, measurements in found.items():
+                self.database.put(wanted.key, merged(measurements))
+            count += len(found)
+        return count
+
+    def _problem(self, model: HapModel) -> PlanningProblem:
+        where: dict[str, Any] = {"cluster": self._found, "optimizer": optimizer()}
+        return make_problem(model.loss, model.parameters, model.batch, num_microbatches=1, **where)
+
+    def do_links(self) -> float:
+        """Measure the link again; its bytes/s."""
+        self.cluster = replace(self._found, links=measure_cluster().links)
+        ((_, _, link),) = self.cluster.links
+        return link.bandwidth
+
+    @property
+    def _found(self) -> hetjax.Cluster:
+        assert self.cluster is not None, "measure the lab first"
+        return self.cluster
+
+    def do_make(self, name: str, model: str, sizes: Mapping[str, int], of: str) -> dict[str, Any]:
+        """Plan for a model, and make its trainer.
+
+        Args:
+            name: the trainer's.
+            model: one of `MODELS`.
+            sizes: its sizes.
+            of: one of `SYSTEMS`.
+
+        Returns:
+            What a step is predicted to take, and what is moved in it.
+        """
+        count, system = len(self._found.subclusters), SYSTEMS[of]
+        if system.is_padded:
+            sizes = {**sizes, "padded": -(-sizes["experts"] // count) * count}
+        made = MODELS[model](**sizes)
+        parameters, batch = initial(made)
+        problem = self._problem(made)
+        if self.database is not None:
+            profile = make_profile(problem, survey(problem), self.database)
+            problem = replace(problem, profile=profile)
+        even = (1 / count,) * count if system.is_even else ()
+        plan = predict(HapPlanner(system.forced, even).plan(problem), problem)
+        trainer = hetjax.Trainer(
+            plan, made.loss, parameters, optimizer(), batch, runtime=hetjax.RayOptions()
+        )
+        self.training[name] = Training(trainer, batch)
+        return _told(plan)
+
+    def do_steps(self, name: str, count: int) -> list[float]:
+        """Run steps; their losses."""
+        each = self.training[name]
+        return [each.trainer.train_step(each.batch).loss for _ in range(count)]
+
+    def do_step(self, name: str) -> float:
+        """Run one step; its seconds."""
+        each = self.training[name]
+        return each.trainer.train_step(each.batch).seconds
+
+    def do_busy(self, name: str) -> dict[str, Any]:
+        """Run one timed step; what each member computes, in seconds, and the bytes that it gets."""
+        each = self.training[name]
+        seconds = each.trainer.train_step(each.batch, timed=True).seconds
+        timeline = each.trainer.timeline()
+        members = range(len(each.trainer.plan.stages[0].members))
+        return {
+            "seconds": seconds,
+            "busy": [timeline.busy(stage_track(0, member)) for member in members],
+            "events": [
+                [e.name, e.start, e.end] for m in members for e in timeline.on(stage_track(0, m))
+            ],
+            "reports": [
+                {
+                    "arrivals": len(report.arrivals),
+                    "bytes": sum(arrival.num_bytes for arrival in report.arrivals.values()),
+                }
+                for report in each.trainer.reports
+            ],
+        }
+
+    def do_end(self, name: str) -> None:
+        """End a trainer."""
+        self.training.pop(name).trainer.close()
+
+    def close(self) -> None:
+        """End all trainers."""
+        for each in self.training.values():
+            each.trainer.close()
+
+
+def _told(plan: Plan) -> dict[str, Any]:
+    assert plan.prediction is not None, "the plan is predicted"
+    (stage,) = plan.stages
+    (predicted,) = plan.prediction.stages
+    return {
+        "predicted_step_time": plan.prediction.step_time,
+        "shares": list(stage.shares.batch),
+        "moves": sum(len(each.runs) * len(each.operands) for each in stage.shares.modules),
+        "forward": predicted.forward_seconds,
+        "backward": predicted.backward_seconds,
+        "update": predicted.update_seconds,
+        "computing": [[m.forward_seconds, m.backward_seconds] for m in predicted.members],
+        "stored": {
+            name: [share.dimension, *share.sizes] for name, share in stage.shares.parameters.items()
+        },
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.parse_args()
+    np.seterr(all="raise", under="ignore")
+    server = Server()
+    try:
+        serve(server.answer)
+    finally:
+        server.close()
+
+
+if __name__ == "__main__":
+    main()
