@@ -49,8 +49,8 @@ FAST, SLOW = 3.8588e12, 2.1493e12
 """FLOP/s of the paper's two kinds of device, a V100 and a P100, as its code has them."""
 
 FASTEST = FAST * 19.5 / 15.7
-"""FLOP/s of an A100, of whose float32 peak as large a share is reached as of a V100's. The paper has
-it for experts alone, and publishes no rate of it."""
+"""FLOP/s of an A100, of whose float32 peak as large a share is reached as of a V100's. The paper
+uses it for experts alone, and publishes no rate of it."""
 
 _BITS = {"gather": 9.46e9, "scatter": 9.74e9, "sum": 5.91e9, "exchange": 24.6e9}
 """Bit/s of collectives on whole tensors in even shares, as its code measured them."""

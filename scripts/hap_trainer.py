@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import optax
 from benchmarking import serve
 from hap_models import HapModel, bert, initial, vgg19, vit
 from hap_systems import SYSTEMS
+from prediction_pace import Pace
 
 import hetjax
 from hetjax.pipeline.timeline.timeline import stage_track
@@ -45,10 +47,14 @@ class Training:
     Args:
         trainer: trains it.
         batch: what it is trained on.
+        plan: its plan.
+        problem: what that solves.
     """
 
     trainer: hetjax.Trainer
     batch: Any
+    plan: Plan
+    problem: PlanningProblem
 
 
 class Server:
@@ -57,6 +63,7 @@ class Server:
     def __init__(self) -> None:
         self.cluster: hetjax.Cluster | None = None
         self.database: ProfileDatabase | None = None
+        self.pace: Pace | None = None
         self.training: dict[str, Training] = {}
         connect_to_ray(RayOptions())
 
@@ -87,10 +94,7 @@ class Server:
             missing = survey(problem).missing(self.database)
             if not missing:
                 continue
-            size = problem.microbatch_size
-            measured = Measured(
-                model.loss, model.parameters, model.batch, optimizer(), problem.layers, size
-            )
+            measured = _measured(model, problem)
             found: dict[Wanted, list[Measurement]] = {}
             for wanted, measurement in measure_on_ray(self._found, measured, missing):
                 found.setdefault(wanted, []).append(measurement)
@@ -98,6 +102,39 @@ class Server:
                 self.database.put(wanted.key, merged(measurements))
             count += len(found)
         return count
+
+    def do_start_pace(self, model: str, sizes: Mapping[str, int]) -> None:
+        """Start what measures the hosts' pace: runs of a model that was profiled."""
+        made = MODELS[model](**sizes)
+        problem = self._profiled(self._problem(made))
+        self.pace = Pace(problem, _measured(made, problem))
+
+    def do_pace(self) -> dict[str, float]:
+        """Measure by what each host's passes take longer now than when it was profiled."""
+        assert self.pace is not None, "start it first"
+        return self.pace.now()
+
+    def do_at_pace(self, name: str, moments: Sequence[Mapping[str, float]]) -> float:
+        """Predict a step again, by the hosts' pace at some moments; its seconds."""
+        each = self.training[name]
+        profile = each.problem.profile
+        pace = {host: mean(moment[host] for moment in moments) for host in moments[0]}
+        paced = replace(
+            profile,
+            classes={
+                host: {kind: pace[host] * seconds for kind, seconds in rates.items()}
+                for host, rates in profile.classes.items()
+            },
+            updates={host: rate / pace[host] for host, rate in profile.updates.items()},
+        )
+        prediction = predict(each.plan, replace(each.problem, profile=paced)).prediction
+        assert prediction is not None, "it is predicted"
+        return prediction.step_time
+
+    def _profiled(self, problem: PlanningProblem) -> PlanningProblem:
+        if self.database is None:
+            return problem
+        return replace(problem, profile=make_profile(problem, survey(problem), self.database))
 
     def _problem(self, model: HapModel) -> PlanningProblem:
         where: dict[str, Any] = {"cluster": self._found, "optimizer": optimizer()}
@@ -131,16 +168,13 @@ class Server:
             sizes = {**sizes, "padded": -(-sizes["experts"] // count) * count}
         made = MODELS[model](**sizes)
         parameters, batch = initial(made)
-        problem = self._problem(made)
-        if self.database is not None:
-            profile = make_profile(problem, survey(problem), self.database)
-            problem = replace(problem, profile=profile)
+        problem = self._profiled(self._problem(made))
         even = (1 / count,) * count if system.is_even else ()
         plan = predict(HapPlanner(system.forced, even).plan(problem), problem)
         trainer = hetjax.Trainer(
             plan, made.loss, parameters, optimizer(), batch, runtime=hetjax.RayOptions()
         )
-        self.training[name] = Training(trainer, batch)
+        self.training[name] = Training(trainer, batch, plan, problem)
         return _told(plan)
 
     def do_steps(self, name: str, count: int) -> list[float]:
@@ -179,9 +213,16 @@ class Server:
         self.training.pop(name).trainer.close()
 
     def close(self) -> None:
-        """End all trainers."""
+        """End all trainers, and what measures the hosts' pace."""
+        if self.pace is not None:
+            self.pace.close()
         for each in self.training.values():
             each.trainer.close()
+
+
+def _measured(model: HapModel, problem: PlanningProblem) -> Measured:
+    layers, size = problem.layers, problem.microbatch_size
+    return Measured(model.loss, model.parameters, model.batch, optimizer(), layers, size)
 
 
 def _told(plan: Plan) -> dict[str, Any]:

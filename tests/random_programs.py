@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 
 import numpy as np
-from cases import Case, random_model, trace_model
+from cases import Case, random_boundaries, random_model, random_schedule, trace_model
 from random_unions import ONE_STAGE, UNLIKE, random_members
 
 from hetjax.pipeline.program.traced_program import Program
@@ -56,11 +56,36 @@ def random_program_case(rng: Random, *, double: bool = False) -> Case:
     return Case(model, program, Plan(program.fingerprint, layers, UNLIKE, (pipeline,)))
 
 
-def chain_of_program(program: Program, size: int) -> ModuleChain:
-    """The modules of a program, by its structure."""
+def random_pipeline_case(rng: Random) -> Case:
+    """A random model in a pipeline of two or three stages, the last one with a random program."""
+    model = random_model(rng)
+    cuts = random_boundaries(rng, trace_model(model, 1), 3)
+    if len(cuts) < 3:
+        return random_pipeline_case(rng)
+    most = replace(ONE_STAGE, members=len(cuts) + 1)
+    *first, last = random_members(rng, most, len(cuts) - 1)
+    if len(last) < 2 or any(len(each) > 1 for each in first):
+        return random_pipeline_case(rng)
+    size = 12 * rng.choice([1, 2])
+    program = trace_model(model, size)
+    flat = tuple(Member(each.submesh, (each.submesh.num_devices, 1)) for each in last)
+    chain = chain_of_program(program, size, cuts[-2])
+    stages = [
+        StagePlan((place, place + 1), (Member(each.submesh, (1, each.submesh.num_devices)),))
+        for place, (each,) in enumerate(first)
+    ]
+    held = (len(first), len(first) + 1)
+    stages.append(replace(random_stage(rng, chain, flat), layers=held))
+    schedule = random_schedule(rng, stages, rng.choice([1, 2, 3]))
+    pipeline = PipelinePlan(tuple(stages), schedule.num_microbatches, size, schedule)
+    return Case(model, program, Plan(program.fingerprint, cuts, UNLIKE, (pipeline,)))
+
+
+def chain_of_program(program: Program, size: int, start: int = 0) -> ModuleChain:
+    """The modules of a program from a position on, by its structure."""
     sections = model_figures(program, StageTraces(program), size, None)["sections"]
-    starts = [each.section.start for each in sections] or [0]
-    return chain_of(program, narrow_edges(program, [*starts, program.num_positions]))
+    starts = [each.section.start for each in sections if each.section.start > start]
+    return chain_of(program, narrow_edges(program, [start, *starts, program.num_positions]))
 
 
 def random_stage(rng: Random, chain: ModuleChain, members: Sequence[Member]) -> StagePlan:

@@ -490,6 +490,7 @@ def _options(configuration: Configuration, *, is_given: bool) -> PlanOptions:
         max_stages=planner.max_stages,
         max_pipelines=_max_pipelines(configuration),
         union_stages=_may_have_unions(configuration),
+        synthesised_stages=planner.synthesised_stages and _may_have_unions(configuration),
         objective=planner.objective,
     )
 

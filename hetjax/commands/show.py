@@ -147,8 +147,7 @@ def program_figures(prepared: Prepared) -> dict[str, Any]:
     return {
         "program_layouts": [asdict(row) for row in report.layouts],
         "program_moves": [asdict(row) for row in report.moves],
-        "even_data_parallel_step_time": report.even_seconds,
-        "proportional_data_parallel_step_time": report.proportional_seconds,
+        "data_parallel_step_times": dict(report.data_parallel),
         "computed_whole": list(report.without_rule),
     }
 

@@ -362,6 +362,12 @@ class PlannerSettings(SettingsSection):
         "plan has one where train.tune or train.beside ask for another schedule, or a cluster is "
         "played",
     )
+    synthesised_stages: bool = Field(
+        default=False,
+        description="whether the last stage of a pipeline may be a program over unlike devices, "
+        "synthesised as planner.name = 'hap' does it for the whole model; that takes some seconds "
+        "more. No plan has one where none has a union",
+    )
     objective: Literal["step_time", "cost"] = Field(
         default="step_time",
         description="what the plan makes least: 'step_time', or 'cost' by the prices of the "

@@ -71,15 +71,11 @@ def program_lines(report: ProgramReport, step_time: float) -> Iterator[str]:
     Yields:
         A sentence for each.
     """
-    for shares, seconds in (
-        ("even shares", report.even_seconds),
-        ("shares in proportion to speed", report.proportional_seconds),
-    ):
-        if seconds is not None:
-            yield (
-                f"data parallelism with {shares} is predicted to take "
-                f"{format_seconds(seconds)} a step, {seconds / step_time:.2f} times as long"
-            )
+    for shares, seconds in report.data_parallel.items():
+        yield (
+            f"data parallelism with {shares} is predicted to take {format_seconds(seconds)} a "
+            f"step, {seconds / step_time:.2f} times as long"
+        )
     if report.without_rule:
         names = ", ".join(report.without_rule)
         yield f"computed whole on every member, for want of a rule: {names}"

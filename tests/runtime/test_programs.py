@@ -17,7 +17,12 @@ from execution import job_of, one_device_steps, running, train
 from hypothesis import given
 from hypothesis import strategies as st
 from one_device import check_gradients, float64, tolerance_of
-from random_programs import chain_of_program, random_program_case, random_stage
+from random_programs import (
+    chain_of_program,
+    random_pipeline_case,
+    random_program_case,
+    random_stage,
+)
 from random_unions import HOSTS
 from ray_jobs import RUNTIMES
 from small_models import make_batch
@@ -51,6 +56,12 @@ CLIPPED = optax.chain(optax.clip_by_global_norm(0.1), optax.adamw(1e-2, eps=1e-5
 @given(number=NUMBERS)
 def test_random_programs_give_the_loss_and_gradients_of_one_device(part: int, number: int):
     check_gradients(random_program_case(Random(3 * number + part)), evaluates=True)
+
+
+@examples(usual=8, full=100)
+@given(number=NUMBERS)
+def test_pipelines_that_end_in_a_program_give_the_gradients_of_one_device(number: int):
+    check_gradients(random_pipeline_case(Random(number)), evaluates=True)
 
 
 @examples(usual=1, full=50)

@@ -42,7 +42,9 @@ class ParameterPart:
     stop: int | None = None
 
     def contains(self, other: ParameterPart) -> bool:
-        """Whether all of another part of the leaf is in this one."""
+        """Whether all of another part is in this one."""
+        if self.leaf != other.leaf:
+            return False
         if self.stop is None or other.stop is None:
             return self.stop is None
         return self.start <= other.start and other.stop <= self.stop

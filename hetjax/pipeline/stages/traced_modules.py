@@ -265,16 +265,12 @@ def _taken(held: Mapping[ParameterPart, Any], part: ParameterPart) -> Any:
 
 
 def _holder(held: Mapping[ParameterPart, Any], part: ParameterPart) -> ParameterPart:
-    return part if part in held else next(each for each in held if _has(each, part))
-
-
-def _has(part: ParameterPart, other: ParameterPart) -> bool:
-    return part.leaf == other.leaf and part.contains(other)
+    return part if part in held else next(each for each in held if each.contains(part))
 
 
 def _gradient(part: ParameterPart, value: Any, given: Mapping[ParameterPart, Any]) -> Any:
     """The gradient of a part, from those of the modules that have it or some of its rows."""
-    mine = sorted(each for each in given if _has(part, each))
+    mine = sorted(each for each in given if part.contains(each))
     if [each.stop for each in mine] == [part.stop]:
         return _added(given[mine[0]])
     start, rows = part.start, []

@@ -18,9 +18,16 @@ from hetjax.planner.hap.module_network import ModuleNetwork
 from hetjax.planner.hap.tables import FloatArray, Minimum
 from hetjax.planner.module_programs.dimensions import Dimensions, find_dimensions
 from hetjax.planner.module_programs.module_chain import Module, ModuleChain
-from hetjax.planner.module_programs.program import ModuleProgram, Stored, shared_update
+from hetjax.planner.module_programs.program import ModuleProgram, Stored
 from hetjax.planner.module_programs.rates import Rates
-from hetjax.planner.module_programs.step_time import Ratios, StepTime, regrouped, step_time
+from hetjax.planner.module_programs.step_time import (
+    Ratios,
+    StepTime,
+    regrouped,
+    shared_updates,
+    step_time,
+)
+from hetjax.planner.module_programs.ways import WHOLE
 
 
 @dataclass(frozen=True, eq=False)
@@ -227,7 +234,7 @@ class _Joined:
     def best(self, held: Held) -> tuple[float, tuple[ModuleProgram, ...]]:
         """The cheapest program where shared parameters are stored in some way."""
         modules = self._search.chain.modules
-        reached = np.zeros(1)
+        reached = self._first_edge()
         from_where = []
         for place, module in enumerate(modules):
             if place:
@@ -235,7 +242,7 @@ class _Joined:
             total = reached[:, None] + self._matrix(module, held)
             from_where.append(total.argmin(axis=0))
             reached = total.min(axis=0)
-        assert reached.shape == (1,), "a chain begins and ends with nothing"
+        assert reached.shape == (1,), "a chain ends with the loss"
         after = 0
         edges = []
         for best in reversed(from_where):
@@ -251,6 +258,26 @@ class _Joined:
                 programs[key] = self._search.networks[module.kind].program(choices)
             found.append(programs[key])
         return float(reached[0]) + self._shared_seconds(found), tuple(found)
+
+    def _first_edge(self) -> FloatArray:
+        """What it takes that values come from another stage in some way, and cotangents go to it.
+
+        They lie as a plan says of a stage's examples: all whole, or all divided by examples.
+        """
+        kind = self._search.chain.modules[0].kind
+        network, dimensions = self._search.networks[kind], self._search.dimensions
+        variables = [*network.received, *network.returned]
+        values = [*network.trace.traced.received, *network.trace.returned.values()]
+        found = np.full([network.sizes[each] for each in variables], np.inf)
+        for layout in (WHOLE, 0):
+            choices = [list(network.choices[each]) for each in variables]
+            if all(layout in each for each in choices) and all(
+                layout == WHOLE or dimensions.class_of(kind, value, layout) == dimensions.examples
+                for value in values
+                if isinstance(value, int)
+            ):
+                found[tuple(each.index(layout) for each in choices)] = 0.0
+        return found.ravel()
 
     def _matrix(self, module: Module, held: Held) -> FloatArray:
         """A module's costs by how values lie at its first edge, and at its last."""
@@ -307,15 +334,9 @@ class _Joined:
 
     def _shared_seconds(self, programs: Sequence[ModuleProgram]) -> float:
         """What the update of parameters takes that several modules have."""
-        total, done, search = 0.0, set(), self._search
-        for module, program in zip(search.chain.modules, programs, strict=True):
-            for place in sorted(program.shared):
-                part = module.parameters[place]
-                if part in done:
-                    continue
-                done.add(part)
-                loads, moves = shared_update(program, place, search.state_bytes)
-                shares = self._ratios[module.kind]
-                total += float((self._rates.load_seconds(loads, shares) @ self._weights).sum())
-                total += float(self._rates.move_seconds(moves, shares).sum())
+        total, search = 0.0, self._search
+        for kind, loads, moves in shared_updates(search.chain, programs, search.state_bytes):
+            shares = self._ratios[kind]
+            total += float((self._rates.load_seconds(loads, shares) @ self._weights).sum())
+            total += float(self._rates.move_seconds(moves, shares).sum())
         return total

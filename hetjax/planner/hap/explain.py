@@ -73,29 +73,28 @@ class ProgramReport:
     Args:
         layouts: how tensors lie and products are computed, by module.
         moves: what is moved, by module.
-        even_seconds: a step of data parallelism with even shares; None where it was not asked for.
-        proportional_seconds: the same with shares in proportion to the members' speed.
+        data_parallel: seconds of a step of data parallelism of all devices, by what shares it has;
+            none where the plan has other stages, too.
         without_rule: primitives that every member computes whole, for want of a rule.
     """
 
     layouts: tuple[LayoutRow, ...]
     moves: tuple[MoveRow, ...]
-    even_seconds: float | None
-    proportional_seconds: float | None
+    data_parallel: Mapping[str, float]
     without_rule: tuple[str, ...]
 
 
 def explain(plan: Plan, problem: PlanningProblem) -> ProgramReport:
-    """Say what the stage of a synthesised plan does.
+    """Say what the synthesised stage of a plan does.
 
     Args:
-        plan: a plan whose one stage has modules.
+        plan: a plan of which one stage has modules.
         problem: the problem that it solves.
 
     Returns:
         The report; what programs take is predicted.
     """
-    (stage,) = plan.stages
+    stage = next(stage for stage in plan.stages if stage.shares.modules)
     read, rates = stage_programs_of(plan, stage, problem), member_rates(problem, stage.members)
     groups: dict[int, list[Module]] = {}
     for module, program in zip(read.chain.modules, read.programs, strict=True):
@@ -108,7 +107,7 @@ def explain(plan: Plan, problem: PlanningProblem) -> ProgramReport:
         shares = read.ratios[modules[0].kind]
         layouts += _layout_rows(name, program, modules[0], shares, problem)
         moves += _move_rows(name, program, modules, shares, problem, rates)
-    even, proportional = _data_parallel(problem, rates)
+    beside = _data_parallel(problem, rates) if len(plan.stages) == 1 else {}
     missing = {
         step.name
         for kind, trace in enumerate(read.chain.kinds)
@@ -117,16 +116,18 @@ def explain(plan: Plan, problem: PlanningProblem) -> ProgramReport:
         )
         if each is None and step.inputs
     }
-    return ProgramReport(tuple(layouts), tuple(moves), even, proportional, tuple(sorted(missing)))
+    return ProgramReport(tuple(layouts), tuple(moves), beside, tuple(sorted(missing)))
 
 
-def _data_parallel(problem: PlanningProblem, rates: Rates) -> tuple[float, float]:
+def _data_parallel(problem: PlanningProblem, rates: Rates) -> dict[str, float]:
     """Seconds of the best data parallelism with even and with proportional shares."""
     chain = chain_of_problem(problem)
     search = ChainSearch(chain, problem.optimizer_bytes, problem.num_microbatches, DATA_PARALLEL)
     even = np.full(rates.count, 1 / rates.count)
-    found = [synthesise_at(search, rates, ratios).seconds for ratios in (even, rates.proportional)]
-    return found[0], found[1]
+    return {
+        "even shares": synthesise_at(search, rates, even).seconds,
+        "shares in proportion to speed": synthesise_at(search, rates, rates.proportional).seconds,
+    }
 
 
 def _name(modules: Sequence[Module]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -82,14 +83,7 @@ class HapPlanner:
                 f"that can be used; a program is divided among several: choose 'harp'"
             )
         chain = chain_of_problem(problem)
-        search = ChainSearch(chain, problem.optimizer_bytes, problem.num_microbatches, self.forced)
-        rates = member_rates(problem, members)
-        if self.ratios:
-            found = synthesise_at(search, rates, np.array(self.ratios))
-        else:
-            found = synthesise(search, rates)
-        shares = shares_of(chain, search.dimensions, found, members)
-        stage = StagePlan((0, problem.num_layers), members, shares=shares)
+        stage, found = self._stage(problem, members, 0, chain)
         count = problem.num_microbatches
         schedule = one_f_one_b(1, count)
         pipeline = PipelinePlan((stage,), count, problem.microbatch_size, schedule)
@@ -102,16 +96,50 @@ class HapPlanner:
         )
         return Synthesised(plan, found, chain)
 
+    def last_stage(
+        self, problem: PlanningProblem, members: tuple[Member, ...], first: int
+    ) -> StagePlan:
+        """The last stage of a pipeline, whose members compute the loss together.
 
-def chain_of_problem(problem: PlanningProblem) -> ModuleChain:
+        Args:
+            problem: what to plan.
+            members: the stage's members; see `members_of`.
+            first: its first layer.
+
+        Raises:
+            DoesNotFitError: it fits with no ratios that were tried.
+        """
+        chain = chain_of_problem(problem, problem.layers[first])
+        return self._stage(problem, members, first, chain)[0]
+
+    def _stage(
+        self,
+        problem: PlanningProblem,
+        members: tuple[Member, ...],
+        first: int,
+        chain: ModuleChain,
+    ) -> tuple[StagePlan, Synthesis]:
+        """The stage of the layers from the first one on, and its program."""
+        search = ChainSearch(chain, problem.optimizer_bytes, problem.num_microbatches, self.forced)
+        rates = member_rates(problem, members)
+        if self.ratios:
+            found = synthesise_at(search, rates, np.array(self.ratios))
+        else:
+            found = synthesise(search, rates)
+        shares = shares_of(chain, search.dimensions, found, members)
+        return StagePlan((first, problem.num_layers), members, shares=shares), found
+
+
+def chain_of_problem(problem: PlanningProblem, start: int = 0) -> ModuleChain:
     """The modules of a problem's program, each distinct one traced.
 
     Args:
         problem: the problem.
+        start: the position in the program that the chain begins with.
     """
     program = problem.program
-    starts = [each.section.start for each in problem.sections] or [0]
-    return chain_of(program, narrow_edges(program, [*starts, program.num_positions]))
+    starts = [each.section.start for each in problem.sections if each.section.start > start]
+    return chain_of(program, narrow_edges(program, [start, *starts, program.num_positions]))
 
 
 def cluster_members(
@@ -138,9 +166,29 @@ def cluster_members(
     found = []
     for each in cluster.subclusters:
         width = 1 if alone else each.devices_per_node
-        for start in range(0, each.nodes * each.devices_per_node, width):
+        for start in range(0, each.num_devices, width):
             submesh = SubMesh(each.name, start, (1, width))
             if lost.isdisjoint(cluster.device_ids(submesh)):
-                data = math.gcd(width, microbatch_size)
-                found.append(Member(submesh, (data, width // data)))
+                found.append(submesh)
+    return members_of(found, microbatch_size)
+
+
+def members_of(submeshes: Sequence[SubMesh], microbatch_size: int) -> tuple[Member, ...]:
+    """The members of a stage, whose devices divide examples alone.
+
+    Args:
+        submeshes: the devices of each; those of several nodes become several members.
+        microbatch_size: examples in a microbatch.
+
+    Example:
+        >>> [str(each.submesh) for each in members_of([SubMesh("fast", 0, (2, 4))], 8)]
+        ['fast[0:4] 1x4', 'fast[4:8] 1x4']
+    """
+    found = []
+    for each in submeshes:
+        nodes, width = each.shape
+        data = math.gcd(width, microbatch_size)
+        for node in range(nodes):
+            submesh = SubMesh(each.subcluster, each.start + node * width, (1, width))
+            found.append(Member(submesh, (data, width // data)))
     return tuple(found)

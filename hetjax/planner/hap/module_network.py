@@ -38,9 +38,6 @@ from hetjax.planner.module_programs.ways import (
     ways_of,
 )
 
-MOST_COPIES = 1
-"""Into how many layouts a value is brought at most beside the one that it was made in."""
-
 
 class Copies(NamedTuple):
     """In which layouts a value is held.
@@ -72,12 +69,10 @@ class Taker(NamedTuple):
     Args:
         variable: the variable; -1 for what always takes it alike.
         layouts: for each of its choices how it takes the value; `FREE` for in any way.
-        place: the equation and the operand; None for others.
     """
 
     variable: int
     layouts: tuple[int, ...]
-    place: tuple[int, int] | None = None
 
 
 @dataclass(eq=False)
@@ -203,7 +198,7 @@ class ModuleNetwork:
             self._charge((variable,), number, way.load)
         for place, operand in enumerate(step.inputs):
             layouts = tuple(way.operands[place] for way in ways)
-            self._take(operand, Taker(variable, layouts, (equation, place)))
+            self._take(operand, Taker(variable, layouts))
         for place, value in enumerate(step.outputs):
             self.makers[value] = Maker(variable, tuple(way.results[place] for way in ways))
 
@@ -242,17 +237,12 @@ class ModuleNetwork:
             self._between(value, maker, takers[0])
             return
         wanted = sorted({e for taker in takers for e in taker.layouts if e >= 0})
-        several = [
-            some
-            for count in range(1, MOST_COPIES + 1)
-            for some in itertools.combinations(wanted, count)
-        ]
         choices: list[Copies] = []
         for made in dict.fromkeys(maker.layouts):
             choices.append(Copies(made, ()))
             if made != WHOLE and self._is_movable(value):
                 choices.append(Copies(made, (WHOLE,)))
-                choices += [Copies(made, some) for some in several if made not in some]
+                choices += [Copies(made, (layout,)) for layout in wanted if layout != made]
         variable = self._variable(choices)
         self.copies[value] = variable
         unlike = np.array(maker.layouts)[:, None] != np.array([e.made for e in choices])[None, :]

@@ -189,15 +189,15 @@ class _Alternation:
     def checked(self) -> Synthesis:
         """The best pair, with a bound that is as high as weights make it."""
         assert self.best is not None, "a first program was found"
-        found = self.best
-        program = found.program
-        if not program.bound:
-            program = self._search.best(self._rates, found.shares, _slowest(self._rates))
-            if found.seconds <= program.seconds:
-                program = replace(found.program, bound=program.bound)
-        found = replace(found, program=program)
-        program = _weighted(self._search, self._rates, found.shares, found.program)
-        return replace(found, program=program, expansions=self._search.expansions)
+        search, rates, found = self._search, self._rates, self.best
+        first = found.program
+        if not first.bound:
+            # It was found for other ratios: for these, the search proves the bound.
+            best = search.best(rates, found.shares, _slowest(rates))
+            faster = best if best.seconds < first.seconds else first
+            first = replace(faster, bound=best.bound)
+        program = _weighted(search, rates, found.shares, first)
+        return replace(found, program=program, expansions=search.expansions)
 
 
 def _shares_of(search: ChainSearch, rates: Rates, ratios: FloatArray) -> tuple[FloatArray, ...]:
@@ -267,7 +267,7 @@ def ratio_problem(
         if id(each) not in known:
             known[id(each)] = _linear_spans(each, rates, shares[module.kind], state)
         for move in each.moves:
-            if move.move is not None and move.move.form != SUM:
+            if move.move.form != SUM:
                 key = MovedBytes(move.move.form, module.kind, module.kind)
                 times = 1 if move.move.once else count
                 moved[key] = moved.get(key, 0.0) + times * move.move.num_bytes

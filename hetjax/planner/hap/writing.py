@@ -60,8 +60,13 @@ class _Writer:
         return Share(layout, tuple(round(float(part) * size) for part in parts))
 
     def _batch(self) -> tuple[int, ...]:
-        """The members' examples, where all that is read of the batch is divided alike."""
+        """The members' examples, where all that comes from outside is divided alike by them."""
         found: set[tuple[int, ...]] = set()
+        _, first = self._pairs[0]
+        for value in first.trace.traced.received:
+            if first.made(value) != 0:
+                return ()
+            found.add(self._share(first.kind, first.kind, value, 0).sizes)
         for _, program in self._pairs:
             traced = program.trace.traced
             leaves = set(traced.batch)
@@ -148,7 +153,8 @@ class _Writer:
         found: dict[int, Share] = {}
         traced, modules = program.trace.traced, self._chain.modules
         if batch:
-            found.update((value, Share(0, tuple(batch))) for value in traced.batch)
+            outside = traced.batch if place else (*traced.batch, *traced.received)
+            found.update((value, Share(0, tuple(batch))) for value in outside)
         coming = [(traced.received, place - 1)] if place else []
         if place + 1 < len(modules):
             coming.append((traced.cotangents, place + 1))

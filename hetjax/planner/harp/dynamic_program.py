@@ -19,6 +19,7 @@ from hetjax.planner.harp.restriction import with_nodes
 from hetjax.planner.harp.search import Candidate
 from hetjax.planner.harp.simulated_search import Judged, first_look, simulated_search
 from hetjax.planner.harp.stage_table import StageTable, make_stage_table, may_fit
+from hetjax.planner.harp.synthesised_stages import synthesised_pipelines
 from hetjax.planner.harp.union_search import one_union_stage, pipelines_of_unions
 from hetjax.planner.plan.plan import Plan, validate
 from hetjax.planner.problem.problem import PlanningProblem
@@ -190,6 +191,11 @@ class DynamicProgram:
         mixed = pipelines_of_unions(problem, runs, first.table, limit, name)
         if mixed is not None:
             one = _better(problem, one, mixed)
+            validate(one.plan)
+        bases = [one.plan, *(each.plan for each in one.runners_up)]
+        synthesised = synthesised_pipelines(problem, bases, min(below, one.score))
+        if synthesised is not None:
+            one = _better(problem, one, synthesised)
             validate(one.plan)
         if problem.options.max_pipelines > 1 and not problem.lost:
             one = self._or_several(problem, one, min(below, one.score))

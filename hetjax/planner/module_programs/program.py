@@ -36,14 +36,14 @@ class ProgramMove:
         value: the value, by its number in the module's trace.
         before: how it was made.
         after: how it lies then.
-        move: what is charged for it; None where nothing moves.
+        move: what is charged for it.
         equation: the first equation that needs it so; the number of equations for the update.
     """
 
     value: int
     before: int
     after: int
-    move: MoveOf | None
+    move: MoveOf
     equation: int
 
 
@@ -128,6 +128,7 @@ class ModuleProgram:
             if stored.layout != stored.update and place not in self.shared:
                 value = traced.parameters[place]
                 gather = move_of(self, value, stored.update, WHOLE, once=True)
+                assert gather is not None, "an update in parts is gathered"
                 yield ProgramMove(value, stored.update, WHOLE, gather, len(steps))
 
     def _moved(
@@ -146,6 +147,7 @@ class ModuleProgram:
             return
         done.add((value, wanted))
         move = move_of(self, value, made, wanted, once=once)
+        assert move is not None, "it lies otherwise than it was made"
         yield ProgramMove(value, made, wanted, move, equation)
 
     def update_loads(self, state_bytes: float) -> Iterator[WayLoad]:

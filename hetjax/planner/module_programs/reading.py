@@ -73,7 +73,7 @@ class _Reader:
             _Pass(self, module, operands)
             for module, (_, operands) in zip(modules, self.shares.module_runs, strict=True)
         ]
-        coming: list[int] = []
+        coming = passes[0].outside(passes[0].trace.traced.received)
         for each in passes:
             each.forward(coming)
             coming = [each.made(operand) for operand in each.trace.traced.sent]
@@ -143,10 +143,15 @@ class _Pass:
             else:
                 self.stored.append(Stored(WHOLE, WHOLE))
             self._come(value, WHOLE if share is None else share.dimension)
-        for value in traced.batch:
-            if shares.batch:
-                self.reader.say(self.module.kind, value, Share(0, shares.batch))
-            self._come(value, 0 if shares.batch else WHOLE)
+        for value, layout in zip(traced.batch, self.outside(traced.batch), strict=True):
+            self._come(value, layout)
+
+    def outside(self, values: Sequence[int]) -> list[int]:
+        """How values lie that come from outside the stage: as its examples do."""
+        batch = self.reader.shares.batch
+        for value in values if batch else ():
+            self.reader.say(self.module.kind, value, Share(0, batch))
+        return [0 if batch else WHOLE] * len(values)
 
     def _come(self, value: int, layout: int) -> None:
         self.inputs[value] = self._layouts[value] = layout

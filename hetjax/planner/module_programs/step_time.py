@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from hetjax.pipeline.program.traced_program import num_bytes
+from hetjax.pipeline.stages.cutting import ParameterPart
 from hetjax.planner.module_programs.module_chain import ModuleChain
 from hetjax.planner.module_programs.program import ModuleProgram, shared_update
 from hetjax.planner.module_programs.rates import REGROUP, MoveOf, Rates
+from hetjax.planner.module_programs.ways import WayLoad
 from hetjax.planner.work.arrays import FloatArray
 
 Ratios = Sequence[FloatArray]
@@ -158,8 +160,7 @@ def spans_of(
     loads = rates.load_seconds([way.load for way in program.ways], shares)
     waiting: dict[int, list[MoveOf]] = {}
     for each in program.moves:
-        if each.move is not None:
-            waiting.setdefault(each.equation, []).append(each.move)
+        waiting.setdefault(each.equation, []).append(each.move)
     found: tuple[list[Span], list[Span], list[Span]] = ([], [], [])
     opened = [np.zeros(rates.count) for _ in range(3)]
 
@@ -212,7 +213,6 @@ def held_bytes(
     """
     state, residuals = np.zeros(rates.count), np.zeros(rates.count)
     known: dict[int, tuple[FloatArray, FloatArray]] = {}
-    done: set[object] = set()
     for module, program in zip(chain.modules, programs, strict=True):
         shares = ratios[module.kind]
         if id(program) not in known:
@@ -221,11 +221,8 @@ def held_bytes(
             known[id(program)] = held, rates.held_bytes(ways, shares)
         mine = known[id(program)]
         state, residuals = state + mine[0], residuals + mine[1]
-        for place in sorted(program.shared):
-            if module.parameters[place] not in done:
-                done.add(module.parameters[place])
-                loads, _ = shared_update(program, place, state_bytes)
-                state = state + rates.held_bytes(loads, shares)
+    for kind, loads, _ in shared_updates(chain, programs, state_bytes):
+        state = state + rates.held_bytes(loads, ratios[kind])
     return HeldBytes(state, residuals)
 
 
@@ -291,12 +288,29 @@ def _shared_seconds(
     state_bytes: float,
 ) -> float:
     """What the update of parameters takes that several modules have."""
-    total, done = 0.0, set()
-    for module, program in zip(chain.modules, programs, strict=True):
-        for place, part in enumerate(module.parameters):
-            if part in chain.shared_parts and part not in done:
-                done.add(part)
-                loads, moves = shared_update(program, place, state_bytes)
-                total += float(rates.load_seconds(loads, ratios[module.kind]).max(axis=1).sum())
-                total += float(rates.move_seconds(moves, ratios[module.kind]).sum())
+    total = 0.0
+    for kind, loads, moves in shared_updates(chain, programs, state_bytes):
+        total += float(rates.load_seconds(loads, ratios[kind]).max(axis=1).sum())
+        total += float(rates.move_seconds(moves, ratios[kind]).sum())
     return total
+
+
+def shared_updates(
+    chain: ModuleChain, programs: Sequence[ModuleProgram], state_bytes: float
+) -> Iterator[tuple[int, list[WayLoad], list[MoveOf]]]:
+    """The updates of parameters that several modules have, each once.
+
+    Args:
+        chain: the modules.
+        programs: what members do of each.
+        state_bytes: bytes of optimizer state for each element of a parameter.
+
+    Yields:
+        The kind of a module that has one, and loads and moves of its update.
+    """
+    done: set[ParameterPart] = set()
+    for module, program in zip(chain.modules, programs, strict=True):
+        for place in sorted(program.shared):
+            if module.parameters[place] not in done:
+                done.add(module.parameters[place])
+                yield (module.kind, *shared_update(program, place, state_bytes))

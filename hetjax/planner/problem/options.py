@@ -26,6 +26,8 @@ class PlanOptions:
         max_pipelines: how many pipelines the plan has at most.
         union_stages: whether a stage may have unlike devices, of several subclusters, that share
             the examples of a microbatch in uneven shares.
+        synthesised_stages: whether the last stage of a pipeline may be a program over unlike
+            devices that is synthesised for it; that is searched for some seconds longer.
         objective: what the plan makes least, one of `hetjax.planner.OBJECTIVES`: seconds of a step,
             or its cost, the price of the nodes that are used in that time.
 
@@ -45,6 +47,7 @@ class PlanOptions:
     max_pipelines: int = MAX_PIPELINES
     objective: str = "step_time"
     union_stages: bool = True
+    synthesised_stages: bool = False
 
     def __post_init__(self) -> None:
         if self.objective not in OBJECTIVES:
