@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from hetjax.errors import InputError
 from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster
+from hetjax.pipeline.program.work_classes import CONVOLVED, MOVED
 from hetjax.planner import DynamicProgram, PlanningProblem, PlanOptions, complete, make_problem
 from hetjax.planner.costs.cost_model import estimate
 from hetjax.planner.harp.stage_table import make_stage_table
@@ -39,6 +40,7 @@ from hetjax.planner.profiler import (
     survey,
     units,
 )
+from hetjax.planner.profiler.class_rates import MeasuredPass, fit_class_rates
 from hetjax.planner.work.execution import Execution
 from hetjax.planner.work.layer_runs import all_runs
 from hetjax.planner.work.profile import Composition, Profile, Way
@@ -404,3 +406,34 @@ def test_measurements_of_slow_moments_count_as_at_usual_ones(tmp_path: Path):
         found = corrected.ways[way].backward.of(None)
         np.testing.assert_allclose(found, times.backward.of(None), rtol=1e-9)
     assert corrected.updates == pytest.approx(steady.updates)
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_rates_of_classes_are_found_where_runs_tell_of_them(seed: int):
+    rng = np.random.default_rng(seed)
+    rates = {"product 8": 5e-11, "product 512": 1e-11, MOVED: 1e-10, CONVOLVED: 3e-10}
+    passes = []
+    for _ in range(12):
+        work = {name: float(rng.uniform(0.1, 1.0)) * 1e-2 / rate for name, rate in rates.items()}
+        passes.append(MeasuredPass(work, sum(rates[name] * work[name] for name in work)))
+    found = fit_class_rates(passes, flops=1e11, bandwidth=1e10)
+    assert found == {name: pytest.approx(rate, rel=0.05) for name, rate in rates.items()}
+
+
+def test_a_class_that_no_run_tells_of_is_as_the_figures_have_it():
+    passes = [MeasuredPass({"product 512": 1e9, MOVED: 0.0}, 0.05)]
+    found = fit_class_rates(passes, flops=1e11, bandwidth=1e10)
+    assert found["product 512"] == pytest.approx(5e-11, rel=0.05)
+    assert found[MOVED] == pytest.approx(0.3 / 1e10)
+
+
+def test_what_was_measured_of_one_model_tells_of_another(tmp_path: Path):
+    problem, database = problem_of(), ProfileDatabase(tmp_path)
+    work = {"product 512": 1e9}
+    measured = replace(TIMES, forward_seconds=0.05, forward_work=work)
+    for name in ("quick", "lame"):
+        database.put(replace(KEY, structure=f"other on {name}", kind=name), measured)
+    profile = make_profile(problem, survey(problem), database)
+    assert profile.measurements == 0
+    assert profile.classes["fast"]["product 512"] == pytest.approx(5e-11, rel=0.05)
+    assert profile.updates == {"fast": 5e9, "slow": 5e9}

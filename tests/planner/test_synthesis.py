@@ -31,7 +31,14 @@ from hetjax.planner.hap.ratios import whole_units
 from hetjax.planner.hap.synthesis import synthesise, synthesise_at
 from hetjax.planner.hap.tables import as_graph
 from hetjax.planner.intra_op.integer_program import solve
-from hetjax.planner.module_programs.rates import DirectNetwork, MemberSpeed, MoveOf, Rates
+from hetjax.planner.module_programs.rates import (
+    ClassRates,
+    DirectNetwork,
+    MemberSpeed,
+    MoveOf,
+    Rates,
+)
+from hetjax.planner.module_programs.ways import WayLoad
 
 NUMBERS = st.integers(0, 2**32 - 1)
 TWO = published_rates(1, 1)
@@ -220,3 +227,25 @@ def test_one_device_is_refused():
     lonely = replace(cluster(), subclusters=cluster().subclusters[:1], links=())
     with pytest.raises(InputError, match="one device that can be used"):
         HapPlanner().plan(problem_of(SMALL[1], lonely))
+
+
+def test_members_that_see_to_moves_themselves_pay_for_each_byte():
+    even = np.array([0.5, 0.5])
+    move = MoveOf("gather", 1e6)
+    free, paying = DirectNetwork((1e8, 1e8), 1e-4), DirectNetwork((1e8, 1e8), 1e-4, (1e-8, 2e-8))
+    assert paying.seconds(move, even, even) - free.seconds(move, even, even) == pytest.approx(0.02)
+    np.testing.assert_allclose(paying.byte_seconds, [2e-8, 3e-8])
+
+
+def test_computing_takes_what_its_classes_were_measured_to_take():
+    """A member at whose products of few rows a FLOP takes ten times as long."""
+    slow = ClassRates({"product 32": 1e-9}, 1e11, 1e10)
+    load = WayLoad(0.0, 1e9, 0.0, 0.0, 0, True, work=(("product 32", 1e9),))
+    known = MemberSpeed(1e11, 1e11, 1e10, classes=slow)
+    unknown = MemberSpeed(1e11, 1e11, 1e10)
+    rates = Rates((known, unknown), DirectNetwork((1e9, 1e9), 0.0))
+    found = rates.load_seconds([load], np.array([[0.25, 0.75]]))
+    np.testing.assert_allclose(found, [[0.25, 0.0075]], rtol=1e-4)
+    unheard = WayLoad(1e9, 0.0, 0.0, 0.0, -1, True, work=(("kernel gradient 64", 1e9),))
+    found = rates.load_seconds([unheard], np.array([[0.25, 0.75]]))
+    np.testing.assert_allclose(found, [[0.01, 0.01]], rtol=1e-4)

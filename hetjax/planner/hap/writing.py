@@ -30,6 +30,10 @@ def shares_of(
     return _Writer(chain, dimensions, found, members).shares()
 
 
+_OTHERWISE = Share(0, ())
+"""What stands for a value that lies in some other way than whole."""
+
+
 class _Writer:
     def __init__(
         self,
@@ -60,30 +64,38 @@ class _Writer:
         return Share(layout, tuple(round(float(part) * size) for part in parts))
 
     def _batch(self) -> tuple[int, ...]:
-        """The members' examples, where all that comes from outside is divided alike by them."""
-        found: set[tuple[int, ...]] = set()
+        """The members' examples, where what comes from outside is divided alike by them.
+
+        What a stage before gives decides; in a first stage all that is read of the batch.
+        """
+        sizes = self._received_sizes() or self._read_sizes()
+        if len(sizes) != 1 or () in sizes:
+            return ()
+        (found,) = sizes
+        divides = all(n % axis == 0 for n, axis in zip(found, self._data_axes, strict=True))
+        return found if divides else ()
+
+    def _received_sizes(self) -> set[tuple[int, ...]]:
+        """The parts of what the stage before gives; an empty one for what comes whole."""
         _, first = self._pairs[0]
-        for value in first.trace.traced.received:
-            if first.made(value) != 0:
-                return ()
-            found.add(self._share(first.kind, first.kind, value, 0).sizes)
+        values, kind = first.trace.traced.received, first.kind
+        return {
+            self._share(kind, kind, value, 0).sizes if first.made(value) == 0 else ()
+            for value in values
+        }
+
+    def _read_sizes(self) -> set[tuple[int, ...]]:
+        """The parts of what is read of the batch; an empty one for what is not divided so."""
+        found: set[tuple[int, ...]] = set()
         for _, program in self._pairs:
-            traced = program.trace.traced
+            traced, kind = program.trace.traced, program.kind
             leaves = set(traced.batch)
             for equation, step in enumerate(traced.flat.steps):
                 for place, operand in enumerate(step.inputs):
-                    if operand not in leaves:
-                        continue
-                    layout = program.ways[equation].operands[place]
-                    if layout != 0:
-                        return ()
-                    assert isinstance(operand, int)
-                    found.add(self._share(program.kind, program.kind, operand, 0).sizes)
-        if len(found) != 1:
-            return ()
-        (sizes,) = found
-        divides = all(n % axis == 0 for n, axis in zip(sizes, self._data_axes, strict=True))
-        return sizes if divides else ()
+                    if isinstance(operand, int) and operand in leaves:
+                        divided = program.ways[equation].operands[place] == 0
+                        found.add(self._share(kind, kind, operand, 0).sizes if divided else ())
+        return found
 
     def _parameters(self) -> dict[str, Share]:
         found = {}
@@ -140,7 +152,8 @@ class _Writer:
                 if layout is None and operand in given:
                     layout = program.ways[equation].operands[i]
                 if layout == WHOLE:
-                    yield OperandShare(equation, i)
+                    if given.get(operand, _OTHERWISE) is not None:
+                        yield OperandShare(equation, i)
                 elif layout is not None and layout >= 0:
                     share = self._share(kind, kind, operand, layout)
                     if given.get(operand) != share:
@@ -148,13 +161,13 @@ class _Writer:
 
     def _given(
         self, place: int, program: ModuleProgram, batch: Sequence[int]
-    ) -> Mapping[int, Share]:
-        """How values come into a module that are divided outside of it."""
-        found: dict[int, Share] = {}
+    ) -> Mapping[int, Share | None]:
+        """How values come into a module from outside of it: in which parts, or whole."""
+        found: dict[int, Share | None] = {}
         traced, modules = program.trace.traced, self._chain.modules
-        if batch:
-            outside = traced.batch if place else (*traced.batch, *traced.received)
-            found.update((value, Share(0, tuple(batch))) for value in outside)
+        lies = Share(0, tuple(batch)) if batch else None
+        outside = traced.batch if place else (*traced.batch, *traced.received)
+        found.update(dict.fromkeys(outside, lies))
         coming = [(traced.received, place - 1)] if place else []
         if place + 1 < len(modules):
             coming.append((traced.cotangents, place + 1))

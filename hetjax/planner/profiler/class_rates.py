@@ -17,7 +17,7 @@ from hetjax.planner.work.rates import expected_rate
 _SHORT_SECONDS = 2e-3
 """Runs that are shorter count less: their beginning and end are a large part of them."""
 
-_DOUBT = 0.01
+_DOUBT = 0.002
 """What a class that is twice as slow as expected counts for, beside a run that is twice as long."""
 
 
