@@ -46,6 +46,9 @@ PROFILED = [
 TRAINED = ("VGG19", {"examples": 256, "hidden": 512, "narrower": 8})
 """The model of `lab`: large dense layers after small convolutions."""
 
+PIPELINED, MICROBATCHES = ("VGG19", {"examples": 64, "hidden": 2048, "narrower": 4}), 8
+"""The model of `one-space`, and how many microbatches a step of it has."""
+
 EXPERTS = {"examples": 8, "layers": 2, "tokens": 128, "width": 256, "hidden": 2048, "heads": 4}
 
 FORCED = ("data parallel", "columns", "rows", "gathered factors")
@@ -57,34 +60,51 @@ class Asked:
     Args:
         options: the command line.
         ends: what ends both.
+        lab: the lab's name.
     """
 
-    def __init__(self, options: argparse.Namespace, ends: contextlib.ExitStack):
-        self.lab = ends.enter_context(Lab.up(read_specification("two_hosts")))
-        for host, speed in zip(self.lab.specification.hosts, SPEEDS, strict=True):
-            self.lab.set_speed(host.name, speed)
-        self.set_rate(None)
+    def __init__(
+        self, options: argparse.Namespace, ends: contextlib.ExitStack, lab: str = "two_hosts"
+    ):
+        self.lab = ends.enter_context(Lab.up(read_specification(lab)))
         first = self.lab.specification.hosts[0].name
         environment = {**self.lab.environment(), **KEPT_MEMORY}
         self._child = Child(
             "hap_trainer.py", [], environment, lambda command: self.lab.command(first, command)
         )
         ends.enter_context(contextlib.closing(self._child))
-        folder = options.profile or ends.enter_context(tempfile.TemporaryDirectory())
-        self("measure")
-        self("profile", folder=str(folder), models=PROFILED)
+        self._folder = options.profile or ends.enter_context(tempfile.TemporaryDirectory())
 
     def __call__(self, do: str, **arguments: Any) -> Any:
         """Have something done by a method of `hap_trainer.Server`."""
         self._child.ask({"do": do, **arguments})
         return self._child.answer(ANSWER_SECONDS)
 
+    def two_profiled(self) -> None:
+        """Set the speeds of two hosts, and measure them with a link as fast as it can be."""
+        for host, speed in zip(self.lab.specification.hosts, SPEEDS, strict=True):
+            self.lab.set_speed(host.name, speed)
+        self.set_rate(None)
+        self("measure")
+        self.profile(PROFILED)
+
+    def profile(self, models: Sequence[tuple[str, Mapping[str, int]]], microbatches: int = 1):
+        """Measure models on the hosts, where the folder has no measurement of them."""
+        self("profile", folder=str(self._folder), models=models, microbatches=microbatches)
+
     def set_rate(self, mbit: float | None) -> None:
         """Limit the link to so many Mbit/s, or not at all."""
         rate = None if mbit is None else mbit * 1e6 / 8
         self.lab.set_link(self.lab.specification.links[0].name, rate)
 
-    def timed(self, model: str, sizes: Mapping[str, int], systems: Sequence[str], rounds: int):
+    def timed(
+        self,
+        model: str,
+        sizes: Mapping[str, int],
+        systems: Sequence[str],
+        rounds: int,
+        microbatches: int = 1,
+    ) -> tuple[dict[str, Any], dict[str, list[float]]]:
         """Train by several programs of a model in turn.
 
         Args:
@@ -92,11 +112,13 @@ class Asked:
             sizes: its sizes.
             systems: the programs; see `hap_systems.SYSTEMS`.
             rounds: how many.
+            microbatches: of a step.
 
         Returns:
             For each what was told of its plan, and the seconds of a step in each round.
         """
-        told = {of: self("make", name=of, model=model, sizes=sizes, of=of) for of in systems}
+        asked = {"model": model, "sizes": sizes, "microbatches": microbatches}
+        told = {of: self("make", name=of, of=of, **asked) for of in systems}
         losses = {of: self("steps", name=of, count=WARM_UP_STEPS) for of in systems}
         check_losses(losses)
         times = take_turns(
@@ -112,6 +134,7 @@ def lab_rows(options: argparse.Namespace) -> Iterator[Row]:
     model, sizes = TRAINED
     with contextlib.ExitStack() as ends:
         asked = Asked(options, ends)
+        asked.two_profiled()
         for mbit in options.rates:
             asked.set_rate(mbit)
             asked("links")
@@ -134,6 +157,7 @@ def experts_lab_rows(options: argparse.Namespace) -> Iterator[Row]:
     """Three experts of two hosts as two and one, beside four of which one is idle."""
     with contextlib.ExitStack() as ends:
         asked = Asked(options, ends)
+        asked.two_profiled()
         sizes = {**EXPERTS, "vocabulary": 512, "experts": 3}
         systems = ("experts", "padded experts")
         told, times = asked.timed("BERT-MoE", sizes, systems, options.rounds)
@@ -144,6 +168,25 @@ def experts_lab_rows(options: argparse.Namespace) -> Iterator[Row]:
                 "predicted_step_time": told[of]["predicted_step_time"],
                 "stored": {name: each for name, each in told[of]["stored"].items() if "up" in name},
                 "padded_over_uneven": median_ratio(times, "padded experts", "experts"),
+            }
+
+
+def one_space_rows(options: argparse.Namespace) -> Iterator[Row]:
+    """A pipeline whose last stage is a program, found by the search, beside both planners' own."""
+    model, sizes = PIPELINED
+    with contextlib.ExitStack() as ends:
+        asked = Asked(options, ends, "near_and_far")
+        asked("measure")
+        asked.profile([PIPELINED], MICROBATCHES)
+        systems = ("Harp with programs", "Harp", "synthesised")
+        told, times = asked.timed(model, sizes, systems, options.rounds, MICROBATCHES)
+        for of in systems:
+            yield {
+                "system": of,
+                "step_time": median(times[of]),
+                "predicted_step_time": told[of]["predicted_step_time"],
+                "over_harp_with_programs": median_ratio(times, of, "Harp with programs"),
+                "stages": told[of]["stages"],
             }
 
 
@@ -181,6 +224,7 @@ def accuracy_rows(options: argparse.Namespace) -> Iterator[Row]:
     pairs: dict[str, list[tuple[float, float]]] = {"by the profile": [], "at the hosts' pace": []}
     with contextlib.ExitStack() as ends:
         asked = Asked(options, ends)
+        asked.two_profiled()
         asked.set_rate(options.mbit)
         asked("links")
         asked("start_pace", model=PROFILED[0][0], sizes=PROFILED[0][1])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from hetjax.planner.hap.forced import (
     COLUMNS,
@@ -44,11 +44,13 @@ class System:
         forced: what programs are looked at; None for all.
         is_even: whether all members have as much of everything; else the best ratios.
         is_padded: whether each has as many experts, some of them idle.
+        stages: which planner finds it: HAP's, Harp's, or Harp's with synthesised stages.
     """
 
     forced: Forced | None = None
     is_even: bool = False
     is_padded: bool = False
+    stages: Literal["one", "pipeline", "either"] = "one"
 
 
 SYSTEMS = {
@@ -60,4 +62,6 @@ SYSTEMS = {
     "gathered factors": System(GATHERED_FACTORS),
     "experts": System(DEEPSPEED),
     "padded experts": System(DEEPSPEED, is_even=True, is_padded=True),
+    "Harp": System(stages="pipeline"),
+    "Harp with programs": System(stages="either"),
 }

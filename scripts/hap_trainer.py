@@ -17,8 +17,17 @@ from hap_systems import SYSTEMS
 from prediction_pace import Pace
 
 import hetjax
+from hetjax.pipeline.program.traced_program import with_examples
 from hetjax.pipeline.timeline.timeline import stage_track
-from hetjax.planner import HapPlanner, Plan, PlanningProblem, make_problem, predict
+from hetjax.planner import (
+    DynamicProgram,
+    HapPlanner,
+    Plan,
+    PlanningProblem,
+    complete,
+    make_problem,
+    predict,
+)
 from hetjax.planner.profiler import (
     Measured,
     Measurement,
@@ -77,12 +86,15 @@ class Server:
         self.cluster = measure_cluster()
         return {each.name: each.kind.flops("float32") for each in self.cluster.subclusters}
 
-    def do_profile(self, folder: str, models: Sequence[tuple[str, Mapping[str, int]]]) -> int:
+    def do_profile(
+        self, folder: str, models: Sequence[tuple[str, Mapping[str, int]]], microbatches: int = 1
+    ) -> int:
         """Measure runs of models' layers on all hosts, where that was not done before.
 
         Args:
             folder: the profile database.
             models: of each its name and its sizes.
+            microbatches: of a step.
 
         Returns:
             How many measurements were made.
@@ -90,7 +102,7 @@ class Server:
         self.database, count = ProfileDatabase(Path(folder)), 0
         for name, sizes in models:
             model = MODELS[name](**sizes)
-            problem = self._problem(model)
+            problem = self._problem(model, microbatches)
             missing = survey(problem).missing(self.database)
             if not missing:
                 continue
@@ -136,22 +148,25 @@ class Server:
             return problem
         return replace(problem, profile=make_profile(problem, survey(problem), self.database))
 
-    def _problem(self, model: HapModel) -> PlanningProblem:
+    def _problem(self, model: HapModel, microbatches: int = 1) -> PlanningProblem:
         where: dict[str, Any] = {"cluster": self._found, "optimizer": optimizer()}
-        return make_problem(model.loss, model.parameters, model.batch, num_microbatches=1, **where)
+        return make_problem(
+            model.loss, model.parameters, model.batch, num_microbatches=microbatches, **where
+        )
 
-    def do_links(self) -> float:
-        """Measure the link again; its bytes/s."""
+    def do_links(self) -> list[float]:
+        """Measure the links again; their bytes/s."""
         self.cluster = replace(self._found, links=measure_cluster().links)
-        ((_, _, link),) = self.cluster.links
-        return link.bandwidth
+        return [link.bandwidth for _, _, link in self.cluster.links]
 
     @property
     def _found(self) -> hetjax.Cluster:
         assert self.cluster is not None, "measure the lab first"
         return self.cluster
 
-    def do_make(self, name: str, model: str, sizes: Mapping[str, int], of: str) -> dict[str, Any]:
+    def do_make(
+        self, name: str, model: str, sizes: Mapping[str, int], of: str, microbatches: int = 1
+    ) -> dict[str, Any]:
         """Plan for a model, and make its trainer.
 
         Args:
@@ -159,6 +174,7 @@ class Server:
             model: one of `MODELS`.
             sizes: its sizes.
             of: one of `SYSTEMS`.
+            microbatches: of a step.
 
         Returns:
             What a step is predicted to take, and what is moved in it.
@@ -168,9 +184,15 @@ class Server:
             sizes = {**sizes, "padded": -(-sizes["experts"] // count) * count}
         made = MODELS[model](**sizes)
         parameters, batch = initial(made)
-        problem = self._profiled(self._problem(made))
+        problem = self._profiled(self._problem(made, microbatches))
         even = (1 / count,) * count if system.is_even else ()
-        plan = predict(HapPlanner(system.forced, even).plan(problem), problem)
+        if system.stages == "one":
+            plan = predict(HapPlanner(system.forced, even).plan(problem), problem)
+        else:
+            synthesised = system.stages == "either"
+            options = replace(problem.options, synthesised_stages=synthesised, max_pipelines=1)
+            problem = replace(problem, options=options)
+            plan = complete(DynamicProgram().plan(problem), problem)
         trainer = hetjax.Trainer(
             plan, made.loss, parameters, optimizer(), batch, runtime=hetjax.RayOptions()
         )
@@ -196,9 +218,6 @@ class Server:
         return {
             "seconds": seconds,
             "busy": [timeline.busy(stage_track(0, member)) for member in members],
-            "events": [
-                [e.name, e.start, e.end] for m in members for e in timeline.on(stage_track(0, m))
-            ],
             "reports": [
                 {
                     "arrivals": len(report.arrivals),
@@ -222,23 +241,26 @@ class Server:
 
 def _measured(model: HapModel, problem: PlanningProblem) -> Measured:
     layers, size = problem.layers, problem.microbatch_size
-    return Measured(model.loss, model.parameters, model.batch, optimizer(), layers, size)
+    batch = with_examples(model.batch, size)
+    return Measured(model.loss, model.parameters, batch, optimizer(), layers, size)
 
 
 def _told(plan: Plan) -> dict[str, Any]:
     assert plan.prediction is not None, "the plan is predicted"
-    (stage,) = plan.stages
-    (predicted,) = plan.prediction.stages
     return {
         "predicted_step_time": plan.prediction.step_time,
-        "shares": list(stage.shares.batch),
-        "moves": sum(len(each.runs) * len(each.operands) for each in stage.shares.modules),
-        "forward": predicted.forward_seconds,
-        "backward": predicted.backward_seconds,
-        "update": predicted.update_seconds,
-        "computing": [[m.forward_seconds, m.backward_seconds] for m in predicted.members],
+        "stages": [
+            {
+                "hosts": [member.submesh.subcluster for member in stage.members],
+                "layers": stage.layers,
+                "is_synthesised": bool(stage.shares.modules),
+            }
+            for stage in plan.stages
+        ],
         "stored": {
-            name: [share.dimension, *share.sizes] for name, share in stage.shares.parameters.items()
+            name: [share.dimension, *share.sizes]
+            for stage in plan.stages
+            for name, share in stage.shares.parameters.items()
         },
     }
 
