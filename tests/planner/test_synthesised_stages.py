@@ -123,3 +123,23 @@ def test_devices_of_several_nodes_are_several_members():
         "fast[0:4] 1x4", "fast[4:8] 1x4", "slow[2:4] 1x2",
     ]  # fmt: skip
     assert [each.mesh_shape for each in members] == [(4, 1), (4, 1), (2, 1)]
+
+
+def test_a_host_behind_a_slow_link_is_left_out_where_all_are_faster_without_it():
+    """It would have to be given whatever every member has whole."""
+    model = vgg19(64, 32, 2048, 4)
+    slow = Link(1e5, 1e-3)
+    fast, cluster = Link(1.25e8, 3e-4), three_hosts()
+    links = (("a", "b", slow), ("a", "c", slow), ("b", "c", fast))
+    plan = HapPlanner().plan(
+        make_problem(
+            model.loss,
+            model.parameters,
+            model.batch,
+            cluster=replace(cluster, links=links),
+            optimizer=optax.adam(1e-3),
+            num_microbatches=1,
+        )
+    )
+    (stage,) = plan.stages
+    assert [each.submesh.subcluster for each in stage.members] == ["b", "c"]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from hetjax.errors import InputError
+from hetjax.errors import DoesNotFitError, InputError
 from hetjax.mesh.cluster import Cluster, SubMesh
 from hetjax.pipeline.schedules.warm_up import one_f_one_b
 from hetjax.planner.costs.member_rates import member_rates
@@ -41,7 +42,8 @@ class Synthesised:
 class HapPlanner:
     """Plans one stage over all devices, whose members share tensors as is fastest.
 
-    A member is a node; where the cluster is one node, a device.
+    A member is a node; where the cluster is one node, a device. Subclusters without which the stage
+    is faster are left out.
 
     Args:
         forced: what programs are looked at; None for all.
@@ -83,7 +85,7 @@ class HapPlanner:
                 f"that can be used; a program is divided among several: choose 'harp'"
             )
         chain = chain_of_problem(problem)
-        stage, found = self._stage(problem, members, 0, chain)
+        stage, found = self._without_those_that_hinder(problem, members, chain)
         count = problem.num_microbatches
         schedule = one_f_one_b(1, count)
         pipeline = PipelinePlan((stage,), count, problem.microbatch_size, schedule)
@@ -95,6 +97,29 @@ class HapPlanner:
             planner="HAP",
         )
         return Synthesised(plan, found, chain)
+
+    def _without_those_that_hinder(
+        self, problem: PlanningProblem, members: tuple[Member, ...], chain: ModuleChain
+    ) -> tuple[StagePlan, Synthesis]:
+        """The best stage, without subclusters that slow it down, as one behind a slow link may.
+
+        What every member has whole goes to all of them, also where their part is nothing.
+        """
+        best = self._stage(problem, members, 0, chain)
+        while not self.ratios:
+            left = best[0].members
+            names = dict.fromkeys(member.submesh.subcluster for member in left)
+            found = [best]
+            for name in names:
+                others = tuple(each for each in left if each.submesh.subcluster != name)
+                if len(others) > 1:
+                    with contextlib.suppress(DoesNotFitError):
+                        found.append(self._stage(problem, others, 0, chain))
+            fastest = min(found, key=lambda pair: pair[1].seconds)
+            if fastest is best:
+                break
+            best = fastest
+        return best
 
     def last_stage(
         self, problem: PlanningProblem, members: tuple[Member, ...], first: int
