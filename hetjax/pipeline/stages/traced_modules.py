@@ -105,6 +105,19 @@ def modules_of(program: Program, edges: Sequence[int]) -> tuple[Stage, ...]:
     return cut(program, boundaries)[first : first + len(edges) - 1]
 
 
+def begins_as_modules_do(program: Program, boundaries: Sequence[int]) -> bool:
+    """Whether the last stage of a pipeline receives what its modules do, were they cut alone.
+
+    What an earlier cut inside a scan makes of the scan's stacked outputs, modules do not know.
+
+    Args:
+        program: the traced loss function.
+        boundaries: the positions where the pipeline's stages begin, and its end.
+    """
+    alone = cut(program, sorted({0, *boundaries[-2:]}))
+    return len(alone[-1].receives) == len(cut(program, boundaries)[-1].receives)
+
+
 def trace_modules(
     stage: Stage,
     modules: Sequence[Stage],
@@ -132,6 +145,11 @@ def trace_modules(
     Returns:
         The trace of the whole stage.
     """
+    if len(modules[0].receives) != len(stage.receives):
+        raise InputError(
+            "plan: a stage with modules begins inside a scan with stacked outputs in which another "
+            "stage begins, too; allowed: one of the two, or a stage without modules"
+        )
     shapes = dict(zip(stage.parameters, parameters, strict=True))
     leaves = dict(zip(stage.batch, batch, strict=True))
     written: list[TracedModule] = []

@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from hetjax.errors import DoesNotFitError
 from hetjax.pipeline.schedules.warm_up import from_warm_up_counts
+from hetjax.pipeline.stages.traced_modules import begins_as_modules_do
 from hetjax.planner.costs.complete import complete
 from hetjax.planner.hap.hap_planner import HapPlanner, members_of
 from hetjax.planner.harp.replicas import Timed
@@ -111,6 +112,9 @@ def _planned(
     stages = [*first, last]
     for place, after in enumerate(stages[1:]):
         stages[place] = replace(stages[place], layers=(stages[place].layers[0], after.layers[0]))
+    begins = [problem.layers[stage.layers[0]] for stage in stages]
+    if not begins_as_modules_do(problem.program, [*begins, problem.program.num_positions]):
+        return None
     plan = complete(_plan_of(problem, stages), problem, annotate=False)
     prediction = plan.prediction
     assert prediction is not None, "it is predicted"
