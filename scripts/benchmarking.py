@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -249,6 +249,30 @@ class Child:
             self._process.kill()
             self._process.wait()
         self._process.stdout.close()
+
+
+class Server(Protocol):
+    """What a process answers with, and what it has to end."""
+
+    def answer(self, request: Mapping[str, Any]) -> Any:
+        """Do what is asked."""
+        ...
+
+    def close(self) -> None:
+        """End what was begun."""
+        ...
+
+
+def serve_until_end(server: Server) -> None:
+    """Answer the requests that come on the standard input, and end what was begun for them.
+
+    Args:
+        server: what answers.
+    """
+    try:
+        serve(server.answer)
+    finally:
+        server.close()
 
 
 def serve(handle: Callable[[Any], Any]) -> None:

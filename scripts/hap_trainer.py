@@ -9,16 +9,15 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-import numpy as np
 import optax
-from benchmarking import serve
+from benchmarking import serve_until_end
 from hap_models import HapModel, bert, initial, vgg19, vit
 from hap_systems import SYSTEMS
 from prediction_pace import Pace
 
 import hetjax
+from hetjax.commands.profiling import with_profile
 from hetjax.pipeline.program.traced_program import with_examples
-from hetjax.pipeline.timeline.timeline import stage_track
 from hetjax.planner import (
     DynamicProgram,
     HapPlanner,
@@ -33,7 +32,6 @@ from hetjax.planner.profiler import (
     Measurement,
     ProfileDatabase,
     Wanted,
-    make_profile,
     merged,
     survey,
 )
@@ -146,7 +144,7 @@ class Server:
     def _profiled(self, problem: PlanningProblem) -> PlanningProblem:
         if self.database is None:
             return problem
-        return replace(problem, profile=make_profile(problem, survey(problem), self.database))
+        return with_profile(problem, self.database)
 
     def _problem(self, model: HapModel, microbatches: int = 1) -> PlanningProblem:
         where: dict[str, Any] = {"cluster": self._found, "optimizer": optimizer()}
@@ -209,24 +207,6 @@ class Server:
         each = self.training[name]
         return each.trainer.train_step(each.batch).seconds
 
-    def do_busy(self, name: str) -> dict[str, Any]:
-        """Run one timed step; what each member computes, in seconds, and the bytes that it gets."""
-        each = self.training[name]
-        seconds = each.trainer.train_step(each.batch, timed=True).seconds
-        timeline = each.trainer.timeline()
-        members = range(len(each.trainer.plan.stages[0].members))
-        return {
-            "seconds": seconds,
-            "busy": [timeline.busy(stage_track(0, member)) for member in members],
-            "reports": [
-                {
-                    "arrivals": len(report.arrivals),
-                    "bytes": sum(arrival.num_bytes for arrival in report.arrivals.values()),
-                }
-                for report in each.trainer.reports
-            ],
-        }
-
     def do_end(self, name: str) -> None:
         """End a trainer."""
         self.training.pop(name).trainer.close()
@@ -268,12 +248,7 @@ def _told(plan: Plan) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.parse_args()
-    np.seterr(all="raise", under="ignore")
-    server = Server()
-    try:
-        serve(server.answer)
-    finally:
-        server.close()
+    serve_until_end(Server())
 
 
 if __name__ == "__main__":

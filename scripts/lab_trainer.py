@@ -17,7 +17,16 @@ from typing import Any
 
 import jax
 from baselines import model_of, optimizer
-from benchmarking import KEPT_MEMORY, SCRIPTS, Child, Size, add_size, serve, size_flags, size_of
+from benchmarking import (
+    KEPT_MEMORY,
+    SCRIPTS,
+    Child,
+    Size,
+    add_size,
+    serve_until_end,
+    size_flags,
+    size_of,
+)
 from images_trainer import ImageSize, ImagesTrainer, with_memory
 from lab import Lab, Specification
 from moves_trainer import MovesTrainer
@@ -484,11 +493,7 @@ def _even(cluster: hetjax.Cluster) -> hetjax.Cluster:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     add_size(parser)
-    server = Server(size_of(parser.parse_args()))
-    try:
-        serve(server.answer)
-    finally:
-        server.close()
+    serve_until_end(Server(size_of(parser.parse_args())))
 
 
 if __name__ == "__main__":

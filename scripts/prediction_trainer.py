@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarking import serve
+from benchmarking import serve_until_end
 from prediction_pace import Pace, at_pace
 
 import hetjax
@@ -200,6 +200,11 @@ class Server:
             self.pace.close()
             self.pace = None
 
+    def close(self) -> None:
+        """End the trainer, and the workers that measure hosts' pace."""
+        self.do_end()
+        self.end_pace()
+
 
 def _step(trainer: hetjax.Trainer, plan: Plan) -> dict[str, float]:
     assert plan.prediction is not None
@@ -283,12 +288,7 @@ def main() -> None:
     parser.add_argument("--config", required=True)
     parser.add_argument("--gin", action="append", default=[])
     options = parser.parse_args()
-    server = Server(options.config, options.gin)
-    try:
-        serve(server.answer)
-    finally:
-        server.do_end()
-        server.end_pace()
+    serve_until_end(Server(options.config, options.gin))
 
 
 if __name__ == "__main__":

@@ -163,14 +163,27 @@ def _convolution_flops(equation: _compat.JaxprEqn) -> float:
     most once. So the zeros between the numbers of a strided convolution's cotangent are no work,
     and both products of its backward pass count what the forward pass does.
     """
-    numbers = equation.params["dimension_numbers"]
-    specs = (numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec)
-    avals: Sequence[Any] = [each.aval for each in (*equation.invars, *equation.outvars)]
-    # Examples, features, the window's dimensions; of kernels features out, features in.
-    left, kernel, out = (
-        [aval.shape[d] for d in spec] for aval, spec in zip(avals, specs, strict=True)
-    )
+    left, kernel, out = convolution_sizes(equation)
     pairs = 2.0 * out[0] * out[1] * kernel[1]
     for before, window, after in zip(left[2:], kernel[2:], out[2:], strict=True):
         pairs *= window * min(before, after)
     return pairs
+
+
+def convolution_sizes(equation: _compat.JaxprEqn) -> tuple[list[int], list[int], list[int]]:
+    """The sizes of what a convolution takes, of its kernel and of what it makes.
+
+    Args:
+        equation: the convolution.
+
+    Returns:
+        Of each examples, features, and the window's dimensions; of the kernel features out and
+        features in first.
+    """
+    numbers = equation.params["dimension_numbers"]
+    specs = (numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec)
+    avals: Sequence[Any] = [each.aval for each in (*equation.invars, *equation.outvars)]
+    left, kernel, out = (
+        [aval.shape[d] for d in spec] for aval, spec in zip(avals, specs, strict=True)
+    )
+    return left, kernel, out

@@ -15,7 +15,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from hetjax import _compat
-from hetjax.pipeline.program.costs import equation_cost
+from hetjax.pipeline.program.costs import convolution_sizes, equation_cost
 from hetjax.pipeline.program.traced_program import Step
 
 Work = Mapping[str, float]
@@ -137,7 +137,8 @@ def _knots(side: float) -> Iterator[tuple[int, float]]:
 def _product_sides(equation: _compat.JaxprEqn) -> tuple[str, float]:
     """What kind of product it is, and the smallest of rows, columns and what is summed."""
     (contracted, _), (batch, _) = equation.params["dimension_numbers"]
-    left, right = (_shape(variable) for variable in equation.invars)
+    sides: Sequence[Any] = [variable.aval for variable in equation.invars]
+    left, right = (side.shape for side in sides)
     count = math.prod(left[d] for d in batch)
     depth = math.prod(left[d] for d in contracted)
     each = max(1, count * depth)
@@ -151,17 +152,8 @@ def _convolution_sides(equation: _compat.JaxprEqn) -> tuple[str, float]:
     The gradient of a kernel is one, too: it takes features for examples. Where the window is larger
     than the images, compilers know no fast way.
     """
-    numbers = equation.params["dimension_numbers"]
-    specs = (numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec)
-    variables = (*equation.invars, *equation.outvars)
-    left, kernel, out = (
-        [_shape(variable)[d] for d in spec] for variable, spec in zip(variables, specs, strict=True)
-    )
-    if numbers.lhs_spec[0] != 0:
+    left, kernel, out = convolution_sizes(equation)
+    if equation.params["dimension_numbers"].lhs_spec[0] != 0:
         return KERNEL, float(min(left[0], out[1]))
     beyond = any(window > size for window, size in zip(kernel[2:], left[2:], strict=True))
     return BEYOND if beyond else CONVOLUTION, float(min(left[1], out[1]))
-
-
-def _shape(variable: Any) -> tuple[int, ...]:
-    return variable.aval.shape

@@ -73,7 +73,7 @@ class ProgramReport:
     Args:
         layouts: how tensors lie and products are computed, by module.
         moves: what is moved, by module.
-        data_parallel: seconds of a step of data parallelism of all devices, by what shares it has;
+        data_parallel: seconds of a step of data parallelism of its members, by what shares it has;
             none where the plan has other stages, too.
         without_rule: primitives that every member computes whole, for want of a rule.
     """

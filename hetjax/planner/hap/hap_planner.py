@@ -85,7 +85,8 @@ class HapPlanner:
                 f"that can be used; a program is divided among several: choose 'harp'"
             )
         chain = chain_of_problem(problem)
-        stage, found = self._without_those_that_hinder(problem, members, chain)
+        search = self._search(problem, chain)
+        stage, found = self._without_those_that_hinder(problem, members, search)
         count = problem.num_microbatches
         schedule = one_f_one_b(1, count)
         pipeline = PipelinePlan((stage,), count, problem.microbatch_size, schedule)
@@ -99,13 +100,13 @@ class HapPlanner:
         return Synthesised(plan, found, chain)
 
     def _without_those_that_hinder(
-        self, problem: PlanningProblem, members: tuple[Member, ...], chain: ModuleChain
+        self, problem: PlanningProblem, members: tuple[Member, ...], search: ChainSearch
     ) -> tuple[StagePlan, Synthesis]:
         """The best stage, without subclusters that slow it down, as one behind a slow link may.
 
         What every member has whole goes to all of them, also where their part is nothing.
         """
-        best = self._stage(problem, members, 0, chain)
+        best = self._stage(problem, members, 0, search)
         while not self.ratios:
             left = best[0].members
             names = dict.fromkeys(member.submesh.subcluster for member in left)
@@ -114,7 +115,7 @@ class HapPlanner:
                 others = tuple(each for each in left if each.submesh.subcluster != name)
                 if len(others) > 1:
                     with contextlib.suppress(DoesNotFitError):
-                        found.append(self._stage(problem, others, 0, chain))
+                        found.append(self._stage(problem, others, 0, search))
             fastest = min(found, key=lambda pair: pair[1].seconds)
             if fastest is best:
                 break
@@ -135,23 +136,26 @@ class HapPlanner:
             DoesNotFitError: it fits with no ratios that were tried.
         """
         chain = chain_of_problem(problem, problem.layers[first])
-        return self._stage(problem, members, first, chain)[0]
+        return self._stage(problem, members, first, self._search(problem, chain))[0]
+
+    def _search(self, problem: PlanningProblem, chain: ModuleChain) -> ChainSearch:
+        """What finds programs of a chain, for any members."""
+        return ChainSearch(chain, problem.optimizer_bytes, problem.num_microbatches, self.forced)
 
     def _stage(
         self,
         problem: PlanningProblem,
         members: tuple[Member, ...],
         first: int,
-        chain: ModuleChain,
+        search: ChainSearch,
     ) -> tuple[StagePlan, Synthesis]:
         """The stage of the layers from the first one on, and its program."""
-        search = ChainSearch(chain, problem.optimizer_bytes, problem.num_microbatches, self.forced)
         rates = member_rates(problem, members)
         if self.ratios:
             found = synthesise_at(search, rates, np.array(self.ratios))
         else:
             found = synthesise(search, rates)
-        shares = shares_of(chain, search.dimensions, found, members)
+        shares = shares_of(search.chain, search.dimensions, found, members)
         return StagePlan((first, problem.num_layers), members, shares=shares), found
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from hetjax.mesh.cluster import SubMesh
+from hetjax.pipeline.schedules.schedule import Schedule
 from hetjax.pipeline.schedules.warm_up import from_warm_up_counts
 from hetjax.planner.costs.cost_model import Estimate, estimate
 from hetjax.planner.costs.crossing_ends import End
@@ -49,14 +52,27 @@ def candidate_plan(
                 shares=Shares(batch=tuple(sizes)) if len(ways) > 1 else Shares(),
             )
         )
-    pipeline = PipelinePlan(
-        stages=tuple(stages),
-        num_microbatches=problem.num_microbatches,
-        microbatch_size=problem.microbatch_size,
-        schedule=from_warm_up_counts(
-            candidate.warm_up_counts, table.num_microbatches, table.schedule
-        ),
-    )
+    counts = candidate.warm_up_counts
+    schedule = from_warm_up_counts(counts, table.num_microbatches, table.schedule)
+    return pipeline_plan(problem, stages, schedule, planner)
+
+
+def pipeline_plan(
+    problem: PlanningProblem, stages: Sequence[StagePlan], schedule: Schedule, planner: str
+) -> Plan:
+    """The plan of one pipeline.
+
+    Args:
+        problem: what was planned.
+        stages: its stages.
+        schedule: its schedule.
+        planner: what chose it.
+
+    Returns:
+        The plan, without a prediction.
+    """
+    count, size = problem.num_microbatches, problem.microbatch_size
+    pipeline = PipelinePlan(tuple(stages), count, size, schedule)
     return Plan(
         model=problem.program.fingerprint,
         layers=problem.layers,

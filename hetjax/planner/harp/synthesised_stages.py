@@ -17,9 +17,10 @@ from hetjax.pipeline.schedules.warm_up import from_warm_up_counts
 from hetjax.pipeline.stages.traced_modules import begins_as_modules_do
 from hetjax.planner.costs.complete import complete
 from hetjax.planner.hap.hap_planner import HapPlanner, members_of
+from hetjax.planner.harp.candidate_plans import pipeline_plan
 from hetjax.planner.harp.replicas import Timed
 from hetjax.planner.plan.plan import Plan
-from hetjax.planner.plan.stage_plan import Member, PipelinePlan, StagePlan
+from hetjax.planner.plan.stage_plan import Member, StagePlan
 from hetjax.planner.problem.problem import PlanningProblem
 
 _CUTS = 8
@@ -105,6 +106,9 @@ def _planned(
     problem: PlanningProblem, first: Sequence[StagePlan], members: tuple[Member, ...], cut: int
 ) -> Timed | None:
     """The plan whose joint begins with a layer, predicted; None where it does not fit."""
+    begins = [problem.layers[stage.layers[0]] for stage in first] + [problem.layers[cut]]
+    if not begins_as_modules_do(problem.program, [*begins, problem.program.num_positions]):
+        return None
     try:
         last = HapPlanner().last_stage(problem, members, cut)
     except DoesNotFitError:
@@ -112,9 +116,6 @@ def _planned(
     stages = [*first, last]
     for place, after in enumerate(stages[1:]):
         stages[place] = replace(stages[place], layers=(stages[place].layers[0], after.layers[0]))
-    begins = [problem.layers[stage.layers[0]] for stage in stages]
-    if not begins_as_modules_do(problem.program, [*begins, problem.program.num_positions]):
-        return None
     plan = complete(_plan_of(problem, stages), problem, annotate=False)
     prediction = plan.prediction
     assert prediction is not None, "it is predicted"
@@ -124,13 +125,7 @@ def _planned(
 
 
 def _plan_of(problem: PlanningProblem, stages: Sequence[StagePlan]) -> Plan:
-    count, size = problem.num_microbatches, problem.microbatch_size
+    count = problem.num_microbatches
     depths = [min(len(stages) - place, count) for place in range(len(stages))]
     schedule = from_warm_up_counts(depths, count, problem.warm_up_schedule)
-    return Plan(
-        problem.program.fingerprint,
-        problem.layers,
-        problem.cluster,
-        (PipelinePlan(tuple(stages), count, size, schedule),),
-        planner="Harp with HAP's programs",
-    )
+    return pipeline_plan(problem, stages, schedule, "Harp with HAP's programs")

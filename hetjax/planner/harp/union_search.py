@@ -16,7 +16,7 @@ from dataclasses import replace
 from hetjax.pipeline.schedules.warm_up import from_warm_up_counts
 from hetjax.planner.costs.cost_model import least_seconds
 from hetjax.planner.costs.union_cost import estimate_union, union_execution
-from hetjax.planner.harp.candidate_plans import candidate_plan
+from hetjax.planner.harp.candidate_plans import candidate_plan, pipeline_plan
 from hetjax.planner.harp.member_shares import best_shares
 from hetjax.planner.harp.replicas import Timed
 from hetjax.planner.harp.simulated_search import CLOSED_FORM_EXCESS, first_look, simulated_search
@@ -30,7 +30,7 @@ from hetjax.planner.harp.union_slices import (
     with_memory,
 )
 from hetjax.planner.plan.plan import Plan
-from hetjax.planner.plan.stage_plan import Member, PipelinePlan, Shares, StagePlan
+from hetjax.planner.plan.stage_plan import Member, Shares, StagePlan
 from hetjax.planner.problem.problem import PlanningProblem
 from hetjax.planner.work.layer_runs import Runs
 
@@ -101,16 +101,8 @@ def _whole_members(of: JoinedSubcluster) -> tuple[Member, ...]:
 
 
 def _plan_of(problem: PlanningProblem, stage: StagePlan, planner: str) -> Plan:
-    count = problem.num_microbatches
-    schedule = from_warm_up_counts([1], count, problem.warm_up_schedule)
-    pipeline = PipelinePlan((stage,), count, problem.microbatch_size, schedule)
-    return Plan(
-        model=problem.program.fingerprint,
-        layers=problem.layers,
-        cluster=problem.cluster,
-        pipelines=(pipeline,),
-        planner=planner,
-    )
+    schedule = from_warm_up_counts([1], problem.num_microbatches, problem.warm_up_schedule)
+    return pipeline_plan(problem, [stage], schedule, planner)
 
 
 def pipelines_of_unions(
