@@ -8,6 +8,7 @@ norms last.
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -44,14 +45,17 @@ def initial(model: HapModel) -> tuple[Any, Any]:
         model: the model.
 
     Returns:
-        Both, as arrays: norms' scales near 1, the rest small.
+        Both, as arrays: norms' scales near 1, the rest small. Each is drawn by its name, experts
+        one after another: idle ones change nothing of the others.
     """
     rng = np.random.default_rng(0)
 
     def parameter(path: Any, shape: jax.ShapeDtypeStruct) -> np.ndarray:
-        spread = 1 / math.sqrt(math.prod(shape.shape[:-1]) or 1)
-        drawn = spread * rng.normal(size=shape.shape)
-        return (drawn + ("scale" in jax.tree_util.keystr(path))).astype(np.float32)
+        name, sizes = jax.tree_util.keystr(path), shape.shape
+        inputs = math.prod(sizes[:-1]) if len(sizes) != 3 else sizes[1]
+        own = np.random.default_rng(zlib.crc32(name.encode()))
+        drawn = own.normal(size=sizes) / math.sqrt(inputs)
+        return (drawn + ("scale" in name)).astype(np.float32)
 
     def rows(path: Any, shape: jax.ShapeDtypeStruct) -> np.ndarray:
         if jnp.issubdtype(shape.dtype, jnp.integer):
