@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import jax
 import optax
 from benchmarking import serve_until_end
 from hap_models import HapModel, bert, initial, vgg19, vit
@@ -42,6 +43,25 @@ from hetjax.runtime.ray.ray_profiling import measure_on_ray
 MODELS = {"VGG19": vgg19, "ViT": vit, "BERT": bert, "BERT-MoE": bert}
 
 
+@dataclass(frozen=True)
+class OneBatch:
+    """A source that gives the same batch at every step, of which workers read their own rows.
+
+    Args:
+        whole: the batch.
+    """
+
+    whole: Any
+
+    def batch(self, step: int, batch_size: int, rows: slice | None = None) -> Any:
+        """The batch, or some rows of it."""
+        return jax.tree.map(lambda leaf: leaf[rows or slice(None)], self.whole)
+
+    def held_out_batches(self, batch_size: int) -> list[Any]:
+        """Nothing is held out."""
+        return []
+
+
 def optimizer() -> optax.GradientTransformation:
     """The benchmark's optimizer."""
     return optax.adam(1e-3)
@@ -53,13 +73,11 @@ class Training:
 
     Args:
         trainer: trains it.
-        batch: what it is trained on.
         plan: its plan.
         problem: what that solves.
     """
 
     trainer: hetjax.Trainer
-    batch: Any
     plan: Plan
     problem: PlanningProblem
 
@@ -191,21 +209,20 @@ class Server:
             options = replace(problem.options, synthesised_stages=synthesised, max_pipelines=1)
             problem = replace(problem, options=options)
             plan = complete(DynamicProgram().plan(problem), problem)
-        trainer = hetjax.Trainer(
-            plan, made.loss, parameters, optimizer(), batch, runtime=hetjax.RayOptions()
-        )
-        self.training[name] = Training(trainer, batch, plan, problem)
+        where: dict[str, Any] = {"source": OneBatch(batch), "runtime": hetjax.RayOptions()}
+        trainer = hetjax.Trainer(plan, made.loss, parameters, optimizer(), batch, **where)
+        self.training[name] = Training(trainer, plan, problem)
         return _told(plan)
 
     def do_steps(self, name: str, count: int) -> list[float]:
         """Run steps; their losses."""
         each = self.training[name]
-        return [each.trainer.train_step(each.batch).loss for _ in range(count)]
+        return [each.trainer.train_step().loss for _ in range(count)]
 
     def do_step(self, name: str) -> float:
         """Run one step; its seconds."""
         each = self.training[name]
-        return each.trainer.train_step(each.batch).seconds
+        return each.trainer.train_step().seconds
 
     def do_end(self, name: str) -> None:
         """End a trainer."""
