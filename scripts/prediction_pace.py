@@ -42,7 +42,7 @@ class Pace:
         }
         actor_class: Any = ray.remote(ProfilingWorker)
         self._workers: dict[str, Any] = {
-            each.name: actor_class.options(**worker_options(each, 1)).remote()
+            each.name: actor_class.options(**worker_options(each, 1)).remote(each)
             for each in problem.cluster.subclusters
         }
         reference, settings = ray.put(measured), computation_settings()
