@@ -160,8 +160,8 @@ class Trainer:
         """Train on one batch.
 
         Args:
-            batch: the batch; None to take it from the source. On Ray a batch given here goes
-                through the driver, one from the source does not.
+            batch: the batch; None to take it from the source. On Ray each worker is given the rows
+                of it that it needs, by the driver; one from the source it reads by itself.
             timed: record when every operation ran, for `timeline`; the step is a little slower.
 
         Returns:

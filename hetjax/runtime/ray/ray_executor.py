@@ -39,6 +39,7 @@ from hetjax.runtime.ray.ray_worker import computation_settings
 from hetjax.runtime.ray.ray_workers import SAVE, START_SECONDS, RayWorkers
 from hetjax.runtime.workers.clocks import ClockReading, by_our_clock, measure_offset
 from hetjax.runtime.workers.feed import feed_of
+from hetjax.runtime.workers.given_rows import GivenRows, given_rows
 from hetjax.runtime.workers.job import Job
 from hetjax.runtime.workers.step_report import (
     StepReport,
@@ -325,13 +326,11 @@ class RayExecutor:
             InputError: the batch does not have the planned shape.
             WorkerLostError: a worker died or stopped answering.
         """
-        if batch is not None:
-            feed_of(batch, self._job.batch, self._job.plan.batch_size)
-            batch = jax.tree.map(host_array, batch)
+        given = dict.fromkeys(self._processes, None) if batch is None else self._given(batch)
         self._call += 1
         call = self._call
-        reports = self._workers.call(
-            lambda actor: actor.train_step.remote(call, first_example, batch, timed)
+        reports = self._workers.call_each(
+            lambda peer, actor: actor.train_step.remote(call, first_example, given[peer], timed)
         )
         if timed:
             reports = {peer: self._by_our_clock(peer, reports[peer]) for peer in reports}
@@ -400,6 +399,15 @@ class RayExecutor:
                 strict=True,
             )
         ]
+
+    def _given(self, batch: PyTree) -> dict[Peer, GivenRows | None]:
+        """What each worker is given of a batch, of which it has the planned shape."""
+        feed_of(batch, self._job.batch, self._job.plan.batch_size)
+        leaves = [host_array(leaf) for leaf in jax.tree.leaves(batch)]
+        return {
+            peer: given_rows(self._placement, peer[0], process.place, leaves)
+            for peer, process in self._processes.items()
+        }
 
     def close(self) -> None:
         """End all workers, and leave the Ray cluster if the executor has joined it."""

@@ -12,7 +12,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import PyTree
 
 from hetjax.errors import InputError
 from hetjax.pipeline.schedules.schedule import Schedule
@@ -34,7 +33,8 @@ from hetjax.runtime.moves.wire_carrier import CONNECT_SECONDS, WireCarrier
 from hetjax.runtime.ray.ray_devices import given_devices
 from hetjax.runtime.ray.ray_switching import StateExchange, devices_of_process
 from hetjax.runtime.workers.clocks import ClockReading, read_clock
-from hetjax.runtime.workers.feed import BatchReader, feed_of
+from hetjax.runtime.workers.feed import BatchReader
+from hetjax.runtime.workers.given_rows import GivenRows
 from hetjax.runtime.workers.job import Job, build, transfers
 from hetjax.runtime.workers.step_report import StepReport
 from hetjax.runtime.workers.worker import Feed, StageWorker
@@ -222,24 +222,24 @@ class HostWorker:
         self.worker.start(self.job.parameters)
 
     def train_step(
-        self, call: int, first_example: int, batch: PyTree | None, timed: bool
+        self, call: int, first_example: int, given: GivenRows | None, timed: bool
     ) -> StepReport:
         """Run one training step.
 
         Args:
             call: a number that grows with every step of any kind.
             first_example: how many examples come before the step's in the job's source.
-            batch: the batch, where it does not come from the job's source.
+            given: rows of the batch, where they do not come from the job's source.
             timed: whether to record when each operation ran.
 
         Returns:
             The worker's report.
         """
-        return self.worker.train_step(call, self._feed(first_example, batch), timed=timed)
+        return self.worker.train_step(call, self._feed(first_example, given), timed=timed)
 
-    def _feed(self, first_example: int, batch: PyTree | None) -> Feed:
-        if batch is not None:
-            return feed_of(batch, self.job.batch, self.job.plan.batch_size)
+    def _feed(self, first_example: int, given: GivenRows | None) -> Feed:
+        if given is not None:
+            return given
         assert self.reader is not None, "a job without a source is given its batches"
         return self.reader.training(first_example)
 

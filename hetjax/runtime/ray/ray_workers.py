@@ -122,10 +122,22 @@ class RayWorkers:
             WorkerLostError: a worker died or does not answer.
             Exception: what a call raised.
         """
+        return self.call_each(lambda _, actor: call(actor), peers)
+
+    def call_each(
+        self, call: Callable[[Peer, Any], Any], peers: Sequence[Peer] | None = None
+    ) -> dict[Peer, Any]:
+        """As `call`, where each worker is asked something of its own.
+
+        Args:
+            call: makes the call of a worker's actor.
+            peers: which workers; None for all.
+        """
         with self._lock:
             self.check_running()
             calls = {
-                peer: call(self._actors[peer]) for peer in (self.peers if peers is None else peers)
+                peer: call(peer, self._actors[peer])
+                for peer in (self.peers if peers is None else peers)
             }
         return self.wait(calls)
 
