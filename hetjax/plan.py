@@ -56,7 +56,7 @@ def _plan(arguments: argparse.Namespace) -> int:
     doing("preparing the model and the data")
     ingredients = make_ingredients(configuration)
 
-    from hetjax.commands import show
+    from hetjax.commands import figures, show
     from hetjax.commands.plan_report import plan_report
     from hetjax.commands.prepare import alternatives, parts, prepare, published_plan
     from hetjax.commands.published import published_figures, rated
@@ -70,14 +70,14 @@ def _plan(arguments: argparse.Namespace) -> int:
     published = rated(prepared, given)
     alone, others = parts(prepared), alternatives(prepared)
     if arguments.json:
-        figures = {
-            **show.plan_figures(prepared),
-            **show.program_figures(prepared),
+        content = {
+            **figures.plan_figures(prepared),
+            **figures.program_figures(prepared),
             **published_figures(published),
-            **show.alternatives_figures(prepared, others),
-            **show.parts_figures(alone),
+            **figures.alternatives_figures(prepared, others),
+            **figures.parts_figures(alone),
         }
-        print(json.dumps(figures, indent=1))
+        print(json.dumps(content, indent=1))
     else:
         show.show_plan(show.make_console(), prepared, published, alone, others)
     if arguments.report:

@@ -67,7 +67,7 @@ def _profile(arguments: argparse.Namespace) -> int:
     doing("preparing the model and the data")
     ingredients = make_ingredients(configuration)
 
-    from hetjax.commands import show
+    from hetjax.commands import figures, show
     from hetjax.report.progress import MeasuringProgress
 
     problem = problem_to_profile(ingredients, cluster)
@@ -75,7 +75,7 @@ def _profile(arguments: argparse.Namespace) -> int:
     with MeasuringProgress() as progress:
         profiled = measure_profile(ingredients, problem, database, progress.update)
     if arguments.json:
-        print(json.dumps({**show.profile_figures(profiled), "merged": merged}, indent=1))
+        print(json.dumps({**figures.profile_figures(profiled), "merged": merged}, indent=1))
     else:
         show.show_profile(show.make_console(), profiled)
     return 0

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from hetjax.commands.figures import cost_figures
 from hetjax.commands.prepare import Prepared, prepare
-from hetjax.commands.show import batches, cost_figures
+from hetjax.commands.words import batches
 from hetjax.configuration import read_configuration
 from hetjax.configuration.make import make_ingredients
 from hetjax.mesh import Cluster

@@ -123,7 +123,7 @@ def test_a_published_plan_is_rated_by_what_was_traced_for_the_search(
         return planner.predict(plan, problem)
 
     usual = gc.get_threshold()
-    monkeypatch.setattr("hetjax.commands.prepare.make_problem", make_problem)
+    monkeypatch.setattr("hetjax.commands.problems.make_problem", make_problem)
     monkeypatch.setattr("hetjax.commands.published.predict", predict)
     published = ("--gin", f"planner.published = {str(file)!r}")
     assert plan_command(*given, *published) == 0

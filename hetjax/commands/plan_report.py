@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from statistics import mean
 
+from hetjax.commands.figures import cost_figures
 from hetjax.commands.prepare import Prepared
 from hetjax.commands.published import Published
-from hetjax.commands.show import batch_words, batches, cost_figures, told_alternatives
+from hetjax.commands.words import batch_words, batches, told_alternatives
 from hetjax.planner import (
     Alternative,
     PartAlone,

@@ -3,34 +3,28 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from hetjax.commands.collecting import seldom_collected
 from hetjax.commands.devices import use_devices
-from hetjax.commands.profiling import check_measured, profile_database, with_profile
+from hetjax.commands.planning import Planned, find_plan
+from hetjax.commands.problems import problems_of, state_problem, state_problems
 from hetjax.configuration import Configuration
 from hetjax.configuration.make import Ingredients
-from hetjax.errors import DoesNotFitError, InputError
+from hetjax.errors import InputError
 from hetjax.mesh import Cluster
-from hetjax.pipeline.program.traced_program import Program, trace, with_examples
+from hetjax.pipeline.program.traced_program import trace, with_examples
 from hetjax.planner import (
-    MAX_PIPELINES,
     Alternative,
     DynamicProgram,
-    Found,
-    HapPlanner,
     PartAlone,
-    PipelinePlan,
     Plan,
     PlanningProblem,
-    PlanOptions,
+    Prediction,
     complete,
-    does_not_fit,
-    make_problem,
     next_best,
     parts_alone,
     predict,
@@ -43,12 +37,8 @@ from hetjax.planner.harp.microbatches import (
     divisors,
     improve_promising,
     look_at,
-    notes_of,
 )
 from hetjax.planner.plan.plan import validate_for
-from hetjax.planner.problem.problem import trace_microbatch
-from hetjax.planner.problem.problems import Problems
-from hetjax.planner.profiler import ProfileDatabase
 from hetjax.planner.work.profile import Profile
 from hetjax.report import format_bytes
 
@@ -59,25 +49,6 @@ annotations of its stages, which an integer program would take long to find."""
 _FAR = 0.25
 """Of a part that looks slower by more than this share only the best number of microbatches is
 searched well."""
-
-
-@dataclass(frozen=True)
-class Planned:
-    """How a plan was found.
-
-    Args:
-        problem: what was planned.
-        found: the figures of the search.
-        tried: the numbers of microbatches that were tried.
-        problems: the problem for each of them.
-        others: the plans for the other numbers.
-    """
-
-    problem: PlanningProblem
-    found: Found
-    tried: tuple[int, ...]
-    problems: Problems
-    others: tuple[Alternative, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -95,6 +66,12 @@ class Prepared:
     plan: Plan
     planning_seconds: float
     planned: Planned | None = None
+
+    @property
+    def prediction(self) -> Prediction:
+        """What the plan is predicted to take."""
+        assert self.plan.prediction is not None, "a plan that is shown has a prediction"
+        return self.plan.prediction
 
 
 @seldom_collected()
@@ -122,7 +99,7 @@ def prepare(
     runtime, play = ingredients.configuration.runtime, ingredients.configuration.cluster.play
     if isinstance(source, Cluster):
         use_devices(source, runtime, play=play)
-        planned = _find(ingredients, source, lost, told)
+        planned = find_plan(ingredients, source, lost, told)
         plan = complete(planned.found.plan, planned.problem)
         return Prepared(ingredients, plan, time.perf_counter() - began, planned)
     given = _load(source, ingredients.configuration)
@@ -215,22 +192,6 @@ def _check_playable(ingredients: Ingredients, plan: Plan) -> None:
         )
 
 
-def problems_of(ingredients: Ingredients, given: Plan) -> tuple[PlanningProblem, ...]:
-    """The problems that a plan which was given solves.
-
-    Args:
-        ingredients: the model, the data and the optimizer.
-        given: the plan.
-
-    Returns:
-        One for each size of microbatches: a trace does for all pipelines of one.
-    """
-    unlike = {each.microbatch_size: each for each in given.pipelines}.values()
-    return tuple(
-        _problem(ingredients, given.cluster, each.num_microbatches, given=each) for each in unlike
-    )
-
-
 def problems_beside(prepared: Prepared, given: Plan) -> tuple[PlanningProblem, ...]:
     """The problems that a plan solves which is compared with one that was found.
 
@@ -309,9 +270,9 @@ def problem_to_profile(ingredients: Ingredients, cluster: Cluster) -> PlanningPr
     """
     train = ingredients.configuration.train
     if train.microbatches is not None:
-        return _problem(ingredients, cluster, train.microbatches)
+        return state_problem(ingredients, cluster, train.microbatches)
     counts = divisors(train.batch_size)
-    problems = _problems(ingredients, cluster, counts)
+    problems = state_problems(ingredients, cluster, counts)
     return choose_among(problems, train.batch_size, DynamicProgram(), counts).problem
 
 
@@ -336,116 +297,6 @@ def _is_searched(prepared: Prepared) -> bool:
     return prepared.ingredients.configuration.planner.name == "harp"
 
 
-def _find(
-    ingredients: Ingredients,
-    cluster: Cluster,
-    lost: frozenset[int],
-    told: Callable[[int, int, str], None] | None,
-) -> Planned:
-    """The plan of the configured number of microbatches, or of the best."""
-    settings, planner = ingredients.configuration, DynamicProgram()
-    if settings.planner.name == "hap":
-        return _synthesised(ingredients, cluster, lost)
-    batch_size, count = settings.train.batch_size, settings.train.microbatches
-    folder = settings.planner.profile
-    database = None if folder is None else profile_database(folder)
-    counts = divisors(batch_size) if count is None else (count,)
-    problems = _problems(ingredients, cluster, counts, database, lost)
-    if count is not None:
-        problem = problems.of(count)
-        if database is not None:
-            check_measured(problem, database)
-        found = planner.find(problem)
-        if found is None:
-            raise InputError(does_not_fit(problem))
-        found = replace(found, plan=replace(found.plan, notes=notes_of(problem)))
-        return Planned(problem, found, counts, problems)
-    if database is not None:
-        measured = [n for n in counts if problems.of(n).profile.measurements]
-        if not measured:
-            check_measured(problems.of(batch_size), database)
-        counts = tuple(measured)
-    choice = choose_among(problems, batch_size, planner, counts, told)
-    if choice.found.plan.notes:
-        # Parts of the cluster are compared by what they take for the same loss.
-        counts = (choice.problem.num_microbatches,)
-    return Planned(choice.problem, choice.found, counts, problems, choice.others)
-
-
-def _synthesised(ingredients: Ingredients, cluster: Cluster, lost: frozenset[int]) -> Planned:
-    """The plan of HAP's planner, with the fewest microbatches with which it fits."""
-    settings = ingredients.configuration
-    _check_synthesised(settings)
-    count, folder = settings.train.microbatches, settings.planner.profile
-    counts = divisors(settings.train.batch_size) if count is None else (count,)
-    database = None if folder is None else profile_database(folder)
-    problems = _problems(ingredients, cluster, counts, database, lost)
-    for count in counts:
-        problem = problems.traced(count)
-        try:
-            found = _hap_found(problem)
-        except DoesNotFitError:
-            if count == counts[-1]:
-                raise
-            continue
-        found = replace(found, plan=replace(found.plan, notes=notes_of(problem)))
-        return Planned(problem, found, (count,), problems)
-    raise AssertionError("some number of microbatches is tried")
-
-
-def _check_synthesised(settings: Configuration) -> None:
-    """Check that nothing is asked for that a plan of HAP's planner does not have."""
-    train, what = settings.train, "planner.name is 'hap', whose plan is one stage of all devices"
-    if settings.cluster.play and settings.runtime.name == "local":
-        raise InputError(
-            f"cluster.play is True, and {what}, which no played cluster holds back; set "
-            f"cluster.play = False"
-        )
-    if train.tune or train.beside:
-        name = "train.tune" if train.tune else "train.beside"
-        raise InputError(f"{name} is given, and {what}: there is no other schedule; leave it out")
-    if settings.planner.objective == "cost":
-        raise InputError(
-            f"planner.objective is 'cost', and {what}, whatever they cost; set planner.name = "
-            f"'harp'"
-        )
-
-
-def _hap_found(problem: PlanningProblem) -> Found:
-    began = time.perf_counter()
-    made = HapPlanner().synthesise(problem)
-    searched = time.perf_counter() - began
-    step, looked = made.found.seconds, made.found.expansions
-    return Found(made.plan, step, step, looked, problem.profile_seconds, searched)
-
-
-def _problems(
-    ingredients: Ingredients,
-    cluster: Cluster,
-    counts: tuple[int, ...],
-    database: ProfileDatabase | None = None,
-    lost: frozenset[int] = frozenset(),
-) -> Problems:
-    """The problems for numbers of microbatches."""
-    settings = ingredients.configuration
-
-    def state(count: int) -> PlanningProblem:
-        problem = replace(_problem(ingredients, cluster, count), lost=lost)
-        return problem if database is None else with_profile(problem, database)
-
-    def trace(count: int) -> Program:
-        parameters, batch = ingredients.parameter_shapes, ingredients.batch
-        return trace_microbatch(ingredients.model.loss, parameters, batch, count)[0]
-
-    return Problems(
-        state,
-        trace,
-        settings.train.batch_size,
-        # What was measured is found by what is computed, which takes a trace.
-        counts if database is None else (),
-    )
-
-
 def _load(path: Path, configuration: Configuration) -> Plan:
     plan = Plan.load(path)
     if plan.batch_size != configuration.train.batch_size:
@@ -457,64 +308,6 @@ def _load(path: Path, configuration: Configuration) -> Plan:
             f"and train.batch_size is {configuration.train.batch_size}; make them equal"
         )
     return plan
-
-
-def _problem(
-    ingredients: Ingredients,
-    cluster: Cluster,
-    num_microbatches: int,
-    *,
-    given: PipelinePlan | None = None,
-) -> PlanningProblem:
-    """What is to be planned; a pipeline that is given has its own microbatches and stages."""
-    return make_problem(
-        ingredients.model.loss,
-        ingredients.parameter_shapes,
-        _batch(ingredients, given),
-        cluster=cluster,
-        optimizer=ingredients.optimizer,
-        num_microbatches=num_microbatches,
-        options=_options(ingredients.configuration, is_given=given is not None),
-    )
-
-
-def _options(configuration: Configuration, *, is_given: bool) -> PlanOptions:
-    """What a plan may be; stages and pipelines of one that is given are as they are."""
-    planner = configuration.planner
-    options = PlanOptions(planner.schedule, planner.num_layers, planner.allow_recompute)
-    if is_given:
-        return replace(options, max_pipelines=1)
-    return replace(
-        options,
-        min_stages=planner.min_stages,
-        max_stages=planner.max_stages,
-        max_pipelines=_max_pipelines(configuration),
-        union_stages=_may_have_unions(configuration),
-        synthesised_stages=planner.synthesised_stages and _may_have_unions(configuration),
-        objective=planner.objective,
-    )
-
-
-def _may_have_unions(configuration: Configuration) -> bool:
-    """As it is set; not where a schedule will be changed, nor where times are held back."""
-    train, is_played = configuration.train, configuration.cluster.play
-    is_played = is_played and configuration.runtime.name == "local"
-    return configuration.planner.union_stages and not (train.tune or train.beside or is_played)
-
-
-def _max_pipelines(configuration: Configuration) -> int:
-    """As many as are set; one where a schedule will be changed, which is of one pipeline."""
-    if configuration.planner.max_pipelines is not None:
-        return configuration.planner.max_pipelines
-    train = configuration.train
-    return 1 if train.tune or train.beside else MAX_PIPELINES
-
-
-def _batch(ingredients: Ingredients, given: PipelinePlan | None) -> Mapping[str, Any]:
-    """Shapes of a step's batch, or of a pipeline's share of it."""
-    if given is None:
-        return ingredients.batch
-    return with_examples(ingredients.batch, given.num_microbatches * given.microbatch_size)
 
 
 def _check_memory(plan: Plan) -> None:

@@ -5,35 +5,26 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
-from statistics import mean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from hetjax.commands.prepare import Planned, Prepared
+from hetjax.commands.figures import cost_figures, program_report
+from hetjax.commands.planning import Planned
+from hetjax.commands.prepare import Prepared
 from hetjax.commands.profiling import Profiled
 from hetjax.commands.published import Published, published_lines
 from hetjax.commands.shared_cores import shared_core_lines
-from hetjax.mesh.kinds import ASSUMED_EFFICIENCY, USUAL_SHARE, DeviceKind
-from hetjax.models import Model
+from hetjax.commands.words import batch_words, batches, rate_lines, told_alternatives
 from hetjax.planner import (
     Alternative,
     PartAlone,
     Plan,
-    Prediction,
-    StagePlan,
-    StagePrediction,
     StepParts,
-    differences,
     flops_utilization,
     limits,
     load_balance,
-    step_cost,
     step_parts,
 )
-from hetjax.planner.hap.explain import ProgramReport, explain
-from hetjax.planner.profiler import num_to_measure
 from hetjax.report import (
-    OtherPlan,
     alternatives_table,
     cluster_table,
     format_rate,
@@ -98,13 +89,13 @@ def show_plan(
         return
     console.print(plan_table(plan))
     console.print(lines[1], highlight=False)
-    report = _program_report(prepared)
+    report = program_report(prepared)
     if report is not None:
         console.print(layouts_table(report))
         console.print(moves_table(report))
     quality = (
         *_quality_lines(prepared, published),
-        *(program_lines(report, _prediction(plan).step_time) if report else ()),
+        *(program_lines(report, prepared.prediction.step_time) if report else ()),
         *plan.notes,
         *rate_lines(prepared),
         *_cost_lines(prepared),
@@ -119,37 +110,8 @@ def show_plan(
     if alone:
         console.print()
         used = sum(stage.num_devices for stage in plan.stages)
-        console.print(parts_table(alone, plan.cluster, _prediction(plan).step_time, used))
+        console.print(parts_table(alone, plan.cluster, prepared.prediction.step_time, used))
     console.print()
-
-
-def _program_report(prepared: Prepared) -> ProgramReport | None:
-    """What a synthesised program does; None where the plan has none, or was given."""
-    planned, plan = prepared.planned, prepared.plan
-    if planned is None or not any(stage.shares.modules for stage in plan.stages):
-        return None
-    return explain(plan, planned.problem)
-
-
-def program_figures(prepared: Prepared) -> dict[str, Any]:
-    """The figures of a synthesised program as plain values, for ``--json``.
-
-    Args:
-        prepared: what was planned.
-
-    Returns:
-        How tensors lie, what is moved, and what data parallelism is predicted to take; nothing of
-        a plan that has no program.
-    """
-    report = _program_report(prepared)
-    if report is None:
-        return {}
-    return {
-        "program_layouts": [asdict(row) for row in report.layouts],
-        "program_moves": [asdict(row) for row in report.moves],
-        "data_parallel_step_times": dict(report.data_parallel),
-        "computed_whole": list(report.without_rule),
-    }
 
 
 def show_profile(console: Console, profiled: Profiled) -> None:
@@ -172,49 +134,6 @@ def show_profile(console: Console, profiled: Profiled) -> None:
     )
 
 
-def profile_figures(profiled: Profiled) -> dict[str, Any]:
-    """The figures of a profile as plain values, for ``--json``.
-
-    Args:
-        profiled: the profile.
-
-    Returns:
-        Numbers by name, times in seconds.
-    """
-    surveyed, profile = profiled.surveyed, profiled.profile
-    return {
-        "layers": len(surveyed.classes),
-        "layer_structures": len(set(surveyed.classes)),
-        "structures": surveyed.structures,
-        "candidates": surveyed.candidates,
-        "candidates_pruned": surveyed.pruned,
-        "candidates_to_measure": len(surveyed.wanted),
-        "share_to_measure": surveyed.share(len(surveyed.wanted)),
-        "candidates_measured": profiled.measured,
-        "measurements": profile.measurements,
-        "seconds": profiled.seconds,
-        "composition_error": profile.composition_error,
-    }
-
-
-def batches(plan: Plan) -> str:
-    """How many microbatches each pipeline of a plan computes, and by which schedule, in words."""
-    said = []
-    for first, each in plan.numbered_pipelines():
-        last = first + len(each.stages) - 1
-        stages = f"stages {first} to {last}" if last > first else f"stage {first}"
-        where = f"{stages}: " if len(plan.pipelines) > 1 else ""
-        count = f"{each.num_microbatches} microbatch{'es' if each.num_microbatches > 1 else ''}"
-        said.append(f"{where}{count} of {each.microbatch_size}, schedule {each.schedule.name}")
-    return "; ".join(said)
-
-
-def batch_words(batch_size: int, model: Model) -> str:
-    """What a batch has, in words."""
-    count = model.units_per_example
-    return f"{batch_size} x {count} {model.unit}" if count > 1 else f"{batch_size} {model.unit}"
-
-
 def _quality_lines(prepared: Prepared, published: Published | None) -> Iterator[str]:
     if prepared.planned is not None:
         problem, found = prepared.planned.problem, prepared.planned.found
@@ -226,7 +145,7 @@ def _quality_lines(prepared: Prepared, published: Published | None) -> Iterator[
             f"{format_seconds(found.search_seconds)}"
         )
         yield from _profile_lines(prepared.planned)
-    yield from published_lines(published, _prediction(prepared.plan).step_time)
+    yield from published_lines(published, prepared.prediction.step_time)
 
 
 def _union_lines(prepared: Prepared) -> Iterator[str]:
@@ -258,47 +177,8 @@ def _shared_stage(plan: Plan) -> str:
     return f"{stage.subclusters_text} with {stage.sharding_text}"
 
 
-def rate_lines(prepared: Prepared) -> Iterator[str]:
-    """What is to be known of the rates that a plan was made with.
-
-    Args:
-        prepared: a plan.
-
-    Yields:
-        A line for each kind without a rate for the model's dtype; how near to their peaks kinds are
-        taken to come.
-    """
-    if prepared.planned is None:
-        return
-    problem = prepared.planned.problem
-    kinds = dict.fromkeys(subcluster.kind for subcluster in problem.cluster.subclusters)
-    for kind in kinds:
-        said = kind.slow_path(problem.dtype)
-        if said is not None:
-            yield said
-    if not problem.profile.measurements:
-        yield from _efficiency_lines(tuple(kinds), problem.dtype)
-
-
-def _efficiency_lines(kinds: Sequence[DeviceKind], dtype: str) -> Iterator[str]:
-    """How near to the peak products are taken to come, of each kind; where that is known from."""
-    assumed = [kind for kind in kinds if kind.assumes_efficiency(dtype)]
-    if assumed:
-        yield (
-            f"nothing was measured: matrix products are assumed to reach "
-            f"{ASSUMED_EFFICIENCY:.0%} of the peak on {', '.join(kind.name for kind in assumed)}"
-        )
-    for kind in kinds:
-        if kind not in assumed:
-            yield (
-                f"matrix products are taken to reach {kind.product_efficiency(dtype):.0%} of the "
-                f"peak on {kind.name}, {USUAL_SHARE:.0%} of the best one that was measured "
-                f"({kind.product_source or 'the cluster file'})"
-            )
-
-
 def _profile_lines(planned: Planned) -> Iterator[str]:
-    profile, missing = planned.problem.profile, _to_measure(planned)
+    profile, missing = planned.problem.profile, planned.num_to_measure
     if profile.measurements:
         error = profile.composition_error
         within = "" if error is None else f", composed to within {error:.1%}"
@@ -308,37 +188,6 @@ def _profile_lines(planned: Planned) -> Iterator[str]:
             f"costs are computed; a profile would measure {missing:,} candidates and compose the "
             f"others of them"
         )
-
-
-def _to_measure(planned: Planned) -> int | None:
-    """How many candidates a profile would measure; None where some of it was made."""
-    problem, table = planned.problem, planned.found.table
-    if problem.profile.measurements or table is None:
-        return None
-    return num_to_measure(problem, table)
-
-
-def told_alternatives(prepared: Prepared, alternatives: Sequence[Alternative]) -> list[OtherPlan]:
-    """What other plans do differently.
-
-    Args:
-        prepared: the plan that was chosen.
-        alternatives: the others.
-
-    Returns:
-        What is different of each, and what it costs.
-    """
-    if prepared.planned is None:
-        return []
-    found = prepared.planned.found
-    # The chosen plan's prediction knows more than the search; the others' is scaled alike.
-    scale = _prediction(prepared.plan).step_time / found.step_time
-    return [
-        OtherPlan(
-            differences(found.plan, each.plan), scale * each.step_time, each.score / found.score
-        )
-        for each in alternatives
-    ]
 
 
 def _limit_lines(plan: Plan) -> Iterator[str]:
@@ -394,132 +243,3 @@ def _cost_lines(prepared: Prepared) -> Iterator[str]:
             f"{ingredients.model.unit}, at "
             f"{figures['price_per_hour']:.3g} an hour for the nodes that are used"
         )
-
-
-def cost_figures(prepared: Prepared) -> dict[str, float]:
-    """What a plan costs, in the currency of the cluster file; nothing where prices are unknown.
-
-    Args:
-        prepared: what was planned.
-
-    Returns:
-        Of a step and an example, where the model reads tokens of one of them; and of an hour.
-    """
-    plan, step_time = prepared.plan, _prediction(prepared.plan).step_time
-    cost = step_cost(plan, step_time)
-    if cost is None:
-        return {}
-    figures = {
-        "price_per_hour": cost / step_time * 3600,
-        "cost_per_step": cost,
-        "cost_per_example": cost / plan.batch_size,
-    }
-    if prepared.ingredients.model.unit == "tokens":
-        figures["cost_per_token"] = cost / prepared.ingredients.units_per_step
-    return figures
-
-
-def _member_figures(stage: StagePlan, predicted: StagePrediction) -> list[dict[str, Any]]:
-    """What is said of each member of a stage; nothing of a stage of one."""
-    if len(stage.members) == 1:
-        return []
-    return [
-        {
-            "submesh": str(member.submesh),
-            "mesh_shape": list(member.mesh_shape),
-            "examples": examples,
-            **vars(each),
-        }
-        for member, examples, each in zip(
-            stage.members, stage.shares.batch, predicted.members, strict=False
-        )
-    ]
-
-
-def plan_figures(prepared: Prepared) -> dict[str, Any]:
-    """A plan's figures as plain values, for ``--json``.
-
-    Args:
-        prepared: what was planned.
-
-    Returns:
-        Numbers in SI units, by name; ``"stages"`` holds one object a stage.
-    """
-    plan, prediction = prepared.plan, _prediction(prepared.plan)
-    model, parts = prepared.ingredients.model, step_parts(plan)
-    return {
-        "model": model.name,
-        "parameters": model.num_parameters(),
-        "cluster": plan.cluster.name,
-        "devices": plan.cluster.num_devices,
-        "layers": len(plan.layers) - 1,
-        "planner": plan.planner,
-        "planning_seconds": prepared.planning_seconds,
-        **_search_figures(prepared),
-        "rates": list(rate_lines(prepared)),
-        "notes": [*plan.notes, *shared_core_lines(plan, prepared.ingredients.configuration)],
-        "batch_size": plan.batch_size,
-        "pipelines": len(plan.pipelines),
-        "num_microbatches": sum(each.num_microbatches for each in plan.pipelines),
-        "microbatch_size": max(each.microbatch_size for each in plan.pipelines),
-        "microbatches": [[each.num_microbatches, each.microbatch_size] for each in plan.pipelines],
-        "schedule": plan.pipelines[0].schedule.name,
-        "warm_up_counts": [n for each in plan.pipelines for n in each.schedule.warm_up_counts],
-        "sharing_seconds": prediction.sharing_seconds,
-        "step_time": prediction.step_time,
-        f"{model.unit}_per_second": prepared.ingredients.units_per_step / prediction.step_time,
-        **cost_figures(prepared),
-        "lower_bound": prediction.lower_bound,
-        "bound_ratio": prediction.step_time / prediction.lower_bound,
-        "bubble": mean(stage.bubble for stage in prediction.stages),
-        "memory_bytes": max(stage.memory_bytes for stage in prediction.stages),
-        "stages": [
-            {
-                "layers": list(stage.layers),
-                "submesh": stage.devices_text,
-                "devices": stage.num_devices,
-                "mesh_shape": list(stage.mesh_shape) if len(stage.members) == 1 else None,
-                "sharding": stage.sharding,
-                "recompute": stage.recompute,
-                "pipeline": p,
-                "warm_up_count": pipeline.schedule.warm_up_counts[s],
-                **vars(prediction.stages[first + s]),
-                "members": _member_figures(stage, prediction.stages[first + s]),
-                "step": vars(parts[first + s]),
-            }
-            for p, (first, pipeline) in enumerate(plan.numbered_pipelines())
-            for s, stage in enumerate(pipeline.stages)
-        ],
-    }
-
-
-def _search_figures(prepared: Prepared) -> dict[str, Any]:
-    """How the plan was found and how good it is; nothing of a plan that was given."""
-    if prepared.planned is None:
-        return {}
-    problem, found = prepared.planned.problem, prepared.planned.found
-    missing = _to_measure(prepared.planned)
-    return {
-        "profile_seconds": found.profile_seconds,
-        "search_seconds": found.search_seconds,
-        "candidates": found.candidates,
-        "candidates_measured": problem.profile.measurements,
-        **({} if missing is None else {"candidates_a_profile_would_measure": missing}),
-        "load_balance": load_balance(prepared.plan, problem.dtype),
-        "mfu": flops_utilization(prepared.plan, problem),
-    }
-
-
-def alternatives_figures(prepared: Prepared, alternatives: Sequence[Alternative]) -> dict[str, Any]:
-    """The next best plans as plain values."""
-    return {"alternatives": [vars(each) for each in told_alternatives(prepared, alternatives)]}
-
-
-def parts_figures(alone: Sequence[PartAlone]) -> dict[str, Any]:
-    """What parts of the cluster would do alone, as plain values."""
-    return {"parts": [vars(part) for part in alone]}
-
-
-def _prediction(plan: Plan) -> Prediction:
-    assert plan.prediction is not None, "a plan that was prepared has a prediction"
-    return plan.prediction

@@ -1,0 +1,135 @@
+"""How the plan of a configuration is found: by Harp's search, or by HAP's."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from hetjax.commands.problems import state_problems
+from hetjax.commands.profiling import check_measured, profile_database
+from hetjax.configuration import Configuration
+from hetjax.configuration.make import Ingredients
+from hetjax.errors import DoesNotFitError, InputError
+from hetjax.mesh import Cluster
+from hetjax.planner import (
+    Alternative,
+    DynamicProgram,
+    Found,
+    HapPlanner,
+    PlanningProblem,
+    does_not_fit,
+)
+from hetjax.planner.harp.microbatches import choose_among, divisors, notes_of
+from hetjax.planner.problem.problems import Problems
+from hetjax.planner.profiler import num_to_measure
+
+
+@dataclass(frozen=True)
+class Planned:
+    """How a plan was found.
+
+    Args:
+        problem: what was planned.
+        found: the figures of the search.
+        tried: the numbers of microbatches that were tried.
+        problems: the problem for each of them.
+        others: the plans for the other numbers.
+    """
+
+    problem: PlanningProblem
+    found: Found
+    tried: tuple[int, ...]
+    problems: Problems
+    others: tuple[Alternative, ...] = ()
+
+    @property
+    def num_to_measure(self) -> int | None:
+        """How many candidates a profile would measure; None where some of it was made."""
+        table = self.found.table
+        if self.problem.profile.measurements or table is None:
+            return None
+        return num_to_measure(self.problem, table)
+
+
+def find_plan(
+    ingredients: Ingredients,
+    cluster: Cluster,
+    lost: frozenset[int],
+    told: Callable[[int, int, str], None] | None,
+) -> Planned:
+    """The plan of the configured number of microbatches, or of the best."""
+    settings, planner = ingredients.configuration, DynamicProgram()
+    if settings.planner.name == "hap":
+        return _synthesised(ingredients, cluster, lost)
+    batch_size, count = settings.train.batch_size, settings.train.microbatches
+    folder = settings.planner.profile
+    database = None if folder is None else profile_database(folder)
+    counts = divisors(batch_size) if count is None else (count,)
+    problems = state_problems(ingredients, cluster, counts, database, lost)
+    if count is not None:
+        problem = problems.of(count)
+        if database is not None:
+            check_measured(problem, database)
+        found = planner.find(problem)
+        if found is None:
+            raise InputError(does_not_fit(problem))
+        found = replace(found, plan=replace(found.plan, notes=notes_of(problem)))
+        return Planned(problem, found, counts, problems)
+    if database is not None:
+        measured = [n for n in counts if problems.of(n).profile.measurements]
+        if not measured:
+            check_measured(problems.of(batch_size), database)
+        counts = tuple(measured)
+    choice = choose_among(problems, batch_size, planner, counts, told)
+    if choice.found.plan.notes:
+        # Parts of the cluster are compared by what they take for the same loss.
+        counts = (choice.problem.num_microbatches,)
+    return Planned(choice.problem, choice.found, counts, problems, choice.others)
+
+
+def _synthesised(ingredients: Ingredients, cluster: Cluster, lost: frozenset[int]) -> Planned:
+    """The plan of HAP's planner, with the fewest microbatches with which it fits."""
+    settings = ingredients.configuration
+    _check_synthesised(settings)
+    count, folder = settings.train.microbatches, settings.planner.profile
+    counts = divisors(settings.train.batch_size) if count is None else (count,)
+    database = None if folder is None else profile_database(folder)
+    problems = state_problems(ingredients, cluster, counts, database, lost)
+    for count in counts:
+        problem = problems.traced(count)
+        try:
+            found = _hap_found(problem)
+        except DoesNotFitError:
+            if count == counts[-1]:
+                raise
+            continue
+        found = replace(found, plan=replace(found.plan, notes=notes_of(problem)))
+        return Planned(problem, found, (count,), problems)
+    raise AssertionError("some number of microbatches is tried")
+
+
+def _check_synthesised(settings: Configuration) -> None:
+    """Check that nothing is asked for that a plan of HAP's planner does not have."""
+    train, what = settings.train, "planner.name is 'hap', whose plan is one stage of all devices"
+    if settings.cluster.play and settings.runtime.name == "local":
+        raise InputError(
+            f"cluster.play is True, and {what}, which no played cluster holds back; set "
+            f"cluster.play = False"
+        )
+    if train.tune or train.beside:
+        name = "train.tune" if train.tune else "train.beside"
+        raise InputError(f"{name} is given, and {what}: there is no other schedule; leave it out")
+    if settings.planner.objective == "cost":
+        raise InputError(
+            f"planner.objective is 'cost', and {what}, whatever they cost; set planner.name = "
+            f"'harp'"
+        )
+
+
+def _hap_found(problem: PlanningProblem) -> Found:
+    began = time.perf_counter()
+    made = HapPlanner().synthesise(problem)
+    searched = time.perf_counter() - began
+    step, looked = made.found.seconds, made.found.expansions
+    return Found(made.plan, step, step, looked, problem.profile_seconds, searched)
