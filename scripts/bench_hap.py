@@ -8,6 +8,7 @@
     python scripts/bench_hap.py lab --json         # trained: beside programs of one kind
     python scripts/bench_hap.py experts-lab --json # trained: uneven experts beside padded ones
     python scripts/bench_hap.py accuracy --json    # trained: beside what was predicted
+    python scripts/bench_hap.py methods --json     # trained: gathers of uneven parts
     python scripts/bench_hap.py one-space --json   # trained: Harp's pipeline that ends in a program
 
 `figures`, `ablation` and `experts` are predictions of section 3.2's model, for all systems alike,
@@ -31,7 +32,14 @@ from random import Random
 from typing import Any
 
 import numpy as np
-from hap_lab import RATES, accuracy_rows, experts_lab_rows, lab_rows, one_space_rows
+from hap_lab import (
+    RATES,
+    accuracy_rows,
+    experts_lab_rows,
+    lab_rows,
+    methods_rows,
+    one_space_rows,
+)
 from hap_models import HapModel, bert, vgg19, vit
 from hap_systems import DEEPSPEED
 
@@ -369,6 +377,7 @@ PARTS = {
     "experts-lab": experts_lab_rows,
     "accuracy": accuracy_rows,
     "one-space": one_space_rows,
+    "methods": methods_rows,
     "one": _one,
 }
 

@@ -16,6 +16,7 @@ from statistics import correlation, median
 from typing import Any
 
 from benchmarking import KEPT_MEMORY, WARM_UP_STEPS, Child, check_losses, median_ratio, take_turns
+from hap_gathers import METHODS
 from lab import Lab, read_specification
 
 Row = dict[str, Any]
@@ -50,6 +51,11 @@ PIPELINED, MICROBATCHES = ("VGG19", {"examples": 64, "hidden": 2048, "narrower":
 """The model of `one-space`, and how many microbatches a step of it has."""
 
 EXPERTS = {"examples": 8, "layers": 2, "tokens": 128, "width": 256, "hidden": 2048, "heads": 4}
+
+GATHERED_BYTES = (1 << 18, 1 << 22)
+
+LARGEST_PARTS = (0.25, 0.3, 0.4, 0.55, 0.7, 0.85)
+"""What one of four members has of what is gathered; the others have as much as each other."""
 
 FORCED = ("data parallel", "columns", "rows", "gathered factors")
 
@@ -188,6 +194,40 @@ def one_space_rows(options: argparse.Namespace) -> Iterator[Row]:
                 "over_harp_with_programs": median_ratio(times, of, "Harp with programs"),
                 "stages": told[of]["stages"],
             }
+
+
+def methods_rows(options: argparse.Namespace) -> Iterator[Row]:
+    """A gather among four hosts by each method, from even parts to nearly all on one of them.
+
+    What is chosen is what is predicted to be faster. Each step has a product beside it, and an
+    update, which take next to nothing.
+    """
+    with contextlib.ExitStack() as ends:
+        asked = Asked(options, ends, "four_hosts")
+        asked("measure")
+        for num_bytes, largest in itertools.product(GATHERED_BYTES, LARGEST_PARTS):
+            of = {"num_bytes": num_bytes, "largest": largest}
+            told = {each: asked("make_gather", name=each, method=each, **of) for each in METHODS}
+            for each in METHODS:
+                asked("steps", name=each, count=WARM_UP_STEPS)
+            times = take_turns(
+                {each: lambda each=each: asked("step", name=each) for each in METHODS},
+                rounds=options.rounds,
+                steps=1,
+            )
+            predicted = {each: told[each]["predicted_step_time"] for each in METHODS}
+            chosen = min(METHODS, key=predicted.__getitem__)
+            best = min(METHODS, key=lambda each: median(times[each]))
+            for each in METHODS:
+                asked("end", name=each)
+                yield {
+                    **of,
+                    "method": each,
+                    "step_time": median(times[each]),
+                    "predicted_step_time": predicted[each],
+                    "chosen": chosen,
+                    "chosen_over_best": median_ratio(times, chosen, best),
+                }
 
 
 def variants(count: int, seed: int) -> Iterator[tuple[str, dict[str, int]]]:

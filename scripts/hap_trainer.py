@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import optax
 from benchmarking import serve_until_end
+from hap_gathers import Method, gather_plan, loss
 from hap_models import HapModel, bert, initial, vgg19, vit
 from hap_systems import SYSTEMS
 from prediction_pace import Pace
@@ -213,6 +214,31 @@ class Server:
         trainer = hetjax.Trainer(plan, made.loss, parameters, optimizer(), batch, **where)
         self.training[name] = Training(trainer, plan, problem)
         return _told(plan)
+
+    def do_make_gather(
+        self, name: str, num_bytes: int, largest: float, method: Method
+    ) -> dict[str, float]:
+        """Make a trainer whose step is one gather of uneven parts; see `gather_plan`.
+
+        Returns:
+            What its step is predicted to take.
+        """
+        plan, weight, batch = gather_plan(self._found, num_bytes, largest, method)
+        where: dict[str, Any] = {"cluster": self._found, "optimizer": optimizer()}
+        problem = make_problem(loss, weight, batch, num_microbatches=1, **where)
+        plan = predict(plan, problem)
+        trainer = hetjax.Trainer(
+            plan,
+            loss,
+            weight,
+            optimizer(),
+            batch,
+            source=OneBatch(batch),
+            runtime=hetjax.RayOptions(),
+        )
+        self.training[name] = Training(trainer, plan, problem)
+        assert plan.prediction is not None, "it is predicted"
+        return {"predicted_step_time": plan.prediction.step_time}
 
     def do_steps(self, name: str, count: int) -> list[float]:
         """Run steps; their losses."""

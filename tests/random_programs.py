@@ -100,7 +100,7 @@ def random_stage(rng: Random, chain: ModuleChain, members: Sequence[Member]) -> 
     program = search.best(rates, shares, weights)
     ratios = np.zeros((len(shares), len(members)))
     found = Synthesis(program, ratios, shares, 0)
-    told = shares_of(chain, search.dimensions, found, members)
+    told = shares_of(chain, search.dimensions, found, members, rates)
     return StagePlan((0, 1), tuple(members), shares=told)
 
 

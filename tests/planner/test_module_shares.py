@@ -81,6 +81,16 @@ def check(plan: Plan) -> None:
             {},
             "updates has 'one', which is in parameters, too",
         ),
+        (
+            modules(OperandShare(0, 0, None, Share(0, (4, 2)))),
+            {},
+            "operands[0].through.sizes is [4, 2]; allowed: even parts",
+        ),
+        (
+            modules(OperandShare(0, 0, COLUMNS, Share(0, (3, 3)))),
+            {},
+            "through.dimension is 0, and that of share is 1",
+        ),
         (replace(modules(), updates={"three": None}), {}, "three"),
         (replace(modules(), updates={"one": Share(0, (3, 2))}), {}, "5 together"),
     ],
@@ -97,6 +107,7 @@ def test_what_makes_no_sense_is_refused(shares: Shares, changes: dict[str, Any],
         (OperandShare(99, 0), "operand 0 of equation 99; it has"),
         (OperandShare(0, 7), "operand 7 of equation 0; it has"),
         (OperandShare(0, 1, Share(0, (3, 2))), "5"),
+        (OperandShare(0, 1, None, Share(0, (3, 2))), "5"),
     ],
 )
 def test_operands_that_are_not_there_are_refused_before_anything_is_made(
@@ -108,7 +119,7 @@ def test_operands_that_are_not_there_are_refused_before_anything_is_made(
 
 def test_a_plan_with_modules_is_the_same_after_a_file(tmp_path: Path):
     shares = replace(
-        modules(OperandShare(0, 0), OperandShare(2, 1, COLUMNS)),
+        modules(OperandShare(0, 0, None, Share(0, (3, 3))), OperandShare(2, 1, COLUMNS)),
         parameters={"one": COLUMNS},
         updates={"two": None},
     )

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from hetjax import planner
 from hetjax.errors import InputError
-from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster
-from hetjax.planner import HapPlanner, PlanOptions, make_problem, predict
+from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster, SubMesh
+from hetjax.planner import HapPlanner, Member, PlanOptions, make_problem, predict
 from hetjax.planner.hap.chain_search import ChainSearch
 from hetjax.planner.hap.forced import (
     COLUMNS,
@@ -30,6 +30,7 @@ from hetjax.planner.hap.forced import (
 from hetjax.planner.hap.ratios import whole_units
 from hetjax.planner.hap.synthesis import synthesise, synthesise_at
 from hetjax.planner.hap.tables import as_graph
+from hetjax.planner.hap.writing import shares_of
 from hetjax.planner.intra_op.integer_program import solve
 from hetjax.planner.module_programs.rates import (
     ClassRates,
@@ -38,6 +39,8 @@ from hetjax.planner.module_programs.rates import (
     MoveOf,
     Rates,
 )
+from hetjax.planner.module_programs.reading import read_programs
+from hetjax.planner.module_programs.step_time import step_time
 from hetjax.planner.module_programs.ways import WayLoad
 
 NUMBERS = st.integers(0, 2**32 - 1)
@@ -163,6 +166,50 @@ def test_moves_take_what_the_busiest_link_does(first: list[float], second: list[
     for form, each in given_away.items():
         seconds = network.seconds(MoveOf(form, 1.0), source, target)
         np.testing.assert_allclose(seconds, max(*each, *taken[form]))
+
+
+@pytest.mark.parametrize("form", ["gather", "scatter"])
+def test_uneven_parts_go_by_even_ones_where_that_is_faster(form: str):
+    """Counted by hand: one of four members has 0.7 of it, the others 0.1 each."""
+    shares = np.array([[0.7, 0.1, 0.1, 0.1]])
+    move = MoveOf(form, 1e6, 0, 0, by_even_parts=None)
+    members = (MemberSpeed(1.0, 1.0, 1.0),) * 4
+    for latency, is_better in ((0.1, True), (0.85, True), (0.95, False), (5.0, False)):
+        rates = Rates(members, DirectNetwork((1e6,) * 4, latency))
+        straight, by_even = 3 * 0.7 + latency, (0.7 - 0.25) + 0.75 + 2 * latency
+        np.testing.assert_allclose(rates.move_seconds([move], shares), [min(straight, by_even)])
+        assert rates.goes_by_even_parts(move, shares) == is_better
+    even = np.full((1, 4), 0.25)
+    rates = Rates(members, DirectNetwork((1e6,) * 4, 1e-9))
+    assert not rates.goes_by_even_parts(move, even)
+
+
+def test_moves_of_a_plan_go_by_even_parts_where_it_says_so():
+    """Three boxes of which one is much faster; what is written is read again, and costs as much."""
+    members = tuple(MemberSpeed(flops, 1e12, 1e11) for flops in (4e11, 1e11, 1e11))
+    rates = Rates(members, DirectNetwork((2e7,) * 3, 1e-6))
+    chain = Traced(vgg19(24, 32, 256, 8)).chain
+    search = ChainSearch(chain, STATE)
+    found = synthesise_at(search.among(COLUMNS), rates, rates.proportional)
+    places = tuple(Member(SubMesh(f"box{m}", 0, (1, 1)), (1, 1)) for m in range(3))
+    shares = shares_of(chain, search.dimensions, found, places, rates)
+    operands = [each for module in shares.modules for each in module.operands]
+    assert any(each.through for each in operands)
+    for each in operands:
+        assert each.through is None or np.ptp(each.through.sizes) <= 1
+    kept = replace(
+        shares,
+        modules=tuple(
+            replace(each, operands=tuple(replace(o, through=None) for o in each.operands))
+            for each in shares.modules
+        ),
+    )
+    taken = []
+    for told in (shares, kept):
+        read = read_programs(chain, told, 3, "shares")
+        taken.append(step_time(chain, read.programs, rates, read.ratios, STATE).step(1))
+    np.testing.assert_allclose(taken[0], found.seconds, rtol=1e-6)
+    assert taken[1] > 1.01 * taken[0]
 
 
 LINK = Link(1e9, 1e-5)

@@ -108,7 +108,7 @@ def test_what_is_written_of_a_later_stage_is_read_again():
         rates = Rates(speeds, DirectNetwork((10 ** rng.uniform(6, 10),) * 2, 1e-5))
         search = ChainSearch(chain, 8.0)
         found = synthesise_at(search, rates, np.array([2 / 3, 1 / 3]))
-        shares = shares_of(chain, search.dimensions, found, members)
+        shares = shares_of(chain, search.dimensions, found, members, rates)
         kinds.add(bool(shares.batch))
         read = read_programs(chain, shares, 2, "shares")
         for ours, theirs in zip(read.programs, found.program.modules, strict=True):

@@ -155,7 +155,7 @@ def transformer_plan(forced: Forced | None, ratios: tuple[float, float]) -> Plan
     chain = chain_of_program(program, 12)
     search = ChainSearch(chain, STATE).among(forced)
     found = synthesise_at(search, RATES, np.array(ratios))
-    shares = shares_of(chain, search.dimensions, found, MEMBERS)
+    shares = shares_of(chain, search.dimensions, found, MEMBERS, RATES)
     stage = StagePlan((0, 1), MEMBERS, shares=shares)
     pipeline = PipelinePlan((stage,), 1, 12, one_f_one_b(1, 1))
     return Plan(program.fingerprint, (0, program.num_positions), CLUSTER, (pipeline,))

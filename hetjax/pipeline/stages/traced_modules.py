@@ -39,8 +39,9 @@ from hetjax.sharding.deduction.reshard import RESHARD, reshard
 
 Shapes = Sequence[jax.ShapeDtypeStruct]
 
-OperandMoves = Mapping[tuple[int, int], Any]
-"""How operands shall lie, by the numbers of equation and operand; None: whole on each member."""
+OperandMoves = Mapping[tuple[int, int], Sequence[Any]]
+"""How operands are brought to lie, by the numbers of equation and operand: in these ways in turn.
+None: whole on each member."""
 
 Lying = Callable[[tuple[int, ...], Any], HSharding]
 """From the shape of a value, and how it shall lie, to its annotation."""
@@ -187,22 +188,24 @@ def _with_moves(
     number = len(flat.avals)
     held: dict[tuple[int, HSharding], int] = {}
     places = {step: place for place, step in enumerate(flat.steps)}
-    wholes = {flat.steps[e].inputs[place] for (e, place), how in moves.items() if how is None}
+    wholes = {
+        flat.steps[e].inputs[place]: ways for (e, place), ways in moves.items() if ways[-1] is None
+    }
 
-    def brought(operand: int, how: Any) -> Iterator[Step]:
+    def brought(operand: int, ways: Sequence[Any]) -> Iterator[Step]:
         """A value that lies as it shall, where no other operand does so already."""
         nonlocal number
-        annotation = lying(flat.avals[operand].shape, how)
-        if (operand, annotation) in held:
+        shape, source = flat.avals[operand].shape, operand
+        if (operand, lying(shape, ways[-1])) in held:
             return
-        source = operand
-        if how is not None and operand in wholes:
+        if ways[-1] is not None and operand in wholes:
             # Of what every member has whole sometime, a part is free.
-            yield from brought(operand, None)
-            source = held[operand, lying(flat.avals[operand].shape, None)]
-        held[operand, annotation] = number
-        yield _resharding(source, number, annotation)
-        number += 1
+            yield from brought(operand, wholes[operand])
+            source, ways = held[operand, lying(shape, None)], ways[-1:]
+        for annotation in (lying(shape, how) for how in ways):
+            yield _resharding(source, number, annotation)
+            source, number = number, number + 1
+        held[operand, lying(shape, ways[-1])] = source
 
     def written(steps: Sequence[Step]) -> Iterator[Step]:
         for step in steps:
@@ -210,9 +213,9 @@ def _with_moves(
             for place, operand in enumerate(inputs):
                 if (places[step], place) not in moves or not isinstance(operand, int):
                     continue
-                how = moves[places[step], place]
-                yield from brought(operand, how)
-                inputs[place] = held[operand, lying(flat.avals[operand].shape, how)]
+                ways = moves[places[step], place]
+                yield from brought(operand, ways)
+                inputs[place] = held[operand, lying(flat.avals[operand].shape, ways[-1])]
             yield replace(step, inputs=tuple(inputs))
 
     forward = tuple(written(passes.before))

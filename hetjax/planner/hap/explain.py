@@ -200,7 +200,7 @@ def _move_rows(
             names.get(each.value, f"value {each.value}"),
             _shape(shape),
             f"{layouts_text([each.before])} to {layouts_text([each.after])}",
-            move.form,
+            f"{move.form} by even parts" if rates.goes_by_even_parts(move, shares) else move.form,
             move.num_bytes,
             float(seconds),
             count,

@@ -155,7 +155,7 @@ class HapPlanner:
             found = synthesise_at(search, rates, np.array(self.ratios))
         else:
             found = synthesise(search, rates)
-        shares = shares_of(search.chain, search.dimensions, found, members)
+        shares = shares_of(search.chain, search.dimensions, found, members, rates)
         return StagePlan((first, problem.num_layers), members, shares=shares), found
 
 

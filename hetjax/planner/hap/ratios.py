@@ -42,11 +42,13 @@ class MovedBytes:
         form: of which form.
         kind: which kind of module; of a regrouping the one before.
         target: of a regrouping the kind of module after.
+        by_even_parts: whether they are brought to even parts in between.
     """
 
     form: str
     kind: int
     target: int
+    by_even_parts: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,7 +173,8 @@ class _LinearProgram:
         seconds = self.rates.network.byte_seconds * num_bytes
         for group, m in enumerate(self.firsts):
             part = self._part(moved.kind, group)
-            if moved.form == "regroup":
+            if moved.form == "regroup" or moved.by_even_parts:
+                # What follows on even parts takes the same in all ratios.
                 self._add_shift(moved, m, time, seconds[m])
             elif moved.form == "exchange":
                 # Of a part p, p (1 - p) moves; p bounds it.
@@ -182,18 +185,21 @@ class _LinearProgram:
                 self.rows.append(({part: -seconds[m], time: -1.0}, -seconds[m]))
 
     def _add_shift(self, moved: MovedBytes, member: int, time: int, seconds: float) -> None:
-        """Regrouping: what a member gives or takes at the edges of its part."""
+        """Regrouping, to even parts or others: what moves at the edges of a member's part."""
         shifts = []
         for last in (member - 1, member):
             shift = self._time(0.0)
             for sign in (1.0, -1.0):
-                row = {shift: -1.0}
+                row, even = {shift: -1.0}, 0.0
                 for group, members in enumerate(self.alike):
                     before = sign * sum(m <= last for m in members)
                     if before:
                         row[self._part(moved.kind, group)] = before
-                        row[self._part(moved.target, group)] = -before
-                self.rows.append((row, 0.0))
+                        if moved.by_even_parts:
+                            even += before / self.rates.count
+                        else:
+                            row[self._part(moved.target, group)] = -before
+                self.rows.append((row, even))
             shifts.append(shift)
         self.rows.append(({shifts[0]: seconds, shifts[1]: seconds, time: -1.0}, 0.0))
 

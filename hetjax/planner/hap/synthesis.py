@@ -261,16 +261,15 @@ def ratio_problem(
 
     state = search.state_bytes
     known: dict[int, tuple[list[_FixedAndShared], ...]] = {}
+    carried: dict[int, dict[MovedBytes, float]] = {}
     modules = list(zip(search.chain.modules, program.modules, strict=True))
     count = search.num_microbatches
     for module, each in modules:
         if id(each) not in known:
             known[id(each)] = _linear_spans(each, rates, shares[module.kind], state)
-        for move in each.moves:
-            if move.move.form != SUM:
-                key = MovedBytes(move.move.form, module.kind, module.kind)
-                times = 1 if move.move.once else count
-                moved[key] = moved.get(key, 0.0) + times * move.move.num_bytes
+            carried[id(each)] = _moved_bytes(each, rates, shares[module.kind], count)
+        for key, amount in carried[id(each)].items():
+            moved[key] = moved.get(key, 0.0) + amount
     places = range(len(modules))
     for which, order in enumerate((places, reversed(places), places)):
         fixed, shared = np.zeros(members), np.zeros((kinds, members))
@@ -286,6 +285,21 @@ def ratio_problem(
         close(count if which < 2 else 1)
     _add_regrouping(search, program, moved)
     return RatioProblem(spans, moved, kinds, _memory(search, program, rates, shares))
+
+
+def _moved_bytes(
+    program: ModuleProgram, rates: Rates, shares: FloatArray, num_microbatches: int
+) -> dict[MovedBytes, float]:
+    """What a module's moves carry in a step, but sums that all get whole: they have no ratios."""
+    found: dict[MovedBytes, float] = {}
+    for each in program.moves:
+        move = each.move
+        if move.form != SUM:
+            by_even = rates.goes_by_even_parts(move, shares)
+            key = MovedBytes(move.form, program.kind, program.kind, by_even)
+            times = 1 if move.once else num_microbatches
+            found[key] = found.get(key, 0.0) + times * move.num_bytes
+    return found
 
 
 def _memory(

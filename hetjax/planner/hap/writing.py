@@ -4,17 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+import numpy as np
+
+from hetjax.planner.hap.ratios import whole_units
 from hetjax.planner.hap.synthesis import Synthesis
 from hetjax.planner.module_programs.dimensions import Dimensions
 from hetjax.planner.module_programs.module_chain import Module, ModuleChain
 from hetjax.planner.module_programs.program import ModuleProgram, Stored
+from hetjax.planner.module_programs.rates import Rates
 from hetjax.planner.module_programs.ways import WHOLE
 from hetjax.planner.plan.module_shares import ModuleShares, OperandShare, Share
 from hetjax.planner.plan.stage_plan import Member, Shares
 
 
 def shares_of(
-    chain: ModuleChain, dimensions: Dimensions, found: Synthesis, members: Sequence[Member]
+    chain: ModuleChain,
+    dimensions: Dimensions,
+    found: Synthesis,
+    members: Sequence[Member],
+    rates: Rates,
 ) -> Shares:
     """The shares of a stage whose members compute a synthesised program.
 
@@ -23,11 +31,12 @@ def shares_of(
         dimensions: the classes of their dimensions.
         found: the program and its ratios.
         members: the members.
+        rates: what moving takes among them.
 
     Returns:
         The shares.
     """
-    return _Writer(chain, dimensions, found, members).shares()
+    return _Writer(chain, dimensions, found, members, rates).shares()
 
 
 _OTHERWISE = Share(0, ())
@@ -41,7 +50,9 @@ class _Writer:
         dimensions: Dimensions,
         found: Synthesis,
         members: Sequence[Member],
+        rates: Rates,
     ):
+        self._rates = rates
         self._chain, self._dimensions, self._found = chain, dimensions, found
         self._data_axes = [member.mesh_shape[0] for member in members]
         self._pairs = list(zip(chain.modules, found.program.modules, strict=True))
@@ -143,7 +154,7 @@ class _Writer:
     ) -> Iterator[OperandShare]:
         """The operands of a module that lie otherwise than they come."""
         traced, kind = program.trace.traced, program.kind
-        given = self._given(place, program, batch)
+        given, by_even = self._given(place, program, batch), self._by_even_parts(program)
         for equation, step in enumerate(traced.flat.steps):
             for i, operand in enumerate(step.inputs):
                 if not isinstance(operand, int):
@@ -151,13 +162,29 @@ class _Writer:
                 layout = program.operand_layouts.get((equation, i))
                 if layout is None and operand in given:
                     layout = program.ways[equation].operands[i]
+                if layout is None:
+                    continue
+                through = by_even.get((operand, layout))
                 if layout == WHOLE:
                     if given.get(operand, _OTHERWISE) is not None:
-                        yield OperandShare(equation, i)
-                elif layout is not None and layout >= 0:
+                        yield OperandShare(equation, i, None, through)
+                elif layout >= 0:
                     share = self._share(kind, kind, operand, layout)
                     if given.get(operand) != share:
-                        yield OperandShare(equation, i, share)
+                        yield OperandShare(equation, i, share, through)
+
+    def _by_even_parts(self, program: ModuleProgram) -> Mapping[tuple[int, int], Share]:
+        """The even parts that values are brought to on their way, with how they lie at its end."""
+        found = {}
+        for each in program.moves:
+            shares = self._found.shares[program.kind]
+            if self._rates.goes_by_even_parts(each.move, shares):
+                divided = max(each.before, each.after)
+                size = program.trace.traced.flat.avals[each.value].shape[divided]
+                even = np.full(self._rates.count, 1 / self._rates.count)
+                sizes = whole_units(size, even, [1] * self._rates.count)
+                found[each.value, each.after] = Share(divided, sizes)
+        return found
 
     def _given(
         self, place: int, program: ModuleProgram, batch: Sequence[int]

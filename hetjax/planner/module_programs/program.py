@@ -61,6 +61,8 @@ class ModuleProgram:
         wholes: the values that are brought to each member whole, where it is enough for all that
             takes them.
         shared: the places of parameters that other modules have, too.
+        by_even_parts: the values that are brought to even parts on their way, with how they lie at
+            its end; None: all for which that is faster.
     """
 
     trace: ModuleTrace
@@ -71,6 +73,7 @@ class ModuleProgram:
     inputs: dict[int, int]
     wholes: frozenset[int] = frozenset()
     shared: frozenset[int] = frozenset()
+    by_even_parts: frozenset[tuple[int, int]] | None = None
 
     @cached_property
     def _made(self) -> dict[int, int]:
@@ -148,6 +151,8 @@ class ModuleProgram:
         done.add((value, wanted))
         move = move_of(self, value, made, wanted, once=once)
         assert move is not None, "it lies otherwise than it was made"
+        if move.by_even_parts is None and self.by_even_parts is not None:
+            move = move._replace(by_even_parts=(value, wanted) in self.by_even_parts)
         yield ProgramMove(value, made, wanted, move, equation)
 
     def update_loads(self, state_bytes: float) -> Iterator[WayLoad]:
@@ -199,8 +204,12 @@ def move_between(
         for layout in (before, after)
     )
     if before == SUMMANDS:
-        return MoveOf(SUM if after == WHOLE else SCATTER, size, -1, target, once)
-    return MoveOf(GATHER if after == WHOLE else EXCHANGE, size, source, target, once)
+        form = SUM if after == WHOLE else SCATTER
+    else:
+        form = GATHER if after == WHOLE else EXCHANGE
+    # The runtime moves what an update needs at once.
+    either = form in (GATHER, SCATTER) and not once
+    return MoveOf(form, size, source, target, once, None if either else False)
 
 
 def update_load(

@@ -30,6 +30,8 @@ class MoveOf(NamedTuple):
         source: the class of the dimension that is divided before; -1 for none.
         target: the same of afterwards.
         once: whether it is moved once a step, and not for each microbatch.
+        by_even_parts: whether it is brought to even parts in between, as a gather of uneven parts
+            may be, or a sum to them; None: if that is faster.
     """
 
     form: str
@@ -37,6 +39,7 @@ class MoveOf(NamedTuple):
     source: int = -1
     target: int = -1
     once: bool = False
+    by_even_parts: bool | None = False
 
 
 class MoveNetwork(Protocol):
@@ -84,9 +87,17 @@ class DirectNetwork:
 
     def seconds(self, move: MoveOf, source: Shares, target: Shares) -> float:
         """What a move takes: the slowest member's, which sends and receives at once."""
-        given, taken = _parts_moved(move.form, source, target)
+        if not move.by_even_parts:
+            return self._straight(move.form, move.num_bytes, source, target)
+        even = np.full(len(source), 1 / len(source))
+        ends = (source, even) if move.form == GATHER else (even, target)
+        regrouped = self._straight(REGROUP, move.num_bytes, *ends)
+        return regrouped + self._straight(move.form, move.num_bytes, even, even)
+
+    def _straight(self, form: str, num_bytes: float, source: Shares, target: Shares) -> float:
+        given, taken = _parts_moved(form, source, target)
         most = np.maximum(given, taken) / np.array(self.bandwidths) + (given + taken) * self._loads
-        return self.latency + move.num_bytes * float(most.max())
+        return self.latency + num_bytes * float(most.max())
 
 
 def _parts_moved(form: str, source: Shares, target: Shares) -> tuple[Shares, Shares]:
@@ -258,22 +269,45 @@ class Rates:
             moves: the moves.
             shares: of every class.
         """
-        even = np.full(self.count, 1 / self.count)
-        coefficients: dict[tuple[str, int, int], tuple[float, float]] = {}
-        found = np.empty(len(moves))
-        for place, move in enumerate(moves):
-            key = move.form, move.source, move.target
-            if key not in coefficients:
-                ends = (
-                    shares[move.source] if move.source >= 0 else even,
-                    shares[move.target] if move.target >= 0 else even,
-                )
-                start = self.network.seconds(move._replace(num_bytes=0.0), *ends)
-                byte = self.network.seconds(move._replace(num_bytes=1e9), *ends)
-                coefficients[key] = start, (byte - start) / 1e9
-            start, byte = coefficients[key]
-            found[place] = start + byte * move.num_bytes
-        return found
+        known: dict[object, tuple[float, float]] = {}
+
+        def seconds(move: MoveOf) -> float:
+            if move.by_even_parts is not None or self.count < 3:
+                return self._move_seconds(move, shares, known)
+            both = (move._replace(by_even_parts=each) for each in (False, True))
+            return min(self._move_seconds(each, shares, known) for each in both)
+
+        return np.array([seconds(each) for each in moves])
+
+    def goes_by_even_parts(self, move: MoveOf, shares: Shares) -> bool:
+        """Whether a move brings something to even parts in between.
+
+        Args:
+            move: the move.
+            shares: of every class.
+        """
+        if move.by_even_parts is not None or self.count < 3:
+            # Of two, each gives all it has either way.
+            return bool(move.by_even_parts)
+        straight, by_even = (move._replace(by_even_parts=each) for each in (False, True))
+        times = self.move_seconds([straight, by_even], shares)
+        return bool(times[1] < times[0])
+
+    def _move_seconds(
+        self, move: MoveOf, shares: Shares, known: dict[object, tuple[float, float]]
+    ) -> float:
+        """What a move takes, which is linear in its bytes."""
+        key = move._replace(num_bytes=0.0, once=False)
+        if key not in known:
+            even = np.full(self.count, 1 / self.count)
+            source, target = (
+                shares[each] if each >= 0 else even for each in (move.source, move.target)
+            )
+            start = self.network.seconds(key, source, target)
+            byte = self.network.seconds(key._replace(num_bytes=1e9), source, target)
+            known[key] = start, (byte - start) / 1e9
+        start, byte = known[key]
+        return start + byte * move.num_bytes
 
 
 def _share_of(table: Shares, part: Shares) -> Shares:

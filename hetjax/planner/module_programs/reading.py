@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -60,6 +61,7 @@ class _Reader:
     count: int
     where: str
     _programs: dict[Hashable, ModuleProgram] = field(default_factory=dict)
+    _said: set[tuple[int, int]] = field(default_factory=set)
 
     def read(self) -> ReadPrograms:
         """Forward through all modules, then backward."""
@@ -73,20 +75,29 @@ class _Reader:
             _Pass(self, module, operands)
             for module, (_, operands) in zip(modules, self.shares.module_runs, strict=True)
         ]
-        coming = passes[0].outside(passes[0].trace.traced.received)
+        first = passes[0]
+        received = first.trace.traced.received
+        coming = [_Coming(layout) for layout in first.outside(received)]
         for each in passes:
             each.forward(coming)
-            coming = [each.made(operand) for operand in each.trace.traced.sent]
+            coming = [each.given(operand) for operand in each.trace.traced.sent]
         coming = []
         for each in reversed(passes):
             each.backward(coming)
-            coming = [each.made(operand) for operand in each.trace.returned.values()]
+            coming = [each.given(operand) for operand in each.trace.returned.values()]
         programs = tuple(map(self._program, passes))
         return ReadPrograms(self.chain, self._dimensions, programs, tuple(self._ratios))
 
     def _program(self, each: _Pass) -> ModuleProgram:
         """One program for all modules that do the same."""
-        key = each.module.kind, tuple(each.ways), tuple(each.stored), tuple(each.inputs.items())
+        by_even = frozenset(each.by_even_parts)
+        key = (
+            each.module.kind,
+            tuple(each.ways),
+            tuple(each.stored),
+            tuple(each.inputs.items()),
+            by_even,
+        )
         if key not in self._programs:
             shared = self.chain.shared_parts
             places = (i for i, part in enumerate(each.module.parameters) if part in shared)
@@ -99,6 +110,7 @@ class _Reader:
                 each.inputs,
                 frozenset(each.wholes),
                 frozenset(places),
+                by_even,
             )
         return self._programs[key]
 
@@ -107,6 +119,25 @@ class _Reader:
         number = self._dimensions.class_of(kind, value, share.dimension)
         total = max(1, sum(share.sizes))
         self._ratios[kind][number] = np.array(share.sizes) / total
+        self._said.add((kind, number))
+
+    def take(self, kind: int, value: int, coming: _Coming) -> None:
+        """Note the parts in which a value comes, where the plan says nothing of its class."""
+        if coming.parts is not None:
+            number = self._dimensions.class_of(kind, value, coming.layout)
+            if (kind, number) not in self._said:
+                self._ratios[kind][number] = coming.parts
+
+    def parts(self, kind: int, value: int, dimension: int) -> FloatArray:
+        """What part each member has of a dimension of a value."""
+        return self._ratios[kind][self._dimensions.class_of(kind, value, dimension)]
+
+
+class _Coming(NamedTuple):
+    """How a value comes into a module from its neighbour, and in which parts."""
+
+    layout: int
+    parts: FloatArray | None = None
 
 
 class _Pass:
@@ -115,17 +146,25 @@ class _Pass:
     def __init__(self, reader: _Reader, module: Module, operands: Sequence[OperandShare]):
         self.reader, self.module = reader, module
         self.trace = reader.chain.kinds[module.kind]
-        self._told = {(each.equation, each.operand): each.share for each in operands}
+        self._told = {(each.equation, each.operand): each for each in operands}
         self._layouts: dict[int, int] = {}
         self.inputs: dict[int, int] = {}
         self.ways: list[ComputingWay] = []
         self.stored: list[Stored] = []
         self.wholes: set[int] = set()
+        self.by_even_parts: set[tuple[int, int]] = set()
         self._inputs()
 
     def made(self, operand: Operand) -> int:
         """How a value lies."""
         return self._layouts[operand] if isinstance(operand, int) else FREE
+
+    def given(self, operand: Operand) -> _Coming:
+        """How a value comes into the module's neighbour."""
+        layout, kind = self.made(operand), self.module.kind
+        if not isinstance(operand, int) or layout < 0:
+            return _Coming(layout)
+        return _Coming(layout, self.reader.parts(kind, operand, layout))
 
     def _inputs(self) -> None:
         shares, traced = self.reader.shares, self.trace.traced
@@ -156,20 +195,22 @@ class _Pass:
     def _come(self, value: int, layout: int) -> None:
         self.inputs[value] = self._layouts[value] = layout
 
-    def forward(self, received: Sequence[int]) -> None:
+    def forward(self, received: Sequence[_Coming]) -> None:
         """Read the forward pass, given how received values lie."""
-        for value, layout in zip(self.trace.traced.received, received, strict=True):
-            self._come(value, WHOLE if layout == FREE else layout)
+        for value, coming in zip(self.trace.traced.received, received, strict=True):
+            self._come(value, WHOLE if coming.layout == FREE else coming.layout)
+            self.reader.take(self.module.kind, value, coming)
         self.ways = [self.reader._ways[self.module.kind][i][0] for i in range(self._count)]
         for equation in sorted(self.trace.forward):
             self._read(equation)
 
-    def backward(self, cotangents: Sequence[int]) -> None:
+    def backward(self, cotangents: Sequence[_Coming]) -> None:
         """Read the backward pass, given how cotangents lie."""
         traced = self.trace.traced
-        coming = cotangents or [WHOLE] * len(traced.cotangents)
-        for value, layout in zip(traced.cotangents, coming, strict=True):
-            self._come(value, WHOLE if layout == FREE else layout)
+        given = cotangents or [_Coming(WHOLE)] * len(traced.cotangents)
+        for value, coming in zip(traced.cotangents, given, strict=True):
+            self._come(value, WHOLE if coming.layout == FREE else coming.layout)
+            self.reader.take(self.module.kind, value, coming)
         for equation in range(self._count):
             if equation not in self.trace.forward:
                 self._read(equation)
@@ -184,13 +225,15 @@ class _Pass:
         for place, operand in enumerate(step.inputs):
             layout = self.made(operand)
             if (equation, place) in self._told and isinstance(operand, int):
-                share = self._told[equation, place]
-                if share is None:
+                told = self._told[equation, place]
+                if told.share is None:
                     self.wholes.add(operand)
                     layout = WHOLE
                 else:
-                    self.reader.say(kind, operand, share)
-                    layout = share.dimension
+                    self.reader.say(kind, operand, told.share)
+                    layout = told.share.dimension
+                if told.through is not None:
+                    self.by_even_parts.add((operand, layout))
             layouts.append(layout)
         way = self._way(equation, layouts)
         self.ways[equation] = way

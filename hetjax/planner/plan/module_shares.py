@@ -30,11 +30,19 @@ class OperandShare:
         equation: the number of the equation, in the module's forward and backward pass.
         operand: which of its operands.
         share: what each member has of it; None where each has all of it.
+        through: even parts that it is brought to before: where parts are uneven, what one member
+            would give or take alone is so given or taken by all. None to move it at once.
     """
 
     equation: Index
     operand: Index
     share: Share | None = None
+    through: Annotated[Share | None, LEFT_OUT_EMPTY] = None
+
+    @property
+    def ways(self) -> tuple[Share | None, ...]:
+        """How it is brought to lie, in turn."""
+        return (self.share,) if self.through is None else (self.through, self.share)
 
 
 @dataclass(frozen=True)

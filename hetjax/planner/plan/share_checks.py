@@ -8,7 +8,7 @@ from jax.sharding import PartitionSpec
 
 from hetjax.errors import InputError, unknown_name
 from hetjax.pipeline.program.traced_program import Program
-from hetjax.planner.plan.module_shares import Share
+from hetjax.planner.plan.module_shares import OperandShare, Share
 from hetjax.planner.plan.stage_plan import Spec, StagePlan
 from hetjax.sharding.annotation.rules import divides
 
@@ -84,6 +84,8 @@ def _check_modules(stage: StagePlan, where: str) -> None:
                 raise InputError(f"{place} has a negative number; equations are counted from 0")
             if each.share is not None:
                 _check_share(each.share, stage, f"{place}.share")
+            if each.through is not None:
+                _check_through(each, stage, f"{place}.through")
 
 
 def check_module_runs(stage: StagePlan, positions: tuple[int, int], where: str) -> None:
@@ -210,6 +212,21 @@ def _check_share(share: Share, stage: StagePlan, where: str) -> None:
     _check_sizes(share.sizes, stage, f"{where}.sizes")
     if not any(share.sizes):
         raise InputError(f"{where}.sizes is {list(share.sizes)}; some member must have some of it")
+
+
+def _check_through(operand: OperandShare, stage: StagePlan, where: str) -> None:
+    assert operand.through is not None, "it is checked where it is given"
+    sizes = operand.through.sizes
+    _check_share(operand.through, stage, where)
+    if max(sizes) - min(sizes) > 1:
+        raise InputError(
+            f"{where}.sizes is {list(sizes)}; allowed: even parts, which differ by 1 at most"
+        )
+    if operand.share is not None and operand.share.dimension != operand.through.dimension:
+        raise InputError(
+            f"{where}.dimension is {operand.through.dimension}, and that of share is "
+            f"{operand.share.dimension}; allowed: the same"
+        )
 
 
 def _check_sizes(sizes: tuple[int, ...], stage: StagePlan, where: str) -> None:

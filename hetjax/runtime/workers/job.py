@@ -165,7 +165,7 @@ def _tracers(plan: Plan) -> Callable[[PipelinePrograms, int], Tracer]:
                 received,
                 seeds,
                 [
-                    {(o.equation, o.operand): o.share for o in operands}
+                    {(o.equation, o.operand): o.ways for o in operands}
                     for _, operands in shares.module_runs
                 ],
                 lies.value,
