@@ -29,7 +29,7 @@ from hetjax.planner.module_programs.module_chain import chain_of
 
 Method = Literal["padded", "straight", "by even parts"]
 
-METHODS: tuple[Method, ...] = ("padded", "straight", "by even parts")
+METHODS: tuple[Method, ...] = ("straight", "padded", "by even parts")
 
 _WIDTH, _COLUMNS = 256, 16
 

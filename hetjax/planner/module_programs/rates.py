@@ -67,9 +67,10 @@ class DirectNetwork:
 
     Args:
         bandwidths: of each member's link, in bytes/s, either way at once.
-        latency: seconds of a move beside its bytes.
+        latency: seconds of a move beside its bytes. The moves of an update go together, in one
+            message to each: they have none of their own.
         loads: seconds of computing that each byte costs members at its two ends, where they see to
-            moves themselves; none where they do not.
+            moves themselves; none where they do not. They do so while the link carries the bytes.
     """
 
     bandwidths: tuple[float, ...]
@@ -79,7 +80,7 @@ class DirectNetwork:
     @property
     def byte_seconds(self) -> Shares:
         """For each member, what sending or receiving a byte takes, `[members]`."""
-        return 1 / np.array(self.bandwidths) + self._loads
+        return np.maximum(1 / np.array(self.bandwidths), self._loads)
 
     @property
     def _loads(self) -> Shares:
@@ -88,16 +89,17 @@ class DirectNetwork:
     def seconds(self, move: MoveOf, source: Shares, target: Shares) -> float:
         """What a move takes: the slowest member's, which sends and receives at once."""
         if not move.by_even_parts:
-            return self._straight(move.form, move.num_bytes, source, target)
+            start = 0.0 if move.once else self.latency
+            return start + self._carried(move.form, move.num_bytes, source, target)
         even = np.full(len(source), 1 / len(source))
         ends = (source, even) if move.form == GATHER else (even, target)
-        regrouped = self._straight(REGROUP, move.num_bytes, *ends)
-        return regrouped + self._straight(move.form, move.num_bytes, even, even)
+        regrouped = self._carried(REGROUP, move.num_bytes, *ends)
+        return 2 * self.latency + regrouped + self._carried(move.form, move.num_bytes, even, even)
 
-    def _straight(self, form: str, num_bytes: float, source: Shares, target: Shares) -> float:
+    def _carried(self, form: str, num_bytes: float, source: Shares, target: Shares) -> float:
         given, taken = _parts_moved(form, source, target)
-        most = np.maximum(given, taken) / np.array(self.bandwidths) + (given + taken) * self._loads
-        return self.latency + num_bytes * float(most.max())
+        carried = np.maximum(given, taken) / np.array(self.bandwidths)
+        return num_bytes * float(np.maximum(carried, (given + taken) * self._loads).max())
 
 
 def _parts_moved(form: str, source: Shares, target: Shares) -> tuple[Shares, Shares]:
@@ -297,7 +299,7 @@ class Rates:
         self, move: MoveOf, shares: Shares, known: dict[object, tuple[float, float]]
     ) -> float:
         """What a move takes, which is linear in its bytes."""
-        key = move._replace(num_bytes=0.0, once=False)
+        key = move._replace(num_bytes=0.0)
         if key not in known:
             even = np.full(self.count, 1 / self.count)
             source, target = (

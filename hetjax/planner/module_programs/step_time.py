@@ -12,7 +12,7 @@ from hetjax.pipeline.program.traced_program import num_bytes
 from hetjax.pipeline.stages.cutting import ParameterPart
 from hetjax.planner.module_programs.module_chain import ModuleChain
 from hetjax.planner.module_programs.program import ModuleProgram, shared_update
-from hetjax.planner.module_programs.rates import REGROUP, MoveOf, Rates
+from hetjax.planner.module_programs.rates import GATHER, REGROUP, SUM, MoveOf, Rates
 from hetjax.planner.module_programs.ways import WayLoad
 from hetjax.planner.work.arrays import FloatArray
 
@@ -139,7 +139,9 @@ def step_time(
     return StepTime(
         forward,
         backward,
-        update + _shared_seconds(chain, programs, rates, ratios, state_bytes),
+        update
+        + _shared_seconds(chain, programs, rates, ratios, state_bytes)
+        + _message_seconds(programs, rates),
         waited / max(1e-30, float(waited.sum())),
         np.stack([clocks[0].computing, clocks[1].computing]),
     )
@@ -278,6 +280,14 @@ def _regroup(
     seconds = regroup_seconds(programs[place], rates, ours, theirs, forward=forward)
     if seconds:
         clock.move(seconds)
+
+
+def _message_seconds(programs: Sequence[ModuleProgram], rates: Rates) -> float:
+    """What an update's moves take whatever their bytes: they go together before it, and after."""
+    forms = {each.move.form for program in programs for each in program.moves if each.move.once}
+    times = len({form == GATHER for form in forms})
+    empty = np.zeros((0, rates.count))
+    return times * float(rates.move_seconds([MoveOf(SUM, 0.0)], empty).sum())
 
 
 def _shared_seconds(
