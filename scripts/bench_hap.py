@@ -43,6 +43,7 @@ from hap_lab import (
 from hap_models import HapModel, bert, vgg19, vit
 from hap_systems import DEEPSPEED
 
+from hetjax.commands.collecting import seldom_collected
 from hetjax.pipeline.program.traced_program import Program, trace
 from hetjax.planner.hap.chain_search import ChainSearch
 from hetjax.planner.hap.forced import DATA_PARALLEL
@@ -197,7 +198,9 @@ def _model(name: str, layers: int, devices: int) -> HapModel:
     return vgg19(examples)
 
 
-def _one(arguments: argparse.Namespace) -> Iterator[Row]:
+@seldom_collected()
+def _one(arguments: argparse.Namespace) -> list[Row]:
+    """One search, with garbage collected as seldom as the command does."""
     devices = arguments.devices
     traced = Traced(_model(arguments.model, arguments.layers, devices))
     began = time.perf_counter()
@@ -209,16 +212,18 @@ def _one(arguments: argparse.Namespace) -> Iterator[Row]:
     search = ChainSearch(chain, STATE)
     built = time.perf_counter() - began
     found = synthesise(search, rates)
-    yield {
-        "model": arguments.model,
-        "layers": arguments.layers,
-        "devices": devices,
-        "seconds": time.perf_counter() - began,
-        "building_seconds": built,
-        "tracing_seconds": tracing,
-        "expansions": found.expansions,
-        "proven_gap": found.program.gap,
-    }
+    return [
+        {
+            "model": arguments.model,
+            "layers": arguments.layers,
+            "devices": devices,
+            "seconds": time.perf_counter() - began,
+            "building_seconds": built,
+            "tracing_seconds": tracing,
+            "expansions": found.expansions,
+            "proven_gap": found.program.gap,
+        }
+    ]
 
 
 def _figures_rows(arguments: argparse.Namespace) -> Iterator[Row]:

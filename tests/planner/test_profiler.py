@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hetjax.checked_files import read_json
 from hetjax.errors import InputError
 from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster
 from hetjax.pipeline.program.work_classes import CONVOLVED, MOVED
@@ -317,6 +318,21 @@ def test_a_database_keeps_what_it_is_given(tmp_path: Path):
     assert database.get(KEY) == TIMES
     assert database.get(replace(KEY, sharding="fully_sharded")) is None
     assert database.get(replace(KEY, jax="0.0.1")) is None
+
+
+def test_a_file_is_read_again_only_where_it_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    database, read = ProfileDatabase(tmp_path), []
+    monkeypatch.setattr(
+        "hetjax.planner.profiler.database.read_json",
+        lambda path, *rest: (read.append(path), read_json(path, *rest))[1],
+    )
+    for seconds in (1.0, 2.0):
+        database.put(KEY, replace(TIMES, forward_seconds=seconds))
+        found = [database.get(KEY) for _ in range(3)]
+        assert found == 3 * [replace(TIMES, forward_seconds=seconds)]
+    assert len(read) == 2
 
 
 def test_databases_of_several_hosts_become_one(tmp_path: Path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import replace
 from random import Random
 
@@ -28,7 +29,7 @@ from hetjax.planner.hap.forced import (
     STATE_SHARDED,
 )
 from hetjax.planner.hap.ratios import whole_units
-from hetjax.planner.hap.synthesis import synthesise, synthesise_at
+from hetjax.planner.hap.synthesis import ratio_problem, synthesise, synthesise_at
 from hetjax.planner.hap.tables import as_graph
 from hetjax.planner.hap.writing import shares_of
 from hetjax.planner.intra_op.integer_program import solve
@@ -40,7 +41,7 @@ from hetjax.planner.module_programs.rates import (
     Rates,
 )
 from hetjax.planner.module_programs.reading import read_programs
-from hetjax.planner.module_programs.step_time import step_time
+from hetjax.planner.module_programs.step_time import Span, WaitingClock, step_time
 from hetjax.planner.module_programs.ways import WayLoad
 
 NUMBERS = st.integers(0, 2**32 - 1)
@@ -210,6 +211,36 @@ def test_moves_of_a_plan_go_by_even_parts_where_it_says_so():
         taken.append(step_time(chain, read.programs, rates, read.ratios, STATE).step(1))
     np.testing.assert_allclose(taken[0], found.seconds, rtol=1e-6)
     assert taken[1] > 1.01 * taken[0]
+
+
+@given(st.randoms(use_true_random=False), st.integers(1, 6))
+def test_alike_modules_in_a_row_take_what_they_do_one_by_one(rng: Random, times: int):
+    def drawn() -> np.ndarray:
+        return np.array([rng.random() for _ in range(3)])
+
+    moves = [rng.choice([None, rng.random()]) for _ in range(rng.randint(0, 3))]
+    spans = [Span(drawn(), move) for move in [*moves, None]]
+    others = [Span(drawn(), 0.5), Span(drawn(), None)]
+    found = []
+    for clock, runs in ((WaitingClock(3), [times]), (WaitingClock(3), [1] * times)):
+        clock.run(others)
+        for each in runs:
+            clock.run(spans, each)
+        clock.run(others)
+        found.append([clock.done(), *clock.waited, *clock.computing])
+    np.testing.assert_allclose(*found)
+
+
+@pytest.mark.parametrize("layers", [1, 3, 6])
+def test_ratios_are_sought_for_all_modules_of_a_row(layers: int):
+    """The spans of a chain, counted module by module, are those that are counted at once."""
+    rates, search = published_rates(1, 2), ChainSearch(Traced(vit(64, layers, 96, 384, 4)).chain, 8)
+    program = synthesise_at(search, rates, rates.proportional).program
+    alone = replace(program, modules=tuple(map(copy, program.modules)))
+    shares = [np.tile(rates.proportional, (len(search.dimensions.units), 1))] * len(search.networks)
+    one, other = (ratio_problem(search, each, rates, shares) for each in (program, alone))
+    assert one.spans == other.spans
+    assert dict(one.moved) == pytest.approx(dict(other.moved))
 
 
 LINK = Link(1e9, 1e-5)

@@ -21,7 +21,7 @@ from hetjax.planner.hap.ratios import (
 )
 from hetjax.planner.module_programs.program import ModuleProgram
 from hetjax.planner.module_programs.rates import REGROUP, SUM, Rates
-from hetjax.planner.module_programs.step_time import held_bytes, spans_of, step_time
+from hetjax.planner.module_programs.step_time import alike_runs, held_bytes, spans_of, step_time
 from hetjax.planner.work.arrays import FloatArray
 
 MOST_ROUNDS = 6
@@ -250,41 +250,68 @@ def ratio_problem(
         rates: what computing and moving takes.
         shares: those that it was found with.
     """
-    spans: Counter[LinearSpan] = Counter()
     moved: dict[MovedBytes, float] = {}
-    kinds, members = len(search.networks), rates.count
-    fixed, shared = np.zeros(members), np.zeros((kinds, members))
-
-    def close(times: int = 1) -> None:
-        span = LinearSpan(tuple(fixed.tolist()), tuple(map(tuple, shared.tolist())))
-        spans[span] += times
-
-    state = search.state_bytes
+    kinds, state = len(search.networks), search.state_bytes
     known: dict[int, tuple[list[_FixedAndShared], ...]] = {}
     carried: dict[int, dict[MovedBytes, float]] = {}
     modules = list(zip(search.chain.modules, program.modules, strict=True))
     count = search.num_microbatches
-    for module, each in modules:
+    runs = list(alike_runs(program.modules))
+    for place, times in runs:
+        module, each = modules[place]
         if id(each) not in known:
             known[id(each)] = _linear_spans(each, rates, shares[module.kind], state)
             carried[id(each)] = _moved_bytes(each, rates, shares[module.kind], count)
         for key, amount in carried[id(each)].items():
-            moved[key] = moved.get(key, 0.0) + amount
-    places = range(len(modules))
-    for which, order in enumerate((places, reversed(places), places)):
-        fixed, shared = np.zeros(members), np.zeros((kinds, members))
-        for place in order:
+            moved[key] = moved.get(key, 0.0) + times * amount
+    spans: Counter[LinearSpan] = Counter()
+    for which, order in enumerate((runs, reversed(runs), runs)):
+        clock = _LinearClock(kinds, rates.count)
+        for place, times in order:
             module, each = modules[place]
-            first, *rest = known[id(each)][which]
-            fixed, shared = fixed + first.fixed, shared.copy()
-            shared[module.kind] += first.shared
-            for span in rest:
-                close(count if which < 2 else 1)
-                fixed, shared = span.fixed, np.zeros((kinds, members))
-                shared[module.kind] = span.shared
-        close(count if which < 2 else 1)
+            clock.run(module.kind, known[id(each)][which], times)
+        for span, times in clock.done().items():
+            spans[span] += times * (count if which < 2 else 1)
     _add_regrouping(search, program, moved)
     return RatioProblem(spans, moved, kinds, _memory(search, program, rates, shares))
+
+
+class _LinearClock:
+    """Adds up what members compute between moves, as `WaitingClock` does, for any ratios."""
+
+    def __init__(self, kinds: int, members: int):
+        self._fixed, self._shared = np.zeros(members), np.zeros((kinds, members))
+        self._spans: Counter[LinearSpan] = Counter()
+
+    def run(self, kind: int, spans: Sequence[_FixedAndShared], times: int) -> None:
+        """A module of a kind, in all ratios, a number of times."""
+        first, *rest = spans
+        before = self._spans
+        for time in range(min(times, 2)):
+            before = self._spans.copy()
+            self._add(kind, first, times - 1 if time and not rest else 1)
+            for span in rest:
+                self._close()
+                self._add(kind, span)
+        if times > 2 and rest:
+            # From the second time on, each adds the same.
+            for span, count in (self._spans - before).items():
+                self._spans[span] += (times - 2) * count
+
+    def done(self) -> Counter[LinearSpan]:
+        """All spans, and how often each is computed."""
+        self._close()
+        return self._spans
+
+    def _add(self, kind: int, span: _FixedAndShared, times: int = 1) -> None:
+        self._fixed = self._fixed + times * span.fixed
+        self._shared = self._shared.copy()
+        self._shared[kind] += times * span.shared
+
+    def _close(self) -> None:
+        shared = tuple(map(tuple, self._shared.tolist()))
+        self._spans[LinearSpan(tuple(self._fixed.tolist()), shared)] += 1
+        self._fixed, self._shared = np.zeros_like(self._fixed), np.zeros_like(self._shared)
 
 
 def _moved_bytes(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -77,12 +78,21 @@ class WaitingClock:
         self._open, self._seconds = np.zeros(count), 0.0
         self.waited, self.computing = np.zeros(count), np.zeros(count)
 
-    def run(self, spans: Sequence[Span]) -> None:
-        """All members run what stands between moves."""
-        for span in spans:
-            self._open = self._open + span.seconds
-            if span.move is not None:
-                self.move(span.move)
+    def run(self, spans: Sequence[Span], times: int = 1) -> None:
+        """All members run what stands between moves, a number of times."""
+        before = self._seconds, self._open, self.waited, self.computing
+        for _ in range(min(times, 2)):
+            before = self._seconds, self._open, self.waited.copy(), self.computing.copy()
+            for span in spans:
+                self._open = self._open + span.seconds
+                if span.move is not None:
+                    self.move(span.move)
+        if times > 2:
+            # From the second time on, each adds the same.
+            self._seconds += (times - 2) * (self._seconds - before[0])
+            self._open = self._open + (times - 2) * (self._open - before[1])
+            self.waited += (times - 2) * (self.waited - before[2])
+            self.computing += (times - 2) * (self.computing - before[3])
 
     def move(self, seconds: float) -> None:
         """All wait for each other, and move something."""
@@ -125,15 +135,15 @@ def step_time(
         if id(program) not in known:
             known[id(program)] = spans_of(program, rates, ratios[module.kind], state_bytes)
     clocks = [WaitingClock(rates.count) for _ in range(3)]
-    order = list(range(len(programs)))
-    for place in order:
+    runs = list(alike_runs(programs))
+    for place, times in runs:
         _regroup(chain, programs, place, clocks[0], rates, ratios, forward=True)
-        clocks[0].run(known[id(programs[place])][0])
-    for place in reversed(order):
-        clocks[1].run(known[id(programs[place])][1])
+        clocks[0].run(known[id(programs[place])][0], times)
+    for place, times in reversed(runs):
+        clocks[1].run(known[id(programs[place])][1], times)
         _regroup(chain, programs, place, clocks[1], rates, ratios, forward=False)
-    for program in programs:
-        clocks[2].run(known[id(program)][2])
+    for place, times in runs:
+        clocks[2].run(known[id(programs[place])][2], times)
     forward, backward, update = (clock.done() for clock in clocks)
     waited = clocks[0].waited + clocks[1].waited + clocks[2].waited
     return StepTime(
@@ -145,6 +155,22 @@ def step_time(
         waited / max(1e-30, float(waited.sum())),
         np.stack([clocks[0].computing, clocks[1].computing]),
     )
+
+
+def alike_runs(programs: Sequence[ModuleProgram]) -> Iterator[tuple[int, int]]:
+    """Modules in a row that have one program: nothing is regrouped among them.
+
+    Args:
+        programs: of each module its program.
+
+    Yields:
+        The place of the first one, and how many there are.
+    """
+    place = 0
+    for _, run in itertools.groupby(programs, id):
+        times = len(list(run))
+        yield place, times
+        place += times
 
 
 def spans_of(
@@ -215,14 +241,15 @@ def held_bytes(
     """
     state, residuals = np.zeros(rates.count), np.zeros(rates.count)
     known: dict[int, tuple[FloatArray, FloatArray]] = {}
-    for module, program in zip(chain.modules, programs, strict=True):
-        shares = ratios[module.kind]
+    for place, times in alike_runs(programs):
+        program = programs[place]
+        shares = ratios[program.kind]
         if id(program) not in known:
             held = rates.held_bytes(list(program.update_loads(state_bytes)), shares)
             ways = [way.load for way in program.ways]
             known[id(program)] = held, rates.held_bytes(ways, shares)
         mine = known[id(program)]
-        state, residuals = state + mine[0], residuals + mine[1]
+        state, residuals = state + times * mine[0], residuals + times * mine[1]
     for kind, loads, _ in shared_updates(chain, programs, state_bytes):
         state = state + rates.held_bytes(loads, ratios[kind])
     return HeldBytes(state, residuals)
@@ -284,7 +311,8 @@ def _regroup(
 
 def _message_seconds(programs: Sequence[ModuleProgram], rates: Rates) -> float:
     """What an update's moves take whatever their bytes: they go together before it, and after."""
-    forms = {each.move.form for program in programs for each in program.moves if each.move.once}
+    unlike = {id(program): program for program in programs}.values()
+    forms = {each.move.form for program in unlike for each in program.moves if each.move.once}
     times = len({form == GATHER for form in forms})
     empty = np.zeros((0, rates.count))
     return times * float(rates.move_seconds([MoveOf(SUM, 0.0)], empty).sum())

@@ -7,6 +7,7 @@ several hosts become one by copying their files together.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -154,6 +155,20 @@ def _folder(kind: str) -> str:
 
 
 def _read(path: Path) -> _DatabaseFile:
+    """What a file says, which is read again only where it has changed."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return _read_file(path)
+    return _read_once(path, (stat.st_ino, stat.st_mtime_ns, stat.st_size))
+
+
+@functools.lru_cache(maxsize=10_000)
+def _read_once(path: Path, version: tuple[int, int, int]) -> _DatabaseFile:
+    return _read_file(path)
+
+
+def _read_file(path: Path) -> _DatabaseFile:
     try:
         data = read_json(path, f"{path}: this is not a profile: the file", MAX_WRITTEN_BYTES)
     except InputError as error:
