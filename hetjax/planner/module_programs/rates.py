@@ -299,14 +299,14 @@ class Rates:
         self, move: MoveOf, shares: Shares, known: dict[object, tuple[float, float]]
     ) -> float:
         """What a move takes, which is linear in its bytes."""
-        key = move._replace(num_bytes=0.0)
+        key = move.form, move.source, move.target, move.once, move.by_even_parts
         if key not in known:
             even = np.full(self.count, 1 / self.count)
             source, target = (
                 shares[each] if each >= 0 else even for each in (move.source, move.target)
             )
-            start = self.network.seconds(key, source, target)
-            byte = self.network.seconds(key._replace(num_bytes=1e9), source, target)
+            start = self.network.seconds(move._replace(num_bytes=0.0), source, target)
+            byte = self.network.seconds(move._replace(num_bytes=1e9), source, target)
             known[key] = start, (byte - start) / 1e9
         start, byte = known[key]
         return start + byte * move.num_bytes

@@ -186,14 +186,14 @@ def spans_of(
     """
     steps = program.trace.traced.flat.steps
     loads = rates.load_seconds([way.load for way in program.ways], shares)
-    waiting: dict[int, list[MoveOf]] = {}
-    for each in program.moves:
-        waiting.setdefault(each.equation, []).append(each.move)
+    waiting: dict[int, float] = {}
+    moved = rates.move_seconds([each.move for each in program.moves], shares)
+    for each, seconds in zip(program.moves, moved.tolist(), strict=True):
+        waiting[each.equation] = waiting.get(each.equation, 0.0) + seconds
     found: tuple[list[Span], list[Span], list[Span]] = ([], [], [])
     opened = [np.zeros(rates.count) for _ in range(3)]
 
-    def cut(which: int, moves: list[MoveOf]) -> None:
-        seconds = float(rates.move_seconds(moves, shares).sum())
+    def cut(which: int, seconds: float) -> None:
         found[which].append(Span(opened[which], seconds))
         opened[which] = np.zeros(rates.count)
 
