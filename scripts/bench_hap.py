@@ -50,8 +50,9 @@ from hetjax.planner.hap.forced import DATA_PARALLEL
 from hetjax.planner.hap.synthesis import synthesise, synthesise_at
 from hetjax.planner.hap.tables import as_graph
 from hetjax.planner.intra_op.integer_program import solve
+from hetjax.planner.module_programs.charges import MoveOf
 from hetjax.planner.module_programs.module_chain import ModuleChain, chain_of, narrow_edges
-from hetjax.planner.module_programs.rates import MemberSpeed, MoveOf, Rates
+from hetjax.planner.module_programs.rates import MemberSpeed, Rates
 from hetjax.planner.problem.problem import model_figures
 from hetjax.planner.work.stage_traces import StageTraces
 

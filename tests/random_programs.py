@@ -17,9 +17,9 @@ from hetjax.planner.hap.chain_search import ChainSearch
 from hetjax.planner.hap.ratios import rounded_shares
 from hetjax.planner.hap.synthesis import Synthesis
 from hetjax.planner.hap.writing import shares_of
+from hetjax.planner.module_programs.charges import Loads, Moves
 from hetjax.planner.module_programs.module_chain import ModuleChain, chain_of, narrow_edges
-from hetjax.planner.module_programs.rates import DirectNetwork, MemberSpeed, MoveOf, Rates
-from hetjax.planner.module_programs.ways import WayLoad
+from hetjax.planner.module_programs.rates import DirectNetwork, MemberSpeed, Rates
 from hetjax.planner.plan.plan import Plan
 from hetjax.planner.plan.stage_plan import Member, PipelinePlan, StagePlan
 from hetjax.planner.problem.problem import model_figures
@@ -32,10 +32,10 @@ class DrawnRates(Rates):
 
     rng: np.random.Generator = field(default_factory=np.random.default_rng)
 
-    def load_seconds(self, loads: list[WayLoad], shares: np.ndarray) -> np.ndarray:
+    def load_seconds(self, loads: Loads, shares: np.ndarray) -> np.ndarray:
         return self.rng.random((len(loads), self.count))
 
-    def move_seconds(self, moves: list[MoveOf], shares: np.ndarray) -> np.ndarray:
+    def move_seconds(self, moves: Moves, shares: np.ndarray) -> np.ndarray:
         return 0.5 * self.rng.random(len(moves))
 
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from hetjax.pipeline.program.traced_program import num_bytes
 from hetjax.pipeline.stages.cutting import ParameterPart
 from hetjax.planner.hap.forced import Forced
 from hetjax.planner.hap.module_network import ModuleNetwork
 from hetjax.planner.hap.tables import FloatArray, Minimum
+from hetjax.planner.module_programs.charges import Loads, Moves
 from hetjax.planner.module_programs.dimensions import Dimensions, find_dimensions
 from hetjax.planner.module_programs.module_chain import Module, ModuleChain
 from hetjax.planner.module_programs.program import ModuleProgram, Stored
@@ -63,9 +63,9 @@ def _classes_by_bytes(chain: ModuleChain, dimensions: Dimensions) -> list[int]:
     """The classes of dimensions, that of the examples first, then those of most bytes."""
     total = np.zeros(len(dimensions.units))
     for kind, trace in enumerate(chain.kinds):
-        for value, aval in enumerate(trace.traced.flat.avals):
+        for value, size in enumerate(trace.num_bytes):
             for each in set(dimensions.classes[kind][value]):
-                total[each] += num_bytes(aval)
+                total[each] += size
     if dimensions.examples >= 0:
         total[dimensions.examples] = np.inf
     return [int(each) for each in np.argsort(-total) if dimensions.units[each] > 1]
@@ -197,10 +197,9 @@ class ChainSearch:
             weights: of the members.
         """
         network, count = self.networks[kind], self.num_microbatches
-        once = np.array([each.updated + each.shared_updated > 0 for each in network.loads], bool)
-        loads = rates.load_seconds(network.loads, shares) @ weights
-        moves = rates.move_seconds(network.moves, shares)
-        moved_once = np.array([each.once for each in network.moves], bool)
+        loads = rates.load_seconds(network.charged_loads, shares) @ weights
+        moves = rates.move_seconds(network.charged_moves, shares)
+        once, moved_once = network.once
         return np.where(once, loads, count * loads), np.where(moved_once, moves, count * moves)
 
     def _held(self) -> list[Held]:
@@ -325,7 +324,7 @@ class _Joined:
             for choice, layout in enumerate(network.choices[variable]):
                 if isinstance(layout, int) and layout >= 0 and isinstance(value, int):
                     number = self._search.dimensions.class_of(kind, value, layout)
-                    size = num_bytes(trace.traced.flat.avals[value])
+                    size = trace.num_bytes[value]
                     seconds[choice] = regrouped(self._rates, size, ours, theirs, number)
             shape = [1] * len(sizes)
             shape[axis] = sizes[axis]
@@ -337,6 +336,6 @@ class _Joined:
         total, search = 0.0, self._search
         for kind, loads, moves in shared_updates(search.chain, programs, search.state_bytes):
             shares = self._ratios[kind]
-            total += float((self._rates.load_seconds(loads, shares) @ self._weights).sum())
-            total += float(self._rates.move_seconds(moves, shares).sum())
+            total += float((self._rates.load_seconds(Loads(loads), shares) @ self._weights).sum())
+            total += float(self._rates.move_seconds(Moves(moves), shares).sum())
         return total

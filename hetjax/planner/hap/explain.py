@@ -14,6 +14,7 @@ from hetjax.planner.hap.chain_search import ChainSearch
 from hetjax.planner.hap.forced import DATA_PARALLEL
 from hetjax.planner.hap.hap_planner import chain_of_problem
 from hetjax.planner.hap.synthesis import synthesise_at
+from hetjax.planner.module_programs.charges import Moves
 from hetjax.planner.module_programs.module_chain import Module
 from hetjax.planner.module_programs.program import ModuleProgram, layouts_text
 from hetjax.planner.module_programs.rates import Rates
@@ -193,7 +194,7 @@ def _move_rows(
         if move is None:
             continue
         count = len(modules) * (1 if move.once else problem.num_microbatches)
-        (seconds,) = rates.move_seconds([move], shares)
+        (seconds,) = rates.move_seconds(Moves([move]), shares)
         shape = program.trace.traced.flat.avals[each.value].shape
         yield MoveRow(
             name,

@@ -19,6 +19,7 @@ from scipy.sparse import csr_array
 
 from hetjax.pipeline.program.traced_program import Operand
 from hetjax.planner.hap.tables import EliminationOrder, FloatArray, Minimum, Scope
+from hetjax.planner.module_programs.charges import Loads, MoveOf, Moves
 from hetjax.planner.module_programs.dimensions import Dimensions
 from hetjax.planner.module_programs.module_chain import ModuleTrace
 from hetjax.planner.module_programs.program import (
@@ -27,7 +28,6 @@ from hetjax.planner.module_programs.program import (
     move_between,
     update_load,
 )
-from hetjax.planner.module_programs.rates import MoveOf
 from hetjax.planner.module_programs.ways import (
     FREE,
     SUMMANDS,
@@ -101,6 +101,9 @@ class ModuleNetwork:
         order: in which order variables give way.
         loads: what is charged for computing.
         moves: what is charged for moving.
+        charged_loads: the loads in a table.
+        charged_moves: the moves in a table.
+        once: which of the loads, and of the moves, are of the update.
     """
 
     trace: ModuleTrace
@@ -313,6 +316,11 @@ class ModuleNetwork:
         tables = (table.ravel() for table in self._tables.values())
         self._constant = np.concatenate([np.zeros(0), *tables])
         self._slices = [slice(a, b) for a, b in itertools.pairwise(starts.tolist())]
+        self.charged_loads, self.charged_moves = Loads(self.loads), Moves(self.moves)
+        self.once = (
+            np.array([each.updated + each.shared_updated > 0 for each in self.loads], bool),
+            np.array([each.once for each in self.moves], bool),
+        )
         self.sizes = [len(each) for each in self.choices]
         self.order = EliminationOrder(self.sizes, self.scopes, self.kept)
 

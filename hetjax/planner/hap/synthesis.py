@@ -10,7 +10,6 @@ from typing import NamedTuple
 import numpy as np
 
 from hetjax.errors import DoesNotFitError
-from hetjax.pipeline.program.traced_program import num_bytes
 from hetjax.planner.hap.chain_search import ChainProgram, ChainSearch
 from hetjax.planner.hap.ratios import (
     LinearSpan,
@@ -19,8 +18,9 @@ from hetjax.planner.hap.ratios import (
     best_ratios,
     rounded_shares,
 )
+from hetjax.planner.module_programs.charges import REGROUP, SUM
 from hetjax.planner.module_programs.program import ModuleProgram
-from hetjax.planner.module_programs.rates import REGROUP, SUM, Rates
+from hetjax.planner.module_programs.rates import Rates
 from hetjax.planner.module_programs.step_time import alike_runs, held_bytes, spans_of, step_time
 from hetjax.planner.work.arrays import FloatArray
 
@@ -377,6 +377,6 @@ def _add_regrouping(
         each = program.modules[place]
         for value, layout in each.first_edge:
             if layout >= 0:
-                size = num_bytes(each.trace.traced.flat.avals[value])
+                size = each.trace.num_bytes[value]
                 key = MovedBytes(REGROUP, before, after)
                 moved[key] = moved.get(key, 0.0) + search.num_microbatches * size

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from weakref import WeakKeyDictionary
 
-from hetjax.pipeline.program.traced_program import Operand, Program
+from hetjax.pipeline.program.traced_program import Operand, Program, num_bytes
 from hetjax.pipeline.stages.cutting import ParameterPart, Stage
 from hetjax.pipeline.stages.traced_modules import modules_of, trace_module
 from hetjax.pipeline.stages.traced_stage import TracedStage, halve
@@ -31,6 +31,11 @@ class ModuleTrace:
     returned: dict[int, Operand]
     residuals: frozenset[int]
     is_last: bool
+
+    @cached_property
+    def num_bytes(self) -> tuple[int, ...]:
+        """The size of each value in bytes."""
+        return tuple(map(num_bytes, self.traced.flat.avals))
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,17 @@ from typing import NamedTuple
 
 from hetjax.pipeline.program.loss import accumulator_dtype
 from hetjax.pipeline.program.traced_program import Operand, num_bytes
+from hetjax.planner.module_programs.charges import (
+    EXCHANGE,
+    GATHER,
+    SCATTER,
+    SUM,
+    Loads,
+    MoveOf,
+    Moves,
+)
 from hetjax.planner.module_programs.dimensions import Dimensions
 from hetjax.planner.module_programs.module_chain import ModuleTrace
-from hetjax.planner.module_programs.rates import EXCHANGE, GATHER, SCATTER, SUM, MoveOf
 from hetjax.planner.module_programs.ways import FREE, SUMMANDS, WHOLE, ComputingWay, WayLoad
 
 
@@ -108,6 +116,16 @@ class ModuleProgram:
         return found
 
     @cached_property
+    def loads(self) -> Loads:
+        """What each equation makes each member compute."""
+        return Loads(way.load for way in self.ways)
+
+    @cached_property
+    def charged_moves(self) -> Moves:
+        """What is charged for the moves."""
+        return Moves(each.move for each in self.moves)
+
+    @cached_property
     def moves(self) -> tuple[ProgramMove, ...]:
         """The moves inside the module, and those of its update, in order."""
         return tuple(self._moves())
@@ -198,7 +216,7 @@ def move_between(
     """As `move_of`, of a value in a trace of a kind of module."""
     if before in (after, WHOLE, FREE) or after == FREE:
         return None
-    size = float(num_bytes(trace.traced.flat.avals[value]))
+    size = float(trace.num_bytes[value])
     source, target = (
         dimensions.class_of(kind, value, layout) if layout >= 0 else -1
         for layout in (before, after)

@@ -3,43 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hetjax.planner.module_programs.ways import WayLoad
+from hetjax.planner.module_programs.charges import GATHER, REGROUP, Loads, MoveOf, Moves
 from hetjax.planner.work.rates import expected_rate
 
 Shares = NDArray[np.float64]
 """For each class of dimensions what part of it each member has: `[classes, members]`."""
-
-GATHER, SCATTER, SUM, EXCHANGE, REGROUP = "gather", "scatter", "sum", "exchange", "regroup"
-"""The forms of moves: of parts to all; of summands to parts, or to all; from parts along one
-dimension to parts along another; from parts to other parts along the same."""
-
-
-class MoveOf(NamedTuple):
-    """A move of a value.
-
-    Args:
-        form: what is moved to what.
-        num_bytes: of the value, whole.
-        source: the class of the dimension that is divided before; -1 for none.
-        target: the same of afterwards.
-        once: whether it is moved once a step, and not for each microbatch.
-        by_even_parts: whether it is brought to even parts in between, as a gather of uneven parts
-            may be, or a sum to them; None: if that is faster.
-    """
-
-    form: str
-    num_bytes: float
-    source: int = -1
-    target: int = -1
-    once: bool = False
-    by_even_parts: bool | None = False
 
 
 class MoveNetwork(Protocol):
@@ -67,10 +42,10 @@ class DirectNetwork:
 
     Args:
         bandwidths: of each member's link, in bytes/s, either way at once.
-        latency: seconds of a move beside its bytes. The moves of an update go together, in one
-            message to each: they have none of their own.
+        latency: seconds of a move beside its bytes.
         loads: seconds of computing that each byte costs members at its two ends, where they see to
-            moves themselves; none where they do not. They do so while the link carries the bytes.
+            moves themselves; none where they do not. A message is put together before the link
+            carries it, and taken apart afterwards.
     """
 
     bandwidths: tuple[float, ...]
@@ -80,7 +55,7 @@ class DirectNetwork:
     @property
     def byte_seconds(self) -> Shares:
         """For each member, what sending or receiving a byte takes, `[members]`."""
-        return np.maximum(1 / np.array(self.bandwidths), self._loads)
+        return 1 / np.array(self.bandwidths) + self._loads
 
     @property
     def _loads(self) -> Shares:
@@ -89,8 +64,7 @@ class DirectNetwork:
     def seconds(self, move: MoveOf, source: Shares, target: Shares) -> float:
         """What a move takes: the slowest member's, which sends and receives at once."""
         if not move.by_even_parts:
-            start = 0.0 if move.once else self.latency
-            return start + self._carried(move.form, move.num_bytes, source, target)
+            return self.latency + self._carried(move.form, move.num_bytes, source, target)
         even = np.full(len(source), 1 / len(source))
         ends = (source, even) if move.form == GATHER else (even, target)
         regrouped = self._carried(REGROUP, move.num_bytes, *ends)
@@ -99,7 +73,7 @@ class DirectNetwork:
     def _carried(self, form: str, num_bytes: float, source: Shares, target: Shares) -> float:
         given, taken = _parts_moved(form, source, target)
         carried = np.maximum(given, taken) / np.array(self.bandwidths)
-        return num_bytes * float(np.maximum(carried, (given + taken) * self._loads).max())
+        return num_bytes * float((carried + (given + taken) * self._loads).max())
 
 
 def _parts_moved(form: str, source: Shares, target: Shares) -> tuple[Shares, Shares]:
@@ -212,16 +186,16 @@ class Rates:
         speeds = np.array([member.flops for member in self.members])
         return speeds / speeds.sum()
 
-    def load_seconds(self, loads: list[WayLoad], shares: Shares) -> NDArray[np.float64]:
+    def load_seconds(self, loads: Loads, shares: Shares) -> NDArray[np.float64]:
         """What loads take on each member, `[loads, members]`.
 
         Args:
             loads: the loads.
             shares: of every class.
         """
-        if not loads:
+        if not len(loads):
             return np.zeros((0, self.count))
-        table = np.array([_figures(each) for each in loads])
+        table = loads.figures
         part = np.where(table[:, :1] < 0, 1.0, shares[table[:, 0].astype(int)])
         seconds = np.zeros((len(loads), self.count))
         known: dict[object, int] = {}
@@ -236,7 +210,7 @@ class Rates:
             flops, traffic, updated = table[:, 2:5].T + table[:, 6:9].T * part[:, m]
             computing = flops / member.flops + traffic / member.traffic
             if member.classes is not None:
-                whole = np.array([member.classes.seconds(load.work) for load in loads])
+                whole = np.array([member.classes.seconds(load.work) for load in loads.all])
                 shared = _share_of(table, part[:, m])
                 computing = whole * shared / member.devices + _LITTLE * computing
             seconds[:, m] = alone * computing + updated * (1 / member.updated + inner)
@@ -244,16 +218,16 @@ class Rates:
                 seconds[:, m] += self.pressure[m] * self._held(table, part[:, m], member)
         return seconds
 
-    def held_bytes(self, loads: list[WayLoad], shares: Shares) -> NDArray[np.float64]:
+    def held_bytes(self, loads: Loads, shares: Shares) -> NDArray[np.float64]:
         """What each device of each member holds of loads, `[members]`.
 
         Args:
             loads: the loads.
             shares: of every class.
         """
-        if not loads:
+        if not len(loads):
             return np.zeros(self.count)
-        table = np.array([_figures(each) for each in loads])
+        table = loads.figures
         part = np.where(table[:, :1] < 0, 1.0, shares[table[:, 0].astype(int)])
         return np.array(
             [self._held(table, part[:, m], each).sum() for m, each in enumerate(self.members)]
@@ -264,22 +238,22 @@ class Rates:
         devices = np.where(table[:, 1] > 0, float(member.devices), 1.0)
         return (table[:, 5] + table[:, 9] * part) / devices
 
-    def move_seconds(self, moves: list[MoveOf], shares: Shares) -> NDArray[np.float64]:
+    def move_seconds(self, moves: Moves, shares: Shares) -> NDArray[np.float64]:
         """What moves take, `[moves]`.
 
         Args:
             moves: the moves.
             shares: of every class.
         """
-        known: dict[object, tuple[float, float]] = {}
-
-        def seconds(move: MoveOf) -> float:
-            if move.by_even_parts is not None or self.count < 3:
-                return self._move_seconds(move, shares, known)
-            both = (move._replace(by_even_parts=each) for each in (False, True))
-            return min(self._move_seconds(each, shares, known) for each in both)
-
-        return np.array([seconds(each) for each in moves])
+        if not len(moves):
+            return np.zeros(0)
+        seconds = self._seconds(moves, moves.sorts, shares)
+        if self.count < 3 or not moves.may_go_by_even_parts:
+            return seconds
+        by_even = [
+            each._replace(by_even_parts=each.by_even_parts is not False) for each in moves.sorts
+        ]
+        return np.minimum(seconds, self._seconds(moves, by_even, shares))
 
     def goes_by_even_parts(self, move: MoveOf, shares: Shares) -> bool:
         """Whether a move brings something to even parts in between.
@@ -291,25 +265,39 @@ class Rates:
         if move.by_even_parts is not None or self.count < 3:
             # Of two, each gives all it has either way.
             return bool(move.by_even_parts)
-        straight, by_even = (move._replace(by_even_parts=each) for each in (False, True))
-        times = self.move_seconds([straight, by_even], shares)
-        return bool(times[1] < times[0])
+        both = Moves(move._replace(by_even_parts=each) for each in (False, True))
+        straight, by_even = self.move_seconds(both, shares)
+        return bool(by_even < straight)
 
-    def _move_seconds(
-        self, move: MoveOf, shares: Shares, known: dict[object, tuple[float, float]]
-    ) -> float:
-        """What a move takes, which is linear in its bytes."""
-        key = move.form, move.source, move.target, move.once, move.by_even_parts
-        if key not in known:
-            even = np.full(self.count, 1 / self.count)
-            source, target = (
-                shares[each] if each >= 0 else even for each in (move.source, move.target)
+    def _seconds(
+        self, moves: Moves, sorts: Sequence[MoveOf], shares: Shares
+    ) -> NDArray[np.float64]:
+        """What moves take, each of one of some sorts."""
+        even = np.full(self.count, 1 / self.count)
+        # Most classes of dimensions have one of few rows of shares.
+        rows = [each.tobytes() for each in shares]
+        known: dict[object, tuple[float, float]] = {}
+        lines = np.empty((len(sorts), 2))
+        for place, move in enumerate(sorts):
+            source, target = move.source, move.target
+            key = (
+                move.form,
+                rows[source] if source >= 0 else None,
+                rows[target] if target >= 0 else None,
+                move.by_even_parts,
             )
-            start = self.network.seconds(move._replace(num_bytes=0.0), source, target)
-            byte = self.network.seconds(move._replace(num_bytes=1e9), source, target)
-            known[key] = start, (byte - start) / 1e9
-        start, byte = known[key]
-        return start + byte * move.num_bytes
+            if key not in known:
+                ends = (shares[each] if each >= 0 else even for each in (source, target))
+                known[key] = self._line(move, *ends)
+            lines[place] = known[key]
+        start, byte = lines[moves.places].T
+        return start + byte * moves.num_bytes
+
+    def _line(self, move: MoveOf, source: Shares, target: Shares) -> tuple[float, float]:
+        """What a sort of move takes whatever its bytes, and for each of them."""
+        start = self.network.seconds(move._replace(num_bytes=0.0), source, target)
+        byte = self.network.seconds(move._replace(num_bytes=1e9), source, target)
+        return start, (byte - start) / 1e9
 
 
 def _share_of(table: Shares, part: Shares) -> Shares:
@@ -318,19 +306,3 @@ def _share_of(table: Shares, part: Shares) -> Shares:
     alone = np.where(of_flops, table[:, 2], table[:, 3])
     shared = np.where(of_flops, table[:, 6], table[:, 7])
     return (alone + shared * part) / np.maximum(alone + shared, 1e-30)
-
-
-def _figures(load: WayLoad) -> tuple[float, ...]:
-    """A load as a row of numbers: class, whether by examples, four figures alone and shared."""
-    return (
-        load.divided,
-        load.by_examples,
-        load.flops,
-        load.traffic,
-        load.updated,
-        load.held,
-        load.shared_flops,
-        load.shared_traffic,
-        load.shared_updated,
-        load.shared_held,
-    )

@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hetjax.pipeline.program.traced_program import num_bytes
 from hetjax.pipeline.stages.cutting import ParameterPart
+from hetjax.planner.module_programs.charges import REGROUP, Loads, MoveOf, Moves
 from hetjax.planner.module_programs.module_chain import ModuleChain
 from hetjax.planner.module_programs.program import ModuleProgram, shared_update
-from hetjax.planner.module_programs.rates import GATHER, REGROUP, SUM, MoveOf, Rates
+from hetjax.planner.module_programs.rates import Rates
 from hetjax.planner.module_programs.ways import WayLoad
 from hetjax.planner.work.arrays import FloatArray
 
@@ -149,9 +149,7 @@ def step_time(
     return StepTime(
         forward,
         backward,
-        update
-        + _shared_seconds(chain, programs, rates, ratios, state_bytes)
-        + _message_seconds(programs, rates),
+        update + _shared_seconds(chain, programs, rates, ratios, state_bytes),
         waited / max(1e-30, float(waited.sum())),
         np.stack([clocks[0].computing, clocks[1].computing]),
     )
@@ -185,9 +183,9 @@ def spans_of(
         state_bytes: bytes of optimizer state for each element of a parameter.
     """
     steps = program.trace.traced.flat.steps
-    loads = rates.load_seconds([way.load for way in program.ways], shares)
+    loads = rates.load_seconds(program.loads, shares)
     waiting: dict[int, float] = {}
-    moved = rates.move_seconds([each.move for each in program.moves], shares)
+    moved = rates.move_seconds(program.charged_moves, shares)
     for each, seconds in zip(program.moves, moved.tolist(), strict=True):
         waiting[each.equation] = waiting.get(each.equation, 0.0) + seconds
     found: tuple[list[Span], list[Span], list[Span]] = ([], [], [])
@@ -204,7 +202,7 @@ def spans_of(
         opened[which] = opened[which] + loads[equation]
     if len(steps) in waiting:
         cut(2, waiting[len(steps)])
-    updates = rates.load_seconds(list(program.update_loads(state_bytes)), shares)
+    updates = rates.load_seconds(Loads(program.update_loads(state_bytes)), shares)
     opened[2] = opened[2] + updates.sum(axis=0)
     for which in range(3):
         found[which].append(Span(opened[which], None))
@@ -245,13 +243,12 @@ def held_bytes(
         program = programs[place]
         shares = ratios[program.kind]
         if id(program) not in known:
-            held = rates.held_bytes(list(program.update_loads(state_bytes)), shares)
-            ways = [way.load for way in program.ways]
-            known[id(program)] = held, rates.held_bytes(ways, shares)
+            held = rates.held_bytes(Loads(program.update_loads(state_bytes)), shares)
+            known[id(program)] = held, rates.held_bytes(program.loads, shares)
         mine = known[id(program)]
         state, residuals = state + times * mine[0], residuals + times * mine[1]
     for kind, loads, _ in shared_updates(chain, programs, state_bytes):
-        state = state + rates.held_bytes(loads, ratios[kind])
+        state = state + rates.held_bytes(Loads(loads), ratios[kind])
     return HeldBytes(state, residuals)
 
 
@@ -275,7 +272,7 @@ def regroup_seconds(
         if not isinstance(value, int) or layout < 0:
             continue
         number = program.dimensions.class_of(program.kind, value, layout)
-        total += regrouped(rates, num_bytes(traced.flat.avals[value]), ours, theirs, number)
+        total += regrouped(rates, program.trace.num_bytes[value], ours, theirs, number)
     return total
 
 
@@ -309,15 +306,6 @@ def _regroup(
         clock.move(seconds)
 
 
-def _message_seconds(programs: Sequence[ModuleProgram], rates: Rates) -> float:
-    """What an update's moves take whatever their bytes: they go together before it, and after."""
-    unlike = {id(program): program for program in programs}.values()
-    forms = {each.move.form for program in unlike for each in program.moves if each.move.once}
-    times = len({form == GATHER for form in forms})
-    empty = np.zeros((0, rates.count))
-    return times * float(rates.move_seconds([MoveOf(SUM, 0.0)], empty).sum())
-
-
 def _shared_seconds(
     chain: ModuleChain,
     programs: Sequence[ModuleProgram],
@@ -328,8 +316,8 @@ def _shared_seconds(
     """What the update of parameters takes that several modules have."""
     total = 0.0
     for kind, loads, moves in shared_updates(chain, programs, state_bytes):
-        total += float(rates.load_seconds(loads, ratios[kind]).max(axis=1).sum())
-        total += float(rates.move_seconds(moves, ratios[kind]).sum())
+        total += float(rates.load_seconds(Loads(loads), ratios[kind]).max(axis=1).sum())
+        total += float(rates.move_seconds(Moves(moves), ratios[kind]).sum())
     return total
 
 

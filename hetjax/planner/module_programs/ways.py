@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import jax.numpy as jnp
 
 from hetjax.pipeline.program.costs import step_cost
-from hetjax.pipeline.program.traced_program import Operand, Step, num_bytes
+from hetjax.pipeline.program.traced_program import Operand, Step
 from hetjax.pipeline.program.work_classes import step_work
 from hetjax.planner.module_programs.dimensions import Dimensions
 from hetjax.planner.module_programs.module_chain import ModuleTrace
@@ -94,10 +94,9 @@ def ways_of(trace: ModuleTrace, kind: int, dimensions: Dimensions) -> list[list[
 def _ways(
     trace: ModuleTrace, kind: int, step: Step, signature: Signature | None, dimensions: Dimensions
 ) -> Iterator[ComputingWay]:
-    avals = trace.traced.flat.avals
     operands = [operand if isinstance(operand, int) else None for operand in step.inputs]
-    sizes = [0 if v is None else num_bytes(avals[v]) for v in operands]
-    made = [num_bytes(avals[value]) for value in step.outputs]
+    sizes = [0 if value is None else trace.num_bytes[value] for value in operands]
+    made = [trace.num_bytes[value] for value in step.outputs]
     cost = step_cost(step)
     classes = dimensions.classes[kind]
     values = [*(v for v in operands if v is not None), *step.outputs]
