@@ -6,6 +6,7 @@ columns of a product, which costs next to nothing.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import jax
@@ -13,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hetjax.mesh import Cluster, SubMesh
-from hetjax.pipeline.program.traced_program import trace
+from hetjax.pipeline.program.traced_program import Program, trace
 from hetjax.pipeline.schedules.warm_up import one_f_one_b
 from hetjax.planner import (
     Member,
@@ -79,14 +80,14 @@ def gather_plan(
     return plan, weight, batch
 
 
-def _gathered(program: Any, even: Share, method: Method) -> Any:
+def _gathered(program: Program, even: Share, method: Method) -> Iterator[OperandShare]:
     """Every use of the batch, which is whole there."""
-    (trace,) = chain_of(program, [0, program.num_positions]).kinds
-    (value,) = trace.traced.batch
+    (module,) = chain_of(program, [0, program.num_positions]).kinds
+    (value,) = module.traced.batch
     through = even if method == "by even parts" else None
-    for equation, step in enumerate(trace.traced.flat.steps):
+    for equation, step in enumerate(module.traced.flat.steps):
         for place, operand in enumerate(step.inputs):
-            if operand is value:
+            if isinstance(operand, int) and operand == value:
                 yield OperandShare(equation, place, None, through)
 
 

@@ -1,7 +1,8 @@
 """Synthesised programs in the lab, for real: parts of `bench_hap.py` that need root.
 
-Two hosts, one at half the speed of the other. What computing takes on them is measured first, on
-models of sizes that are not trained by (`PROFILED`); it is kept in a folder where one is given.
+Mostly two hosts, one at half the speed of the other. What computing takes on them is measured
+first, on models of sizes that are not trained by (`PROFILED`); it is kept in a folder where one is
+given.
 """
 
 from __future__ import annotations

@@ -25,7 +25,14 @@ from hetjax.planner.hap.explain import ProgramReport, explain
 
 
 def program_report(prepared: Prepared) -> ProgramReport | None:
-    """What a synthesised program does; None where the plan has none, or was given."""
+    """What a synthesised program does.
+
+    Args:
+        prepared: what was planned.
+
+    Returns:
+        The report; None where the plan has no program, or was given.
+    """
     planned, plan = prepared.planned, prepared.plan
     if planned is None or not any(stage.shares.modules for stage in plan.stages):
         return None

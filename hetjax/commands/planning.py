@@ -58,7 +58,20 @@ def find_plan(
     lost: frozenset[int],
     told: Callable[[int, int, str], None] | None,
 ) -> Planned:
-    """The plan of the configured number of microbatches, or of the best."""
+    """The plan of the configured number of microbatches, or of the best.
+
+    Args:
+        ingredients: the model, the data and the optimizer.
+        cluster: the devices.
+        lost: devices that cannot be used.
+        told: called after each number of microbatches that was tried; see `choose_microbatches`.
+
+    Returns:
+        How the plan was found.
+
+    Raises:
+        InputError: the model fits nowhere, or what is asked for goes with no such plan.
+    """
     settings, planner = ingredients.configuration, DynamicProgram()
     if settings.planner.name == "hap":
         return _synthesised(ingredients, cluster, lost)

@@ -48,7 +48,15 @@ def state_problems(
     database: ProfileDatabase | None = None,
     lost: frozenset[int] = frozenset(),
 ) -> Problems:
-    """The problems for numbers of microbatches."""
+    """The problems for numbers of microbatches.
+
+    Args:
+        ingredients: the model, the data and the optimizer.
+        cluster: the devices.
+        counts: the numbers.
+        database: measurements to plan with; None to plan by the devices' figures.
+        lost: devices that cannot be used.
+    """
     settings = ingredients.configuration
 
     def state(count: int) -> PlanningProblem:
@@ -75,7 +83,14 @@ def state_problem(
     *,
     given: PipelinePlan | None = None,
 ) -> PlanningProblem:
-    """What is to be planned; a pipeline that is given has its own microbatches and stages."""
+    """What is to be planned; a pipeline that is given has its own microbatches and stages.
+
+    Args:
+        ingredients: the model, the data and the optimizer.
+        cluster: the devices.
+        num_microbatches: microbatches in a step.
+        given: a pipeline that is predicted as it is.
+    """
     return make_problem(
         ingredients.model.loss,
         ingredients.parameter_shapes,

@@ -1,4 +1,4 @@
-"""A plan and its run as people read them: tables, and figures as JSON."""
+"""A plan as people read it: tables, and what is to be known of it in words."""
 
 from __future__ import annotations
 

@@ -12,7 +12,11 @@ from hetjax.report import OtherPlan
 
 
 def batches(plan: Plan) -> str:
-    """How many microbatches each pipeline of a plan computes, and by which schedule, in words."""
+    """How many microbatches each pipeline of a plan computes, and by which schedule.
+
+    Args:
+        plan: the plan.
+    """
     said = []
     for first, each in plan.numbered_pipelines():
         last = first + len(each.stages) - 1
@@ -24,7 +28,12 @@ def batches(plan: Plan) -> str:
 
 
 def batch_words(batch_size: int, model: Model) -> str:
-    """What a batch has, in words."""
+    """What a batch has.
+
+    Args:
+        batch_size: examples in it.
+        model: what reads it.
+    """
     count = model.units_per_example
     return f"{batch_size} x {count} {model.unit}" if count > 1 else f"{batch_size} {model.unit}"
 

@@ -53,7 +53,7 @@ def moves_table(report: ProgramReport) -> Table:
             row.what,
             row.shape,
             row.layout,
-            row.form,
+            f"{row.form} by even parts" if row.by_even_parts else row.form,
             format_bytes(int(row.num_bytes)),
             format_seconds(row.seconds),
             str(row.times),

@@ -26,6 +26,8 @@ from hetjax.planner import (
     Share,
     Shares,
     StagePlan,
+    make_problem,
+    predict,
     validate,
     validate_for,
 )
@@ -108,6 +110,7 @@ def test_what_makes_no_sense_is_refused(shares: Shares, changes: dict[str, Any],
         (OperandShare(0, 7), "operand 7 of equation 0; it has"),
         (OperandShare(0, 1, Share(0, (3, 2))), "5"),
         (OperandShare(0, 1, None, Share(0, (3, 2))), "5"),
+        (OperandShare(0, 1, None, Share(5, (2, 2))), "5"),
     ],
 )
 def test_operands_that_are_not_there_are_refused_before_anything_is_made(
@@ -115,6 +118,26 @@ def test_operands_that_are_not_there_are_refused_before_anything_is_made(
 ):
     with pytest.raises(InputError, match=message):
         Trainer(plan_of(modules(operand)), loss, WEIGHTS, optax.sgd(0.1), BATCH)
+
+
+@pytest.mark.parametrize(
+    ("operand", "message"),
+    [
+        (OperandShare(99, 0), "has operand 0 of equation 99"),
+        (OperandShare(0, 7), "has operand 7 of equation 0"),
+        (OperandShare(0, 1, Share(7, (2, 2))), "operand 1.share.dimension is 7"),
+        (OperandShare(0, 1, Share(0, (3, 2))), "operand 1.share.sizes is [3, 2], 5 together"),
+        (OperandShare(0, 1, None, Share(7, (2, 2))), "operand 1.through.dimension is 7"),
+        (OperandShare(0, 1, None, Share(0, (3, 2))), "operand 1.through.sizes is [3, 2], 5"),
+        (OperandShare(0, 1, None, Share(0, (2, 2))), "the operand comes as whole; allowed where"),
+    ],
+)
+def test_operands_that_are_not_there_are_not_predicted(operand: OperandShare, message: str):
+    problem = make_problem(
+        loss, WEIGHTS, BATCH, cluster=CLUSTER, optimizer=optax.sgd(0.1), num_microbatches=1
+    )
+    with pytest.raises(InputError, match=re.escape(message)):
+        predict(plan_of(modules(operand)), problem)
 
 
 def test_a_plan_with_modules_is_the_same_after_a_file(tmp_path: Path):

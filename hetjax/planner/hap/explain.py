@@ -55,6 +55,7 @@ class MoveRow:
         num_bytes: bytes of the whole value.
         seconds: what it takes.
         times: how often a step does it.
+        by_even_parts: whether it brings something to even parts on its way.
     """
 
     module: str
@@ -65,6 +66,7 @@ class MoveRow:
     num_bytes: float
     seconds: float
     times: int
+    by_even_parts: bool = False
 
 
 @dataclass(frozen=True)
@@ -201,10 +203,11 @@ def _move_rows(
             names.get(each.value, f"value {each.value}"),
             _shape(shape),
             f"{layouts_text([each.before])} to {layouts_text([each.after])}",
-            f"{move.form} by even parts" if rates.goes_by_even_parts(move, shares) else move.form,
+            move.form,
             move.num_bytes,
             float(seconds),
             count,
+            rates.goes_by_even_parts(move, shares),
         )
 
 

@@ -183,6 +183,10 @@ class _Writer:
                 size = program.trace.traced.flat.avals[each.value].shape[divided]
                 even = np.full(self._rates.count, 1 / self._rates.count)
                 sizes = whole_units(size, even, [1] * self._rates.count)
+                pairs = zip(sizes, self._data_axes, strict=True)
+                if divided == 0 and any(part % axis for part, axis in pairs):
+                    # Every device of a member would have all of its part.
+                    continue
                 found[each.value, each.after] = Share(divided, sizes)
         return found
 

@@ -29,7 +29,7 @@ class MoveNetwork(Protocol):
         """What a move takes.
 
         Args:
-            move: the move.
+            move: the move; a network that has no way by even parts takes no notice of those.
             source: what part each member has before, `[members]`; even for what is not divided.
             target: the same of afterwards.
         """

@@ -13,8 +13,9 @@ from hetjax.pipeline.program.traced_program import Operand
 from hetjax.planner.module_programs.dimensions import Dimensions, find_dimensions
 from hetjax.planner.module_programs.module_chain import Module, ModuleChain
 from hetjax.planner.module_programs.program import ModuleProgram, Stored, layouts_text
-from hetjax.planner.module_programs.ways import FREE, WHOLE, ComputingWay, ways_of
+from hetjax.planner.module_programs.ways import FREE, SUMMANDS, WHOLE, ComputingWay, ways_of
 from hetjax.planner.plan.module_shares import OperandShare, Share
+from hetjax.planner.plan.share_checks import check_fits
 from hetjax.planner.plan.stage_plan import Shares
 from hetjax.planner.work.arrays import FloatArray
 
@@ -147,13 +148,24 @@ class _Pass:
         self.reader, self.module = reader, module
         self.trace = reader.chain.kinds[module.kind]
         self._told = {(each.equation, each.operand): each for each in operands}
+        self._check_places()
         self._layouts: dict[int, int] = {}
         self.inputs: dict[int, int] = {}
         self.ways: list[ComputingWay] = []
         self.stored: list[Stored] = []
         self.wholes: set[int] = set()
         self.by_even_parts: set[tuple[int, int]] = set()
+        self._throughs: dict[tuple[int, int], Share | None] = {}
         self._inputs()
+
+    def _check_places(self) -> None:
+        steps = self.trace.traced.flat.steps
+        for equation, operand in self._told:
+            if equation >= len(steps) or operand >= len(steps[equation].inputs):
+                raise InputError(
+                    f"{self.reader.where}.modules has operand {operand} of equation {equation} of "
+                    f"the module from position {self.module.start} on, which has no such operand"
+                )
 
     def made(self, operand: Operand) -> int:
         """How a value lies."""
@@ -226,6 +238,7 @@ class _Pass:
             layout = self.made(operand)
             if (equation, place) in self._told and isinstance(operand, int):
                 told = self._told[equation, place]
+                self._check(told, operand)
                 if told.share is None:
                     self.wholes.add(operand)
                     layout = WHOLE
@@ -234,10 +247,32 @@ class _Pass:
                     layout = told.share.dimension
                 if told.through is not None:
                     self.by_even_parts.add((operand, layout))
+                if self._throughs.setdefault((operand, layout), told.through) != told.through:
+                    raise InputError(
+                        f"{self.reader.where}.modules: equation {equation}, operand "
+                        f"{place}.through is unlike that of another operand, which is the same "
+                        f"value; a value is moved once: give both the same"
+                    )
             layouts.append(layout)
         way = self._way(equation, layouts)
         self.ways[equation] = way
         self._layouts.update(zip(step.outputs, way.results, strict=True))
+
+    def _check(self, told: OperandShare, operand: int) -> None:
+        """Check that an operand can lie as it is told, and go by even parts where it is told to."""
+        shape = self.trace.traced.flat.avals[operand].shape
+        where = f"{self.reader.where}.modules: equation {told.equation}, operand {told.operand}"
+        for name, share in (("share", told.share), ("through", told.through)):
+            if share is not None:
+                check_fits(share, shape, "the operand", f"{where}.{name}")
+        if told.through is None:
+            return
+        made, comes = self.made(operand), told.through.dimension if told.share is None else SUMMANDS
+        if made != comes:
+            raise InputError(
+                f"{where}.through is given, and the operand comes as {layouts_text([made])}; "
+                f"allowed where it comes as {layouts_text([comes])}, for a gather or a scatter"
+            )
 
     def _way(self, equation: int, layouts: Sequence[int]) -> ComputingWay:
         """The way that an equation is computed as its operands lie."""

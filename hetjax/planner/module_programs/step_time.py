@@ -79,7 +79,12 @@ class WaitingClock:
         self.waited, self.computing = np.zeros(count), np.zeros(count)
 
     def run(self, spans: Sequence[Span], times: int = 1) -> None:
-        """All members run what stands between moves, a number of times."""
+        """All members run what stands between moves.
+
+        Args:
+            spans: what they run.
+            times: how often, one after the other.
+        """
         before = self._seconds, self._open, self.waited, self.computing
         for _ in range(min(times, 2)):
             before = self._seconds, self._open, self.waited.copy(), self.computing.copy()

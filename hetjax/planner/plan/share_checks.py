@@ -165,7 +165,7 @@ def check_shares_for(stage: StagePlan, microbatch_size: int, program: Program, w
                 continue
             shape = program.avals[parameters[name]].shape
             place = f"{where}.shares.{field}[{name!r}]"
-            _check_fits(share, shape, f"the parameter's shape {shape}", place)
+            check_fits(share, shape, f"the parameter's shape {shape}", place)
             spec = stage.parameters.get(name, ())
             _check_inner(share, shape, spec, stage, place, f"parameters[{name!r}]")
     if microbatch_size != program.avals[program.batch[0]].shape[0]:
@@ -173,13 +173,23 @@ def check_shares_for(stage: StagePlan, microbatch_size: int, program: Program, w
     for value, share in stage.shares.values.items():
         shape = program.avals[value].shape
         place = f"{where}.shares.values[{value}]"
-        _check_fits(share, shape, f"the value's shape {shape}", place)
+        check_fits(share, shape, f"the value's shape {shape}", place)
         spec = stage.values.get(value, ())
         _check_inner(share, shape, spec, stage, place, f"values[{value}]")
 
 
-def _check_fits(share: Share, shape: tuple[int, ...], whose: str, where: str) -> None:
-    """Check that an array has the dimension, and that the sizes add up to it."""
+def check_fits(share: Share, shape: tuple[int, ...], whose: str, where: str) -> None:
+    """Check that an array has the dimension of a share, and that the sizes add up to it.
+
+    Args:
+        share: the share.
+        shape: the array's shape.
+        whose: what errors call the array.
+        where: what errors name as the share.
+
+    Raises:
+        InputError: naming the field, its value and what is allowed.
+    """
     if share.dimension >= len(shape):
         raise InputError(
             f"{where}.dimension is {share.dimension}; {whose} has "

@@ -163,7 +163,7 @@ def _read(path: Path) -> _DatabaseFile:
     return _read_once(path, (stat.st_ino, stat.st_mtime_ns, stat.st_size))
 
 
-@functools.lru_cache(maxsize=10_000)
+@functools.cache
 def _read_once(path: Path, version: tuple[int, int, int]) -> _DatabaseFile:
     return _read_file(path)
 

@@ -8,11 +8,9 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
-import jax
 from jaxtyping import PyTree
 
 from hetjax.errors import InputError
-from hetjax.pipeline.program.loss import host_array
 from hetjax.pipeline.schedules.schedule import Schedule
 from hetjax.pipeline.stages.cutting import ParameterPart
 from hetjax.planner.plan.plan import Plan
@@ -402,8 +400,8 @@ class RayExecutor:
 
     def _given(self, batch: PyTree) -> dict[Peer, GivenRows | None]:
         """What each worker is given of a batch, of which it has the planned shape."""
-        feed_of(batch, self._job.batch, self._job.plan.batch_size)
-        leaves = [host_array(leaf) for leaf in jax.tree.leaves(batch)]
+        size = self._job.plan.batch_size
+        leaves = feed_of(batch, self._job.batch, size)(0, size)
         return {
             peer: given_rows(self._placement, peer[0], process.place, leaves)
             for peer, process in self._processes.items()

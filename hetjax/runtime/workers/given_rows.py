@@ -1,4 +1,4 @@
-"""What a worker is given of a batch that the driver has: the rows that it loads, and no others."""
+"""What a worker is given of a batch that the driver has: the rows that its member loads."""
 
 from __future__ import annotations
 
@@ -28,11 +28,13 @@ class GivenRows:
             first: the first row's number in the batch.
             end: the number after the last row's.
         """
-        start, leaves = next(
+        having = [
             (start, leaves)
-            for start, leaves in reversed(self.pieces)
+            for start, leaves in self.pieces
             if start <= first and end <= start + max(map(len, leaves))
-        )
+        ]
+        assert having, "a worker loads rows that its member has"
+        start, leaves = having[-1]
         return [leaf[first - start : end - start] for leaf in leaves]
 
 
