@@ -27,6 +27,7 @@ from hetjax.planner import (
     StagePlan,
 )
 from hetjax.planner.module_programs.module_chain import chain_of
+from hetjax.sharding.annotation.bounds import even_sizes
 
 Method = Literal["padded", "straight", "by even parts"]
 
@@ -58,7 +59,7 @@ def gather_plan(
     members = tuple(Member(SubMesh(each.name, 0, (1, 1)), (1, 1)) for each in cluster.subclusters)
     count, rows = len(members), num_bytes // (4 * _WIDTH)
     first = round(largest * rows)
-    sizes = (first, *_even(rows - first, count - 1))
+    sizes = (first, *even_sizes(rows - first, count - 1))
     if method == "padded":
         rows, sizes = count * max(sizes), (max(sizes),) * count
     batch = np.random.default_rng(0).normal(size=(rows, _WIDTH)).astype(np.float32)
@@ -66,11 +67,11 @@ def gather_plan(
     program = trace(loss, weight, jax.ShapeDtypeStruct(batch.shape, batch.dtype))
     shares = Shares(
         batch=sizes,
-        parameters={program.parameter_names[0]: Share(1, _even(_COLUMNS, count))},
+        parameters={program.parameter_names[0]: Share(1, even_sizes(_COLUMNS, count))},
         modules=(
             ModuleShares(
                 ((0, program.num_positions),),
-                tuple(_gathered(program, Share(0, _even(rows, count)), method)),
+                tuple(_gathered(program, Share(0, even_sizes(rows, count)), method)),
             ),
         ),
     )
@@ -89,7 +90,3 @@ def _gathered(program: Program, even: Share, method: Method) -> Iterator[Operand
         for place, operand in enumerate(step.inputs):
             if isinstance(operand, int) and operand == value:
                 yield OperandShare(equation, place, None, through)
-
-
-def _even(total: int, count: int) -> tuple[int, ...]:
-    return tuple(total // count + (place < total % count) for place in range(count))

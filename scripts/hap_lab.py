@@ -126,14 +126,23 @@ class Asked:
         """
         asked = {"model": model, "sizes": sizes, "microbatches": microbatches}
         told = {of: self("make", name=of, of=of, **asked) for of in systems}
-        losses = {of: self("steps", name=of, count=WARM_UP_STEPS) for of in systems}
-        check_losses(losses)
+        check_losses(self.warmed_up(systems))
+        return told, self.in_turn(systems, rounds)
+
+    def warmed_up(self, names: Sequence[str]) -> dict[str, list[float]]:
+        """Run the first steps of trainers; their losses."""
+        return {name: self("steps", name=name, count=WARM_UP_STEPS) for name in names}
+
+    def in_turn(self, names: Sequence[str], rounds: int) -> dict[str, list[float]]:
+        """Run steps of trainers in turn, and end them; the seconds of a step in each round."""
         times = take_turns(
-            {of: lambda of=of: self("step", name=of) for of in systems}, rounds=rounds, steps=1
+            {name: lambda name=name: self("step", name=name) for name in names},
+            rounds=rounds,
+            steps=1,
         )
-        for of in systems:
-            self("end", name=of)
-        return told, times
+        for name in names:
+            self("end", name=name)
+        return times
 
 
 def lab_rows(options: argparse.Namespace) -> Iterator[Row]:
@@ -209,18 +218,12 @@ def methods_rows(options: argparse.Namespace) -> Iterator[Row]:
         for num_bytes, largest in itertools.product(GATHERED_BYTES, LARGEST_PARTS):
             of = {"num_bytes": num_bytes, "largest": largest}
             told = {each: asked("make_gather", name=each, method=each, **of) for each in METHODS}
-            for each in METHODS:
-                asked("steps", name=each, count=WARM_UP_STEPS)
-            times = take_turns(
-                {each: lambda each=each: asked("step", name=each) for each in METHODS},
-                rounds=options.rounds,
-                steps=1,
-            )
+            asked.warmed_up(METHODS)
+            times = asked.in_turn(METHODS, options.rounds)
             predicted = {each: told[each]["predicted_step_time"] for each in METHODS}
             chosen = min(METHODS, key=predicted.__getitem__)
             best = min(METHODS, key=lambda each: median(times[each]))
             for each in METHODS:
-                asked("end", name=each)
                 yield {
                     **of,
                     "method": each,

@@ -210,35 +210,30 @@ class Server:
             options = replace(problem.options, synthesised_stages=synthesised, max_pipelines=1)
             problem = replace(problem, options=options)
             plan = complete(DynamicProgram().plan(problem), problem)
-        where: dict[str, Any] = {"source": OneBatch(batch), "runtime": hetjax.RayOptions()}
-        trainer = hetjax.Trainer(plan, made.loss, parameters, optimizer(), batch, **where)
-        self.training[name] = Training(trainer, plan, problem)
-        return _told(plan)
+        return self._train(name, plan, problem, (made.loss, parameters, batch))
 
     def do_make_gather(
         self, name: str, num_bytes: int, largest: float, method: Method
-    ) -> dict[str, float]:
+    ) -> dict[str, Any]:
         """Make a trainer whose step is one gather of uneven parts; see `gather_plan`.
 
         Returns:
-            What its step is predicted to take.
+            As `do_make`.
         """
         plan, weight, batch = gather_plan(self._found, num_bytes, largest, method)
         where: dict[str, Any] = {"cluster": self._found, "optimizer": optimizer()}
         problem = make_problem(loss, weight, batch, num_microbatches=1, **where)
-        plan = predict(plan, problem)
-        trainer = hetjax.Trainer(
-            plan,
-            loss,
-            weight,
-            optimizer(),
-            batch,
-            source=OneBatch(batch),
-            runtime=hetjax.RayOptions(),
-        )
+        return self._train(name, predict(plan, problem), problem, (loss, weight, batch))
+
+    def _train(
+        self, name: str, plan: Plan, problem: PlanningProblem, what: tuple[Any, Any, Any]
+    ) -> dict[str, Any]:
+        """Make a trainer of a loss, parameters and a batch; what is told of its plan."""
+        function, parameters, batch = what
+        where: dict[str, Any] = {"source": OneBatch(batch), "runtime": hetjax.RayOptions()}
+        trainer = hetjax.Trainer(plan, function, parameters, optimizer(), batch, **where)
         self.training[name] = Training(trainer, plan, problem)
-        assert plan.prediction is not None, "it is predicted"
-        return {"predicted_step_time": plan.prediction.step_time}
+        return _told(plan)
 
     def do_steps(self, name: str, count: int) -> list[float]:
         """Run steps; their losses."""

@@ -38,6 +38,10 @@ class DrawnRates(Rates):
     def move_seconds(self, moves: Moves, shares: np.ndarray) -> np.ndarray:
         return 0.5 * self.rng.random(len(moves))
 
+    def go_by_even_parts(self, moves: Moves, shares: np.ndarray) -> np.ndarray:
+        may = np.array([each.by_even_parts is None for each in moves.sorts], bool)
+        return may[moves.places] & (self.rng.random(len(moves)) < 0.5) & (self.count > 2)
+
 
 def random_program_case(rng: Random, *, double: bool = False) -> Case:
     """A random model with a random program of one stage over two to four members."""

@@ -176,10 +176,10 @@ def test_uneven_parts_go_by_even_ones_where_that_is_faster(form: str):
         np.testing.assert_allclose(
             rates.move_seconds(Moves([move]), shares), [min(straight, by_even)]
         )
-        assert rates.goes_by_even_parts(move, shares) == is_better
+        assert rates.go_by_even_parts(Moves([move]), shares).tolist() == [is_better]
     even = np.full((1, 4), 0.25)
     rates = Rates(members, DirectNetwork((1e6,) * 4, 1e-9))
-    assert not rates.goes_by_even_parts(move, even)
+    assert rates.go_by_even_parts(Moves([move]), even).tolist() == [False]
 
 
 def test_moves_of_a_plan_go_by_even_parts_where_it_says_so():

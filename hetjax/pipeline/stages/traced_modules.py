@@ -7,7 +7,7 @@ equations of one can be said of all. Moves among members are written into them a
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -174,17 +174,7 @@ def _with_moves(
 ) -> TracedModule:
     """A module in whose trace operands are brought to lie as they shall."""
     flat = traced.flat
-    for equation, place in moves:
-        if equation >= len(flat.steps) or place >= len(flat.steps[equation].inputs):
-            raise InputError(
-                f"plan: a module is told of operand {place} of equation {equation}; it has "
-                f"{len(flat.steps)} equations"
-                + (
-                    f", and this one {len(flat.steps[equation].inputs)} operands"
-                    if equation < len(flat.steps)
-                    else ""
-                )
-            )
+    check_operands(flat, moves, "plan: what a module is told")
     number = len(flat.avals)
     held: dict[tuple[int, HSharding], int] = {}
     places = {step: place for place, step in enumerate(flat.steps)}
@@ -222,6 +212,30 @@ def _with_moves(
     before = set(passes.before)
     backward = tuple(written([step for step in flat.steps if step not in before]))
     return TracedModule(run, traced, forward, backward, passes.returned)
+
+
+def check_operands(flat: FlatJaxpr, operands: Iterable[tuple[int, int]], where: str) -> None:
+    """Check that a module's trace has operands.
+
+    Args:
+        flat: the trace.
+        operands: their numbers of equation and operand.
+        where: what errors name as what tells of them.
+
+    Raises:
+        InputError: it has not.
+    """
+    for equation, place in operands:
+        if equation >= len(flat.steps) or place >= len(flat.steps[equation].inputs):
+            raise InputError(
+                f"{where} has operand {place} of equation {equation}; it has "
+                f"{len(flat.steps)} equations"
+                + (
+                    f", and this one {len(flat.steps[equation].inputs)} operands"
+                    if equation < len(flat.steps)
+                    else ""
+                )
+            )
 
 
 def _resharding(value: int, result: int, annotation: HSharding) -> Step:

@@ -14,7 +14,6 @@ from hetjax.planner.hap.chain_search import ChainSearch
 from hetjax.planner.hap.forced import DATA_PARALLEL
 from hetjax.planner.hap.hap_planner import chain_of_problem
 from hetjax.planner.hap.synthesis import synthesise_at
-from hetjax.planner.module_programs.charges import Moves
 from hetjax.planner.module_programs.module_chain import Module
 from hetjax.planner.module_programs.program import ModuleProgram, layouts_text
 from hetjax.planner.module_programs.rates import Rates
@@ -191,12 +190,12 @@ def _move_rows(
     rates: Rates,
 ) -> Iterator[MoveRow]:
     names = _value_names(program)
-    for each in program.moves:
+    charged = program.charged_moves
+    taken = rates.move_seconds(charged, shares).tolist()
+    by_even = rates.go_by_even_parts(charged, shares).tolist()
+    for each, seconds, goes in zip(program.moves, taken, by_even, strict=True):
         move = each.move
-        if move is None:
-            continue
         count = len(modules) * (1 if move.once else problem.num_microbatches)
-        (seconds,) = rates.move_seconds(Moves([move]), shares)
         shape = program.trace.traced.flat.avals[each.value].shape
         yield MoveRow(
             name,
@@ -205,9 +204,9 @@ def _move_rows(
             f"{layouts_text([each.before])} to {layouts_text([each.after])}",
             move.form,
             move.num_bytes,
-            float(seconds),
+            seconds,
             count,
-            rates.goes_by_even_parts(move, shares),
+            goes,
         )
 
 

@@ -319,11 +319,11 @@ def _moved_bytes(
 ) -> dict[MovedBytes, float]:
     """What a module's moves carry in a step, but sums that all get whole: they have no ratios."""
     found: dict[MovedBytes, float] = {}
-    for each in program.moves:
+    by_even = rates.go_by_even_parts(program.charged_moves, shares).tolist()
+    for each, goes in zip(program.moves, by_even, strict=True):
         move = each.move
         if move.form != SUM:
-            by_even = rates.goes_by_even_parts(move, shares)
-            key = MovedBytes(move.form, program.kind, program.kind, by_even)
+            key = MovedBytes(move.form, program.kind, program.kind, goes)
             times = 1 if move.once else num_microbatches
             found[key] = found.get(key, 0.0) + times * move.num_bytes
     return found

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
-import numpy as np
-
-from hetjax.planner.hap.ratios import whole_units
 from hetjax.planner.hap.synthesis import Synthesis
 from hetjax.planner.module_programs.dimensions import Dimensions
 from hetjax.planner.module_programs.module_chain import Module, ModuleChain
@@ -15,6 +13,7 @@ from hetjax.planner.module_programs.rates import Rates
 from hetjax.planner.module_programs.ways import WHOLE
 from hetjax.planner.plan.module_shares import ModuleShares, OperandShare, Share
 from hetjax.planner.plan.stage_plan import Member, Shares
+from hetjax.sharding.annotation.bounds import even_sizes
 
 
 def shares_of(
@@ -175,18 +174,15 @@ class _Writer:
 
     def _by_even_parts(self, program: ModuleProgram) -> Mapping[tuple[int, int], Share]:
         """The even parts that values are brought to on their way, with how they lie at its end."""
-        found = {}
-        for each in program.moves:
-            shares = self._found.shares[program.kind]
-            if self._rates.goes_by_even_parts(each.move, shares):
-                divided = max(each.before, each.after)
-                size = program.trace.traced.flat.avals[each.value].shape[divided]
-                even = np.full(self._rates.count, 1 / self._rates.count)
-                sizes = whole_units(size, even, [1] * self._rates.count)
-                pairs = zip(sizes, self._data_axes, strict=True)
-                if divided == 0 and any(part % axis for part, axis in pairs):
-                    # Every device of a member would have all of its part.
-                    continue
+        found, shares = {}, self._found.shares[program.kind]
+        go = self._rates.go_by_even_parts(program.charged_moves, shares)
+        for each in itertools.compress(program.moves, go):
+            divided = max(each.before, each.after)
+            size = program.trace.traced.flat.avals[each.value].shape[divided]
+            sizes = even_sizes(size, self._rates.count)
+            pairs = zip(sizes, self._data_axes, strict=True)
+            # Else every device of a member would have all of its part.
+            if divided or not any(part % axis for part, axis in pairs):
                 found[each.value, each.after] = Share(divided, sizes)
         return found
 

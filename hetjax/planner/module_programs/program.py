@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
@@ -141,9 +141,7 @@ class ModuleProgram:
         if self.trace.is_last:
             for operand in traced.sent:
                 if isinstance(operand, int):
-                    for each in self._moved(operand, WHOLE, len(steps), done):
-                        # It is no operand that a plan could tell of.
-                        yield replace(each, move=each.move._replace(by_even_parts=False))
+                    yield from self._moved(operand, WHOLE, len(steps), done)
         for place, gradient in enumerate(traced.gradients):
             stored = self.stored[place]
             if isinstance(gradient, int):

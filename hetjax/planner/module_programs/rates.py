@@ -247,27 +247,31 @@ class Rates:
         """
         if not len(moves):
             return np.zeros(0)
-        seconds = self._seconds(moves, moves.sorts, shares)
+        return np.minimum(*self._both_ways(moves, shares))
+
+    def go_by_even_parts(self, moves: Moves, shares: Shares) -> NDArray[np.bool_]:
+        """Whether moves bring something to even parts in between, `[moves]`.
+
+        Args:
+            moves: the moves.
+            shares: of every class.
+        """
+        if not len(moves):
+            return np.zeros(0, bool)
+        told = np.array([each.by_even_parts is True for each in moves.sorts])
+        straight, by_even = self._both_ways(moves, shares)
+        return told[moves.places] | (by_even < straight)
+
+    def _both_ways(self, moves: Moves, shares: Shares) -> tuple[Shares, Shares]:
+        """What moves take that go as they are told, those that are told nothing either way."""
+        straight = self._seconds(moves, moves.sorts, shares)
         if self.count < 3 or not moves.may_go_by_even_parts:
-            return seconds
+            # Of two, each gives all it has either way.
+            return straight, straight
         by_even = [
             each._replace(by_even_parts=each.by_even_parts is not False) for each in moves.sorts
         ]
-        return np.minimum(seconds, self._seconds(moves, by_even, shares))
-
-    def goes_by_even_parts(self, move: MoveOf, shares: Shares) -> bool:
-        """Whether a move brings something to even parts in between.
-
-        Args:
-            move: the move.
-            shares: of every class.
-        """
-        if move.by_even_parts is not None or self.count < 3:
-            # Of two, each gives all it has either way.
-            return bool(move.by_even_parts)
-        both = Moves(move._replace(by_even_parts=each) for each in (False, True))
-        straight, by_even = self.move_seconds(both, shares)
-        return bool(by_even < straight)
+        return straight, self._seconds(moves, by_even, shares)
 
     def _seconds(
         self, moves: Moves, sorts: Sequence[MoveOf], shares: Shares

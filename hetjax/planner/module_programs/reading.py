@@ -10,6 +10,7 @@ import numpy as np
 
 from hetjax.errors import InputError
 from hetjax.pipeline.program.traced_program import Operand
+from hetjax.pipeline.stages.traced_modules import check_operands
 from hetjax.planner.module_programs.dimensions import Dimensions, find_dimensions
 from hetjax.planner.module_programs.module_chain import Module, ModuleChain
 from hetjax.planner.module_programs.program import ModuleProgram, Stored, layouts_text
@@ -148,7 +149,8 @@ class _Pass:
         self.reader, self.module = reader, module
         self.trace = reader.chain.kinds[module.kind]
         self._told = {(each.equation, each.operand): each for each in operands}
-        self._check_places()
+        where = f"{reader.where}.modules, for the module from position {module.start} on,"
+        check_operands(self.trace.traced.flat, self._told, where)
         self._layouts: dict[int, int] = {}
         self.inputs: dict[int, int] = {}
         self.ways: list[ComputingWay] = []
@@ -157,15 +159,6 @@ class _Pass:
         self.by_even_parts: set[tuple[int, int]] = set()
         self._throughs: dict[tuple[int, int], Share | None] = {}
         self._inputs()
-
-    def _check_places(self) -> None:
-        steps = self.trace.traced.flat.steps
-        for equation, operand in self._told:
-            if equation >= len(steps) or operand >= len(steps[equation].inputs):
-                raise InputError(
-                    f"{self.reader.where}.modules has operand {operand} of equation {equation} of "
-                    f"the module from position {self.module.start} on, which has no such operand"
-                )
 
     def made(self, operand: Operand) -> int:
         """How a value lies."""

@@ -85,6 +85,16 @@ def even_ends(size: int, count: int) -> list[int]:
     return [size * place // count for place in range(count + 1)]
 
 
+def even_sizes(size: int, count: int) -> tuple[int, ...]:
+    """How long the runs are that cut a dimension as evenly as it goes.
+
+    Example:
+        >>> even_sizes(8, 3)
+        (2, 3, 3)
+    """
+    return tuple(stop - start for start, stop in itertools.pairwise(even_ends(size, count)))
+
+
 def cut(bounds: Bounds, count: int) -> tuple[Bounds, ...]:
     """Cut a part along its longest dimension.
 
