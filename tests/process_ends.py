@@ -90,7 +90,7 @@ class Ends:
         partners = {peer: each.partners for peer, each in self.transports.items()}
         addresses = {peer: each.listen(HOST, partners[peer]) for peer, each in self.wires.items()}
         for peer, wire in self.wires.items():
-            wire.connect({partner: addresses[partner] for partner in partners[peer]})
+            wire.connect({partner: addresses[partner][peer] for partner in partners[peer]})
 
     def close(self) -> None:
         """Close all."""

@@ -48,6 +48,11 @@ def carrier_of(stage: int, secret: bytes = SECRET) -> WireCarrier:
     return WireCarrier((stage, 0), DEVICES[stage][0], names, secret, deadline=1.0)
 
 
+def servers_of(ends: Ends) -> list[Any]:
+    """The transfer servers of all workers: each has one for each partner."""
+    return [each.server for wire in ends.wires.values() for each in wire._servers.values()]
+
+
 def test_a_server_that_does_not_answer_names_the_worker():
     with pytest.raises(WorkerLostError, match=r"stage 0, host 0 is lost: no connection to .*:1: "):
         carrier_of(1).connect({(0, 0): f"{HOST}:1"})
@@ -67,9 +72,9 @@ def test_a_server_of_another_run_does_not_greet():
     other, ours = carrier_of(0, b"another"), carrier_of(1)
     ours.listen(HOST, [(0, 0)])
     with pytest.raises(WorkerLostError, match=r"stage 0, host 0 .* did not greet within 1 s"):
-        ours.connect({(0, 0): other.listen(HOST, [(1, 0)])})
+        ours.connect({(0, 0): other.listen(HOST, [(1, 0)])[1, 0]})
     late = jax.device_put(np.zeros(2**16, np.uint8), DEVICES[0][0])
-    other._server.await_pull(ours._greeting((0, 0), (1, 0)), [late])
+    other._server((1, 0)).await_pull(ours._greeting((0, 0), (1, 0)), [late])
 
 
 def test_devices_without_a_transfer_server_are_told_what_to_set(monkeypatch: pytest.MonkeyPatch):
@@ -82,7 +87,7 @@ def test_devices_without_a_transfer_server_are_told_what_to_set(monkeypatch: pyt
         match=r"^stage 0, host 0: JAX has no transfer server on cpu \(UNIMPLEMENTED: no transfers "
         r"here\); set runtime.carrier = 'host'$",
     ):
-        carrier_of(0).listen(HOST, [])
+        carrier_of(0).listen(HOST, [(1, 0)])
 
 
 def test_identifiers_differ_from_run_to_run_and_use_all_bits():
@@ -113,7 +118,7 @@ def test_what_a_stranger_has_taken_is_missed_within_the_deadline(placement: Plac
 
 
 def test_strangers_are_refused_once_all_are_connected(placement: Placement, ends: Ends):
-    addresses = [wire._server.address().rpartition(":") for wire in ends.wires.values()]
+    addresses = [each.address().rpartition(":") for each in servers_of(ends)]
     for wire in ends.wires.values():
         wire.stop_listening()
         wire.stop_listening()
@@ -149,5 +154,5 @@ def listening_addresses() -> set[str]:
 @pytest.mark.skipif(not Path("/proc/self/net/tcp").exists(), reason="it reads Linux's tables")
 def test_servers_listen_on_their_own_address_only(ends: Ends):
     ports = {int(address.rpartition(":")[2], 16) for address in listening_addresses()}
-    assert {int(each._server.address().rpartition(":")[2]) for each in ends.wires.values()} <= ports
+    assert {int(each.address().rpartition(":")[2]) for each in servers_of(ends)} <= ports
     assert {address.rpartition(":")[0] for address in listening_addresses()} == {"0100007F"}

@@ -127,7 +127,7 @@ class RayExecutor:
         )
         self._workers.wait(
             {peer: self._workers.actor(peer).connect.remote(addresses) for peer in hosts},
-            f"workers to connect to {self._places(addresses)}",
+            f"workers to connect to {self._places(hosts)}",
             2 * CONNECT_SECONDS,
         )
         self._workers.call(lambda actor: actor.stop_listening.remote())

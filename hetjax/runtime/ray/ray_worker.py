@@ -180,13 +180,14 @@ class HostWorker:
         )
         return self.transport.partners
 
-    def listen(self, host: str) -> str:
-        """Let other workers connect to an address of this host; where they reach it there."""
+    def listen(self, host: str) -> dict[Peer, str]:
+        """Let other workers connect to an address of this host; where each of them reaches it."""
         return self.wire.listen(host, self.transport.partners)
 
-    def connect(self, addresses: Mapping[Peer, str]) -> None:
-        """Connect to the workers that this one exchanges something with."""
-        self.wire.connect({peer: addresses[peer] for peer in self.transport.partners})
+    def connect(self, addresses: Mapping[Peer, Mapping[Peer, str]]) -> None:
+        """Connect to the workers that this one exchanges something with, where each listens."""
+        own = self.peer
+        self.wire.connect({peer: addresses[peer][own] for peer in self.transport.partners})
 
     def stop_listening(self) -> None:
         """Refuse further connections."""
