@@ -13,11 +13,11 @@ from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from hetjax.pipeline.program.fences import fenced
 from hetjax.runtime.compilation.compiling import Argument, compile_program
+from hetjax.runtime.compilation.fenced_program import PREDICATE, FencedProgram, is_fenced
 from hetjax.runtime.compilation.late_sums import compile_deduced, sharding_on
 from hetjax.runtime.instructions.divided_program import DividedProgram, divide_program
 from hetjax.sharding.annotation.annotation import DUPLICATE, PARTIAL, HSharding
@@ -138,34 +138,15 @@ class MeshPartitioner:
     ) -> Any:
         """A compiled program; for CPUs, with fences."""
         make = partial(self.program, keeps_sums=keeps_sums)
-        if self.mesh.devices.flat[0].platform != "cpu":
+        if not is_fenced(self.mesh):
             return make(function, arguments, outputs)
 
         def run(predicates: Sequence[Any], *arguments: Any) -> Any:
             with fenced(predicates[0]):
                 return function(*arguments)
 
-        predicates = Argument([jax.ShapeDtypeStruct((), bool)], [self.whole])
-        program = make(run, [predicates, *arguments], outputs)
-        true = jax.make_array_from_callback((), self.whole, lambda _: np.array(True))
-        return _Fenced(program, [true])
-
-
-class _Fenced:
-    """A compiled program whose fences are told to stay closed; see `pipeline.program.fences`.
-
-    Args:
-        program: the compiled program, whose first argument they are.
-        predicates: a boolean scalar, true, in a list.
-    """
-
-    def __init__(self, program: Any, predicates: Sequence[jax.Array]):
-        self._program, self._predicates = program, predicates
-        self.output_shardings = program.output_shardings
-        self.memory_analysis = program.memory_analysis
-
-    def __call__(self, *arguments: Any) -> Any:
-        return self._program(self._predicates, *arguments)
+        predicates = Argument([PREDICATE], [self.whole])
+        return FencedProgram(make(run, [predicates, *arguments], outputs), self.mesh)
 
 
 class UnionPartitioner:

@@ -6,8 +6,11 @@ from collections.abc import Callable, Sequence, Set
 from typing import Any
 
 import jax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from hetjax.pipeline.program.fences import evaluate, fenced
+from hetjax.pipeline.program.traced_program import flatten_jaxpr
+from hetjax.runtime.compilation.fenced_program import PREDICATE, FencedProgram, is_fenced
 from hetjax.runtime.instructions.divided_program import DividedProgram
 from hetjax.runtime.instructions.member_instructions import (
     MemberPart,
@@ -46,8 +49,28 @@ def _compiled(divided: DividedProgram, place: int, segment: Segment, mesh: Mesh)
     outputs = [part_of(program, v, segment.submesh, mesh).sharding for v in segment.outputs]
     with jax.set_mesh(mesh):
         run = _function(program, segment, groups)
-        jitted = jax.jit(run, out_shardings=outputs, donate_argnums=1, keep_unused=True)
-        return jitted.lower(*shapes).compile()
+        options = {"out_shardings": outputs, "keep_unused": True}
+        # Products are turned by merging dimensions, which may be divided over several devices.
+        if not is_fenced(mesh) or mesh.size > 1:
+            return jax.jit(run, donate_argnums=1, **options).lower(*shapes).compile()
+        jitted = jax.jit(_fenced(run, shapes), donate_argnums=2, **options)
+        whole = NamedSharding(mesh, PartitionSpec())
+        predicate = jax.ShapeDtypeStruct(PREDICATE.shape, PREDICATE.dtype, sharding=whole)
+        return FencedProgram(jitted.lower([predicate], *shapes).compile(), mesh)
+
+
+def _fenced(
+    run: Callable[..., Any], shapes: Sequence[Sequence[jax.ShapeDtypeStruct]]
+) -> Callable[..., Any]:
+    """The same function, as CPUs compute it best: with fences, told by its first argument."""
+    flat = flatten_jaxpr(jax.make_jaxpr(run)(*shapes))
+
+    def run_fenced(predicates: Sequence[Any], *arrays: Sequence[Any]) -> list[Any]:
+        held = dict(zip(flat.inputs, jax.tree.leaves(arrays), strict=True))
+        with fenced(predicates[0]):
+            return evaluate(flat.steps, held, flat.outputs, flat.avals)
+
+    return run_fenced
 
 
 def _function(
