@@ -48,8 +48,15 @@ PROFILED = [
 TRAINED = ("VGG19", {"examples": 256, "hidden": 512, "narrower": 8})
 """The model of `lab`: large dense layers after small convolutions."""
 
-PIPELINED, MICROBATCHES = ("VGG19", {"examples": 64, "hidden": 2048, "narrower": 4}), 8
-"""The model of `one-space`, and how many microbatches a step of it has."""
+PIPELINED = (
+    "BERT",
+    {"examples": 128, "layers": 3, "tokens": 32, "width": 192, "hidden": 768, "heads": 3}
+    | {"vocabulary": 24576},
+)
+"""The model of `one-space`: one layer of it, the head, is most of the work."""
+
+MICROBATCHES = 8
+"""How many of them a step of `one-space` has."""
 
 EXPERTS = {"examples": 8, "layers": 2, "tokens": 128, "width": 256, "hidden": 2048, "heads": 4}
 

@@ -38,6 +38,7 @@ from hetjax.planner.hap.synthesis import synthesise_at
 from hetjax.planner.hap.writing import shares_of
 from hetjax.planner.module_programs.rates import DirectNetwork, MemberSpeed, Rates
 from hetjax.planner.module_programs.reading import read_programs
+from hetjax.planner.plan.module_shares import Share
 from hetjax.planner.plan.stage_plan import StagePlan
 
 NUMBERS = st.integers(0, 2**32 - 1)
@@ -212,6 +213,84 @@ def test_a_plan_reads_as_the_program_that_was_written(number: int):
         (each.equation, each.operand) for module in stage.shares.modules for each in module.operands
     }
     assert told >= {key for program in read.programs for key in program.operand_layouts}
+
+
+VOCABULARY = 1536
+
+
+def language_model(parameters: Any, batch: Any) -> Any:
+    """A language model whose head is most of the work: the mean loss."""
+    x = jnp.tanh(parameters["embedding"][batch["tokens"]] @ parameters["hidden"])
+    scores = jax.nn.log_softmax(x @ parameters["head"] + parameters["bias"])
+    chosen = jax.nn.one_hot(batch["labels"], VOCABULARY)
+    return -jnp.mean(jnp.sum(scores * chosen, -1))
+
+
+@pytest.mark.parametrize("is_last", [False, True], ids=["alone", "last of two stages"])
+def test_a_head_is_divided_by_the_vocabulary_up_to_the_loss(is_last: bool):
+    """Logits stay where they are: what crosses is their maxima, sums, and the gradient of what the
+    head reads, a sum that the stage before may get."""
+    rng = np.random.default_rng(0)
+    shapes = {
+        "embedding": (11, 8),
+        "hidden": (8, 8),
+        "head": (8, VOCABULARY),
+        "bias": (VOCABULARY,),
+    }
+    parameters = {
+        name: (0.3 * rng.normal(size=shape)).astype("f4") for name, shape in shapes.items()
+    }
+    batch = {
+        "tokens": rng.integers(0, 11, (12, 6), np.int32),
+        "labels": rng.integers(0, VOCABULARY, (12, 6), np.int32),
+    }
+    program = trace(language_model, parameters, batch)
+    head = next(i for i, step in enumerate(program.steps) if step.name == "tanh") + 1
+    start = head if is_last else 0
+    chain = chain_of_program(program, 12, start)
+    slow = Rates(RATES.members, DirectNetwork((1e6, 1e6), 1e-5))
+    search = ChainSearch(chain, STATE).among(COLUMNS)
+    found = synthesise_at(search, slow, np.array([0.25, 0.75]))
+    members = (
+        MEMBERS
+        if not is_last
+        else tuple(Member(SubMesh("second", place, (1, 1)), (1, 1)) for place in range(2))
+    )
+    shares = shares_of(chain, search.dimensions, found, members, slow)
+    assert shares.parameters["head"] == Share(1, (384, 1152))
+    moved = max(each.move.num_bytes for program in found.program.modules for each in program.moves)
+    assert moved < 12 * 6 * VOCABULARY * 4 / 8
+    stages = [StagePlan((start > 0, 1 + (start > 0)), members, shares=shares)]
+    boundaries = [0, program.num_positions]
+    if is_last:
+        stages.insert(0, StagePlan((0, 1), MEMBERS[:1]))
+        boundaries.insert(1, start)
+        # What the first stage gets is a sum over the members, and is charged for.
+        assert found.program.modules[0].gives_back is not None
+        read = read_programs(chain, shares, 2, "shares")
+        assert read.programs[0].gives_back == found.program.modules[0].gives_back
+        moves = [
+            [(each.value, each.before, each.after) for each in program.moves]
+            for program in (read.programs[0], found.program.modules[0])
+        ]
+        assert moves[0] == moves[1]
+    schedule = one_f_one_b(len(stages), 1)
+    made = Plan(
+        program.fingerprint,
+        tuple(boundaries),
+        CLUSTER,
+        (PipelinePlan(tuple(stages), 1, 12, schedule),),
+    )
+    optimizer = optax.sgd(0.1)
+    with Trainer(made, language_model, parameters, optimizer, batch) as trainer:
+        losses = [trainer.train_step(batch).loss for _ in range(4)]
+    expected = []
+    held: Any = parameters
+    for _ in range(4):
+        value, gradients = jax.jit(jax.value_and_grad(language_model))(held, batch)
+        held = jax.tree.map(lambda p, g: p - np.float32(0.1) * g, held, gradients)
+        expected.append(float(value))
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
 
 
 def recurrent(parameters: Any, batch: Any) -> Any:

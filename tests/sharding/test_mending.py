@@ -10,6 +10,7 @@ from cases import examples
 from deducing import check, drawn, random_annotation, random_union, run
 from hypothesis import given
 from hypothesis import strategies as st
+from jax.extend.core import jaxpr_as_fun
 from jax.sharding import PartitionSpec as P
 
 from hetjax.errors import InputError
@@ -18,6 +19,7 @@ from hetjax.pipeline.stages import told_moves
 from hetjax.sharding import PARTIAL, HSharding, Subgroup, deduce
 from hetjax.sharding.deduction.annotated_program import Move
 from hetjax.sharding.deduction.bottom_tier import OperandError
+from hetjax.sharding.deduction.opening import EXTREMA, deduce_opened, opened_program
 from hetjax.sharding.resolution.resolve import moved_elements
 
 TWO = Subgroup((0, 1), (("tensor", 2),), P())
@@ -233,3 +235,29 @@ def test_what_a_told_program_moves_inside_bodies_is_found_again():
         deduce(program, [x, weights], sums_stay=True)
     found = deduce(program, [x, weights], mend_bodies=True, sums_stay=True)
     assert not found.mends
+
+
+@pytest.mark.parametrize("reduce", [jnp.max, jnp.min])
+@pytest.mark.parametrize("shape", [(6, 2048), (2, 1031), (4096,), (3, 1024, 5)])
+def test_a_long_extremum_is_that_of_its_parts(reduce, shape):
+    """Where no number of parts divides it, it stays as it is."""
+    (x,) = drawn(shape)
+    program = jax.make_jaxpr(lambda x: reduce(x, axis=len(shape) // 2))(x)
+    opened = opened_program(program, EXTREMA)
+    names = [each.primitive.name for each in opened.jaxpr.eqns]
+    assert len(names) == (1 if 1031 in shape else 3)
+    expected = reduce(x, axis=len(shape) // 2)
+    for each in (program, opened):
+        (found,) = jaxpr_as_fun(each)(x)
+        assert (found == expected).all()
+
+
+def test_a_loss_over_a_divided_vocabulary_moves_no_logits():
+    """Its maxima are taken by parts, of which members give each other few."""
+    two = HSharding((ONE, Subgroup((3,), (), P())), 1, (1024, 3072))
+
+    def loss(x):
+        return -jnp.sum(jax.nn.log_softmax(x) * jax.nn.one_hot(jnp.arange(8), 4096))
+
+    found = deduce_opened(jax.make_jaxpr(loss)(*drawn((8, 4096))), [two])
+    assert sum(mend.num_bytes for mend in found.mends) < 8 * 4096 * 4 / 8

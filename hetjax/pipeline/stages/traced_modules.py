@@ -34,7 +34,7 @@ from hetjax.pipeline.stages.traced_stage import (
     traced_as,
 )
 from hetjax.sharding.annotation.annotation import HSharding
-from hetjax.sharding.deduction.opening import opened_program
+from hetjax.sharding.deduction.opening import EXTREMA, opened_program
 from hetjax.sharding.deduction.reshard import RESHARD, reshard
 
 Shapes = Sequence[jax.ShapeDtypeStruct]
@@ -67,7 +67,9 @@ class TracedModule:
 
 
 def trace_module(run: Stage, inputs: Sequence[Shapes], seeds: tuple[int, ...]) -> TracedStage:
-    """Trace a module: its forward and backward pass, with calls and short scans opened.
+    """Trace a module: its forward and backward pass.
+
+    Calls, short scans and long extrema are opened.
 
     Args:
         run: the module's steps.
@@ -84,7 +86,8 @@ def trace_module(run: Stage, inputs: Sequence[Shapes], seeds: tuple[int, ...]) -
 def _opened(closed: _compat.ClosedJaxpr) -> FlatJaxpr:
     scans = [each for each in closed.jaxpr.eqns if each.primitive.name == "scan"]
     size = sum(each.params["length"] * len(each.params["jaxpr"].eqns) for each in scans)
-    return flatten_jaxpr(opened_program(closed, ("scan",) if size <= _MOST_OPENED else ()))
+    names = ("scan", *EXTREMA) if size <= _MOST_OPENED else EXTREMA
+    return flatten_jaxpr(opened_program(closed, names))
 
 
 _MOST_OPENED = 4000

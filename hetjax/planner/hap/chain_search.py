@@ -6,7 +6,7 @@ import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,12 @@ from hetjax.planner.hap.tables import FloatArray, Minimum
 from hetjax.planner.module_programs.charges import Loads, Moves
 from hetjax.planner.module_programs.dimensions import Dimensions, find_dimensions
 from hetjax.planner.module_programs.module_chain import Module, ModuleChain
-from hetjax.planner.module_programs.program import ModuleProgram, Stored
+from hetjax.planner.module_programs.program import (
+    ModuleProgram,
+    Stored,
+    given_back,
+    move_between,
+)
 from hetjax.planner.module_programs.rates import Rates
 from hetjax.planner.module_programs.step_time import (
     Ratios,
@@ -215,6 +220,17 @@ class ChainSearch:
         return [each for each in choices if isinstance(each, Stored)]
 
 
+def _giving_back(program: ModuleProgram) -> ModuleProgram:
+    """The first program of a stage, whose cotangents lie as what it receives.
+
+    The same one where they are made so: modules that are alike share theirs.
+    """
+    received = program.trace.traced.received
+    layout = program.made(received[0]) if received else WHOLE
+    is_needed = next(given_back(program, layout), None) is not None
+    return replace(program, gives_back=layout) if is_needed else program
+
+
 class _Joined:
     """Modules that are solved, joined to a chain."""
 
@@ -256,27 +272,56 @@ class _Joined:
                 choices = self._solved[module.kind].choices(kept)
                 programs[key] = self._search.networks[module.kind].program(choices)
             found.append(programs[key])
+        found[0] = _giving_back(found[0])
         return float(reached[0]) + self._shared_seconds(found), tuple(found)
 
     def _first_edge(self) -> FloatArray:
         """What it takes that values come from another stage in some way, and cotangents go to it.
 
-        They lie as a plan says of a stage's examples: all whole, or all divided by examples.
+        They come and go as a plan says of a stage's examples: all whole, or all divided by
+        examples. Cotangents that are made otherwise are brought to lie so.
         """
         kind = self._search.chain.modules[0].kind
-        network, dimensions = self._search.networks[kind], self._search.dimensions
-        variables = [*network.received, *network.returned]
-        values = [*network.trace.traced.received, *network.trace.returned.values()]
-        found = np.full([network.sizes[each] for each in variables], np.inf)
+        network = self._search.networks[kind]
+        sizes = [network.sizes[each] for each in (*network.received, *network.returned)]
+        found = np.full(sizes, np.inf)
         for layout in (WHOLE, 0):
-            choices = [list(network.choices[each]) for each in variables]
-            if all(layout in each for each in choices) and all(
-                layout == WHOLE or dimensions.class_of(kind, value, layout) == dimensions.examples
-                for value in values
-                if isinstance(value, int)
-            ):
-                found[tuple(each.index(layout) for each in choices)] = 0.0
+            choices = [network.choices[each] for each in network.received]
+            if all(layout in each for each in choices) and self._are_examples(layout):
+                places = tuple(list(each).index(layout) for each in choices)
+                found[places] = np.minimum(found[places], self._giving(layout))
         return found.ravel()
+
+    def _are_examples(self, layout: int) -> bool:
+        """Whether what the first module receives and gives back can lie as a stage's examples."""
+        search, kind = self._search, self._search.chain.modules[0].kind
+        trace = search.networks[kind].trace
+        values = (*trace.traced.received, *trace.returned.values())
+        return layout == WHOLE or all(
+            search.dimensions.class_of(kind, value, layout) == search.dimensions.examples
+            for value in values
+            if isinstance(value, int)
+        )
+
+    def _giving(self, layout: int) -> FloatArray:
+        """What it takes to bring cotangents to a layout, by how they are made."""
+        search, kind = self._search, self._search.chain.modules[0].kind
+        network = search.networks[kind]
+        total = np.zeros([network.sizes[each] for each in network.returned])
+        values = network.trace.returned.values()
+        for axis, (variable, value) in enumerate(zip(network.returned, values, strict=True)):
+            if not isinstance(value, int):
+                continue
+            where = network.trace, kind, search.dimensions, value
+            made = [each for each in network.choices[variable] if isinstance(each, int)]
+            moves = [move_between(*where, each, layout) for each in made]
+            charged = Moves(move._replace(by_even_parts=False) for move in moves if move)
+            taken = iter(self._rates.move_seconds(charged, self._ratios[kind]).tolist())
+            seconds = [next(taken) if move else 0.0 for move in moves]
+            shape = [1] * total.ndim
+            shape[axis] = len(seconds)
+            total = total + search.num_microbatches * np.reshape(seconds, shape)
+        return total
 
     def _matrix(self, module: Module, held: Held) -> FloatArray:
         """A module's costs by how values lie at its first edge, and at its last."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -122,21 +122,27 @@ class HapPlanner:
             best = fastest
         return best
 
-    def last_stage(
-        self, problem: PlanningProblem, members: tuple[Member, ...], first: int
-    ) -> StagePlan:
-        """The last stage of a pipeline, whose members compute the loss together.
+    def last_stages(
+        self, problem: PlanningProblem
+    ) -> Callable[[tuple[Member, ...], int], StagePlan]:
+        """What makes last stages of pipelines, whose members compute the loss together.
 
         Args:
             problem: what to plan.
-            members: the stage's members; see `members_of`.
-            first: its first layer.
 
-        Raises:
-            DoesNotFitError: it fits with no ratios that were tried.
+        Returns:
+            From the stage's members (see `members_of`) and its first layer to the stage. It raises
+            `DoesNotFitError` where it fits with no ratios that were tried.
         """
-        chain = chain_of_problem(problem, problem.layers[first])
-        return self._stage(problem, members, first, self._search(problem, chain))[0]
+        searches: dict[int, ChainSearch] = {}
+
+        def last_stage(members: tuple[Member, ...], first: int) -> StagePlan:
+            if first not in searches:
+                chain = chain_of_problem(problem, problem.layers[first])
+                searches[first] = self._search(problem, chain)
+            return self._stage(problem, members, first, searches[first])[0]
+
+        return last_stage
 
     def _search(self, problem: PlanningProblem, chain: ModuleChain) -> ChainSearch:
         """What finds programs of a chain, for any members."""

@@ -105,8 +105,36 @@ def keeping_all(
         known = _predicted_ways(plan, problem, (False,))
     kept = [{way: stage for way, stage in ways.items() if not way[1]} for ways in known]
     ways = [_fastest(each) for each in kept]
-    slowest = max(_slowest(of[way]) for of, way in zip(kept, ways, strict=True))
-    return _predicted_so(plan, problem, ways, _warm_up_counts(plan, kept, slowest))
+    taken = [of[way] for of, way in zip(kept, ways, strict=True)]
+    return _predicted_so(plan, problem, ways, counts_at_pace(plan, taken, slowest_of(taken)))
+
+
+def slowest_of(stages: Sequence[StagePrediction]) -> float:
+    """The longest that a stage, or a transfer beside it, takes for a microbatch.
+
+    Args:
+        stages: what the stages of a pipeline take.
+    """
+    return max(
+        max(_seconds(each), each.communication_seconds, each.return_seconds) for each in stages
+    )
+
+
+def counts_at_pace(plan: Plan, stages: Sequence[StagePrediction], pace: float) -> tuple[int, ...]:
+    """The warm-up count of each stage at a pace, as the search counts them.
+
+    Args:
+        plan: a plan that `can_be_refitted`.
+        stages: what its stages take.
+        pace: seconds from one microbatch to the next.
+    """
+    pipeline = plan.pipeline
+    crossed = [
+        (before.communication_seconds, after.return_seconds)
+        for before, after in itertools.pairwise(stages)
+    ]
+    name, most = pipeline.schedule.name, pipeline.num_microbatches
+    return tuple(warm_up_counts_of(name, most, crossed, pace))
 
 
 def can_be_refitted(plan: Plan) -> bool:
@@ -163,7 +191,7 @@ def _choices(
     paces = np.unique([_seconds(each) for ways in known for each in ways.values()])
     seen: set[tuple[tuple[RuleChoice, ...], tuple[int, ...]]] = set()
     for pace in paces:
-        counts = _warm_up_counts(plan, known, float(pace))
+        counts = counts_at_pace(plan, [next(iter(each.values())) for each in known], float(pace))
         allowed = [_allowed(*each, float(pace)) for each in zip(known, counts, strict=True)]
         if not all(allowed):
             continue
@@ -172,22 +200,20 @@ def _choices(
             continue
         seen.add((told, counts))
         taken = [of[way] for of, way in zip(known, told, strict=True)]
-        slowest = max(map(_slowest, taken))
         total = sum(
             _seconds(each) + each.communication_seconds + each.return_seconds for each in taken
         )
         closing = max(each.update_seconds for each in taken)
-        yield total + (plan.pipeline.num_microbatches - 1) * slowest + closing, told, counts
+        yield (
+            total + (plan.pipeline.num_microbatches - 1) * slowest_of(taken) + closing,
+            told,
+            counts,
+        )
 
 
 def _seconds(stage: StagePrediction) -> float:
     """What a stage computes for a microbatch, to the nanosecond."""
     return round(stage.compute_seconds, 9)
-
-
-def _slowest(stage: StagePrediction) -> float:
-    """The longest that a stage or a transfer beside it takes for a microbatch."""
-    return max(_seconds(stage), stage.communication_seconds, stage.return_seconds)
 
 
 def _allowed(
@@ -208,18 +234,6 @@ def _fastest(ways: Mapping[RuleChoice, StagePrediction]) -> RuleChoice:
 def _held(stage: StagePrediction, count: int) -> float:
     once = stage.state_bytes + stage.working_bytes + stage.recomputed_bytes
     return once + count * stage.activation_bytes
-
-
-def _warm_up_counts(plan: Plan, known: ChoicePredictions, pace: float) -> tuple[int, ...]:
-    """The warm-up count of each stage at a pace, as the search counts them."""
-    pipeline = plan.pipeline
-    each = [next(iter(ways.values())) for ways in known]
-    crossed = [
-        (before.communication_seconds, after.return_seconds)
-        for before, after in itertools.pairwise(each)
-    ]
-    name, most = pipeline.schedule.name, pipeline.num_microbatches
-    return tuple(warm_up_counts_of(name, most, crossed, pace))
 
 
 def _with_stages(plan: Plan, stages: tuple[StagePlan, ...]) -> Plan:

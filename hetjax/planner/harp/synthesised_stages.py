@@ -9,22 +9,32 @@ joined, that is HAP's own plan.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from hetjax.errors import DoesNotFitError
+from hetjax.mesh.cluster import SubMesh
 from hetjax.pipeline.schedules.warm_up import from_warm_up_counts
 from hetjax.pipeline.stages.traced_modules import begins_as_modules_do
 from hetjax.planner.costs.complete import complete
-from hetjax.planner.hap.hap_planner import HapPlanner, members_of
+from hetjax.planner.costs.predict import predict_stages
+from hetjax.planner.hap.hap_planner import HapPlanner, cluster_members, members_of
 from hetjax.planner.harp.candidate_plans import pipeline_plan
+from hetjax.planner.harp.refit import counts_at_pace, slowest_of
 from hetjax.planner.harp.replicas import Timed
 from hetjax.planner.plan.plan import Plan
 from hetjax.planner.plan.stage_plan import Member, StagePlan
 from hetjax.planner.problem.problem import PlanningProblem
 
-_CUTS = 8
+_CUTS = 4
 """Where the joint is cut at first: so many places, evenly among the layers."""
+
+_MOST_SUBCLUSTERS = 4
+"""With more of them, joints of all but one are not looked at: each takes a second or two."""
+
+_FAR = 1.25
+"""How much slower than the best plan a joint may be at first, to be looked at more finely."""
 
 _WORTH = 0.99
 """What saves less than 1% of a step is not wanted."""
@@ -47,20 +57,37 @@ def synthesised_pipelines(
     if not options.synthesised_stages or options.objective != "step_time" or problem.lost:
         return None
     best: Timed | None = None
+    last_stage = HapPlanner().last_stages(problem)
     for first, members in _joints(problem, bases):
         limit = below if best is None else best[0]
-        found = _best_cut(problem, first, members)
+        found = _best_cut(problem, first, members, last_stage, limit)
         if found is not None and found[0] < _WORTH * limit:
             best = found
     return best
 
 
-def _joints(
-    problem: PlanningProblem, bases: Sequence[Plan]
-) -> Iterator[tuple[tuple[StagePlan, ...], tuple[Member, ...]]]:
-    """The stages that stay as they are, and the members of those that are joined; none twice."""
+LastStage = Callable[[tuple[Member, ...], int], StagePlan]
+"""From members and their first layer to a synthesised stage."""
+
+Joint = tuple[tuple[StagePlan, ...], tuple[Member, ...]]
+"""The stages that stay as they are, and the members of those that are joined."""
+
+
+def _joints(problem: PlanningProblem, bases: Sequence[Plan]) -> Iterator[Joint]:
+    """What may be joined, none twice."""
     seen: set[object] = set()
     options = problem.options
+    for first, members in itertools.chain(_last_joined(problem, bases), _all_but_one(problem)):
+        total = len(first) + 1
+        allowed = options.min_stages <= total <= (options.max_stages or total)
+        where = tuple(stage.members for stage in first), members
+        if len(members) > 1 and allowed and where not in seen:
+            seen.add(where)
+            yield first, members
+
+
+def _last_joined(problem: PlanningProblem, bases: Sequence[Plan]) -> Iterator[Joint]:
+    """The last stages of the pipelines that were found."""
     for base in bases:
         if len(base.pipelines) > 1:
             continue
@@ -68,64 +95,97 @@ def _joints(
         for count in range(1, len(stages) + 1):
             first, joined = stages[: len(stages) - count], stages[len(stages) - count :]
             submeshes = [member.submesh for stage in joined for member in stage.members]
-            members = members_of(submeshes, problem.microbatch_size)
-            total = len(first) + 1
-            allowed = options.min_stages <= total <= (options.max_stages or total)
-            where = tuple(stage.members for stage in first), members
-            if len(members) > 1 and allowed and where not in seen:
-                seen.add(where)
-                yield first, members
+            submeshes.sort(key=problem.cluster.device_ids)
+            yield first, members_of(submeshes, problem.microbatch_size)
+
+
+def _all_but_one(problem: PlanningProblem) -> Iterator[Joint]:
+    """All subclusters but one, which is the first stage.
+
+    No good pipeline by examples need have them so: where one layer is most of the work, it leaves
+    all of that to the fastest devices.
+    """
+    cluster, size = problem.cluster, problem.microbatch_size
+    for each in cluster.subclusters if 2 < len(cluster.subclusters) <= _MOST_SUBCLUSTERS else ():
+        submesh = SubMesh(each.name, 0, (each.nodes, each.devices_per_node))
+        if size % each.num_devices == 0:
+            member = Member(submesh, (each.num_devices, 1))
+            others = cluster_members(cluster, size, problem.lost)
+            joined = tuple(one for one in others if one.submesh.subcluster != each.name)
+            yield (StagePlan((0, 1), (member,)),), joined
 
 
 def _best_cut(
-    problem: PlanningProblem, first: Sequence[StagePlan], members: tuple[Member, ...]
+    problem: PlanningProblem,
+    first: Sequence[StagePlan],
+    members: tuple[Member, ...],
+    last_stage: LastStage,
+    limit: float,
 ) -> Timed | None:
-    """The best of all layers that the joint may begin with, looked for from coarse to fine."""
+    """The best of all layers that the joint may begin with, looked for from coarse to fine.
+
+    Where more values cross, a step is longer: the best place may stand beside a bad one.
+    """
     if not first:
-        return _planned(problem, first, members, 0)
+        return _planned(problem, first, members, 0, last_stage)
     low, high = first[-1].layers[0] + 1, problem.num_layers - 1
     known: dict[int, Timed | None] = {}
     step = max(1, (high - low) // _CUTS)
     cuts = range(low, high + 1, step)
-    while cuts:
+    while True:
         for cut in cuts:
             if cut not in known:
-                known[cut] = _planned(problem, first, members, cut)
+                known[cut] = _planned(problem, first, members, cut, last_stage)
         fitting = {cut: timed for cut, timed in known.items() if timed is not None}
         if not fitting:
             return None
         best = min(fitting, key=lambda cut: fitting[cut][0])
-        if step == 1:
+        if step == 1 or fitting[best][0] > _FAR * limit:
             return fitting[best]
-        step = max(1, step // 2)
-        cuts = range(max(low, best - step), min(high, best + step) + 1, step)
-    return None
+        far, step = 2 * step - 1, max(1, step // 2)
+        cuts = range(max(low, best - far), min(high, best + far) + 1, step)
 
 
 def _planned(
-    problem: PlanningProblem, first: Sequence[StagePlan], members: tuple[Member, ...], cut: int
+    problem: PlanningProblem,
+    first: Sequence[StagePlan],
+    members: tuple[Member, ...],
+    cut: int,
+    last_stage: LastStage,
 ) -> Timed | None:
     """The plan whose joint begins with a layer, predicted; None where it does not fit."""
     begins = [problem.layers[stage.layers[0]] for stage in first] + [problem.layers[cut]]
     if not begins_as_modules_do(problem.program, [*begins, problem.program.num_positions]):
         return None
     try:
-        last = HapPlanner().last_stage(problem, members, cut)
+        last = last_stage(members, cut)
     except DoesNotFitError:
         return None
     stages = [*first, last]
     for place, after in enumerate(stages[1:]):
         stages[place] = replace(stages[place], layers=(stages[place].layers[0], after.layers[0]))
-    plan = complete(_plan_of(problem, stages), problem, annotate=False)
-    prediction = plan.prediction
+    plans = [_completed(problem, plan) for plan in _scheduled(problem, stages)]
+    return min(filter(None, plans), key=lambda timed: timed[0], default=None)
+
+
+def _completed(problem: PlanningProblem, plan: Plan) -> Timed | None:
+    """What a step of a plan takes, and the plan; None where it does not fit."""
+    prediction = complete(plan, problem, annotate=False).prediction
     assert prediction is not None, "it is predicted"
-    if not all(stage.fits for stage in prediction.stages):
-        return None
-    return prediction.step_time, replace(plan, prediction=None)
+    fits = all(stage.fits for stage in prediction.stages)
+    return (prediction.step_time, plan) if fits else None
 
 
-def _plan_of(problem: PlanningProblem, stages: Sequence[StagePlan]) -> Plan:
+def _scheduled(problem: PlanningProblem, stages: Sequence[StagePlan]) -> list[Plan]:
+    """The pipeline with the warm-up that its links ask for, and with the least."""
     count = problem.num_microbatches
-    depths = [min(len(stages) - place, count) for place in range(len(stages))]
-    schedule = from_warm_up_counts(depths, count, problem.warm_up_schedule)
-    return pipeline_plan(problem, stages, schedule, "Harp with HAP's programs")
+
+    def plan_of(counts: Sequence[int]) -> Plan:
+        schedule = from_warm_up_counts(counts, count, problem.warm_up_schedule)
+        return pipeline_plan(problem, stages, schedule, "Harp with HAP's programs")
+
+    fewest = tuple(min(len(stages) - place, count) for place in range(len(stages)))
+    plan = plan_of(fewest)
+    told = predict_stages(plan, problem)
+    counts = counts_at_pace(plan, told, slowest_of(told))
+    return [plan] if counts == fewest else [plan_of(counts), plan]

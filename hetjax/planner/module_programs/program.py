@@ -45,7 +45,8 @@ class ProgramMove:
         before: how it was made.
         after: how it lies then.
         move: what is charged for it.
-        equation: the first equation that needs it so; the number of equations for the update.
+        equation: the first equation that needs it so; the number of equations for the update, and
+            for what is given back to another stage.
     """
 
     value: int
@@ -71,6 +72,7 @@ class ModuleProgram:
         shared: the places of parameters that other modules have, too.
         by_even_parts: the values that are brought to even parts on their way, with how they lie at
             its end; None: all for which that is faster.
+        gives_back: how cotangents shall lie that go to another stage; None: as they are made.
     """
 
     trace: ModuleTrace
@@ -82,6 +84,7 @@ class ModuleProgram:
     wholes: frozenset[int] = frozenset()
     shared: frozenset[int] = frozenset()
     by_even_parts: frozenset[tuple[int, int]] | None = None
+    gives_back: int | None = None
 
     @cached_property
     def _made(self) -> dict[int, int]:
@@ -142,6 +145,9 @@ class ModuleProgram:
             for operand in traced.sent:
                 if isinstance(operand, int):
                     yield from self._moved(operand, WHOLE, len(steps), done)
+        if self.gives_back is not None:
+            for value, move in given_back(self, self.gives_back):
+                yield ProgramMove(value, self.made(value), self.gives_back, move, len(steps))
         for place, gradient in enumerate(traced.gradients):
             stored = self.stored[place]
             if isinstance(gradient, int):
@@ -201,6 +207,25 @@ def move_of(
     return move_between(
         program.trace, program.kind, program.dimensions, value, before, after, once=once
     )
+
+
+def given_back(program: ModuleProgram, layout: int) -> Iterator[tuple[int, MoveOf]]:
+    """What brings cotangents to lie as another stage is given them.
+
+    Args:
+        program: the program that makes them.
+        layout: how they shall lie.
+
+    Yields:
+        The cotangents that are made otherwise, with their moves.
+    """
+    for value in program.trace.returned.values():
+        move = None
+        if isinstance(value, int):
+            move = move_of(program, value, program.made(value), layout)
+        if isinstance(value, int) and move is not None:
+            # No plan tells of it: the runtime moves what it has to give.
+            yield value, move._replace(by_even_parts=False)
 
 
 def move_between(

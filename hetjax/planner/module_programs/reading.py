@@ -93,12 +93,14 @@ class _Reader:
     def _program(self, each: _Pass) -> ModuleProgram:
         """One program for all modules that do the same."""
         by_even = frozenset(each.by_even_parts)
+        gives_back = self._gives_back(each)
         key = (
             each.module.kind,
             tuple(each.ways),
             tuple(each.stored),
             tuple(each.inputs.items()),
             by_even,
+            gives_back,
         )
         if key not in self._programs:
             shared = self.chain.shared_parts
@@ -113,8 +115,18 @@ class _Reader:
                 frozenset(each.wholes),
                 frozenset(places),
                 by_even,
+                gives_back,
             )
         return self._programs[key]
+
+    def _gives_back(self, each: _Pass) -> int | None:
+        """How the stage's first module gives cotangents back, where it makes some otherwise."""
+        returned = each.trace.returned.values()
+        if each.module is not self.chain.modules[0]:
+            return None
+        layout = 0 if self.shares.batch else WHOLE
+        made = [each.made(value) for value in returned if isinstance(value, int)]
+        return layout if any(lies not in (layout, WHOLE) for lies in made) else None
 
     def say(self, kind: int, value: int, share: Share) -> None:
         """Note what part of a class of dimensions each member has."""

@@ -191,7 +191,11 @@ def spans_of(
     loads = rates.load_seconds(program.loads, shares)
     waiting: dict[int, float] = {}
     moved = rates.move_seconds(program.charged_moves, shares)
+    returned, given = set(program.trace.returned.values()), 0.0
     for each, seconds in zip(program.moves, moved.tolist(), strict=True):
+        if each.equation == len(steps) and each.value in returned:
+            given += seconds
+            continue
         waiting[each.equation] = waiting.get(each.equation, 0.0) + seconds
     found: tuple[list[Span], list[Span], list[Span]] = ([], [], [])
     opened = [np.zeros(rates.count) for _ in range(3)]
@@ -205,6 +209,8 @@ def spans_of(
         if equation in waiting:
             cut(which, waiting[equation])
         opened[which] = opened[which] + loads[equation]
+    if given:
+        cut(1, given)
     if len(steps) in waiting:
         cut(2, waiting[len(steps)])
     updates = rates.load_seconds(Loads(program.update_loads(state_bytes)), shares)

@@ -1,7 +1,9 @@
-"""Opening scans and conditionals, where submeshes must exchange something inside them.
+"""Opening equations, where submeshes must exchange something inside them.
 
 A move cannot stand in a body. Where one is needed there, a scan becomes its iterations one after
-the other, and of a conditional every branch is computed and the results are selected.
+the other, and of a conditional every branch is computed and the results are selected. An extremum
+over a long dimension becomes those of its parts, which can be divided, and that of these few: so
+the loss of a language model is computed where its logits are, divided by the vocabulary.
 """
 
 from __future__ import annotations
@@ -20,7 +22,15 @@ from hetjax.sharding.deduction.annotated_program import AnnotatedProgram
 from hetjax.sharding.deduction.deduce import deduce
 from hetjax.sharding.deduction.signature import dtypes_of, shapes_of
 
-CAN_BE_OPENED = ("scan", "cond")
+EXTREMA = ("reduce_max", "reduce_min")
+
+CAN_BE_OPENED = ("scan", "cond", *EXTREMA)
+
+LONG = 1024
+"""An extremum over fewer elements is not taken by parts: less would be saved than it costs."""
+
+FEWEST_PARTS, MOST_PARTS = 16, 128
+"""Into how many parts a long dimension may be cut: members share whole ones."""
 
 MESSAGE_BYTES = 1 << 12
 """What a message costs beside its bytes: far less than a link carries within its latency.
@@ -56,7 +66,12 @@ def deduce_opened(
     names &= set(CAN_BE_OPENED)
     if found is not None and not names:
         return found
-    opened = _mended(opened_program(program, names), annotations)
+    try:
+        opened = _mended(opened_program(program, names), annotations)
+    except InputError:
+        if found is None:
+            raise
+        return found
     if found is None or _bytes_moved(opened) < _bytes_moved(found):
         return opened
     return found
@@ -75,7 +90,7 @@ def opened_program(program: _compat.ClosedJaxpr, names: Collection[str]) -> _com
 
     Args:
         program: what `jax.make_jaxpr` gives.
-        names: of ``"scan"`` and ``"cond"`` those that are opened.
+        names: of `CAN_BE_OPENED` those that are opened.
 
     Returns:
         The program that computes the same.
@@ -106,6 +121,8 @@ def _evaluate(
             results = _selected(equation, operands, names)
         elif name == "scan" and name in names:
             results = _unrolled(equation, operands, names)
+        elif name in EXTREMA and name in names:
+            results = [_by_parts(equation, *operands)]
         else:
             results = _compat.bind(equation, operands)
         known.update(zip(equation.outvars, results, strict=True))
@@ -120,6 +137,24 @@ def _selected(
     if len(cases) == 2:
         index = index.astype(bool)
     return [jax.lax.select_n(index, *each) for each in zip(*cases, strict=True)]
+
+
+def _by_parts(equation: _compat.JaxprEqn, array: Any) -> Any:
+    """An extremum, of its parts first along the first long dimension that can be cut so."""
+    axes, name = equation.params["axes"], equation.primitive.name
+    extremum = jax.lax.reduce_max if name == "reduce_max" else jax.lax.reduce_min
+    for axis in axes:
+        size = array.shape[axis]
+        if size >= LONG and (parts := _parts(size)):
+            shape = (*array.shape[:axis], parts, size // parts, *array.shape[axis + 1 :])
+            return extremum(extremum(array.reshape(shape), (axis + 1,)), axes)
+    return extremum(array, axes)
+
+
+def _parts(size: int) -> int:
+    """How many equal parts a long dimension is cut into; 0 where it cannot be."""
+    found = (count for count in range(MOST_PARTS, FEWEST_PARTS - 1, -1) if size % count == 0)
+    return next(found, 0)
 
 
 def _unrolled(
