@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 from bench_hap import Traced
-from hap_models import vgg19
+from hap_models import bert, vgg19
 from random_programs import chain_of_program
 
 from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster, SubMesh
@@ -82,6 +82,30 @@ def test_a_pipeline_that_ends_in_a_program_beats_both_planners_alone():
     assert again.step_time == pytest.approx(found.step_time)
 
 
+def test_a_head_that_no_good_pipeline_divides_is_shared_by_its_vocabulary():
+    """It is most of the work, and the fastest host's alone in all pipelines by examples."""
+    links = Link(6e7, 3e-4), Link(1.2e7, 3e-4)
+    model = bert(64, layers=1, tokens=32, width=192, hidden=768, heads=3, vocabulary=24576)
+    problem = make_problem(
+        model.loss,
+        model.parameters,
+        model.batch,
+        cluster=replace(
+            three_hosts(),
+            links=(("a", "b", links[0]), ("a", "c", links[1]), ("b", "c", links[1])),
+        ),
+        optimizer=optax.adam(1e-3),
+        num_microbatches=8,
+        options=ONE_SPACE,
+    )
+    plan = DynamicProgram().plan(problem)
+    hosts = [[member.submesh.subcluster for member in stage.members] for stage in plan.stages]
+    assert hosts == [["c"], ["a", "b"]]
+    assert plan.stages[1].shares.parameters["head"].dimension == 1
+    # The slow link has several microbatches on their way.
+    assert plan.pipeline.schedule.warm_up_counts[0] > 2
+
+
 def test_it_is_only_looked_for_where_it_is_asked_for():
     found = DynamicProgram().find(vgg_problem(PlanOptions(max_pipelines=1)))
     assert found is not None
@@ -114,6 +138,7 @@ def test_what_is_written_of_a_later_stage_is_read_again():
         for ours, theirs in zip(read.programs, found.program.modules, strict=True):
             assert ours.ways == theirs.ways
             assert ours.stored == theirs.stored
+            assert ours.gives_back == theirs.gives_back
     assert kinds == {True, False}
 
 

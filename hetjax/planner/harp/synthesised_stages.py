@@ -4,7 +4,7 @@ Where the members of a stage share tensors, and not examples alone, they need no
 gradients of all its parameters. So stages that a search by examples would keep apart, or give to
 one device, may be worth joining. From the best pipelines that were found, the last stages are
 joined, the joint is cut anew among the layers, and its program is synthesised; with all stages
-joined, that is HAP's own plan.
+joined, that is HAP's own plan. All subclusters but one may be joined, too.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def _best_cut(
         best = min(fitting, key=lambda cut: fitting[cut][0])
         if step == 1 or fitting[best][0] > _FAR * limit:
             return fitting[best]
-        far, step = 2 * step - 1, max(1, step // 2)
+        far, step = step + 1, max(1, step // 2)
         cuts = range(max(low, best - far), min(high, best + far) + 1, step)
 
 
