@@ -6,6 +6,7 @@ typed random keys. What is traced always returns sums, and takes plain arrays.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -147,6 +148,7 @@ def from_host(array: Any, shape: jax.ShapeDtypeStruct) -> Any:
 # Losses
 
 
+@functools.cache
 def accumulator_dtype(dtype: Any) -> np.dtype:
     """The dtype in which losses, or gradients of a parameter, are summed: at least float32."""
     return np.dtype(jnp.float32 if jnp.finfo(dtype).bits < 32 else dtype)

@@ -256,8 +256,10 @@ class ModuleNetwork:
                 assert move is not None, "a copy lies otherwise than what it is of"
                 self._charge((variable,), number, move)
         for taker in takers:
-            taken = [[_has(choice, layout) for layout in taker.layouts] for choice in choices]
-            table = np.where(np.array(taken), 0.0, np.inf)
+            layouts = dict.fromkeys(taker.layouts)
+            taken = {layout: [_has(choice, layout) for choice in choices] for layout in layouts}
+            columns = np.array([taken[layout] for layout in taker.layouts])
+            table = np.where(columns.T, 0.0, np.inf)
             if taker.variable < 0:
                 self._add((variable,), table[:, 0])
             else:
@@ -268,6 +270,8 @@ class ModuleNetwork:
         scope = (maker.variable,) if alone else (maker.variable, taker.variable)
         width = 1 if alone else len(taker.layouts)
         table = np.zeros(len(maker.layouts) * width)
+        pairs = itertools.product(dict.fromkeys(maker.layouts), dict.fromkeys(taker.layouts))
+        moves = {pair: self._move(value, *pair) for pair in pairs if pair[1] != SUMMANDS}
         for i, before in enumerate(maker.layouts):
             for j in range(width):
                 after = taker.layouts[i if taker.variable == maker.variable else j]
@@ -276,7 +280,7 @@ class ModuleNetwork:
                     continue
                 if after == SUMMANDS:
                     continue
-                move = self._move(value, before, after)
+                move = moves[before, after]
                 if move is not None and not self._is_movable(value):
                     table[i * width + j] = np.inf
                 elif move is not None:
