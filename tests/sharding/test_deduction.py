@@ -365,3 +365,24 @@ def test_a_submesh_that_has_nothing_takes_summands_of_nothing():
     x, y = drawn((4, 12), (4, 6))
     found, _ = run(lambda x, y: x.T @ y, [x, y], [rows, sums], sums_stay=True)
     check(found, x.T @ y)
+
+
+def test_what_is_made_of_little_is_made_again_where_it_is_read():
+    """One-hot labels do not go from segment to segment: the labels do."""
+    hosts = Subgroup((0,), (), P()), Subgroup((1,), (), P())
+    rows = HSharding(hosts, 0, (4, 2))
+
+    def function(x, labels):
+        chosen = jax.nn.one_hot(labels, 64)
+        # A sum among the submeshes, of which all need the whole: what follows is another segment.
+        total = jnp.tanh(jnp.sum(x * chosen, 0))
+        return jnp.sum(x * total * chosen, 1)
+
+    inputs = *drawn((6, 64)), jnp.arange(6, dtype=np.int32)
+    found, specialized = run(function, inputs, [rows, rows], mend=True)
+    check(found, function(*inputs))
+    program = specialized.program
+    segments = [each for each in specialized.steps if isinstance(each, Segment)]
+    assert len(segments) > 2
+    handed_on = {value for each in segments for value in each.outputs} - {*program.outputs}
+    assert all(program.shapes[value].shape != (6, 64) for value in handed_on)

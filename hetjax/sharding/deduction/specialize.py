@@ -20,6 +20,7 @@ from hetjax.sharding.deduction.annotated_program import (
     union_of,
 )
 from hetjax.sharding.deduction.local_additions import with_local_additions
+from hetjax.sharding.deduction.repeating import Makers, made_again
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,6 +96,11 @@ def _live(program: AnnotatedProgram, steps: Sequence[Segment | Move]) -> list[Se
     """The steps without what nobody needs, each segment with what goes in and out."""
     # By value the submeshes that need it later on; None: all that have it.
     needed: dict[int, set[Subgroup | None]] = {value: {None} for value in program.outputs}
+    makers: dict[Subgroup, dict[int, tuple[Node, int]]] = {}
+    for segment in (step for step in steps if isinstance(step, Segment)):
+        own = makers.setdefault(segment.submesh, {})
+        for node, place in segment.nodes:
+            own.update(dict.fromkeys(outputs_of(node), (node, place)))
     found: list[Segment | Move] = []
     for step in reversed(steps):
         if isinstance(step, Move):
@@ -102,7 +108,7 @@ def _live(program: AnnotatedProgram, steps: Sequence[Segment | Move]) -> list[Se
                 needed.setdefault(step.input, set()).add(None)
                 found.append(step)
             continue
-        segment = _trimmed(step, needed, program)
+        segment = _trimmed(step, needed, program, makers[step.submesh])
         if segment.outputs:
             found.append(segment)
             for value in segment.inputs:
@@ -114,6 +120,7 @@ def _trimmed(
     segment: Segment,
     needed: Mapping[int, set[Subgroup | None]],
     program: AnnotatedProgram,
+    makers: Makers,
 ) -> Segment:
     """A segment without what nobody needs, and with the values that it can compute itself."""
     made = {value for node, _ in segment.nodes for value in outputs_of(node)}
@@ -126,11 +133,22 @@ def _trimmed(
             continue
         wanted.update(inputs_of(node))
         nodes.append((node, place))
+    taken = wanted - {value for node, _ in nodes for value in outputs_of(node)}
+    repeated = made_again(taken, makers, program)
+    again = _in_order(repeated, program)
+    wanted.update(value for node, _ in again for value in inputs_of(node))
     known: list[tuple[Node, int]] = [(node, 0) for node in known_everywhere(wanted, program)]
-    inside = {value for node, _ in (*nodes, *known) for value in outputs_of(node)}
+    inside = {value for node, _ in (*nodes, *again, *known) for value in outputs_of(node)}
     wanted.update(value for node, _ in known for value in inputs_of(node))
     inputs = sorted(wanted - inside - set(program.constants))
-    return replace(segment, nodes=(*known, *reversed(nodes)), inputs=tuple(inputs), outputs=outputs)
+    whole = (*known, *again, *reversed(nodes))
+    return replace(segment, nodes=whole, inputs=tuple(inputs), outputs=outputs)
+
+
+def _in_order(made: Makers, program: AnnotatedProgram) -> list[tuple[Node, int]]:
+    """Nodes in the program's order, each once."""
+    places = dict(made.values())
+    return [(node, places[node]) for node in program.nodes if node in places]
 
 
 def known_everywhere(wanted: set[int], program: AnnotatedProgram) -> Iterator[Compute]:
