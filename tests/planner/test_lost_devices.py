@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from dataclasses import replace
 
@@ -9,12 +10,14 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
+from cases import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hetjax.errors import InputError
 from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster, SubMesh
 from hetjax.planner import DynamicProgram, make_problem
+from hetjax.planner.harp.dynamic_program import Found
 from hetjax.planner.harp.lost_devices import around_lost, check_lost, lost_of_nodes
 from hetjax.planner.plan.plan import validate
 
@@ -69,10 +72,18 @@ def loss(weights: list[jax.Array], x: jax.Array) -> jax.Array:
     return jnp.mean(x**2)
 
 
-@given(lost=st.sets(st.integers(0, 9), min_size=1, max_size=4))
-def test_plans_do_without_what_is_lost_and_are_no_faster(lost: set[int]):
+@functools.cache
+def found_with_all() -> Found:
+    """The best plan for all devices."""
     found = DynamicProgram().find(PROBLEM)
     assert found is not None
+    return found
+
+
+@examples(usual=50, full=300)
+@given(lost=st.sets(st.integers(0, 9), min_size=1, max_size=4))
+def test_plans_do_without_what_is_lost_and_are_no_faster(lost: set[int]):
+    found = found_with_all()
     without = DynamicProgram().find_without(PROBLEM, lost, found)
     anew = DynamicProgram().find(replace(PROBLEM, lost=frozenset(lost)))
     assert without is not None
