@@ -378,9 +378,10 @@ def test_what_is_made_of_little_is_made_again_where_it_is_read():
         total = jnp.tanh(jnp.sum(x * chosen, 0))
         return jnp.sum(x * total * chosen, 1)
 
-    inputs = *drawn((6, 64)), jnp.arange(6, dtype=np.int32)
+    (x,), labels = drawn((6, 64)), jnp.arange(6, dtype=np.int32)
+    inputs = x, labels
     found, specialized = run(function, inputs, [rows, rows], mend=True)
-    check(found, function(*inputs))
+    check(found, function(x, labels))
     program = specialized.program
     segments = [each for each in specialized.steps if isinstance(each, Segment)]
     assert len(segments) > 2
