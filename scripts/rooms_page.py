@@ -6,6 +6,7 @@ python scripts/rooms_page.py
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -72,7 +73,8 @@ def folder(package: str, name: str) -> Path:
     return CODE / package / name if name else CODE / package
 
 
-def imports(path: Path) -> set[str]:
+@functools.cache
+def imports(path: Path) -> frozenset[str]:
     """The modules that a file imports, wherever in it."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
@@ -81,7 +83,7 @@ def imports(path: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom) and node.module:
             names = (f"{node.module}.{alias.name}" for alias in node.names)
             found |= {name if _is_module(name) else node.module for name in names}
-    return found
+    return frozenset(found)
 
 
 def _is_module(name: str) -> bool:

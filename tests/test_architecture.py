@@ -1,6 +1,7 @@
 """The rooms and their walls: imports point down, and nothing reaches for what is private."""
 
 import ast
+import functools
 import re
 from collections.abc import Iterable
 from graphlib import CycleError, TopologicalSorter
@@ -124,7 +125,8 @@ def test_no_two_classes_have_one_name():
     assert {name: each for name, each in homes.items() if len(each) > 1} == {}
 
 
-def names_used(path: Path) -> set[str]:
+@functools.cache
+def names_used(path: Path) -> frozenset[str]:
     """The names that a file reads, imports, or takes of what it has imported."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
@@ -134,7 +136,7 @@ def names_used(path: Path) -> set[str]:
             found.add(node.attr)
         elif isinstance(node, ast.ImportFrom):
             found |= {alias.name for alias in node.names}
-    return found
+    return frozenset(found)
 
 
 def uses_of(path: Path) -> set[str]:
@@ -143,7 +145,7 @@ def uses_of(path: Path) -> set[str]:
     What a package only hands on is used where a page for users names it.
     """
     module = module_name(path)
-    found, handed_on = names_used(path), set[str]()
+    found, handed_on = set(names_used(path)), set[str]()
     for other in FILES:
         if module in imports(other):
             (handed_on if other.name == "__init__.py" else found).update(names_used(other))

@@ -133,6 +133,10 @@ class ClassRates:
         return expected_rate(name, self.flops, self.bandwidth) if known is None else known
 
 
+_TOGETHER = 1 - 1e-4
+"""What moves of an update count for: of a gradient's sum in the backward pass and one in the update
+that take as long, the update's is taken. Those go together; the other one has all wait for it."""
+
 _LITTLE = 1e-6
 """What counts of a load's bytes where its seconds are known: of ways that are as fast, that which
 reads less is taken."""
@@ -247,7 +251,9 @@ class Rates:
         """
         if not len(moves):
             return np.zeros(0)
-        return np.minimum(*self._both_ways(moves, shares))
+        seconds = np.minimum(*self._both_ways(moves, shares))
+        once = np.array([each.once for each in moves.sorts])[moves.places]
+        return np.where(once, _TOGETHER * seconds, seconds)
 
     def go_by_even_parts(self, moves: Moves, shares: Shares) -> NDArray[np.bool_]:
         """Whether moves bring something to even parts in between, `[moves]`.
