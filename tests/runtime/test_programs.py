@@ -215,6 +215,17 @@ def test_a_plan_reads_as_the_program_that_was_written(number: int):
     assert told >= {key for program in read.programs for key in program.operand_layouts}
 
 
+def losses_of_one_device(loss: Any, parameters: Any, batch: Any) -> list[float]:
+    """Four steps of gradient descent, by hand."""
+    expected = []
+    held: Any = parameters
+    for _ in range(4):
+        value, gradients = jax.jit(jax.value_and_grad(loss))(held, batch)
+        held = jax.tree.map(lambda p, g: p - np.float32(0.1) * g, held, gradients)
+        expected.append(float(value))
+    return expected
+
+
 VOCABULARY = 1536
 
 
@@ -284,12 +295,7 @@ def test_a_head_is_divided_by_the_vocabulary_up_to_the_loss(is_last: bool):
     optimizer = optax.sgd(0.1)
     with Trainer(made, language_model, parameters, optimizer, batch) as trainer:
         losses = [trainer.train_step(batch).loss for _ in range(4)]
-    expected = []
-    held: Any = parameters
-    for _ in range(4):
-        value, gradients = jax.jit(jax.value_and_grad(language_model))(held, batch)
-        held = jax.tree.map(lambda p, g: p - np.float32(0.1) * g, held, gradients)
-        expected.append(float(value))
+    expected = losses_of_one_device(language_model, parameters, batch)
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
 
 
@@ -355,10 +361,5 @@ def test_models_of_others_train_as_on_one_device(name: str, bandwidth: float):
     )
     with Trainer(made, loss, parameters, optimizer, batch) as trainer:
         found = [trainer.train_step(batch).loss for _ in range(4)]
-    expected = []
-    held: Any = parameters
-    for _ in range(4):
-        value, gradients = jax.jit(jax.value_and_grad(loss))(held, batch)
-        held = jax.tree.map(lambda p, g: p - np.float32(0.1) * g, held, gradients)
-        expected.append(float(value))
+    expected = losses_of_one_device(loss, parameters, batch)
     np.testing.assert_allclose(found, expected, rtol=1e-5)

@@ -220,10 +220,10 @@ def given_back(program: ModuleProgram, layout: int) -> Iterator[tuple[int, MoveO
         The cotangents that are made otherwise, with their moves.
     """
     for value in program.trace.returned.values():
-        move = None
-        if isinstance(value, int):
-            move = move_of(program, value, program.made(value), layout)
-        if isinstance(value, int) and move is not None:
+        if not isinstance(value, int):
+            continue
+        move = move_of(program, value, program.made(value), layout)
+        if move is not None:
             # No plan tells of it: the runtime moves what it has to give.
             yield value, move._replace(by_even_parts=False)
 
