@@ -75,6 +75,7 @@ def _shown(pipeline: PipelinePlan) -> str:
     stages = "; ".join(
         f"{stage.layers} {stage.members} {stage.shares} {stage.sharding}"
         + " recompute" * stage.recompute
+        + f" recompute {stage.recompute_layers}" * bool(stage.recompute_layers)
         for stage in pipeline.stages
     )
     counts = f"{pipeline.num_microbatches} x {pipeline.microbatch_size}"
@@ -239,4 +240,19 @@ def random_stages(rng: Random, layers: Sequence[tuple[int, int]]) -> tuple[Stage
                 recompute=rng.random() < 0.3,
             )
         )
-    return tuple(stages)
+    # From numbers of their own, so that all else is drawn as it was.
+    again = Random(repr(stages))
+    return tuple(replace(stage, recompute_layers=_random_runs(again, stage)) for stage in stages)
+
+
+def _random_runs(rng: Random, stage: StagePlan) -> tuple[tuple[int, int], ...]:
+    """Of a stage that keeps all, some runs of its layers that are made again."""
+    if stage.recompute or rng.random() < 0.5:
+        return ()
+    runs, position = [], stage.layers[0]
+    while position < stage.layers[1]:
+        end = min(stage.layers[1], position + rng.randint(1, 3))
+        if rng.random() < 0.6:
+            runs.append((position, end))
+        position = end
+    return tuple(runs)

@@ -9,6 +9,7 @@ from jaxtyping import PyTree
 
 from hetjax.pipeline.build import PipelineCut, PipelinePrograms, build_pipelines
 from hetjax.pipeline.program.traced_program import Program
+from hetjax.pipeline.stages.recomputing import Run
 
 
 def one_pipeline(
@@ -18,8 +19,10 @@ def one_pipeline(
     *,
     boundaries: Sequence[int],
     recompute: Sequence[bool],
+    recompute_runs: Sequence[Sequence[Run]] = (),
     accumulate: bool = True,
 ) -> PipelinePrograms:
     """Everything that one pipeline computes."""
-    cut = PipelineCut(tuple(boundaries), tuple(recompute), accumulate)
+    runs = tuple(map(tuple, recompute_runs))
+    cut = PipelineCut(tuple(boundaries), tuple(recompute), accumulate, runs)
     return build_pipelines([program], parameters, optimizer, [cut])

@@ -170,6 +170,7 @@ def plan_figures(prepared: Prepared) -> dict[str, Any]:
                 "mesh_shape": list(stage.mesh_shape) if len(stage.members) == 1 else None,
                 "sharding": stage.sharding,
                 "recompute": stage.recompute,
+                "recompute_layers": [list(run) for run in stage.recompute_layers],
                 "pipeline": p,
                 "warm_up_count": pipeline.schedule.warm_up_counts[s],
                 **vars(prediction.stages[first + s]),

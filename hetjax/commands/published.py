@@ -116,7 +116,7 @@ def _rating(plan: Plan, step_time: float) -> str:
 
 
 def _recomputing(plan: Plan) -> int:
-    return sum(stage.recompute for stage in plan.stages)
+    return sum(stage.repeats != "nothing" for stage in plan.stages)
 
 
 def _full(plan: Plan) -> int:

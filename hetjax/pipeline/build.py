@@ -18,6 +18,7 @@ from hetjax.pipeline.program.traced_program import Program
 from hetjax.pipeline.stages.backward import Shapes, StagePrograms, differentiate
 from hetjax.pipeline.stages.cutting import ParameterPart, Stage, cut
 from hetjax.pipeline.stages.holders import Shared, updated_parts, with_updates
+from hetjax.pipeline.stages.recomputing import Run
 from hetjax.pipeline.stages.traced_stage import Tracer, trace_stage
 from hetjax.pipeline.update.divided_update import StageUpdate, divide_update
 
@@ -30,11 +31,14 @@ class PipelineCut:
         boundaries: positions where stages begin, and the program's end.
         recompute: for each stage, whether it recomputes its forward pass.
         accumulate: whether a step has several microbatches.
+        recompute_runs: for each stage, runs of positions that keep only their inputs and are made
+            again in the backward pass; where empty, none on any.
     """
 
     boundaries: tuple[int, ...]
     recompute: tuple[bool, ...]
     accumulate: bool = True
+    recompute_runs: tuple[tuple[Run, ...], ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -256,6 +260,7 @@ def _differentiate(
                 is_last=i == len(stages) - 1,
                 cotangents_in=cotangents,
                 recompute=each.recompute[i],
+                recompute_runs=each.recompute_runs[i] if each.recompute_runs else (),
                 accumulate=each.accumulate,
                 tracer=tracers[i],
             )

@@ -18,6 +18,7 @@ from small_models import Model, make_batch
 from hetjax.pipeline.build import PipelinePrograms
 from hetjax.pipeline.program.loss import accumulator_dtype
 from hetjax.pipeline.program.traced_program import Program, num_bytes, trace
+from hetjax.pipeline.stages.recomputing import Run
 
 
 def build(
@@ -26,6 +27,7 @@ def build(
     boundaries: Sequence[int],
     *,
     recompute: bool = False,
+    recompute_runs: Sequence[Sequence[Run]] = (),
     accumulate: bool = True,
 ) -> PipelinePrograms:
     return one_pipeline(
@@ -34,6 +36,7 @@ def build(
         optax.identity(),
         boundaries=boundaries,
         recompute=[recompute] * (len(boundaries) - 1),
+        recompute_runs=recompute_runs,
         accumulate=accumulate,
     )
 
@@ -88,7 +91,15 @@ def test_the_programs_of_all_stages_give_the_gradients(case: Case):
     """Traced as one function, so that each case compiles once."""
     recompute = case.plan.pipeline.stages[0].recompute
     size = case.plan.pipeline.microbatch_size
-    pipeline = build(case.model, size, case.plan.layers, recompute=recompute)
+    stages = case.plan.pipeline.stages
+    runs = [() if recompute else case.plan.recompute_positions(stage) for stage in stages]
+    pipeline = build(
+        case.model,
+        size,
+        case.plan.boundaries(case.plan.pipeline),
+        recompute=recompute,
+        recompute_runs=runs,
+    )
     parameters, batch = case.model.init(), make_batch(size)
 
     @jax.jit

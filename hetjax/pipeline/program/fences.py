@@ -6,6 +6,9 @@ kernels add them up from the start, so that work grows with the square of depth 
 of a GPT's step with 8 blocks). A fence puts the last step of such a sum into a conditional, whose
 results are always stored. Its predicate is an input of the program, always true, which the
 compiler cannot know.
+
+What a backward pass makes again needs a fence on CPUs, too: XLA drops its own barriers there before
+it puts a program into order, and makes everything again at once.
 """
 
 from __future__ import annotations
@@ -27,6 +30,9 @@ from hetjax.pipeline.program.traced_program import (
     num_bytes,
     operand_value,
 )
+
+REGION = "hetjax_region"
+"""The name of a step behind which values are made again, and no sooner than all come to it."""
 
 _READS = 3
 """A value is fenced that takes at least this many times its own bytes to be computed again."""
@@ -71,7 +77,7 @@ def evaluate(
     chosen = fenced_values(steps, outputs, avals)
     behind = [
         _behind_fence(step, predicate)
-        if chosen.intersection(step.outputs)
+        if step.name == REGION or chosen.intersection(step.outputs)
         else with_narrow_operand_first(step)
         for step in steps
     ]

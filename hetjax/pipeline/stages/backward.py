@@ -22,6 +22,7 @@ from hetjax.pipeline.program.fences import evaluate
 from hetjax.pipeline.program.loss import abstract, accumulator_dtype
 from hetjax.pipeline.program.traced_program import Operand, Step, needed_steps, num_bytes
 from hetjax.pipeline.stages.cutting import Stage
+from hetjax.pipeline.stages.recomputing import Run, recomputing, with_open_regions
 from hetjax.pipeline.stages.split_backward import Values, divide
 from hetjax.pipeline.stages.traced_stage import (
     TracedPasses,
@@ -182,6 +183,7 @@ def differentiate(
     is_last: bool,
     cotangents_in: Sequence[int],
     recompute: bool = False,
+    recompute_runs: Sequence[Run] = (),
     accumulate: bool = True,
     tracer: Tracer = trace_stage,
 ) -> StagePrograms:
@@ -197,13 +199,20 @@ def differentiate(
             where that of the summed loss is one.
         recompute: keep only the stage's inputs, and make the residuals again before the backward
             pass.
+        recompute_runs: runs of positions that keep only their inputs, and are computed again in the
+            backward pass.
         accumulate: whether gradients are added to those of earlier microbatches.
         tracer: what traces the stage.
 
     Returns:
         The stage's programs.
     """
-    traced = tracer(stage, parameters, batch, received, (0,) if is_last else tuple(cotangents_in))
+    seeds = (0,) if is_last else tuple(cotangents_in)
+    if recompute_runs:
+        stage = recomputing(stage, recompute_runs)
+    traced = tracer(stage, parameters, batch, received, seeds)
+    if recompute_runs:
+        traced = with_open_regions(traced)
     halves = halve(traced, is_last=is_last)
     again = needed_steps(halves.before, halves.residuals)
     forward = needed_steps(halves.before, traced.sent) if recompute else halves.forward

@@ -10,12 +10,10 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import jax
-import jax.numpy as jnp
 
 from hetjax import _compat
 from hetjax.pipeline.program.costs import REPEATABLE, is_heavy
 from hetjax.pipeline.program.traced_program import (
-    Constant,
     Operand,
     Program,
     SliceOf,
@@ -23,6 +21,7 @@ from hetjax.pipeline.program.traced_program import (
     evaluate_steps,
     operand_value,
 )
+from hetjax.pipeline.stages.scan_pieces import split_scan
 from hetjax.sharding.deduction.reshard import RESHARD
 
 
@@ -59,6 +58,31 @@ class ParameterPart:
 
 
 @dataclass(frozen=True, eq=False)
+class Body:
+    """What a stage computes, as a function of its parameters, batch leaves and received values.
+
+    Args:
+        inputs: the numbers by which its steps know these, in this order.
+        steps: its steps.
+        positions: where in the program each stands; of a cheap step that every stage computes for
+            itself -1, and of what joins a scan's pieces the position after the scan.
+        outputs: what it returns.
+    """
+
+    inputs: tuple[int, ...]
+    steps: tuple[Step, ...]
+    positions: tuple[int, ...]
+    outputs: tuple[Operand, ...]
+
+    def __call__(
+        self, parameters: Sequence[Any], batch: Sequence[Any], received: Sequence[Any]
+    ) -> list[Any]:
+        """Its outputs."""
+        arrays = itertools.chain(parameters, batch, received)
+        return evaluate_steps(self.steps, dict(zip(self.inputs, arrays, strict=True)), self.outputs)
+
+
+@dataclass(frozen=True, eq=False)
 class Stage:
     """A contiguous run of steps, and what goes in and out of it for one microbatch.
 
@@ -70,7 +94,7 @@ class Stage:
         sends: the numbers of the values that it gives to the stage after.
         function: from its parameters, batch leaves and received values (three sequences) to the
             values that it sends; the last stage returns the program's outputs instead: the summed
-            loss, the count, and what the loss has beside it.
+            loss, the count, and what the loss has beside it. As a program is cut, a `Body`.
         steps: the steps that it computes.
         avals: shape and dtype of each value by its number: the program's, and after them those of
             the pieces of scans that are cut, which only the stages of one cut know.
@@ -249,6 +273,7 @@ class _Cutter:
         self.shared_step, self.shared_place = self.shares.step, self.shares.place
         self.num_stages = len(boundaries) - 1
         self.steps: list[list[Step]] = [[] for _ in range(self.num_stages)]
+        self.positions: list[list[int]] = [[] for _ in range(self.num_stages)]
         self.producer: dict[int, int] = {}
         self._assign(boundaries)
         self.needs = [self._needs(index) for index in range(self.num_stages)]
@@ -267,25 +292,27 @@ class _Cutter:
         for position, step in self.shares.others:
             end = position + step.iterations
             inside = boundaries if step.iterations > 1 else ()
-            for piece, advance in self._pieces(
-                step, [b - position for b in inside if position < b < end]
-            ):
+            cuts = [b - position for b in inside if position < b < end]
+            for piece, start, advance in self._pieces(step, cuts):
                 stage += advance
                 while position >= boundaries[stage + 1]:
                     stage += 1
                 self.steps[stage].append(piece)
+                self.positions[stage].append(position + start)
         for stage, steps in enumerate(self.steps):
             for step in steps:
                 for output in step.outputs:
                     self.producer[output] = stage
 
-    def _pieces(self, step: Step, cuts: Sequence[int]) -> list[tuple[Step, int]]:
-        """A step cut at some iterations; each piece with 1 where a stage begins before it."""
+    def _pieces(self, step: Step, cuts: Sequence[int]) -> list[tuple[Step, int, int]]:
+        """A step in pieces: each, the iteration where it begins, and 1 where a stage does, too."""
         if not cuts:
-            return [(step, 0)]
+            return [(step, 0, 0)]
         pieces, joins = split_scan(step, cuts, self._new_value)
         joins = [join for join in joins if self.used.intersection(join.outputs)]
-        return [(piece, int(i > 0)) for i, piece in enumerate(pieces)] + [(j, 0) for j in joins]
+        begins = zip(pieces, (0, *cuts), strict=True)
+        found = [(piece, start, int(start > 0)) for piece, start in begins]
+        return found + [(join, step.iterations, 0) for join in joins]
 
     def _new_value(self, shape: Sequence[int], dtype: Any) -> int:
         self.avals.append(jax.ShapeDtypeStruct(tuple(shape), dtype))
@@ -364,29 +391,23 @@ class _Cutter:
         sends = () if last else self.crossing(index)
         outputs = self.program.outputs if last else sends
         steps = self._with_shared(index)
-        batch_values = [self.program.batch[leaf] for leaf in batch]
         slots = {o: slot for slot, (o, _) in enumerate(parts) if isinstance(o, SliceOf)}
         bound = tuple(_rebind(step, slots) for step in steps) if slots else steps
-        part_keys = [-1 - slot for slot in range(len(parts))]
-
-        def function(
-            parameters: Sequence[Any], batch_leaves: Sequence[Any], received: Sequence[Any]
-        ) -> list[Any]:
-            environment: dict[int, Any] = dict(zip(part_keys, parameters, strict=True))
-            for (operand, _), array in zip(parts, parameters, strict=True):
-                if isinstance(operand, int):
-                    environment[operand] = array
-            environment.update(zip(batch_values, batch_leaves, strict=True))
-            environment.update(zip(receives, received, strict=True))
-            return evaluate_steps(bound, environment, outputs)
-
+        held = [o if isinstance(o, int) else -1 - slot for slot, (o, _) in enumerate(parts)]
+        shared = len(steps) - len(self.steps[index])
+        body = Body(
+            (*held, *(self.program.batch[leaf] for leaf in batch), *receives),
+            bound,
+            (*(-1 for _ in range(shared)), *self.positions[index]),
+            tuple(outputs),
+        )
         return Stage(
             index,
             tuple(part for _, part in parts),
             batch,
             receives,
             tuple(sends),
-            function,
+            body,
             steps,
             self.avals,
         )
@@ -434,89 +455,3 @@ def _rebind(step: Step, slots: dict[SliceOf, int]) -> Step:
         for operand in step.inputs
     )
     return step if inputs == step.inputs else replace(step, inputs=inputs)
-
-
-def split_scan(
-    step: Step, cuts: Sequence[int], new_value: Callable[[Sequence[int], Any], int]
-) -> tuple[list[Step], list[Step]]:
-    """Cut a scan between iterations.
-
-    Args:
-        step: a ``scan`` step.
-        cuts: iterations that begin a new piece, strictly inside.
-        new_value: makes the number of a new value, from its shape and dtype.
-
-    Returns:
-        The pieces in the order of computation, and the concatenations that make the scan's stacked
-        outputs whole again.
-    """
-    assert step.equation is not None
-    params = step.equation.params
-    num_consts, num_carry, length = params["num_consts"], params["num_carry"], params["length"]
-    consts = step.inputs[:num_consts]
-    carry: tuple[Operand, ...] = step.inputs[num_consts : num_consts + num_carry]
-    stacked = step.inputs[num_consts + num_carry :]
-    edges = (0, *cuts, length)
-    out_avals: list[Any] = [variable.aval for variable in step.equation.outvars]
-    pieces: list[Step] = []
-    for start, stop in itertools.pairwise(edges):
-        lo, hi = (length - stop, length - start) if params["reverse"] else (start, stop)
-        carry_outputs = (
-            step.outputs[:num_carry]
-            if stop == length
-            else tuple(new_value(a.shape, a.dtype) for a in out_avals[:num_carry])
-        )
-        stacked_outputs = tuple(
-            new_value((hi - lo, *a.shape[1:]), a.dtype) for a in out_avals[num_carry:]
-        )
-        rows = tuple(_rows(operand, lo, hi) for operand in stacked)
-        evaluate = _scan_piece(params, stop - start)
-        equation = step.equation.replace(params={**params, "length": stop - start})
-        outputs = (*carry_outputs, *stacked_outputs)
-        inputs = (*consts, *carry, *rows)
-        pieces.append(Step("scan", inputs, outputs, evaluate, equation, stop - start))
-        carry = carry_outputs
-    ordered = pieces[::-1] if params["reverse"] else pieces
-    joins = [
-        Step(
-            "concatenate",
-            tuple(piece.outputs[num_carry + i] for piece in ordered),
-            (output,),
-            lambda *arrays: [jnp.concatenate(arrays)],
-            None,
-        )
-        for i, output in enumerate(step.outputs[num_carry:])
-    ]
-    return pieces, joins
-
-
-def _rows(operand: Operand, start: int, stop: int) -> Operand:
-    if isinstance(operand, Constant):
-        return Constant(operand.value[start:stop])
-    assert isinstance(operand, int), "a scan is cut only once"
-    return SliceOf(operand, start, stop)
-
-
-def _scan_piece(params: dict[str, Any], length: int) -> Callable[..., list[Any]]:
-    num_consts, num_carry = params["num_consts"], params["num_carry"]
-    body = params["jaxpr"]
-
-    def evaluate(*operands: Any) -> list[Any]:
-        consts = operands[:num_consts]
-        carry = operands[num_consts : num_consts + num_carry]
-
-        def iteration(carry: Any, rows: Any) -> tuple[Any, Any]:
-            results = _compat.eval_jaxpr(body, *consts, *carry, *rows)
-            return tuple(results[:num_carry]), tuple(results[num_carry:])
-
-        final, stacked = jax.lax.scan(
-            iteration,
-            tuple(carry),
-            tuple(operands[num_consts + num_carry :]),
-            length=length,
-            reverse=params["reverse"],
-            unroll=params["unroll"],
-        )
-        return [*final, *stacked]
-
-    return evaluate

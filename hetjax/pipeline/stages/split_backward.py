@@ -12,7 +12,7 @@ Source: zero-bubble pipelines (Qi et al., 2024), section 2: B and W.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +20,7 @@ import jax
 
 from hetjax import _compat
 from hetjax.pipeline.program.costs import is_expensive, is_heavy, steps_cost
+from hetjax.pipeline.program.fences import REGION
 from hetjax.pipeline.program.traced_program import (
     Constant,
     FlatJaxpr,
@@ -180,20 +181,24 @@ def _open_checkpoints(steps: Sequence[Step], values: Values) -> list[Step]:
     opened: list[Step] = []
     for step in steps:
         inner = None if step.equation is None else _compat.checkpointed_jaxpr(step.equation)
-        if inner is None:
+        if inner is not None:
+            renamed = renumbered(flatten_jaxpr(inner), step.inputs, values)
+            opened.extend(_open_checkpoints(renamed.steps, values))
+            opened.extend(copies(renamed.outputs, step.outputs))
+        elif step.name == REGION:
+            opened.extend(copies(step.inputs, step.outputs))
+        else:
             opened.append(step)
-            continue
-        flat = flatten_jaxpr(inner)
-        renamed = _renumber(flat, step.inputs, values)
-        opened.extend(_open_checkpoints(renamed.steps, values))
-        opened.extend(
-            Step("copy", (source,), (output,), lambda x: [x], None)
-            for source, output in zip(renamed.outputs, step.outputs, strict=True)
-        )
     return opened
 
 
-def _renumber(flat: FlatJaxpr, inputs: Sequence[Operand], values: Values) -> FlatJaxpr:
+def copies(sources: Sequence[Operand], outputs: Sequence[int]) -> Iterator[Step]:
+    """Steps that give values another number."""
+    for source, output in zip(sources, outputs, strict=True):
+        yield Step("copy", (source,), (output,), lambda x: [x], None)
+
+
+def renumbered(flat: FlatJaxpr, inputs: Sequence[Operand], values: Values) -> FlatJaxpr:
     """A flat jaxpr with given operands for its inputs and new numbers for all else."""
     known: dict[int, Operand] = dict(zip(flat.inputs, inputs, strict=True))
 

@@ -89,7 +89,7 @@ def memory(problem: PlanningProblem, runs: Runs, execution: Execution) -> Memory
     if execution.parameters:
         return _memory(problem, runs, execution)
     # Devices of all subclusters hold the same.
-    way = (execution.mesh_shape, execution.sharding, execution.recompute, problem.optimizer_bytes)
+    way = (execution.mesh_shape, execution.sharding, execution.repeats, problem.optimizer_bytes)
     way = (*way, execution.examples, execution.updates, execution.members)
     return runs.once(("memory", *way), lambda: _memory(problem, runs, execution))
 
@@ -98,7 +98,7 @@ def _memory(problem: PlanningProblem, runs: Runs, execution: Execution) -> Memor
     """What runs hold, but for what was measured."""
     data = execution.example_parts
     gathered, state, _ = parameter_bytes(problem.program, problem.optimizer_bytes, runs, execution)
-    kept, working = runs.residual_bytes, runs.boundary_bytes
+    kept, working = runs.residual_bytes, runs.boundary_bytes + runs.again_bytes
     if execution.recompute:
         kept, working = runs.input_bytes, working + runs.residual_bytes
     working = working / data
@@ -133,7 +133,7 @@ def estimate(problem: PlanningProblem, runs: Runs, execution: Execution) -> Esti
     times = measured_times(problem, runs, execution)
     if times is not None:
         forward = _share_of(runs.in_form(times.forward.of(runs.layers)), execution)
-        again = forward if execution.recompute else 0.0
+        again = forward * _again(runs, execution)
         backward = _share_of(runs.in_form(times.backward.of(runs.layers)), execution) + again
     else:
         forward, backward = _computation(problem, runs, execution)
@@ -146,7 +146,7 @@ def estimate(problem: PlanningProblem, runs: Runs, execution: Execution) -> Esti
         if execution.mesh_shape[1] > 1:
             product_pass = _tensor_pass(problem, runs, execution)
             forward = forward + product_pass
-            backward = backward + (3 if execution.recompute else 2) * product_pass
+            backward = backward + (2 + _again(runs, execution)) * product_pass
         if fully_sharded:
             backward = backward + 2 * parameter_pass
     handling = handling_seconds(problem, runs, execution)
@@ -158,6 +158,11 @@ def estimate(problem: PlanningProblem, runs: Runs, execution: Execution) -> Esti
         update_seconds=update,
         exchange_seconds=exchange,
     )
+
+
+def _again(runs: Runs, execution: Execution) -> FloatArray | float:
+    """How often the backward pass makes the forward pass again."""
+    return 1.0 if execution.recompute else runs.again_share
 
 
 def _sums_of_examples(runs: Runs, execution: Execution) -> tuple[FloatArray, FloatArray]:
@@ -318,9 +323,10 @@ def estimate_halves(
     first = slower_backward * seconds(work.split.input_gradient)
     second = slower_backward * seconds(work.split.weight_gradient)
     kept = work.residual_bytes / data if execution.recompute else 0.0
+    repeats = float(runs.again_share)
     return HalfTimes(
         recompute_seconds=again if execution.recompute else 0.0,
-        input_gradient_seconds=first + product_pass + summing + handling,
+        input_gradient_seconds=first + (1 + repeats) * product_pass + summing + handling,
         weight_gradient_seconds=second + product_pass + scattered,
         recomputed_bytes=int(kept),
         deferred_bytes=int(work.split.deferred_bytes / data),
@@ -347,7 +353,7 @@ def _computation(
     # However many devices share it, it is divided evenly among them.
     devices = math.prod(execution.mesh_shape)
     key = (execution.kind, problem.dtype, devices, execution.examples, slower)
-    return runs.once(("computation", execution.recompute, *key), passes)
+    return runs.once(("computation", execution.repeats, *key), passes)
 
 
 def least_seconds(problem: PlanningProblem, devices: Mapping[str, int]) -> float:

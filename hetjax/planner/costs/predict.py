@@ -130,6 +130,7 @@ def _stage_predictions(
         problem.program,
         plan.boundaries(pipeline),
         [stage.recompute for stage in pipeline.stages],
+        recompute_runs=[plan.recompute_positions(stage) for stage in pipeline.stages],
         split=True,
         known=problem.known,
     )

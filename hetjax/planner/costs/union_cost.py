@@ -25,6 +25,7 @@ from hetjax.planner.work.arrays import FloatArray
 from hetjax.planner.work.execution import Execution, parameter_bytes
 from hetjax.planner.work.layer_runs import Runs
 from hetjax.planner.work.rates import TASK_SECONDS, collective_link
+from hetjax.planner.work.repeating_layers import Repetition
 from hetjax.sharding.annotation.rules import REDUCTION_GROUPS
 
 
@@ -44,9 +45,9 @@ class UnionExecution:
     exchanges: tuple[Link, ...]
 
     @property
-    def recompute(self) -> bool:
-        """Whether forward steps run again in the backward pass."""
-        return self.members[0].recompute
+    def repeats(self) -> Repetition:
+        """What forward steps run again in the backward pass."""
+        return self.members[0].repeats
 
     @property
     def examples(self) -> tuple[float, ...]:
@@ -88,7 +89,7 @@ def executions_of(cluster: Cluster, stage: StagePlan) -> tuple[Execution, ...]:
             link=collective_link(cluster, member.submesh),
             mesh_shape=member.mesh_shape,
             sharding=stage.sharding,
-            recompute=stage.recompute,
+            repeats=stage.repeats,
             parameters=stage.parameters,
             subcluster=member.submesh.subcluster,
             shape=member.submesh.shape,

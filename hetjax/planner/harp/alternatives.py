@@ -100,7 +100,7 @@ def _restrictions(problem: PlanningProblem, plan: Plan) -> list[Restriction]:
     )
     if few and len(stages) < most:
         found.append(partial(_with_stages, least=len(stages) + 1, most=problem.options.max_stages))
-    if any(stage.recompute for stage in stages):
+    if any(stage.repeats != "nothing" for stage in stages):
         found.append(without_recomputation)
     nodes = [subcluster.nodes for subcluster in cluster.subclusters]
     used = _passed(plan.pipelines[0])
@@ -198,15 +198,20 @@ def _stage_differences(chosen: Plan, other: Plan) -> Iterator[str]:
     sizes = [s for s, (a, b) in enumerate(pairs) if _sizes(a) != _sizes(b)]
     if sizes:
         yield f"{_stages(sizes)} on submeshes of another size"
-    again = [s for s, (a, b) in enumerate(pairs) if b.recompute > a.recompute]
+    again = [s for s, (a, b) in enumerate(pairs) if _again(b) > _again(a)]
     if again:
         yield f"{_stages(again)} recomputing"
-    kept = [s for s, (a, b) in enumerate(pairs) if a.recompute > b.recompute]
+    kept = [s for s, (a, b) in enumerate(pairs) if _again(a) > _again(b)]
     if kept:
         yield f"{_stages(kept)} not recomputing"
     sharded = [s for s, (a, b) in enumerate(pairs) if s not in sizes and _mesh(a) != _mesh(b)]
     if sharded:
         yield f"{_stages(sharded)} sharded otherwise"
+
+
+def _again(stage: StagePlan) -> bool:
+    """Whether it makes anything again."""
+    return stage.repeats != "nothing"
 
 
 def _sizes(stage: StagePlan) -> list[int]:

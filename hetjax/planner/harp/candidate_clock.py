@@ -23,6 +23,7 @@ from hetjax.planner.harp.stage_table import StageTable
 from hetjax.planner.problem.problem import PlanningProblem
 from hetjax.planner.work.arrays import FloatArray
 from hetjax.planner.work.layer_runs import Runs
+from hetjax.planner.work.repeating_layers import runs_by_repetition
 
 
 class CandidateClock:
@@ -38,7 +39,7 @@ class CandidateClock:
         assert runs.used is not None, "a search looks at all runs"
         self.problem = problem
         self.table = table
-        self._runs = {False: runs, True: runs.repeating_forward()}
+        self._runs = runs_by_repetition(runs, problem.repeatable_layers)
         self._estimates: dict[_Way, Estimate | UnionEstimate] = {}
         self._tied = [
             (runs.used[place] > 0, num_bytes(runs.shapes[place]))
@@ -82,7 +83,7 @@ class CandidateClock:
         key = place.subcluster, cut.shape, option
         if key not in self._estimates:
             execution = cut.options[option]
-            runs = self._runs[execution.recompute]
+            runs = self._runs[execution.repeats]
             self._estimates[key] = (
                 estimate_union(self.problem, runs, execution)
                 if isinstance(execution, UnionExecution)

@@ -18,6 +18,7 @@ from hetjax.planner.plan.plan import Plan
 from hetjax.planner.plan.stage_plan import Member, PipelinePlan, Shares, StagePlan
 from hetjax.planner.problem.problem import PlanningProblem
 from hetjax.planner.work.layer_runs import Runs
+from hetjax.planner.work.repeating_layers import repeated_in, runs_by_repetition
 
 
 def candidate_plan(
@@ -42,13 +43,15 @@ def candidate_plan(
         members = (
             Member(submesh, way.mesh_shape) for (submesh, _), way in zip(end, ways, strict=True)
         )
+        again = repeated_in(problem.repeatable_layers, place.layers)
         sizes = (round(way.examples * problem.microbatch_size) for way in ways)
         stages.append(
             StagePlan(
                 layers=place.layers,
                 members=tuple(members),
                 sharding=ways[0].sharding,
-                recompute=option.recompute,
+                recompute=option.repeats == "stage",
+                recompute_layers=again if option.repeats == "layers" else (),
                 shares=Shares(batch=tuple(sizes)) if len(ways) > 1 else Shares(),
             )
         )
@@ -131,9 +134,10 @@ def candidate_estimates(
 ) -> list[Estimate]:
     """What a candidate's stages take, as its table was made of it."""
     estimates = []
+    by_repetition = runs_by_repetition(runs, problem.repeatable_layers)
     for place, chosen in zip(candidate.places, candidate.options, strict=True):
-        run, option = runs.of(place.layers), slice_of(table, place).options[chosen]
-        run = run.repeating_forward() if option.recompute else run
+        option = slice_of(table, place).options[chosen]
         assert not isinstance(option, UnionExecution), "subclusters are not joined"
+        run = by_repetition[option.repeats].of(place.layers)
         estimates.append(estimate(problem, run, option))
     return estimates

@@ -18,6 +18,7 @@ from hetjax.planner.problem.problem import PlanningProblem
 from hetjax.planner.work.execution import Execution
 from hetjax.planner.work.layer_runs import Runs, all_runs
 from hetjax.planner.work.rates import USABLE_MEMORY
+from hetjax.planner.work.repeating_layers import runs_by_repetition
 
 
 def does_not_fit(problem: PlanningProblem) -> str:
@@ -79,12 +80,12 @@ def _needs(
     problem: PlanningProblem, runs: Runs, layer: int
 ) -> Iterator[tuple[float, float, Execution]]:
     """By any way to run a layer as a stage: its memory over what a device has, and in bytes."""
-    alone = runs.of((layer, layer + 1))
+    by_repetition = runs_by_repetition(runs, problem.repeatable_layers)
+    alone = {repeats: each.of((layer, layer + 1)) for repeats, each in by_repetition.items()}
     for subcluster in problem.cluster.subclusters:
         for shape in submesh_shapes(subcluster.nodes, subcluster.devices_per_node):
             for option in execution_options(problem, subcluster, shape):
-                run = alone.repeating_forward() if option.recompute else alone
-                need = float(estimate(problem, run, option).memory_bytes(1))
+                need = float(estimate(problem, alone[option.repeats], option).memory_bytes(1))
                 yield need / (USABLE_MEMORY * subcluster.kind.memory_bytes), need, option
 
 

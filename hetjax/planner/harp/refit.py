@@ -22,13 +22,20 @@ from hetjax.planner.plan.plan import Plan
 from hetjax.planner.plan.prediction import Prediction, StagePrediction
 from hetjax.planner.plan.stage_plan import StagePlan
 from hetjax.planner.problem.problem import PlanningProblem
+from hetjax.planner.work.repeating_layers import (
+    REPETITIONS,
+    LayerRun,
+    Repetition,
+    repeatable_layers,
+    repeated_in,
+)
 from hetjax.sharding.annotation.rules import RULES
 
 _FINALISTS = 8
 """How many choices are predicted whole and simulated, the best by Harp's closed form first."""
 
-RuleChoice = tuple[str, bool]
-"""A sharding rule, and whether the stage recomputes."""
+RuleChoice = tuple[str, Repetition]
+"""A sharding rule, and what the stage makes again."""
 
 ChoicePredictions = Sequence[Mapping[RuleChoice, StagePrediction]]
 """What each stage of a plan takes in each way, but for what depends on the schedule."""
@@ -48,7 +55,7 @@ def ways_of(plan: Plan, problem: PlanningProblem) -> ChoicePredictions:
         InputError: the plan cannot be refitted, or was made for another model.
     """
     _check(plan)
-    return _predicted_ways(plan, problem, (False, True))
+    return _predicted_ways(plan, problem, REPETITIONS)
 
 
 def refitted(
@@ -102,8 +109,8 @@ def keeping_all(
     """
     _check(plan)
     if known is None:
-        known = _predicted_ways(plan, problem, (False,))
-    kept = [{way: stage for way, stage in ways.items() if not way[1]} for ways in known]
+        known = _predicted_ways(plan, problem, REPETITIONS[:1])
+    kept = [{way: stage for way, stage in ways.items() if way[1] == "nothing"} for ways in known]
     ways = [_fastest(each) for each in kept]
     taken = [of[way] for of, way in zip(kept, ways, strict=True)]
     return _predicted_so(plan, problem, ways, counts_at_pace(plan, taken, slowest_of(taken)))
@@ -161,17 +168,22 @@ def _predicted_so(
     """The plan with its stages run so, and its prediction."""
     pipeline = plan.pipeline
     schedule = from_warm_up_counts(counts, pipeline.num_microbatches, pipeline.schedule.name)
-    stages = tuple(map(_run_so, pipeline.stages, ways))
+    pieces = repeatable_layers(plan.layers, problem.sections)
+    stages = tuple(
+        _run_so(stage, way, pieces) for stage, way in zip(pipeline.stages, ways, strict=True)
+    )
     return predict(_with_stages(plan, stages).with_schedule(schedule), problem)
 
 
 def _predicted_ways(
-    plan: Plan, problem: PlanningProblem, recompute: Sequence[bool]
+    plan: Plan, problem: PlanningProblem, repetitions: Sequence[Repetition]
 ) -> ChoicePredictions:
     """What each stage takes in each way."""
     found: list[dict[RuleChoice, StagePrediction]] = [{} for _ in plan.stages]
-    for way in [(rule, again) for rule in RULES for again in recompute]:
-        stages = tuple(_run_so(stage, way) for stage in plan.pipeline.stages)
+    pieces = repeatable_layers(plan.layers, problem.sections)
+    ways: list[RuleChoice] = [(rule, again) for rule in RULES for again in repetitions]
+    for way in ways:
+        stages = tuple(_run_so(stage, way, pieces) for stage in plan.pipeline.stages)
         for s, stage in enumerate(predict_stages(_with_stages(plan, stages), problem)):
             # Rules differ along the data axis alone.
             if way[0] == "data" or stages[s].mesh_shape[0] > 1:
@@ -179,9 +191,11 @@ def _predicted_ways(
     return found
 
 
-def _run_so(stage: StagePlan, way: RuleChoice) -> StagePlan:
-    rule, recompute = way
-    return replace(stage, sharding=rule, recompute=recompute)
+def _run_so(stage: StagePlan, way: RuleChoice, pieces: Sequence[LayerRun]) -> StagePlan:
+    rule, repeats = way
+    again = repeated_in(pieces, stage.layers) if repeats == "layers" else ()
+    recompute = repeats == "stage"
+    return replace(stage, sharding=rule, recompute=recompute, recompute_layers=again)
 
 
 def _choices(

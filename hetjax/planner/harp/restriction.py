@@ -43,7 +43,7 @@ def without_recomputation(table: StageTable) -> StageTable:
 
 
 def _keeping(cut: Slice) -> Slice | None:
-    kept = [place for place, option in enumerate(cut.options) if not option.recompute]
+    kept = [place for place, option in enumerate(cut.options) if option.repeats == "nothing"]
     if not kept:
         return None
     options = tuple(cut.options[place] for place in kept)

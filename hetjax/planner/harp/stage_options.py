@@ -6,7 +6,7 @@ All is computed for every run at once, in a list of them; see
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -19,6 +19,7 @@ from hetjax.planner.work.arrays import FloatArray
 from hetjax.planner.work.execution import Execution
 from hetjax.planner.work.layer_runs import Runs
 from hetjax.planner.work.rates import USABLE_MEMORY
+from hetjax.planner.work.repeating_layers import RepeatingRuns
 
 Option_co = TypeVar("Option_co", covariant=True)
 
@@ -51,7 +52,7 @@ class StageOption(Generic[Option_co]):
 
 def fitting(
     problem: PlanningProblem,
-    runs: Mapping[bool, Runs],
+    runs: RepeatingRuns,
     options: Sequence[Execution],
     memory_factor: float,
 ) -> NDArray[np.bool_]:
@@ -59,19 +60,19 @@ def fitting(
 
     Args:
         problem: the planning problem.
-        runs: the work of a list of runs, without and with recomputation.
+        runs: the work of a list of runs, by what they make again.
         options: the ways.
         memory_factor: by how much every device's memory is multiplied.
     """
-    fits = np.zeros(runs[False].boundary_bytes.shape, dtype=bool)
+    fits = np.zeros(runs["nothing"].boundary_bytes.shape, dtype=bool)
     for option in options:
-        fits |= live_limits(problem, runs[option.recompute], option, memory_factor) > 0
+        fits |= live_limits(problem, runs[option.repeats], option, memory_factor) > 0
     return fits
 
 
 def best_options(
     problem: PlanningProblem,
-    runs: Mapping[bool, Runs],
+    runs: RepeatingRuns,
     options: Sequence[Execution],
     memory_factor: float,
 ) -> list[StageOption[Execution]]:
@@ -82,21 +83,21 @@ def best_options(
 
     Args:
         problem: the planning problem.
-        runs: the work of a list of runs, without and with recomputation.
+        runs: the work of a list of runs, by what they make again.
         options: the ways.
         memory_factor: by how much every device's memory is multiplied.
     """
-    fits = np.zeros(runs[False].boundary_bytes.shape, dtype=bool)
+    fits = np.zeros(runs["nothing"].boundary_bytes.shape, dtype=bool)
     kept: list[StageOption[Execution]] = []
     untold = [o.mesh_shape[1] > 1 and not told_tensor_costs(problem, o) for o in options]
     last = sorted(zip(options, untold, strict=True), key=lambda pair: pair[1])
     for option, is_untold in last:
-        limits = live_limits(problem, runs[option.recompute], option, memory_factor)
+        limits = live_limits(problem, runs[option.repeats], option, memory_factor)
         if is_untold:
             limits = np.where(fits, np.int32(0), limits)
         else:
             fits |= limits > 0
-        found = _stage_option(problem, runs[option.recompute], option, limits)
+        found = _stage_option(problem, runs[option.repeats], option, limits)
         if not any(each.is_as_good(found) for each in kept):
             kept.append(found)
     return kept
@@ -123,7 +124,7 @@ def live_limits(
         return limits
 
     # Asked twice: whether anything may fit, and what does.
-    key = (usable, problem.num_microbatches, option.way, option.sharding, option.recompute)
+    key = (usable, problem.num_microbatches, option.way, option.sharding, option.repeats)
     key = (*key, option.examples, option.updates, option.members)
     return runs.once(("live limits", *key), found)
 

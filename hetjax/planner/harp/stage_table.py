@@ -24,6 +24,11 @@ from hetjax.planner.work.arrays import FloatArray, IntArray
 from hetjax.planner.work.execution import Execution
 from hetjax.planner.work.layer_runs import Runs
 from hetjax.planner.work.rates import collective_link, transfer_seconds
+from hetjax.planner.work.repeating_layers import (
+    REPETITIONS,
+    RepeatingRuns,
+    listed_by_repetition,
+)
 from hetjax.sharding.annotation.rules import RULES
 
 ALL_ORDERS_UP_TO = 4
@@ -253,7 +258,8 @@ def may_fit(problem: PlanningProblem, runs: Runs) -> bool:
         problem: the planning problem.
         runs: the work of every run of its layers.
     """
-    return _may_fit(problem, {False: runs, True: runs.repeating_forward()}, 1.0)
+    by_repetition = listed_by_repetition(runs, problem.repeatable_layers)
+    return _may_fit(problem, by_repetition, 1.0)
 
 
 def submesh_shapes(nodes: int, devices_per_node: int) -> tuple[tuple[int, int], ...]:
@@ -281,16 +287,15 @@ def submesh_shapes(nodes: int, devices_per_node: int) -> tuple[tuple[int, int], 
 def _all_slices(
     problem: PlanningProblem, runs: Runs, memory_factor: float
 ) -> tuple[tuple[Slice, ...], ...]:
-    listed = runs.by_length()
-    by_recompute = {False: listed, True: listed.repeating_forward()}
-    if problem.tensor_axis is not None and not _may_fit(problem, by_recompute, memory_factor):
+    by_repetition = listed_by_repetition(runs, problem.repeatable_layers)
+    if problem.tensor_axis is not None and not _may_fit(problem, by_repetition, memory_factor):
         # Whatever a tensor axis costs, there is no plan: what it takes to tell is saved.
         problem = replace(problem, tensor_axis=None)
 
     def find(subcluster: Subcluster, shape: tuple[int, int]) -> Slice:
         question = SliceQuestion("slice", problem, subcluster, shape, memory_factor)
         return problem.slices.answer(
-            question, lambda: _slice(problem, by_recompute, subcluster, shape, memory_factor)
+            question, lambda: _slice(problem, by_repetition, subcluster, shape, memory_factor)
         )
 
     return tuple(
@@ -302,9 +307,7 @@ def _all_slices(
     )
 
 
-def _may_fit(
-    problem: PlanningProblem, by_recompute: dict[bool, Runs], memory_factor: float
-) -> bool:
+def _may_fit(problem: PlanningProblem, by_repetition: RepeatingRuns, memory_factor: float) -> bool:
     """Whether runs that fit follow each other from the first layer to the last.
 
     That is, on no more devices than there are, of whichever kind, one live microbatch on each.
@@ -314,18 +317,18 @@ def _may_fit(
     for subcluster in problem.cluster.subclusters:
         for shape in submesh_shapes(subcluster.nodes, subcluster.devices_per_node):
             asked = SliceQuestion("what fits", problem, subcluster, shape, memory_factor)
-            fits = problem.slices.answer(asked, functools.partial(_fitting, by_recompute, asked))
+            fits = problem.slices.answer(asked, functools.partial(_fitting, by_repetition, asked))
             devices[fits] = np.minimum(devices[fits], shape[0] * shape[1])
             if _fewest_devices(devices) <= total:
                 return True
     return False
 
 
-def _fitting(by_recompute: dict[bool, Runs], asked: SliceQuestion) -> NDArray[np.bool_]:
+def _fitting(by_repetition: RepeatingRuns, asked: SliceQuestion) -> NDArray[np.bool_]:
     """The runs of layers that fit on a submesh with one live microbatch, in some way."""
     options = execution_options(asked.problem, asked.subcluster, asked.shape)
-    fits = fitting(asked.problem, by_recompute, options, asked.memory_factor)
-    return by_recompute[False].on_square(fits, False)
+    fits = fitting(asked.problem, by_repetition, options, asked.memory_factor)
+    return by_repetition["nothing"].on_square(fits, False)
 
 
 def _fewest_devices(devices: FloatArray) -> float:
@@ -339,7 +342,7 @@ def _fewest_devices(devices: FloatArray) -> float:
 
 def _slice(
     problem: PlanningProblem,
-    runs: dict[bool, Runs],
+    runs: RepeatingRuns,
     subcluster: Subcluster,
     shape: tuple[int, int],
     memory_factor: float,
@@ -349,8 +352,8 @@ def _slice(
     kept = best_options(problem, runs, options, memory_factor)
     return Slice(
         shape,
-        runs[False].on_square(np.array([each.seconds for each in kept]), np.inf),
-        runs[False].on_square(np.array([each.limits for each in kept]), 0),
+        runs["nothing"].on_square(np.array([each.seconds for each in kept]), np.inf),
+        runs["nothing"].on_square(np.array([each.limits for each in kept]), 0),
         tuple(each.option for each in kept),
         np.array([each.closing for each in kept]),
     )
@@ -378,13 +381,13 @@ def execution_options(
             link,
             (data, devices // data),
             sharding,
-            recompute,
+            repeats,
             subcluster=subcluster.name,
             shape=shape,
         )
         for data in range(devices, 0, -1)
         if devices % data == 0 and problem.microbatch_size % data == 0
-        for recompute in ((False, True) if problem.options.allow_recompute else (False,))
+        for repeats in (REPETITIONS if problem.options.allow_recompute else REPETITIONS[:1])
         for sharding in (RULES if data > 1 else ("data",))
     )
 

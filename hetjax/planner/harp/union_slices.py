@@ -8,7 +8,7 @@ each subcluster, so they are joined node by node where they have as many, and el
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -38,6 +38,7 @@ from hetjax.planner.plan.stage_plan import Member, Shares, StagePlan
 from hetjax.planner.problem.problem import PlanningProblem
 from hetjax.planner.work.layer_runs import Runs
 from hetjax.planner.work.rates import USABLE_MEMORY
+from hetjax.planner.work.repeating_layers import RepeatingRuns
 
 _MIDDLE = 0.5
 """Between the shares that take the least time and those that are as the memory is."""
@@ -138,7 +139,7 @@ def joined_table(
         The table; None where a microbatch has too few examples for all that are joined.
     """
     listed = runs.by_length()
-    by_recompute = {False: listed, True: listed.repeating_forward()}
+    by_repetition: RepeatingRuns = {"nothing": listed, "stage": listed.repeating_forward()}
     places = {each.name: place for place, each in enumerate(problem.cluster.subclusters)}
     slices, ends = [], []
     for each in join:
@@ -147,7 +148,7 @@ def joined_table(
             slices.append(plain.slices[places[name]])
             ends.append(((SubMesh(name, 0, (1, 1)), 1.0),))
             continue
-        found = tuple(_union_slices(problem, by_recompute, each))
+        found = tuple(_union_slices(problem, by_repetition, each))
         if not found:
             return None
         slices.append(found)
@@ -196,7 +197,7 @@ def _link(
 
 
 def _union_slices(
-    problem: PlanningProblem, runs: Mapping[bool, Runs], of: JoinedSubcluster
+    problem: PlanningProblem, runs: RepeatingRuns, of: JoinedSubcluster
 ) -> Iterator[Slice]:
     """The slices on which each device can have an example."""
     again = (False, True) if problem.options.allow_recompute else (False,)
@@ -206,13 +207,14 @@ def _union_slices(
         kept: list[StageOption[UnionExecution]] = []
         for recompute in again:
             stage = StagePlan(every_layer, members, recompute=recompute)
-            for batch in _ways_to_share(problem, runs[recompute], stage):
+            of_stage = runs[stage.repeats]
+            for batch in _ways_to_share(problem, of_stage, stage):
                 union = union_execution(problem.cluster, replace(stage, shares=Shares(batch=batch)))
-                found = _union_option(problem, runs[recompute], union)
+                found = _union_option(problem, of_stage, union)
                 if not any(each.is_as_good(found) for each in kept):
                     kept.append(found)
         if kept:
-            square = runs[False].on_square
+            square = runs["nothing"].on_square
             yield Slice(
                 shape,
                 square(np.array([each.seconds for each in kept]), np.inf),

@@ -83,12 +83,39 @@ def _check_stage(stage: StagePlan, cluster: Cluster, where: str) -> None:
     for m, member in enumerate(stage.members):
         _check_member(member, cluster, f"{where}.members[{m}]")
     check_shares(stage, f"{where}.shares")
+    _check_recompute_layers(stage, where)
     if stage.sharding not in RULES:
         raise InputError(unknown_name(f"{where}.sharding", stage.sharding, RULES))
     for name, spec in stage.parameters.items():
         _check_spec(spec, f"{where}.parameters[{name!r}]")
     for value, spec in stage.values.items():
         _check_spec(spec, f"{where}.values[{value}]")
+
+
+def _check_recompute_layers(stage: StagePlan, where: str) -> None:
+    runs = stage.recompute_layers
+    if not runs:
+        return
+    if stage.recompute:
+        raise InputError(
+            f"{where}.recompute_layers is given, and recompute is true, which makes all layers of "
+            f"the stage again; allowed: one of the two"
+        )
+    if len(stage.members) > 1:
+        raise InputError(
+            f"{where}.recompute_layers is given, and the stage has {len(stage.members)} members; "
+            f"allowed there: recompute true"
+        )
+    first, end = stage.layers
+    before = first
+    for start, stop in runs:
+        if not before <= start < stop <= end:
+            raise InputError(
+                f"{where}.recompute_layers is {[list(run) for run in runs]}; allowed: runs of "
+                f"layers {first} to {end - 1} in order, none twice, each as its first layer and "
+                f"the one after its last"
+            )
+        before = stop
 
 
 def _check_member(member: Member, cluster: Cluster, where: str) -> None:

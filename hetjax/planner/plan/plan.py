@@ -108,6 +108,10 @@ class Plan:
         """The positions where a pipeline's stages begin, and the program's end."""
         return (*(self.layers[stage.layers[0]] for stage in pipeline.stages), self.layers[-1])
 
+    def recompute_positions(self, stage: StagePlan) -> tuple[tuple[int, int], ...]:
+        """The runs of positions that a stage makes again in its backward pass."""
+        return tuple((self.layers[a], self.layers[b]) for a, b in stage.recompute_layers)
+
     def with_schedule(self, schedule: Schedule) -> Plan:
         """This plan with another schedule, and without a prediction."""
         pipeline = replace(self.pipeline, schedule=schedule)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -109,6 +109,9 @@ class StagePlan:
         values: specifications of values that the stage makes, by their number in the program; how
             the others lie is the compiler's choice.
         shares: how values lie among its members, where it has several.
+        recompute_layers: runs of its layers, each the first and the one after the last, that keep
+            only what goes in; each is computed again right before its own backward pass, where
+            `recompute` makes all of the stage again before the first.
 
     Example:
         >>> members = (
@@ -131,6 +134,7 @@ slow[0:1] 1x1; this works on stages of one
     recompute: bool = False
     values: Annotated[Mapping[Index, Spec], LEFT_OUT_EMPTY] = field(default_factory=dict)
     shares: Annotated[Shares, LEFT_OUT_EMPTY] = field(default_factory=Shares)
+    recompute_layers: Annotated[tuple[tuple[Index, Index], ...], LEFT_OUT_EMPTY] = ()
 
     @classmethod
     def on(
@@ -239,6 +243,13 @@ slow[0:1] 1x1; this works on stages of one
         return ", ".join((axes, *self._shares_text, *self.rule_words))
 
     @property
+    def repeats(self) -> Literal["nothing", "stage", "layers"]:
+        """What forward steps run again in the backward pass."""
+        if self.recompute:
+            return "stage"
+        return "layers" if self.recompute_layers else "nothing"
+
+    @property
     def is_predictable(self) -> bool:
         """Whether the cost model knows it.
 
@@ -252,7 +263,13 @@ slow[0:1] 1x1; this works on stages of one
     def rule_words(self) -> tuple[str, ...]:
         """What is to be said of its rule and of recomputation; mostly nothing."""
         rule = () if self.sharding == "data" else (self.sharding.replace("_", " "),)
-        return (*rule, "recompute") if self.recompute else rule
+        again = ("recompute",) if self.recompute else self._recompute_words
+        return (*rule, *again)
+
+    @property
+    def _recompute_words(self) -> tuple[str, ...]:
+        count = sum(end - first for first, end in self.recompute_layers)
+        return (f"recompute {count} of {self.layers[1] - self.layers[0]} layers",) if count else ()
 
     @property
     def _shares_text(self) -> tuple[str, ...]:

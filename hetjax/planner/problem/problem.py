@@ -32,6 +32,7 @@ from hetjax.planner.problem.known_slices import KnownSlices
 from hetjax.planner.problem.options import DEFAULTS, PlanOptions
 from hetjax.planner.work.grouped_stage import Groups
 from hetjax.planner.work.profile import Profile
+from hetjax.planner.work.repeating_layers import LayerRun, repeatable_layers
 from hetjax.planner.work.stage_traces import StageTraces
 from hetjax.planner.work.stage_work import Known, Traces, Work, measure_layers, product_dtype
 
@@ -93,6 +94,11 @@ class PlanningProblem:
     def num_layers(self) -> int:
         """How many layers there are."""
         return len(self.works)
+
+    @property
+    def repeatable_layers(self) -> tuple[LayerRun, ...]:
+        """The layers that are worth making again together."""
+        return repeatable_layers(self.layers, self.sections)
 
     @property
     def warm_up_schedule(self) -> str:

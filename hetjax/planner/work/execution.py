@@ -19,6 +19,7 @@ from hetjax.planner.plan.stage_plan import Spec
 from hetjax.planner.work.arrays import FloatArray
 from hetjax.planner.work.layer_runs import Runs
 from hetjax.planner.work.profile import Way
+from hetjax.planner.work.repeating_layers import Repetition
 from hetjax.planner.work.stage_work import part_shape
 from hetjax.sharding.annotation.rules import REDUCTION_GROUPS, division, parameter_spec, state_spec
 
@@ -32,7 +33,7 @@ class Execution:
         link: the link that carries the submesh's own collectives.
         mesh_shape: sizes of the data and the tensor axis.
         sharding: the sharding rule.
-        recompute: whether forward steps run again in the backward pass.
+        repeats: what forward steps run again in the backward pass.
         parameters: specifications that override the rule, by parameter path.
         subcluster: the name of the subcluster of the devices.
         shape: nodes of it, and devices in each.
@@ -47,13 +48,18 @@ class Execution:
     link: Link
     mesh_shape: tuple[int, int]
     sharding: str = "data"
-    recompute: bool = False
+    repeats: Repetition = "nothing"
     parameters: Mapping[str, Spec] = field(default_factory=dict)
     subcluster: str = ""
     shape: tuple[int, int] = (1, 1)
     examples: float = 1.0
     updates: float = 1.0
     members: int = 1
+
+    @property
+    def recompute(self) -> bool:
+        """Whether all forward steps run again in the backward pass."""
+        return self.repeats == "stage"
 
     @property
     def example_parts(self) -> float:

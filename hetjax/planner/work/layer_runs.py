@@ -31,6 +31,8 @@ class Runs:
         product_bytes: bytes that the forward pass's matrix products write.
         residual_bytes: bytes kept between the two passes.
         input_bytes: bytes of inputs, all that is kept with recomputation.
+        again_bytes: the most bytes that layers hold which are made again one after another.
+        again_share: what share of the forward pass the backward pass repeats for these.
         boundary_bytes: bytes received and sent.
         messages: how many messages bring and take them.
         forward_moves: how often those exchange something in its forward pass that share the
@@ -58,6 +60,8 @@ class Runs:
     product_bytes: FloatArray
     residual_bytes: FloatArray
     input_bytes: FloatArray
+    again_bytes: FloatArray
+    again_share: FloatArray
     boundary_bytes: FloatArray
     messages: FloatArray
     forward_moves: FloatArray
@@ -77,7 +81,7 @@ class Runs:
         """What is found of the runs a single time, however many ways to run them share it.
 
         Args:
-            key: all that it depends on beside the runs; whether their backward pass repeats the
+            key: all that it depends on beside the runs; what their backward pass repeats of the
                 forward pass is said there, too.
             find: finds it, in arrays that nobody changes.
         """
@@ -253,6 +257,8 @@ def all_runs(program: Program, works: Sequence[Work]) -> Runs:
         product_bytes=sums_of_runs([work.product_bytes for work in works]),
         residual_bytes=sums_of_runs([work.residual_bytes for work in works]) - inside,
         input_bytes=np.broadcast_to(first_inputs[:, None], (len(works) + 1,) * 2),
+        again_bytes=np.zeros((len(works) + 1,) * 2),
+        again_share=np.zeros((len(works) + 1,) * 2),
         boundary_bytes=received[:, None] + received[None, :],
         messages=np.add.outer(received > 0, received > 0, dtype=float),
         forward_moves=sums_of_runs([float(work.forward_moves.count) for work in works]),
@@ -286,6 +292,8 @@ def one_run(
         product_bytes=np.array(work.product_bytes),
         residual_bytes=np.array(float(work.residual_bytes)),
         input_bytes=np.array(float(work.input_bytes)),
+        again_bytes=np.array(float(work.again_bytes)),
+        again_share=np.array(_again_share(work)),
         boundary_bytes=np.array(float(work.received_bytes + sent_bytes)),
         messages=np.array(float((work.received_bytes > 0) + (sent_bytes > 0))),
         forward_moves=np.array(float(work.forward_moves.count)),
@@ -298,6 +306,15 @@ def one_run(
         shapes=tuple(part_shape(program, part) for part in work.parts),
         layers=layers,
     )
+
+
+def _again_share(work: Work) -> float:
+    """What share of a run's forward pass is made again for layers of it."""
+    if not work.again_bytes:
+        return 0.0
+    if work.forward.matmul_flops:
+        return work.recompute.matmul_flops / work.forward.matmul_flops
+    return work.recompute.bytes / max(work.forward.bytes, 1.0)
 
 
 def sums_of_runs(values: Sequence[float] | FloatArray) -> FloatArray:

@@ -23,6 +23,7 @@ from hetjax.pipeline.program.traced_program import (
 )
 from hetjax.pipeline.stages.backward import StagePrograms, differentiate
 from hetjax.pipeline.stages.cutting import ParameterPart, Stage, cut
+from hetjax.pipeline.stages.recomputing import Run
 from hetjax.pipeline.stages.traced_stage import TracedStage, Tracer, trace_stage
 from hetjax.planner.work.grouped_stage import Groups
 from hetjax.planner.work.member_moves import MemberMoves, member_moves
@@ -39,10 +40,11 @@ class Work:
     Args:
         forward: the forward pass.
         backward: the backward pass; where the run recomputes, with the repetition.
-        recompute: the repetition alone.
+        recompute: the repetition alone, of all of the run or of layers of it.
         product_bytes: bytes that the forward pass's matrix products write.
         residual_bytes: bytes kept between the forward and the backward pass.
         input_bytes: bytes of its inputs, all that is kept where it recomputes.
+        again_bytes: the most bytes that layers hold which are made again one after another.
         received_bytes: bytes it receives from the run before; 0 in the first.
         returned_bytes: bytes of their cotangents, which it gives back.
         returned: which of the values received have such a cotangent, by place.
@@ -66,6 +68,7 @@ class Work:
     returned: tuple[int, ...]
     parts: tuple[ParameterPart, ...]
     split: SplitWork | None = None
+    again_bytes: int = 0
     kept_twice: int = 0
     forward_moves: MemberMoves = field(default_factory=MemberMoves)
     backward_moves: MemberMoves = field(default_factory=MemberMoves)
@@ -121,6 +124,7 @@ def measure(
     boundaries: Sequence[int],
     recompute: Sequence[bool] = (),
     *,
+    recompute_runs: Sequence[Sequence[Run]] = (),
     split: bool = False,
     known: Known | None = None,
     traces: Traces | None = None,
@@ -133,6 +137,8 @@ def measure(
         program: the traced loss function.
         boundaries: the positions where runs begin, and the end.
         recompute: whether each run recomputes; empty for none.
+        recompute_runs: for each run the positions in it that are made again in the backward pass;
+            empty for none.
         split: whether to divide the backward passes and count their halves, too.
         known: what was measured before of this program; what is measured now is added.
         traces: where the traces of runs come from; None to trace them.
@@ -146,29 +152,55 @@ def measure(
     structures = [structure_of(program, run) for run in runs]
     inputs = inputs_of(program, runs)
     known = known or Known()
+    inside = [tuple(each) for each in recompute_runs] or [()] * len(runs)
+    repeated = _repeated(program, boundaries, inside, known)
     works: list[Work] = []
     cotangents: tuple[int, ...] = ()
     for run, structure in zip(reversed(runs), reversed(structures), strict=True):
         is_last = run is runs[-1]
         alike = (structure, _shape_keys(inputs[run.index]))
-        key = (alike, cotangents, is_last, again[run.index], split)
+        places = tuple(tuple(p - boundaries[run.index] for p in each) for each in inside[run.index])
+        key = (alike, cotangents, is_last, again[run.index], split, places)
         if key not in known.works:
             # What its backward pass reads does not depend on whether that is kept.
-            other = known.works.get((alike, cotangents, is_last, not again[run.index], split))
+            other = known.works.get((alike, cotangents, is_last, not again[run.index], split, ()))
+            tracer = _tracer(known, alike, traces, tuple(boundaries), is_last=is_last)
             known.works[key] = _measure_run(
                 run,
                 inputs[run.index],
                 cotangents,
                 is_last=is_last,
                 recompute=again[run.index],
-                halves=other[0].split if other else None,
+                recompute_runs=inside[run.index],
+                halves=other[0].split if other and not places else None,
                 split=split,
-                tracer=_tracer(known, alike, traces, tuple(boundaries), is_last=is_last),
+                tracer=trace_stage if places else tracer,
                 microbatch_size=program.avals[program.batch[0]].shape[0],
             )
         work, cotangents = known.works[key]
+        if places:
+            work = replace(work, **repeated[run.index])
         works.append(replace(work, parts=run.parameters))
     return tuple(reversed(works))
+
+
+def _repeated(
+    program: Program,
+    boundaries: Sequence[int],
+    inside: Sequence[Sequence[Run]],
+    known: Known,
+) -> list[dict[str, Any]]:
+    """Of each run what is made again in it: its work, and the most that it holds at once."""
+    if not any(inside):
+        return []
+    edges = sorted({*boundaries, *(p for runs in inside for run in runs for p in run)})
+    pieces = dict(zip(itertools.pairwise(edges), measure(program, edges, known=known), strict=True))
+    found = []
+    for runs in inside:
+        works = [pieces[run] for run in runs]
+        again = max((work.residual_bytes for work in works), default=0)
+        found.append({"recompute": sum((w.forward for w in works), Cost()), "again_bytes": again})
+    return found
 
 
 def _tracer(
@@ -257,6 +289,7 @@ def _measure_run(
     *,
     is_last: bool,
     recompute: bool,
+    recompute_runs: Sequence[Run],
     halves: SplitWork | None,
     split: bool,
     tracer: Tracer,
@@ -273,6 +306,7 @@ def _measure_run(
         is_last=is_last,
         cotangents_in=cotangents_in,
         recompute=recompute,
+        recompute_runs=recompute_runs,
         tracer=tracer,
     )
     seeds = (0,) if is_last else cotangents_in

@@ -114,6 +114,7 @@ def _placed(job: Job, make: Callable[..., PipelinePrograms]) -> Placement:
             plan.boundaries(pipeline),
             tuple(stage.recompute for stage in pipeline.stages),
             pipeline.num_microbatches > 1,
+            tuple(plan.recompute_positions(stage) for stage in pipeline.stages),
         )
         for pipeline in plan.pipelines
     ]

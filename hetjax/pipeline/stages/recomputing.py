@@ -1,0 +1,161 @@
+"""Stages that keep of some runs of positions only what goes in, and compute these runs again.
+
+Each run is made again right before its own backward pass, so that what it would have kept is there
+for one run at a time. Iterations of a scan that each are a run stay one scan, whose backward pass
+makes one iteration after another again.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+
+from hetjax import _compat
+from hetjax.pipeline.program.fences import REGION
+from hetjax.pipeline.program.traced_program import (
+    FlatJaxpr,
+    Operand,
+    Step,
+    evaluate_steps,
+    flatten_jaxpr,
+    operand_value,
+)
+from hetjax.pipeline.stages.cutting import Body, Stage
+from hetjax.pipeline.stages.scan_pieces import repeating_iterations, split_scan
+from hetjax.pipeline.stages.split_backward import Values, copies, renumbered
+from hetjax.pipeline.stages.traced_stage import TracedStage
+
+Run = tuple[int, int]
+"""The first position of a run, and the one after its last."""
+
+
+def recomputing(stage: Stage, runs: Sequence[Run]) -> Stage:
+    """A stage that computes some runs of its positions again before their backward passes.
+
+    Args:
+        stage: the stage, as its program was cut.
+        runs: runs of positions inside it, in order.
+
+    Returns:
+        The stage, which computes the same.
+    """
+    body = stage.function
+    assert isinstance(body, Body), "the stage is as it was cut"
+    values = Values(stage.avals)
+    pieces = list(_pieces(body, runs, values))
+    steps: list[Step] = []
+    read = [_values(body.outputs)] * (len(pieces) + 1)
+    for place in reversed(range(len(pieces))):
+        read[place] = read[place + 1] | set(pieces[place][0].values())
+    places = itertools.groupby(range(len(pieces)), key=lambda place: pieces[place][1])
+    for run, group in places:
+        inside = list(group)
+        found = [pieces[place][0] for place in inside]
+        steps += found if run is None else _region(found, read[inside[-1] + 1])
+    # Where a step stands is of no use once it is a part of a region.
+    function = replace(body, steps=tuple(steps), positions=(-1,) * len(steps))
+    return replace(stage, function=function, avals=values.avals)
+
+
+def _pieces(body: Body, runs: Sequence[Run], values: Values) -> Iterator[tuple[Step, int | None]]:
+    """A stage's steps, cut where runs begin and end, each with the number of its run."""
+    for step, position in zip(body.steps, body.positions, strict=True):
+        if position < 0 or step.name != "scan" or step.iterations == 1:
+            yield step, _run_at(runs, position)
+            continue
+        spans = _spans(runs, position, position + step.iterations)
+        cuts = [start - position for start, _ in spans[1:]]
+        pieces, joins = split_scan(step, cuts, values.new) if cuts else ([step], [])
+        for piece, (_, run) in zip(pieces, spans, strict=True):
+            yield (repeating_iterations(piece), None) if run == _EACH else (piece, run)
+        yield from ((join, _run_at(runs, position + step.iterations)) for join in joins)
+
+
+_EACH = -1
+"""Stands for runs of one iteration each, side by side."""
+
+
+def _spans(runs: Sequence[Run], first: int, end: int) -> list[tuple[int, int | None]]:
+    """Where a scan's pieces begin, and the run that each is in.
+
+    Example:
+        >>> _spans([(2, 3), (3, 4), (5, 7)], 1, 8)
+        [(1, None), (2, -1), (4, None), (5, 2), (7, None)]
+    """
+    spans: list[tuple[int, int | None]] = []
+    for position in range(first, end):
+        run = _run_at(runs, position)
+        if run is not None and runs[run] == (position, position + 1):
+            run = _EACH
+        if not spans or spans[-1][1] != run:
+            spans.append((position, run))
+    return spans
+
+
+def _run_at(runs: Sequence[Run], position: int) -> int | None:
+    """The number of the run that has a position."""
+    found = (number for number, (first, end) in enumerate(runs) if first <= position < end)
+    return next(found, None)
+
+
+def _region(steps: Sequence[Step], wanted: set[int]) -> list[Step]:
+    """Steps as one that is made again before its backward pass; none where nothing is wanted."""
+    made = {output for step in steps for output in step.outputs}
+    reads = dict.fromkeys(value for step in steps for value in step.values())
+    inputs = tuple(value for value in reads if value not in made)
+    outputs = tuple(value for step in steps for value in step.outputs if value in wanted)
+
+    def run(*arrays: Any) -> list[Any]:
+        return evaluate_steps(steps, dict(zip(inputs, arrays, strict=True)), outputs)
+
+    again = jax.checkpoint(run)
+    return [Step("checkpoint", inputs, outputs, again, None)] if outputs else []
+
+
+def _values(operands: Sequence[Operand]) -> set[int]:
+    return {value for value in map(operand_value, operands) if value is not None}
+
+
+def with_open_regions(traced: TracedStage) -> TracedStage:
+    """A trace with the steps of what is made again, in the place of the regions that they are in.
+
+    The compiler must neither take what is made again for what the forward pass made, nor make it
+    before the cotangents are there that it is made for: both go through one barrier first.
+
+    Args:
+        traced: the trace of a stage that `recomputing` made.
+
+    Returns:
+        A trace of the same results.
+    """
+    flat, values = traced.flat, Values(traced.flat.avals)
+    steps: list[Step] = []
+    for step in flat.steps:
+        inner = None if step.equation is None else _compat.checkpointed_jaxpr(step.equation)
+        if inner is None:
+            steps.append(step)
+            continue
+        moving = [v for v in dict.fromkeys(step.values()) if v not in traced.parameters]
+        barrier, behind = _barrier(moving, values)
+        inputs = [behind.get(each, each) if isinstance(each, int) else each for each in step.inputs]
+        opened = renumbered(flatten_jaxpr(inner), inputs, values)
+        steps += [barrier, *opened.steps, *copies(opened.outputs, step.outputs)]
+    opened_flat = FlatJaxpr(tuple(values.avals), flat.inputs, tuple(steps), flat.outputs)
+    return replace(traced, flat=opened_flat)
+
+
+def _barrier(moving: Sequence[int], values: Values) -> tuple[Step, dict[int, int]]:
+    """A barrier that values go through together, and their numbers behind it."""
+    shapes = [values.avals[value] for value in moving]
+    behind = {
+        value: values.new(shape.shape, shape.dtype)
+        for value, shape in zip(moving, shapes, strict=True)
+    }
+    closed = jax.make_jaxpr(lambda *arrays: jax.lax.optimization_barrier(arrays))(*shapes)
+    (step,) = flatten_jaxpr(closed).steps
+    inputs, outputs = tuple(moving), tuple(behind.values())
+    return replace(step, name=REGION, inputs=inputs, outputs=outputs), behind
