@@ -138,7 +138,7 @@ def test_a_specification_in_the_plan_overrides_the_rule():
 
 def test_recomputation_keeps_inputs_only():
     runs = all_runs(PROBLEM.program, PROBLEM.works).repeating_forward()
-    again = estimate(PROBLEM, runs, replace(ONE_DEVICE, recompute=True))
+    again = estimate(PROBLEM, runs, replace(ONE_DEVICE, repeats="stage"))
     kept = estimate(PROBLEM, all_runs(PROBLEM.program, PROBLEM.works), ONE_DEVICE)
     assert again.activation_bytes[1, 6] == PROBLEM.works[1].received_bytes
     assert again.backward_seconds[1, 6] == pytest.approx(

@@ -45,6 +45,7 @@ from hetjax.planner.profiler.class_rates import MeasuredPass, fit_class_rates
 from hetjax.planner.work.execution import Execution
 from hetjax.planner.work.layer_runs import all_runs
 from hetjax.planner.work.profile import Composition, Profile, Way
+from hetjax.planner.work.repeating_layers import runs_by_repetition
 
 NEAR, FAR = Link(1e10, 1e-5), Link(1e9, 1e-4)
 KEY = Key("0" * 64, "test", "float32", (1, 1), (1, 1), "data")
@@ -233,15 +234,14 @@ def test_a_profile_gives_every_run_its_composed_seconds(tmp_path: Path):
     assert profile.composition_error is not None
     assert profile.composition_error < 1e-3
     subcluster = problem.cluster.subclusters[1]
-    for recompute in (False, True):
-        runs = all_runs(problem.program, problem.works)
-        if recompute:
-            runs = runs.repeating_forward()
-        way = Execution(subcluster.kind, NEAR, (1, 1), recompute=recompute, subcluster="slow")
+    everything = all_runs(problem.program, problem.works)
+    for repeats, runs in runs_by_repetition(everything, problem.repeatable_layers).items():
+        way = Execution(subcluster.kind, NEAR, (1, 1), repeats=repeats, subcluster="slow")
         found = estimate(problem, runs, way)
         expected = seconds_of(SURVEY, (1, 6), 3.0)
+        again = float(runs.again_share[1, 6]) if repeats == "layers" else repeats == "stage"
         assert found.forward_seconds[1, 6] == pytest.approx(expected, rel=1e-3)
-        assert found.backward_seconds[1, 6] == pytest.approx((2 + recompute) * expected, rel=1e-3)
+        assert found.backward_seconds[1, 6] == pytest.approx((2 + again) * expected, rel=1e-3)
     updated = estimate(problem, all_runs(problem.program, problem.works), way)
     assert updated.update_seconds[0, -1] > 1e-5
 

@@ -1,5 +1,6 @@
 """Runs of layers that make their modules again: arrays over all runs, against one run at a time."""
 
+import itertools
 from random import Random
 
 import numpy as np
@@ -31,7 +32,7 @@ def runs() -> Runs:
 def test_all_runs_have_what_each_has_alone(runs: Runs, number: int):
     rng = Random(number)
     edges = sorted(rng.sample(range(10), rng.randint(2, 6)))
-    pieces = [(a, b) for a, b in zip(edges[:-1], edges[1:], strict=True) if rng.random() < 0.7]
+    pieces = [(a, b) for a, b in itertools.pairwise(edges) if rng.random() < 0.7]
     found = repeating_layers(runs, pieces)
     for first in range(9):
         for end in range(first + 1, 10):

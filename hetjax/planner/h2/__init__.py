@@ -1,0 +1,1 @@
+"""H2: HeteroAuto's search for the stages of unlike chips (2025)."""

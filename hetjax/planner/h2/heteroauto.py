@@ -1,0 +1,127 @@
+"""HeteroAuto: how wide data parallelism is, and how each kind of chips runs its stages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from hetjax.planner.h2.layer_division import ChipGroup, Division, GroupWay, divide_layers
+
+GROUP_CHIPS = 128
+"""How many chips of a kind run alike in the second stage, as in the paper (section 6.2.2)."""
+
+
+@dataclass(frozen=True, eq=False)
+class ChipKind:
+    """Chips of one kind.
+
+    Args:
+        name: what they are called.
+        chips: how many there are.
+        memory_bytes: what may be used of a chip.
+        ways: from a width of data parallelism and a number of chips to the ways in which so many
+            can run; none where they do not divide.
+    """
+
+    name: str
+    chips: int
+    memory_bytes: float
+    ways: Callable[[int, int], Sequence[GroupWay]]
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """What HeteroAuto finds.
+
+    Args:
+        width: how many pipelines run beside each other, on unlike examples.
+        groups: the groups of chips, in the order of the pipeline.
+        division: how each runs, and how many layers its stages have.
+        candidates: how many ways of groups were weighed, for all widths.
+    """
+
+    width: int
+    groups: tuple[ChipGroup, ...]
+    division: Division
+    candidates: int
+
+    @property
+    def step_time(self) -> float:
+        """Seconds of a step, by the paper's cost model."""
+        return self.division.step_time
+
+
+def find_strategy(
+    kinds: Sequence[ChipKind],
+    num_layers: int,
+    microbatches_of: Callable[[int], int],
+    widths: Sequence[int],
+    alpha: float = 1.0,
+    group_chips: int | None = GROUP_CHIPS,
+) -> Strategy | None:
+    """Find the fastest strategy that fits.
+
+    Kinds of more memory come first in the pipeline, where more microbatches are kept. In the first
+    stage all chips of a kind run alike. In the second one they are divided into groups; the paper
+    does that for the width that was the best in the first stage, here it is done for all, the most
+    promising first, as far as they can be faster than what is known. So two stages are never worse
+    than one.
+
+    Args:
+        kinds: the kinds of chips.
+        num_layers: how many layers there are, all alike.
+        microbatches_of: from a width to the microbatches of a pipeline's step.
+        widths: the widths of data parallelism to look at.
+        alpha: see `divide_layers`.
+        group_chips: how many chips run alike in the second stage; None for the first stage alone.
+
+    Returns:
+        The strategy; None where nothing fits.
+
+    Source: H2, section 4.3.3.
+    """
+    ordered = sorted(kinds, key=lambda kind: -kind.memory_bytes)
+    looked = 0
+    best: Strategy | None = None
+    first: list[tuple[float, int]] = []
+    for size in (None, group_chips)[: 1 if group_chips is None else 2]:
+        for width in widths if size is None else _promising(first, widths):
+            groups = _groups(ordered, width, size)
+            if groups is None:
+                continue
+            looked += sum(len(group.ways) for group in groups)
+            below = best.step_time if best is not None and size is not None else float("inf")
+            found = divide_layers(groups, num_layers, microbatches_of(width), alpha, below)
+            if found is None:
+                continue
+            if size is None:
+                first.append((found.step_time, width))
+            if best is None or found.step_time < best.step_time:
+                best = Strategy(width, groups, found, 0)
+    if best is None:
+        return None
+    return Strategy(best.width, best.groups, best.division, looked)
+
+
+def _promising(first: Sequence[tuple[float, int]], widths: Sequence[int]) -> Iterator[int]:
+    """Widths by what the first stage took with them; those that did not fit come last."""
+    known = [width for _, width in sorted(first)]
+    yield from known
+    yield from (width for width in widths if width not in known)
+
+
+def _groups(
+    kinds: Sequence[ChipKind], width: int, size: int | None
+) -> tuple[ChipGroup, ...] | None:
+    """The groups of all kinds; None where a kind's chips are not divided by a width."""
+    groups: list[ChipGroup] = []
+    for kind in kinds:
+        whole = kind.chips if size is None else min(size, kind.chips)
+        sizes = [whole] * (kind.chips // whole)
+        sizes += [kind.chips % whole] if kind.chips % whole else []
+        for chips in sizes:
+            ways = tuple(kind.ways(width, chips))
+            if not ways:
+                return None
+            groups.append(ChipGroup(kind.name, kind.memory_bytes, ways))
+    return tuple(groups)

@@ -1,0 +1,186 @@
+"""H2's HeteroAuto beside what the paper publishes.
+
+    python scripts/bench_h2.py calibrate --json  # predicted: the best plan of each kind (table 6)
+    python scripts/bench_h2.py figures --json    # predicted: mixed clusters (figure 11)
+    python scripts/bench_h2.py search --json     # seconds of a search, in fresh processes (table 8)
+    python scripts/bench_h2.py ablation --json   # predicted: what each part is worth (table 9)
+
+All but `search` are predictions of the paper's cost model for its own chips: see `h2_chips`, which
+lists what is assumed of them. `calibrate` prints these assumptions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from h2_chips import (
+    ASSUMPTIONS,
+    CHIPS,
+    FULL,
+    PUBLISHED_CHIPS,
+    PUBLISHED_TOKENS,
+    Without,
+    calibrated,
+    strategy,
+    uniform,
+)
+
+from hetjax.planner.h2.heteroauto import Strategy
+
+MIXED: Mapping[str, tuple[Mapping[str, int], int, float | None]] = {
+    "A-1": ({"A": 256, "B": 256, "C": 256}, 2**21, 89.56),
+    "A-2": ({"A": 256, "B": 256, "C": 256}, 3 * 2**21, 109.03),
+    "B-1": ({"A": 256, "B": 256, "C": 256, "D": 256}, 2**21, 77.45),
+    "B-2": ({"A": 256, "B": 256, "C": 256, "D": 256}, 2**23, 104.29),
+    "C-1": ({"A": 384, "B": 1024}, 2**22, None),
+    "C-2": ({"A": 384, "B": 1024}, 2**23, None),
+    "D": ({"A": 384, "B": 2048}, 2**23, None),
+}
+"""Chips of each kind, tokens of a step, and the published speedup ratio (table 7, figure 11)."""
+
+PUBLISHED_SECONDS = {"A": 0.62, "B": 5.48, "C": 12.29}
+
+
+def calibrate_rows() -> Iterator[dict[str, Any]]:
+    """The best plan of each kind alone, beside the published one."""
+    for name, chip in CHIPS.items():
+        flops = calibrated(chip)
+        found = strategy({name: PUBLISHED_CHIPS}, PUBLISHED_TOKENS, {name: flops}, None)
+        (share,) = found.division.shares
+        extra = "recompute" * share.way.repeats + "offload" * share.way.offloads
+        throughput = PUBLISHED_TOKENS / found.step_time / PUBLISHED_CHIPS
+        stages, width, tensor, published_extra, published = chip.published
+        yield {
+            "chip": name,
+            "flops": flops,
+            "plan": [share.way.stages, found.width, share.way.tensor, extra],
+            "published_plan": [stages, width, tensor, published_extra],
+            "throughput": throughput,
+            "published_throughput": published,
+        }
+
+
+def chip_flops() -> dict[str, float]:
+    """What a chip of each kind computes."""
+    return {name: calibrated(chip) for name, chip in CHIPS.items()}
+
+
+def figure_rows() -> Iterator[dict[str, Any]]:
+    """Mixed clusters beside what their kinds do alone."""
+    flops = chip_flops()
+    for name, (chips, tokens, published) in MIXED.items():
+        found = strategy(chips, tokens, flops)
+        alone = sum(count * CHIPS[kind].published[-1] for kind, count in chips.items())
+        yield {
+            "experiment": name,
+            "hetero_speedup_ratio": 100 * tokens / found.step_time / alone,
+            "published": published,
+            "step_time": found.step_time,
+            "width": found.width,
+            "groups": _told(found),
+        }
+
+
+def _told(found: Strategy) -> list[list[Any]]:
+    """Of each group its kind, tensor parallelism, stages, layers of a stage, and extras."""
+    return [
+        [
+            group.name,
+            share.way.tensor,
+            share.way.stages,
+            share.layers,
+            "recompute" * share.way.repeats + "offload" * share.way.offloads,
+        ]
+        for group, share in zip(found.groups, found.division.shares, strict=True)
+    ]
+
+
+def search_rows(rounds: int) -> Iterator[dict[str, Any]]:
+    """Seconds of a search, each in fresh processes."""
+    for experiment, mixed in (("A", "A-2"), ("B", "B-2"), ("C", "C-2")):
+        runs = [_in_process("one", "--experiment", mixed) for _ in range(rounds)]
+        yield {
+            "experiment": experiment,
+            "seconds": median(run["seconds"] for run in runs),
+            "candidates": runs[0]["candidates"],
+            "published_seconds": PUBLISHED_SECONDS[experiment],
+            "two_stages_over_one": runs[0]["two_stages_over_one"],
+        }
+
+
+def _in_process(*arguments: str) -> dict[str, Any]:
+    command = [sys.executable, __file__, *arguments, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600)
+    return json.loads(done.stdout)
+
+
+def one_rows(experiment: str) -> Iterator[dict[str, Any]]:
+    """One search in this process."""
+    chips, tokens, _ = MIXED[experiment]
+    flops = chip_flops()
+    began = time.perf_counter()
+    found = strategy(chips, tokens, flops)
+    seconds = time.perf_counter() - began
+    one = strategy(chips, tokens, flops, None)
+    yield {
+        "experiment": experiment,
+        "seconds": seconds,
+        "candidates": found.candidates,
+        "two_stages_over_one": found.step_time / one.step_time,
+    }
+
+
+def ablation_rows() -> Iterator[dict[str, Any]]:
+    """Table 9's variants, on C-1."""
+    chips, tokens, _ = MIXED["C-1"]
+    flops = chip_flops()
+    variants = {
+        "full": (FULL, 100.0),
+        "without overlap": (Without(overlap=True), 101.8),
+        "without send-receive and all-gather": (Without(scattering=True), 104.8),
+        "through hosts (TCP)": (Without(direct=True), 110.1),
+    }
+    seconds = {
+        name: (strategy(chips, tokens, flops, without=without).step_time, published)
+        for name, (without, published) in variants.items()
+    }
+    seconds["uniform stages"] = (uniform(chips, tokens, flops), 126.4)
+    for name, (each, published) in seconds.items():
+        yield {
+            "variant": name,
+            "relative_step_time": 100 * each / seconds["full"][0],
+            "published": published,
+        }
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("part", choices=("calibrate", "figures", "search", "ablation", "one"))
+    parser.add_argument("--json", action="store_true", help="a row a line, as JSON")
+    parser.add_argument("--rounds", type=int, default=5, help="processes whose median counts")
+    parser.add_argument("--experiment", choices=MIXED, default="A-1", help="of `one`")
+    options = parser.parse_args(arguments)
+    parts = {
+        "calibrate": calibrate_rows,
+        "figures": figure_rows,
+        "search": lambda: search_rows(options.rounds),
+        "ablation": ablation_rows,
+        "one": lambda: one_rows(options.experiment),
+    }
+    if options.part == "calibrate" and not options.json:
+        print("Assumed:", *ASSUMPTIONS, sep="\n- ")
+    for row in parts[options.part]():
+        print(json.dumps(row) if options.json else row)
+
+
+if __name__ == "__main__":
+    main()
