@@ -52,7 +52,7 @@ def calibrate_rows() -> Iterator[dict[str, Any]]:
     """The best plan of each kind alone, beside the published one."""
     for name, chip in CHIPS.items():
         flops = calibrated(chip)
-        found = strategy({name: PUBLISHED_CHIPS}, PUBLISHED_TOKENS, {name: flops}, None)
+        found = strategy({name: PUBLISHED_CHIPS}, PUBLISHED_TOKENS, {name: flops}, is_grouped=False)
         (share,) = found.division.shares
         extra = "recompute" * share.way.repeats + "offload" * share.way.offloads
         throughput = PUBLISHED_TOKENS / found.step_time / PUBLISHED_CHIPS
@@ -128,7 +128,7 @@ def one_rows(experiment: str) -> Iterator[dict[str, Any]]:
     began = time.perf_counter()
     found = strategy(chips, tokens, flops)
     seconds = time.perf_counter() - began
-    one = strategy(chips, tokens, flops, None)
+    one = strategy(chips, tokens, flops, is_grouped=False)
     yield {
         "experiment": experiment,
         "seconds": seconds,

@@ -73,7 +73,7 @@ CHIPS = {
         Chip("D", 32e9, 170e9, 170e9, 9.91e9, 26e9, (8, 4, 8, "offload", 99.5)),
     )
 }
-TP_MAX = 8
+GROUP_CHIPS = 128
 WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128)
 PUBLISHED_CHIPS, PUBLISHED_TOKENS = 256, 2**21
 
@@ -148,7 +148,8 @@ def strategy(
     chips: Mapping[str, int],
     tokens: int,
     flops: Mapping[str, float],
-    group_chips: int | None = 128,
+    *,
+    is_grouped: bool = True,
     without: Without = FULL,
 ) -> Strategy:
     """HeteroAuto's strategy.
@@ -157,7 +158,7 @@ def strategy(
         chips: how many there are of each kind.
         tokens: of a step.
         flops: what a chip of each kind computes, in FLOP/s.
-        group_chips: see `find_strategy`.
+        is_grouped: see `find_strategy`.
         without: what is left out.
     """
     examples = tokens // TOKENS
@@ -168,6 +169,7 @@ def strategy(
             name,
             count,
             memory,
+            GROUP_CHIPS,
             lambda width, some: tuple(ways(chip, flops[name], width, some, without)),
         )
 
@@ -176,7 +178,7 @@ def strategy(
         LAYERS,
         lambda width: examples // width,
         [width for width in WIDTHS if examples % width == 0],
-        group_chips=group_chips,
+        is_grouped=is_grouped,
     )
     assert found is not None, "the paper's clusters have room for it"
     return found

@@ -27,6 +27,9 @@ def random_way(rng: Random, tensor: int, *, repeats: bool) -> GroupWay:
         kept_bytes=rng.uniform(0.1, 1) * (0.2 if repeats else 1),
         fixed_bytes=rng.uniform(0, 1),
         exposed_seconds=rng.choice([0.0, 0.2]),
+        first_bytes=rng.choice([0.0, 2.0]),
+        last_bytes=rng.choice([0.0, 2.0]),
+        last_layers=rng.choice([0, 0, 1]),
     )
 
 
@@ -50,7 +53,8 @@ def enumerated(
         _seconds(ways, layers, microbatches, alpha)
         for ways in itertools.product(*(group.ways for group in groups))
         for layers in itertools.product(*_fitting(groups, ways, num_layers, microbatches))
-        if sum(n * way.stages for n, way in zip(layers, ways, strict=True)) >= num_layers
+        if sum(n * way.stages for n, way in zip(layers, ways, strict=True))
+        >= num_layers + ways[-1].last_layers
     ]
     return min(found, default=None)
 
@@ -63,11 +67,12 @@ def _fitting(
         return
     for place, (group, way) in enumerate(zip(groups, ways, strict=True)):
         live = min(microbatches, sum(each.stages for each in ways[place:]))
+        is_first, is_last = place == 0, place == len(ways) - 1
+        fixed = way.fixed_bytes + is_first * way.first_bytes + is_last * way.last_bytes
         yield [
             layers
-            for layers in range(1, num_layers + 1)
-            if layers * (way.state_bytes + way.kept_bytes * live) + way.fixed_bytes
-            <= group.memory_bytes
+            for layers in range(max(1, is_last * way.last_layers), num_layers + 2)
+            if layers * (way.state_bytes + way.kept_bytes * live) + fixed <= group.memory_bytes
         ]
 
 
@@ -127,7 +132,7 @@ def random_kinds(rng: Random) -> list[ChipKind]:
                 if chips % (tensor * width) == 0
             ]
 
-        return ChipKind(str(number), rng.choice([4, 8]), memory, ways)
+        return ChipKind(str(number), rng.choice([4, 8]), memory, 4, ways)
 
     return [kind(number) for number in range(rng.randint(1, 2))]
 
@@ -140,8 +145,8 @@ def test_a_second_stage_is_never_worse_than_one(number: int):
     batch = rng.choice([4, 8, 12])
     widths = [width for width in (1, 2, 4) if batch % width == 0]
     one, two = (
-        find_strategy(kinds, 10, lambda width: batch // width, widths, group_chips=size)
-        for size in (None, 4)
+        find_strategy(kinds, 10, lambda width: batch // width, widths, is_grouped=grouped)
+        for grouped in (False, True)
     )
     assert one is None or (two is not None and two.step_time <= one.step_time)
     if two is not None:

@@ -7,9 +7,6 @@ from dataclasses import dataclass
 
 from hetjax.planner.h2.layer_division import ChipGroup, Division, GroupWay, divide_layers
 
-GROUP_CHIPS = 128
-"""How many chips of a kind run alike in the second stage, as in the paper (section 6.2.2)."""
-
 
 @dataclass(frozen=True, eq=False)
 class ChipKind:
@@ -19,6 +16,8 @@ class ChipKind:
         name: what they are called.
         chips: how many there are.
         memory_bytes: what may be used of a chip.
+        group_chips: how many of them run alike in the second stage of the search (128 in the
+            paper, section 6.2.2).
         ways: from a width of data parallelism and a number of chips to the ways in which so many
             can run; none where they do not divide.
     """
@@ -26,6 +25,7 @@ class ChipKind:
     name: str
     chips: int
     memory_bytes: float
+    group_chips: int
     ways: Callable[[int, int], Sequence[GroupWay]]
 
 
@@ -57,7 +57,8 @@ def find_strategy(
     microbatches_of: Callable[[int], int],
     widths: Sequence[int],
     alpha: float = 1.0,
-    group_chips: int | None = GROUP_CHIPS,
+    *,
+    is_grouped: bool = True,
 ) -> Strategy | None:
     """Find the fastest strategy that fits.
 
@@ -73,7 +74,7 @@ def find_strategy(
         microbatches_of: from a width to the microbatches of a pipeline's step.
         widths: the widths of data parallelism to look at.
         alpha: see `divide_layers`.
-        group_chips: how many chips run alike in the second stage; None for the first stage alone.
+        is_grouped: whether there is a second stage.
 
     Returns:
         The strategy; None where nothing fits.
@@ -84,17 +85,17 @@ def find_strategy(
     looked = 0
     best: Strategy | None = None
     first: list[tuple[float, int]] = []
-    for size in (None, group_chips)[: 1 if group_chips is None else 2]:
-        for width in widths if size is None else _promising(first, widths):
-            groups = _groups(ordered, width, size)
+    for grouped in (False, True) if is_grouped else (False,):
+        for width in _promising(first, widths) if grouped else widths:
+            groups = _groups(ordered, width, grouped=grouped)
             if groups is None:
                 continue
             looked += sum(len(group.ways) for group in groups)
-            below = best.step_time if best is not None and size is not None else float("inf")
+            below = best.step_time if best is not None and grouped else float("inf")
             found = divide_layers(groups, num_layers, microbatches_of(width), alpha, below)
             if found is None:
                 continue
-            if size is None:
+            if not grouped:
                 first.append((found.step_time, width))
             if best is None or found.step_time < best.step_time:
                 best = Strategy(width, groups, found, 0)
@@ -111,17 +112,16 @@ def _promising(first: Sequence[tuple[float, int]], widths: Sequence[int]) -> Ite
 
 
 def _groups(
-    kinds: Sequence[ChipKind], width: int, size: int | None
+    kinds: Sequence[ChipKind], width: int, *, grouped: bool
 ) -> tuple[ChipGroup, ...] | None:
     """The groups of all kinds; None where a kind's chips are not divided by a width."""
     groups: list[ChipGroup] = []
     for kind in kinds:
-        whole = kind.chips if size is None else min(size, kind.chips)
+        whole = min(kind.group_chips, kind.chips) if grouped else kind.chips
         sizes = [whole] * (kind.chips // whole)
         sizes += [kind.chips % whole] if kind.chips % whole else []
-        for chips in sizes:
-            ways = tuple(kind.ways(width, chips))
-            if not ways:
-                return None
-            groups.append(ChipGroup(kind.name, kind.memory_bytes, ways))
+        ways = {chips: tuple(kind.ways(width, chips)) for chips in sizes}
+        if not all(ways.values()):
+            return None
+        groups += [ChipGroup(kind.name, kind.memory_bytes, ways[chips]) for chips in sizes]
     return tuple(groups)

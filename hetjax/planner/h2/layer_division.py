@@ -42,6 +42,11 @@ class GroupWay:
         handover_seconds: for a stage to get a microbatch and to give back its gradient.
         exposed_seconds: what it loses for each microbatch beside its layers, as to transfers that
             no computation hides.
+        first_bytes: bytes that a chip holds besides where the group is the first, as of an
+            embedding.
+        last_bytes: the same where it is the last, as of a language model's head.
+        last_layers: how many layers fewer its last stage has where the group is the last: as many
+            as take the time that the head takes. It may have no other than the head.
         state_bytes: bytes that a layer holds on a chip.
         kept_bytes: bytes that a layer keeps on a chip of each live microbatch.
         fixed_bytes: bytes that a chip holds whatever its layers.
@@ -58,6 +63,9 @@ class GroupWay:
     kept_bytes: float
     fixed_bytes: float
     exposed_seconds: float = 0.0
+    first_bytes: float = 0.0
+    last_bytes: float = 0.0
+    last_layers: int = 0
 
     def stage_seconds(self, layers: int) -> float:
         """What a stage of so many layers takes for a microbatch."""
@@ -85,8 +93,8 @@ class GroupShare:
 
     Args:
         way: how it runs.
-        layers: how many layers each of its stages has; some may have less, so that all groups
-            together have no more than there are.
+        layers: how many layers each of its stages has, but for a head; some may have less, so
+            that all groups together have no more than there are.
     """
 
     way: GroupWay
@@ -169,6 +177,7 @@ class _Choice:
     Args:
         way: how it runs.
         layers: how many layers each of its stages has.
+        added: how many layers the group has.
         rows: after how many stages less one it still fits.
         cost: what it adds to the sum.
         term: what its stages take beside the sum.
@@ -176,14 +185,10 @@ class _Choice:
 
     way: GroupWay
     layers: int
+    added: int
     rows: int
     cost: float
     term: float
-
-    @property
-    def added(self) -> int:
-        """How many layers the group has."""
-        return self.way.stages * self.layers
 
 
 class _Search:
@@ -197,28 +202,36 @@ class _Search:
         self, groups: Sequence[ChipGroup], num_layers: int, microbatches: int, alpha: float
     ):
         self._num_layers, self._microbatches, self._alpha = num_layers, microbatches, alpha
-        known: dict[ChipGroup, list[_Choice]] = {}
-        for group in groups:
-            if group not in known:
-                found = (each for way in group.ways for each in self._choices(group, way))
-                known[group] = _undominated(found)
-        self._choices_of = [known[group] for group in groups]
+        known: dict[tuple[ChipGroup, bool, bool], list[_Choice]] = {}
+        self._choices_of: list[list[_Choice]] = []
+        for place, group in enumerate(groups):
+            key = group, place == 0, place == len(groups) - 1
+            if key not in known:
+                known[key] = _undominated(
+                    each for way in group.ways for each in self._choices(way, *key)
+                )
+            self._choices_of.append(known[key])
         self.caps = np.array(sorted({each.term for found in known.values() for each in found}))
 
-    def _choices(self, group: ChipGroup, way: GroupWay) -> Iterator[_Choice]:
+    def _choices(
+        self, way: GroupWay, group: ChipGroup, is_first: bool, is_last: bool
+    ) -> Iterator[_Choice]:
         """What a group can do in one way: as many layers as fit on its first stage."""
         after = np.arange(self._num_layers - way.stages + 1)
         # The more stages come after, the more is kept: fewer layers fit.
         live = np.minimum(self._microbatches, after + way.stages)
-        room = max(0.0, group.memory_bytes - way.fixed_bytes)
+        fixed = way.fixed_bytes + is_first * way.first_bytes + is_last * way.last_bytes
+        room = max(0.0, group.memory_bytes - fixed)
         most = np.floor(room / (way.state_bytes + way.kept_bytes * live) * (1 + 1e-12))
+        fewer = way.last_layers * is_last
         # More than all layers are of no use.
-        needed = -(-self._num_layers // way.stages) if way.stages else 0
-        for layers in range(1, int(min(most.max(initial=0), needed)) + 1):
+        needed = -(-(self._num_layers + fewer) // way.stages)
+        for layers in range(max(1, fewer), int(min(most.max(initial=0), needed)) + 1):
             seconds = way.stage_seconds(layers)
             yield _Choice(
                 way,
                 layers,
+                way.stages * layers - fewer,
                 int(np.count_nonzero(most >= layers)),
                 way.stages * (self._alpha * seconds + way.handover_seconds),
                 (self._microbatches - self._alpha) * seconds + layers * way.update_seconds,
@@ -247,7 +260,7 @@ def _undominated(choices: Iterable[_Choice]) -> list[_Choice]:
     """Choices but for those that others of as many stages and layers are better than."""
     kept: dict[tuple[int, int], list[_Choice]] = {}
     for each in sorted(choices, key=lambda choice: (choice.term, choice.cost)):
-        others = kept.setdefault((each.way.stages, each.layers), [])
+        others = kept.setdefault((each.way.stages, each.added), [])
         if all(each.rows > other.rows or each.cost < other.cost for other in others):
             others.append(each)
     return [each for others in kept.values() for each in others]

@@ -1,0 +1,173 @@
+"""HeteroAuto as a planner: from a traced program and a cluster to an ordinary plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hetjax.errors import DoesNotFitError, InputError
+from hetjax.mesh.cluster import SubMesh
+from hetjax.pipeline.schedules.warm_up import one_f_one_b
+from hetjax.planner.h2.heteroauto import ChipKind, Strategy, find_strategy
+from hetjax.planner.h2.layer_division import GroupShare
+from hetjax.planner.h2.module_ways import Modules, ModuleWays, stage_shape
+from hetjax.planner.plan.plan import Plan
+from hetjax.planner.plan.stage_plan import Member, PipelinePlan, StagePlan
+from hetjax.planner.problem.problem import PlanningProblem
+from hetjax.planner.work.repeating_layers import repeated_in
+
+
+@dataclass(frozen=True)
+class HeteroAuto:
+    """Plans a pipeline in which each kind of devices has stages of its own, all alike.
+
+    All devices are used. Kinds of more memory come first. Within a kind, or a group of its nodes,
+    stages have the same tensor parallelism, the same number of modules, and make them again in the
+    backward pass or not; the width of data parallelism is the same for all.
+
+    Args:
+        alpha: how much of a microbatch's pass the pipeline stands still; see
+            `hetjax.planner.h2.layer_division.divide_layers`.
+        is_grouped: whether groups of nodes of a kind may run unlike.
+
+    Source: H2, section 4.3.
+    """
+
+    alpha: float = 1.0
+    is_grouped: bool = True
+
+    def plan(self, problem: PlanningProblem) -> Plan:
+        """A plan for the problem.
+
+        Args:
+            problem: what to plan.
+
+        Returns:
+            A valid plan, with a 1F1B schedule.
+
+        Raises:
+            InputError: devices are lost, the program repeats no module, or there are more stages
+                than modules however devices are divided.
+            DoesNotFitError: the model fits in no way.
+        """
+        return self.find(problem)[0]
+
+    def find(self, problem: PlanningProblem) -> tuple[Plan, Strategy]:
+        """A plan for the problem, and the strategy that it is made of.
+
+        Args:
+            problem: what to plan.
+
+        Raises:
+            InputError: as for `plan`.
+            DoesNotFitError: as for `plan`.
+        """
+        if problem.lost:
+            raise InputError(
+                f"planner.name is 'heteroauto', which uses all devices, and {len(problem.lost)} "
+                f"are lost; set planner.name = 'harp'"
+            )
+        modules = Modules.of(problem)
+        kinds = ModuleWays(problem, modules).kinds()
+        size, count = problem.microbatch_size, problem.num_microbatches
+        widths = [width for width in range(1, size + 1) if size % width == 0]
+        found = find_strategy(
+            kinds,
+            len(modules.runs),
+            lambda width: count,
+            widths,
+            self.alpha,
+            is_grouped=self.is_grouped,
+        )
+        if found is None:
+            raise _why_not(problem, modules, kinds, widths)
+        return _plan_of(problem, modules, found), found
+
+
+def _why_not(
+    problem: PlanningProblem, modules: Modules, kinds: Sequence[ChipKind], widths: Sequence[int]
+) -> InputError:
+    """Why there is no strategy: too many stages, or too little memory."""
+    cluster, size = problem.cluster, problem.microbatch_size
+    fewest = min(_fewest_stages(kinds, width) for width in widths)
+    if fewest > len(modules.runs):
+        return InputError(
+            f"planner.name is 'heteroauto', by which the {cluster.num_devices} devices of cluster "
+            f"{cluster.name!r} are {fewest} stages or more with microbatches of {size} examples, "
+            f"and the program repeats {len(modules.runs)} modules; allowed: a module for each "
+            f"stage, or planner.name = 'harp'"
+        )
+    return DoesNotFitError(
+        f"the model does not fit on cluster {cluster.name!r} by HeteroAuto's plans, which use all "
+        f"devices, with {problem.num_microbatches} microbatches of {size} examples; what would "
+        f"help: more microbatches, an optimizer with less state, or planner.name = 'harp'"
+    )
+
+
+def _fewest_stages(kinds: Sequence[ChipKind], width: int) -> float:
+    """The fewest stages that all devices can be; infinite where a kind is not divided."""
+    of_kinds = ((way.stages for way in kind.ways(width, kind.chips)) for kind in kinds)
+    return sum(min(stages, default=float("inf")) for stages in of_kinds)
+
+
+def _plan_of(problem: PlanningProblem, modules: Modules, found: Strategy) -> Plan:
+    parts = {part.name: part for part in problem.cluster.subclusters}
+    names = [group.name for group in found.groups]
+    counts = modules_of_stages(found.division.shares, len(modules.runs))
+    starts = dict.fromkeys(parts, 0)
+    stages: list[StagePlan] = []
+    first = 0
+    for name, share, of_group in zip(names, found.division.shares, counts, strict=True):
+        devices = found.width * share.way.tensor
+        shape = stage_shape(parts[name], devices)
+        assert shape is not None, "a way has a shape"
+        for count in of_group:
+            layers = modules.layers_of(first, first + count)
+            again = repeated_in(problem.repeatable_layers, layers) if share.way.repeats else ()
+            mesh_shape = found.width, share.way.tensor
+            member = Member(SubMesh(name, starts[name], shape), mesh_shape)
+            rule = "state_sharded" if found.width > 1 else "data"
+            stages.append(StagePlan(layers, (member,), rule, recompute_layers=again))
+            starts[name] += devices
+            first += count
+    schedule = one_f_one_b(len(stages), problem.num_microbatches)
+    size = problem.microbatch_size
+    pipeline = PipelinePlan(tuple(stages), problem.num_microbatches, size, schedule)
+    return Plan(
+        problem.program.fingerprint,
+        problem.layers,
+        problem.cluster,
+        (pipeline,),
+        planner=HeteroAuto.__name__,
+    )
+
+
+def modules_of_stages(shares: Sequence[GroupShare], num_modules: int) -> list[list[int]]:
+    """How many modules each stage of each group has.
+
+    A group's stages have as many as its share says, the last one fewer by what the loss takes. If
+    these are too many, one is taken from the last stage first, then from the first one, which
+    embeds, and then from those that take the longest.
+
+    Args:
+        shares: of each group its way, and how many modules a stage has at most.
+        num_modules: how many there are.
+
+    Returns:
+        For each group the modules of its stages; of the last one there may be none.
+    """
+    counts = [[share.layers] * share.way.stages for share in shares]
+    counts[-1][-1] -= shares[-1].way.last_layers
+    places = [(g, s) for g, of_group in enumerate(counts) for s in range(len(of_group))]
+    surplus = sum(map(sum, counts)) - num_modules
+
+    def order(place: tuple[int, int]) -> tuple[int, float]:
+        group, stage = place
+        is_whole = counts[group][stage] == shares[group].layers
+        edge = {places[-1]: 0, places[0]: 1}.get(place, 2) if is_whole else 3
+        return edge, -shares[group].way.stage_seconds(counts[group][stage])
+
+    for _ in range(surplus):
+        group, stage = min((p for p in places if counts[p[0]][p[1]] > 1), key=order)
+        counts[group][stage] -= 1
+    return counts

@@ -1,0 +1,220 @@
+"""What HeteroAuto weighs of a traced program: how each kind of devices runs a module of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from hetjax.errors import InputError
+from hetjax.mesh.cluster import SubMesh
+from hetjax.mesh.subcluster import Subcluster
+from hetjax.planner.costs.cost_model import Estimate, estimate
+from hetjax.planner.h2.heteroauto import ChipKind
+from hetjax.planner.h2.layer_division import GroupWay
+from hetjax.planner.problem.problem import PlanningProblem
+from hetjax.planner.work.execution import Execution
+from hetjax.planner.work.layer_runs import all_runs
+from hetjax.planner.work.rates import (
+    TASK_SECONDS,
+    USABLE_MEMORY,
+    collective_link,
+    transfer_seconds,
+)
+from hetjax.planner.work.repeating_layers import LayerRun, Repetition, runs_by_repetition
+
+_GROUPS = 8
+"""Into how many groups of nodes a kind is divided at most."""
+
+
+@dataclass(frozen=True)
+class Modules:
+    """The layers of a program as HeteroAuto sees them: alike modules, and what is around them.
+
+    Args:
+        runs: of each module its layers, with what stands between it and the next one.
+        before: the layers before the first module, which its stage computes, too.
+        after: those after the last one.
+    """
+
+    runs: tuple[LayerRun, ...]
+    before: LayerRun
+    after: LayerRun
+
+    @classmethod
+    def of(cls, problem: PlanningProblem) -> Modules:
+        """The modules of a problem's program.
+
+        Args:
+            problem: the problem.
+
+        Raises:
+            InputError: the program repeats no module.
+        """
+        pieces = problem.repeatable_layers
+        if not problem.sections or len(pieces) < 2:
+            raise InputError(
+                "planner.name is 'heteroauto', which divides modules that repeat, such as a "
+                "model's blocks, and the program has none; set planner.name = 'harp'"
+            )
+        starts = [first for first, _ in pieces]
+        ends = [*starts[1:], pieces[-1][1]]
+        runs = tuple(zip(starts, ends, strict=True))
+        return cls(runs, (0, starts[0]), (ends[-1], problem.num_layers))
+
+    def layers_of(self, first: int, end: int) -> LayerRun:
+        """The layers of a stage that has some modules."""
+        start = 0 if first == 0 else self.runs[first][0]
+        return start, self.after[1] if end == len(self.runs) else self.runs[end - 1][1]
+
+
+class ModuleWays:
+    """Tells how kinds of devices run modules.
+
+    Args:
+        problem: the planning problem.
+        modules: its modules.
+    """
+
+    def __init__(self, problem: PlanningProblem, modules: Modules):
+        self._problem, self._modules = problem, modules
+        everything = all_runs(problem.program, problem.works)
+        self._runs = runs_by_repetition(everything, problem.repeatable_layers)
+
+    def kinds(self) -> list[ChipKind]:
+        """The kinds of the cluster's devices, those of the most memory first."""
+        parts = sorted(self._problem.cluster.subclusters, key=lambda p: -p.kind.memory_bytes)
+        return [self._kind(part) for part in parts]
+
+    def _kind(self, part: Subcluster) -> ChipKind:
+        return ChipKind(
+            part.name,
+            part.num_devices,
+            part.kind.memory_bytes * USABLE_MEMORY,
+            part.devices_per_node * math.ceil(part.nodes / _GROUPS),
+            lambda width, chips: list(self._ways(part, width, chips)),
+        )
+
+    def _ways(self, part: Subcluster, width: int, chips: int) -> Iterator[GroupWay]:
+        again: tuple[Repetition, ...] = ("nothing", "layers")
+        allowed = again if self._problem.options.allow_recompute else again[:1]
+        for tensor in _powers_of_two(part.devices_per_node):
+            shape = stage_shape(part, width * tensor)
+            if shape is None or chips % (width * tensor):
+                continue
+            for repeats in allowed:
+                yield self._way(part, shape, (width, tensor), repeats, chips)
+
+    def _way(
+        self,
+        part: Subcluster,
+        shape: tuple[int, int],
+        mesh_shape: tuple[int, int],
+        repeats: Repetition,
+        chips: int,
+    ) -> GroupWay:
+        execution = Execution(
+            part.kind,
+            collective_link(self._problem.cluster, SubMesh(part.name, 0, shape)),
+            mesh_shape,
+            "state_sharded" if mesh_shape[0] > 1 else "data",
+            repeats,
+            subcluster=part.name,
+            shape=shape,
+        )
+        # Two modules side by side tell what one more takes.
+        middle = max(0, len(self._modules.runs) // 2 - 1)
+        first, second = self._modules.runs[middle : middle + 2]
+        one, two = (
+            self._estimate(execution, first),
+            self._estimate(execution, (first[0], second[1])),
+        )
+        layer = _difference(two, one)
+        head = self._edge(execution, self._modules.after)
+        return GroupWay(
+            tensor=mesh_shape[1],
+            stages=chips // math.prod(mesh_shape),
+            repeats=repeats == "layers",
+            offloads=False,
+            layer_seconds=layer.seconds,
+            update_seconds=layer.update_seconds,
+            handover_seconds=self._handover(part, mesh_shape, first),
+            state_bytes=layer.state_bytes,
+            kept_bytes=layer.kept_bytes,
+            fixed_bytes=float(one.state_bytes) - layer.state_bytes + float(one.working_bytes),
+            exposed_seconds=max(0.0, _seconds(one) - layer.seconds),
+            first_bytes=self._edge(execution, self._modules.before).state_bytes,
+            last_bytes=head.state_bytes + head.kept_bytes,
+            last_layers=math.ceil(head.seconds / layer.seconds) if layer.seconds else 0,
+        )
+
+    def _edge(self, execution: Execution, run: LayerRun) -> _Layer:
+        """What layers at an end of the program take on a stage that has others, too."""
+        if run[0] == run[1]:
+            return _Layer(0.0, 0.0, 0.0, 0.0)
+        alone = self._estimate(execution, run)
+        state, kept = float(alone.state_bytes), float(alone.activation_bytes)
+        return _Layer(max(0.0, _seconds(alone) - 2 * TASK_SECONDS), 0.0, state, kept)
+
+    def _estimate(self, execution: Execution, run: LayerRun) -> Estimate:
+        return estimate(self._problem, self._runs[execution.repeats].of(run), execution)
+
+    def _handover(self, part: Subcluster, mesh_shape: tuple[int, int], run: LayerRun) -> float:
+        """What a microbatch and its gradient take to the next stage of the same kind."""
+        is_near = math.prod(mesh_shape) < part.devices_per_node or part.nodes == 1
+        link = part.intra_node if is_near else part.inter_node
+        work = self._problem.works[run[0]]
+        return transfer_seconds(link, work.received_bytes) + transfer_seconds(
+            link, work.returned_bytes
+        )
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """What some layers more take."""
+
+    seconds: float
+    update_seconds: float
+    state_bytes: float
+    kept_bytes: float
+
+
+def _difference(two: Estimate, one: Estimate) -> _Layer:
+    return _Layer(
+        max(_seconds(two) - _seconds(one), 0.0),
+        max(float(two.update_seconds) - float(one.update_seconds), 0.0),
+        max(float(two.state_bytes) - float(one.state_bytes), 1.0),
+        max(float(two.activation_bytes) - float(one.activation_bytes), 0.0),
+    )
+
+
+def _seconds(each: Estimate) -> float:
+    return float(each.forward_seconds) + float(each.backward_seconds)
+
+
+def stage_shape(part: Subcluster, devices: int) -> tuple[int, int] | None:
+    """The nodes and devices in each of a stage of so many devices; None where they do not divide.
+
+    Args:
+        part: what it is on.
+        devices: how many it has.
+
+    Example:
+        >>> from hetjax.mesh import Link, kind
+        >>> link = Link(1e9, 1e-5)
+        >>> part = Subcluster("old", kind("V100"), 4, 8, link, link)
+        >>> stage_shape(part, 4), stage_shape(part, 16), stage_shape(part, 6)
+        ((1, 4), (2, 8), None)
+    """
+    each = part.devices_per_node
+    if devices <= each:
+        return (1, devices) if each % devices == 0 else None
+    whole = devices % each == 0 and devices // each <= part.nodes
+    return (devices // each, each) if whole else None
+
+
+def _powers_of_two(most: int) -> Iterator[int]:
+    power = 1
+    while power <= most:
+        yield power
+        power *= 2
