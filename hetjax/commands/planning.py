@@ -1,4 +1,4 @@
-"""How the plan of a configuration is found: by Harp's search, or by HAP's."""
+"""How the plan of a configuration is found: by Harp's search, by HAP's or by H2's."""
 
 from __future__ import annotations
 
@@ -12,14 +12,17 @@ from hetjax.configuration import Configuration
 from hetjax.configuration.make import Ingredients
 from hetjax.errors import DoesNotFitError, InputError
 from hetjax.mesh import Cluster
+from hetjax.mesh.quantities import format_seconds
 from hetjax.planner import (
     Alternative,
     DynamicProgram,
     Found,
     HapPlanner,
+    HeteroAuto,
     PlanningProblem,
     does_not_fit,
 )
+from hetjax.planner.h2.refine import refine
 from hetjax.planner.harp.microbatches import choose_among, divisors, notes_of
 from hetjax.planner.problem.problems import Problems
 from hetjax.planner.profiler import num_to_measure
@@ -75,6 +78,8 @@ def find_plan(
     settings, planner = ingredients.configuration, DynamicProgram()
     if settings.planner.name == "hap":
         return _synthesised(ingredients, cluster, lost)
+    if settings.planner.name == "heteroauto":
+        return _by_hetero_auto(ingredients, cluster, lost)
     batch_size, count = settings.train.batch_size, settings.train.microbatches
     folder = settings.planner.profile
     database = None if folder is None else profile_database(folder)
@@ -120,6 +125,54 @@ def _synthesised(ingredients: Ingredients, cluster: Cluster, lost: frozenset[int
         found = replace(found, plan=replace(found.plan, notes=notes_of(problem)))
         return Planned(problem, found, (count,), problems)
     raise AssertionError("some number of microbatches is tried")
+
+
+def _by_hetero_auto(ingredients: Ingredients, cluster: Cluster, lost: frozenset[int]) -> Planned:
+    """The best plan of HeteroAuto's for the configured number of microbatches, or for any."""
+    settings = ingredients.configuration
+    if settings.planner.objective == "cost":
+        raise InputError(
+            "planner.objective is 'cost', and planner.name is 'heteroauto', whose plans use all "
+            "devices, whatever they cost; set planner.name = 'harp'"
+        )
+    count, folder = settings.train.microbatches, settings.planner.profile
+    counts = divisors(settings.train.batch_size) if count is None else (count,)
+    database = None if folder is None else profile_database(folder)
+    problems = state_problems(ingredients, cluster, counts, database, lost)
+    found: list[tuple[PlanningProblem, Found]] = []
+    errors: list[InputError] = []
+    for count in counts:
+        problem = problems.traced(count)
+        try:
+            found.append((problem, _refined(problem)))
+        except InputError as error:
+            errors.append(error)
+        if found and notes_of(problem):
+            # Another number of microbatches is another loss: the fewest that fit.
+            break
+    if not found:
+        raise errors[-1]
+    problem, best = min(found, key=lambda each: each[1].step_time)
+    best = replace(best, plan=replace(best.plan, notes=(*best.plan.notes, *notes_of(problem))))
+    return Planned(problem, best, counts, problems)
+
+
+def _refined(problem: PlanningProblem) -> Found:
+    began = time.perf_counter()
+    plan, strategy = HeteroAuto().find(problem)
+    both = refine(plan, problem)
+    searched = time.perf_counter() - began
+    first, last = both.found.prediction, both.refined.prediction
+    assert first is not None, "it was predicted"
+    assert last is not None, "it was predicted"
+    note = (
+        f"HeteroAuto: {format_seconds(strategy.step_time)} a step by its own model; "
+        f"{format_seconds(first.step_time)} by the timeline of its 1F1B schedule; "
+        f"{format_seconds(last.step_time)} refined, which is this plan"
+    )
+    plan = replace(both.refined, notes=(note,))
+    step, looked = last.step_time, strategy.candidates
+    return Found(plan, step, step, looked, problem.profile_seconds, searched)
 
 
 def _check_synthesised(settings: Configuration) -> None:

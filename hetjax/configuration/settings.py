@@ -327,10 +327,11 @@ class OptimizerSettings(SettingsSection):
 class PlannerSettings(SettingsSection):
     """What the planner may do."""
 
-    name: Literal["harp", "hap"] = Field(
+    name: Literal["harp", "hap", "heteroauto"] = Field(
         default="harp",
-        description="'harp' for stages on submeshes and schedules, or 'hap' for one stage over all "
-        "devices, whose tensors are divided among unlike nodes as is fastest",
+        description="'harp' for stages on submeshes and schedules, 'hap' for one stage over all "
+        "devices, whose tensors are divided among unlike nodes as is fastest, or 'heteroauto' for "
+        "stages that are alike within each kind of devices (H2)",
     )
     schedule: ScheduleName = Field(
         default="h_1f1b",

@@ -36,6 +36,7 @@ from hetjax.planner.costs.quality import (
     peak_flops,
     step_parts,
 )
+from hetjax.planner.h2.heteroauto_planner import HeteroAuto
 from hetjax.planner.hap.hap_planner import HapPlanner
 from hetjax.planner.harp.alternatives import differences, next_best
 from hetjax.planner.harp.dynamic_program import Alternative, DynamicProgram, Found
@@ -73,6 +74,7 @@ __all__ = [
     "DynamicProgram",
     "Found",
     "HapPlanner",
+    "HeteroAuto",
     "Limits",
     "Member",
     "ModuleShares",

@@ -27,6 +27,7 @@ def random_way(rng: Random, tensor: int, *, repeats: bool) -> GroupWay:
         kept_bytes=rng.uniform(0.1, 1) * (0.2 if repeats else 1),
         fixed_bytes=rng.uniform(0, 1),
         exposed_seconds=rng.choice([0.0, 0.2]),
+        pace_seconds=rng.choice([0.0, 2.0]),
         first_bytes=rng.choice([0.0, 2.0]),
         last_bytes=rng.choice([0.0, 2.0]),
         last_layers=rng.choice([0, 0, 1]),
@@ -81,7 +82,9 @@ def _seconds(
 ) -> float:
     """The formula of the paper, stage by stage."""
     stages = [(way, n) for way, n in zip(ways, layers, strict=True) for _ in range(way.stages)]
-    passes = [n * way.layer_seconds + way.exposed_seconds for way, n in stages]
+    passes = [
+        max(n * way.layer_seconds + way.exposed_seconds, way.pace_seconds) for way, n in stages
+    ]
     handed = sum(way.handover_seconds for way, _ in stages)
     return handed + max(
         microbatches * own + n * way.update_seconds + alpha * (sum(passes) - own)

@@ -11,7 +11,7 @@ from hetjax.pipeline.schedules.warm_up import one_f_one_b
 from hetjax.planner.h2.heteroauto import ChipKind, Strategy, find_strategy
 from hetjax.planner.h2.layer_division import GroupShare
 from hetjax.planner.h2.module_ways import Modules, ModuleWays, stage_shape
-from hetjax.planner.plan.plan import Plan
+from hetjax.planner.plan.plan import Plan, validate
 from hetjax.planner.plan.stage_plan import Member, PipelinePlan, StagePlan
 from hetjax.planner.problem.problem import PlanningProblem
 from hetjax.planner.work.repeating_layers import repeated_in
@@ -112,38 +112,41 @@ def _fewest_stages(kinds: Sequence[ChipKind], width: int) -> float:
 
 def _plan_of(problem: PlanningProblem, modules: Modules, found: Strategy) -> Plan:
     parts = {part.name: part for part in problem.cluster.subclusters}
-    names = [group.name for group in found.groups]
-    counts = modules_of_stages(found.division.shares, len(modules.runs))
+    shares = found.division.shares
+    counts = modules_of_stages(shares, len(modules.runs))
+    runs = modules.layers_of(counts)
+    owners = [
+        (group.name, share.way)
+        for group, share in zip(found.groups, shares, strict=True)
+        for _ in range(share.way.stages)
+    ]
     starts = dict.fromkeys(parts, 0)
-    stages: list[StagePlan] = []
-    first = 0
-    for name, share, of_group in zip(names, found.division.shares, counts, strict=True):
-        devices = found.width * share.way.tensor
+    stages = []
+    for (name, way), layers in zip(owners, runs, strict=True):
+        devices = found.width * way.tensor
         shape = stage_shape(parts[name], devices)
         assert shape is not None, "a way has a shape"
-        for count in of_group:
-            layers = modules.layers_of(first, first + count)
-            again = repeated_in(problem.repeatable_layers, layers) if share.way.repeats else ()
-            mesh_shape = found.width, share.way.tensor
-            member = Member(SubMesh(name, starts[name], shape), mesh_shape)
-            rule = "state_sharded" if found.width > 1 else "data"
-            stages.append(StagePlan(layers, (member,), rule, recompute_layers=again))
-            starts[name] += devices
-            first += count
+        member = Member(SubMesh(name, starts[name], shape), (found.width, way.tensor))
+        rule = "state_sharded" if found.width > 1 else "data"
+        again = repeated_in(problem.repeatable_layers, layers) if way.repeats else ()
+        stages.append(StagePlan(layers, (member,), rule, recompute_layers=again))
+        starts[name] += devices
     schedule = one_f_one_b(len(stages), problem.num_microbatches)
     size = problem.microbatch_size
     pipeline = PipelinePlan(tuple(stages), problem.num_microbatches, size, schedule)
-    return Plan(
+    plan = Plan(
         problem.program.fingerprint,
         problem.layers,
         problem.cluster,
         (pipeline,),
         planner=HeteroAuto.__name__,
     )
+    validate(plan)
+    return plan
 
 
-def modules_of_stages(shares: Sequence[GroupShare], num_modules: int) -> list[list[int]]:
-    """How many modules each stage of each group has.
+def modules_of_stages(shares: Sequence[GroupShare], num_modules: int) -> list[int]:
+    """How many modules each stage has.
 
     A group's stages have as many as its share says, the last one fewer by what the loss takes. If
     these are too many, one is taken from the last stage first, then from the first one, which
@@ -154,20 +157,17 @@ def modules_of_stages(shares: Sequence[GroupShare], num_modules: int) -> list[li
         num_modules: how many there are.
 
     Returns:
-        For each group the modules of its stages; of the last one there may be none.
+        The modules of each stage, group by group; of the last one there may be none.
     """
-    counts = [[share.layers] * share.way.stages for share in shares]
-    counts[-1][-1] -= shares[-1].way.last_layers
-    places = [(g, s) for g, of_group in enumerate(counts) for s in range(len(of_group))]
-    surplus = sum(map(sum, counts)) - num_modules
+    most = [share.layers for share in shares for _ in range(share.way.stages)]
+    ways = [share.way for share in shares for _ in range(share.way.stages)]
+    counts = [*most[:-1], most[-1] - shares[-1].way.last_layers]
+    most[-1], last = counts[-1], len(counts) - 1
 
-    def order(place: tuple[int, int]) -> tuple[int, float]:
-        group, stage = place
-        is_whole = counts[group][stage] == shares[group].layers
-        edge = {places[-1]: 0, places[0]: 1}.get(place, 2) if is_whole else 3
-        return edge, -shares[group].way.stage_seconds(counts[group][stage])
+    def order(stage: int) -> tuple[int, float]:
+        edge = {last: 0, 0: 1}.get(stage, 2) if counts[stage] == most[stage] else 3
+        return edge, -ways[stage].stage_seconds(counts[stage])
 
-    for _ in range(surplus):
-        group, stage = min((p for p in places if counts[p[0]][p[1]] > 1), key=order)
-        counts[group][stage] -= 1
+    for _ in range(sum(counts) - num_modules):
+        counts[min((s for s, count in enumerate(counts) if count > 1), key=order)] -= 1
     return counts

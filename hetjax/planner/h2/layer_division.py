@@ -8,10 +8,11 @@ them. A step takes
 
 where T_i is what a stage takes for one of b microbatches and U_i its update. (The paper has no term
 for what stages hand on. While the pipeline fills and drains, nothing hides it, and it is added to
-the sum; what is never hidden is a part of T_i.) With a cap on the last term, what remains is a sum,
-and a dynamic program over the groups, from the last to the first, finds the least: its state is how
-many stages come after, which says how many microbatches a stage keeps, and how many layers these
-have. The cap is found by branch and bound over the values that it can have.
+the sum; what is never hidden is a part of T_i, which is no less than what a link takes.) With a cap
+on the last term, what remains is a sum, and a dynamic program over the groups, from the last to the
+first, finds the least: its state is how many stages come after, which says how many microbatches a
+stage keeps, and how many layers these have. The cap is found by branch and bound over the values
+that it can have.
 
 Source: H2, sections 4.3.2 and 4.3.3, where a heuristic divides the layers.
 """
@@ -42,6 +43,7 @@ class GroupWay:
         handover_seconds: for a stage to get a microbatch and to give back its gradient.
         exposed_seconds: what it loses for each microbatch beside its layers, as to transfers that
             no computation hides.
+        pace_seconds: what a stage takes for each microbatch at least, as its link does.
         first_bytes: bytes that a chip holds besides where the group is the first, as of an
             embedding.
         last_bytes: the same where it is the last, as of a language model's head.
@@ -63,13 +65,14 @@ class GroupWay:
     kept_bytes: float
     fixed_bytes: float
     exposed_seconds: float = 0.0
+    pace_seconds: float = 0.0
     first_bytes: float = 0.0
     last_bytes: float = 0.0
     last_layers: int = 0
 
     def stage_seconds(self, layers: int) -> float:
         """What a stage of so many layers takes for a microbatch."""
-        return layers * self.layer_seconds + self.exposed_seconds
+        return max(layers * self.layer_seconds + self.exposed_seconds, self.pace_seconds)
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from hetjax.errors import InputError
 from hetjax.mesh.cluster import SubMesh
+from hetjax.mesh.links import Link
 from hetjax.mesh.subcluster import Subcluster
 from hetjax.planner.costs.cost_model import Estimate, estimate
 from hetjax.planner.h2.heteroauto import ChipKind
@@ -62,10 +65,11 @@ class Modules:
         runs = tuple(zip(starts, ends, strict=True))
         return cls(runs, (0, starts[0]), (ends[-1], problem.num_layers))
 
-    def layers_of(self, first: int, end: int) -> LayerRun:
-        """The layers of a stage that has some modules."""
-        start = 0 if first == 0 else self.runs[first][0]
-        return start, self.after[1] if end == len(self.runs) else self.runs[end - 1][1]
+    def layers_of(self, counts: Sequence[int]) -> list[LayerRun]:
+        """The layers of stages that have so many modules each, and all of the program."""
+        edges = [0, *(run[0] for run in self.runs[1:]), self.after[0]]
+        ends = [edges[end] for end in itertools.accumulate(counts)]
+        return list(zip([0, *ends[:-1]], [*ends[:-1], self.after[1]], strict=True))
 
 
 class ModuleWays:
@@ -83,8 +87,11 @@ class ModuleWays:
 
     def kinds(self) -> list[ChipKind]:
         """The kinds of the cluster's devices, those of the most memory first."""
-        parts = sorted(self._problem.cluster.subclusters, key=lambda p: -p.kind.memory_bytes)
-        return [self._kind(part) for part in parts]
+        return [self._kind(part) for part in self._ordered]
+
+    @functools.cached_property
+    def _ordered(self) -> list[Subcluster]:
+        return sorted(self._problem.cluster.subclusters, key=lambda p: -p.kind.memory_bytes)
 
     def _kind(self, part: Subcluster) -> ChipKind:
         return ChipKind(
@@ -131,6 +138,7 @@ class ModuleWays:
         )
         layer = _difference(two, one)
         head = self._edge(execution, self._modules.after)
+        there, back = self._handover(part, mesh_shape, first)
         return GroupWay(
             tensor=mesh_shape[1],
             stages=chips // math.prod(mesh_shape),
@@ -138,7 +146,8 @@ class ModuleWays:
             offloads=False,
             layer_seconds=layer.seconds,
             update_seconds=layer.update_seconds,
-            handover_seconds=self._handover(part, mesh_shape, first),
+            handover_seconds=there + back,
+            pace_seconds=max(there, back, self._crossing),
             state_bytes=layer.state_bytes,
             kept_bytes=layer.kept_bytes,
             fixed_bytes=float(one.state_bytes) - layer.state_bytes + float(one.working_bytes),
@@ -159,14 +168,28 @@ class ModuleWays:
     def _estimate(self, execution: Execution, run: LayerRun) -> Estimate:
         return estimate(self._problem, self._runs[execution.repeats].of(run), execution)
 
-    def _handover(self, part: Subcluster, mesh_shape: tuple[int, int], run: LayerRun) -> float:
+    def _handover(
+        self, part: Subcluster, mesh_shape: tuple[int, int], run: LayerRun
+    ) -> tuple[float, float]:
         """What a microbatch and its gradient take to the next stage of the same kind."""
         is_near = math.prod(mesh_shape) < part.devices_per_node or part.nodes == 1
-        link = part.intra_node if is_near else part.inter_node
+        return self._transfers(part.intra_node if is_near else part.inter_node, run)
+
+    def _transfers(self, link: Link, run: LayerRun) -> tuple[float, float]:
         work = self._problem.works[run[0]]
-        return transfer_seconds(link, work.received_bytes) + transfer_seconds(
-            link, work.returned_bytes
+        return (
+            transfer_seconds(link, work.received_bytes),
+            transfer_seconds(link, work.returned_bytes),
         )
+
+    @functools.cached_property
+    def _crossing(self) -> float:
+        """What a microbatch takes at least from one kind to the next, on the slowest link."""
+        names = [kind.name for kind in self._ordered]
+        cluster, run = self._problem.cluster, self._modules.runs[-1]
+        first = (SubMesh(name, 0, (1, 1)) for name in names)
+        links = (cluster.link_between(a, b) for a, b in itertools.pairwise(first))
+        return max((max(self._transfers(link, run)) for link in links), default=0.0)
 
 
 @dataclass(frozen=True)

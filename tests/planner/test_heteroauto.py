@@ -1,0 +1,148 @@
+"""HeteroAuto on traced programs: plans that are valid, fit, and are what its model says."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import hetjax
+from hetjax.errors import DoesNotFitError, InputError
+from hetjax.mesh import Cluster, Link, Subcluster, kind
+from hetjax.planner import HeteroAuto, PlanningProblem, make_problem
+from hetjax.planner.h2.heteroauto_planner import modules_of_stages
+from hetjax.planner.h2.layer_division import GroupShare, GroupWay
+from hetjax.planner.h2.refine import refine
+
+NEAR, FAR = Link(100e9, 1e-5), Link(12.5e9, 2e-5)
+BLOCKS, WIDTH, VOCABULARY = 12, 1024, 4096
+
+
+def loss(parameters, batch):
+    x = parameters["embedding"][batch[:, :-1]]
+    for up, down in parameters["blocks"]:
+        x = x + jnp.tanh(x @ up) @ down
+    logits = jax.nn.log_softmax(x @ parameters["head"])
+    return -jnp.mean(jnp.take_along_axis(logits, batch[:, 1:, None], -1))
+
+
+def shape(*sizes: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(sizes, jnp.float32)
+
+
+PARAMETERS = {
+    "embedding": shape(VOCABULARY, WIDTH),
+    "blocks": [(shape(WIDTH, 4 * WIDTH), shape(4 * WIDTH, WIDTH))] * BLOCKS,
+    "head": shape(WIDTH, VOCABULARY),
+}
+
+
+def cluster(memory: float = 1.0, nodes: int = 1) -> Cluster:
+    large, old = (
+        replace(kind(name), memory_bytes=int(memory * kind(name).memory_bytes))
+        for name in ("A100-40", "V100")
+    )
+    parts = (
+        Subcluster("old", replace(old, name="old"), nodes, 4, NEAR, FAR),
+        Subcluster("large", replace(large, name="large"), 1, 4, NEAR, FAR),
+    )
+    return Cluster("mixed", parts, (("old", "large", FAR),))
+
+
+def problem_of(where: Cluster, count: int = 8, batch: int = 32, tokens: int = 512):
+    return make_problem(
+        loss,
+        PARAMETERS,
+        jax.ShapeDtypeStruct((batch, tokens + 1), np.dtype(np.int32)),
+        cluster=where,
+        optimizer=optax.adam(1e-3),
+        num_microbatches=count,
+    )
+
+
+@pytest.fixture(scope="module")
+def problem() -> PlanningProblem:
+    return problem_of(cluster(nodes=2))
+
+
+def test_all_devices_are_used_and_the_most_memory_comes_first(problem: PlanningProblem):
+    plan = HeteroAuto().plan(problem)
+    names = [stage.submesh.subcluster for stage in plan.stages]
+    assert names == sorted(names)  # "large" before "old".
+    assert sum(stage.num_devices for stage in plan.stages) == problem.cluster.num_devices
+    widths = {stage.mesh_shape[0] for stage in plan.stages}
+    assert len(widths) == 1
+
+
+def test_the_timeline_is_near_what_its_model_says(problem: PlanningProblem):
+    plan, strategy = HeteroAuto().find(problem)
+    both = refine(plan, problem)
+    assert both.found.prediction is not None
+    assert both.refined.prediction is not None
+    assert both.found.prediction.step_time == pytest.approx(strategy.step_time, rel=0.25)
+    assert both.refined.prediction.step_time <= both.found.prediction.step_time
+    assert [stage.layers for stage in both.refined.stages] == [s.layers for s in plan.stages]
+
+
+def test_groups_of_nodes_are_never_worse(problem: PlanningProblem):
+    alike, grouped = (
+        HeteroAuto(is_grouped=each).find(problem)[1].step_time for each in (False, True)
+    )
+    assert grouped <= alike
+
+
+def test_what_does_not_fit_is_made_again_or_refused():
+    roomy, tight = (problem_of(cluster(memory), tokens=8192) for memory in (1.0, 0.1))
+    assert not any(stage.recompute_layers for stage in HeteroAuto().plan(roomy).stages)
+    plan = HeteroAuto().plan(tight)
+    assert any(stage.recompute_layers for stage in plan.stages)
+    with pytest.raises(DoesNotFitError, match="by HeteroAuto's plans, which use all devices"):
+        HeteroAuto().plan(problem_of(cluster(0.01), tokens=8192))
+
+
+def test_what_it_cannot_plan_is_said(problem: PlanningProblem):
+    with pytest.raises(InputError, match="which uses all devices, and 1 are lost"):
+        HeteroAuto().plan(replace(problem, lost=frozenset({3})))
+    with pytest.raises(InputError, match="the program has none"):
+        HeteroAuto().plan(replace(problem, sections=()))
+    many = problem_of(cluster(nodes=60), count=32)
+    with pytest.raises(InputError, match=r"are 61 stages or more .* repeats 12 modules"):
+        HeteroAuto().plan(many)
+
+
+def test_by_the_public_function():
+    made = hetjax.plan(
+        loss,
+        PARAMETERS,
+        jax.ShapeDtypeStruct((32, 513), np.dtype(np.int32)),
+        cluster=cluster(),
+        optimizer=optax.adam(1e-3),
+        num_microbatches=8,
+        planner=HeteroAuto(),
+    )
+    assert made.planner == "HeteroAuto"
+    assert made.prediction is not None
+
+
+def way(stages: int, last_layers: int = 0) -> GroupWay:
+    return GroupWay(1, stages, False, False, 1.0, 0.0, 0.0, 1.0, 0.0, 0.0, last_layers=last_layers)
+
+
+@pytest.mark.parametrize(
+    ("shares", "num_modules", "expected"),
+    [
+        ([(2, 3, 0)], 6, [3, 3]),
+        ([(2, 3, 0)], 5, [3, 2]),
+        ([(2, 3, 0)], 4, [2, 2]),
+        ([(2, 3, 1)], 5, [3, 2]),
+        ([(1, 4, 0), (1, 2, 2)], 4, [4, 0]),
+        ([(1, 4, 0), (3, 2, 0)], 8, [3, 2, 2, 1]),
+    ],
+)
+def test_modules_that_are_too_many_are_taken_from_the_ends(
+    shares: list[tuple[int, int, int]], num_modules: int, expected: list[int]
+):
+    given = [GroupShare(way(stages, fewer), layers) for stages, layers, fewer in shares]
+    assert modules_of_stages(given, num_modules) == expected
