@@ -4,9 +4,11 @@
     python scripts/bench_h2.py figures --json    # predicted: mixed clusters (figure 11)
     python scripts/bench_h2.py search --json     # seconds of a search, in fresh processes (table 8)
     python scripts/bench_h2.py ablation --json   # predicted: what each part is worth (table 9)
+    python scripts/bench_h2.py heteropp --json   # trained: published pipelines, beside one device
 
-All but `search` are predictions of the paper's cost model for its own chips: see `h2_chips`, which
-lists what is assumed of them. `calibrate` prints these assumptions.
+The predictions are those of the paper's cost model for its own chips: see `h2_chips`, which lists
+what is assumed of them. `calibrate` prints these assumptions. `heteropp` trains figure 8's example
+and table 6's plans with a tiny model on as many host devices: it is about numbers, not about speed.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -31,6 +34,7 @@ from h2_chips import (
     strategy,
     uniform,
 )
+from h2_pipelines import PIPELINES
 
 from hetjax.planner.h2.heteroauto import Strategy
 
@@ -105,7 +109,7 @@ def _told(found: Strategy) -> list[list[Any]]:
 def search_rows(rounds: int) -> Iterator[dict[str, Any]]:
     """Seconds of a search, each in fresh processes."""
     for experiment, mixed in (("A", "A-2"), ("B", "B-2"), ("C", "C-2")):
-        runs = [_in_process("one", "--experiment", mixed) for _ in range(rounds)]
+        runs = [_in_process("one", "--experiment", mixed, "--json") for _ in range(rounds)]
         yield {
             "experiment": experiment,
             "seconds": median(run["seconds"] for run in runs),
@@ -115,9 +119,9 @@ def search_rows(rounds: int) -> Iterator[dict[str, Any]]:
         }
 
 
-def _in_process(*arguments: str) -> dict[str, Any]:
-    command = [sys.executable, __file__, *arguments, "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600)
+def _in_process(*arguments: str, script: str = "bench_h2.py") -> dict[str, Any]:
+    command = [sys.executable, str(Path(__file__).with_name(script)), *arguments]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=1800)
     return json.loads(done.stdout)
 
 
@@ -160,22 +164,29 @@ def ablation_rows() -> Iterator[dict[str, Any]]:
         }
 
 
+def heteropp_rows() -> Iterator[dict[str, Any]]:
+    """Losses of published pipelines beside those of one device."""
+    for name in PIPELINES:
+        yield _in_process(name, script="h2_pipelines.py")
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("part", choices=("calibrate", "figures", "search", "ablation", "one"))
-    parser.add_argument("--json", action="store_true", help="a row a line, as JSON")
-    parser.add_argument("--rounds", type=int, default=5, help="processes whose median counts")
-    parser.add_argument("--experiment", choices=MIXED, default="A-1", help="of `one`")
-    options = parser.parse_args(arguments)
     parts = {
         "calibrate": calibrate_rows,
         "figures": figure_rows,
         "search": lambda: search_rows(options.rounds),
         "ablation": ablation_rows,
+        "heteropp": heteropp_rows,
         "one": lambda: one_rows(options.experiment),
     }
+    parser.add_argument("part", choices=parts)
+    parser.add_argument("--json", action="store_true", help="a row a line, as JSON")
+    parser.add_argument("--rounds", type=int, default=5, help="processes whose median counts")
+    parser.add_argument("--experiment", choices=MIXED, default="A-1", help="of `one`")
+    options = parser.parse_args(arguments)
     if options.part == "calibrate" and not options.json:
         print("Assumed:", *ASSUMPTIONS, sep="\n- ")
     for row in parts[options.part]():

@@ -317,3 +317,20 @@ def test_a_program_cannot_be_played_or_scheduled(
     unplayed = ("--gin", "cluster.play = False", "--gin", setting)
     assert plan_command("--config", str(QUICKSTART), *HAP, *unplayed) == 2
     assert message in capsys.readouterr().err
+
+
+HETERO_AUTO = ("--gin", "planner.name = 'heteroauto'")
+
+
+def test_hetero_auto_is_told_as_found_and_refined(capsys: pytest.CaptureFixture[str]) -> None:
+    chosen = ("--gin", "train.microbatches = 8")
+    assert plan_command("--config", str(QUICKSTART), *HETERO_AUTO, *chosen) == 0
+    shown = capsys.readouterr().out
+    assert "plan: HeteroAuto" in shown
+    assert "by the timeline of its 1F1B schedule" in shown
+    assert "refined, which is this plan" in " ".join(shown.split())
+    cost = ("--gin", "planner.objective = 'cost'")
+    assert plan_command("--config", str(QUICKSTART), *HETERO_AUTO, *cost) == 2
+    assert "set planner.name = 'harp'" in capsys.readouterr().err
+    assert plan_command("--config", str(QUICKSTART), *HETERO_AUTO, *chosen, "--lost", "1") == 2
+    assert "uses all devices, and 1 are lost" in capsys.readouterr().err

@@ -206,3 +206,46 @@ def test_command_line(script):
     wrong = run(script, "--rounds", "0")
     assert wrong.returncode == 2
     assert "0 is not 1 or more" in wrong.stderr
+
+
+def rows_of(script, *flags):
+    result = run(script, *flags)
+    assert result.returncode == 0, result.stderr
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def test_the_published_plans_of_each_chip_are_found():
+    for row in rows_of("bench_h2.py", "calibrate", "--json"):
+        assert row["plan"] == row["published_plan"]
+        assert row["throughput"] == pytest.approx(row["published_throughput"], rel=0.02)
+
+
+def test_mixed_chips_are_predicted_as_published():
+    rows = {row["experiment"]: row for row in rows_of("bench_h2.py", "figures", "--json")}
+    ratios = {name: row["hetero_speedup_ratio"] for name, row in rows.items()}
+    assert ratios["A-2"] > ratios["A-1"] > ratios["B-1"]
+    assert ratios["A-2"] > ratios["B-2"] > ratios["B-1"]
+    for row in rows.values():
+        if row["published"] is not None:
+            assert row["hetero_speedup_ratio"] == pytest.approx(row["published"], abs=10)
+
+
+def test_parts_of_hetero_auto_are_worth_what_the_paper_says_in_its_order():
+    rows = rows_of("bench_h2.py", "ablation", "--json")
+    assert len(rows) == 5
+    for name in ("relative_step_time", "published"):
+        assert [row[name] for row in rows] == sorted(row[name] for row in rows)
+
+
+@pytest.mark.slow
+def test_a_published_pipeline_has_the_losses_of_one_device():
+    (row,) = rows_of("h2_pipelines.py", "figure-8")
+    assert row["largest_difference"] < 1e-5
+
+
+@pytest.mark.slow
+def test_a_card_and_its_host_have_the_losses_of_one_device():
+    """Played by a second host device."""
+    flags = ("--card", "host-cpu", "--models", "BERT", "--plans", "program")
+    (row,) = rows_of("check_cards.py", "local", *flags)
+    assert row["largest_difference"] < 1e-5
