@@ -36,7 +36,7 @@ from h2_chips import (
 )
 from h2_pipelines import PIPELINES
 
-from hetjax.planner.h2.heteroauto import Strategy
+from hetjax.planner.h2.heteroauto import ChipStrategy
 
 MIXED: Mapping[str, tuple[Mapping[str, int], int, float | None]] = {
     "A-1": ({"A": 256, "B": 256, "C": 256}, 2**21, 89.56),
@@ -92,7 +92,7 @@ def figure_rows() -> Iterator[dict[str, Any]]:
         }
 
 
-def _told(found: Strategy) -> list[list[Any]]:
+def _told(found: ChipStrategy) -> list[list[Any]]:
     """Of each group its kind, tensor parallelism, stages, layers of a stage, and extras."""
     return [
         [

@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from hetjax.planner.h2.heteroauto import ChipKind, Strategy, find_strategy
+from hetjax.planner.h2.heteroauto import ChipKind, ChipStrategy, find_strategy
 from hetjax.planner.h2.layer_division import GroupWay
 
 LAYERS, WIDTH, HEADS, KV_HEADS, HIDDEN, VOCABULARY, TOKENS = 96, 8192, 64, 8, 36864, 92544, 4096
@@ -151,7 +151,7 @@ def strategy(
     *,
     is_grouped: bool = True,
     without: Without = FULL,
-) -> Strategy:
+) -> ChipStrategy:
     """HeteroAuto's strategy.
 
     Args:

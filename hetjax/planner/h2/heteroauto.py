@@ -30,7 +30,7 @@ class ChipKind:
 
 
 @dataclass(frozen=True)
-class Strategy:
+class ChipStrategy:
     """What HeteroAuto finds.
 
     Args:
@@ -59,7 +59,7 @@ def find_strategy(
     alpha: float = 1.0,
     *,
     is_grouped: bool = True,
-) -> Strategy | None:
+) -> ChipStrategy | None:
     """Find the fastest strategy that fits.
 
     Kinds of more memory come first in the pipeline, where more microbatches are kept. In the first
@@ -83,7 +83,7 @@ def find_strategy(
     """
     ordered = sorted(kinds, key=lambda kind: -kind.memory_bytes)
     looked = 0
-    best: Strategy | None = None
+    best: ChipStrategy | None = None
     first: list[tuple[float, int]] = []
     for grouped in (False, True) if is_grouped else (False,):
         for width in _promising(first, widths) if grouped else widths:
@@ -98,10 +98,10 @@ def find_strategy(
             if not grouped:
                 first.append((found.step_time, width))
             if best is None or found.step_time < best.step_time:
-                best = Strategy(width, groups, found, 0)
+                best = ChipStrategy(width, groups, found, 0)
     if best is None:
         return None
-    return Strategy(best.width, best.groups, best.division, looked)
+    return ChipStrategy(best.width, best.groups, best.division, looked)
 
 
 def _promising(first: Sequence[tuple[float, int]], widths: Sequence[int]) -> Iterator[int]:

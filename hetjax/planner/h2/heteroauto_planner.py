@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hetjax.errors import DoesNotFitError, InputError
 from hetjax.mesh.cluster import SubMesh
 from hetjax.pipeline.schedules.warm_up import one_f_one_b
-from hetjax.planner.h2.heteroauto import ChipKind, Strategy, find_strategy
+from hetjax.planner.h2.heteroauto import ChipKind, ChipStrategy, find_strategy
 from hetjax.planner.h2.layer_division import GroupShare
 from hetjax.planner.h2.module_ways import Modules, ModuleWays, stage_shape
 from hetjax.planner.plan.plan import Plan, validate
@@ -52,7 +52,7 @@ class HeteroAuto:
         """
         return self.find(problem)[0]
 
-    def find(self, problem: PlanningProblem) -> tuple[Plan, Strategy]:
+    def find(self, problem: PlanningProblem) -> tuple[Plan, ChipStrategy]:
         """A plan for the problem, and the strategy that it is made of.
 
         Args:
@@ -110,7 +110,7 @@ def _fewest_stages(kinds: Sequence[ChipKind], width: int) -> float:
     return sum(min(stages, default=float("inf")) for stages in of_kinds)
 
 
-def _plan_of(problem: PlanningProblem, modules: Modules, found: Strategy) -> Plan:
+def _plan_of(problem: PlanningProblem, modules: Modules, found: ChipStrategy) -> Plan:
     parts = {part.name: part for part in problem.cluster.subclusters}
     shares = found.division.shares
     counts = modules_of_stages(shares, len(modules.runs))

@@ -104,7 +104,7 @@ def repeating_layers(runs: Runs, pieces: Sequence[LayerRun]) -> Runs:
     assert runs.used is not None, "these are all runs"
     assert runs.listed is None, "they are on a square"
     size = runs.used.shape[1] + 1
-    held = _Held(runs, pieces, size)
+    held = _PieceBytes(runs, pieces, size)
     layer = np.arange(size - 1)
     is_again = np.zeros(size - 1)
     for a, b in pieces:
@@ -137,7 +137,7 @@ class _Pieces:
     end: IntArray
 
 
-class _Held:
+class _PieceBytes:
     """What runs of layers hold of pieces that they make again.
 
     A run has whole pieces, and maybe a part of one before them and of one after them.
