@@ -72,15 +72,17 @@ def test_in_float64_they_do_to_twelve_digits(number: int):
         check_gradients(random_program_case(Random(number), double=True), evaluates=True)
 
 
-@examples(usual=3)
+@examples(usual=2, full=200)
 @given(number=NUMBERS)
 def test_clipped_updates_and_steps_are_those_of_one_device(number: int):
-    case = random_program_case(Random(number))
-    batches = [make_batch(case.plan.batch_size, seed) for seed in range(5)]
-    with running(job_of(case, CLIPPED)) as executor:
-        found = train(executor, batches)
-    with jax.numpy_dtype_promotion("standard"):
-        expected = one_device_steps(case.model, CLIPPED, batches)
+    """In float64: Adam makes much of the last bits, by which one in 200 differs in float32."""
+    with float64():
+        case = random_program_case(Random(number), double=True)
+        batches = [make_batch(case.plan.batch_size, seed) for seed in range(5)]
+        with running(job_of(case, CLIPPED)) as executor:
+            found = train(executor, batches)
+        with jax.numpy_dtype_promotion("standard"):
+            expected = one_device_steps(case.model, CLIPPED, batches)
     np.testing.assert_allclose(found, expected, rtol=tolerance_of(case.model))
 
 

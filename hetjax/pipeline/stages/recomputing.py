@@ -8,7 +8,7 @@ makes one iteration after another again.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -48,14 +48,14 @@ def recomputing(stage: Stage, runs: Sequence[Run]) -> Stage:
     values = Values(stage.avals)
     pieces = list(_pieces(body, runs, values))
     steps: list[Step] = []
-    read = [_values(body.outputs)] * (len(pieces) + 1)
-    for place in reversed(range(len(pieces))):
-        read[place] = read[place + 1] | set(pieces[place][0].values())
-    places = itertools.groupby(range(len(pieces)), key=lambda place: pieces[place][1])
-    for run, group in places:
-        inside = list(group)
-        found = [pieces[place][0] for place in inside]
-        steps += found if run is None else _region(found, read[inside[-1] + 1])
+    # By value, the place of the last step that reads it.
+    last_read = {value: p for p, (step, _) in enumerate(pieces) for value in step.values()}
+    last_read |= dict.fromkeys(_values(body.outputs), len(pieces))
+    end = 0
+    for run, group in itertools.groupby(pieces, key=lambda piece: piece[1]):
+        found = [step for step, _ in group]
+        end += len(found)
+        steps += found if run is None else _region(found, last_read, end)
     # Where a step stands is of no use once it is a part of a region.
     function = replace(body, steps=tuple(steps), positions=(-1,) * len(steps))
     return replace(stage, function=function, avals=values.avals)
@@ -102,12 +102,18 @@ def _run_at(runs: Sequence[Run], position: int) -> int | None:
     return next(found, None)
 
 
-def _region(steps: Sequence[Step], wanted: set[int]) -> list[Step]:
-    """Steps as one that is made again before its backward pass; none where nothing is wanted."""
+def _region(steps: Sequence[Step], last_read: Mapping[int, int], end: int) -> list[Step]:
+    """Steps as one that is made again before its backward pass; none where nothing is read of it.
+
+    Args:
+        steps: the steps.
+        last_read: by value, the place of the last step that reads it.
+        end: the place after them.
+    """
     made = {output for step in steps for output in step.outputs}
     reads = dict.fromkeys(value for step in steps for value in step.values())
     inputs = tuple(value for value in reads if value not in made)
-    outputs = tuple(value for step in steps for value in step.outputs if value in wanted)
+    outputs = tuple(v for step in steps for v in step.outputs if last_read.get(v, -1) >= end)
 
     def run(*arrays: Any) -> list[Any]:
         return evaluate_steps(steps, dict(zip(inputs, arrays, strict=True)), outputs)
