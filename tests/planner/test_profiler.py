@@ -239,7 +239,9 @@ def test_a_profile_gives_every_run_its_composed_seconds(tmp_path: Path):
         way = Execution(subcluster.kind, NEAR, (1, 1), repeats=repeats, subcluster="slow")
         found = estimate(problem, runs, way)
         expected = seconds_of(SURVEY, (1, 6), 3.0)
-        again = float(runs.again_share[1, 6]) if repeats == "layers" else repeats == "stage"
+        again = (
+            float(runs.again_share[1, 6]) if repeats in ("half", "layers") else repeats == "stage"
+        )
         assert found.forward_seconds[1, 6] == pytest.approx(expected, rel=1e-3)
         assert found.backward_seconds[1, 6] == pytest.approx((2 + again) * expected, rel=1e-3)
     updated = estimate(problem, all_runs(problem.program, problem.works), way)

@@ -136,7 +136,7 @@ def test_ways_are_predicted_without_a_step(monkeypatch: pytest.MonkeyPatch):
     plan = plan_of(problem)
     monkeypatch.setattr("hetjax.planner.costs.predict.stage_clocks", None)
     known = ways_of(plan, problem)
-    assert [len(ways) for ways in known] == [9, 3]
+    assert [len(ways) for ways in known] == [12, 4]
 
 
 def test_what_no_warm_up_counts_describe_is_refused():

@@ -13,6 +13,7 @@ from small_models import Model
 from hetjax.planner.work.layer_runs import Runs, all_runs
 from hetjax.planner.work.repeating_layers import (
     repeatable_layers,
+    repeated_by,
     repeated_in,
     repeating_layers,
     runs_by_repetition,
@@ -82,3 +83,17 @@ def test_what_is_made_again_costs_a_part_of_the_forward_pass(runs: Runs):
     assert 0 < layers.again_share[0, 9] < 1
     assert layers.again_share[5, 9] == 0
     assert np.all(layers.again_bytes[5:, :] == 0)
+
+
+def test_half_of_the_pieces_rounded_up(runs: Runs):
+    pieces = [(0, 3), (3, 6), (6, 9)]
+    by_repetition = runs_by_repetition(runs, pieces)
+    half, layers = by_repetition["half"], by_repetition["layers"]
+    for first, end, share in ((0, 9, 2 / 3), (3, 9, 1 / 2), (4, 6, 1.0), (2, 9, 2 / 3)):
+        place = (first, end)
+        whole = runs.residual_bytes[place]
+        expected = whole + share * (layers.residual_bytes[place] - whole)
+        assert half.residual_bytes[place] == pytest.approx(expected)
+        assert half.again_share[place] == pytest.approx(share * layers.again_share[place])
+        count = len(repeated_in(pieces, place))
+        assert len(repeated_by("half", pieces, place)) == round(share * count)

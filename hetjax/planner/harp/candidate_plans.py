@@ -18,7 +18,7 @@ from hetjax.planner.plan.plan import Plan
 from hetjax.planner.plan.stage_plan import Member, PipelinePlan, Shares, StagePlan
 from hetjax.planner.problem.problem import PlanningProblem
 from hetjax.planner.work.layer_runs import Runs
-from hetjax.planner.work.repeating_layers import repeated_in, runs_by_repetition
+from hetjax.planner.work.repeating_layers import repeated_by, runs_by_repetition
 
 
 def candidate_plan(
@@ -43,7 +43,7 @@ def candidate_plan(
         members = (
             Member(submesh, way.mesh_shape) for (submesh, _), way in zip(end, ways, strict=True)
         )
-        again = repeated_in(problem.repeatable_layers, place.layers)
+        again = repeated_by(option.repeats, problem.repeatable_layers, place.layers)
         sizes = (round(way.examples * problem.microbatch_size) for way in ways)
         stages.append(
             StagePlan(
@@ -51,7 +51,7 @@ def candidate_plan(
                 members=tuple(members),
                 sharding=ways[0].sharding,
                 recompute=option.repeats == "stage",
-                recompute_layers=again if option.repeats == "layers" else (),
+                recompute_layers=again,
                 shares=Shares(batch=tuple(sizes)) if len(ways) > 1 else Shares(),
             )
         )

@@ -27,7 +27,7 @@ from hetjax.planner.work.repeating_layers import (
     LayerRun,
     Repetition,
     repeatable_layers,
-    repeated_in,
+    repeated_by,
 )
 from hetjax.sharding.annotation.rules import RULES
 
@@ -193,7 +193,7 @@ def _predicted_ways(
 
 def _run_so(stage: StagePlan, way: RuleChoice, pieces: Sequence[LayerRun]) -> StagePlan:
     rule, repeats = way
-    again = repeated_in(pieces, stage.layers) if repeats == "layers" else ()
+    again = repeated_by(repeats, pieces, stage.layers)
     recompute = repeats == "stage"
     return replace(stage, sharding=rule, recompute=recompute, recompute_layers=again)
 

@@ -269,7 +269,7 @@ slow[0:1] 1x1; this works on stages of one
     @property
     def _recompute_words(self) -> tuple[str, ...]:
         count = sum(end - first for first, end in self.recompute_layers)
-        return (f"recompute {count} of {self.layers[1] - self.layers[0]} layers",) if count else ()
+        return (f"recompute {count} of {self.layers[1] - self.layers[0]}",) if count else ()
 
     @property
     def _shares_text(self) -> tuple[str, ...]:

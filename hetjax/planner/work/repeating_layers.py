@@ -12,11 +12,11 @@ from hetjax.pipeline.layers.structural_layers import LayeredSection
 from hetjax.planner.work.arrays import FloatArray, IntArray
 from hetjax.planner.work.layer_runs import Runs, sums_of_runs
 
-Repetition = Literal["nothing", "stage", "layers"]
-"""What a stage makes again: nothing; all of it, before its backward pass begins; or each of its
-repeatable layers, right before its own backward pass."""
+Repetition = Literal["nothing", "half", "layers", "stage"]
+"""What a stage makes again: nothing; half of its repeatable layers, or all of them, each right
+before its own backward pass; or all of it, before its backward pass begins."""
 
-REPETITIONS: tuple[Repetition, ...] = ("nothing", "layers", "stage")
+REPETITIONS: tuple[Repetition, ...] = ("nothing", "half", "layers", "stage")
 
 RepeatingRuns = Mapping[Repetition, Runs]
 """The work of runs of layers, by what they make again."""
@@ -49,6 +49,26 @@ def repeatable_layers(
     )
 
 
+def repeated_by(
+    repeats: Repetition, pieces: Sequence[LayerRun], layers: LayerRun
+) -> tuple[LayerRun, ...]:
+    """What a stage makes again layer by layer.
+
+    Args:
+        repeats: what it makes again.
+        pieces: what is made again together where layers are.
+        layers: the first of its layers, and the one after the last.
+
+    Example:
+        >>> repeated_by("half", [(1, 4), (4, 7), (7, 10)], (0, 10))
+        ((4, 7), (7, 10))
+    """
+    if repeats not in ("half", "layers"):
+        return ()
+    found = repeated_in(pieces, layers)
+    return found[len(found) // 2 :] if repeats == "half" else found
+
+
 def repeated_in(pieces: Sequence[LayerRun], layers: LayerRun) -> tuple[LayerRun, ...]:
     """What of some runs of layers is among given layers.
 
@@ -73,11 +93,13 @@ def runs_by_repetition(runs: Runs, pieces: Sequence[LayerRun]) -> RepeatingRuns:
         pieces: what is made again together where layers are.
 
     Returns:
-        The runs in each of the three ways.
+        The runs in each way.
     """
+    layers = repeating_layers(runs, pieces)
     return {
         "nothing": runs,
-        "layers": repeating_layers(runs, pieces),
+        "half": _halfway(runs, layers, pieces),
+        "layers": layers,
         "stage": runs.repeating_forward(),
     }
 
@@ -85,9 +107,17 @@ def runs_by_repetition(runs: Runs, pieces: Sequence[LayerRun]) -> RepeatingRuns:
 def listed_by_repetition(runs: Runs, pieces: Sequence[LayerRun]) -> RepeatingRuns:
     """The same in lists: see `Runs.by_length`."""
     listed = runs.by_length()
+    every = runs_by_repetition(runs, pieces)
     # What does not depend on repetition is found once.
-    layers = replace(repeating_layers(runs, pieces).by_length(), known=listed.known)
-    return {"nothing": listed, "layers": layers, "stage": listed.repeating_forward()}
+    half, layers = (
+        replace(each.by_length(), known=listed.known) for each in (every["half"], every["layers"])
+    )
+    return {
+        "nothing": listed,
+        "half": half,
+        "layers": layers,
+        "stage": listed.repeating_forward(),
+    }
 
 
 def repeating_layers(runs: Runs, pieces: Sequence[LayerRun]) -> Runs:
@@ -127,6 +157,29 @@ def repeating_layers(runs: Runs, pieces: Sequence[LayerRun]) -> Runs:
         again_bytes=held.at_once,
         again_share=np.divide(part, whole, out=np.zeros_like(whole), where=whole > 0),
     )
+
+
+def _halfway(runs: Runs, layers: Runs, pieces: Sequence[LayerRun]) -> Runs:
+    """Runs that make half of their pieces again, rounded up; pieces are taken to be alike."""
+    position = np.arange(runs.residual_bytes.shape[0])
+    begun = (position[:, None] > np.array([a for a, _ in pieces], int)).sum(axis=1)
+    ended = (position[:, None] >= np.array([b for _, b in pieces], int)).sum(axis=1)
+    count = np.maximum(begun[None, :] - ended[:, None], 0)
+    share = np.ceil(count / 2) / np.maximum(count, 1)
+
+    def between(name: str) -> FloatArray:
+        kept, again = getattr(runs, name), getattr(layers, name)
+        return kept + share * (again - kept)
+
+    names = (
+        "backward_flops",
+        "backward_traffic",
+        "backward_moves",
+        "backward_moved",
+        "residual_bytes",
+        "again_share",
+    )
+    return replace(layers, **{name: between(name) for name in names})
 
 
 @dataclass(frozen=True)
