@@ -238,12 +238,6 @@ def test_parts_of_hetero_auto_are_worth_what_the_paper_says_in_its_order():
 
 
 @pytest.mark.slow
-def test_a_published_pipeline_has_the_losses_of_one_device():
-    (row,) = rows_of("h2_pipelines.py", "figure-8")
-    assert row["largest_difference"] < 1e-5
-
-
-@pytest.mark.slow
 def test_a_card_and_its_host_have_the_losses_of_one_device():
     """Played by a second host device."""
     flags = ("--card", "host-cpu", "--models", "BERT", "--plans", "program")
