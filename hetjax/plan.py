@@ -75,7 +75,7 @@ def _plan(arguments: argparse.Namespace) -> int:
             **figures.program_figures(prepared),
             **published_figures(published),
             **figures.alternatives_figures(prepared, others),
-            **figures.parts_figures(alone),
+            **figures.parts_figures(alone, prepared.prediction.step_time),
         }
         print(json.dumps(content, indent=1))
     else:

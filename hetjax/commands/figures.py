@@ -18,6 +18,7 @@ from hetjax.planner import (
     StagePrediction,
     flops_utilization,
     load_balance,
+    side_by_side,
     step_cost,
     step_parts,
 )
@@ -205,6 +206,8 @@ def alternatives_figures(prepared: Prepared, alternatives: Sequence[Alternative]
     return {"alternatives": [vars(each) for each in told_alternatives(prepared, alternatives)]}
 
 
-def parts_figures(alone: Sequence[PartAlone]) -> dict[str, Any]:
-    """What parts of the cluster would do alone, as plain values."""
-    return {"parts": [vars(part) for part in alone]}
+def parts_figures(alone: Sequence[PartAlone], step_time: float) -> dict[str, Any]:
+    """What parts of the cluster would do alone, as plain values, and what the whole does more."""
+    together = side_by_side(alone)
+    ratio = None if together is None else together / step_time
+    return {"parts": [vars(part) for part in alone], "hetero_speedup_ratio": ratio}

@@ -47,7 +47,7 @@ from hetjax.planner.harp.microbatches import (
     divisors,
     notes_of,
 )
-from hetjax.planner.harp.mixing import PartAlone, parts_alone
+from hetjax.planner.harp.mixing import PartAlone, parts_alone, side_by_side
 from hetjax.planner.harp.no_fit import does_not_fit
 from hetjax.planner.plan.module_shares import ModuleShares, OperandShare, Share
 from hetjax.planner.plan.obeyed_reshards import check_reshards
@@ -107,6 +107,7 @@ __all__ = [
     "plan",
     "predict",
     "reschedule",
+    "side_by_side",
     "simulate",
     "solve",
     "step_cost",

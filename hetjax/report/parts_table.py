@@ -43,7 +43,32 @@ def parts_table(
             table.add_row(
                 name, format_seconds(part.step_time), f"{part.step_time / step_time:.2f} times"
             )
+    together = side_by_side_row(alone, step_time)
+    if together is not None:
+        table.add_row(*together)
     return table
+
+
+def side_by_side_row(alone: Sequence[PartAlone], step_time: float) -> tuple[str, str, str] | None:
+    """All kinds with plans of their own beside the whole.
+
+    Args:
+        alone: the parts.
+        step_time: seconds of a step on the whole.
+
+    Returns:
+        What they are called, what a step's examples take, and by how much the whole is faster; None
+        unless the model fits on several kinds by themselves.
+    """
+    # Not at the top: whoever only reads reports does not wait for the planner.
+    from hetjax.planner.harp.mixing import side_by_side
+
+    fitting = [part for part in alone if len(part.subclusters) == 1 and part.step_time is not None]
+    together = side_by_side(fitting)
+    if together is None or len(fitting) < 2:
+        return None
+    ratio = f"{together / step_time:.2f} times"
+    return "each kind by itself, side by side", format_seconds(together), ratio
 
 
 def name_of_whole(cluster: Cluster, used: int | None) -> str:

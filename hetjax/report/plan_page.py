@@ -16,7 +16,7 @@ from hetjax.mesh.cluster import Cluster
 from hetjax.mesh.links import Link
 from hetjax.mesh.quantities import format_bytes, format_rate, format_seconds
 from hetjax.pipeline.timeline.timeline import Timeline
-from hetjax.report.parts_table import name_of_whole
+from hetjax.report.parts_table import name_of_whole, side_by_side_row
 from hetjax.report.plan_pictures import (
     memory_picture,
     share_lane,
@@ -198,6 +198,9 @@ def _parts(report: PlanReport) -> str:
         else:
             ratio = part.step_time / step_time
             rows.append([name, format_seconds(part.step_time), f"{ratio:.2f} times"])
+    together = side_by_side_row(report.alone, step_time)
+    if together is not None:
+        rows.append([*together])
     table = _table(["devices", "step time", "the whole is faster by"], rows, text=1)
     return f"<article>\n<h2>Does it pay to mix?</h2>\n{table}\n</article>"
 

@@ -44,4 +44,8 @@ def test_parts_beside_the_whole():
     text = rendered(parts_table(alone, cluster, 1.2))
     for part in ("all 4", "1.2 s", "new[1] (2)", "1.25 times", "does not fit"):
         assert part in text
+    assert "side by side" not in text
+    both = (PartAlone(("new[1]",), 2, 3.0), PartAlone(("old",), 2, 6.0))
+    assert "each kind by itself, side by side" in rendered(parts_table(both, cluster, 1.25))
+    assert "1.60 times" in rendered(parts_table(both, cluster, 1.25))
     assert "of all 4 the 3 used" in rendered(parts_table(alone, cluster, 1.2, used=3))

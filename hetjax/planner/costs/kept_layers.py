@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
 from hetjax.planner.costs.predict import predict
 from hetjax.planner.plan.plan import Plan
-from hetjax.planner.plan.prediction import Prediction
+from hetjax.planner.plan.prediction import Prediction, StagePrediction
 from hetjax.planner.plan.stage_plan import StagePlan
 from hetjax.planner.problem.problem import PlanningProblem
+from hetjax.planner.work.layer_runs import Runs, all_runs
 from hetjax.planner.work.rates import USABLE_MEMORY
 
 
 def keeping_what_fits(plan: Plan, problem: PlanningProblem) -> Plan:
     """A plan whose stages make as few of their layers again as their memory allows.
 
-    A search weighs stages that make all of their modules again, or none. What is left of a device's
-    memory then keeps what some of them made: of as many as fit, halving what is uncertain.
+    A search weighs stages that make all of their modules again, half of them, or none. What is left
+    of a device's memory then keeps what some of them made, by the work of the layers; what is
+    predicted of it has the last word.
 
     Args:
         plan: a plan with its prediction.
@@ -26,21 +29,39 @@ def keeping_what_fits(plan: Plan, problem: PlanningProblem) -> Plan:
     Returns:
         The plan with its prediction; as it is where no stage makes layers again by themselves.
     """
-    counts = [len(stage.recompute_layers) for stage in plan.stages]
-    if not any(counts):
+    most = [len(stage.recompute_layers) for stage in plan.stages]
+    if not any(most) or plan.layers != problem.layers:
         return plan
-    most, least = list(counts), [0] * len(counts)
-    while most != least:
-        tried = [(low + high) // 2 for low, high in zip(least, most, strict=True)]
-        found = predict(_making(plan, tried), problem)
-        for s, stage in enumerate(_prediction(found).stages):
-            if least[s] == most[s]:
-                continue
-            if stage.memory_bytes <= USABLE_MEMORY * stage.memory_limit_bytes:
-                most[s] = tried[s]
-            else:
-                least[s] = tried[s] + 1
-    return predict(_making(plan, most), problem)
+    runs = all_runs(problem.program, problem.works)
+    pairs = zip(plan.stages, _prediction(plan).stages, strict=True)
+    counts = [_fewest(stage, predicted, runs) for stage, predicted in pairs]
+    while counts != most:
+        found = predict(_making(plan, counts), problem)
+        told = zip(counts, most, _prediction(found).stages, strict=True)
+        more = [count + (count < all_ and not _has_room(each)) for count, all_, each in told]
+        if more == counts:
+            return found
+        counts = more
+    return plan
+
+
+def _fewest(stage: StagePlan, predicted: StagePrediction, runs: Runs) -> int:
+    """How many runs of layers a stage makes again at least, by what each of them keeps."""
+    if not stage.recompute_layers:
+        return 0
+    held = predicted.memory_bytes - predicted.state_bytes - predicted.working_bytes
+    live = held / predicted.activation_bytes if predicted.activation_bytes else 0.0
+    saved = (
+        live * (runs.residual_bytes[run] - runs.input_bytes[run]) / stage.mesh_shape[0]
+        for run in stage.recompute_layers
+    )
+    room = USABLE_MEMORY * predicted.memory_limit_bytes - predicted.memory_bytes
+    kept = sum(total <= room for total in itertools.accumulate(saved))
+    return len(stage.recompute_layers) - kept
+
+
+def _has_room(stage: StagePrediction) -> bool:
+    return stage.memory_bytes <= USABLE_MEMORY * stage.memory_limit_bytes
 
 
 def _making(plan: Plan, counts: Sequence[int]) -> Plan:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from hetjax.mesh.cluster import Cluster
@@ -46,6 +46,29 @@ def parts_alone(
         step_time = plan.prediction.step_time if plan and plan.prediction else None
         found.append(PartAlone(names, part.num_devices, step_time))
     return tuple(sorted(found, key=lambda part: part.step_time or float("inf")))
+
+
+def side_by_side(alone: Sequence[PartAlone]) -> float | None:
+    """Seconds in which all kinds, each with a plan of its own, do a step's examples together.
+
+    Each does as many of them as it is fast; over the step time of the whole it is H2's
+    HeteroSpeedupRatio.
+
+    Args:
+        alone: parts of a cluster, among them each of its subclusters.
+
+    Returns:
+        The seconds; None where the model fits on none of them.
+
+    Source: H2, section 6.2.
+
+    Example:
+        >>> side_by_side([PartAlone(("new",), 4, 3.0), PartAlone(("old",), 4, 6.0)])
+        2.0
+    """
+    single = (part.step_time for part in alone if len(part.subclusters) == 1)
+    rate = sum(1 / seconds for seconds in single if seconds is not None)
+    return 1 / rate if rate else None
 
 
 def combinations(cluster: Cluster) -> Iterator[tuple[str, ...]]:

@@ -174,7 +174,7 @@ def measure(
                 recompute_runs=inside[run.index],
                 halves=other[0].split if other and not places else None,
                 split=split,
-                tracer=trace_stage if places else tracer,
+                tracer=tracer,
                 microbatch_size=program.avals[program.batch[0]].shape[0],
             )
         work, cotangents = known.works[key]
@@ -307,7 +307,8 @@ def _measure_run(
         cotangents_in=cotangents_in,
         recompute=recompute,
         recompute_runs=recompute_runs,
-        tracer=tracer,
+        # What was traced of runs that are alike makes nothing again.
+        tracer=trace_stage if recompute_runs else tracer,
     )
     seeds = (0,) if is_last else cotangents_in
     traced = tracer(run, *inputs, seeds)
