@@ -244,7 +244,8 @@ def test_a_profile_gives_every_run_its_composed_seconds(tmp_path: Path):
         )
         assert found.forward_seconds[1, 6] == pytest.approx(expected, rel=1e-3)
         assert found.backward_seconds[1, 6] == pytest.approx((2 + again) * expected, rel=1e-3)
-    updated = estimate(problem, all_runs(problem.program, problem.works), way)
+    alone = Execution(subcluster.kind, NEAR, (1, 1), subcluster="slow")
+    updated = estimate(problem, everything, alone)
     assert updated.update_seconds[0, -1] > 1e-5
 
 
