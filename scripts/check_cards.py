@@ -11,7 +11,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
@@ -28,7 +28,8 @@ from hetjax.mesh.host_cpu import HOST_CPU, measure_host_cpu
 from hetjax.mesh.jax_devices import kind_name
 from hetjax.pipeline.schedules.warm_up import one_f_one_b
 from hetjax.planner import HapPlanner, Plan, PlanningProblem, make_problem, predict
-from hetjax.planner.plan.stage_plan import PipelinePlan, StagePlan
+from hetjax.planner.harp.candidate_plans import pipeline_plan
+from hetjax.planner.plan.stage_plan import StagePlan
 
 STEPS = 5
 MICROBATCHES = 4
@@ -74,10 +75,8 @@ def pipeline(problem: PlanningProblem) -> Plan:
         StagePlan.on((0, count // 3), SubMesh("host", 0, (1, 1)), (1, 1)),
         StagePlan.on((count // 3, count), SubMesh("card", 0, (1, 1)), (1, 1)),
     )
-    size = problem.microbatch_size
-    parts = (PipelinePlan(stages, MICROBATCHES, size, one_f_one_b(2, MICROBATCHES)),)
-    plan = HapPlanner(None, (0.75, 0.25)).plan(problem)
-    return predict(replace(plan, pipelines=parts), problem)
+    schedule = one_f_one_b(2, MICROBATCHES)
+    return predict(pipeline_plan(problem, stages, schedule, "by hand"), problem)
 
 
 PLANS: dict[str, tuple[int, Callable[[PlanningProblem], Plan]]] = {

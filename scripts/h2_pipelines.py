@@ -119,8 +119,8 @@ def plan_of(
     from hetjax.pipeline.schedules.warm_up import one_f_one_b
     from hetjax.planner import make_problem, predict
     from hetjax.planner.h2.module_ways import Modules
-    from hetjax.planner.plan.plan import Plan
-    from hetjax.planner.plan.stage_plan import Member, PipelinePlan, StagePlan
+    from hetjax.planner.harp.candidate_plans import pipeline_plan
+    from hetjax.planner.plan.stage_plan import Member, StagePlan
     from hetjax.planner.work.repeating_layers import repeated_in
 
     link = Link(10e9, 1e-5)
@@ -155,13 +155,7 @@ def plan_of(
         member = Member(submesh, (each.width, each.tensor))
         stages.append(StagePlan(layers, (member,), "state_sharded", recompute_layers=again))
     schedule = one_f_one_b(len(stages), MICROBATCHES)
-    size = EXAMPLES // MICROBATCHES
-    made = Plan(
-        problem.program.fingerprint,
-        problem.layers,
-        cluster,
-        (PipelinePlan(tuple(stages), MICROBATCHES, size, schedule),),
-    )
+    made = pipeline_plan(problem, stages, schedule, "by hand")
     return predict(made, problem)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from hetjax.commands.problems import state_problems
@@ -77,14 +77,18 @@ def find_plan(
     """
     settings, planner = ingredients.configuration, DynamicProgram()
     if settings.planner.name == "hap":
-        return _synthesised(ingredients, cluster, lost)
+        _check_synthesised(settings)
     if settings.planner.name == "heteroauto":
-        return _by_hetero_auto(ingredients, cluster, lost)
+        _check_hetero_auto(settings)
     batch_size, count = settings.train.batch_size, settings.train.microbatches
     folder = settings.planner.profile
     database = None if folder is None else profile_database(folder)
     counts = divisors(batch_size) if count is None else (count,)
     problems = state_problems(ingredients, cluster, counts, database, lost)
+    if settings.planner.name == "hap":
+        return _synthesised(problems, counts)
+    if settings.planner.name == "heteroauto":
+        return _by_hetero_auto(problems, counts)
     if count is not None:
         problem = problems.of(count)
         if database is not None:
@@ -106,14 +110,8 @@ def find_plan(
     return Planned(choice.problem, choice.found, counts, problems, choice.others)
 
 
-def _synthesised(ingredients: Ingredients, cluster: Cluster, lost: frozenset[int]) -> Planned:
+def _synthesised(problems: Problems, counts: Sequence[int]) -> Planned:
     """The plan of HAP's planner, with the fewest microbatches with which it fits."""
-    settings = ingredients.configuration
-    _check_synthesised(settings)
-    count, folder = settings.train.microbatches, settings.planner.profile
-    counts = divisors(settings.train.batch_size) if count is None else (count,)
-    database = None if folder is None else profile_database(folder)
-    problems = state_problems(ingredients, cluster, counts, database, lost)
     for count in counts:
         problem = problems.traced(count)
         try:
@@ -127,18 +125,17 @@ def _synthesised(ingredients: Ingredients, cluster: Cluster, lost: frozenset[int
     raise AssertionError("some number of microbatches is tried")
 
 
-def _by_hetero_auto(ingredients: Ingredients, cluster: Cluster, lost: frozenset[int]) -> Planned:
-    """The best plan of HeteroAuto's for the configured number of microbatches, or for any."""
-    settings = ingredients.configuration
+def _check_hetero_auto(settings: Configuration) -> None:
+    """Check that nothing is asked for that a plan of HeteroAuto's does not have."""
     if settings.planner.objective == "cost":
         raise InputError(
             "planner.objective is 'cost', and planner.name is 'heteroauto', whose plans use all "
             "devices, whatever they cost; set planner.name = 'harp'"
         )
-    count, folder = settings.train.microbatches, settings.planner.profile
-    counts = divisors(settings.train.batch_size) if count is None else (count,)
-    database = None if folder is None else profile_database(folder)
-    problems = state_problems(ingredients, cluster, counts, database, lost)
+
+
+def _by_hetero_auto(problems: Problems, counts: Sequence[int]) -> Planned:
+    """The best plan of HeteroAuto's for some numbers of microbatches."""
     found: list[tuple[PlanningProblem, Found]] = []
     errors: list[InputError] = []
     for count in counts:
@@ -154,7 +151,7 @@ def _by_hetero_auto(ingredients: Ingredients, cluster: Cluster, lost: frozenset[
         raise errors[-1]
     problem, best = min(found, key=lambda each: each[1].step_time)
     best = replace(best, plan=replace(best.plan, notes=(*best.plan.notes, *notes_of(problem))))
-    return Planned(problem, best, counts, problems)
+    return Planned(problem, best, tuple(counts), problems)
 
 
 def _refined(problem: PlanningProblem) -> Found:

@@ -17,16 +17,13 @@ import jax
 from hetjax import _compat
 from hetjax.pipeline.program.fences import REGION
 from hetjax.pipeline.program.traced_program import (
-    FlatJaxpr,
-    Operand,
     Step,
     evaluate_steps,
     flatten_jaxpr,
-    operand_value,
 )
 from hetjax.pipeline.stages.cutting import Body, Stage
 from hetjax.pipeline.stages.scan_pieces import repeating_iterations, split_scan
-from hetjax.pipeline.stages.split_backward import Values, copies, renumbered
+from hetjax.pipeline.stages.split_backward import Values, copies, renumbered, values_read
 from hetjax.pipeline.stages.traced_stage import TracedStage
 
 Run = tuple[int, int]
@@ -50,7 +47,7 @@ def recomputing(stage: Stage, runs: Sequence[Run]) -> Stage:
     steps: list[Step] = []
     # By value, the place of the last step that reads it.
     last_read = {value: p for p, (step, _) in enumerate(pieces) for value in step.values()}
-    last_read |= dict.fromkeys(_values(body.outputs), len(pieces))
+    last_read |= dict.fromkeys(values_read(body.outputs), len(pieces))
     end = 0
     for run, group in itertools.groupby(pieces, key=lambda piece: piece[1]):
         found = [step for step, _ in group]
@@ -122,10 +119,6 @@ def _region(steps: Sequence[Step], last_read: Mapping[int, int], end: int) -> li
     return [Step("checkpoint", inputs, outputs, again, None)] if outputs else []
 
 
-def _values(operands: Sequence[Operand]) -> set[int]:
-    return {value for value in map(operand_value, operands) if value is not None}
-
-
 def with_open_regions(traced: TracedStage) -> TracedStage:
     """A trace with the steps of what is made again, in the place of the regions that they are in.
 
@@ -150,8 +143,7 @@ def with_open_regions(traced: TracedStage) -> TracedStage:
         inputs = [behind.get(each, each) if isinstance(each, int) else each for each in step.inputs]
         opened = renumbered(flatten_jaxpr(inner), inputs, values)
         steps += [barrier, *opened.steps, *copies(opened.outputs, step.outputs)]
-    opened_flat = FlatJaxpr(tuple(values.avals), flat.inputs, tuple(steps), flat.outputs)
-    return replace(traced, flat=opened_flat)
+    return replace(traced, flat=replace(flat, avals=tuple(values.avals), steps=tuple(steps)))
 
 
 def _barrier(moving: Sequence[int], values: Values) -> tuple[Step, dict[int, int]]:

@@ -102,7 +102,7 @@ def divide(
     steps = _open_checkpoints(steps, values)
     reached = _reached(steps, cotangents)
     moved = _light(steps, first_outputs, second_outputs)
-    needed = _values((*first_outputs, *(second_outputs[i] for i in moved)))
+    needed = values_read((*first_outputs, *(second_outputs[i] for i in moved)))
     second_outputs = [output for i, output in enumerate(second_outputs) if i not in moved]
     first: list[Step] = []
     second: list[Step] = []
@@ -120,7 +120,7 @@ def divide(
     made = {output for step in first for output in step.outputs}
     second = list(needed_steps(second, second_outputs, tuple(made)))
     reads = {value for step in second for value in step.values()}
-    reads |= _values(second_outputs)
+    reads |= values_read(second_outputs)
     own = {output for step in second for output in step.outputs}
     sources = [Step("kept", (), (value,), _never, None) for value in sorted(kept)]
     chosen = choose_residuals(
@@ -136,7 +136,7 @@ def divide(
     return SplitSteps(tuple(first), (*again, *second), tuple(sorted(chosen)), moved)
 
 
-def _values(operands: Sequence[Operand]) -> set[int]:
+def values_read(operands: Sequence[Operand]) -> set[int]:
     """The values that operands read."""
     return {value for value in map(operand_value, operands) if value is not None}
 
@@ -147,7 +147,7 @@ def _light(
     """Which outputs take no matrix product beyond those of the first outputs, by place."""
     first = needed_steps(steps, first_outputs)
     made = {output for step in first for output in step.outputs}
-    needed = _values(first_outputs).union(*(step.values() for step in first))
+    needed = values_read(first_outputs).union(*(step.values() for step in first))
     # What a scan of the first part makes for others alone may have taken any work.
     heavy = {v for s in first if s.name == "scan" for v in s.outputs} - needed
     for step in steps:
@@ -156,7 +156,7 @@ def _light(
         ):
             heavy.update(step.outputs)
     return tuple(
-        place for place, output in enumerate(outputs) if heavy.isdisjoint(_values([output]))
+        place for place, output in enumerate(outputs) if heavy.isdisjoint(values_read([output]))
     )
 
 
@@ -293,7 +293,7 @@ def _with_carries(body: FlatJaxpr, wanted: set[int], carry_in: Sequence[int]) ->
     while True:
         outputs = [body.outputs[i] for i in wanted]
         reads = {value for step in needed_steps(body.steps, outputs) for value in step.values()}
-        reads |= _values(outputs)
+        reads |= values_read(outputs)
         more = {i for i, value in enumerate(carry_in) if value in reads} - wanted
         if not more:
             return wanted
@@ -343,7 +343,7 @@ def _scan_step(
         values: the shapes of the values outside.
     """
     reads = {value for step in steps for value in step.values()}
-    reads |= _values((*carry_outputs, *row_outputs))
+    reads |= values_read((*carry_outputs, *row_outputs))
     consts = {value: operand for value, operand in consts.items() if value in reads}
     rows = {value: operand for value, operand in rows.items() if value in reads}
 

@@ -38,4 +38,4 @@ def _annotated(plan: Plan, problem: PlanningProblem) -> Plan:
         return plan
     made = predict(sharded, problem)
     assert made.prediction is not None
-    return made if all(stage.fits for stage in made.prediction.stages) else plan
+    return made if made.prediction.fits else plan

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hetjax.planner.h2.layer_division import ChipGroup, Division, GroupWay, divide_layers
 
@@ -101,7 +101,7 @@ def find_strategy(
                 best = ChipStrategy(width, groups, found, 0)
     if best is None:
         return None
-    return ChipStrategy(best.width, best.groups, best.division, looked)
+    return replace(best, candidates=looked)
 
 
 def _promising(first: Sequence[tuple[float, int]], widths: Sequence[int]) -> Iterator[int]:

@@ -11,8 +11,10 @@ from hetjax.pipeline.schedules.warm_up import one_f_one_b
 from hetjax.planner.h2.heteroauto import ChipKind, ChipStrategy, find_strategy
 from hetjax.planner.h2.layer_division import GroupShare
 from hetjax.planner.h2.module_ways import Modules, ModuleWays, stage_shape
+from hetjax.planner.harp.candidate_plans import pipeline_plan
+from hetjax.planner.harp.microbatches import divisors
 from hetjax.planner.plan.plan import Plan, validate
-from hetjax.planner.plan.stage_plan import Member, PipelinePlan, StagePlan
+from hetjax.planner.plan.stage_plan import Member, StagePlan
 from hetjax.planner.problem.problem import PlanningProblem
 from hetjax.planner.work.repeating_layers import repeated_in
 
@@ -69,12 +71,11 @@ class HeteroAuto:
             )
         modules = Modules.of(problem)
         kinds = ModuleWays(problem, modules).kinds()
-        size, count = problem.microbatch_size, problem.num_microbatches
-        widths = [width for width in range(1, size + 1) if size % width == 0]
+        widths = divisors(problem.microbatch_size)
         found = find_strategy(
             kinds,
             len(modules.runs),
-            lambda width: count,
+            lambda width: problem.num_microbatches,
             widths,
             self.alpha,
             is_grouped=self.is_grouped,
@@ -132,15 +133,7 @@ def _plan_of(problem: PlanningProblem, modules: Modules, found: ChipStrategy) ->
         stages.append(StagePlan(layers, (member,), rule, recompute_layers=again))
         starts[name] += devices
     schedule = one_f_one_b(len(stages), problem.num_microbatches)
-    size = problem.microbatch_size
-    pipeline = PipelinePlan(tuple(stages), problem.num_microbatches, size, schedule)
-    plan = Plan(
-        problem.program.fingerprint,
-        problem.layers,
-        problem.cluster,
-        (pipeline,),
-        planner=HeteroAuto.__name__,
-    )
+    plan = pipeline_plan(problem, stages, schedule, HeteroAuto.__name__)
     validate(plan)
     return plan
 

@@ -105,7 +105,7 @@ class ModuleWays:
     def _ways(self, part: Subcluster, width: int, chips: int) -> Iterator[GroupWay]:
         again: tuple[Repetition, ...] = ("nothing", "layers")
         allowed = again if self._problem.options.allow_recompute else again[:1]
-        for tensor in _powers_of_two(part.devices_per_node):
+        for tensor in (1 << k for k in range(part.devices_per_node.bit_length())):
             shape = stage_shape(part, width * tensor)
             if shape is None or chips % (width * tensor):
                 continue
@@ -234,10 +234,3 @@ def stage_shape(part: Subcluster, devices: int) -> tuple[int, int] | None:
         return (1, devices) if each % devices == 0 else None
     whole = devices % each == 0 and devices // each <= part.nodes
     return (devices // each, each) if whole else None
-
-
-def _powers_of_two(most: int) -> Iterator[int]:
-    power = 1
-    while power <= most:
-        yield power
-        power *= 2

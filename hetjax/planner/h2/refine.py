@@ -8,6 +8,7 @@ from hetjax.planner.costs.kept_layers import keeping_what_fits
 from hetjax.planner.costs.predict import predict
 from hetjax.planner.harp.refit import refitted
 from hetjax.planner.plan.plan import Plan
+from hetjax.planner.plan.prediction import Prediction
 from hetjax.planner.problem.problem import PlanningProblem
 
 
@@ -43,15 +44,10 @@ def refine(plan: Plan, problem: PlanningProblem) -> Refined:
     schedule = replace(plan.pipeline.schedule, name=problem.warm_up_schedule)
     others = [found, refitted(plan.with_schedule(schedule), problem)]
     kept = [keeping_what_fits(each, problem) for each in others if each is not None]
-    fitting = [each for each in kept if _fits(each)]
-    return Refined(found, min(fitting or kept, key=_step_time))
+    fitting = [each for each in kept if _prediction(each).fits]
+    return Refined(found, min(fitting or kept, key=lambda each: _prediction(each).step_time))
 
 
-def _fits(plan: Plan) -> bool:
+def _prediction(plan: Plan) -> Prediction:
     assert plan.prediction is not None, "it was predicted"
-    return all(stage.fits for stage in plan.prediction.stages)
-
-
-def _step_time(plan: Plan) -> float:
-    assert plan.prediction is not None, "it was predicted"
-    return plan.prediction.step_time
+    return plan.prediction

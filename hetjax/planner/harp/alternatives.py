@@ -100,7 +100,7 @@ def _restrictions(problem: PlanningProblem, plan: Plan) -> list[Restriction]:
     )
     if few and len(stages) < most:
         found.append(partial(_with_stages, least=len(stages) + 1, most=problem.options.max_stages))
-    if any(stage.repeats != "nothing" for stage in stages):
+    if any(map(_again, stages)):
         found.append(without_recomputation)
     nodes = [subcluster.nodes for subcluster in cluster.subclusters]
     used = _passed(plan.pipelines[0])

@@ -84,7 +84,7 @@ def refitted(
     best: Plan | None = None
     for _, ways, counts in choices[:_FINALISTS]:
         found = _predicted_so(plan, problem, ways, counts)
-        if not all(stage.fits for stage in _prediction(found).stages):
+        if not _prediction(found).fits:
             continue
         if best is None or _step_time(found) < _step_time(best):
             best = found

@@ -172,7 +172,7 @@ def _completed(problem: PlanningProblem, plan: Plan) -> Timed | None:
     """What a step of a plan takes, and the plan; None where it does not fit."""
     prediction = complete(plan, problem, annotate=False).prediction
     assert prediction is not None, "it is predicted"
-    fits = all(stage.fits for stage in prediction.stages)
+    fits = prediction.fits
     return (prediction.step_time, plan) if fits else None
 
 

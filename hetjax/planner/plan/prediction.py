@@ -164,6 +164,11 @@ class Prediction:
         return max((stage.sharing_seconds for stage in self.stages), default=0.0)
 
     @property
+    def fits(self) -> bool:
+        """Whether every stage has the memory that it needs."""
+        return all(stage.fits for stage in self.stages)
+
+    @property
     def times(self) -> StepTimes:
         """The times of the step's tasks and transfers, of a plan of one pipeline."""
         return times_of(self.stages)
