@@ -52,7 +52,8 @@ class PipelinePrograms:
         first_stages: for each pipeline its first stage, and the number of all stages.
         stages: what each stage holds and passes on.
         programs: each stage's forward and backward functions.
-        shared: who holds and who updates the parameters that several stages hold.
+        shared: who holds and who updates the parameters that several stages hold; without those
+            that no stage updates.
         updates: each stage's share of the optimizer's update.
         parameter_tree: structure of the parameters.
         parameter_shapes: shape of every parameter leaf, whole.
@@ -93,6 +94,10 @@ class PipelinePrograms:
     def pipeline_of(self, stage: int) -> int:
         """The pipeline that a stage is in."""
         return bisect.bisect_right(self.first_stages, stage) - 1
+
+    def trains(self, part: ParameterPart) -> bool:
+        """Whether a part of a parameter leaf has a gradient."""
+        return part.leaf not in self.program.frozen.without_gradient
 
     @property
     def first_pipeline(self) -> tuple[Stage, ...]:
@@ -205,7 +210,11 @@ def cut_pipelines(
     def unflatten(values: Sequence[Any]) -> PyTree:
         return jax.tree.unflatten(tree, values)
 
-    held = [stage.parameters for stage in stages]
+    frozen = programs[0].frozen
+    held = [
+        [part for part in stage.parameters if part.leaf not in frozen.without_update]
+        for stage in stages
+    ]
     shared = with_updates(held, [tuple(leaf.shape) for leaf in leaves], divided=divide_state)
     updates = divide_update(
         optimizer,
@@ -215,6 +224,7 @@ def cut_pipelines(
         unflatten,
         programs[0].loss_dtype,
         first_pipeline=first_stages[1],
+        frozen=frozen,
     )
     state = jax.eval_shape(optimizer.init, unflatten(leaves))
     return PipelinePrograms(
@@ -300,7 +310,10 @@ def update_inputs(
     """
     update = pipelines.updates[stage]
     parameters = [pipelines.part_shape(part) for part in update.parts]
-    gradients = [jax.ShapeDtypeStruct(p.shape, accumulator_dtype(p.dtype)) for p in parameters]
+    gradients = [
+        jax.ShapeDtypeStruct(parameters[p].shape, accumulator_dtype(parameters[p].dtype))
+        for p in update.summed
+    ]
     state = [pipelines.state_shape(part) for part in update.state]
     scalar = jax.ShapeDtypeStruct((), pipelines.program.loss_dtype)
     loss = (scalar, scalar) if stage == pipelines.loss_stages[0] else ()

@@ -20,6 +20,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from hetjax import _compat
+from hetjax.pipeline.program.frozen_leaves import FrozenLeaves
 from hetjax.pipeline.program.loss import (
     abstract,
     accumulator_dtype,
@@ -99,6 +100,7 @@ class Program:
         count: the operand that holds what the summed loss is divided by.
         aux: where the loss has figures beside it, the count again, and each figure times the count.
         aux_tree: the structure of these figures; None where there are none.
+        frozen: the parameter leaves of which a training step leaves something out.
     """
 
     avals: tuple[jax.ShapeDtypeStruct, ...]
@@ -111,6 +113,7 @@ class Program:
     count: Operand
     aux: tuple[Operand, ...] = ()
     aux_tree: Any = None
+    frozen: FrozenLeaves = FrozenLeaves()
 
     @property
     def outputs(self) -> tuple[Operand, ...]:

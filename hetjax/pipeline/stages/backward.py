@@ -66,7 +66,7 @@ class SplitBackward:
         weight_gradient_reads: what the second one reads.
         light: the parameter parts whose gradients the first one makes, by place: those that take
             no matrix product.
-        heavy: the other parameter parts.
+        heavy: the other parameter parts that have a gradient.
         deferred: shapes of the values that the first one makes for the second.
         input_gradient_cost: work of the first one.
         weight_gradient_cost: work of the second one.
@@ -90,8 +90,8 @@ class StagePrograms:
     """What a stage computes for one microbatch.
 
     Each function takes and returns flat sequences of arrays, and of each sort only those that it
-    reads. ``accumulators`` hold one array for each parameter part; they come back with this
-    microbatch's gradients added.
+    reads. ``accumulators`` hold one array for each parameter part that is trained; they come back
+    with this microbatch's gradients added.
 
     Args:
         forward: ``(parameters, batch, received) -> (sent, residuals)``; a stage that recomputes
@@ -112,6 +112,7 @@ class StagePrograms:
         recompute_steps: what the recomputation does.
         backward_steps: what the backward pass does after it.
         divide: what makes `split`.
+        trained: which parameter parts have a gradient, by place.
         gradient_annotations: how the gradients of the parameter parts lie, where that is deduced.
     """
 
@@ -131,7 +132,13 @@ class StagePrograms:
     recompute_steps: tuple[Step, ...]
     backward_steps: tuple[Step, ...]
     divide: Callable[[], SplitBackward]
+    trained: tuple[int, ...]
     gradient_annotations: tuple[HSharding | None, ...] = ()
+
+    @property
+    def has_backward(self) -> bool:
+        """Whether there is a backward pass: something is trained in the stage, or before it."""
+        return bool(self.trained or self.cotangents_out)
 
     @functools.cached_property
     def forward_cost(self) -> Cost:
@@ -214,6 +221,8 @@ def differentiate(
     if recompute_runs:
         traced = with_open_regions(traced)
     halves = halve(traced, is_last=is_last)
+    # Where there is no backward pass, nothing is to be made again for it.
+    recompute = recompute and bool(traced.trained or halves.returned)
     again = needed_steps(halves.before, halves.residuals)
     forward = needed_steps(halves.before, traced.sent) if recompute else halves.forward
     kept = () if recompute else halves.residuals
@@ -234,6 +243,7 @@ def differentiate(
         recompute_steps=tuple(again) if recompute else (),
         backward_steps=tuple(halves.backward),
         divide=lambda: _divide(traced, halves, accumulate),
+        trained=traced.trained,
         gradient_annotations=_annotations(traced),
     )
 
@@ -254,7 +264,7 @@ def _divide(traced: TracedStage, halves: TracedPasses, accumulate: bool) -> Spli
     division = divide(
         halves.backward,
         halves.returned,
-        traced.gradients,
+        traced.trained_gradients,
         values=values,
         free=traced.parameters,
         kept=(*traced.batch, *traced.received, *halves.residuals, *traced.cotangents),
@@ -262,8 +272,8 @@ def _divide(traced: TracedStage, halves: TracedPasses, accumulate: bool) -> Spli
     )
     made = {output for step in division.first for output in step.outputs}
     deferred = tuple(value for value in division.crossing if value in made)
-    light = division.moved
-    heavy = tuple(i for i in range(len(traced.gradients)) if i not in light)
+    light = tuple(traced.trained[i] for i in division.moved)
+    heavy = tuple(i for i in traced.trained if i not in light)
     light_gradients = [traced.gradients[i] for i in light]
     heavy_gradients = [traced.gradients[i] for i in heavy]
     first_outputs = [*halves.returned, *deferred, *light_gradients]
@@ -317,7 +327,8 @@ def _reads(
 
 
 def _backward_reads(traced: TracedStage, halves: TracedPasses) -> Reads:
-    return _reads(traced, halves.residuals, halves.backward, (*halves.returned, *traced.gradients))
+    outputs = (*halves.returned, *traced.trained_gradients)
+    return _reads(traced, halves.residuals, halves.backward, outputs)
 
 
 def _places(values: Sequence[int], read: Collection[int]) -> tuple[int, ...]:
@@ -354,7 +365,7 @@ def _backward(traced: TracedStage, halves: TracedPasses, accumulate: bool) -> Ca
     def backward(*arrays: Any) -> tuple[list[Any], list[Any]]:
         *inputs, accumulators = arrays
         environment = _environment(traced, halves.residuals, reads, inputs)
-        outputs = [*halves.returned, *traced.gradients]
+        outputs = [*halves.returned, *traced.trained_gradients]
         results = evaluate(halves.backward, environment, outputs, traced.flat.avals)
         returned, gradients = results[: len(halves.returned)], results[len(halves.returned) :]
         return returned, _accumulated(gradients, accumulators, accumulate)

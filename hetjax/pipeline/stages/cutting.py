@@ -98,6 +98,9 @@ class Stage:
         steps: the steps that it computes.
         avals: shape and dtype of each value by its number: the program's, and after them those of
             the pieces of scans that are cut, which only the stages of one cut know.
+        trained: the places of the parameter parts whose gradients are wanted.
+        moving: the places of the values received that a trained parameter reaches: no other has a
+            cotangent to give back.
     """
 
     index: int
@@ -108,6 +111,8 @@ class Stage:
     function: Callable[[Sequence[Any], Sequence[Any], Sequence[Any]], list[Any]]
     steps: tuple[Step, ...]
     avals: Sequence[jax.ShapeDtypeStruct]
+    trained: tuple[int, ...]
+    moving: tuple[int, ...]
 
 
 def cut(program: Program, boundaries: Sequence[int]) -> tuple[Stage, ...]:
@@ -401,6 +406,7 @@ class _Cutter:
             (*(-1 for _ in range(shared)), *self.positions[index]),
             tuple(outputs),
         )
+        frozen = self.program.frozen.without_gradient
         return Stage(
             index,
             tuple(part for _, part in parts),
@@ -410,7 +416,19 @@ class _Cutter:
             body,
             steps,
             self.avals,
+            tuple(place for place, (_, part) in enumerate(parts) if part.leaf not in frozen),
+            tuple(p for p, v in enumerate(receives) if not frozen or v in self.moving),
         )
+
+    @functools.cached_property
+    def moving(self) -> set[int]:
+        """The values that some trained parameter reaches."""
+        frozen = self.program.frozen.without_gradient
+        moving = {v for leaf, v in enumerate(self.program.parameters) if leaf not in frozen}
+        for step in itertools.chain(self.shared_step.values(), *self.steps):
+            if moving.intersection(step.values()):
+                moving.update(step.outputs)
+        return moving
 
     def _parts(self, index: int) -> list[tuple[Operand, ParameterPart]]:
         leaf_of = self.leaf_of

@@ -133,10 +133,19 @@ def with_open_regions(traced: TracedStage) -> TracedStage:
     """
     flat, values = traced.flat, Values(traced.flat.avals)
     steps: list[Step] = []
+    reached = set(traced.cotangents)
     for step in flat.steps:
+        is_again = not reached.isdisjoint(step.values())
+        if is_again:
+            reached.update(step.outputs)
         inner = None if step.equation is None else _compat.checkpointed_jaxpr(step.equation)
         if inner is None:
             steps.append(step)
+            continue
+        if not is_again:
+            # Nothing is trained in it or before it: it has no backward pass to be made again for.
+            opened = renumbered(flatten_jaxpr(inner), step.inputs, values)
+            steps += [*opened.steps, *copies(opened.outputs, step.outputs)]
             continue
         moving = [v for v in dict.fromkeys(step.values()) if v not in traced.parameters]
         barrier, behind = _barrier(moving, values)

@@ -169,7 +169,8 @@ def trace_modules(
     sent = written[-1].traced.sent_shapes
     arguments = (list(parameters), list(batch), list(received), [sent[i] for i in seeds])
     movable = written[0].traced.returned_places
-    return traced_as(jax.make_jaxpr(function)(*arguments), arguments, sent, movable, seeds, flatten)
+    closed = jax.make_jaxpr(function)(*arguments)
+    return traced_as(closed, arguments, sent, stage.trained, movable, seeds, flatten)
 
 
 def _with_moves(
@@ -273,12 +274,14 @@ def _evaluate(
         traced = module.traced
         environment.update(zip(traced.cotangents, flowing, strict=True))
         evaluate_steps(module.backward, environment, ())
-        for part, operand in zip(module.run.parameters, traced.gradients, strict=True):
-            given.setdefault(part, []).append(read_operand(environment, operand))
+        for place in traced.trained:
+            gradient = read_operand(environment, traced.gradients[place])
+            given.setdefault(module.run.parameters[place], []).append(gradient)
         flowing = _read(environment, module.returned)
     first = modules[0].traced
     returned = _read(environments[0], first.returned)
-    gradients = [_gradient(part, held[part], given) for part in stage.parameters]
+    trained = [stage.parameters[place] for place in stage.trained]
+    gradients = [_gradient(part, held[part], given) for part in trained]
     return results, gradients, returned
 
 

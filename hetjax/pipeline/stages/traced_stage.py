@@ -37,11 +37,12 @@ class TracedStage:
         received: the numbers of the values received.
         cotangents: the numbers of the cotangents that come in.
         sent: what the stage sends; total and count in the last stage.
-        gradients: the gradient of each parameter part.
+        gradients: the gradient of each parameter part; zeros of those that are not trained.
         returned: the cotangents of values received, as far as these have any.
         returned_places: which received values these belong to, by place.
         seeds: which sent values have a cotangent, by place.
         sent_shapes: shapes of what is sent.
+        trained: the places of the parameter parts whose gradients are computed.
     """
 
     flat: FlatJaxpr
@@ -55,6 +56,12 @@ class TracedStage:
     returned_places: tuple[int, ...]
     seeds: tuple[int, ...]
     sent_shapes: Sequence[jax.ShapeDtypeStruct]
+    trained: tuple[int, ...]
+
+    @property
+    def trained_gradients(self) -> tuple[Operand, ...]:
+        """The gradients that are computed."""
+        return tuple(self.gradients[place] for place in self.trained)
 
 
 Tracer = Callable[
@@ -92,7 +99,8 @@ def trace_stage(
         The trace.
     """
     sent = jax.eval_shape(stage.function, parameters, batch, received)
-    movable = tuple(i for i, s in enumerate(received) if jnp.issubdtype(s.dtype, jnp.inexact))
+    movable = tuple(i for i in stage.moving if jnp.issubdtype(received[i].dtype, jnp.inexact))
+    trained = stage.trained
 
     def forward_and_backward(
         parameters: Sequence[Any],
@@ -100,27 +108,30 @@ def trace_stage(
         received: Sequence[Any],
         cotangents: Sequence[Any],
     ) -> tuple[Any, Any, Any]:
-        def run(parameters: Sequence[Any], moving: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-            values = list(received)
+        def run(weights: Sequence[Any], moving: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+            held, values = list(parameters), list(received)
+            for place, weight in zip(trained, weights, strict=True):
+                held[place] = weight
             for place, value in zip(movable, moving, strict=True):
                 values[place] = value
-            results = stage.function(parameters, batch, values)
+            results = stage.function(held, batch, values)
             return [results[i] for i in seeds], results
 
         _, pullback, results = jax.vjp(
-            run, list(parameters), [received[i] for i in movable], has_aux=True
+            run, [parameters[i] for i in trained], [received[i] for i in movable], has_aux=True
         )
         return results, *pullback(list(cotangents))
 
     arguments = (list(parameters), list(batch), list(received), [sent[i] for i in seeds])
     closed = jax.make_jaxpr(forward_and_backward)(*arguments)
-    return traced_as(closed, arguments, sent, movable, seeds, flatten)
+    return traced_as(closed, arguments, sent, trained, movable, seeds, flatten)
 
 
 def traced_as(
     closed: _compat.ClosedJaxpr,
     arguments: Sequence[Sequence[jax.ShapeDtypeStruct]],
     sent: Sequence[jax.ShapeDtypeStruct],
+    trained: tuple[int, ...],
     movable: tuple[int, ...],
     seeds: tuple[int, ...],
     flatten: Callable[[_compat.ClosedJaxpr], FlatJaxpr],
@@ -128,10 +139,11 @@ def traced_as(
     """A trace of both passes, with its inputs and outputs by role.
 
     Args:
-        closed: from parameters, batch, received values and cotangents to what is sent, gradients,
-            and cotangents of the received values.
+        closed: from parameters, batch, received values and cotangents to what is sent, gradients
+            of what is trained, and cotangents of the received values.
         arguments: shapes of these four.
         sent: shapes of what is sent.
+        trained: which parameter parts have a gradient, by place.
         movable: which received values have a cotangent, by place.
         seeds: which of the stage's outputs have one.
         flatten: what makes a flat jaxpr of it.
@@ -139,19 +151,29 @@ def traced_as(
     parameters, batch, received, _ = arguments
     flat = flatten(closed)
     inputs, outputs = iter(flat.inputs), iter(flat.outputs)
+    results = tuple(itertools.islice(outputs, len(sent)))
+    gradients: list[Operand] = [Constant(_zeros(shape)) for shape in parameters]
+    for place in trained:
+        gradients[place] = next(outputs)
     return TracedStage(
         flat=flat,
         parameters=tuple(itertools.islice(inputs, len(parameters))),
         batch=tuple(itertools.islice(inputs, len(batch))),
         received=tuple(itertools.islice(inputs, len(received))),
         cotangents=tuple(inputs),
-        sent=tuple(itertools.islice(outputs, len(sent))),
-        gradients=tuple(itertools.islice(outputs, len(parameters))),
+        sent=results,
+        gradients=tuple(gradients),
         returned=tuple(outputs),
         returned_places=movable,
         seeds=seeds,
         sent_shapes=sent,
+        trained=trained,
     )
+
+
+def _zeros(shape: jax.ShapeDtypeStruct) -> np.ndarray:
+    """Zeros that take no memory."""
+    return np.broadcast_to(np.zeros((), shape.dtype), shape.shape)
 
 
 @dataclass(frozen=True, eq=False)
@@ -203,7 +225,7 @@ def halve(traced: TracedStage, *, is_last: bool) -> TracedPasses:
         if not _is_zero(operand, flows, flat.steps)
     ]
     returned = tuple(operand for _, operand in alive)
-    outputs = (*returned, *traced.gradients)
+    outputs = (*returned, *traced.trained_gradients)
     inputs = {*traced.parameters, *traced.batch, *traced.received}
     needed = {value for step in after for value in step.values()}
     needed.update(operand for operand in outputs if isinstance(operand, int))

@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import optax
 
 from hetjax.errors import InputError
+from hetjax.pipeline.program.frozen_leaves import FrozenLeaves
 from hetjax.pipeline.program.loss import accumulator_dtype
 from hetjax.pipeline.program.traced_program import FlatJaxpr, flatten_jaxpr
 from hetjax.pipeline.stages.cutting import ParameterPart
@@ -39,11 +40,12 @@ class StageUpdate:
 
     Args:
         parts: the parameter parts that the stage updates.
+        summed: those of them that have gradients, by place.
         state: the parts of optimizer-state leaves that the stage holds.
         like: for each of them, the parameter leaf that it belongs to, of the same shape, and is
             divided as; None where there is none.
         phases: one function a phase. Each takes ``(parameters, gradients, state, loss, messages)``:
-            gradients summed over all tokens; ``loss`` the summed loss and the count in the last
+            gradients, of the parts that have any, summed over all tokens; ``loss`` the summed loss and the count in the last
             stage of the first pipeline, empty elsewhere; ``messages`` one vector for each entry of
             ``receives`` of the earlier phases. All but the last return the stage's vector of
             messages; the last returns ``(parameters, state, metrics)``, with the metrics of
@@ -53,6 +55,7 @@ class StageUpdate:
     """
 
     parts: tuple[ParameterPart, ...]
+    summed: tuple[int, ...]
     state: tuple[ParameterPart, ...]
     like: tuple[int | None, ...]
     phases: tuple[Callable[..., Any], ...]
@@ -68,6 +71,7 @@ def divide_update(
     unflatten: Callable[[Sequence[Any]], Any],
     loss_dtype: Any = jnp.float32,
     first_pipeline: int | None = None,
+    frozen: FrozenLeaves = FrozenLeaves(),
 ) -> tuple[StageUpdate, ...]:
     """Divide an optimizer's update among stages.
 
@@ -82,6 +86,7 @@ def divide_update(
         first_pipeline: how many of the stages, the first ones, are those of the first pipeline:
             the last of them knows the loss, and rows that each pipeline updates are reduced over
             by this one. None: all.
+        frozen: leaves without a gradient, and without an update; no stage updates these.
 
     Returns:
         Each stage's share.
@@ -90,8 +95,8 @@ def divide_update(
         InputError: the optimizer mixes the elements of parameters that lie on different stages
             other than through scalars.
     """
-    flat = _trace(optimizer, parameters, unflatten, loss_dtype)
-    analysis = UpdateAnalysis(flat, parameters, parts, names, first_pipeline or len(parts))
+    flat = trace_update(optimizer, parameters, unflatten, loss_dtype, frozen)
+    analysis = UpdateAnalysis(flat, parameters, parts, names, first_pipeline or len(parts), frozen)
     every = [message for found in analysis.messages.values() for message in found]
     groups: dict[tuple[int, int], list[Message]] = {}
     for message in sorted(every):
@@ -157,7 +162,9 @@ def _unguarded(
         means = _means(parameters, gradients, count)
         tree = unflatten(parameters)
         metrics = _metrics(means, total, count)
-        updates, state = extended.update(unflatten(means), state, tree, value=metrics[0])
+        # A gradient that is not there is one that the update does not read.
+        given = [jnp.zeros_like(p) if m is None else m for p, m in zip(parameters, means, strict=True)]
+        updates, state = extended.update(unflatten(given), state, tree, value=metrics[0])
         updated = optax.apply_updates(tree, updates)
         return jax.tree.leaves(updated), jax.tree.leaves(state), metrics
 
@@ -166,16 +173,21 @@ def _unguarded(
 
 def _means(parameters: Sequence[Any], gradients: Sequence[Any], count: Any) -> list[Any]:
     return [
-        (g / count.astype(g.dtype)).astype(p.dtype)
+        None if g is None else (g / count.astype(g.dtype)).astype(p.dtype)
         for g, p in zip(gradients, parameters, strict=True)
     ]
 
 
 def _metrics(means: Sequence[Any], total: Any, count: Any) -> tuple[Any, Any, Any]:
-    wide = max((accumulator_dtype(mean.dtype) for mean in means), key=lambda each: each.itemsize)
-    squares = [optax.tree.norm(mean.astype(wide), squared=True) for mean in means]
-    norm = jnp.sqrt(sum(squares[1:], squares[0]))
-    return total.astype(count.dtype) / count, norm, jnp.stack(squares)
+    """The mean loss, the norm of the gradients that there are, and the squared norm of each."""
+    there = [mean for mean in means if mean is not None]
+    wide = max((accumulator_dtype(mean.dtype) for mean in there), key=lambda each: each.itemsize)
+    none = jnp.zeros((), wide)
+    squares = [
+        none if mean is None else optax.tree.norm(mean.astype(wide), squared=True) for mean in means
+    ]
+    first, *others = [s for s, mean in zip(squares, means, strict=True) if mean is not None]
+    return total.astype(count.dtype) / count, jnp.sqrt(sum(others, first)), jnp.stack(squares)
 
 
 def _zeros(gradients: Sequence[Any], set_back: bool) -> tuple[list[Any], ...]:
@@ -195,21 +207,52 @@ def _if_finite(
     return jax.lax.cond(jnp.isfinite(loss) & jnp.isfinite(norm), applied, kept)
 
 
-def _trace(
+def trace_update(
     optimizer: optax.GradientTransformation,
     parameters: Sequence[jax.ShapeDtypeStruct],
     unflatten: Callable[[Sequence[Any]], Any],
-    loss_dtype: Any,
+    loss_dtype: Any = jnp.float32,
+    frozen: FrozenLeaves = FrozenLeaves(),
 ) -> FlatJaxpr:
+    """Trace the whole update, as one device computes it.
+
+    Args:
+        optimizer: any Optax transformation.
+        parameters: shapes of all parameter leaves.
+        unflatten: from the leaves to the parameters' pytree.
+        loss_dtype: of the summed loss and the count.
+        frozen: leaves without a gradient, which are then no inputs, and without an update, whose
+            new values are no outputs.
+
+    Returns:
+        From parameters, summed gradients, optimizer state, summed loss and count to new parameters,
+        new state, and the three metrics of `update_function`.
+
+    Raises:
+        InputError: the optimizer's update fails, or asks for what a step does not have.
+    """
     state = jax.eval_shape(lambda leaves: optimizer.init(unflatten(leaves)), list(parameters))
-    gradients = [jax.ShapeDtypeStruct(p.shape, accumulator_dtype(p.dtype)) for p in parameters]
+    gradients = [
+        jax.ShapeDtypeStruct(p.shape, accumulator_dtype(p.dtype))
+        for leaf, p in enumerate(parameters)
+        if leaf not in frozen.without_gradient
+    ]
     scalar = jax.ShapeDtypeStruct((), loss_dtype)
     _check_asks(state)
+
+    def update(parameters: Any, gradients: Any, state: Any, total: Any, count: Any) -> Any:
+        given = iter(gradients)
+        every = [
+            None if leaf in frozen.without_gradient else next(given)
+            for leaf in range(len(parameters))
+        ]
+        updated, *rest = _unguarded(optimizer, unflatten)(parameters, every, state, total, count)
+        kept = [new for leaf, new in enumerate(updated) if leaf not in frozen.without_update]
+        return kept, *rest
+
     # Optax mixes dtypes in its own arithmetic, whatever the caller is strict about.
     with jax.numpy_dtype_promotion("standard"), _naming_what_it_wants():
-        closed = jax.make_jaxpr(_unguarded(optimizer, unflatten))(
-            list(parameters), gradients, state, scalar, scalar
-        )
+        closed = jax.make_jaxpr(update)(list(parameters), gradients, state, scalar, scalar)
     return flatten_jaxpr(closed, inline_conditionals=True)
 
 
@@ -261,7 +304,9 @@ def _stage_update(
     )
     sends = tuple((phase, stage) in groups for phase in range(num_phases - 1))
     like = tuple(analysis.parameter_like(part.leaf) for part in state)
-    return StageUpdate(tuple(analysis.parts[stage]), state, like, phases, sends, receives)
+    parts = tuple(analysis.parts[stage])
+    summed = tuple(place for place, part in enumerate(parts) if part.leaf in analysis.gradients)
+    return StageUpdate(parts, summed, state, like, phases, sends, receives)
 
 
 def _phase(
@@ -274,6 +319,7 @@ def _phase(
 ) -> Callable[..., Any]:
     """One phase of a stage's update, as a traceable function."""
     parts = analysis.parts[stage]
+    summed = [part for part in parts if part.leaf in analysis.gradients]
 
     def run(
         parameters: Any,
@@ -292,7 +338,7 @@ def _phase(
         rows = RowEvaluator(analysis, stage, scalars)
         values = (
             *zip([analysis.parameters[part.leaf] for part in parts], parameters, strict=True),
-            *zip([analysis.gradients[part.leaf] for part in parts], gradients, strict=True),
+            *zip([analysis.gradients[part.leaf] for part in summed], gradients, strict=True),
             *zip([analysis.state[part.leaf] for part in state], held, strict=True),
         )
         rows.known.update(values)

@@ -7,12 +7,14 @@ anything else depends on it, a message to all stages.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import jax
 
 from hetjax.errors import InputError
+from hetjax.pipeline.program.frozen_leaves import FrozenLeaves
 from hetjax.pipeline.program.traced_program import FlatJaxpr, Step, operand_value
 from hetjax.pipeline.stages.cutting import ParameterPart
 from hetjax.pipeline.stages.holders import covering_stages
@@ -61,6 +63,8 @@ class UpdateAnalysis:
         parts: for each stage, the parameter parts that it updates.
         names: the leaves' paths, for errors.
         first_pipeline: how many stages, the first ones, are those of the first pipeline.
+        frozen: leaves without a gradient, which are no inputs, and without an update, which are no
+            outputs.
 
     Raises:
         InputError: arrays of different stages work on each other.
@@ -73,17 +77,24 @@ class UpdateAnalysis:
         parts: Sequence[Sequence[ParameterPart]],
         names: Sequence[str],
         first_pipeline: int,
+        frozen: FrozenLeaves = FrozenLeaves(),
     ):
         self.flat, self.parts, self.names = flat, parts, names
         self.num_stages, self.first_pipeline = len(parts), first_pipeline
         self.shapes = list(parameters)
-        values, outputs = list(flat.inputs), list(flat.outputs)
-        count = len(self.shapes)
-        self.parameters, self.gradients = values[:count], values[count : 2 * count]
-        self.state, self.loss = values[2 * count : -2], values[-2:]
-        updated = count + len(self.state)
-        self.new_parameters, self.new_state = outputs[:count], outputs[count:updated]
-        self.metrics = outputs[updated:]
+        values, outputs = iter(flat.inputs), iter(flat.outputs)
+        leaves = range(len(self.shapes))
+        given = list(itertools.islice(values, len(leaves)))
+        updated = [leaf for leaf in leaves if leaf not in frozen.without_update]
+        self.parameters = {leaf: given[leaf] for leaf in updated}
+        self.gradients = {
+            leaf: next(values) for leaf in leaves if leaf not in frozen.without_gradient
+        }
+        *self.state, total, count = values
+        self.loss = [total, count]
+        self.new_parameters = {leaf: next(outputs) for leaf in updated}
+        self.new_state = [next(outputs) for _ in self.state]
+        self.metrics = list(outputs)
         self.producer = {output: step for step in flat.steps for output in step.outputs}
         self.local = self._local_values()
         self.component = self._components()
@@ -95,7 +106,11 @@ class UpdateAnalysis:
 
     def _local_values(self) -> set[int]:
         """The arrays that depend on a parameter or gradient through arrays: they live with it."""
-        local = {v for v in (*self.parameters, *self.gradients) if self._is_array(v)}
+        local = {
+            v
+            for v in (*self.parameters.values(), *self.gradients.values())
+            if self._is_array(v)
+        }
         while True:
             found = set(local)
             for step in self.flat.steps:
@@ -124,8 +139,8 @@ class UpdateAnalysis:
         for step in self.flat.steps:
             join([v for v in (*step.values(), *step.outputs) if v in self.local])
         pairs = [
-            *zip(self.parameters, self.gradients, strict=True),
-            *zip(self.parameters, self.new_parameters, strict=True),
+            *((self.parameters[leaf], value) for leaf, value in self.gradients.items()),
+            *((self.parameters[leaf], value) for leaf, value in self.new_parameters.items()),
             *zip(self.state, self.new_state, strict=True),
         ]
         for a, operand in pairs:
@@ -136,7 +151,7 @@ class UpdateAnalysis:
 
     def _placements(self) -> dict[int, LeafHolders]:
         leaves: dict[int, list[int]] = {}
-        for leaf, value in enumerate(self.parameters):
+        for leaf, value in self.parameters.items():
             if not self._is_array(value):
                 continue
             leaves.setdefault(self.component(value), []).append(leaf)
@@ -186,11 +201,10 @@ class UpdateAnalysis:
             for value in self.loss:
                 levels[value] = 1
                 messages[value] = [Message(0, last, value)]
-            for leaf, pair in enumerate(zip(self.parameters, self.gradients, strict=True)):
-                for value in pair:
-                    if not self._is_array(value):
-                        levels[value] = 1
-                        messages[value] = [Message(0, min(self._holders(leaf)), value)]
+            for leaf, value in (*self.parameters.items(), *self.gradients.items()):
+                if not self._is_array(value):
+                    levels[value] = 1
+                    messages[value] = [Message(0, min(self._holders(leaf)), value)]
         reach = self._reach()
         for step in self.flat.steps:
             level = max((levels.get(value, 0) for value in step.values()), default=0)
@@ -210,7 +224,7 @@ class UpdateAnalysis:
     def _reach(self) -> dict[int, set[int]]:
         """The components that each value has a part in; -1 stands for what all stages compute."""
         reach: dict[int, set[int]] = {value: set() for value in range(len(self.flat.avals))}
-        for operand in (*self.new_parameters, *self.new_state, *self.metrics):
+        for operand in (*self.new_parameters.values(), *self.new_state, *self.metrics):
             value = operand_value(operand)
             if value is not None and value not in self.local:
                 reach[value].add(-1)
@@ -243,7 +257,7 @@ class UpdateAnalysis:
         if value not in self.local:
             return None
         shape = self.flat.avals[value].shape
-        for parameter, other in enumerate(self.parameters):
+        for parameter, other in self.parameters.items():
             alike = self._is_array(other) and self.shapes[parameter].shape == shape
             if alike and self.component(other) == self.component(value):
                 return parameter

@@ -39,7 +39,7 @@ class SharingPrograms:
     def programs(self) -> dict[str, Partitioned]:
         """The programs, by name."""
         found, sharing = {}, self.sharing
-        if sharing.updated_pieces:
+        if sharing.summed_pieces:
             found["sum_gradient"] = self._sum()
         if sharing.cut_gradients:
             pairs = [
@@ -89,7 +89,7 @@ class SharingPrograms:
         return self.partitioner.program(cut, [self._argument(wholes, gradients=gradients)], outputs)
 
     def _sum(self) -> Any:
-        pieces_of = self.sharing.updated_pieces
+        pieces_of = self.sharing.summed_pieces
         pieces = [piece for pieces in pieces_of.values() for piece in pieces]
         counts = [len(self.pipelines.shared[piece].stages) for piece in pieces]
 

@@ -54,7 +54,7 @@ def training_programs(
     programs |= SharingPrograms(placement, stage, partitioner).programs()
     if stage in placement.pipelines.loss_stages[1:]:
         programs["sum_losses"] = found.sum_losses()
-    if found.accumulates:
+    if found.accumulates and found.shapes.trained:
         programs["zero_gradients"] = found.zero_gradients()
     if found.late:
         groups = reduction_groups(placement, stage)
@@ -105,7 +105,7 @@ class _StagePrograms:
         self.num_microbatches = placement.pipeline_plan(stage).num_microbatches
         self.accumulates = self.num_microbatches > 1
         self.sums = self._layouts(Gradient)
-        self.late = bool(placement.leaves(stage, ReducedGradient).names)
+        self.late = bool(reduction_groups(placement, stage))
         self.tasks = TaskPrograms(
             self.shapes,
             partitioner,
@@ -146,10 +146,14 @@ class _StagePrograms:
         )
 
     def zero_gradients(self) -> Partitioned:
-        def zeros() -> list[jax.Array]:
-            return [jnp.zeros(shape.shape, shape.dtype) for shape in self.tasks.gradient_shapes]
+        trained = self.shapes.trained
+        shapes = [self.tasks.gradient_shapes[place] for place in trained]
 
-        return self.partitioner.program(zeros, (), self.sums, keeps_sums=self.late)
+        def zeros() -> list[jax.Array]:
+            return [jnp.zeros(shape.shape, shape.dtype) for shape in shapes]
+
+        sums = [self.sums[place] for place in trained]
+        return self.partitioner.program(zeros, (), sums, keeps_sums=self.late)
 
     def reduce_gradients(self, places: Sequence[int]) -> Partitioned:
         """Those of these gradients that were summed late, reduced; the others as they are."""
@@ -224,7 +228,9 @@ class _StagePrograms:
         divides = StageSharing(self.pipelines, self.stage).divides
         sets_back = self.accumulates and not self.late and not divides
         updated = self._layouts(UpdatedParameter)
+        # Each is updated where its gradient lies, or would lie.
         summed = self._layouts(UpdatedGradient)
+        of_gradients = [summed[place] for place in update.summed]
         sizes = [len(message) for message in received]
         pairs = zip(update.state, update.like, strict=True)
         of_state = [None if leaf is None else replace(part, leaf=leaf) for part, leaf in pairs]
@@ -249,12 +255,12 @@ class _StagePrograms:
         outputs: Any = self.whole
         if final:
             outputs = (updated, self.state, (self.whole, self.whole, self.whole))
-            outputs = (*outputs, summed) if sets_back else outputs
+            outputs = (*outputs, of_gradients) if sets_back else outputs
         return self.partitioner.program(
             run,
             [
                 Argument(parameters, updated, donated=final),
-                Argument(gradients, summed, donated=final and sets_back),
+                Argument(gradients, of_gradients, donated=final and sets_back),
                 Argument(state, self.state, donated=final),
                 Argument(losses, [self.whole] * len(losses)),
                 Argument(flat, [self.whole] * len(flat)),

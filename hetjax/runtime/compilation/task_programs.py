@@ -60,8 +60,8 @@ class TaskPrograms:
             known: what was compiled before.
 
         Yields:
-            The name of each program that is not known, and the program; none for a weight gradient
-            of which there is nothing to compute.
+            The name of each program that is not known, and the program; none for a backward pass
+            or a weight gradient of which there is nothing to compute.
         """
         known = known or {}
         recomputes = self.shapes.recompute is not None
@@ -78,9 +78,11 @@ class TaskPrograms:
                 yield name, program
 
     def _task(self, name: str, residuals: Any, deferred: Any) -> Any:
+        if name == "forward":
+            return self._forward()
+        if not self.shapes.has_backward:
+            return None
         match name:
-            case "forward":
-                return self._forward()
             case "recompute":
                 return self._recompute()
             case "backward":
@@ -130,8 +132,9 @@ class TaskPrograms:
 
     def _backward(self, residuals: Any) -> Partitioned:
         inputs = self._backward_inputs(self.shapes.backward_reads, residuals)
-        sums = self._accumulators(range(len(self.parameters)))
-        outputs = (self._returned(), self.sums)
+        trained = self.shapes.trained
+        sums = self._accumulators(trained)
+        outputs = (self._returned(), [self.sums[i] for i in trained])
         return self._task_program(self.shapes.backward, [*inputs, sums], outputs)
 
     def _input_gradient(self, residuals: Any) -> Partitioned:

@@ -174,7 +174,7 @@ class _InstructionWriter:
         self.spec = pipelines.stages[stage]
         places = range(len(self.spec.parameters))
         self.parameters = tuple(map(Parameter, places))
-        self.gradients = tuple(map(Gradient, places))
+        self.gradients = tuple(map(Gradient, self.programs.trained))
         self.state = tuple(map(OptimizerState, range(len(pipelines.updates[stage].state))))
 
     def batch(self, microbatch: int) -> tuple[BatchLeaf, ...]:
@@ -255,14 +255,17 @@ class _InstructionWriter:
             match task.kind:
                 case "F":
                     yield from self._forward(microbatch)
-                case "R":
+                case "R" if self.recomputes:
                     yield self._recompute(microbatch)
-                case "B":
+                case "B" if self.programs.has_backward:
                     if self.recomputes and Task("R", microbatch) not in order:
                         yield self._recompute(microbatch)
                     yield from self._backward(microbatch, split=Task("W", microbatch) in order)
-                case "W":
+                case "W" if self.programs.has_backward:
                     yield from self._weight_gradient(microbatch)
+                case _:
+                    # Nothing is trained up to here: the schedule's place for it stays empty.
+                    pass
 
     def _forward(self, microbatch: int) -> Iterator[Instruction]:
         yield from self.inputs(microbatch)
@@ -294,14 +297,14 @@ class _InstructionWriter:
     def _input_gradient(self, microbatch: int) -> Instruction:
         split = self.programs.split
         arguments = self.backward_inputs(split.input_gradient_reads, microbatch)
-        light = tuple(self.gradients[i] for i in split.light)
+        light = tuple(map(Gradient, split.light))
         accumulators = light if self._accumulators() else ()
         outputs = (*self.cotangents_out(microbatch), *self.deferred(microbatch), *light)
         return Run("input_gradient", (*arguments, accumulators), outputs, microbatch)
 
     def _weight_gradient(self, microbatch: int) -> Iterator[Instruction]:
         split = self.programs.split
-        heavy = tuple(self.gradients[i] for i in split.heavy)
+        heavy = tuple(map(Gradient, split.heavy))
         if not heavy:
             return
         arguments = self.backward_inputs(split.weight_gradient_reads, microbatch)
@@ -324,7 +327,7 @@ class _InstructionWriter:
         yield from self._tell_loss()
         yield from sharing.take_parameters(shared)
         parameters = shared.updated_buffers(sharing.PARAMETERS)
-        gradients = shared.updated_buffers(held_gradients)
+        gradients = shared.summed_buffers(held_gradients)
         update = self.pipelines.updates[self.stage]
         others = [s for s in range(self.pipelines.num_stages) if s != self.stage]
         known: list[Buffer] = []

@@ -181,14 +181,17 @@ def reduction_groups(placement: Placement, stage: int) -> tuple[tuple[int, ...],
     Returns:
         Such groups, or one; none where nothing is summed late.
     """
+    trained = placement.pipelines.stages[stage].trained
     held, reduced = (placement.leaves(stage, kind) for kind in (Parameter, ReducedGradient))
-    if not reduced.names:
+    if not (reduced.names and trained):
         return ()
+    held, reduced = (each.chosen(each.names[p] for p in trained) for each in (held, reduced))
     sizes = [num_bytes(shape) for shape in held.shapes]
     ends = np.cumsum(sizes) - sizes
     whole = reduced.annotations == held.annotations
     group = np.zeros(len(sizes)) if whole else ends * REDUCTION_GROUPS // max(1, sum(sizes))
-    return tuple(tuple(np.flatnonzero(group == each).tolist()) for each in np.unique(group))
+    places = np.array(trained)
+    return tuple(tuple(places[group == each].tolist()) for each in np.unique(group))
 
 
 def told(pipeline: PipelinePlan, cluster: Cluster, program: Program) -> Program:

@@ -63,11 +63,11 @@ REDUCED_GRADIENTS = GRADIENTS._replace(held=ReducedGradient)
 
 
 def gradients_given(pipelines: PipelinePrograms, source: int, target: int) -> Parts:
-    """The finest parts that two stages hold and the second one updates."""
+    """The finest parts that two stages hold and the second one updates by their gradients."""
     return tuple(
         part
         for part, holders in pipelines.shared.items()
-        if source in holders.stages and target in holders.updaters
+        if source in holders.stages and target in holders.updaters and pipelines.trains(part)
     )
 
 
@@ -103,6 +103,7 @@ class StageSharing:
         updated: those that it updates.
         pieces: the places of held parts that others hold too, and the finest parts of each.
         updated_pieces: the same of the updated ones.
+        summed_pieces: those of them that have gradients.
         cut_gradients: the places of held parts whose gradients are cut into finest parts.
         taken: the places of updated parts that are rows of a held one.
         cut_values: the places of updated parts of which others take over some finest parts, but
@@ -117,7 +118,12 @@ class StageSharing:
         self.pieces = pieces_of(pipelines, self.held)
         self.updated_pieces = pieces_of(pipelines, self.updated)
         cut = [place for place, parts in self.pieces.items() if parts != (self.held[place],)]
-        self.cut_gradients = tuple(cut)
+        self.summed_pieces = {
+            place: parts
+            for place, parts in self.updated_pieces.items()
+            if pipelines.trains(self.updated[place])
+        }
+        self.cut_gradients = tuple(place for place in cut if pipelines.trains(self.held[place]))
         self.taken = tuple(
             place for place, part in enumerate(self.updated) if part not in self.held
         )
@@ -132,8 +138,9 @@ class StageSharing:
 
     @property
     def divides(self) -> bool:
-        """Whether it updates other parts than it holds."""
-        return self.updated != self.held
+        """Whether it updates by the gradients of other parts than it holds."""
+        trains = self.pipelines.trains
+        return [*filter(trains, self.updated)] != [*filter(trains, self.held)]
 
     def decides(self, piece: ParameterPart) -> bool:
         """Whether the stage gives the others the values of a finest part."""
@@ -146,6 +153,11 @@ class StageSharing:
             names.held(places[part]) if part in places else names.updated(place)
             for place, part in enumerate(self.updated)
         )
+
+    def summed_buffers(self, names: RowNames) -> Buffers:
+        """Where the update has its gradients, of the parts that have any."""
+        buffers = self.updated_buffers(names)
+        return tuple(buffers[p] for p in self.pipelines.updates[self.stage].summed)
 
     def buffer_of(self, names: RowNames, piece: ParameterPart, holder: int) -> Buffer:
         """Where the stage has a holder's gradient or value of a finest part."""
@@ -194,12 +206,12 @@ def sum_gradients(sharing: StageSharing, names: RowNames) -> Iterator[Instructio
             sharing.buffer_of(names, piece, holder)
             for holder in sharing.pipelines.shared[piece].stages
         )
-        for pieces in sharing.updated_pieces.values()
+        for pieces in sharing.summed_pieces.values()
         for piece in pieces
     )
     if summands:
         updated = sharing.updated_buffers(names)
-        yield Run("sum_gradient", summands, tuple(updated[p] for p in sharing.updated_pieces))
+        yield Run("sum_gradient", summands, tuple(updated[p] for p in sharing.summed_pieces))
 
 
 def take_parameters(sharing: StageSharing) -> Iterator[Instruction]:

@@ -204,7 +204,8 @@ class StageAnnotator:
             return frozenset()
         return frozenset(
             place
-            for place, part in enumerate(self.held)
+            for place in self.pipelines.stages[self.stage].trained
+            for part in (self.held[place],)
             if not any(DATA in axes_of(entry) for entry in self.part(part).subgroups[0].spec)
         )
 

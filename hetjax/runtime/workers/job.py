@@ -24,6 +24,7 @@ from hetjax.pipeline.stages.cutting import Stage
 from hetjax.pipeline.stages.told_moves import with_told_moves
 from hetjax.pipeline.stages.traced_modules import modules_of, trace_modules
 from hetjax.pipeline.stages.traced_stage import TracedStage, Tracer, trace_stage
+from hetjax.pipeline.update.unchanged_leaves import with_frozen_leaves
 from hetjax.planner.plan.obeyed_reshards import obey_reshards
 from hetjax.planner.plan.plan import Plan, validate, validate_for
 from hetjax.runtime.compilation.compiled_stage import divided_programs
@@ -179,9 +180,10 @@ def _tracers(plan: Plan) -> Callable[[PipelinePrograms, int], Tracer]:
 
 
 def trace_job(job: Job, microbatch_size: int) -> Program:
-    """Trace a job's loss at a size of microbatches."""
-    shapes = with_examples(job.batch, microbatch_size)
-    return trace(job.loss_function, job.parameter_shapes(), shapes, has_aux=job.has_aux)
+    """Trace a job's loss at a size of microbatches; it knows what the optimizer leaves as it is."""
+    shapes, parameters = with_examples(job.batch, microbatch_size), job.parameter_shapes()
+    program = trace(job.loss_function, parameters, shapes, has_aux=job.has_aux)
+    return with_frozen_leaves(program, job.optimizer, parameters)
 
 
 def transfers(placement: Placement) -> list[Tag]:

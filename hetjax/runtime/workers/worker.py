@@ -130,7 +130,8 @@ class StageWorker:
         self._bind(Parameter, state.parameters)
         self._bind(OptimizerState, state.optimizer)
         if self.compiled.zero_gradients is not None:
-            self._bind(Gradient, self.compiled.zero_gradients())
+            sums = zip(self.programs.trained, self.compiled.zero_gradients(), strict=True)
+            self.buffers.update({Gradient(place): array for place, array in sums})
         if self.is_last:
             self.buffers[LossSeed()] = loss_seed(self.compiled, self.programs.sent[0].dtype)
 
@@ -231,7 +232,7 @@ class StageWorker:
             yield sums[figure]
 
 
-_Placed = Parameter | OptimizerState | Gradient
+_Placed = Parameter | OptimizerState
 """Buffers of a stage that are counted from 0."""
 
 
