@@ -23,7 +23,7 @@ def freezing(
     return optax.multi_transform({"trained": trained, "frozen": optax.set_to_zero()}, labels)
 
 
-@examples(usual=6)
+@examples(usual=4)
 @given(number=st.integers(0, 2**32 - 1))
 def test_gradients_of_the_rest_equal_those_of_one_device(number: int):
     rng = Random(number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -152,7 +153,7 @@ def traced_as(
     flat = flatten(closed)
     inputs, outputs = iter(flat.inputs), iter(flat.outputs)
     results = tuple(itertools.islice(outputs, len(sent)))
-    gradients: list[Operand] = [Constant(_zeros(shape)) for shape in parameters]
+    gradients: list[Operand] = [Constant(_zeros(each.shape, each.dtype)) for each in parameters]
     for place in trained:
         gradients[place] = next(outputs)
     return TracedStage(
@@ -171,9 +172,10 @@ def traced_as(
     )
 
 
-def _zeros(shape: jax.ShapeDtypeStruct) -> np.ndarray:
-    """Zeros that take no memory."""
-    return np.broadcast_to(np.zeros((), shape.dtype), shape.shape)
+@functools.lru_cache(maxsize=256)
+def _zeros(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """Zeros that take no memory, of one shape the same ones."""
+    return np.broadcast_to(np.zeros((), dtype), shape)
 
 
 @dataclass(frozen=True, eq=False)

@@ -97,14 +97,14 @@ def memory(problem: PlanningProblem, runs: Runs, execution: Execution) -> Memory
 def _memory(problem: PlanningProblem, runs: Runs, execution: Execution) -> Memory:
     """What runs hold, but for what was measured."""
     data = execution.example_parts
-    gathered, state, _ = parameter_bytes(problem.program, problem.optimizer_bytes, runs, execution)
+    of = parameter_bytes(problem.program, problem.optimizer_bytes, runs, execution)
     kept, working = runs.residual_bytes, runs.boundary_bytes + runs.again_bytes
     if execution.recompute:
         kept, working = runs.input_bytes, working + runs.residual_bytes
     working = working / data
     if execution.sharding == "fully_sharded":
-        working = working + gathered
-    return Memory(state_bytes=state, activation_bytes=kept / data, working_bytes=working)
+        working = working + of.whole
+    return Memory(state_bytes=of.held, activation_bytes=kept / data, working_bytes=working)
 
 
 def estimate(problem: PlanningProblem, runs: Runs, execution: Execution) -> Estimate:
@@ -137,24 +137,26 @@ def estimate(problem: PlanningProblem, runs: Runs, execution: Execution) -> Esti
         backward = _share_of(runs.in_form(times.backward.of(runs.layers)), execution) + again
     else:
         forward, backward = _computation(problem, runs, execution)
-        parameter_pass = _parameter_pass(problem, runs, execution) if fully_sharded else 0.0
-        if fully_sharded:
-            forward = forward + parameter_pass
+        gathering, scattering = (
+            _parameter_passes(problem, runs, execution) if fully_sharded else (0.0, 0.0)
+        )
+        forward = forward + gathering
         if execution.mesh_shape[0] > 1:
             told = _sums_of_examples(runs, execution)
             forward, backward = forward + told[0], backward + told[1]
         if execution.mesh_shape[1] > 1:
             product_pass = _tensor_pass(problem, runs, execution)
             forward = forward + product_pass
-            backward = backward + (2 + _again(runs, execution)) * product_pass
-        if fully_sharded:
-            backward = backward + 2 * parameter_pass
-    handling = handling_seconds(problem, runs, execution)
+            backward = backward + _backward_passes(runs) * product_pass
+            backward = backward + _again(runs, execution) * product_pass
+        backward = backward + gathering + scattering
+    handling, handling_back = handling_seconds(problem, runs, execution)
     update, exchange = update_seconds(problem, runs, execution)
     return Estimate(
         **vars(memory(problem, runs, execution)),
         forward_seconds=forward + handling,
-        backward_seconds=backward + handling,
+        # Below the last layer that is trained there is nothing to do.
+        backward_seconds=runs.has_backward * (backward + handling_back),
         update_seconds=update,
         exchange_seconds=exchange,
     )
@@ -163,6 +165,13 @@ def estimate(problem: PlanningProblem, runs: Runs, execution: Execution) -> Esti
 def _again(runs: Runs, execution: Execution) -> FloatArray | float:
     """How often the backward pass makes the forward pass again."""
     return 1.0 if execution.recompute else runs.again_share
+
+
+def _backward_passes(runs: Runs) -> FloatArray:
+    """How often the backward pass goes through the forward pass's products: twice, or less."""
+    written = np.maximum(runs.product_bytes, 1.0)
+    passes = runs.backward_product_bytes / written
+    return np.where(runs.product_bytes > 0, passes, 2.0 * runs.has_backward)
 
 
 def _sums_of_examples(runs: Runs, execution: Execution) -> tuple[FloatArray, FloatArray]:
@@ -191,10 +200,10 @@ def update_seconds(
     """
 
     def found() -> tuple[FloatArray, FloatArray]:
-        _, _, updated = parameter_bytes(problem.program, problem.optimizer_bytes, runs, execution)
+        of = parameter_bytes(problem.program, problem.optimizer_bytes, runs, execution)
         once = execution.sharding != "fully_sharded"
-        exchange = 2 * _parameter_pass(problem, runs, execution) * once
-        return TASK_SECONDS + updated / rate + exchange, exchange
+        exchange = 2 * _parameter_passes(problem, runs, execution)[1] * once
+        return TASK_SECONDS + of.updated / rate + exchange, exchange
 
     rate = update_rate(problem, execution)
     if execution.parameters:
@@ -205,16 +214,22 @@ def update_seconds(
     return runs.once(("update", rate, *way), found)
 
 
-def _parameter_pass(problem: PlanningProblem, runs: Runs, execution: Execution) -> FloatArray:
-    """Seconds of one pass of whole parameters over the data axis."""
-    gathered, _, _ = parameter_bytes(problem.program, problem.optimizer_bytes, runs, execution)
-    return ring_seconds(execution.link, gathered, execution.mesh_shape[0])
+def _parameter_passes(
+    problem: PlanningProblem, runs: Runs, execution: Execution
+) -> tuple[FloatArray, FloatArray]:
+    """Seconds of one pass over the data axis of all parameters, and of those with gradients."""
+    of = parameter_bytes(problem.program, problem.optimizer_bytes, runs, execution)
+    devices = execution.mesh_shape[0]
+    return (
+        ring_seconds(execution.link, of.whole, devices),
+        ring_seconds(execution.link, of.trained, devices),
+    )
 
 
 def handling_seconds(
     problem: PlanningProblem, runs: Runs, execution: Execution
-) -> FloatArray | float:
-    """What a pass loses to the transfers that its devices see to themselves.
+) -> tuple[FloatArray | float, FloatArray | float]:
+    """What passes lose to the transfers that their devices see to themselves.
 
     Args:
         problem: the planning problem.
@@ -222,15 +237,23 @@ def handling_seconds(
         execution: where and how.
 
     Returns:
-        Seconds; as many cotangents come and go with a backward pass as values with a forward pass.
+        Seconds of the forward pass, with which values come and go, and of the backward pass, with
+        which their cotangents do.
     """
     if not execution.subcluster:
-        return 0.0
+        return 0.0, 0.0
     subcluster = problem.cluster.subcluster(execution.subcluster)
     if not subcluster.transfer_load and not subcluster.message_load:
-        return 0.0
-    share = execution.examples * runs.boundary_bytes / execution.mesh_shape[0]
-    return subcluster.transfer_load * share + subcluster.message_load * runs.messages
+        return 0.0, 0.0
+    share = execution.examples / execution.mesh_shape[0]
+
+    def seconds(size: FloatArray, messages: FloatArray) -> FloatArray:
+        return subcluster.transfer_load * (share * size) + subcluster.message_load * messages
+
+    return (
+        seconds(runs.boundary_bytes, runs.messages),
+        seconds(runs.returned_bytes, runs.returned_messages),
+    )
 
 
 def measured_times(problem: PlanningProblem, runs: Runs, execution: Execution) -> WayTimes | None:
@@ -298,24 +321,27 @@ def estimate_halves(
         The estimate.
     """
     assert work.split is not None, "the work of the halves was not measured"
+    if not work.backward_passes:
+        return HalfTimes(0.0, 0.0, 0.0, 0, 0)
     data = execution.example_parts
-    parameter_pass = float(_parameter_pass(problem, runs, execution))
+    gathering, scattering = map(float, _parameter_passes(problem, runs, execution))
     product_pass = float(_tensor_pass(problem, runs, execution))
 
     slower, slower_backward = problem.profile.slowness(execution.subcluster, execution.shape)
-    scattered = 2 * parameter_pass * (execution.sharding == "fully_sharded")
+    passes = float(_backward_passes(runs))
+    scattered = (gathering + scattering) * (execution.sharding == "fully_sharded")
 
     def seconds(cost: Cost) -> float:
         return float(_roofline(problem, execution, cost.matmul_flops, cost.bytes))
 
-    handling = float(handling_seconds(problem, runs, execution))
+    handling = float(handling_seconds(problem, runs, execution)[1])
     again = slower * seconds(work.recompute) + product_pass - TASK_SECONDS
     repeated, summing = map(float, _sums_of_examples(runs, execution))
     again, summing = again + repeated, summing - repeated * execution.recompute
     times = measured_times(problem, runs, execution)
     if times is not None:
         again = float(_share_of(times.forward.of(runs.layers), execution))
-        expected = seconds(_difference(work.backward, work.recompute)) + 2 * product_pass
+        expected = seconds(_difference(work.backward, work.recompute)) + passes * product_pass
         measured = float(_share_of(times.backward.of(runs.layers), execution))
         slower_backward = measured / (expected + scattered)
         product_pass, scattered = slower_backward * product_pass, slower_backward * scattered
@@ -326,8 +352,8 @@ def estimate_halves(
     repeats = float(runs.again_share)
     return HalfTimes(
         recompute_seconds=again if execution.recompute else 0.0,
-        input_gradient_seconds=first + (1 + repeats) * product_pass + summing + handling,
-        weight_gradient_seconds=second + product_pass + scattered,
+        input_gradient_seconds=first + (min(passes, 1) + repeats) * product_pass + summing + handling,
+        weight_gradient_seconds=second + max(passes - 1, 0) * product_pass + scattered,
         recomputed_bytes=int(kept),
         deferred_bytes=int(work.split.deferred_bytes / data),
     )

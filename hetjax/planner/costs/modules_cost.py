@@ -51,10 +51,12 @@ def predict_modules(
     where = (read.chain, read.programs, rates, read.ratios, problem.optimizer_bytes)
     time, held = step_time(*where), held_bytes(*where)
     working = work.received_bytes + work.returned_bytes
+    has_backward = work.backward_passes > 0
+    backward = time.backward * has_backward
     members = tuple(
         MemberPrediction(
             forward_seconds=float(time.computing[0, m]),
-            backward_seconds=float(time.computing[1, m]),
+            backward_seconds=float(time.computing[1, m]) * has_backward,
             state_bytes=int(held.state[m]),
             working_bytes=working,
             activation_bytes=int(held.residuals[m]),
@@ -70,9 +72,9 @@ def predict_modules(
     return StagePrediction.of_members(
         members,
         forward_seconds=time.forward,
-        backward_seconds=time.backward,
+        backward_seconds=backward,
         recompute_seconds=0.0,
-        input_gradient_seconds=time.backward / 2,
-        weight_gradient_seconds=time.backward / 2,
+        input_gradient_seconds=backward / 2,
+        weight_gradient_seconds=backward / 2,
         update_seconds=time.update,
     )

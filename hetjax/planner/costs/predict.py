@@ -453,7 +453,8 @@ def _stage_prediction(
     stages = pipeline.stages
     stage, work, after = stages[index], works[index], works[index + 1 : index + 2]
     sent = after[0].received_bytes if after else 0
-    run = one_run(problem.program, work, sent, _layers_in(problem, plan, stage))
+    coming = after[0].returned_bytes if after else 0
+    run = one_run(problem.program, work, sent, _layers_in(problem, plan, stage), coming)
     links = [
         joined_link(crossing_parts(plan.cluster, end_of(a), end_of(b)))
         for a, b in itertools.pairwise(stages)

@@ -22,7 +22,7 @@ class SharedParameters:
 
     Args:
         program: the program.
-        held: for each stage the parameter parts that it holds.
+        held: for each stage the parameter parts that it holds, but those without an update.
         shared: who holds and updates those that several hold.
     """
 
@@ -33,8 +33,9 @@ class SharedParameters:
     @classmethod
     def of(cls, plan: Plan, program: Program) -> SharedParameters:
         """Those of a plan for a program."""
+        frozen = program.frozen.without_update
         held = [
-            stage.parameters
+            [part for part in stage.parameters if part.leaf not in frozen]
             for pipeline in plan.pipelines
             for stage in cut(program, plan.boundaries(pipeline))
         ]

@@ -214,7 +214,9 @@ def member_exchange_seconds(
     messages = REDUCTION_GROUPS + 1
 
     def of_member(member: Execution, link: Link) -> FloatArray:
-        values, _, _ = parameter_bytes(problem.program, problem.optimizer_bytes, runs, member)
+        of = parameter_bytes(problem.program, problem.optimizer_bytes, runs, member)
+        # Others update a share of what has gradients.
+        values = of.trained
         sums, mine = values * _sum_factor(runs), member.updates
         given = (1 - mine) * sums, others * mine * values
         taken = others * mine * sums, (1 - mine) * values

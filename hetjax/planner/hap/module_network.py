@@ -188,7 +188,7 @@ class ModuleNetwork:
             load = update_load(*self._where, place, stored, self.state_bytes)
             self._charge((variable,), number, load)
             gather = move_between(*self._where, value, stored.update, stored.layout, once=True)
-            if gather is not None:
+            if gather is not None and place in traced.trained:
                 self._charge((variable,), number, gather)
         return variable
 

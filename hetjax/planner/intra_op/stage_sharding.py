@@ -23,6 +23,7 @@ from hetjax.planner.intra_op.kept_values import kept_values
 from hetjax.planner.intra_op.operations import Operations
 from hetjax.planner.plan.stage_plan import Spec
 from hetjax.planner.work.execution import state_bytes
+from hetjax.planner.work.layer_runs import part_kind
 from hetjax.planner.work.rates import TRAFFIC_SHARE
 from hetjax.planner.work.stage_work import part_shape
 from hetjax.sharding.annotation.rules import DATA, TENSOR, state_spec
@@ -367,17 +368,18 @@ class StageProblem:
 
     def _parameter(self, value: int, spec: Spec, rule: str) -> tuple[float, float]:
         """Seconds of a microbatch's share of its collectives, and bytes on one device."""
-        shape = part_shape(self.program, self.parts[value])
+        leaf = self.parts[value].leaf
+        part = part_kind(part_shape(self.program, self.parts[value]), leaf, self.program.frozen)
         tensor = self.mesh_shape[1] if TENSOR in spec else 1
         size = self.operations.size(value) / tensor
         # Gathered in either pass and its gradients scattered, or these added up.
         seconds = (
-            2 * self.data_ring.all_gather(size) + self.data_ring.add_up(size, 0)
+            2 * self.data_ring.all_gather(size) + self.data_ring.add_up(size, 0) * part.has_gradient
             if DATA in spec
-            else self.data_ring.all_reduce(size) / self.sums
+            else self.data_ring.all_reduce(size) / self.sums * part.has_gradient
         )
         held, _ = state_bytes(
-            shape, PartitionSpec(*spec), rule, self.mesh_shape, self.training.optimizer_bytes
+            part, PartitionSpec(*spec), rule, self.mesh_shape, self.training.optimizer_bytes
         )
         return seconds, held
 
@@ -391,12 +393,16 @@ def _operations(program: Program, stage: Stage, microbatch_size: int) -> Operati
     for part in stage.parameters:
         avals[program.parameters[part.leaf]] = part_shape(program, part)
     examples = {value: 0 for value in given if avals[value].shape[:1] == (microbatch_size,)}
-    floats = [v for v in stage.receives if np.issubdtype(avals[v].dtype, np.inexact)]
+    moving = [stage.receives[place] for place in stage.moving]
+    learned = [
+        *(parameters[place] for place in stage.trained),
+        *(value for value in moving if np.issubdtype(avals[value].dtype, np.inexact)),
+    ]
     return Operations(
         avals,
         stage.steps,
         [*parameters, *given],
-        [*parameters, *floats],
+        learned,
         examples,
         set(parameters),
     )

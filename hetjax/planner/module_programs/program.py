@@ -152,7 +152,8 @@ class ModuleProgram:
             stored = self.stored[place]
             if isinstance(gradient, int):
                 yield from self._moved(gradient, stored.update, len(steps), done, once=True)
-            if stored.layout != stored.update and place not in self.shared:
+            is_parted = stored.layout != stored.update and place in traced.trained
+            if is_parted and place not in self.shared:
                 value = traced.parameters[place]
                 gather = move_of(self, value, stored.update, WHOLE, once=True)
                 assert gather is not None, "an update in parts is gathered"
@@ -278,6 +279,10 @@ def update_load(
     elements = math.prod(aval.shape)
     size, summed = num_bytes(aval), elements * accumulator_dtype(aval.dtype).itemsize
     updated = size + summed + elements * state_bytes
+    is_updated = place in trace.traced.trained
+    if not is_updated:
+        # It is held, and that is all.
+        summed, updated = 0, size
     alone = stored.update == WHOLE
     # Summands of a gradient are as large as the parameter is stored.
     own = size + summed if stored.layout == WHOLE else 0
@@ -289,8 +294,8 @@ def update_load(
         shared_traffic=0.0,
         divided=-1 if alone else dimensions.class_of(kind, value, stored.update),
         by_examples=False,
-        updated=updated if alone else 0.0,
-        shared_updated=0.0 if alone else updated,
+        updated=updated * is_updated if alone else 0.0,
+        shared_updated=0.0 if alone else updated * is_updated,
         held=own + (rest if alone else 0.0),
         shared_held=0.0 if alone else rest,
     )
@@ -310,6 +315,8 @@ def shared_update(
     value = program.trace.traced.parameters[place]
     load = update_load(program.trace, program.kind, program.dimensions, place, stored, state_bytes)
     gather = move_of(program, value, stored.update, stored.layout, once=True)
+    if place not in program.trace.traced.trained:
+        gather = None
     return [load], [gather] if gather else []
 
 

@@ -25,6 +25,7 @@ from hetjax.pipeline.layers.structural_layers import (
 )
 from hetjax.pipeline.program.loss import abstract, check_examples, parameter_shapes
 from hetjax.pipeline.program.traced_program import Program, num_bytes, trace
+from hetjax.pipeline.update.unchanged_leaves import frozen_leaves, with_frozen_leaves
 from hetjax.planner.intra_op.tensor_axis import TensorAxis, TensorCosts
 from hetjax.planner.plan.plan import Plan
 from hetjax.planner.plan.prices import node_prices
@@ -49,7 +50,8 @@ class PlanningProblem:
         num_microbatches: microbatches in a step.
         microbatch_size: examples in each.
         dtype: the dtype that most of the matrix products' FLOPs run in.
-        optimizer_bytes: bytes of optimizer state for each element of the parameters.
+        optimizer_bytes: bytes of optimizer state for each element of the parameters that are
+            updated.
         options: what a plan may be, and what it makes least.
         sections: the structure that the layers follow; empty where they follow cost alone.
         known: the work of what was measured of the program, by structure.
@@ -176,6 +178,7 @@ def make_problem(
     program, microbatch_size = trace_microbatch(
         loss_function, parameters, batch, num_microbatches, has_aux=has_aux
     )
+    program = with_frozen_leaves(program, optimizer, parameters)
     figures = model_figures(program, StageTraces(program), microbatch_size, options.num_layers)
     found = len(figures["works"])
     if found < options.min_stages:
@@ -293,7 +296,7 @@ def as_cluster(cluster: Cluster | str | os.PathLike[str]) -> Cluster:
 
 
 def optimizer_bytes(optimizer: optax.GradientTransformation, parameters: PyTree) -> float:
-    """Bytes of an optimizer's state for each element of the parameters.
+    """Bytes of an optimizer's state for each element of the parameters that it updates.
 
     Args:
         optimizer: an Optax transformation.
@@ -310,7 +313,12 @@ def optimizer_bytes(optimizer: optax.GradientTransformation, parameters: PyTree)
     parameters = abstract(parameters)
     state = jax.eval_shape(optimizer.init, parameters)
     held = sum(num_bytes(leaf) for leaf in jax.tree.leaves(state) if leaf.shape)
-    elements = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(parameters))
+    frozen = frozen_leaves(optimizer, parameters).without_update
+    elements = sum(
+        int(np.prod(leaf.shape))
+        for place, leaf in enumerate(jax.tree.leaves(parameters))
+        if place not in frozen
+    )
     return held / max(elements, 1)
 
 

@@ -64,6 +64,7 @@ def with_program(problem: PlanningProblem, program: Program) -> PlanningProblem:
         program: the same program, traced at the size of its microbatches.
     """
     assert problem.tensor_axis is not None, "a problem that was made has one"
+    program = replace(program, frozen=problem.program.frozen)
     groups = groups_of(program, problem.tensor_axis.sections)
     known = replace(problem.known, groups=groups)
     return replace(problem, program=program, known=known, traces=StageTraces(program))

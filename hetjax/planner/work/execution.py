@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -17,7 +18,7 @@ from hetjax.pipeline.program.traced_program import Program, num_bytes
 from hetjax.pipeline.stages.cutting import ParameterPart
 from hetjax.planner.plan.stage_plan import Spec
 from hetjax.planner.work.arrays import FloatArray
-from hetjax.planner.work.layer_runs import Runs
+from hetjax.planner.work.layer_runs import PartKind, Runs
 from hetjax.planner.work.profile import Way
 from hetjax.planner.work.repeating_layers import Repetition
 from hetjax.planner.work.stage_work import part_shape
@@ -74,20 +75,36 @@ class Execution:
         return Way(self.subcluster, self.shape, self.mesh_shape, sharding)
 
 
+class ParameterBytes(NamedTuple):
+    """Bytes of the parameters of runs on one device; each field an array over the runs.
+
+    Args:
+        whole: of whole parameters.
+        trained: of those of them that have gradients.
+        held: of parameters, gradients and optimizer state as held.
+        updated: of the same as far as the device updates them.
+    """
+
+    whole: FloatArray
+    trained: FloatArray
+    held: FloatArray
+    updated: FloatArray
+
+
 def parameter_bytes(
     program: Program, optimizer_bytes: float, runs: Runs, execution: Execution
-) -> tuple[FloatArray, FloatArray, FloatArray]:
+) -> ParameterBytes:
     """Bytes on one device.
 
     Args:
         program: the traced loss function.
-        optimizer_bytes: bytes of optimizer state for each element of the parameters.
+        optimizer_bytes: bytes of optimizer state for each element of the parameters that are
+            updated.
         runs: runs of layers.
         execution: how they run.
 
     Returns:
-        Of whole parameters; of parameters, gradients and optimizer state as held; of the same as
-        far as the device updates them.
+        The bytes.
     """
     if execution.parameters:
         return _parameter_bytes(program, optimizer_bytes, runs, execution)
@@ -99,13 +116,13 @@ def parameter_bytes(
 
 def _parameter_bytes(
     program: Program, optimizer_bytes: float, runs: Runs, execution: Execution
-) -> tuple[FloatArray, FloatArray, FloatArray]:
+) -> ParameterBytes:
     # The blocks of a model have parameters of few shapes.
     kinds, of_parts = runs.kinds
     sizes = np.array([_part_bytes(kind, None, optimizer_bytes, execution) for kind in kinds])
-    sizes = sizes.reshape(-1, 3)[of_parts]
+    sizes = sizes.reshape(-1, 4)[of_parts]
     if execution.parameters:
-        known: dict[Hashable, tuple[float, float, float]] = {}
+        known: dict[Hashable, tuple[float, float, float, float]] = {}
         for place, (part, kind) in enumerate(zip(runs.parts, of_parts, strict=True)):
             override = execution.parameters.get(program.parameter_names[part.leaf])
             if override is None:
@@ -114,40 +131,46 @@ def _parameter_bytes(
             if key not in known:
                 known[key] = _part_bytes(kinds[kind], override, optimizer_bytes, execution)
             sizes[place] = known[key]
-    whole, held, updated = np.ascontiguousarray(sizes.T)
-    return runs.held(whole), runs.held(held), runs.held(updated)
+    return ParameterBytes(*map(runs.held, np.ascontiguousarray(sizes.T)))
 
 
 def _part_bytes(
-    shape: jax.ShapeDtypeStruct, override: Spec | None, optimizer_bytes: float, execution: Execution
-) -> tuple[float, float, float]:
-    """Of one part, whole, as held and as updated."""
+    part: PartKind, override: Spec | None, optimizer_bytes: float, execution: Execution
+) -> tuple[float, float, float, float]:
+    """Of one part, in the order of `ParameterBytes`."""
     mesh_shape = execution.mesh_shape
-    spec = _spec_of(shape.shape, override, execution)
-    whole = num_bytes(shape) / division(spec, (1, mesh_shape[1]))
-    held, updated = state_bytes(shape, spec, execution.sharding, mesh_shape, optimizer_bytes)
+    spec = _spec_of(part.shape.shape, override, execution)
+    whole = num_bytes(part.shape) / division(spec, (1, mesh_shape[1]))
+    trained = whole * part.has_gradient
+    held, updated = state_bytes(part, spec, execution.sharding, mesh_shape, optimizer_bytes)
     if execution.members == 1:
-        return whole, held, updated
-    return whole, *_with_other_members(shape, spec, optimizer_bytes, execution)
+        return whole, trained, held, updated
+    return whole, trained, *_with_other_members(part, spec, optimizer_bytes, execution)
 
 
 def _with_other_members(
-    shape: jax.ShapeDtypeStruct, spec: PartitionSpec, optimizer_bytes: float, execution: Execution
+    part: PartKind, spec: PartitionSpec, optimizer_bytes: float, execution: Execution
 ) -> tuple[float, float]:
     """What is held and updated of a part that members have whole, and update a share of each."""
     mesh_shape, sharding, mine = execution.mesh_shape, execution.sharding, execution.updates
-    held, updated = state_bytes(shape, spec, sharding, mesh_shape, optimizer_bytes)
-    without_state, _ = state_bytes(shape, spec, sharding, mesh_shape, 0.0)
+    held, updated = state_bytes(part, spec, sharding, mesh_shape, optimizer_bytes)
+    without_state, _ = state_bytes(part, spec, sharding, mesh_shape, 0.0)
+    shape = part.shape
     of_state = division(state_spec(sharding, spec, shape.shape, mesh_shape), mesh_shape)
-    elements = math.prod(shape.shape)
-    summed = elements * accumulator_dtype(shape.dtype).itemsize
+    summed = _sum_bytes(part)
     # Of one group of gradients there are at once what is given to the others and what they give.
     exchanged = summed / of_state / REDUCTION_GROUPS * (1 - mine + execution.members * mine)
     return without_state + mine * (held - without_state) + exchanged, mine * updated
 
 
+def _sum_bytes(part: PartKind) -> float:
+    """Bytes of the sum of a part's gradients."""
+    elements = math.prod(part.shape.shape)
+    return elements * accumulator_dtype(part.shape.dtype).itemsize * part.has_gradient
+
+
 def state_bytes(
-    shape: jax.ShapeDtypeStruct,
+    part: PartKind,
     spec: PartitionSpec,
     sharding: str,
     mesh_shape: tuple[int, int],
@@ -156,25 +179,23 @@ def state_bytes(
     """Bytes of a parameter, its gradient and its optimizer state on one device.
 
     Args:
-        shape: the parameter's shape and dtype.
+        part: the parameter's shape and dtype, and whether it has a gradient and an update.
         spec: how it is divided.
         sharding: the stage's sharding rule.
         mesh_shape: sizes of the data and the tensor axis.
-        optimizer_bytes: bytes of optimizer state for each element.
+        optimizer_bytes: bytes of optimizer state for each element, where it is updated.
 
     Returns:
         What is held, at the moment of the most; and that of it which the device updates.
     """
-    size = num_bytes(shape)
-    elements = size / shape.dtype.itemsize
-    summed = elements * accumulator_dtype(shape.dtype).itemsize
-    state = elements * optimizer_bytes
+    shape, size, summed = part.shape, num_bytes(part.shape), _sum_bytes(part)
+    state = size / shape.dtype.itemsize * optimizer_bytes * part.is_updated
     of_state = state_spec(sharding, spec, shape.shape, mesh_shape)
     parts, state_parts = division(spec, mesh_shape), division(of_state, mesh_shape)
     # Whole sums of gradients and the divided ones of a group are there at once.
     scattered = summed / state_parts / REDUCTION_GROUPS if state_parts != parts else 0.0
     held = (size + summed) / parts + state / state_parts + scattered
-    return held, (size + summed + state) / state_parts
+    return held, (size + summed + state) / state_parts * part.is_updated
 
 
 def state_division(program: Program, part: ParameterPart, execution: Execution) -> int:

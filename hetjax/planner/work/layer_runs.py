@@ -5,18 +5,44 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
 from numpy.typing import NDArray
 
+from hetjax.pipeline.program.frozen_leaves import FrozenLeaves
 from hetjax.pipeline.program.traced_program import Program
 from hetjax.pipeline.stages.cutting import ParameterPart
 from hetjax.planner.work.arrays import FloatArray, IntArray
 from hetjax.planner.work.stage_work import Work, part_shape
 
 Found = TypeVar("Found")
+
+
+class PartKind(NamedTuple):
+    """What a parameter part is to a step.
+
+    Args:
+        shape: its shape and dtype.
+        has_gradient: whether its gradient is computed.
+        is_updated: whether it is updated, and has a part of the optimizer's state.
+    """
+
+    shape: jax.ShapeDtypeStruct
+    has_gradient: bool = True
+    is_updated: bool = True
+
+
+def part_kind(shape: jax.ShapeDtypeStruct, leaf: int, frozen: FrozenLeaves) -> PartKind:
+    """What a part of a leaf is to a step.
+
+    Args:
+        shape: the part's shape and dtype.
+        leaf: the place of the leaf.
+        frozen: which leaves have no gradient, and which no update.
+    """
+    return PartKind(shape, leaf not in frozen.without_gradient, leaf not in frozen.without_update)
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +61,11 @@ class Runs:
         again_share: what share of the forward pass the backward pass repeats for these.
         boundary_bytes: bytes received and sent.
         messages: how many messages bring and take them.
+        returned_bytes: bytes of their cotangents, given back and received.
+        returned_messages: how many messages take and bring those.
+        backward_product_bytes: `product_bytes`, as often as the backward pass goes through the
+            products that write them: twice, but for what is frozen.
+        has_backward: 1 where there is a backward pass, else 0.
         forward_moves: how often those exchange something in its forward pass that share the
             examples.
         forward_moved: bytes of that.
@@ -44,6 +75,7 @@ class Runs:
         given_moved: bytes of that.
         parts: parameter parts that occur in any run.
         shapes: their shapes.
+        frozen: which parameter leaves have no gradient, and which no update.
         used: for each part, the layers that use it, as 1 among 0: ``[len(parts), L]``; None where
             there is one run, which holds all parts.
         layers: where there is one run: its first layer, and the one after its last; None for layers
@@ -64,6 +96,10 @@ class Runs:
     again_share: FloatArray
     boundary_bytes: FloatArray
     messages: FloatArray
+    returned_bytes: FloatArray
+    returned_messages: FloatArray
+    backward_product_bytes: FloatArray
+    has_backward: FloatArray
     forward_moves: FloatArray
     forward_moved: FloatArray
     backward_moves: FloatArray
@@ -72,6 +108,7 @@ class Runs:
     given_moved: FloatArray
     parts: tuple[ParameterPart, ...]
     shapes: tuple[jax.ShapeDtypeStruct, ...]
+    frozen: FrozenLeaves
     used: FloatArray | None = None
     layers: tuple[int, int] | None = None
     listed: tuple[IntArray, IntArray] | None = None
@@ -115,14 +152,16 @@ class Runs:
         return alone, self.used[alone], others
 
     @functools.cached_property
-    def kinds(self) -> tuple[tuple[jax.ShapeDtypeStruct, ...], IntArray]:
-        """The shapes that parts have, each once, and which of them each part has."""
+    def kinds(self) -> tuple[tuple[PartKind, ...], IntArray]:
+        """What parts are to a step, each kind once, and which of them each part is."""
         places: dict[Hashable, int] = {}
-        found: dict[int, jax.ShapeDtypeStruct] = {}
+        found: dict[int, PartKind] = {}
         of_parts = []
-        for shape in self.shapes:
-            place = places.setdefault((shape.shape, shape.dtype), len(places))
-            found.setdefault(place, shape)
+        for part, shape in zip(self.parts, self.shapes, strict=True):
+            kind = part_kind(shape, part.leaf, self.frozen)
+            key = (shape.shape, shape.dtype, kind.has_gradient, kind.is_updated)
+            place = places.setdefault(key, len(places))
+            found.setdefault(place, kind)
             of_parts.append(place)
         return tuple(found.values()), np.array(of_parts, dtype=int)
 
@@ -162,7 +201,7 @@ class Runs:
         }
         parts = tuple(self.parts[place] for place in places)
         shapes = tuple(self.shapes[place] for place in places)
-        return Runs(**sizes, parts=parts, shapes=shapes, layers=layers)
+        return Runs(**sizes, parts=parts, shapes=shapes, frozen=self.frozen, layers=layers)
 
     def in_form(self, values: NDArray[Any]) -> NDArray[Any]:
         """Values of every run in the form of these runs.
@@ -212,17 +251,18 @@ class Runs:
 
     def repeating_forward(self) -> Runs:
         """The same runs with a backward pass that computes the forward pass again."""
+        again = self.has_backward
         return replace(
             self,
-            backward_flops=self.backward_flops + self.forward_flops,
-            backward_traffic=self.backward_traffic + self.forward_traffic,
-            backward_moves=self.backward_moves + self.forward_moves,
-            backward_moved=self.backward_moved + self.forward_moved,
+            backward_flops=self.backward_flops + again * self.forward_flops,
+            backward_traffic=self.backward_traffic + again * self.forward_traffic,
+            backward_moves=self.backward_moves + again * self.forward_moves,
+            backward_moved=self.backward_moved + again * self.forward_moved,
         )
 
 
 _FIGURES = frozenset(each.name for each in fields(Runs)) - frozenset(
-    ("parts", "shapes", "used", "layers", "listed", "known")
+    ("parts", "shapes", "frozen", "used", "layers", "listed", "known")
 )
 """The fields that are arrays over the runs."""
 
@@ -239,6 +279,8 @@ def all_runs(program: Program, works: Sequence[Work]) -> Runs:
         j <= i have no meaning.
     """
     received = np.array([*(work.received_bytes for work in works), 0.0])
+    returned = np.array([*(work.returned_bytes for work in works), 0.0])
+    has_backward = sums_of_runs([float(work.backward_passes > 0) for work in works]) > 0
     # A run keeps the inputs of its first layer; the batch leaves that later ones read are small.
     first_inputs = np.array([*(work.input_bytes for work in works), 0.0])
     parts = tuple(dict.fromkeys(part for work in works for part in work.parts))
@@ -256,11 +298,17 @@ def all_runs(program: Program, works: Sequence[Work]) -> Runs:
         backward_traffic=sums_of_runs([work.backward.bytes for work in works]),
         product_bytes=sums_of_runs([work.product_bytes for work in works]),
         residual_bytes=sums_of_runs([work.residual_bytes for work in works]) - inside,
-        input_bytes=np.broadcast_to(first_inputs[:, None], (len(works) + 1,) * 2),
+        input_bytes=first_inputs[:, None] * has_backward,
         again_bytes=np.zeros((len(works) + 1,) * 2),
         again_share=np.zeros((len(works) + 1,) * 2),
         boundary_bytes=received[:, None] + received[None, :],
         messages=np.add.outer(received > 0, received > 0, dtype=float),
+        returned_bytes=returned[:, None] + returned[None, :],
+        returned_messages=np.add.outer(returned > 0, returned > 0, dtype=float),
+        backward_product_bytes=sums_of_runs(
+            [work.backward_passes * work.product_bytes for work in works]
+        ),
+        has_backward=has_backward.astype(float),
         forward_moves=sums_of_runs([float(work.forward_moves.count) for work in works]),
         forward_moved=sums_of_runs([work.forward_moves.bytes for work in works]),
         backward_moves=sums_of_runs([float(work.backward_moves.count) for work in works]),
@@ -269,12 +317,17 @@ def all_runs(program: Program, works: Sequence[Work]) -> Runs:
         given_moved=sums_of_runs([work.given_moves.bytes for work in works]),
         parts=parts,
         shapes=tuple(part_shape(program, part) for part in parts),
+        frozen=program.frozen,
         used=used,
     )
 
 
 def one_run(
-    program: Program, work: Work, sent_bytes: int, layers: tuple[int, int] | None = None
+    program: Program,
+    work: Work,
+    sent_bytes: int,
+    layers: tuple[int, int] | None = None,
+    cotangent_bytes: int | None = None,
 ) -> Runs:
     """One run alone, in arrays without dimensions.
 
@@ -283,7 +336,9 @@ def one_run(
         work: its work.
         sent_bytes: bytes that it sends to the run after.
         layers: its layers in the planning problem, where it begins and ends with such.
+        cotangent_bytes: bytes of the cotangents of what it sends; None: as many as it sends.
     """
+    coming = sent_bytes if cotangent_bytes is None else cotangent_bytes
     return Runs(
         forward_flops=np.array(work.forward.matmul_flops),
         forward_traffic=np.array(work.forward.bytes),
@@ -291,11 +346,15 @@ def one_run(
         backward_traffic=np.array(work.backward.bytes),
         product_bytes=np.array(work.product_bytes),
         residual_bytes=np.array(float(work.residual_bytes)),
-        input_bytes=np.array(float(work.input_bytes)),
+        input_bytes=np.array(float(work.input_bytes * (work.backward_passes > 0))),
         again_bytes=np.array(float(work.again_bytes)),
         again_share=np.array(_again_share(work)),
         boundary_bytes=np.array(float(work.received_bytes + sent_bytes)),
         messages=np.array(float((work.received_bytes > 0) + (sent_bytes > 0))),
+        returned_bytes=np.array(float(work.returned_bytes + coming)),
+        returned_messages=np.array(float((work.returned_bytes > 0) + (coming > 0))),
+        backward_product_bytes=np.array(work.backward_passes * work.product_bytes),
+        has_backward=np.array(float(work.backward_passes > 0)),
         forward_moves=np.array(float(work.forward_moves.count)),
         forward_moved=np.array(work.forward_moves.bytes),
         backward_moves=np.array(float(work.backward_moves.count)),
@@ -304,6 +363,7 @@ def one_run(
         given_moved=np.array(work.given_moves.bytes),
         parts=work.parts,
         shapes=tuple(part_shape(program, part) for part in work.parts),
+        frozen=program.frozen,
         layers=layers,
     )
 

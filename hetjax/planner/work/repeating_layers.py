@@ -140,6 +140,8 @@ def repeating_layers(runs: Runs, pieces: Sequence[LayerRun]) -> Runs:
     for a, b in pieces:
         is_again[a:b] = 1.0
     alone = (layer, layer + 1)
+    # What has no backward pass is not made again for one.
+    is_again *= runs.has_backward[alone]
 
     def again(values: FloatArray) -> FloatArray:
         return sums_of_runs(values[alone] * is_again)

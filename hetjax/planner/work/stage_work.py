@@ -55,6 +55,9 @@ class Work:
         forward_moves: what those have to exchange in its forward pass that share the examples.
         backward_moves: the same of its backward pass; where it recomputes, with the repetition.
         given_moves: the same of what it gives to others, such as the loss.
+        backward_passes: how often its backward pass goes through what the forward pass does: for
+            what it gives back and for its parameters, once where these are frozen; 0 where there is
+            no backward pass.
     """
 
     forward: Cost
@@ -73,6 +76,7 @@ class Work:
     forward_moves: MemberMoves = field(default_factory=MemberMoves)
     backward_moves: MemberMoves = field(default_factory=MemberMoves)
     given_moves: MemberMoves = field(default_factory=MemberMoves)
+    backward_passes: int = 2
 
 
 @dataclass(frozen=True)
@@ -328,8 +332,15 @@ def _measure_run(
         forward_moves=forward_moves,
         backward_moves=backward_moves + forward_moves if recompute else backward_moves,
         given_moves=given_moves,
+        backward_passes=_backward_passes(programs),
     )
     return work, programs.cotangents_out
+
+
+def _backward_passes(programs: StagePrograms) -> int:
+    if not programs.has_backward:
+        return 0
+    return 1 if programs.parameters and not programs.trained else 2
 
 
 def _measure_halves(programs: StagePrograms) -> SplitWork:
@@ -440,7 +451,8 @@ def structure_of(program: Program, run: Stage) -> Hashable:
     for step in run.steps:
         codes |= {output: len(codes) + place for place, output in enumerate(step.outputs)}
         steps.append((form_of(step), tuple(code(operand) for operand in step.inputs)))
-    _structures[run] = tuple(steps), tuple(code(value) for value in run.sends)
+    sent = tuple(code(value) for value in run.sends)
+    _structures[run] = tuple(steps), sent, run.trained, run.moving
     return _structures[run]
 
 
