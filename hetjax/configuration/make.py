@@ -15,6 +15,7 @@ import jax
 import optax
 from jaxtyping import PyTree
 
+from hetjax.configuration.frozen import with_frozen
 from hetjax.configuration.settings import (
     Configuration,
     DataSettings,
@@ -92,14 +93,17 @@ def make_ingredients(configuration: Configuration) -> Ingredients:
         configuration: the settings.
 
     Returns:
-        The model, the data and the optimizer.
+        The model, the data, and the optimizer, which leaves alone what is frozen.
 
     Raises:
         InputError: a setting cannot be met.
     """
     model = make_model(configuration.model, configuration.data)
-    optimizer = make_optimizer(configuration.optimizer, configuration.train.steps)
-    dataset = make_data(configuration.data, configuration.train, model)
+    train = configuration.train
+    optimizer = make_optimizer(configuration.optimizer, train.steps)
+    if train.frozen:
+        optimizer = with_frozen(optimizer, model.parameter_shapes(), train.frozen)
+    dataset = make_data(configuration.data, train, model)
     return Ingredients(configuration, model, dataset, optimizer)
 
 

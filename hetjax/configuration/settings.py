@@ -96,6 +96,11 @@ class TrainSettings(SettingsSection):
         lt=2**32,
         description="of the parameters, of the order of the examples and of dropout",
     )
+    frozen: Texts = Field(
+        default=(),
+        description="patterns of parameters that stay as they are, such as ('embed*', 'blocks/0'): "
+        "they have no gradient and no optimizer state, and what is clipped is the norm of the rest",
+    )
     tune: bool = Field(
         default=False,
         description="measure tasks and transfers in the first steps, and make the schedule again "

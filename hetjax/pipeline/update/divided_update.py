@@ -13,6 +13,7 @@ stage knows before it updates.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from hetjax.errors import InputError
@@ -231,6 +233,23 @@ def trace_update(
     Raises:
         InputError: the optimizer's update fails, or asks for what a step does not have.
     """
+    shapes = tuple(parameters)
+    tree = jax.tree.structure(unflatten(shapes))
+    return _traced(optimizer, tree, shapes, np.dtype(loss_dtype), frozen)
+
+
+# It takes seconds for hundreds of leaves, and is asked for by whoever plans, cuts and divides.
+@functools.lru_cache(maxsize=2)
+def _traced(
+    optimizer: optax.GradientTransformation,
+    tree: Any,
+    parameters: tuple[jax.ShapeDtypeStruct, ...],
+    loss_dtype: np.dtype,
+    frozen: FrozenLeaves,
+) -> FlatJaxpr:
+    def unflatten(leaves: Sequence[Any]) -> Any:
+        return jax.tree.unflatten(tree, leaves)
+
     state = jax.eval_shape(lambda leaves: optimizer.init(unflatten(leaves)), list(parameters))
     gradients = [
         jax.ShapeDtypeStruct(p.shape, accumulator_dtype(p.dtype))
@@ -239,6 +258,7 @@ def trace_update(
     ]
     scalar = jax.ShapeDtypeStruct((), loss_dtype)
     _check_asks(state)
+    unguarded = _unguarded(optimizer, unflatten)
 
     def update(parameters: Any, gradients: Any, state: Any, total: Any, count: Any) -> Any:
         given = iter(gradients)
@@ -246,7 +266,7 @@ def trace_update(
             None if leaf in frozen.without_gradient else next(given)
             for leaf in range(len(parameters))
         ]
-        updated, *rest = _unguarded(optimizer, unflatten)(parameters, every, state, total, count)
+        updated, *rest = unguarded(parameters, every, state, total, count)
         kept = [new for leaf, new in enumerate(updated) if leaf not in frozen.without_update]
         return kept, *rest
 

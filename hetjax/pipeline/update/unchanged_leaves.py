@@ -8,7 +8,7 @@ nothing else depends on need not be there.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +18,7 @@ import numpy as np
 import optax
 from jaxtyping import PyTree
 
+from hetjax.errors import InputError
 from hetjax.pipeline.program.frozen_leaves import FrozenLeaves
 from hetjax.pipeline.program.loss import parameter_shapes
 from hetjax.pipeline.program.traced_program import (
@@ -53,7 +54,7 @@ def frozen_leaves(optimizer: optax.GradientTransformation, parameters: PyTree) -
         The leaves without a gradient and those without an update, by their place.
 
     Raises:
-        InputError: the optimizer's update cannot be traced.
+        InputError: the optimizer's update cannot be traced, or trains nothing.
 
     Example:
         >>> labels = {"embedding": "frozen", "head": "trained"}
@@ -81,6 +82,11 @@ def frozen_leaves(optimizer: optax.GradientTransformation, parameters: PyTree) -
     }
     changed = [new for leaf, new in enumerate(new_parameters) if leaf not in same]
     read = simplified.read_by([*changed, *new_state])
+    if read.isdisjoint(gradients):
+        raise InputError(
+            f"the optimizer reads no gradient of the {count} parameter leaves, so nothing would be "
+            f"trained; allowed: one that leaves one or more of them to train"
+        )
     ungraded = {leaf for leaf, value in enumerate(gradients) if value not in read}
     unread = {leaf for leaf, value in enumerate(parameter_values) if value not in read}
     return FrozenLeaves(frozenset(ungraded), frozenset(same & ungraded & unread))
@@ -100,7 +106,7 @@ def with_frozen_leaves(
         The program; it itself where all are trained.
 
     Raises:
-        InputError: the optimizer's update cannot be traced.
+        InputError: the optimizer's update cannot be traced, or trains nothing.
     """
     frozen = frozen_leaves(optimizer, parameters)
     return program if frozen == program.frozen else replace(program, frozen=frozen)
@@ -122,7 +128,7 @@ class _Simplified:
         value = operand_value(operand)
         return None if value is None else self._other.get(value, value)
 
-    def read_by(self, outputs: Sequence[Operand]) -> Collection[int]:
+    def read_by(self, outputs: Sequence[Operand]) -> set[int]:
         """The values that outputs depend on."""
         read = {self.value_of(operand) for operand in outputs if not self._is_zero(operand)}
         for step in reversed(self._flat.steps):

@@ -71,8 +71,7 @@ def _check_leaves(folder: Path, parts: Sequence[SavedPart], kinds: Sequence[Save
     for (kind, name), expected in wanted.items():
         if (kind, name) not in saved:
             raise CheckpointError(
-                f"checkpoint {folder} has no {kind} leaf {name!r}; it was saved with another "
-                f"model or optimizer"
+                f"checkpoint {folder} has no {kind} leaf {name!r}; it was saved with {_another(kind)}"
             )
         if saved[kind, name] != expected:
             shapes = [f"{list(shape)} {dtype}" for shape, dtype in (saved[kind, name], expected)]
@@ -83,8 +82,14 @@ def _check_leaves(folder: Path, parts: Sequence[SavedPart], kinds: Sequence[Save
         if (kind, name) not in wanted:
             raise CheckpointError(
                 f"checkpoint {folder} holds {kind} leaf {name!r}, which this model and optimizer "
-                f"do not have; it was saved with another model or optimizer"
+                f"do not have; it was saved with {_another(kind)}"
             )
+
+
+def _another(kind: str) -> str:
+    """What a checkpoint was saved with whose leaves of a kind are not those that are expected."""
+    frozen = ", or where other parameters were frozen" if kind == "optimizer" else ""
+    return f"another model or optimizer{frozen}"
 
 
 def _by_leaf(parts: Iterable[SavedPart]) -> dict[tuple[str, str], list[SavedPart]]:
