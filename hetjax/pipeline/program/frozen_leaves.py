@@ -17,3 +17,7 @@ class FrozenLeaves:
 
     without_gradient: frozenset[int] = frozenset()
     without_update: frozenset[int] = frozenset()
+
+
+NONE_FROZEN = FrozenLeaves()
+"""Every leaf is trained."""

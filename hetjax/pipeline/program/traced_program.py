@@ -20,7 +20,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from hetjax import _compat
-from hetjax.pipeline.program.frozen_leaves import FrozenLeaves
+from hetjax.pipeline.program.frozen_leaves import NONE_FROZEN, FrozenLeaves
 from hetjax.pipeline.program.loss import (
     abstract,
     accumulator_dtype,
@@ -113,7 +113,7 @@ class Program:
     count: Operand
     aux: tuple[Operand, ...] = ()
     aux_tree: Any = None
-    frozen: FrozenLeaves = FrozenLeaves()
+    frozen: FrozenLeaves = NONE_FROZEN
 
     @property
     def outputs(self) -> tuple[Operand, ...]:

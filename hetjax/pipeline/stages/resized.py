@@ -129,7 +129,15 @@ class SizedStage:
     """
 
     def __init__(self, first: TracedStage, second: TracedStage):
-        roles = ("parameters", "batch", "received", "cotangents", "returned_places", "seeds", "trained")
+        roles = (
+            "parameters",
+            "batch",
+            "received",
+            "cotangents",
+            "returned_places",
+            "seeds",
+            "trained",
+        )
         if any(getattr(first, role) != getattr(second, role) for role in roles):
             raise UnlikeError
         for role in ("sent", "gradients", "returned"):

@@ -25,7 +25,7 @@ import numpy as np
 import optax
 
 from hetjax.errors import InputError
-from hetjax.pipeline.program.frozen_leaves import FrozenLeaves
+from hetjax.pipeline.program.frozen_leaves import NONE_FROZEN, FrozenLeaves
 from hetjax.pipeline.program.loss import accumulator_dtype
 from hetjax.pipeline.program.traced_program import FlatJaxpr, flatten_jaxpr
 from hetjax.pipeline.stages.cutting import ParameterPart
@@ -47,11 +47,12 @@ class StageUpdate:
         like: for each of them, the parameter leaf that it belongs to, of the same shape, and is
             divided as; None where there is none.
         phases: one function a phase. Each takes ``(parameters, gradients, state, loss, messages)``:
-            gradients, of the parts that have any, summed over all tokens; ``loss`` the summed loss and the count in the last
-            stage of the first pipeline, empty elsewhere; ``messages`` one vector for each entry of
-            ``receives`` of the earlier phases. All but the last return the stage's vector of
-            messages; the last returns ``(parameters, state, metrics)``, with the metrics of
-            `update_function`, and with ``set_back=True`` also zeros in the place of the gradients.
+            gradients, of the parts that have any, summed over all tokens; ``loss`` the summed loss
+            and the count in the last stage of the first pipeline, empty elsewhere; ``messages`` one
+            vector for each entry of ``receives`` of the earlier phases. All but the last return the
+            stage's vector of messages; the last returns ``(parameters, state, metrics)``, with the
+            metrics of `update_function`, and with ``set_back=True`` also zeros in the place of the
+            gradients.
         sends: for each phase but the last, whether the stage has messages then.
         receives: for each phase but the last, the other stages that have.
     """
@@ -73,7 +74,7 @@ def divide_update(
     unflatten: Callable[[Sequence[Any]], Any],
     loss_dtype: Any = jnp.float32,
     first_pipeline: int | None = None,
-    frozen: FrozenLeaves = FrozenLeaves(),
+    frozen: FrozenLeaves = NONE_FROZEN,
 ) -> tuple[StageUpdate, ...]:
     """Divide an optimizer's update among stages.
 
@@ -165,7 +166,9 @@ def _unguarded(
         tree = unflatten(parameters)
         metrics = _metrics(means, total, count)
         # A gradient that is not there is one that the update does not read.
-        given = [jnp.zeros_like(p) if m is None else m for p, m in zip(parameters, means, strict=True)]
+        given = [
+            jnp.zeros_like(p) if m is None else m for p, m in zip(parameters, means, strict=True)
+        ]
         updates, state = extended.update(unflatten(given), state, tree, value=metrics[0])
         updated = optax.apply_updates(tree, updates)
         return jax.tree.leaves(updated), jax.tree.leaves(state), metrics
@@ -214,7 +217,7 @@ def trace_update(
     parameters: Sequence[jax.ShapeDtypeStruct],
     unflatten: Callable[[Sequence[Any]], Any],
     loss_dtype: Any = jnp.float32,
-    frozen: FrozenLeaves = FrozenLeaves(),
+    frozen: FrozenLeaves = NONE_FROZEN,
 ) -> FlatJaxpr:
     """Trace the whole update, as one device computes it.
 

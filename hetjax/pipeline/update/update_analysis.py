@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import jax
 
 from hetjax.errors import InputError
-from hetjax.pipeline.program.frozen_leaves import FrozenLeaves
+from hetjax.pipeline.program.frozen_leaves import NONE_FROZEN, FrozenLeaves
 from hetjax.pipeline.program.traced_program import FlatJaxpr, Step, operand_value
 from hetjax.pipeline.stages.cutting import ParameterPart
 from hetjax.pipeline.stages.holders import covering_stages
@@ -77,7 +77,7 @@ class UpdateAnalysis:
         parts: Sequence[Sequence[ParameterPart]],
         names: Sequence[str],
         first_pipeline: int,
-        frozen: FrozenLeaves = FrozenLeaves(),
+        frozen: FrozenLeaves = NONE_FROZEN,
     ):
         self.flat, self.parts, self.names = flat, parts, names
         self.num_stages, self.first_pipeline = len(parts), first_pipeline
@@ -107,9 +107,7 @@ class UpdateAnalysis:
     def _local_values(self) -> set[int]:
         """The arrays that depend on a parameter or gradient through arrays: they live with it."""
         local = {
-            v
-            for v in (*self.parameters.values(), *self.gradients.values())
-            if self._is_array(v)
+            v for v in (*self.parameters.values(), *self.gradients.values()) if self._is_array(v)
         }
         while True:
             found = set(local)

@@ -352,7 +352,10 @@ def estimate_halves(
     repeats = float(runs.again_share)
     return HalfTimes(
         recompute_seconds=again if execution.recompute else 0.0,
-        input_gradient_seconds=first + (min(passes, 1) + repeats) * product_pass + summing + handling,
+        input_gradient_seconds=first
+        + (min(passes, 1) + repeats) * product_pass
+        + summing
+        + handling,
         weight_gradient_seconds=second + max(passes - 1, 0) * product_pass + scattered,
         recomputed_bytes=int(kept),
         deferred_bytes=int(work.split.deferred_bytes / data),

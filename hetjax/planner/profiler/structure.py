@@ -28,7 +28,7 @@ def structure_digest(
 
     Returns:
         64 hexadecimal digits: the same for runs that compute the same on arrays of the same shapes,
-        in whatever model and process.
+        in whatever model and process, and of which the same is trained.
     """
     first, end = layers[run[0]], layers[run[1]]
     boundaries = sorted({0, first, end, program.num_positions})
@@ -39,4 +39,6 @@ def structure_digest(
         list(crossing_values(program, first)) if first else [],
     )
     text = f"{_ADDRESS.sub('', str(jaxpr))}\n{list(cotangents)}"
+    if program.frozen.without_gradient:
+        text += f"\n{stage.trained} {stage.moving}"
     return hashlib.sha256(text.encode()).hexdigest()

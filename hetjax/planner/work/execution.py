@@ -7,7 +7,6 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-import jax
 import numpy as np
 from jax.sharding import PartitionSpec
 

@@ -71,7 +71,8 @@ def _check_leaves(folder: Path, parts: Sequence[SavedPart], kinds: Sequence[Save
     for (kind, name), expected in wanted.items():
         if (kind, name) not in saved:
             raise CheckpointError(
-                f"checkpoint {folder} has no {kind} leaf {name!r}; it was saved with {_another(kind)}"
+                f"checkpoint {folder} has no {kind} leaf {name!r}; it was saved with "
+                f"{_another(kind)}"
             )
         if saved[kind, name] != expected:
             shapes = [f"{list(shape)} {dtype}" for shape, dtype in (saved[kind, name], expected)]

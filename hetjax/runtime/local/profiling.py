@@ -12,13 +12,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding
+from jaxtyping import PyTree
 
 from hetjax.pipeline.program.loss import accumulator_dtype
 from hetjax.pipeline.program.traced_program import Program, num_bytes, trace
 from hetjax.pipeline.program.work_classes import steps_work
 from hetjax.pipeline.stages.backward import Reads, StagePrograms, differentiate
-from hetjax.pipeline.stages.cutting import crossing_values, cut
+from hetjax.pipeline.stages.cutting import Stage, crossing_values, cut
 from hetjax.pipeline.update.divided_update import update_function
+from hetjax.pipeline.update.unchanged_leaves import with_frozen_leaves
 from hetjax.planner.profiler.measurement import Measured, Measurement, Request, typical
 from hetjax.planner.work.stage_work import part_shape
 from hetjax.runtime.compilation.late_sums import typed_mesh
@@ -54,7 +56,8 @@ class StageMeasurer:
     def __init__(self, measured: Measured, devices: Sequence[Any] | None = None):
         self._measured = measured
         self._devices = list(devices or jax.local_devices())
-        self._program = trace(measured.loss_function, measured.parameters, measured.batch)
+        program = trace(measured.loss_function, measured.parameters, measured.batch)
+        self._program = with_frozen_leaves(program, measured.optimizer, measured.parameters)
         self._yardstick = Yardstick(self._devices[0])
         self._compiled: dict[Request, tuple[TaskPrograms, dict[str, Any]]] = {}
 
@@ -73,25 +76,37 @@ class StageMeasurer:
         if first:
             self._compiled[request] = self._compile(request)
         tasks, compiled = self._compiled[request]
+        # Below the last layer that is trained there is no backward pass.
+        backward_pass = compiled.get("backward")
         forward, backward, moments = _time_passes(
-            tasks, compiled["forward"], compiled["backward"], self._yardstick
+            tasks, compiled["forward"], backward_pass, self._yardstick
         )
-        (forward_seconds, one), (backward_seconds, other) = typical(forward), typical(backward)
+        forward_seconds, one = typical(forward)
+        backward_seconds, other = typical(backward) if backward_pass else (0.0, 0.0)
         updates = request.updates and first
         return Measurement(
             forward_seconds=forward_seconds,
             backward_seconds=backward_seconds,
             update_bytes_per_second=(
-                _update_rate(tasks, self._measured.optimizer) if updates else 0.0
+                _update_rate(tasks, *self._updated(request)) if updates else 0.0
             ),
             forward_bytes=_temporary_bytes(compiled["forward"]),
-            backward_bytes=_temporary_bytes(compiled["backward"]),
+            backward_bytes=_temporary_bytes(backward_pass),
             repetitions=len(forward),
             spread=max(one, other),
             yardstick_seconds=typical(moments)[0],
             forward_work=steps_work(tasks.shapes.forward_steps),
             backward_work=steps_work(tasks.shapes.backward_steps),
         )
+
+    def _updated(self, request: Request) -> tuple[Sequence[int], optax.GradientTransformation]:
+        """The places of a run's parameter parts that are updated, and the optimizer of these."""
+        optimizer, frozen = self._measured.optimizer, self._program.frozen.without_update
+        parts = _stage_of(self._program, self._measured.layers, request).parameters
+        if not frozen:
+            return range(len(parts)), optimizer
+        chosen = {part.leaf: place for place, part in enumerate(parts) if part.leaf not in frozen}
+        return tuple(chosen.values()), _of_some(optimizer, self._measured.parameters, tuple(chosen))
 
     def _compile(self, request: Request) -> tuple[TaskPrograms, dict[str, Any]]:
         programs = _differentiated(self._program, self._measured.layers, request)
@@ -101,11 +116,17 @@ class StageMeasurer:
         return tasks, dict(tasks.programs(("forward", "backward")))
 
 
+def _stage_of(program: Program, layers: Sequence[int], request: Request) -> Stage:
+    """A run of layers as a stage."""
+    first, end = (layers[layer] for layer in request.layers)
+    boundaries = sorted({0, first, end, program.num_positions})
+    return cut(program, boundaries)[boundaries.index(first)]
+
+
 def _differentiated(program: Program, layers: Sequence[int], request: Request) -> StagePrograms:
     """The programs of a run of layers."""
     first, end = (layers[layer] for layer in request.layers)
-    boundaries = sorted({0, first, end, program.num_positions})
-    stage = cut(program, boundaries)[boundaries.index(first)]
+    stage = _stage_of(program, layers, request)
     parameters = [part_shape(program, part) for part in stage.parameters]
     batch = [program.avals[program.batch[leaf]] for leaf in stage.batch]
     received = list(crossing_values(program, first)) if first else []
@@ -132,7 +153,7 @@ def _tasks(
     specs = [parameter_spec(request.sharding, each.shape, shape) for each in programs.parameters]
     parameters = [NamedSharding(mesh, spec) for spec in specs]
     whole = [not any(DATA in axes_of(entry) for entry in spec) for spec in specs]
-    late = shape[0] > 1 and any(whole)
+    late = shape[0] > 1 and any(whole[place] for place in programs.trained)
     return TaskPrograms(
         shapes=programs,
         partitioner=MeshPartitioner(mesh),
@@ -150,7 +171,7 @@ def _tasks(
 
 
 def _time_passes(
-    tasks: TaskPrograms, forward: Any, backward: Any, yardstick: Yardstick
+    tasks: TaskPrograms, forward: Any, backward: Any | None, yardstick: Yardstick
 ) -> tuple[list[float], list[float], list[float]]:
     """Seconds of forward and backward passes, which take turns as in training, and of a yardstick.
 
@@ -175,6 +196,8 @@ def _time_passes(
 
     def run_backward() -> None:
         nonlocal sums
+        if backward is None:
+            return
         arguments = _read(shapes.backward_reads, batch, received, residuals, cotangents)
         _, sums = jax.block_until_ready(backward(parameters, *arguments, sums))
 
@@ -230,12 +253,42 @@ def _read(
     ]
 
 
-def _update_rate(tasks: TaskPrograms, optimizer: optax.GradientTransformation) -> float:
-    """Bytes/s at which a step's update gets through the run's parameters on one device.
+def _of_some(
+    optimizer: optax.GradientTransformation, parameters: PyTree, leaves: Sequence[int]
+) -> optax.GradientTransformation:
+    """The optimizer of some leaves alone, in a list.
+
+    One that leaves others as they are knows each by its place in the whole tree: in the place of
+    all that are not among these stand arrays without elements.
+    """
+    shapes, tree = jax.tree.flatten(parameters)
+    extended = optax.with_extra_args_support(optimizer)
+
+    def whole(arrays: Sequence[Any]) -> Any:
+        every = [jnp.zeros((0,), shape.dtype) for shape in shapes]
+        for leaf, array in zip(leaves, arrays, strict=True):
+            every[leaf] = array
+        return jax.tree.unflatten(tree, every)
+
+    def init(params: Any) -> Any:
+        return extended.init(whole(params))
+
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+        updates, state = extended.update(whole(updates), state, whole(params), **extra)
+        every = jax.tree.leaves(updates)
+        return [every[leaf] for leaf in leaves], state
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _update_rate(
+    tasks: TaskPrograms, places: Sequence[int], optimizer: optax.GradientTransformation
+) -> float:
+    """Bytes/s at which a step's update gets through some of a run's parameters on one device.
 
     It counts what a device holds of parameters, gradients and state, each once.
     """
-    shapes = tasks.shapes.parameters
+    shapes = [tasks.shapes.parameters[place] for place in places]
     if not shapes:
         return 0.0
     device = tasks.partitioner.whole.mesh.devices.flat[0]
@@ -281,9 +334,11 @@ def _update_rate(tasks: TaskPrograms, optimizer: optax.GradientTransformation) -
 
 def _zero_sums(tasks: TaskPrograms) -> Any:
     def zeros() -> list[jax.Array]:
-        return [jnp.zeros(each.shape, each.dtype) for each in tasks.gradient_shapes]
+        shapes = (tasks.gradient_shapes[place] for place in tasks.shapes.trained)
+        return [jnp.zeros(each.shape, each.dtype) for each in shapes]
 
-    return tasks.partitioner.program(zeros, (), tasks.sums, keeps_sums=tasks.late)()
+    sums = [tasks.sums[place] for place in tasks.shapes.trained]
+    return tasks.partitioner.program(zeros, (), sums, keeps_sums=tasks.late)() if sums else []
 
 
 class _Filler:
