@@ -45,6 +45,27 @@ def with_frozen(
     """
     if not patterns:
         return optimizer
+    labels = frozen_labels(parameters, patterns)
+    return optax.multi_transform({"trained": optimizer, "frozen": optax.set_to_zero()}, labels)
+
+
+def frozen_labels(parameters: PyTree, patterns: Sequence[str]) -> PyTree[str]:
+    """A label for each parameter, for `optax.multi_transform`.
+
+    Args:
+        parameters: pytree of arrays or shapes.
+        patterns: as for `with_frozen`.
+
+    Returns:
+        Pytree of ``"frozen"`` where a pattern matches, and of ``"trained"``.
+
+    Raises:
+        InputError: a pattern matches nothing, or together they leave nothing to train.
+
+    Example:
+        >>> frozen_labels({"embedding": 1.0, "blocks": [1.0, 1.0]}, ["embed*", "blocks/0"])
+        {'blocks': ['frozen', 'trained'], 'embedding': 'frozen'}
+    """
     names = path_names(parameters)
     for pattern in patterns:
         if not any(_matches(name, pattern) for name in names):
@@ -59,8 +80,7 @@ def with_frozen(
             f"leave one or more to train"
         )
     labels = ["frozen" if each else "trained" for each in is_frozen]
-    tree = jax.tree.unflatten(jax.tree.structure(parameters), labels)
-    return optax.multi_transform({"trained": optimizer, "frozen": optax.set_to_zero()}, tree)
+    return jax.tree.unflatten(jax.tree.structure(parameters), labels)
 
 
 def _matches(name: str, pattern: str) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,7 +25,9 @@ class RunFigure:
     value: float
 
 
-def compose(classes: Sequence[int], runs: Sequence[RunFigure]) -> Composition:
+def compose(
+    classes: Sequence[int], runs: Sequence[RunFigure], without: Collection[int] = ()
+) -> Composition:
     """Fit what layers add to what was measured of runs of them.
 
     It is the least-squares fit of relative errors, with no layer below 0, each weighed by the run's
@@ -35,7 +37,8 @@ def compose(classes: Sequence[int], runs: Sequence[RunFigure]) -> Composition:
 
     Args:
         classes: of the layers; those of one class take the same.
-        runs: what was measured; every class is in one of them.
+        runs: what was measured; every class is in one of them, but those
+        without: the figure, such as layers without a backward pass; they add nothing.
 
     Returns:
         The composition.
@@ -51,7 +54,7 @@ def compose(classes: Sequence[int], runs: Sequence[RunFigure]) -> Composition:
     for row, run in zip(rows, runs, strict=True):
         first, end = run.layers
         row[0] = 1.0
-        np.add.at(row, 1 + np.asarray(classes[first:end]), 1.0)
+        np.add.at(row, [1 + each for each in classes[first:end] if each not in without], 1.0)
         row *= (end - first) / run.value
     wanted = np.array([float(run.layers[1] - run.layers[0]) for run in runs])
     solution, _ = nnls(rows, wanted)

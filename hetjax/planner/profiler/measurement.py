@@ -71,7 +71,8 @@ class Measurement:
 
     Args:
         forward_seconds: the forward pass of one microbatch.
-        backward_seconds: its whole backward pass.
+        backward_seconds: its whole backward pass; 0 where it has none, since what is trained comes
+            after it.
         update_bytes_per_second: bytes/s of parameters, gradients and optimizer state that the
             optimizer's update gets through on one device; 0 where that was not measured.
         forward_bytes: what the compiled forward program needs beside arguments and results, on one
@@ -89,7 +90,7 @@ class Measurement:
     """
 
     forward_seconds: Seconds
-    backward_seconds: Seconds
+    backward_seconds: Amount
     update_bytes_per_second: Amount
     forward_bytes: Bytes
     backward_bytes: Bytes

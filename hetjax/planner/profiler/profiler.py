@@ -275,11 +275,16 @@ def _composed(
     The error is that of the composition of short runs; then those that checked it count, too.
     """
     runs: dict[bool, list[RunFigure]] = {False: [], True: []}
+    without: set[int] = set()
     for wanted, measurement in measured:
+        layers = wanted.request.layers
+        if name.startswith("backward") and not measurement.backward_seconds:
+            without.update(classes[slice(*layers)])
+            continue
         value = max(float(getattr(measurement, name)), _NOTHING)
-        runs[wanted.checks].append(RunFigure(wanted.request.layers, value))
-    error = composition_error(compose(classes, runs[False]), runs[True])
-    return compose(classes, [*runs[False], *runs[True]]), error
+        runs[wanted.checks].append(RunFigure(layers, value))
+    error = composition_error(compose(classes, runs[False], without), runs[True])
+    return compose(classes, [*runs[False], *runs[True]], without), error
 
 
 def _updates(
