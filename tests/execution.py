@@ -127,8 +127,8 @@ def gathered_parameters(executor: LocalExecutor) -> list[np.ndarray]:
     return gather(held, pipelines.parameter_shapes)
 
 
-def gathered_state(executor: LocalExecutor) -> list[np.ndarray]:
-    """The leaves of the optimizer's state, whole."""
+def gathered_state(executor: LocalExecutor, *, rounded: bool = False) -> list[np.ndarray]:
+    """The leaves of the optimizer's state, whole; what several stages hold may be rounded."""
     pipelines = executor.workers[0].pipelines
     held = [
         (update.state, _of_stage(executor, stage, OptimizerState))
@@ -138,7 +138,7 @@ def gathered_state(executor: LocalExecutor) -> list[np.ndarray]:
     # a stage has several members, copies of the state differ in their last bits.
     rounding = 1e-14 if any(s.dtype == np.float64 for s in pipelines.state_shapes) else 1e-6
     has_unions = executor.workers[0].placement.plan.has_unions
-    return gather(held, pipelines.state_shapes, rounding if has_unions else 0.0)
+    return gather(held, pipelines.state_shapes, rounding if has_unions or rounded else 0.0)
 
 
 def _of_stage(

@@ -91,6 +91,8 @@ def memory(problem: PlanningProblem, runs: Runs, execution: Execution) -> Memory
     # Devices of all subclusters hold the same.
     way = (execution.mesh_shape, execution.sharding, execution.repeats, problem.optimizer_bytes)
     way = (*way, execution.examples, execution.updates, execution.members)
+    if runs.frozen.without_gradient:
+        way = (*way, problem.num_microbatches)
     return runs.once(("memory", *way), lambda: _memory(problem, runs, execution))
 
 
@@ -101,7 +103,9 @@ def _memory(problem: PlanningProblem, runs: Runs, execution: Execution) -> Memor
     kept, working = runs.residual_bytes, runs.boundary_bytes + runs.again_bytes
     if execution.recompute:
         kept, working = runs.input_bytes, working + runs.residual_bytes
-    working = working / data
+    # Without a backward pass, a stage does not wait for others: all that it sends may wait there.
+    waiting = (1 - runs.has_backward) * (problem.num_microbatches - 1) * runs.boundary_bytes
+    working = (working + waiting) / data
     if execution.sharding == "fully_sharded":
         working = working + of.whole
     return Memory(state_bytes=of.held, activation_bytes=kept / data, working_bytes=working)

@@ -226,9 +226,11 @@ class _InstructionWriter:
         assert self.schedule is not None
         windows = {Route(RouteKind.MOVE, self.stage, self.stage): MOVE_WINDOW}
         if not self.is_first:
-            windows[Route(RouteKind.VALUE, self.stage - 1, self.stage)] = max(
-                1, self.schedule.live_bound(self.place - 1)
-            )
+            ahead = self.schedule.live_bound(self.place - 1)
+            if not self.pipelines.programs[self.stage - 1].has_backward:
+                # It does not wait for us: what we do not need yet shall wait there.
+                ahead = min(ahead, self.schedule.live_bound(self.place) + 1)
+            windows[Route(RouteKind.VALUE, self.stage - 1, self.stage)] = max(1, ahead)
         if not self.is_last:
             windows[Route(RouteKind.COTANGENT, self.stage + 1, self.stage)] = max(
                 1, self.schedule.live_bound(self.place)
