@@ -32,7 +32,6 @@ from hetjax.runtime.instructions.buffers import Gradient
 from hetjax.runtime.instructions.instruction import Receive, RouteKind, Run, Send
 from hetjax.runtime.workers.job import build
 
-
 SMALL = Most(stages=2, microbatches=2, pipelines=1, members=3)
 """Of unions, which take long to compile."""
 
