@@ -5,10 +5,12 @@
     python scripts/bench_h2.py search --json     # seconds of a search, in fresh processes (table 8)
     python scripts/bench_h2.py ablation --json   # predicted: what each part is worth (table 9)
     python scripts/bench_h2.py heteropp --json   # trained: published pipelines, beside one device
+    python scripts/bench_h2.py frozen --json     # trained: a frozen half beside all trained
 
 The predictions are those of the paper's cost model for its own chips: see `h2_chips`, which lists
 what is assumed of them. `calibrate` prints these assumptions. `heteropp` trains figure 8's example
 and table 6's plans with a tiny model on as many host devices: it is about numbers, not about speed.
+`frozen` is `h2_frozen`, with a row for each thing that is measured.
 """
 
 from __future__ import annotations
@@ -170,6 +172,13 @@ def heteropp_rows() -> Iterator[dict[str, Any]]:
         yield _in_process(name, script="h2_pipelines.py")
 
 
+def frozen_rows() -> Iterator[dict[str, Any]]:
+    """A model of which a half is frozen: bits, step time and memory."""
+    command = [sys.executable, str(Path(__file__).with_name("h2_frozen.py")), "--json"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=3600)
+    yield from map(json.loads, done.stdout.splitlines())
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -180,6 +189,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "search": lambda: search_rows(options.rounds),
         "ablation": ablation_rows,
         "heteropp": heteropp_rows,
+        "frozen": frozen_rows,
         "one": lambda: one_rows(options.experiment),
     }
     parser.add_argument("part", choices=parts)

@@ -13,6 +13,7 @@ from hetjax.pipeline.timeline.measured_times import (
     with_split_backward,
 )
 from hetjax.pipeline.timeline.simulate import simulate_schedule
+from hetjax.pipeline.timeline.timeline import Timeline
 from hetjax.pipeline.timeline.times import StepTimes
 
 
@@ -52,6 +53,16 @@ def test_a_stage_that_was_not_measured_whole_is_named():
     schedule = with_split_backward(gpipe(1, 2))
     with pytest.raises(InputError, match="no backward pass of stage 0"):
         measured_times([(simulate_schedule(schedule, times), schedule)])
+
+
+def test_a_stage_without_backward_passes_takes_no_time_for_them():
+    times = StepTimes([1.0, 1.0], [0.0, 2.0], [0.5], [0.0], [0.1] * 2)
+    schedule = gpipe(2, 4)
+    events = simulate_schedule(schedule, times).events
+    ran = [each for each in events if (each.track, each.kind) != ("stage 0", "B")]
+    found = measured_times([(Timeline(tuple(ran)), schedule)])
+    close(found.backward, [0.0, 2.0])
+    close(found.forward, [1.0, 1.0])
 
 
 def test_what_no_step_has_is_taken_from_what_was_known():
