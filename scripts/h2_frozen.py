@@ -342,8 +342,10 @@ def measured(settings: Sequence[Setting], steps: int) -> tuple[list[float], list
             slower = (before + yardstick.seconds()) / 2 / given.yardstick
             seconds[place].append(took / slower)
             held[place] = [
-                bytes_of(worker, report.live_bytes)
-                for worker, report in zip(executor.workers, reports, strict=True)
+                bytes_of(worker, report.live_bytes) + waiting_bytes(worker, report, after)
+                for worker, report, after in zip(
+                    executor.workers, reports, [*reports[1:], None], strict=True
+                )
             ]
     for executor in executors:
         executor.close()
@@ -365,6 +367,22 @@ def bytes_of(worker: Any, live_bytes: int) -> int:
         if name in of_tasks and (analysis := getattr(program, "memory_analysis", None))
     ]
     return stays + live_bytes + max(own, default=0)
+
+
+def waiting_bytes(worker: Any, report: Any, after: Any) -> int:
+    """What a stage without a backward pass has sent at most that the next one did not take yet.
+
+    Args:
+        worker: the stage's worker.
+        report: of its step.
+        after: the report of the next stage's step; None in the last.
+    """
+    if after is None or worker.programs.has_backward:
+        return 0
+    values = [tag for tag in report.sends if tag.microbatch >= 0]
+    changes = [(report.sends[tag], after.arrivals[tag].num_bytes) for tag in values]
+    changes += [(after.arrivals[tag].at, -after.arrivals[tag].num_bytes) for tag in values]
+    return max(itertools.accumulate(size for _, size in sorted(changes)))
 
 
 if __name__ == "__main__":
