@@ -6,6 +6,7 @@ import logging
 import warnings
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -47,14 +48,16 @@ SHAPES = [jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32)] * 4
 BATCH = {"x": jax.ShapeDtypeStruct((EXAMPLES, WIDTH), jnp.float32)}
 
 
-def problem_on(*subclusters: Subcluster) -> PlanningProblem:
+def problem_on(
+    *subclusters: Subcluster, optimizer: optax.GradientTransformation | None = None
+) -> PlanningProblem:
     pairs = [(a.name, b.name) for i, a in enumerate(subclusters) for b in subclusters[i + 1 :]]
     return make_problem(
         loss,
         SHAPES,
         {"x": jax.ShapeDtypeStruct((EXAMPLES * MICROBATCHES, WIDTH), jnp.float32)},
         cluster=Cluster("test", subclusters, tuple((a, b, LINK) for a, b in pairs)),
-        optimizer=optax.adam(1e-3),
+        optimizer=optimizer or optax.adam(1e-3),
         num_microbatches=MICROBATCHES,
     )
 
@@ -84,6 +87,29 @@ def test_any_run_is_measured_as_a_stage_would_run_it(mesh_shape: tuple[int, int]
         assert found.yardstick_seconds > 0
         assert (found.update_bytes_per_second > 0) == updates
         assert found.backward_bytes >= 0
+
+
+def test_what_is_frozen_is_measured_as_it_runs(tmp_path: Path):
+    transforms = {"frozen": optax.set_to_zero(), "trained": optax.adam(1e-3)}
+    optimizer = optax.multi_transform(transforms, ["frozen"] * 2 + ["trained"] * 2)
+    problem = problem_on(subcluster("only", 1), optimizer=optimizer)
+    measurer = StageMeasurer(replace(measured_of(problem), optimizer=optimizer))
+    below, all_of_it = problem.works[2].returned, (0,)
+    database = ProfileDatabase(tmp_path)
+    surveyed = survey(problem)
+    for wanted in surveyed.wanted:
+        database.put(wanted.key, measurer.measure(wanted.request), "")
+    lower = measurer.measure(Request((0, 2), (1, 1), "data", below, False))
+    assert lower.backward_seconds == 0 < lower.forward_seconds
+    whole = measurer.measure(Request((1, 4), (1, 1), "data", all_of_it, True))
+    assert whole.backward_seconds > 0
+    assert whole.update_bytes_per_second > 0
+    (times,) = make_profile(problem, surveyed, database).ways.values()
+    assert times.backward.layers[:2].tolist() == [0, 0]
+    keys = {each.key.structure for each in surveyed.wanted}
+    assert keys.isdisjoint(
+        each.key.structure for each in survey(problem_on(subcluster("only", 1))).wanted
+    )
 
 
 def test_a_profile_is_measured_whole_and_never_twice(tmp_path: Path):
