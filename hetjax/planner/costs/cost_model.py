@@ -151,9 +151,9 @@ def estimate(problem: PlanningProblem, runs: Runs, execution: Execution) -> Esti
         if execution.mesh_shape[1] > 1:
             product_pass = _tensor_pass(problem, runs, execution)
             forward = forward + product_pass
-            backward = backward + _backward_passes(runs) * product_pass
-            backward = backward + _again(runs, execution) * product_pass
-        backward = backward + gathering + scattering
+            passes = _backward_passes(runs) + _again(runs, execution)
+            backward = backward + passes * product_pass
+        backward = backward + (gathering + scattering)
     handling, handling_back = handling_seconds(problem, runs, execution)
     update, exchange = update_seconds(problem, runs, execution)
     return Estimate(
@@ -249,10 +249,10 @@ def handling_seconds(
     subcluster = problem.cluster.subcluster(execution.subcluster)
     if not subcluster.transfer_load and not subcluster.message_load:
         return 0.0, 0.0
-    share = execution.examples / execution.mesh_shape[0]
 
     def seconds(size: FloatArray, messages: FloatArray) -> FloatArray:
-        return subcluster.transfer_load * (share * size) + subcluster.message_load * messages
+        share = execution.examples * size / execution.mesh_shape[0]
+        return subcluster.transfer_load * share + subcluster.message_load * messages
 
     return (
         seconds(runs.boundary_bytes, runs.messages),
@@ -353,14 +353,12 @@ def estimate_halves(
     first = slower_backward * seconds(work.split.input_gradient)
     second = slower_backward * seconds(work.split.weight_gradient)
     kept = work.residual_bytes / data if execution.recompute else 0.0
-    repeats = float(runs.again_share)
+    of_inputs = min(passes, 1.0) + float(runs.again_share)
+    of_weights = max(passes - 1.0, 0.0)
     return HalfTimes(
         recompute_seconds=again if execution.recompute else 0.0,
-        input_gradient_seconds=first
-        + (min(passes, 1) + repeats) * product_pass
-        + summing
-        + handling,
-        weight_gradient_seconds=second + max(passes - 1, 0) * product_pass + scattered,
+        input_gradient_seconds=first + of_inputs * product_pass + summing + handling,
+        weight_gradient_seconds=second + of_weights * product_pass + scattered,
         recomputed_bytes=int(kept),
         deferred_bytes=int(work.split.deferred_bytes / data),
     )

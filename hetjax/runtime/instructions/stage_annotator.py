@@ -202,11 +202,14 @@ class StageAnnotator:
         says |= is_constrained(self.pipelines.stages[self.stage].steps)
         if data == 1 or self.pipeline.num_microbatches == 1 or says:
             return frozenset()
+        specs = {
+            place: self.part(self.held[place]).subgroups[0].spec
+            for place in self.pipelines.stages[self.stage].trained
+        }
         return frozenset(
             place
-            for place in self.pipelines.stages[self.stage].trained
-            for part in (self.held[place],)
-            if not any(DATA in axes_of(entry) for entry in self.part(part).subgroups[0].spec)
+            for place, spec in specs.items()
+            if not any(DATA in axes_of(entry) for entry in spec)
         )
 
     def _share(self, part: ParameterPart) -> Share | None:
