@@ -73,7 +73,7 @@ def check_gradients(case: Case, frozen: Sequence[bool]) -> None:
         assert largest_error(ours, theirs) <= tolerance
 
 
-@examples(usual=3)
+@examples(usual=2)
 @given(number=st.integers(0, 2**32 - 1))
 def test_gradients_of_the_rest_equal_those_of_one_device(number: int):
     rng = Random(number)
