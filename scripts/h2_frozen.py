@@ -227,8 +227,8 @@ def executor_of(given: Setting, optimizer: Any | None = None) -> Any:
     from hetjax.runtime.workers.job import Job, build
 
     made = given.ingredients
-    optimizer = optimizer or made.optimizer
-    job = Job(made.model.loss, made.parameters, made.batch, optimizer, given.plan)
+    chosen: Any = made.optimizer if optimizer is None else optimizer
+    job = Job(made.model.loss, made.parameters, made.batch, chosen, given.plan)
     executor = LocalExecutor(job, build(job))
     executor.start()
     return executor

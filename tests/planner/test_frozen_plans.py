@@ -32,13 +32,14 @@ def loss(weights: list[jax.Array], x: jax.Array) -> jax.Array:
 
 def problem(frozen: range) -> PlanningProblem:
     labels = ["frozen" if layer in frozen else "trained" for layer in range(LAYERS)]
-    transforms = {"trained": optax.adam(1e-3), "frozen": optax.set_to_zero()}
     return make_problem(
         loss,
         WEIGHTS,
         jax.ShapeDtypeStruct((EXAMPLES, WIDTH), jnp.float32),
         cluster=CLUSTER,
-        optimizer=optax.multi_transform(transforms, labels),
+        optimizer=optax.multi_transform(
+            {"trained": optax.adam(1e-3), "frozen": optax.set_to_zero()}, labels
+        ),
         num_microbatches=MICROBATCHES,
         options=PlanOptions(max_pipelines=1, allow_recompute=False),
     )

@@ -111,8 +111,9 @@ def test_steps_equal_those_of_one_device_and_what_is_frozen_stays(number: int):
 
 
 def trainer_of(runtime: str, labels: Any, workdir: Path | None = None) -> Trainer:
-    transforms = {"trained": optax.adam(1e-2), "frozen": optax.set_to_zero()}
-    optimizer = optax.multi_transform(transforms, labels)
+    optimizer = optax.multi_transform(
+        {"trained": optax.adam(1e-2), "frozen": optax.set_to_zero()}, labels
+    )
     return make_trainer(runtime, optimizer=optimizer, workdir=workdir)
 
 

@@ -90,8 +90,10 @@ def test_any_run_is_measured_as_a_stage_would_run_it(mesh_shape: tuple[int, int]
 
 
 def test_what_is_frozen_is_measured_as_it_runs(tmp_path: Path):
-    transforms = {"frozen": optax.set_to_zero(), "trained": optax.adam(1e-3)}
-    optimizer = optax.multi_transform(transforms, ["frozen"] * 2 + ["trained"] * 2)
+    optimizer = optax.multi_transform(
+        {"frozen": optax.set_to_zero(), "trained": optax.adam(1e-3)},
+        ["frozen"] * 2 + ["trained"] * 2,
+    )
     problem = problem_on(subcluster("only", 1), optimizer=optimizer)
     measurer = StageMeasurer(replace(measured_of(problem), optimizer=optimizer))
     below, all_of_it = problem.works[2].returned, (0,)
