@@ -3,12 +3,12 @@
     python scripts/foreign_profile.py csv LAYERS.csv TIMES.csv --model NAME --source TEXT --out FILE
     python scripts/foreign_profile.py opt-350m --out configs/foreign/opt_350m.json
 
-Of the tables, each column has the name of its field (docs/profiles.md); an empty cell is a field that
-is left out. Columns ``data`` and ``tensor`` of the second one are its mesh.
+Of the tables, each column has the name of its field (docs/profiles.md); an empty cell is a field
+that is left out. Columns ``data`` and ``tensor`` of the second one are its mesh.
 
-OPT-350M is what is published of the model (24 blocks of 1024 channels, 4096 inside, 16 heads, tokens
-of 512 channels projected in and out, 50272 of them, 2048 positions) by a roofline of two kinds of cards
-in one kind of node; nothing was measured. `ASSUMPTIONS` goes into the file.
+OPT-350M is what is published of the model (24 blocks of 1024 channels, 4096 inside, 16 heads,
+tokens of 512 channels projected in and out, 50272 of them, 2048 positions) by a roofline of two
+kinds of cards in one kind of node; nothing was measured. `ASSUMPTIONS` goes into the file.
 """
 
 from __future__ import annotations

@@ -349,8 +349,8 @@ class PlannerSettings(SettingsSection):
     max_stages: Count | None = Field(default=None, description="stages at most; None for any")
     profile: str | None = Field(
         default=None,
-        description="folder of measurements that `hetjax.profile` made, to plan with; or a JSON file "
-        "of another tool, by which `hetjax.plan` plans without the model; None to plan by the "
+        description="folder of measurements that `hetjax.profile` made, to plan with; or a JSON "
+        "file of another tool, by which `hetjax.plan` plans without the model; None to plan by the "
         "analytic model",
     )
     max_pipelines: Count | None = Field(

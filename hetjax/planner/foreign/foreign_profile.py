@@ -233,18 +233,34 @@ def read_foreign_profile(path: str | Path) -> ForeignProfile:
     """
     content = read_json(path, f"planner.profile {str(path)!r}")
     try:
-        _, rest = without_version(content, (VERSION,))
-        try:
-            record = _ProfileRecord.model_validate(rest)
-        except pydantic.ValidationError as error:
-            raise InputError(first_problem(error, _ProfileRecord)) from None
-        layers = tuple(_layers(record.layers))
-        times = _times(record.times, {each.figures for each in layers})
+        return checked_foreign_profile(content, str(path))
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
+
+
+def checked_foreign_profile(content: object, path: str) -> ForeignProfile:
+    """Check the content of a file.
+
+    Args:
+        content: dicts, lists, texts and numbers, as JSON gives them.
+        path: the file that has it.
+
+    Returns:
+        The profile.
+
+    Raises:
+        InputError: as for `read_foreign_profile`.
+    """
+    _, rest = without_version(content, (VERSION,))
+    try:
+        record = _ProfileRecord.model_validate(rest)
+    except pydantic.ValidationError as error:
+        raise InputError(first_problem(error, _ProfileRecord)) from None
+    layers = tuple(_layers(record.layers))
+    times = _times(record.times, {each.figures for each in layers})
     text = json.dumps([[asdict(each) for each in layers], rest["times"]], sort_keys=True)
     fingerprint = hashlib.sha256(text.encode()).hexdigest()[:16]
-    return ForeignProfile(str(path), record.model, record.source, fingerprint, layers, times)
+    return ForeignProfile(path, record.model, record.source, fingerprint, layers, times)
 
 
 def _layers(records: Sequence[_LayerRecord]) -> Iterator[ForeignLayer]:
@@ -276,7 +292,7 @@ def _layer(
     given = {name: value for name, value in every.items() if value is not None}
     if record.like is not None:
         if record.like not in known:
-            raise InputError(f"{where}.{unknown_name('like', record.like, known)}")
+            raise InputError(unknown_name(f"{where}.like", record.like, known))
         if given:
             raise InputError(
                 f"{where}.{next(iter(given))}: it is not allowed beside 'like', which says all"
@@ -301,7 +317,7 @@ def _tied(
 ) -> int:
     """The place of the layer whose parameters another one uses."""
     if tied_to not in known:
-        raise InputError(f"{where}.{unknown_name('tied_to', tied_to, known)}")
+        raise InputError(unknown_name(f"{where}.tied_to", tied_to, known))
     other, place = known[tied_to]
     if record.count > 1 or other.tied_to is not None:
         raise InputError(
@@ -324,7 +340,7 @@ def _times(
     for index, record in enumerate(records):
         where = f"times[{index}]"
         if record.layer not in figures:
-            raise InputError(f"{where}: {unknown_name('layer', record.layer, figures)}")
+            raise InputError(unknown_name(f"{where}.layer", record.layer, figures))
         key = record.layer, record.kind, (record.mesh[0], record.mesh[1])
         of_sizes = rows.setdefault(key, {})
         if record.microbatch_size in of_sizes:
