@@ -30,7 +30,7 @@ from hetjax.planner.work.execution import Execution
 from hetjax.planner.work.rates import USABLE_MEMORY
 
 _PROMISING = 0.15
-"""Numbers of microbatches that look worse than the best by more than this are not improved."""
+"""Numbers of microbatches that each worse than the best by more than this are not improved."""
 
 _EFFORT = 0.05
 """The search by the clock times this share of the candidates that it times of a traced program, of
@@ -113,27 +113,27 @@ class ForeignPlanner:
             DoesNotFitError: the model fits in no way.
         """
         began = time.perf_counter()
-        looks = [_Look(self, batch_size // count, count) for count in counts]
-        if not any(look.num_ways for look in looks):
+        searches = [_CountSearch(self, batch_size // count, count) for count in counts]
+        if not any(each.num_ways for each in searches):
             raise self._no_times([batch_size // count for count in counts])
-        judged = {look.count: found for look in looks if (found := look.first())}
+        judged = {each.count: found for each in searches if (found := each.first())}
         if not judged:
             raise self._does_not_fit()
         least = min(found[0].score for found in judged.values())
         near = [n for n, found in judged.items() if found[0].score <= least * (1 + _PROMISING)]
-        for look in looks:
-            if look.count in near:
-                judged[look.count] = look.improved(judged[look.count], _EFFORT / len(near))
-        fitting = (look for look in looks if look.count in judged)
-        best = min(fitting, key=lambda look: judged[look.count][0].score)
+        for each in searches:
+            if each.count in near:
+                judged[each.count] = each.improved(judged[each.count], _EFFORT / len(near))
+        fitting = (each for each in searches if each.count in judged)
+        best = min(fitting, key=lambda each: judged[each.count][0].score)
         plan = best.plan(judged[best.count][0].candidate)
-        plan = replace(plan, notes=(self._told(), *self._left_out(looks)))
+        plan = replace(plan, notes=(self._told(), *self._left_out(searches)))
         step_times = {
-            look.count: look.told(judged[look.count][0]) if look.count in judged else None
-            for look in looks
+            each.count: each.told(judged[each.count][0]) if each.count in judged else None
+            for each in searches
         }
         seconds = time.perf_counter() - began
-        candidates = sum(look.num_candidates for look in looks)
+        candidates = sum(each.num_candidates for each in searches)
         return ForeignFound(plan, self.profile, step_times, candidates, seconds)
 
     def _told(self) -> str:
@@ -142,7 +142,7 @@ class ForeignPlanner:
             f"says how its figures were made; hetjax has no such model to train"
         )
 
-    def _left_out(self, looks: Sequence[_Look]) -> Iterator[str]:
+    def _left_out(self, searches: Sequence[_CountSearch]) -> Iterator[str]:
         """What the search did not look at, since there are no times of it."""
         for part in {each.kind.name: each for each in self.cluster.subclusters}.values():
             known = {tensor for _, tensor in self.profile.meshes(part.kind.name)}
@@ -153,7 +153,7 @@ class ForeignPlanner:
                     f"left out, for want of times on {part.kind.name}: tensor parallelism of "
                     f"{', '.join(map(str, missing))} devices"
                 )
-            sizes = [look.size for look in looks if not look.has_ways_on(part.name)]
+            sizes = [each.size for each in searches if not each.has_ways_on(part.name)]
             if sizes:
                 yield (
                     f"left out, for want of times on {part.kind.name}: microbatches of "
@@ -189,8 +189,8 @@ class ForeignPlanner:
         )
 
 
-class _Look:
-    """What is found for one number of microbatches."""
+class _CountSearch:
+    """The search for one number of microbatches."""
 
     def __init__(self, planner: ForeignPlanner, size: int, count: int):
         self.size, self.count = size, count

@@ -32,11 +32,14 @@ import pydantic
 from hetjax.checked_files import Record, first_problem, read_json
 from hetjax.errors import InputError, shown, unknown_name
 from hetjax.file_content import without_version
-from hetjax.limits import MAX_BATCH, MAX_BLOCKS, MAX_DEVICES_PER_NODE, Name, Text
+from hetjax.limits import MAX_BATCH, MAX_DEVICES_PER_NODE, Name, Text
 from hetjax.planner.work.arrays import FloatArray
 
 VERSION = 1
 """Of the files."""
+
+MAX_LAYERS = 1024
+"""The most layers of a model; a search keeps a square of them for each way to run a stage."""
 
 MeshShape = tuple[int, int]
 """Sizes of the data and the tensor axis."""
@@ -48,7 +51,7 @@ _Axis = Annotated[int, pydantic.Field(ge=1, le=MAX_DEVICES_PER_NODE)]
 
 class _LayerRecord(Record):
     name: Name
-    count: Annotated[int, pydantic.Field(ge=1, le=MAX_BLOCKS)] = 1
+    count: Annotated[int, pydantic.Field(ge=1, le=MAX_LAYERS)] = 1
     like: Name | None = None
     parameter_bytes: _Bytes | None = None
     gradient_bytes: _Bytes | None = None
@@ -276,8 +279,8 @@ def _layers(records: Sequence[_LayerRecord]) -> Iterator[ForeignLayer]:
             name = record.name if record.count == 1 else f"{record.name} {number}"
             yield ForeignLayer(**{**vars(made), "name": name})
         place += record.count
-    if place > MAX_BLOCKS:
-        raise InputError(f"layers: there are {place}; allowed: {MAX_BLOCKS} at most")
+    if place > MAX_LAYERS:
+        raise InputError(f"layers: there are {place}; allowed: {MAX_LAYERS} at most")
 
 
 _OWN = ("parameter_bytes", "optimizer_bytes", "sent_bytes")
