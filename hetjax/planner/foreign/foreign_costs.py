@@ -89,13 +89,16 @@ class ForeignCosts:
 
         Yields:
             Every logical mesh whose data axis divides the microbatch and whose tensor axis stays in
-            a node. Along the data axis the optimizer's state is divided, too (ZeRO-1).
+            a node, and is no wider than the subcluster allows. Along the data axis the optimizer's
+            state is divided, too (ZeRO-1).
         """
         link = collective_link(self._cluster, SubMesh(part.name, 0, shape))
         devices = shape[0] * shape[1]
         for tensor in range(1, part.devices_per_node + 1):
             data = devices // tensor
             if devices % tensor or part.devices_per_node % tensor or self._size % data:
+                continue
+            if not part.allows_tensor_axis(tensor):
                 continue
             if self._of_mesh(part.kind.name, (data, tensor)) is None:
                 continue
@@ -210,7 +213,7 @@ class ForeignCosts:
             ),
             within=tuple(self._transfers(each.intra_node) for each in subclusters),
             between=tuple(
-                tuple(self._transfers(self._cluster.link(a, b)) for b in names) for a in names
+                tuple(self._transfers(self._cluster.node_link(a, b)) for b in names) for a in names
             ),
             order=None
             if len(names) <= ALL_ORDERS_UP_TO

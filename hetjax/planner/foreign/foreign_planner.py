@@ -147,7 +147,8 @@ class ForeignPlanner:
         for part in {each.kind.name: each for each in self.cluster.subclusters}.values():
             known = {tensor for _, tensor in self.profile.meshes(part.kind.name)}
             widths = range(1, part.devices_per_node + 1)
-            missing = [n for n in widths if part.devices_per_node % n == 0 and n not in known]
+            possible = (n for n in widths if part.devices_per_node % n == 0)
+            missing = [n for n in possible if part.allows_tensor_axis(n) and n not in known]
             if missing:
                 yield (
                     f"left out, for want of times on {part.kind.name}: tensor parallelism of "

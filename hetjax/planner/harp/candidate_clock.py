@@ -15,7 +15,7 @@ from hetjax.pipeline.timeline.simulate import warm_up_ends
 from hetjax.pipeline.timeline.times import StepTimes
 from hetjax.planner.costs.cost_model import Estimate, estimate
 from hetjax.planner.costs.crossing_ends import End
-from hetjax.planner.costs.network_cards import with_shared_cards
+from hetjax.planner.costs.network_cards import is_in_one_node, with_shared_cards
 from hetjax.planner.costs.sharing_cost import exchange_seconds
 from hetjax.planner.costs.union_cost import UnionEstimate, UnionExecution, estimate_union
 from hetjax.planner.harp.candidate_plans import candidate_ends, slice_of
@@ -54,6 +54,7 @@ class CandidateClock:
         self._table, self._cluster, self._lost = table, cluster, lost
         self._estimate_in, self._tied = estimate, tied
         self._estimates: dict[_Way, Estimate | UnionEstimate] = {}
+        self._has_cards = any(part.num_cards > 1 for part in cluster.subclusters)
 
     @classmethod
     def of(cls, problem: PlanningProblem, runs: Runs, table: StageTable) -> CandidateClock:
@@ -106,14 +107,32 @@ class CandidateClock:
             (transfers_between(self._table, a, b), b.layers[0])
             for a, b in itertools.pairwise(candidate.places)
         ]
+        slower = [self._slowness(a, b) for a, b in itertools.pairwise(stages)]
         times = StepTimes(
             forward=[_of(each.forward_seconds, layers) for each, layers in estimates],
             backward=[_of(each.backward_seconds, layers) for each, layers in estimates],
-            sends=[float(transfers.forward[layer]) for transfers, layer in crossings],
-            returns=[float(transfers.backward[layer]) for transfers, layer in crossings],
+            sends=[
+                _slowed(float(transfers.forward[layer]), by)
+                for (transfers, layer), by in zip(crossings, slower, strict=True)
+            ],
+            returns=[
+                _slowed(float(transfers.backward[layer]), by)
+                for (transfers, layer), by in zip(crossings, slower, strict=True)
+            ],
             update=[_of(each.update_seconds, layers) for each, layers in estimates],
         )
         return with_shared_cards(times, self._cluster, stages)
+
+    def _slowness(self, a: End, b: End) -> _Slowness | None:
+        """What stages without all network cards of their nodes make of the table's transfers."""
+        if not self._has_cards or len(a) > 1 or len(b) > 1:
+            return None
+        ((sender, _),), ((receiver, _),) = a, b
+        if is_in_one_node(self._cluster, sender, receiver):
+            return None
+        whole = self._cluster.node_link(sender.subcluster, receiver.subcluster)
+        own = self._cluster.link_between(sender, receiver)
+        return whole.latency, whole.bandwidth / own.bandwidth
 
     def estimate(self, place: Place, option: int) -> Estimate | UnionEstimate:
         """What every run of layers takes where a stage is, in one way to run it.
@@ -144,6 +163,18 @@ class CandidateClock:
             return [0.0] * len(places)
         submeshes = [[submesh for submesh, _ in end] for end in stages]
         return exchange_seconds(self._cluster, submeshes, pieces)
+
+
+_Slowness = tuple[float, float]
+"""The latency of a link, and how many times as long its bytes take over fewer cards."""
+
+
+def _slowed(seconds: float, by: _Slowness | None) -> float:
+    """What a transfer takes over fewer network cards."""
+    if by is None or not seconds:
+        return seconds
+    latency, times = by
+    return latency + times * (seconds - latency)
 
 
 _Way = tuple[int, tuple[int, int], int]

@@ -155,7 +155,8 @@ class StageTable:
         slices: for each subcluster, the shapes of submesh that may be cut from it.
         within: for each subcluster, transfers inside a node.
         between: ``between[a][b]``: transfers between subclusters a and b; between the nodes of one
-            where they are the same.
+            where they are the same. Over all network cards of a node, which stages of less than a
+            node may not have.
         order: subclusters in the one order in which the pipeline may pass them; None for any.
         min_stages: the least number of stages.
         max_stages: the largest; None for any.
@@ -221,7 +222,7 @@ def make_stage_table(
         slices=_all_slices(problem, runs, memory_factor),
         within=tuple(transfers_over(problem, s.intra_node) for s in cluster.subclusters),
         between=tuple(
-            tuple(transfers_over(problem, cluster.link(a, b)) for b in names) for a in names
+            tuple(transfers_over(problem, cluster.node_link(a, b)) for b in names) for a in names
         ),
         order=None if any_order else memory_first_order(cluster, problem.dtype),
         min_stages=problem.options.min_stages,
@@ -370,8 +371,8 @@ def execution_options(
         shape: its nodes, and devices in each.
 
     Returns:
-        Every logical mesh whose data axis divides the microbatch, by every sharding rule, without
-        and with recomputation.
+        Every logical mesh whose data axis divides the microbatch, and whose tensor axis is no wider
+        than the subcluster allows, by every sharding rule, without and with recomputation.
     """
     link = collective_link(problem.cluster, SubMesh(subcluster.name, 0, shape))
     devices = shape[0] * shape[1]
@@ -387,6 +388,7 @@ def execution_options(
         )
         for data in range(devices, 0, -1)
         if devices % data == 0 and problem.microbatch_size % data == 0
+        if subcluster.allows_tensor_axis(devices // data)
         for repeats in (REPETITIONS if problem.options.allow_recompute else REPETITIONS[:1])
         for sharding in (RULES if data > 1 else ("data",))
     )
