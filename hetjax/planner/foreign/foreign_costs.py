@@ -208,6 +208,7 @@ class ForeignCosts:
                 tuple(
                     self._slice(each, shape, num_microbatches, options)
                     for shape in submesh_shapes(each.nodes, each.devices_per_node)
+                    if any(True for _ in self.executions(each, shape))
                 )
                 for each in subclusters
             ),

@@ -6,6 +6,7 @@ It is all that the search looks at, so that a measured profile can take the cost
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -303,6 +304,7 @@ def _all_slices(
         tuple(
             find(subcluster, shape)
             for shape in submesh_shapes(subcluster.nodes, subcluster.devices_per_node)
+            if any(_logical_meshes(problem, subcluster, shape))
         )
         for subcluster in problem.cluster.subclusters
     )
@@ -375,23 +377,31 @@ def execution_options(
         than the subcluster allows, by every sharding rule, without and with recomputation.
     """
     link = collective_link(problem.cluster, SubMesh(subcluster.name, 0, shape))
-    devices = shape[0] * shape[1]
     return tuple(
         Execution(
             subcluster.kind,
             link,
-            (data, devices // data),
+            (data, tensor),
             sharding,
             repeats,
             subcluster=subcluster.name,
             shape=shape,
         )
-        for data in range(devices, 0, -1)
-        if devices % data == 0 and problem.microbatch_size % data == 0
-        if subcluster.allows_tensor_axis(devices // data)
+        for data, tensor in _logical_meshes(problem, subcluster, shape)
         for repeats in (REPETITIONS if problem.options.allow_recompute else REPETITIONS[:1])
         for sharding in (RULES if data > 1 else ("data",))
     )
+
+
+def _logical_meshes(
+    problem: PlanningProblem, subcluster: Subcluster, shape: tuple[int, int]
+) -> Iterator[tuple[int, int]]:
+    """The sizes of the data and the tensor axis that a stage may have, the widest data first."""
+    devices = shape[0] * shape[1]
+    for data in range(devices, 0, -1):
+        divides = devices % data == 0 and problem.microbatch_size % data == 0
+        if divides and subcluster.allows_tensor_axis(devices // data):
+            yield data, devices // data
 
 
 def transfers_over(problem: PlanningProblem, link: Link) -> Transfers:
