@@ -125,9 +125,10 @@ class CandidateClock:
 
     def _slowness(self, a: End, b: End) -> _Slowness | None:
         """What stages without all network cards of their nodes make of the table's transfers."""
-        if not self._has_cards or len(a) > 1 or len(b) > 1:
+        submeshes = [submesh for end in (a, b) for submesh, _ in end]
+        if not self._has_cards or len(submeshes) > 2:
             return None
-        ((sender, _),), ((receiver, _),) = a, b
+        sender, receiver = submeshes
         if is_in_one_node(self._cluster, sender, receiver):
             return None
         whole = self._cluster.node_link(sender.subcluster, receiver.subcluster)

@@ -17,7 +17,7 @@ from hetjax.mesh.cluster import Cluster, SubMesh
 from hetjax.mesh.links import Link
 from hetjax.mesh.subcluster import Subcluster
 from hetjax.planner.costs.union_cost import UnionExecution
-from hetjax.planner.harp.lost_devices import lost_of_nodes
+from hetjax.planner.harp.lost_devices import is_power_of_two, lost_of_nodes
 from hetjax.planner.harp.slice_questions import SliceQuestion
 from hetjax.planner.harp.stage_options import best_options, fitting
 from hetjax.planner.problem.problem import PlanningProblem
@@ -195,6 +195,9 @@ class StageTable:
         node = start // per_node
         if cut.shape[0] > 1:
             return not any(lost[node : node + cut.shape[0]])
+        if lost[node] and is_power_of_two(per_node) and not is_power_of_two(cut.shape[1]):
+            # What is left may be in two pieces, which only powers of two are sure to fill.
+            return False
         return start % per_node >= lost[node]
 
 
@@ -272,18 +275,19 @@ def submesh_shapes(nodes: int, devices_per_node: int) -> tuple[tuple[int, int], 
         devices_per_node: devices in each.
 
     Returns:
-        A power of two devices of one node, one node, and several whole nodes; the fewest devices
-        first.
+        A power of two devices of one node, or three times one; one node, and several whole nodes;
+        the fewest devices first.
 
-    Source: Alpa (Zheng et al., 2022), section 5.2; Harp section 5.2.2.
+    Source: Alpa (Zheng et al., 2022), section 5.2; Harp section 5.2.2. Neither has 3, 6, 12, ...
 
     Example:
         >>> submesh_shapes(2, 6)
-        ((1, 1), (1, 2), (1, 4), (1, 6), (2, 6))
+        ((1, 1), (1, 2), (1, 3), (1, 4), (1, 6), (2, 6))
     """
-    powers = [1 << k for k in range(devices_per_node.bit_length()) if 1 << k < devices_per_node]
+    powers = [1 << k for k in range(devices_per_node.bit_length())]
+    parts = sorted(m for m in (*powers, *(3 * each for each in powers)) if m < devices_per_node)
     whole = [(n, devices_per_node) for n in range(1, nodes + 1)]
-    return (*((1, m) for m in powers), *whole)
+    return (*((1, m) for m in parts), *whole)
 
 
 def _all_slices(
@@ -399,9 +403,20 @@ def _logical_meshes(
     """The sizes of the data and the tensor axis that a stage may have, the widest data first."""
     devices = shape[0] * shape[1]
     for data in range(devices, 0, -1):
-        divides = devices % data == 0 and problem.microbatch_size % data == 0
-        if divides and subcluster.allows_tensor_axis(devices // data):
-            yield data, devices // data
+        tensor = devices // data
+        if devices % data or problem.microbatch_size % data:
+            continue
+        # Few models can be divided by the 3 of 3 devices out of 4, and nothing tells what it costs.
+        is_usual = not _is_odd_part(subcluster, shape) or is_power_of_two(tensor)
+        if is_usual and subcluster.allows_tensor_axis(tensor):
+            yield data, tensor
+
+
+def _is_odd_part(subcluster: Subcluster, shape: tuple[int, int]) -> bool:
+    """Whether a slice is neither a power of two devices nor divides a node, as 3 devices of 4."""
+    nodes, devices = shape
+    is_odd = not is_power_of_two(devices) and subcluster.devices_per_node % devices > 0
+    return nodes == 1 and is_odd
 
 
 def transfers_over(problem: PlanningProblem, link: Link) -> Transfers:
