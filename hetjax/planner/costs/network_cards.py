@@ -88,12 +88,14 @@ def _transfer(cluster: Cluster, parts: Sequence[CrossingPart], seconds: float) -
     filled: Counter[Card] = Counter()
     for part in parts:
         sender, receiver = part.sender, part.receiver
-        if is_in_one_node(cluster, sender, receiver):
+        ends = (("out", sender, cluster.cards(sender)), ("in", receiver, cluster.cards(receiver)))
+        (_, _, mine), (_, _, theirs) = ends
+        is_far = {node for node, _ in mine} != {node for node, _ in theirs}
+        if sender.subcluster == receiver.subcluster and not is_far:
             continue
         # The link's bandwidth times the seconds is the whole transfer, of which this is a share.
         moved = carried if len(parts) == 1 else carried * part.share
-        for way, submesh in (("out", sender), ("in", receiver)):
-            cards = cluster.cards(submesh)
+        for way, submesh, cards in ends:
             share = moved * link.bandwidth / _card_bandwidth(cluster, submesh)
             share *= submesh.shape[0] / len(cards)
             filled.update({(submesh.subcluster, *card, way): share for card in cards})

@@ -305,13 +305,16 @@ def _all_slices(
         )
 
     return tuple(
-        tuple(
-            find(subcluster, shape)
-            for shape in submesh_shapes(subcluster.nodes, subcluster.devices_per_node)
-            if any(_logical_meshes(problem, subcluster, shape))
-        )
+        tuple(find(subcluster, shape) for shape in _usable_shapes(problem, subcluster))
         for subcluster in problem.cluster.subclusters
     )
+
+
+def _usable_shapes(problem: PlanningProblem, subcluster: Subcluster) -> Iterator[tuple[int, int]]:
+    """The shapes of submesh that there is a way to run a stage on."""
+    for shape in submesh_shapes(subcluster.nodes, subcluster.devices_per_node):
+        if any(_logical_meshes(problem, subcluster, shape)):
+            yield shape
 
 
 def _may_fit(problem: PlanningProblem, by_repetition: RepeatingRuns, memory_factor: float) -> bool:
@@ -322,7 +325,7 @@ def _may_fit(problem: PlanningProblem, by_repetition: RepeatingRuns, memory_fact
     size, total = problem.num_layers + 1, problem.cluster.num_devices
     devices = np.full((size, size), np.inf)
     for subcluster in problem.cluster.subclusters:
-        for shape in submesh_shapes(subcluster.nodes, subcluster.devices_per_node):
+        for shape in _usable_shapes(problem, subcluster):
             asked = SliceQuestion("what fits", problem, subcluster, shape, memory_factor)
             fits = problem.slices.answer(asked, functools.partial(_fitting, by_repetition, asked))
             devices[fits] = np.minimum(devices[fits], shape[0] * shape[1])
