@@ -72,6 +72,17 @@ class ForeignPlanner:
     Raises:
         InputError: the profile lacks a kind of the cluster, a stage has no layer, or the schedule
             splits backward passes, of which a profile knows no halves.
+
+    Example:
+        >>> from hetjax.planner import PlanOptions, read_foreign_profile
+        >>> profile = read_foreign_profile("configs/foreign/opt_350m.json")  # doctest: +SKIP
+        >>> cluster = Cluster.from_file("configs/clusters/mixed_rack.yaml")  # doctest: +SKIP
+        >>> found = ForeignPlanner(profile, cluster, PlanOptions()).find(512, (8, 16, 32))
+        ... # doctest: +SKIP
+        >>> found.plan.pipeline.num_microbatches  # doctest: +SKIP
+        16
+
+    Source: the search is Harp's, section 5.2.
     """
 
     profile: ForeignProfile
