@@ -51,6 +51,11 @@ def _plan(arguments: argparse.Namespace) -> int:
 
     cluster = configured_cluster(configuration.cluster, configuration.runtime)
     check_lost(cluster, arguments.lost)
+    from hetjax.commands.foreign import is_foreign, plan_of_foreign_profile
+
+    if is_foreign(configuration):
+        plan_of_foreign_profile(configuration, cluster, arguments)
+        return 0
     from hetjax.configuration.make import make_ingredients
 
     doing("preparing the model and the data")

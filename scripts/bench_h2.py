@@ -6,11 +6,14 @@
     python scripts/bench_h2.py ablation --json   # predicted: what each part is worth (table 9)
     python scripts/bench_h2.py heteropp --json   # trained: published pipelines, beside one device
     python scripts/bench_h2.py frozen --json     # trained: a frozen half beside all trained
+    python scripts/bench_h2.py foreign --json    # planned: OPT-350M by another tool's profile
 
 The predictions are those of the paper's cost model for its own chips: see `h2_chips`, which lists
 what is assumed of them. `calibrate` prints these assumptions. `heteropp` trains figure 8's example
 and table 6's plans with a tiny model on as many host devices: it is about numbers, not about speed.
 `frozen` is `h2_frozen`, with a row for each thing that is measured.
+`foreign` plans by a profile file alone, in fresh processes, for every number of microbatches; its
+`seconds` are of the clock, `cpu_seconds` of the processor.
 """
 
 from __future__ import annotations
@@ -38,7 +41,13 @@ from h2_chips import (
 )
 from h2_pipelines import PIPELINES
 
+from hetjax.commands.foreign import names_of_layers
+from hetjax.mesh import Cluster
+from hetjax.planner import PlanOptions
+from hetjax.planner.foreign.foreign_planner import ForeignPlanner
+from hetjax.planner.foreign.foreign_profile import read_foreign_profile
 from hetjax.planner.h2.heteroauto import ChipStrategy
+from hetjax.planner.harp.microbatches import divisors
 
 MIXED: Mapping[str, tuple[Mapping[str, int], int, float | None]] = {
     "A-1": ({"A": 256, "B": 256, "C": 256}, 2**21, 89.56),
@@ -50,6 +59,12 @@ MIXED: Mapping[str, tuple[Mapping[str, int], int, float | None]] = {
     "D": ({"A": 384, "B": 2048}, 2**23, None),
 }
 """Chips of each kind, tokens of a step, and the published speedup ratio (table 7, figure 11)."""
+
+CONFIGS = Path(__file__).resolve().parents[1] / "configs"
+
+FOREIGN_CLUSTERS = ("mixed_rack", "harp_setting1")
+
+FOREIGN_BATCH = 512
 
 PUBLISHED_SECONDS = {"A": 0.62, "B": 5.48, "C": 12.29}
 
@@ -179,6 +194,42 @@ def frozen_rows() -> Iterator[dict[str, Any]]:
     yield from map(json.loads, done.stdout.splitlines())
 
 
+def foreign_rows(rounds: int) -> Iterator[dict[str, Any]]:
+    """Plans by the example profile of another tool, each in fresh processes."""
+    for cluster in FOREIGN_CLUSTERS:
+        runs = [_in_process("foreign-one", "--cluster", cluster, "--json") for _ in range(rounds)]
+        seconds = {name: median(run[name] for run in runs) for name in ("seconds", "cpu_seconds")}
+        yield {**runs[0], **seconds}
+
+
+def foreign_one_rows(cluster: str) -> Iterator[dict[str, Any]]:
+    """One plan by the example profile, in this process."""
+    devices = Cluster.from_file(CONFIGS / "clusters" / f"{cluster}.yaml")
+    counts = divisors(FOREIGN_BATCH)
+    began, cpu_began = time.perf_counter(), time.process_time()
+    profile = read_foreign_profile(CONFIGS / "foreign" / "opt_350m.json")
+    found = ForeignPlanner(profile, devices, PlanOptions()).find(FOREIGN_BATCH, counts)
+    seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - cpu_began
+    assert found.plan.prediction is not None
+    yield {
+        "model": profile.model,
+        "cluster": cluster,
+        "devices": devices.num_devices,
+        "seconds": seconds,
+        "cpu_seconds": cpu_seconds,
+        "numbers_of_microbatches": len(counts),
+        "candidates": found.candidates,
+        "num_microbatches": found.plan.pipeline.num_microbatches,
+        "step_time": found.plan.prediction.step_time,
+        "stages": [
+            [names_of_layers(profile.layers[slice(*stage.layers)]), stage.devices_text, width]
+            for stage in found.plan.stages
+            for width in [list(stage.mesh_shape)]
+        ],
+        "tried": found.step_times,
+    }
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -190,12 +241,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "ablation": ablation_rows,
         "heteropp": heteropp_rows,
         "frozen": frozen_rows,
+        "foreign": lambda: foreign_rows(options.rounds),
+        "foreign-one": lambda: foreign_one_rows(options.cluster),
         "one": lambda: one_rows(options.experiment),
     }
     parser.add_argument("part", choices=parts)
     parser.add_argument("--json", action="store_true", help="a row a line, as JSON")
     parser.add_argument("--rounds", type=int, default=5, help="processes whose median counts")
     parser.add_argument("--experiment", choices=MIXED, default="A-1", help="of `one`")
+    parser.add_argument(
+        "--cluster", choices=FOREIGN_CLUSTERS, default="mixed_rack", help="of `foreign-one`"
+    )
     options = parser.parse_args(arguments)
     if options.part == "calibrate" and not options.json:
         print("Assumed:", *ASSUMPTIONS, sep="\n- ")

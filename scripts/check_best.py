@@ -210,7 +210,7 @@ def best_of_all(problem: planner.PlanningProblem) -> tuple[float, int] | None:
     every = list(itertools.islice(placements(table), MOST + 1))
     if len(every) > MOST:
         return None
-    clock = CandidateClock(problem, runs, table)
+    clock = CandidateClock.of(problem, runs, table)
     prices = node_prices(problem.cluster) if problem.options.objective == "cost" else None
     best, timed = float("inf"), 0
     for places in every:

@@ -30,6 +30,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     ),
     "planner": (
         "profiler",
+        "foreign",
         "h2",
         "harp",
         "hap",

@@ -32,8 +32,10 @@ from hetjax.configuration.make import make_model, make_optimizer
 from hetjax.data import images
 from hetjax.data.corpus import TextFiles
 from hetjax.errors import InputError
-from hetjax.mesh import Cluster
-from hetjax.planner import Plan
+from hetjax.mesh import Cluster, Link, Subcluster, kind
+from hetjax.planner import Plan, PlanOptions
+from hetjax.planner.foreign.foreign_planner import ForeignPlanner
+from hetjax.planner.foreign.foreign_profile import read_foreign_profile
 from hetjax.planner.profiler import ProfileDatabase
 from hetjax.runtime.checkpoints.checkpoint_files import read_manifest, verify_files
 from hetjax.runtime.checkpoints.manifest import (
@@ -320,3 +322,56 @@ def test_profiles(number: int) -> None:
         ProfileDatabase(path.parent / "other").merge(ProfileDatabase(path.parent))
 
     check(damaged_json(PROFILE, random), "a.json", random, read)
+
+
+FOREIGN: dict[str, Any] = {
+    "version": 1,
+    "model": "small",
+    "source": "made up",
+    "layers": [
+        {
+            "name": "block",
+            "count": 2,
+            "parameter_bytes": 1e6,
+            "gradient_bytes": 1e6,
+            "optimizer_bytes": 6e6,
+            "sent_bytes": 1e5,
+            "returned_bytes": 1e5,
+        },
+        {"name": "more", "like": "block"},
+        {
+            "name": "head",
+            "tied_to": "block",
+            "parameter_bytes": 1e6,
+            "optimizer_bytes": 6e6,
+            "sent_bytes": 0,
+        },
+    ],
+    "times": [
+        {
+            "layer": layer,
+            "kind": "T4",
+            "mesh": [1, 1],
+            "microbatch_size": size,
+            "forward_seconds": 0.1,
+            "backward_seconds": 0.2,
+            "kept_bytes": 10,
+            "working_bytes": 5,
+        }
+        for layer in ("block", "head")
+        for size in (1, 4)
+    ],
+}
+
+
+@cases
+@given(NUMBERS)
+def test_foreign_profiles(number: int) -> None:
+    random = Random(number)
+    t4 = Subcluster("old", kind("T4"), 1, 2, Link(1e9, 0.0), Link(1e9, 0.0))
+
+    def read(path: Path) -> None:
+        planner = ForeignPlanner(read_foreign_profile(path), Cluster("small", (t4,)), PlanOptions())
+        planner.find(4, (1, 2, 4))
+
+    check(damaged_json(FOREIGN, random), "a.json", random, read)

@@ -14,6 +14,7 @@ from hetjax.commands.words import rate_lines, told_alternatives
 from hetjax.planner import (
     Alternative,
     PartAlone,
+    Plan,
     StagePlan,
     StagePrediction,
     flops_utilization,
@@ -136,7 +137,7 @@ def plan_figures(prepared: Prepared) -> dict[str, Any]:
         Numbers in SI units, by name; ``"stages"`` holds one object a stage.
     """
     plan, prediction = prepared.plan, prepared.prediction
-    model, parts = prepared.ingredients.model, step_parts(plan)
+    model = prepared.ingredients.model
     return {
         "model": model.name,
         "parameters": model.num_parameters(),
@@ -148,13 +149,7 @@ def plan_figures(prepared: Prepared) -> dict[str, Any]:
         **_search_figures(prepared),
         "rates": list(rate_lines(prepared)),
         "notes": [*plan.notes, *shared_core_lines(plan, prepared.ingredients.configuration)],
-        "batch_size": plan.batch_size,
-        "pipelines": len(plan.pipelines),
-        "num_microbatches": sum(each.num_microbatches for each in plan.pipelines),
-        "microbatch_size": max(each.microbatch_size for each in plan.pipelines),
-        "microbatches": [[each.num_microbatches, each.microbatch_size] for each in plan.pipelines],
-        "schedule": plan.pipelines[0].schedule.name,
-        "warm_up_counts": [n for each in plan.pipelines for n in each.schedule.warm_up_counts],
+        **schedule_figures(plan),
         "sharing_seconds": prediction.sharing_seconds,
         "step_time": prediction.step_time,
         f"{model.unit}_per_second": prepared.ingredients.units_per_step / prediction.step_time,
@@ -163,25 +158,53 @@ def plan_figures(prepared: Prepared) -> dict[str, Any]:
         "bound_ratio": prediction.step_time / prediction.lower_bound,
         "bubble": mean(stage.bubble for stage in prediction.stages),
         "memory_bytes": max(stage.memory_bytes for stage in prediction.stages),
-        "stages": [
-            {
-                "layers": list(stage.layers),
-                "submesh": stage.devices_text,
-                "devices": stage.num_devices,
-                "mesh_shape": list(stage.mesh_shape) if len(stage.members) == 1 else None,
-                "sharding": stage.sharding,
-                "recompute": stage.recompute,
-                "recompute_layers": [list(run) for run in stage.recompute_layers],
-                "pipeline": p,
-                "warm_up_count": pipeline.schedule.warm_up_counts[s],
-                **vars(prediction.stages[first + s]),
-                "members": _member_figures(stage, prediction.stages[first + s]),
-                "step": vars(parts[first + s]),
-            }
-            for p, (first, pipeline) in enumerate(plan.numbered_pipelines())
-            for s, stage in enumerate(pipeline.stages)
-        ],
+        "stages": stage_figures(plan),
     }
+
+
+def schedule_figures(plan: Plan) -> dict[str, Any]:
+    """Into what a plan divides a batch, and in which order that is computed, as plain values.
+
+    Args:
+        plan: the plan.
+    """
+    return {
+        "batch_size": plan.batch_size,
+        "pipelines": len(plan.pipelines),
+        "num_microbatches": sum(each.num_microbatches for each in plan.pipelines),
+        "microbatch_size": max(each.microbatch_size for each in plan.pipelines),
+        "microbatches": [[each.num_microbatches, each.microbatch_size] for each in plan.pipelines],
+        "schedule": plan.pipelines[0].schedule.name,
+        "warm_up_counts": [n for each in plan.pipelines for n in each.schedule.warm_up_counts],
+    }
+
+
+def stage_figures(plan: Plan) -> list[dict[str, Any]]:
+    """What the stages of a plan are, and what is predicted of them, as plain values.
+
+    Args:
+        plan: a plan with a prediction.
+    """
+    assert plan.prediction is not None, "a plan that is shown has a prediction"
+    predicted, parts = plan.prediction.stages, step_parts(plan)
+    return [
+        {
+            "layers": list(stage.layers),
+            "submesh": stage.devices_text,
+            "devices": stage.num_devices,
+            "mesh_shape": list(stage.mesh_shape) if len(stage.members) == 1 else None,
+            "sharding": stage.sharding,
+            "recompute": stage.recompute,
+            "recompute_layers": [list(run) for run in stage.recompute_layers],
+            "pipeline": p,
+            "warm_up_count": pipeline.schedule.warm_up_counts[s],
+            **vars(predicted[first + s]),
+            "members": _member_figures(stage, predicted[first + s]),
+            "step": vars(parts[first + s]),
+        }
+        for p, (first, pipeline) in enumerate(plan.numbered_pipelines())
+        for s, stage in enumerate(pipeline.stages)
+    ]
 
 
 def _search_figures(prepared: Prepared) -> dict[str, Any]:

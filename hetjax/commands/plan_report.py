@@ -56,7 +56,7 @@ def plan_report(
         timeline=simulate(plan),
         dtype=planned.problem.dtype if planned else "float32",
         figures=dict(_figures(prepared, published)),
-        limits=list(_limits(plan)),
+        limits=list(limit_shares(plan)),
         costs=flops,
         modules=module_runs(planned.problem.sections) if planned else (),
         alternatives=told_alternatives(prepared, alternatives),
@@ -92,7 +92,12 @@ def _figures(prepared: Prepared, published: Published | None) -> Iterator[tuple[
                 yield said, f"{ratio:.2f} times as long"
 
 
-def _limits(plan: Plan) -> Iterator[tuple[str, float]]:
+def limit_shares(plan: Plan) -> Iterator[tuple[str, float]]:
+    """What limits a plan, and what share of it is used.
+
+    Args:
+        plan: a plan with a prediction.
+    """
     found = limits(plan)
     stage, fullest = plan.stages[found.stage], plan.stages[found.fullest]
     yield f"stage {found.stage} on {stage.devices_text} computing", found.stage_busy

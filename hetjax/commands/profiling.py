@@ -64,7 +64,10 @@ def profile_database(folder: str) -> ProfileDatabase:
     """
     check_path(folder, f"planner.profile = {shown(folder, 200)}")
     if Path(folder).exists() and not Path(folder).is_dir():
-        raise InputError(f"planner.profile is {folder!r}, which is a file; it must be a folder")
+        raise InputError(
+            f"planner.profile is {folder!r}, which is a file; it must be a folder. By a file of "
+            f"another tool there are plans to look at alone, by python -m hetjax.plan"
+        )
     return ProfileDatabase(Path(folder))
 
 

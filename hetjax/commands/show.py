@@ -102,7 +102,7 @@ def show_plan(
         *shared_core_lines(plan, prepared.ingredients.configuration),
         *_union_lines(prepared),
     )
-    for line in (*quality, *_limit_lines(plan)):
+    for line in (*quality, *limit_lines(plan)):
         console.print(line, highlight=False, markup=False)
     if alternatives:
         console.print()
@@ -190,7 +190,12 @@ def _profile_lines(planned: Planned) -> Iterator[str]:
         )
 
 
-def _limit_lines(plan: Plan) -> Iterator[str]:
+def limit_lines(plan: Plan) -> Iterator[str]:
+    """What limits a plan, in words.
+
+    Args:
+        plan: a plan with a prediction.
+    """
     found = limits(plan)
     stage, fullest = plan.stages[found.stage], plan.stages[found.fullest]
     yield (

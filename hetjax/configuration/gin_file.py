@@ -27,7 +27,13 @@ from hetjax.configuration.settings import (
 from hetjax.errors import InputError, shown
 from hetjax.reading import MAX_WRITTEN_BYTES, read_text, real_path
 
-PATHS = ("cluster.file", "data.paths", "data.tokenizer", "planner.published")
+PATHS = (
+    "cluster.file",
+    "data.paths",
+    "data.tokenizer",
+    "planner.profile",
+    "planner.published",
+)
 """The settings that name files; relative ones are looked up where they are written."""
 
 MAX_FILES = 64

@@ -354,8 +354,9 @@ class PlannerSettings(SettingsSection):
     max_stages: Count | None = Field(default=None, description="stages at most; None for any")
     profile: str | None = Field(
         default=None,
-        description="folder of measurements that `hetjax.profile` made, to plan with; None to plan "
-        "by the analytic model",
+        description="folder of measurements that `hetjax.profile` made, to plan with; or a JSON "
+        "file of another tool, by which `hetjax.plan` plans without the model; None to plan by the "
+        "analytic model",
     )
     max_pipelines: Count | None = Field(
         default=None,

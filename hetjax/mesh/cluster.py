@@ -255,7 +255,8 @@ class Cluster:
 
         Returns:
             The link inside a node where one node holds both, the link between nodes where one
-            subcluster does, the link between the two subclusters otherwise.
+            subcluster does, the link between the two subclusters otherwise. Where nodes have
+            several network cards, it is as many times as fast as both have cards of their devices.
 
         Raises:
             InputError: a submesh is not in the cluster.
@@ -263,7 +264,42 @@ class Cluster:
         nodes = {node for submesh in (a, b) for node, _ in self.devices(submesh)}
         if a.subcluster == b.subcluster and len(nodes) == 1:
             return self.subcluster(a.subcluster).intra_node
-        return self.link(a.subcluster, b.subcluster)
+        link = self.link(a.subcluster, b.subcluster)
+        if any(self.subcluster(each.subcluster).num_cards == 1 for each in (a, b)):
+            return link
+        cards = min(len(self.cards(each)) // each.shape[0] for each in (a, b))
+        return Link(cards * link.bandwidth, link.latency)
+
+    def node_link(self, name_a: str, name_b: str) -> Link:
+        """The link between whole nodes of two subclusters, or two whole nodes of one.
+
+        Args:
+            name_a: a subcluster's name.
+            name_b: another's name, or the same.
+
+        Returns:
+            The link over all network cards that both have.
+        """
+        link = self.link(name_a, name_b)
+        cards = min(self.subcluster(name).num_cards for name in (name_a, name_b))
+        return Link(cards * link.bandwidth, link.latency)
+
+    def cards(self, submesh: SubMesh) -> set[tuple[int, int]]:
+        """The network cards of a submesh's devices.
+
+        Args:
+            submesh: a submesh.
+
+        Returns:
+            Pairs of a node and a card's number in it; each of its nodes has as many.
+
+        Raises:
+            InputError: the submesh is not in the cluster.
+        """
+        part, devices = self.subcluster(submesh.subcluster), self.devices(submesh)
+        if not part.network_cards:
+            return {(node, 0) for node, _ in devices}
+        return {(node, card) for node, device in devices for card in part.cards_of([device])}
 
     def check_submesh(self, submesh: SubMesh) -> None:
         """Checks that the cluster has a submesh's devices, and that they are a slice.

@@ -16,6 +16,8 @@
         devices_per_node: 2
         intra_node: {bandwidth: 25 GB/s, latency: 10 us}
         price_per_device_hour: 0.2  # optional; in any currency, the same for all
+        max_tensor_parallelism: 2  # optional; devices of a tensor axis, at most
+        network_cards: 2  # optional; cards of a node, each of as many devices; or their devices
     links:                          # one for every pair of subclusters, or a default_link
       - {between: [new, old], bandwidth: 10 Gbit/s, latency: 50 us}
 
@@ -37,13 +39,13 @@ import pydantic
 
 from hetjax.checked_files import Record, first_problem
 from hetjax.errors import InputError, unknown_name
-from hetjax.limits import MAX_DEVICES_PER_NODE, MAX_NODES, MAX_SUBCLUSTERS, Name, Text
+from hetjax.limits import MAX_DEVICES_PER_NODE, MAX_NODES, MAX_SUBCLUSTERS, Index, Name, Text
 from hetjax.mesh import units
 from hetjax.mesh.host_cpu import HOST_CPU, measure_host_cpu
 from hetjax.mesh.kinds import KINDS, DeviceKind
 from hetjax.mesh.kinds import kind as known_kind
 from hetjax.mesh.links import Link
-from hetjax.mesh.subcluster import Links, Subcluster
+from hetjax.mesh.subcluster import Links, Subcluster, cards_in_turn
 
 
 def _quantity(
@@ -60,6 +62,7 @@ _Memory = Annotated[float, _quantity(units.BYTES)]
 _Flops = Annotated[float, _quantity(units.FLOPS_PER_SECOND)]
 _Positive = Annotated[float, pydantic.Field(gt=0)]
 _Load = Annotated[float, pydantic.Field(ge=0)]
+_Devices = Annotated[int, pydantic.Field(ge=1, le=MAX_DEVICES_PER_NODE)]
 
 
 class _LinkRecord(Record):
@@ -97,6 +100,8 @@ class _SubclusterRecord(Record):
     price_per_device_hour: _Positive | None = None
     transfer_load: _Load = 0.0
     message_load: _Load = 0.0
+    max_tensor_parallelism: _Devices | None = None
+    network_cards: _Devices | list[list[Index]] | None = None
 
 
 class ClusterRecord(Record):
@@ -196,7 +201,24 @@ def _build_subcluster(field: str, record: _SubclusterRecord, kind: DeviceKind) -
         price_per_device_hour=record.price_per_device_hour,
         transfer_load=record.transfer_load,
         message_load=record.message_load,
+        max_tensor_parallelism=record.max_tensor_parallelism,
+        network_cards=_build_cards(field, record),
     )
+
+
+def _build_cards(field: str, record: _SubclusterRecord) -> tuple[tuple[int, ...], ...]:
+    """The devices of each network card of a node; nothing where no card is told of."""
+    cards = record.network_cards
+    if cards is None:
+        return ()
+    if isinstance(cards, list):
+        return tuple(tuple(devices) for devices in cards)
+    if cards > record.devices_per_node:
+        raise InputError(
+            f"{field}.network_cards: {cards} is not allowed: a node has "
+            f"{record.devices_per_node} device(s), and a card serves one or more"
+        )
+    return cards_in_turn(cards, record.devices_per_node)
 
 
 def _check_kind(field: str, own: _KindRecord) -> None:
@@ -307,4 +329,14 @@ def _subcluster_to_json(subcluster: Subcluster) -> dict[str, Any]:
             for field in ("transfer_load", "message_load")
             if (load := getattr(subcluster, field))
         },
+        **_limits_to_json(subcluster),
+    }
+
+
+def _limits_to_json(subcluster: Subcluster) -> dict[str, Any]:
+    """What a file says of tensor parallelism and network cards; nothing where nothing is said."""
+    widest, cards = subcluster.max_tensor_parallelism, subcluster.network_cards
+    return {
+        **({} if widest is None else {"max_tensor_parallelism": widest}),
+        **({"network_cards": [list(devices) for devices in cards]} if cards else {}),
     }

@@ -36,6 +36,8 @@ from hetjax.planner.costs.quality import (
     peak_flops,
     step_parts,
 )
+from hetjax.planner.foreign.foreign_planner import ForeignFound, ForeignPlanner
+from hetjax.planner.foreign.foreign_profile import ForeignProfile, read_foreign_profile
 from hetjax.planner.h2.heteroauto_planner import HeteroAuto
 from hetjax.planner.hap.hap_planner import HapPlanner
 from hetjax.planner.harp.alternatives import differences, next_best
@@ -72,6 +74,9 @@ __all__ = [
     "Alternative",
     "Choice",
     "DynamicProgram",
+    "ForeignFound",
+    "ForeignPlanner",
+    "ForeignProfile",
     "Found",
     "HapPlanner",
     "HeteroAuto",
@@ -106,6 +111,7 @@ __all__ = [
     "peak_flops",
     "plan",
     "predict",
+    "read_foreign_profile",
     "reschedule",
     "side_by_side",
     "simulate",

@@ -121,6 +121,26 @@ def test_recorded_host_is_not_measured_again():
     [
         ("kind: T4", "kind: T5", r"subclusters\[2\]\.kind: unknown device kind 'T5'"),
         ("like: RTX3080", "like: RTX3081", r"kinds\.tired\.like: unknown .*did you mean 'RTX3080'"),
+        (
+            "nodes: 2",
+            "nodes: 2\n    max_tensor_parallelism: 0",
+            r"\[0\]\.max_tensor_parallelism: 0 is not allowed",
+        ),
+        (
+            "nodes: 2",
+            "nodes: 2\n    network_cards: 3",
+            r"\[0\]\.network_cards: 3 is not allowed: a node has 2 device",
+        ),
+        (
+            "nodes: 2",
+            "nodes: 2\n    network_cards: [[0], [0, 1]]",
+            r"network_cards: \[\[0\], \[0, 1\]\] is not allowed: each of the devices 0 to 1",
+        ),
+        (
+            "nodes: 2",
+            "nodes: 2\n    network_cards: [[0, 1], []]",
+            r"and each card one device or more",
+        ),
         ("nodes: 2", "nods: 2", r"subclusters\[0\]: unknown field 'nods'; did you mean 'nodes'"),
         ("speed: 0.5", "sped: 0.5", r"kinds\.tired: unknown field 'sped'; did you mean 'speed'"),
         ("default_link", "defaultlink", "yaml: unknown field 'defaultlink'; did you mean"),
@@ -233,3 +253,20 @@ def test_aliases_stand_for_little(tmp_path):
     )
     with pytest.raises(InputError, match="more than 30000 values"):
         Cluster.from_file(write(tmp_path, bomb))
+
+
+@pytest.mark.parametrize("said", ["2", "[[0], [1]]"])
+def test_network_cards_are_counted_or_told_device_by_device(tmp_path, said):
+    text = GOOD.replace("nodes: 2", f"nodes: 2\n    network_cards: {said}", 1)
+    cluster = Cluster.from_file(write(tmp_path, text))
+    assert cluster.subclusters[0].network_cards == ((0,), (1,))
+    assert cluster.subclusters[0].num_cards == 2
+    assert Cluster.from_json_dict(cluster.to_json_dict()) == cluster
+
+
+def test_a_limit_of_tensor_parallelism_is_kept(tmp_path):
+    text = GOOD.replace("nodes: 2", "nodes: 2\n    max_tensor_parallelism: 1", 1)
+    cluster = Cluster.from_file(write(tmp_path, text))
+    part = cluster.subclusters[0]
+    assert (part.allows_tensor_axis(1), part.allows_tensor_axis(2)) == (True, False)
+    assert Cluster.from_json_dict(cluster.to_json_dict()) == cluster

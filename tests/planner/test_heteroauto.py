@@ -14,6 +14,7 @@ from hetjax.mesh import Cluster, Link, Subcluster, kind
 from hetjax.planner import HeteroAuto, PlanningProblem, make_problem
 from hetjax.planner.h2.heteroauto_planner import modules_of_stages
 from hetjax.planner.h2.layer_division import GroupShare, GroupWay
+from hetjax.planner.h2.module_ways import Modules, ModuleWays
 from hetjax.planner.h2.refine import refine
 
 NEAR, FAR = Link(100e9, 1e-5), Link(12.5e9, 2e-5)
@@ -108,8 +109,44 @@ def test_what_it_cannot_plan_is_said(problem: PlanningProblem):
     with pytest.raises(InputError, match="the program has none"):
         HeteroAuto().plan(replace(problem, sections=()))
     many = problem_of(cluster(nodes=60), count=32)
-    with pytest.raises(InputError, match=r"are 61 stages or more .* repeats 12 modules"):
+    with pytest.raises(
+        InputError, match=r"are 61 stages or more .* of 1 has equal parts.* 12 modules"
+    ):
         HeteroAuto().plan(many)
+
+
+@pytest.mark.parametrize("per_node", [3, 5, 6])
+def test_odd_numbers_of_devices_leave_none_over(per_node: int):
+    parts = (Subcluster(name, kind("A100-40"), 1, per_node, NEAR, FAR) for name in ("a", "b"))
+    # Two subclusters of one kind.
+    odd = Cluster("odd", tuple(parts), (("a", "b", FAR),))
+    plan = HeteroAuto().plan(problem_of(odd, count=4, batch=24))
+    assert sum(stage.num_devices for stage in plan.stages) == 2 * per_node
+
+
+def test_what_a_node_gets_from_both_neighbours_comes_over_one_card_or_two(
+    problem: PlanningProblem,
+):
+    def paces(*cards: tuple[int, ...]) -> dict[tuple[int, int], float]:
+        slow = Link(1e8, 1e-4)
+        old, large = problem.cluster.subclusters
+        old = replace(old, inter_node=slow, network_cards=cards)
+        mine = replace(problem, cluster=replace(problem.cluster, subclusters=(old, large)))
+        kinds = ModuleWays(mine, Modules.of(mine)).kinds()
+        ways = {each.name: each.ways for each in kinds}["old"]
+        return {
+            (width, way.tensor): way.pace_seconds
+            for width in (1, 2, 4)
+            for way in ways(width, 8)
+            if not way.repeats
+        }
+
+    one, two, crossed = paces(), paces((0, 1), (2, 3)), paces((0, 2), (1, 3))
+    # Two stages a node: of their own cards, or both over both; then one stage over both cards.
+    assert one[2, 1] == pytest.approx(2 * two[2, 1], rel=1e-2)
+    assert crossed[2, 1] == pytest.approx(two[2, 1], rel=1e-2)
+    assert one[4, 1] == pytest.approx(2 * two[4, 1], rel=1e-2)
+    assert one[1, 1] == pytest.approx(one[2, 1])
 
 
 def test_by_the_public_function():

@@ -18,7 +18,12 @@ from hetjax.errors import InputError
 from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster, SubMesh
 from hetjax.planner import DynamicProgram, make_problem
 from hetjax.planner.harp.dynamic_program import Found
-from hetjax.planner.harp.lost_devices import around_lost, check_lost, lost_of_nodes
+from hetjax.planner.harp.lost_devices import (
+    around_lost,
+    check_lost,
+    is_power_of_two,
+    lost_of_nodes,
+)
 from hetjax.planner.plan.plan import validate
 
 LINK = Link(1e10, 1e-5)
@@ -43,7 +48,9 @@ def cut_nodes(draw: st.DrawFn) -> tuple[int, set[int], list[int]]:
     room = per_node - lost_of_nodes(cluster, gone)[0][0]
     sizes: list[int] = []
     while room and draw(st.booleans()):
-        size = draw(st.sampled_from([1 << k for k in range(4) if 1 << k <= room]))
+        # As `StageTable.may_hold` has it.
+        odd = [] if gone and is_power_of_two(per_node) else [3, 6]
+        size = draw(st.sampled_from([each for each in (1, 2, 4, 8, *odd) if each <= room]))
         sizes.append(size)
         room -= size
     return per_node, gone, sizes

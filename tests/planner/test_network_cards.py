@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 
 from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster, SubMesh
 from hetjax.pipeline.timeline.times import StepTimes
+from hetjax.planner import PlanOptions
 from hetjax.planner.costs.network_cards import with_shared_cards
+from hetjax.planner.foreign.foreign_costs import ForeignCosts
+from hetjax.planner.foreign.foreign_profile import checked_foreign_profile
+from hetjax.planner.harp.candidate_clock import CandidateClock
+from hetjax.planner.harp.candidate_plans import candidate_ends
+from hetjax.planner.harp.fixed_pace import Place
+from hetjax.planner.harp.search import price
 
 KIND = DeviceKind("any", {"float32": 1e12}, 10**9, 1e11, source="made up")
 INSIDE = Link(1e10, 0.0)
@@ -99,3 +106,79 @@ def test_transfers_only_become_longer_and_never_longer_than_the_pace(
     # What each card carries in all is less than the slowest of its links would.
     longest = max(computing, 2 * max(size / min(bandwidths) for size in sent))
     assert max(after) <= longest * (1 + 1e-9)
+
+
+def two_cards(*devices: tuple[int, ...]) -> Cluster:
+    """Three hosts of four devices at a switch; the cards of the middle one have these devices."""
+    cluster = switch(1.0, 1.0, 1.0)
+    first, middle, last = (replace(each, devices_per_node=4) for each in cluster.subclusters)
+    return replace(cluster, subclusters=(first, replace(middle, network_cards=devices), last))
+
+
+def test_stages_with_cards_of_their_own_do_not_share_one():
+    stages = [submesh(0), submesh(1, 0, 2), submesh(1, 2, 2), submesh(2)]
+    shared, apart = two_cards((0, 1, 2, 3)), two_cards((0, 1), (2, 3))
+    times = times_of(shared, stages, 10.0, [2.0, 5.0, 1.0])
+    assert with_shared_cards(times, apart, stages) == times
+    assert with_shared_cards(times, shared, stages) != times
+    # Each stage on both cards: a neighbour's one card is what they wait for.
+    assert with_shared_cards(times, two_cards((0, 2), (1, 3)), stages) == times
+
+
+def test_a_stage_sends_over_all_cards_of_its_devices():
+    part = Subcluster("one", KIND, 3, 4, INSIDE, Link(1.0, 0.5), network_cards=((0, 1), (2, 3)))
+    cluster = Cluster("rack", (part,))
+    nodes = [SubMesh("one", 4 * node, (1, 4)) for node in range(3)]
+    halves = [SubMesh("one", 4 * node, (1, 2)) for node in range(3)]
+    assert cluster.link_between(nodes[0], nodes[1]) == Link(2.0, 0.5)
+    assert cluster.link_between(nodes[0], halves[1]) == Link(1.0, 0.5)
+    assert cluster.link_between(nodes[0], nodes[0]) == INSIDE
+    both = SubMesh("one", 0, (2, 4))
+    assert cluster.link_between(both, both) == Link(2.0, 0.5)
+    found = with_shared_cards(times_of(cluster, nodes, 10.0, [4.0, 2.0]), cluster, nodes)
+    # As with one card of twice the speed.
+    assert found.sends == pytest.approx([0.5 + 2 / 0.9, 0.5 + 1 / 0.8])
+
+
+def test_the_clock_of_a_search_counts_the_cards_that_stages_have():
+    """By a plan of half nodes: the table tells what whole nodes take, the clock what these do."""
+    link = Link(1e8, 0.0)
+    cards = ((0, 1), (2, 3))
+    parts = tuple(
+        Subcluster(name, replace(KIND, name=name), 1, 4, INSIDE, link, network_cards=cards)
+        for name in ("a", "b")
+    )
+    cluster = Cluster("two", parts, (("a", "b", link),))
+    content = {
+        "version": 1,
+        "model": "two",
+        "source": "made up",
+        "layers": [
+            {"name": "x", "count": 2, "parameter_bytes": 1, "optimizer_bytes": 1, "sent_bytes": 1e7}
+        ],
+        "times": [
+            {
+                "layer": "x",
+                "kind": kind,
+                "mesh": [1, 1],
+                "microbatch_size": size,
+                "forward_seconds": 1.0,
+                "backward_seconds": 1.0,
+                "kept_bytes": 1,
+            }
+            for kind in ("a", "b")
+            for size in (1, 2)
+        ],
+    }
+    costs = ForeignCosts(checked_foreign_profile(content, ""), cluster, 2)
+    table = costs.table(1, "1f1b", PlanOptions())
+    clock = CandidateClock(table, cluster, (), costs.estimate, ())
+    # There are no times for two examples on four devices.
+    assert [cut.shape for cut in table.slices[0]] == [(1, 1), (1, 2)]
+    for slice_place in (0, 1):
+        places = [Place((s, s + 1), s, slice_place, 0) for s in (0, 1)]
+        candidate = price(table, places, 1e9)
+        assert candidate is not None
+        ends = candidate_ends(table, cluster, (), candidate)
+        assert clock.times(candidate, ends).sends == pytest.approx([link.seconds(2e7)])
+    assert table.between[0][1].forward[1] == pytest.approx(link.seconds(2e7) / 2)

@@ -306,7 +306,9 @@ def test_a_prediction_is_for_its_own_problem():
 
 def test_shapes_of_submeshes():
     assert submesh_shapes(1, 1) == ((1, 1),)
-    assert submesh_shapes(3, 4) == ((1, 1), (1, 2), (1, 4), (2, 4), (3, 4))
+    assert submesh_shapes(3, 4) == ((1, 1), (1, 2), (1, 3), (1, 4), (2, 4), (3, 4))
+    within = [devices for _, devices in submesh_shapes(1, 16)]
+    assert within == [1, 2, 3, 4, 6, 8, 12, 16]
 
 
 def test_many_subclusters_are_passed_by_memory_per_speed():

@@ -12,7 +12,7 @@ from bench_hap import Traced
 from hap_models import bert, vgg19
 from random_programs import chain_of_program
 
-from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster, SubMesh
+from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster, SubMesh, kind
 from hetjax.planner import (
     DynamicProgram,
     HapPlanner,
@@ -143,7 +143,10 @@ def test_what_is_written_of_a_later_stage_is_read_again():
 
 
 def test_devices_of_several_nodes_are_several_members():
-    members = members_of([SubMesh("fast", 0, (2, 4)), SubMesh("slow", 2, (1, 2))], 8)
+    link = Link(1e9, 0.0)
+    parts = (Subcluster(name, kind("T4"), 2, 4, link, link) for name in ("fast", "slow"))
+    rack = Cluster("rack", tuple(parts), (("fast", "slow", link),))
+    members = members_of(rack, [SubMesh("fast", 0, (2, 4)), SubMesh("slow", 2, (1, 2))], 8)
     assert [str(each.submesh) for each in members] == [
         "fast[0:4] 1x4", "fast[4:8] 1x4", "slow[2:4] 1x2",
     ]  # fmt: skip

@@ -11,8 +11,8 @@ from hetjax.mesh.cluster import Cluster, SubMesh
 from hetjax.pipeline.timeline.times import StepTimes
 from hetjax.planner.costs.crossing_ends import CrossingPart, End, crossing_parts, joined_link
 
-Card = tuple[str, int, str]
-"""A direction of a node's network card: subcluster, node, and "out" or "in"."""
+Card = tuple[str, int, int, str]
+"""A direction of a network card: subcluster, node, its number there, and "out" or "in"."""
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,13 @@ def with_shared_cards(
 ) -> StepTimes:
     """Lengthen a pipeline's transfers by what else their nodes send and receive.
 
-    What a node sends to the stages before and after its own leaves it through one network card, and
-    what it receives comes in through one. In the time from one microbatch to the next, the pace,
-    every transfer is made once, and has what the others leave of the card: one that takes a seconds
-    by itself, beside others of b seconds, takes a / (1 - b / pace); that is all of the pace where
-    the card is never idle. A card is as fast as the fastest link of its subcluster.
+    What a stage sends to those before and after it leaves its nodes through the network cards of
+    its devices, in equal parts, and what it receives comes in through them. In the time from one
+    microbatch to the next, the pace, every transfer is made once, and has what the others leave of
+    the card: one that takes a seconds by itself, beside others of b seconds, takes
+    a / (1 - b / pace); that is all of the pace where the card is never idle. A card is as fast as
+    the fastest link of its subcluster; where a node has several, those of unlike stages do not
+    meet.
 
     Args:
         times: of tasks, and of transfers that have their link for themselves.
@@ -86,18 +88,29 @@ def _transfer(cluster: Cluster, parts: Sequence[CrossingPart], seconds: float) -
     filled: Counter[Card] = Counter()
     for part in parts:
         sender, receiver = part.sender, part.receiver
-        ends = (
-            ("out", sender, _nodes(cluster, sender)),
-            ("in", receiver, _nodes(cluster, receiver)),
-        )
-        if sender.subcluster == receiver.subcluster and ends[0][2] == ends[1][2]:
+        ends = (("out", sender, cluster.cards(sender)), ("in", receiver, cluster.cards(receiver)))
+        (_, _, mine), (_, _, theirs) = ends
+        is_far = {node for node, _ in mine} != {node for node, _ in theirs}
+        if sender.subcluster == receiver.subcluster and not is_far:
             continue
         # The link's bandwidth times the seconds is the whole transfer, of which this is a share.
         moved = carried if len(parts) == 1 else carried * part.share
-        for way, submesh, nodes in ends:
+        for way, submesh, cards in ends:
             share = moved * link.bandwidth / _card_bandwidth(cluster, submesh)
-            filled.update({(submesh.subcluster, node, way): share for node in nodes})
+            share *= submesh.shape[0] / len(cards)
+            filled.update({(submesh.subcluster, *card, way): share for card in cards})
     return _Transfer(seconds, carried, dict(filled))
+
+
+def is_in_one_node(cluster: Cluster, a: SubMesh, b: SubMesh) -> bool:
+    """Whether two submeshes have the same nodes, so that no network card is between them.
+
+    Args:
+        cluster: the cluster.
+        a: a submesh.
+        b: another.
+    """
+    return a.subcluster == b.subcluster and _nodes(cluster, a) == _nodes(cluster, b)
 
 
 def _nodes(cluster: Cluster, submesh: SubMesh) -> set[int]:

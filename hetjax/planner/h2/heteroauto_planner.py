@@ -67,7 +67,7 @@ class HeteroAuto:
         if problem.lost:
             raise InputError(
                 f"planner.name is 'heteroauto', which uses all devices, and {len(problem.lost)} "
-                f"are lost; set planner.name = 'harp'"
+                f"are lost ({', '.join(map(str, sorted(problem.lost)))}); set planner.name = 'harp'"
             )
         modules = Modules.of(problem)
         kinds = ModuleWays(problem, modules).kinds()
@@ -95,8 +95,9 @@ def _why_not(
         return InputError(
             f"planner.name is 'heteroauto', by which the {cluster.num_devices} devices of cluster "
             f"{cluster.name!r} are {fewest} stages or more with microbatches of {size} examples, "
-            f"and the program repeats {len(modules.runs)} modules; allowed: a module for each "
-            f"stage, or planner.name = 'harp'"
+            f"of which data parallelism of {', '.join(map(str, widths))} has equal parts, and the "
+            f"program repeats {len(modules.runs)} modules; allowed: a module for each stage, or "
+            f"planner.name = 'harp'"
         )
     return DoesNotFitError(
         f"the model does not fit on cluster {cluster.name!r} by HeteroAuto's plans, which use all "

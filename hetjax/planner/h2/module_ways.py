@@ -105,7 +105,8 @@ class ModuleWays:
     def _ways(self, part: Subcluster, width: int, chips: int) -> Iterator[GroupWay]:
         again: tuple[Repetition, ...] = ("nothing", "layers")
         allowed = again if self._problem.options.allow_recompute else again[:1]
-        for tensor in (1 << k for k in range(part.devices_per_node.bit_length())):
+        widths = (1 << k for k in range(part.devices_per_node.bit_length()))
+        for tensor in filter(part.allows_tensor_axis, widths):
             shape = stage_shape(part, width * tensor)
             if shape is None or chips % (width * tensor):
                 continue
@@ -138,7 +139,7 @@ class ModuleWays:
         )
         layer = _difference(two, one)
         head = self._edge(execution, self._modules.after)
-        there, back = self._handover(part, mesh_shape, first)
+        there, back = self._handover(part, shape, first)
         return GroupWay(
             tensor=mesh_shape[1],
             stages=chips // math.prod(mesh_shape),
@@ -147,7 +148,7 @@ class ModuleWays:
             layer_seconds=layer.seconds,
             update_seconds=layer.update_seconds,
             handover_seconds=there + back,
-            pace_seconds=max(there, back, self._crossing),
+            pace_seconds=max(there, back, self._card(part, shape, first), self._crossing),
             state_bytes=layer.state_bytes,
             kept_bytes=layer.kept_bytes,
             fixed_bytes=float(one.state_bytes) - layer.state_bytes + float(one.working_bytes),
@@ -169,11 +170,29 @@ class ModuleWays:
         return estimate(self._problem, self._runs[execution.repeats].of(run), execution)
 
     def _handover(
-        self, part: Subcluster, mesh_shape: tuple[int, int], run: LayerRun
+        self, part: Subcluster, shape: tuple[int, int], run: LayerRun
     ) -> tuple[float, float]:
         """What a microbatch and its gradient take to the next stage of the same kind."""
-        is_near = math.prod(mesh_shape) < part.devices_per_node or part.nodes == 1
-        return self._transfers(part.intra_node if is_near else part.inter_node, run)
+        is_near = shape < (1, part.devices_per_node) or part.nodes == 1
+        between = self._problem.cluster.node_link(part.name, part.name)
+        return self._transfers(part.intra_node if is_near else between, run)
+
+    def _card(self, part: Subcluster, shape: tuple[int, int], run: LayerRun) -> float:
+        """What the network cards of a node are busy with for each microbatch.
+
+        A node's first stage gets a microbatch over its card, and its last one the gradient over its
+        own; what they send is as much. Where the two have one card, both come over it.
+        """
+        devices, cluster = math.prod(shape), self._problem.cluster
+        if part.num_devices < max(devices, part.devices_per_node) + devices:
+            return 0.0
+        first = SubMesh(part.name, 0, shape)
+        last = SubMesh(part.name, max(0, part.devices_per_node - devices), shape)
+        after = SubMesh(part.name, max(devices, part.devices_per_node), shape)
+        link = cluster.link_between(last, after)
+        there, back = (seconds - link.latency for seconds in self._transfers(link, run))
+        meet = cluster.cards(first) & cluster.cards(last)
+        return there + back if meet else max(there, back)
 
     def _transfers(self, link: Link, run: LayerRun) -> tuple[float, float]:
         work = self._problem.works[run[0]]
@@ -187,8 +206,7 @@ class ModuleWays:
         """What a microbatch takes at least from one kind to the next, on the slowest link."""
         names = [kind.name for kind in self._ordered]
         cluster, run = self._problem.cluster, self._modules.runs[-1]
-        first = (SubMesh(name, 0, (1, 1)) for name in names)
-        links = (cluster.link_between(a, b) for a, b in itertools.pairwise(first))
+        links = (cluster.node_link(a, b) for a, b in itertools.pairwise(names))
         return max((max(self._transfers(link, run)) for link in links), default=0.0)
 
 

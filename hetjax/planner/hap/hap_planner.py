@@ -11,6 +11,7 @@ import numpy as np
 
 from hetjax.errors import DoesNotFitError, InputError
 from hetjax.mesh.cluster import Cluster, SubMesh
+from hetjax.mesh.subcluster import Subcluster
 from hetjax.pipeline.schedules.warm_up import one_f_one_b
 from hetjax.planner.costs.member_rates import member_rates
 from hetjax.planner.hap.chain_search import ChainSearch
@@ -205,25 +206,43 @@ def cluster_members(
             submesh = SubMesh(each.name, start, (1, width))
             if lost.isdisjoint(cluster.device_ids(submesh)):
                 found.append(submesh)
-    return members_of(found, microbatch_size)
+    return members_of(cluster, found, microbatch_size)
 
 
-def members_of(submeshes: Sequence[SubMesh], microbatch_size: int) -> tuple[Member, ...]:
+def members_of(
+    cluster: Cluster, submeshes: Sequence[SubMesh], microbatch_size: int
+) -> tuple[Member, ...]:
     """The members of a stage, whose devices divide examples alone.
 
     Args:
-        submeshes: the devices of each; those of several nodes become several members.
+        cluster: the cluster.
+        submeshes: the devices of each; those of several nodes become several members, and so do
+            those whose tensor axis would be wider than is allowed.
         microbatch_size: examples in a microbatch.
 
     Example:
-        >>> [str(each.submesh) for each in members_of([SubMesh("fast", 0, (2, 4))], 8)]
+        >>> from hetjax.mesh import Link, Subcluster, kind
+        >>> link = Link(25e9, 1e-5)
+        >>> rack = Cluster("rack", (Subcluster("fast", kind("A800"), 2, 4, link, link),))
+        >>> [str(each.submesh) for each in members_of(rack, [SubMesh("fast", 0, (2, 4))], 8)]
         ['fast[0:4] 1x4', 'fast[4:8] 1x4']
     """
     found = []
     for each in submeshes:
-        nodes, width = each.shape
+        part = cluster.subcluster(each.subcluster)
+        width = _widest_member(part, each.shape[1], microbatch_size)
         data = math.gcd(width, microbatch_size)
-        for node in range(nodes):
-            submesh = SubMesh(each.subcluster, each.start + node * width, (1, width))
+        for start in range(each.start, each.start + each.num_devices, width):
+            submesh = SubMesh(each.subcluster, start, (1, width))
             found.append(Member(submesh, (data, width // data)))
     return tuple(found)
+
+
+def _widest_member(part: Subcluster, devices: int, microbatch_size: int) -> int:
+    """The most devices that divide a node's and need no wider tensor axis than is allowed."""
+    return next(
+        width
+        for width in range(devices, 0, -1)
+        if devices % width == 0
+        and part.allows_tensor_axis(width // math.gcd(width, microbatch_size))
+    )

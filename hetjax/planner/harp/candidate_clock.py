@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
+from hetjax.mesh.cluster import Cluster
 from hetjax.pipeline.program.traced_program import num_bytes
 from hetjax.pipeline.stages.holders import Holders
 from hetjax.pipeline.timeline.simulate import warm_up_ends
 from hetjax.pipeline.timeline.times import StepTimes
 from hetjax.planner.costs.cost_model import Estimate, estimate
 from hetjax.planner.costs.crossing_ends import End
-from hetjax.planner.costs.network_cards import with_shared_cards
+from hetjax.planner.costs.network_cards import is_in_one_node, with_shared_cards
 from hetjax.planner.costs.sharing_cost import exchange_seconds
 from hetjax.planner.costs.union_cost import UnionEstimate, UnionExecution, estimate_union
 from hetjax.planner.harp.candidate_plans import candidate_ends, slice_of
@@ -22,77 +24,137 @@ from hetjax.planner.harp.search import Candidate, transfers_between
 from hetjax.planner.harp.stage_table import StageTable
 from hetjax.planner.problem.problem import PlanningProblem
 from hetjax.planner.work.arrays import FloatArray
+from hetjax.planner.work.execution import Execution
 from hetjax.planner.work.layer_runs import Runs
 from hetjax.planner.work.repeating_layers import runs_by_repetition
+
+Tied = tuple[NDArray[np.bool_], int]
+"""Parameters that several layers use: which ones, and their bytes."""
 
 
 class CandidateClock:
     """Tells the seconds of candidates of one stage table, and keeps what they have in common.
 
     Args:
-        problem: what was planned.
-        runs: the work of every run of its layers.
         table: what the candidates were chosen from.
+        cluster: the devices.
+        lost: of these, those that cannot be used.
+        estimate: what every run of layers takes in one way to run it.
+        tied: the parameters that several layers use.
     """
 
-    def __init__(self, problem: PlanningProblem, runs: Runs, table: StageTable):
-        assert runs.used is not None, "a search looks at all runs"
-        self.problem = problem
-        self.table = table
-        self._runs = runs_by_repetition(runs, problem.repeatable_layers)
+    def __init__(
+        self,
+        table: StageTable,
+        cluster: Cluster,
+        lost: Collection[int],
+        estimate: Callable[[Execution | UnionExecution], Estimate | UnionEstimate],
+        tied: Sequence[Tied],
+    ):
+        self._table, self._cluster, self._lost = table, cluster, lost
+        self._estimate_in, self._tied = estimate, tied
         self._estimates: dict[_Way, Estimate | UnionEstimate] = {}
-        self._tied = [
+        self._has_cards = any(part.num_cards > 1 for part in cluster.subclusters)
+
+    @classmethod
+    def of(cls, problem: PlanningProblem, runs: Runs, table: StageTable) -> CandidateClock:
+        """The clock by the cost model.
+
+        Args:
+            problem: what was planned.
+            runs: the work of every run of its layers.
+            table: what the candidates were chosen from.
+        """
+        assert runs.used is not None, "a search looks at all runs"
+        by_repetition = runs_by_repetition(runs, problem.repeatable_layers)
+        tied = [
             (runs.used[place] > 0, num_bytes(runs.shapes[place]))
             for place in np.flatnonzero(runs.used.sum(axis=1) > 1)
         ]
 
+        def estimate_in(execution: Execution | UnionExecution) -> Estimate | UnionEstimate:
+            of_runs = by_repetition[execution.repeats]
+            if isinstance(execution, UnionExecution):
+                return estimate_union(problem, of_runs, execution)
+            return estimate(problem, of_runs, execution)
+
+        return cls(table, problem.cluster, problem.lost, estimate_in, tied)
+
     def seconds(self, candidate: Candidate) -> float:
         """Seconds of a step, with the exchange of what stages share."""
-        stages = candidate_ends(self.problem, self.table, candidate)
-        times = self._times(candidate, stages)
-        ends = warm_up_ends(candidate.warm_up_counts, self.table.num_microbatches, times)
-        sharing = self._sharing(candidate.places, stages)
+        stages = candidate_ends(self._table, self._cluster, self._lost, candidate)
+        times = self.times(candidate, stages)
+        ends = warm_up_ends(candidate.warm_up_counts, self._table.num_microbatches, times)
+        sharing = self.sharing(candidate.places, stages)
         together = max((end for end, own in zip(ends, sharing, strict=True) if own), default=0.0)
         return max(
             (together + own if own else end) + update
             for end, own, update in zip(ends, sharing, times.update, strict=True)
         )
 
-    def _times(self, candidate: Candidate, stages: Sequence[End]) -> StepTimes:
-        """The times of a candidate's tasks, and of its transfers beside each other."""
+    def times(self, candidate: Candidate, stages: Sequence[End]) -> StepTimes:
+        """The times of a candidate's tasks, and of its transfers beside each other.
+
+        Args:
+            candidate: the candidate.
+            stages: where its stages are.
+        """
         estimates = [
-            (self._estimate(place, option), place.layers)
+            (self.estimate(place, option), place.layers)
             for place, option in zip(candidate.places, candidate.options, strict=True)
         ]
         crossings = [
-            (transfers_between(self.table, a, b), b.layers[0])
+            (transfers_between(self._table, a, b), b.layers[0])
             for a, b in itertools.pairwise(candidate.places)
         ]
+        slower = [self._slowness(a, b) for a, b in itertools.pairwise(stages)]
         times = StepTimes(
             forward=[_of(each.forward_seconds, layers) for each, layers in estimates],
             backward=[_of(each.backward_seconds, layers) for each, layers in estimates],
-            sends=[float(transfers.forward[layer]) for transfers, layer in crossings],
-            returns=[float(transfers.backward[layer]) for transfers, layer in crossings],
+            sends=[
+                _slowed(float(transfers.forward[layer]), by)
+                for (transfers, layer), by in zip(crossings, slower, strict=True)
+            ],
+            returns=[
+                _slowed(float(transfers.backward[layer]), by)
+                for (transfers, layer), by in zip(crossings, slower, strict=True)
+            ],
             update=[_of(each.update_seconds, layers) for each, layers in estimates],
         )
-        return with_shared_cards(times, self.problem.cluster, stages)
+        return with_shared_cards(times, self._cluster, stages)
 
-    def _estimate(self, place: Place, option: int) -> Estimate | UnionEstimate:
-        """What runs of layers take in one way."""
-        cut = slice_of(self.table, place)
+    def _slowness(self, a: End, b: End) -> _Slowness | None:
+        """What stages without all network cards of their nodes make of the table's transfers."""
+        submeshes = [submesh for end in (a, b) for submesh, _ in end]
+        if not self._has_cards or len(submeshes) > 2:
+            return None
+        sender, receiver = submeshes
+        if is_in_one_node(self._cluster, sender, receiver):
+            return None
+        whole = self._cluster.node_link(sender.subcluster, receiver.subcluster)
+        own = self._cluster.link_between(sender, receiver)
+        return whole.latency, whole.bandwidth / own.bandwidth
+
+    def estimate(self, place: Place, option: int) -> Estimate | UnionEstimate:
+        """What every run of layers takes where a stage is, in one way to run it.
+
+        Args:
+            place: the stage's place.
+            option: the way, as the table counts them.
+        """
+        cut = slice_of(self._table, place)
         key = place.subcluster, cut.shape, option
         if key not in self._estimates:
-            execution = cut.options[option]
-            runs = self._runs[execution.repeats]
-            self._estimates[key] = (
-                estimate_union(self.problem, runs, execution)
-                if isinstance(execution, UnionExecution)
-                else estimate(self.problem, runs, execution)
-            )
+            self._estimates[key] = self._estimate_in(cut.options[option])
         return self._estimates[key]
 
-    def _sharing(self, places: Sequence[Place], stages: Sequence[End]) -> Sequence[float]:
-        """How long each stage exchanges parameters that layers of several stages use."""
+    def sharing(self, places: Sequence[Place], stages: Sequence[End]) -> Sequence[float]:
+        """How long each stage exchanges parameters that layers of several stages use.
+
+        Args:
+            places: of the stages, which tell their layers.
+            stages: where they are.
+        """
         pieces: list[tuple[Holders, int]] = []
         for used, size in self._tied:
             holders = tuple(s for s, each in enumerate(places) if used[slice(*each.layers)].any())
@@ -101,7 +163,19 @@ class CandidateClock:
         if not pieces:
             return [0.0] * len(places)
         submeshes = [[submesh for submesh, _ in end] for end in stages]
-        return exchange_seconds(self.problem.cluster, submeshes, pieces)
+        return exchange_seconds(self._cluster, submeshes, pieces)
+
+
+_Slowness = tuple[float, float]
+"""The latency of a link, and how many times as long its bytes take over fewer cards."""
+
+
+def _slowed(seconds: float, by: _Slowness | None) -> float:
+    """What a transfer takes over fewer network cards."""
+    if by is None or not seconds:
+        return seconds
+    latency, times = by
+    return latency + times * (seconds - latency)
 
 
 _Way = tuple[int, tuple[int, int], int]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
-from hetjax.mesh.cluster import SubMesh
+from hetjax.mesh.cluster import Cluster, SubMesh
 from hetjax.pipeline.schedules.schedule import Schedule
 from hetjax.pipeline.schedules.warm_up import from_warm_up_counts
 from hetjax.planner.costs.cost_model import Estimate, estimate
@@ -18,7 +18,7 @@ from hetjax.planner.plan.plan import Plan
 from hetjax.planner.plan.stage_plan import Member, PipelinePlan, Shares, StagePlan
 from hetjax.planner.problem.problem import PlanningProblem
 from hetjax.planner.work.layer_runs import Runs
-from hetjax.planner.work.repeating_layers import repeated_by, runs_by_repetition
+from hetjax.planner.work.repeating_layers import LayerRun, repeated_by, runs_by_repetition
 
 
 def candidate_plan(
@@ -35,16 +35,38 @@ def candidate_plan(
     Returns:
         The plan, without a prediction.
     """
+    ends = candidate_ends(table, problem.cluster, problem.lost, candidate)
+    stages, schedule = candidate_stages(
+        table, candidate, ends, problem.repeatable_layers, problem.microbatch_size
+    )
+    return pipeline_plan(problem, stages, schedule, planner)
+
+
+def candidate_stages(
+    table: StageTable,
+    candidate: Candidate,
+    ends: Sequence[End],
+    pieces: Sequence[LayerRun],
+    microbatch_size: int,
+) -> tuple[list[StagePlan], Schedule]:
+    """The stages that a candidate stands for, and their schedule.
+
+    Args:
+        table: what it was chosen from.
+        candidate: the candidate.
+        ends: where its stages are.
+        pieces: the layers that are made again together.
+        microbatch_size: examples in a microbatch.
+    """
     stages = []
-    ends = candidate_ends(problem, table, candidate)
     for place, chosen, end in zip(candidate.places, candidate.options, ends, strict=True):
         option = slice_of(table, place).options[chosen]
         ways = option.members if isinstance(option, UnionExecution) else (option,)
         members = (
             Member(submesh, way.mesh_shape) for (submesh, _), way in zip(end, ways, strict=True)
         )
-        again = repeated_by(option.repeats, problem.repeatable_layers, place.layers)
-        sizes = (round(way.examples * problem.microbatch_size) for way in ways)
+        again = repeated_by(option.repeats, pieces, place.layers)
+        sizes = (round(way.examples * microbatch_size) for way in ways)
         stages.append(
             StagePlan(
                 layers=place.layers,
@@ -56,8 +78,7 @@ def candidate_plan(
             )
         )
     counts = candidate.warm_up_counts
-    schedule = from_warm_up_counts(counts, table.num_microbatches, table.schedule)
-    return pipeline_plan(problem, stages, schedule, planner)
+    return stages, from_warm_up_counts(counts, table.num_microbatches, table.schedule)
 
 
 def pipeline_plan(
@@ -87,20 +108,21 @@ def pipeline_plan(
 
 
 def candidate_ends(
-    problem: PlanningProblem, table: StageTable, candidate: Candidate
+    table: StageTable, cluster: Cluster, lost: Collection[int], candidate: Candidate
 ) -> tuple[End, ...]:
     """Where a candidate's stages are, around devices that are lost.
 
     Args:
-        problem: what was planned.
         table: what it was chosen from.
+        cluster: the devices.
+        lost: of these, those that cannot be used.
         candidate: the candidate.
 
     Returns:
         For each stage its submeshes, and the shares of a microbatch that they compute.
     """
     if not table.joined:
-        alone = _submeshes(problem, table, candidate)
+        alone = _submeshes(table, cluster, lost, candidate)
         return tuple(((submesh, 1.0),) for submesh in alone)
     ends: list[End] = []
     for place, chosen in zip(candidate.places, candidate.options, strict=True):
@@ -114,14 +136,14 @@ def candidate_ends(
 
 
 def _submeshes(
-    problem: PlanningProblem, table: StageTable, candidate: Candidate
+    table: StageTable, cluster: Cluster, lost: Collection[int], candidate: Candidate
 ) -> tuple[SubMesh, ...]:
-    names = [subcluster.name for subcluster in problem.cluster.subclusters]
+    names = [subcluster.name for subcluster in cluster.subclusters]
     found = (
         SubMesh(names[place.subcluster], place.start, slice_of(table, place).shape)
         for place in candidate.places
     )
-    return around_lost(problem.cluster, tuple(found), problem.lost)
+    return around_lost(cluster, tuple(found), lost)
 
 
 def slice_of(table: StageTable, place: Place) -> Slice:

@@ -97,9 +97,19 @@ def _unusable(lost: Sequence[int], per_node: int) -> int:
         return 0
     # Around one place, aligned pieces of 1, 2, 4 ... devices hold any powers of two that are no
     # more than what is left.
-    if len(lost) == 1 and per_node & (per_node - 1) == 0:
+    if len(lost) == 1 and is_power_of_two(per_node):
         return 1
     return per_node - len(_longest_piece(lost, per_node))
+
+
+def is_power_of_two(count: int) -> bool:
+    """Whether a count is 1, 2, 4, ...
+
+    Example:
+        >>> [count for count in range(1, 9) if is_power_of_two(count)]
+        [1, 2, 4, 8]
+    """
+    return count & (count - 1) == 0
 
 
 def _longest_piece(lost: Collection[int], per_node: int) -> range:
@@ -129,11 +139,10 @@ def around_lost(
         gone = {device - base for device in lost if 0 <= device - base < per_node}
         if not gone:
             continue
-        taken = set(gone)
-        for place in sorted(members, key=lambda place: -submeshes[place].num_devices):
-            count = submeshes[place].num_devices
-            offset = _free_piece(taken, count, per_node)
-            taken |= set(range(offset, offset + count))
+        largest_first = sorted(members, key=lambda place: -submeshes[place].num_devices)
+        counts = [submeshes[place].num_devices for place in largest_first]
+        offsets = _aligned(counts, gone, per_node) or _side_by_side(counts, gone, per_node)
+        for place, offset in zip(largest_first, offsets, strict=True):
             start = node[1] * per_node + offset
             placed[place] = SubMesh(subcluster.name, start, submeshes[place].shape)
     return tuple(placed)
@@ -148,10 +157,32 @@ def _by_node(cluster: Cluster, submeshes: Sequence[SubMesh]) -> dict[tuple[str, 
     return members
 
 
-def _free_piece(taken: set[int], count: int, per_node: int) -> int:
+def _aligned(counts: Sequence[int], gone: Collection[int], per_node: int) -> list[int] | None:
+    """Where in a node submeshes begin, aligned to their size where they can be.
+
+    None where alignment leaves no room for one: three devices do not divide what two leave.
+    """
+    taken, offsets = set(gone), []
+    for count in counts:
+        offset = _free_piece(taken, count, per_node)
+        if offset is None:
+            return None
+        taken |= set(range(offset, offset + count))
+        offsets.append(offset)
+    return offsets
+
+
+def _free_piece(taken: set[int], count: int, per_node: int) -> int | None:
     """The first of so many devices in a row, aligned to their number where that is possible."""
     for step in (count, 1):
         for offset in range(0, per_node - count + 1, step):
             if not taken & set(range(offset, offset + count)):
                 return offset
-    raise AssertionError("the search counted more devices than there are")
+    return None
+
+
+def _side_by_side(counts: Sequence[int], gone: Collection[int], per_node: int) -> list[int]:
+    """Where in a node submeshes begin that follow each other in its longest piece."""
+    piece = _longest_piece(sorted(gone), per_node)
+    assert sum(counts) <= len(piece), "the search counted more devices than there are"
+    return [piece.start + before for before in itertools.accumulate(counts[:-1], initial=0)]

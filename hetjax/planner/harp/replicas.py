@@ -277,6 +277,7 @@ def _exchange_bandwidth(cluster: Cluster, part: ClusterPart) -> float:
         subcluster = cluster.subcluster(taken.subcluster)
         links = [link for a, b, link in cluster.links if subcluster.name in (a, b)]
         far = max(link.bandwidth for link in (subcluster.inter_node, *links))
+        far *= subcluster.num_cards
         near = subcluster.intra_node.bandwidth * taken.devices_per_node
         in_node = taken.devices_per_node < subcluster.devices_per_node
         fastest += taken.nodes * max(far, near * in_node)
@@ -387,7 +388,7 @@ def _problem_on(problem: PlanningProblem, part: ClusterPart, count: int) -> Plan
     """The problem of one pipeline: some of the cluster, and of the microbatches."""
     whole = problem.cluster.part([taken.subcluster for taken in part])
     subclusters = tuple(
-        replace(each, nodes=taken.nodes, devices_per_node=taken.devices_per_node)
+        each.reduced(taken.nodes, taken.devices_per_node)
         for each, taken in zip(whole.subclusters, part, strict=True)
     )
     cluster = replace(whole, subclusters=subclusters)

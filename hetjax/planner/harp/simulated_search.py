@@ -84,7 +84,31 @@ def simulated_search(
     Returns:
         Candidates, the best first.
     """
-    judge = _Judge(problem, runs, table, effort)
+    return search_by_clock(
+        table, met, CandidateClock.of(problem, runs, table), _prices(problem), effort
+    )
+
+
+def search_by_clock(
+    table: StageTable,
+    met: Sequence[Candidate],
+    clock: CandidateClock,
+    prices: Sequence[float] | None = None,
+    effort: float = 1.0,
+) -> tuple[Judged, ...]:
+    """Find the pipeline of the least time by a clock, or of the least cost.
+
+    Args:
+        table: what stages and transfers cost.
+        met: what is the best by the closed form, and nearly so; one or more.
+        clock: tells what a step takes.
+        prices: what a node of each subcluster costs a second, where the cost counts.
+        effort: what share of the candidates is timed that usually are.
+
+    Returns:
+        Candidates, the best first.
+    """
+    judge = _Judge(table, clock, prices, effort)
     judge.time(met)
     judge.time_ways(dict.fromkeys(each.places for each in met))
     judge.time_ways(dict.fromkeys(_worth_timing(table, judge, met)))
@@ -118,12 +142,17 @@ def first_look(
     Returns:
         Candidates, the best first; empty where nothing fits, or only what is not wanted.
     """
-    judge = _Judge(problem, runs, table)
+    judge = _Judge(table, CandidateClock.of(problem, runs, table), _prices(problem))
     judge.time(_closed_form(table, judge, near, tolerance, below)[:_AT_LEAST])
     for part in parts if judge.ranked() else ():
         if judge.prices is not None or _least_makespan(problem, part) < judge.best().makespan:
             judge.time(_closed_form(part, judge)[:_AT_LEAST])
     return judge.ranked()
+
+
+def _prices(problem: PlanningProblem) -> Sequence[float] | None:
+    """What a node of each subcluster costs a second; None where the cost does not count."""
+    return node_prices(problem.cluster) if problem.options.objective == "cost" else None
 
 
 def _closed_form(
@@ -170,11 +199,14 @@ class _Judge:
     """Times candidates and keeps what it found, until it has timed enough."""
 
     def __init__(
-        self, problem: PlanningProblem, runs: Runs, table: StageTable, effort: float = 1.0
+        self,
+        table: StageTable,
+        clock: CandidateClock,
+        prices: Sequence[float] | None,
+        effort: float = 1.0,
     ):
-        self.prices = node_prices(problem.cluster) if problem.options.objective == "cost" else None
-        self._table = table
-        self._clock = CandidateClock(problem, runs, table)
+        self.prices = prices
+        self._table, self._clock = table, clock
         self._makespans: dict[_Key, tuple[float, Candidate]] = {}
         self._tasks_left = int(_TASKS * effort)
 

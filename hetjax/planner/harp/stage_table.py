@@ -6,6 +6,7 @@ It is all that the search looks at, so that a measured profile can take the cost
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +17,7 @@ from hetjax.mesh.cluster import Cluster, SubMesh
 from hetjax.mesh.links import Link
 from hetjax.mesh.subcluster import Subcluster
 from hetjax.planner.costs.union_cost import UnionExecution
-from hetjax.planner.harp.lost_devices import lost_of_nodes
+from hetjax.planner.harp.lost_devices import is_power_of_two, lost_of_nodes
 from hetjax.planner.harp.slice_questions import SliceQuestion
 from hetjax.planner.harp.stage_options import best_options, fitting
 from hetjax.planner.problem.problem import PlanningProblem
@@ -155,7 +156,8 @@ class StageTable:
         slices: for each subcluster, the shapes of submesh that may be cut from it.
         within: for each subcluster, transfers inside a node.
         between: ``between[a][b]``: transfers between subclusters a and b; between the nodes of one
-            where they are the same.
+            where they are the same. Over all network cards of a node, which stages of less than a
+            node may not have.
         order: subclusters in the one order in which the pipeline may pass them; None for any.
         min_stages: the least number of stages.
         max_stages: the largest; None for any.
@@ -193,6 +195,9 @@ class StageTable:
         node = start // per_node
         if cut.shape[0] > 1:
             return not any(lost[node : node + cut.shape[0]])
+        if lost[node] and is_power_of_two(per_node) and not is_power_of_two(cut.shape[1]):
+            # What is left may be in two pieces, which only powers of two are sure to fill.
+            return False
         return start % per_node >= lost[node]
 
 
@@ -221,7 +226,7 @@ def make_stage_table(
         slices=_all_slices(problem, runs, memory_factor),
         within=tuple(transfers_over(problem, s.intra_node) for s in cluster.subclusters),
         between=tuple(
-            tuple(transfers_over(problem, cluster.link(a, b)) for b in names) for a in names
+            tuple(transfers_over(problem, cluster.node_link(a, b)) for b in names) for a in names
         ),
         order=None if any_order else memory_first_order(cluster, problem.dtype),
         min_stages=problem.options.min_stages,
@@ -270,18 +275,19 @@ def submesh_shapes(nodes: int, devices_per_node: int) -> tuple[tuple[int, int], 
         devices_per_node: devices in each.
 
     Returns:
-        A power of two devices of one node, one node, and several whole nodes; the fewest devices
-        first.
+        A power of two devices of one node, or three times one; one node, and several whole nodes;
+        the fewest devices first.
 
-    Source: Alpa (Zheng et al., 2022), section 5.2; Harp section 5.2.2.
+    Source: Alpa (Zheng et al., 2022), section 5.2; Harp section 5.2.2. Neither has 3, 6, 12, ...
 
     Example:
         >>> submesh_shapes(2, 6)
-        ((1, 1), (1, 2), (1, 4), (1, 6), (2, 6))
+        ((1, 1), (1, 2), (1, 3), (1, 4), (1, 6), (2, 6))
     """
-    powers = [1 << k for k in range(devices_per_node.bit_length()) if 1 << k < devices_per_node]
+    powers = [1 << k for k in range(devices_per_node.bit_length())]
+    parts = sorted(m for m in (*powers, *(3 * each for each in powers)) if m < devices_per_node)
     whole = [(n, devices_per_node) for n in range(1, nodes + 1)]
-    return (*((1, m) for m in powers), *whole)
+    return (*((1, m) for m in parts), *whole)
 
 
 def _all_slices(
@@ -299,12 +305,16 @@ def _all_slices(
         )
 
     return tuple(
-        tuple(
-            find(subcluster, shape)
-            for shape in submesh_shapes(subcluster.nodes, subcluster.devices_per_node)
-        )
+        tuple(find(subcluster, shape) for shape in _usable_shapes(problem, subcluster))
         for subcluster in problem.cluster.subclusters
     )
+
+
+def _usable_shapes(problem: PlanningProblem, subcluster: Subcluster) -> Iterator[tuple[int, int]]:
+    """The shapes of submesh that there is a way to run a stage on."""
+    for shape in submesh_shapes(subcluster.nodes, subcluster.devices_per_node):
+        if any(_logical_meshes(problem, subcluster, shape)):
+            yield shape
 
 
 def _may_fit(problem: PlanningProblem, by_repetition: RepeatingRuns, memory_factor: float) -> bool:
@@ -315,7 +325,7 @@ def _may_fit(problem: PlanningProblem, by_repetition: RepeatingRuns, memory_fact
     size, total = problem.num_layers + 1, problem.cluster.num_devices
     devices = np.full((size, size), np.inf)
     for subcluster in problem.cluster.subclusters:
-        for shape in submesh_shapes(subcluster.nodes, subcluster.devices_per_node):
+        for shape in _usable_shapes(problem, subcluster):
             asked = SliceQuestion("what fits", problem, subcluster, shape, memory_factor)
             fits = problem.slices.answer(asked, functools.partial(_fitting, by_repetition, asked))
             devices[fits] = np.minimum(devices[fits], shape[0] * shape[1])
@@ -370,26 +380,46 @@ def execution_options(
         shape: its nodes, and devices in each.
 
     Returns:
-        Every logical mesh whose data axis divides the microbatch, by every sharding rule, without
-        and with recomputation.
+        Every logical mesh whose data axis divides the microbatch, and whose tensor axis is no wider
+        than the subcluster allows, by every sharding rule, without and with recomputation.
     """
     link = collective_link(problem.cluster, SubMesh(subcluster.name, 0, shape))
-    devices = shape[0] * shape[1]
     return tuple(
         Execution(
             subcluster.kind,
             link,
-            (data, devices // data),
+            (data, tensor),
             sharding,
             repeats,
             subcluster=subcluster.name,
             shape=shape,
         )
-        for data in range(devices, 0, -1)
-        if devices % data == 0 and problem.microbatch_size % data == 0
+        for data, tensor in _logical_meshes(problem, subcluster, shape)
         for repeats in (REPETITIONS if problem.options.allow_recompute else REPETITIONS[:1])
         for sharding in (RULES if data > 1 else ("data",))
     )
+
+
+def _logical_meshes(
+    problem: PlanningProblem, subcluster: Subcluster, shape: tuple[int, int]
+) -> Iterator[tuple[int, int]]:
+    """The sizes of the data and the tensor axis that a stage may have, the widest data first."""
+    devices = shape[0] * shape[1]
+    for data in range(devices, 0, -1):
+        tensor = devices // data
+        if devices % data or problem.microbatch_size % data:
+            continue
+        # Few models can be divided by the 3 of 3 devices out of 4, and nothing tells what it costs.
+        is_usual = not _is_odd_part(subcluster, shape) or is_power_of_two(tensor)
+        if is_usual and subcluster.allows_tensor_axis(tensor):
+            yield data, tensor
+
+
+def _is_odd_part(subcluster: Subcluster, shape: tuple[int, int]) -> bool:
+    """Whether a slice is neither a power of two devices nor divides a node, as 3 devices of 4."""
+    nodes, devices = shape
+    is_odd = not is_power_of_two(devices) and subcluster.devices_per_node % devices > 0
+    return nodes == 1 and is_odd
 
 
 def transfers_over(problem: PlanningProblem, link: Link) -> Transfers:

@@ -96,7 +96,7 @@ def _last_joined(problem: PlanningProblem, bases: Sequence[Plan]) -> Iterator[Jo
             first, joined = stages[: len(stages) - count], stages[len(stages) - count :]
             submeshes = [member.submesh for stage in joined for member in stage.members]
             submeshes.sort(key=problem.cluster.device_ids)
-            yield first, members_of(submeshes, problem.microbatch_size)
+            yield first, members_of(problem.cluster, submeshes, problem.microbatch_size)
 
 
 def _all_but_one(problem: PlanningProblem) -> Iterator[Joint]:

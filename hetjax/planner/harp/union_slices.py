@@ -181,7 +181,10 @@ def _end(of: JoinedSubcluster, cut: Slice) -> End:
 def _inside(cluster: Cluster, end: End, *, near: bool) -> Link:
     """What joins two slices of a subcluster: each member and the one like it, at once."""
     subclusters = [(cluster.subcluster(submesh.subcluster), share) for submesh, share in end]
-    links = [(s.intra_node if near else s.inter_node, share) for s, share in subclusters]
+    links = [
+        (s.intra_node if near else cluster.node_link(s.name, s.name), share)
+        for s, share in subclusters
+    ]
     return Link(
         1 / max(share / link.bandwidth for link, share in links),
         max(link.latency for link, _ in links),

@@ -129,6 +129,13 @@ def _check_member(member: Member, cluster: Cluster, where: str) -> None:
             f"{where}.mesh_shape is {list(member.mesh_shape)}; its product must be the number of "
             f"devices of the submesh, {member.submesh.num_devices}"
         )
+    part = cluster.subcluster(member.submesh.subcluster)
+    if not part.allows_tensor_axis(tensor):
+        raise InputError(
+            f"{where}.mesh_shape is {list(member.mesh_shape)}; the tensor axis must have at most "
+            f"{part.max_tensor_parallelism} devices, the max_tensor_parallelism of subcluster "
+            f"{part.name!r}"
+        )
 
 
 def _check_spec(spec: Spec, where: str) -> None:
