@@ -1,0 +1,136 @@
+"""How far one operator's results on one kind are from the reference's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hetjax import _compat
+from hetjax.alignment.operators import Operator
+
+TOLERANCE = 1e-3
+"""The largest error of an operator that is rounding. Source: H2, section 3.1.2."""
+
+
+def host_value(value: Any) -> np.ndarray:
+    """An array as NumPy has it; random keys as their words.
+
+    Args:
+        value: any array.
+
+    Returns:
+        The array; floats keep their dtype.
+    """
+    if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+        value = jax.random.key_data(value)
+    return np.asarray(value)
+
+
+def operator_error(
+    operator: Operator, operands: Sequence[Any], expected: Sequence[Any], found: Sequence[Any]
+) -> float:
+    """The error of an operator's results, relative to the scale of the reference's.
+
+    Of floating results it is the largest difference of two elements over the largest magnitude of
+    the reference. Not counted is what rounding alone can make: a unit in the last place of the
+    result's own dtype; and, of a sum of many, what another order of adding can: so much of the sum
+    of magnitudes as the root of their number times the unit in the last place. Of integers, truths
+    and random keys it is the share of elements that differ.
+
+    Args:
+        operator: the operator.
+        operands: what it was given.
+        expected: the reference's results.
+        found: the other kind's.
+
+    Returns:
+        The error; infinite where one is finite and the other is not.
+    """
+    errors = [_error(host_value(a), host_value(b)) for a, b in zip(expected, found, strict=True)]
+    worst = max(errors, default=0.0)
+    if not TOLERANCE / 100 < worst < math.inf or operator.name not in _TERMS:
+        return worst
+    slack = _of_order(operator, operands)
+    pairs = zip(expected, found, strict=True)
+    return max(_error(host_value(a), host_value(b), slack) for a, b in pairs)
+
+
+def has_nonfinite(values: Sequence[Any]) -> bool:
+    """Whether an element of floating arrays is infinite or no number."""
+    return any(
+        jnp.issubdtype(each.dtype, jnp.inexact) and not np.isfinite(_wide(each)).all()
+        for each in map(host_value, values)
+    )
+
+
+def _wide(value: np.ndarray) -> np.ndarray:
+    """Floats of two bytes as float32, in which NumPy computes them."""
+    return value.astype(np.float32) if value.dtype.itemsize < 4 else value
+
+
+def _error(expected: np.ndarray, found: np.ndarray, slack: np.ndarray | float = 0.0) -> float:
+    if not expected.size:
+        return 0.0
+    if not jnp.issubdtype(expected.dtype, jnp.inexact):
+        return float(np.mean(expected != found))
+    info = jnp.finfo(expected.dtype)
+    a, b = _wide(expected), _wide(found)
+    finite = np.isfinite(a)
+    if not np.array_equal(finite, np.isfinite(b)):
+        return math.inf
+    # What is infinite must be so alike; numbers that are none have no size.
+    if not np.array_equal(a[~finite], b[~finite], equal_nan=True):
+        return math.inf
+    if not finite.any():
+        return 0.0
+    a, b = a[finite], b[finite]
+    size = np.abs(a)
+    slack = np.broadcast_to(slack, expected.shape)[finite]
+    rounding = float(info.eps) * size + float(info.tiny) + slack
+    excess = float(np.max(np.abs(a - b) - rounding))
+    return max(excess, 0.0) / max(float(size.max()), float(info.tiny))
+
+
+def _of_order(operator: Operator, operands: Sequence[Any]) -> np.ndarray:
+    """What another order of adding can make of each result."""
+    magnitudes = [
+        jnp.abs(each) if jnp.issubdtype(jnp.result_type(each), jnp.floating) else each
+        for each in operands
+    ]
+    (total, *_) = _compat.bind(operator.equation, magnitudes)
+    terms = max(1, _TERMS[operator.name](operator.equation))
+    dtype = np.promote_types(np.float32, host_value(total).dtype)
+    return _wide(host_value(total)) * math.sqrt(terms) * float(np.finfo(dtype).eps)
+
+
+def _product_terms(equation: _compat.JaxprEqn) -> int:
+    (contracted, _), _ = equation.params["dimension_numbers"]
+    return math.prod(equation.invars[0].aval.shape[axis] for axis in contracted)
+
+
+def _convolution_terms(equation: _compat.JaxprEqn) -> int:
+    kernel, numbers = equation.invars[1].aval.shape, equation.params["dimension_numbers"]
+    return math.prod(kernel) // max(1, kernel[numbers.rhs_spec[0]])
+
+
+def _reduced_terms(equation: _compat.JaxprEqn) -> int:
+    return equation.invars[0].aval.size // max(1, equation.outvars[0].aval.size)
+
+
+def _scattered_terms(equation: _compat.JaxprEqn) -> int:
+    return equation.invars[-1].aval.size
+
+
+_TERMS: Mapping[str, Callable[[_compat.JaxprEqn], int]] = {
+    "dot_general": _product_terms,
+    "conv_general_dilated": _convolution_terms,
+    "reduce_sum": _reduced_terms,
+    "cumsum": lambda equation: equation.invars[0].aval.shape[equation.params["axis"]],
+    "scatter-add": _scattered_terms,
+}
+"""How many numbers an operator that adds many adds to one."""
