@@ -7,7 +7,7 @@ the reference's cotangents, in the backward pass.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -80,21 +80,23 @@ class Comparison:
         return [each for each in self.ranked(kind) if each.error > self.tolerance]
 
 
-class _Worst:
-    """Keeps the largest error of each operator on each kind."""
+def worst_differences(found: Iterable[OperatorDifference]) -> tuple[OperatorDifference, ...]:
+    """Of all runs of an operator on a kind the one with the largest error.
 
-    def __init__(self) -> None:
-        self._found: dict[tuple[str, int], OperatorDifference] = {}
+    Args:
+        found: the differences of runs.
 
-    def add(self, found: OperatorDifference) -> None:
-        key = found.kind, found.operator.number
-        earlier = self._found.get(key)
-        if earlier is None or found.error > earlier.error:
-            is_overflow = found.is_overflow or (earlier is not None and earlier.is_overflow)
-            self._found[key] = replace(found, is_overflow=is_overflow)
-
-    def all(self) -> tuple[OperatorDifference, ...]:
-        return tuple(self._found.values())
+    Returns:
+        One for each operator and kind; it tells of an overflow in any of them.
+    """
+    worst: dict[tuple[str, int], OperatorDifference] = {}
+    for each in found:
+        key = each.kind, each.operator.number
+        earlier = worst.setdefault(key, each)
+        is_overflow = each.is_overflow or earlier.is_overflow
+        larger = each if each.error > earlier.error else earlier
+        worst[key] = replace(larger, is_overflow=is_overflow)
+    return tuple(worst.values())
 
 
 def compare_kinds(
@@ -133,25 +135,24 @@ def compare_kinds(
         >>> [(each.kind, each.operator.name) for each in found.named()]
         [('bfloat16', 'dot_general')]
     """
-    worst, origins = _Worst(), dict[int, Operator]()
+    found, origins = list[OperatorDifference](), dict[int, Operator]()
     total = sum(times for _, times in occurrences(program.block))
     count = 0
 
     def visit(operator: Operator, operands: list[Any], place: Place) -> list[Any]:
         nonlocal count
-        operands = [typed(operand, atom) for operand, atom in _typed(operator, operands)]
+        operands = operands_of(operator, operands)
         expected = reference.give(operator, operands)
         count += 1
         if wanted is None or operator.number in wanted:
             told(min(count, total), total, operator.name)
             if has_nonfinite(expected) and not has_nonfinite(operands):
                 origins.setdefault(operator.number, operator)
-            for other in others:
-                worst.add(difference(operator, operands, expected, other, place))
+            found.extend(difference(operator, operands, expected, other, place) for other in others)
         return expected
 
     evaluate(program.block, [reference.put(each) for each in inputs], visit)
-    return Comparison(worst.all(), tolerance, tuple(origins.values()))
+    return Comparison(worst_differences(found), tolerance, tuple(origins.values()))
 
 
 def difference(
@@ -179,13 +180,20 @@ def difference(
     return OperatorDifference(other.kind.name, operator, error, place, is_overflow)
 
 
-def _typed(operator: Operator, operands: Sequence[Any]):
-    return zip(operands, operator.equation.invars, strict=True)
+def operands_of(operator: Operator, operands: Sequence[Any]) -> list[Any]:
+    """An operator's operands as arrays: constants of the program have the dtype that it gives them.
 
+    Args:
+        operator: the operator.
+        operands: arrays, and constants as they stand in the program.
 
-def typed(operand: Any, atom: Any) -> Any:
-    """A constant of a program as an array; arrays as they are."""
-    return operand if hasattr(operand, "devices") else np.asarray(operand, atom.aval.dtype)
+    Returns:
+        Arrays.
+    """
+    return [
+        operand if hasattr(operand, "devices") else np.asarray(operand, shape.dtype)
+        for operand, shape in zip(operands, operator.taken, strict=True)
+    ]
 
 
 def first_nonfinite(
@@ -204,7 +212,7 @@ def first_nonfinite(
     found: list[tuple[Operator, Place]] = []
 
     def visit(operator: Operator, operands: list[Any], place: Place) -> list[Any]:
-        operands = [typed(operand, atom) for operand, atom in _typed(operator, operands)]
+        operands = operands_of(operator, operands)
         results = kind.give(operator, operands)
         if not found and has_nonfinite(results) and not has_nonfinite(operands):
             found.append((operator, place))
@@ -234,6 +242,3 @@ def mean_relative_error(losses: Sequence[float], reference: Sequence[float]) -> 
     if not pairs:
         return math.nan
     return round(math.fsum(abs(a - b) / abs(b) for a, b in pairs) / len(pairs), 15)
-
-
-Named = Mapping[str, Sequence[OperatorDifference]]

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from hetjax import _compat
-from hetjax.alignment.kinds import AlignedKind, check_has_dtype
-from hetjax.alignment.operators import Operator, OperatorProgram
+from hetjax.alignment.kinds import AlignedKind, check_dtypes
+from hetjax.alignment.operators import PRODUCTS, Operator, OperatorProgram
 from hetjax.errors import InputError, shown
 from hetjax.mesh.jax_devices import is_of_kind, kind_name
 from hetjax.mesh.kinds import KINDS
@@ -21,7 +21,6 @@ from hetjax.mesh.kinds import KINDS
 Replacement = Callable[[list[Any], list[Any]], list[Any]]
 """From an operator's operands and its results to the results that a kind gives; can be traced."""
 
-_PRODUCTS = ("dot_general", "conv_general_dilated")
 _DIGITS = {"bfloat16": (8, 7), "float16": (5, 10)}
 """Bits of the exponent and of the fraction."""
 
@@ -62,27 +61,32 @@ class KindDevice:
             One array for each of its outputs.
         """
         with jax.default_device(self.device):
-            results = _multiplied(operator.equation, operands, self.kind)
+            results = _multiplied(operator, operands, self.kind)
             if operator.number in self.replacements:
                 results = self.replacements[operator.number](list(operands), results)
         return results
 
 
 def bind_kind(
-    kind: AlignedKind, replacements: Mapping[int, Replacement] = MappingProxyType({})
+    kind: AlignedKind,
+    replacements: Mapping[int, Replacement] = MappingProxyType({}),
+    dtypes: Mapping[str, str] = MappingProxyType({}),
 ) -> KindDevice:
     """Find a kind's device among those of this process.
 
     Args:
         kind: the kind.
         replacements: what it gives in the place of operators' results, by their numbers.
+        dtypes: what a model multiplies in, and what has each; see `OperatorProgram.product_dtypes`.
 
     Returns:
         The kind with the first device that is of it.
 
     Raises:
-        InputError: there is no such device here, or it does not compute in the dtype of products.
+        InputError: there is no such device here, or it does not compute in one of the dtypes.
     """
+    if kind.device_kind is not None:
+        check_dtypes(kind, kind.device_kind, dtypes)
     try:
         devices = jax.devices(kind.platform)
     except RuntimeError:
@@ -91,31 +95,17 @@ def bind_kind(
     fitting = [each for each in devices if wanted is None or is_of_kind(each, wanted)]
     if not fitting:
         what = kind.platform if wanted is None else wanted.name
-        there = ", ".join(dict.fromkeys(f"{each.platform} ({_told(each)})" for each in _all()))
+        there = ", ".join(
+            dict.fromkeys(f"{each.platform} ({device_text(each)})" for each in _all())
+        )
         raise InputError(
             f"kind {kind.name!r}: this process has no device of {what!r}; it has: {there}. Compare "
             f"machines by --capture on one and --replay on the other"
         )
     found = KINDS.get(kind_name(fitting[0]) or "")
-    if found is not None and kind.products is not None:
-        check_has_dtype(kind, found, kind.products, "dtype of products")
+    if found is not None:
+        check_dtypes(kind, found, dtypes)
     return KindDevice(kind, fitting[0], replacements)
-
-
-def check_dtypes(kinds: Sequence[KindDevice], dtype: str) -> None:
-    """Check that kinds compute in the dtype of a model.
-
-    Args:
-        kinds: the kinds.
-        dtype: what the model computes in.
-
-    Raises:
-        InputError: one does not.
-    """
-    for each in kinds:
-        device = each.kind.device_kind or KINDS.get(kind_name(each.device) or "")
-        if device is not None:
-            check_has_dtype(each.kind, device, dtype, "model.compute_dtype")
 
 
 def _all() -> list[Any]:
@@ -124,27 +114,22 @@ def _all() -> list[Any]:
     return first if first[0].platform == "cpu" else [*first, jax.devices("cpu")[0]]
 
 
-def _told(device: Any) -> str:
-    return kind_name(device) or device.device_kind
-
-
 def device_text(device: Any) -> str:
     """What a device is, for people and files."""
     return kind_name(device) or str(device.device_kind)
 
 
-def _multiplied(
-    equation: _compat.JaxprEqn, operands: Sequence[Any], kind: AlignedKind
-) -> list[Any]:
-    """An equation's results, its products in the dtype of a kind."""
-    if kind.products is None or equation.primitive.name not in _PRODUCTS:
+def _multiplied(operator: Operator, operands: Sequence[Any], kind: AlignedKind) -> list[Any]:
+    """An operator's results, its products in the dtype of a kind."""
+    equation = operator.equation
+    if kind.products is None or operator.name not in PRODUCTS:
         return _compat.bind(equation, operands)
     highest = (jax.lax.Precision.HIGHEST, jax.lax.Precision.HIGHEST)
-    (output,) = equation.outvars
+    (output,) = operator.given
     params = {
         **equation.params,
         "precision": highest,
-        "preferred_element_type": np.dtype(output.aval.dtype),
+        "preferred_element_type": np.dtype(output.dtype),
     }
     if kind.products != "float32":
         # A CPU's own products of two bytes are slow; of rounded operands they are the same.
@@ -194,7 +179,7 @@ class Injection:
                 f"{len(program.operators) - 1}"
             )
         operator = program.operators[self.operator]
-        if not all(jnp.issubdtype(v.aval.dtype, jnp.inexact) for v in operator.equation.outvars):
+        if not all(jnp.issubdtype(each.dtype, jnp.inexact) for each in operator.given):
             raise InputError(
                 f"--inject: operator {self.operator} is not allowed: {shown(operator.signature)} "
                 f"does not make numbers of floating dtype"

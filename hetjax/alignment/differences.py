@@ -6,29 +6,15 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from hetjax import _compat
 from hetjax.alignment.operators import Operator
+from hetjax.pipeline.program.loss import host_array
 
 TOLERANCE = 1e-3
 """The largest error of an operator that is rounding. Source: H2, section 3.1.2."""
-
-
-def host_value(value: Any) -> np.ndarray:
-    """An array as NumPy has it; random keys as their words.
-
-    Args:
-        value: any array.
-
-    Returns:
-        The array; floats keep their dtype.
-    """
-    if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
-        value = jax.random.key_data(value)
-    return np.asarray(value)
 
 
 def operator_error(
@@ -51,20 +37,20 @@ def operator_error(
     Returns:
         The error; infinite where one is finite and the other is not.
     """
-    errors = [_error(host_value(a), host_value(b)) for a, b in zip(expected, found, strict=True)]
+    errors = [_error(host_array(a), host_array(b)) for a, b in zip(expected, found, strict=True)]
     worst = max(errors, default=0.0)
     if not TOLERANCE / 100 < worst < math.inf or operator.name not in _TERMS:
         return worst
     slack = _of_order(operator, operands)
     pairs = zip(expected, found, strict=True)
-    return max(_error(host_value(a), host_value(b), slack) for a, b in pairs)
+    return max(_error(host_array(a), host_array(b), slack) for a, b in pairs)
 
 
 def has_nonfinite(values: Sequence[Any]) -> bool:
     """Whether an element of floating arrays is infinite or no number."""
     return any(
         jnp.issubdtype(each.dtype, jnp.inexact) and not np.isfinite(_wide(each)).all()
-        for each in map(host_value, values)
+        for each in map(host_array, values)
     )
 
 
@@ -103,34 +89,35 @@ def _of_order(operator: Operator, operands: Sequence[Any]) -> np.ndarray:
         for each in operands
     ]
     (total, *_) = _compat.bind(operator.equation, magnitudes)
-    terms = max(1, _TERMS[operator.name](operator.equation))
-    dtype = np.promote_types(np.float32, host_value(total).dtype)
-    return _wide(host_value(total)) * math.sqrt(terms) * float(np.finfo(dtype).eps)
+    terms = max(1, _TERMS[operator.name](operator))
+    dtype = np.promote_types(np.float32, host_array(total).dtype)
+    return _wide(host_array(total)) * math.sqrt(terms) * float(np.finfo(dtype).eps)
 
 
-def _product_terms(equation: _compat.JaxprEqn) -> int:
-    (contracted, _), _ = equation.params["dimension_numbers"]
-    return math.prod(equation.invars[0].aval.shape[axis] for axis in contracted)
+def _product_terms(operator: Operator) -> int:
+    (contracted, _), _ = operator.equation.params["dimension_numbers"]
+    return math.prod(operator.taken[0].shape[axis] for axis in contracted)
 
 
-def _convolution_terms(equation: _compat.JaxprEqn) -> int:
-    kernel, numbers = equation.invars[1].aval.shape, equation.params["dimension_numbers"]
+def _convolution_terms(operator: Operator) -> int:
+    kernel = operator.taken[1].shape
+    numbers = operator.equation.params["dimension_numbers"]
     return math.prod(kernel) // max(1, kernel[numbers.rhs_spec[0]])
 
 
-def _reduced_terms(equation: _compat.JaxprEqn) -> int:
-    return equation.invars[0].aval.size // max(1, equation.outvars[0].aval.size)
+def _reduced_terms(operator: Operator) -> int:
+    return operator.taken[0].size // max(1, operator.given[0].size)
 
 
-def _scattered_terms(equation: _compat.JaxprEqn) -> int:
-    return equation.invars[-1].aval.size
+def _scattered_terms(operator: Operator) -> int:
+    return operator.taken[-1].size
 
 
-_TERMS: Mapping[str, Callable[[_compat.JaxprEqn], int]] = {
+_TERMS: Mapping[str, Callable[[Operator], int]] = {
     "dot_general": _product_terms,
     "conv_general_dilated": _convolution_terms,
     "reduce_sum": _reduced_terms,
-    "cumsum": lambda equation: equation.invars[0].aval.shape[equation.params["axis"]],
+    "cumsum": lambda operator: operator.taken[0].shape[operator.equation.params["axis"]],
     "scatter-add": _scattered_terms,
 }
 """How many numbers an operator that adds many adds to one."""

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from hetjax.alignment.operators import ControlFlow, Operator, OperatorBlock
+from hetjax.alignment.operators import ControlFlow, Operator, OperatorBlock, shapes_of
 from hetjax.pipeline.program.traced_program import read_operand
 
 Place = tuple[int, ...]
@@ -22,7 +22,7 @@ Visit = Callable[[Operator, list[Any], Place], list[Any]]
 """From an operator and its operands to its results."""
 
 Watch = Callable[[Operator, list[Any], list[Any]], Any]
-"""From an operator, its operands and its results to whether something is wrong; None for unknown."""
+"""From an operator, its operands and its results to whether something is wrong; or to None."""
 
 _Control = Callable[[ControlFlow, list[Any], Visit, Place], list[Any]]
 
@@ -103,7 +103,7 @@ def _one_by_one(entry: ControlFlow, operands: list[Any], visit: Visit, place: Pl
         gathered.reverse()
     stacked = [jnp.stack(each) for each in zip(*gathered, strict=True)]
     if not gathered:
-        shapes = [atom.aval for atom in entry.equation.outvars[len(carry) :]]
+        shapes = shapes_of(entry.equation.outvars[len(carry) :])
         stacked = [jnp.empty(shape.shape, shape.dtype) for shape in shapes]
     return [*carry, *stacked]
 
@@ -133,9 +133,7 @@ class _Whole:
         return outputs, jnp.stack(wrong).any()
 
     def _cond(self, entry: ControlFlow, operands: list[Any]) -> tuple[list[Any], Any]:
-        branches = [
-            lambda *inputs, block=block: self.run(block, inputs) for block in entry.blocks
-        ]
+        branches = [lambda *inputs, block=block: self.run(block, inputs) for block in entry.blocks]
         return jax.lax.switch(operands[0], branches, *operands[1:])
 
     def _while(self, entry: ControlFlow, operands: list[Any]) -> tuple[list[Any], Any]:

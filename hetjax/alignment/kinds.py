@@ -10,8 +10,9 @@ TF32 on NVIDIA's cards, bfloat16 on TPUs. Nothing here imports JAX.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from hetjax.errors import InputError, shown, unknown_name
 from hetjax.limits import check_name
@@ -58,27 +59,39 @@ class AlignedKind:
                 what = f"kind {self.name!r}: dtype of products"
                 raise InputError(unknown_name(what, self.products, PRODUCT_DTYPES))
             if self.device_kind is not None:
-                check_has_dtype(self, self.device_kind, self.products, "dtype of products")
+                check_dtypes(self, self.device_kind)
 
 
-def check_has_dtype(aligned: AlignedKind, device: DeviceKind, dtype: str, what: str) -> None:
-    """Check that a device kind computes in a dtype.
+def check_dtypes(
+    aligned: AlignedKind, device: DeviceKind, dtypes: Mapping[str, str] = MappingProxyType({})
+) -> None:
+    """Check that a device kind computes in the dtypes that are asked for.
 
     Args:
-        aligned: the kind that is compared.
+        aligned: the kind that is compared; its products' dtype is one of them.
         device: what it is.
-        dtype: a dtype's NumPy name.
-        what: what has the dtype, for the error.
+        dtypes: other dtypes by NumPy name, and what has each, for the error.
 
     Raises:
         InputError: it does not; the message names the dtypes that it has.
+
+    Example:
+        >>> from hetjax.mesh import kind
+        >>> check_dtypes(AlignedKind("a", "gpu"), kind("V100"), {"bfloat16": "operator 3"})
+        Traceback (most recent call last):
+        hetjax.errors.InputError: kind 'a': operator 3: 'bfloat16' is not allowed: V100 has no \
+bfloat16. Allowed: float16, float32
     """
-    # Host processors are rated for float32 alone and compute, slowly, in every other.
-    if device.platform != "cpu" and dtype not in device.peak_flops:
-        raise InputError(
-            f"kind {aligned.name!r}: {what}: {dtype!r} is not allowed: {device.name} has no "
-            f"{dtype}. Allowed: {', '.join(device.peak_flops)}"
-        )
+    asked = dict(dtypes)
+    if aligned.products is not None:
+        asked[aligned.products] = "dtype of products"
+    for dtype, what in asked.items():
+        # Host processors are rated for float32 alone and compute, slowly, in every other.
+        if device.platform != "cpu" and dtype not in device.peak_flops:
+            raise InputError(
+                f"kind {aligned.name!r}: {what}: {dtype!r} is not allowed: {device.name} has no "
+                f"{dtype}. Allowed: {', '.join(device.peak_flops)}"
+            )
 
 
 def parse_kinds(texts: Sequence[str], least: int = 2) -> tuple[AlignedKind, ...]:

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
+import numpy as np
 from jaxtyping import PyTree
 
 from hetjax import _compat
@@ -37,6 +37,9 @@ from hetjax.pipeline.program.traced_program import (
     num_bytes,
     operand_value,
 )
+
+PRODUCTS = ("dot_general", "conv_general_dilated")
+"""The primitives that multiply matrices."""
 
 _CONTROL = ("scan", "while", "cond")
 _SMALL = frozenset({"reduce", "reduce_window", "scatter", "scatter-add", "scatter_add", "sort"})
@@ -81,11 +84,20 @@ class Operator:
         return self.name not in _SMALL and bool(_compat.inner_jaxprs(self.equation))
 
     @functools.cached_property
+    def taken(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+        """Shape and dtype of each operand."""
+        return shapes_of(self.equation.invars)
+
+    @functools.cached_property
+    def given(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+        """Shape and dtype of each result."""
+        return shapes_of(self.equation.outvars)
+
+    @functools.cached_property
     def signature(self) -> str:
         """The primitive, the shapes and dtypes that it takes and gives."""
-        taken = ", ".join(_shape_text(atom.aval) for atom in self.equation.invars)
-        given = ", ".join(_shape_text(atom.aval) for atom in self.equation.outvars)
-        return f"{self.name}({taken}) -> {given}"
+        taken = ", ".join(map(_shape_text, self.taken))
+        return f"{self.name}({taken}) -> {', '.join(map(_shape_text, self.given))}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,6 +168,16 @@ class OperatorProgram:
         for operator in self.operators:
             digest.update(f"{operator.signature};".encode())
         return digest.hexdigest()[:16]
+
+    @functools.cached_property
+    def product_dtypes(self) -> Mapping[str, str]:
+        """The dtypes that products multiply in, and an operator that has each."""
+        found: dict[str, str] = {}
+        for operator in self.operators:
+            if operator.name in PRODUCTS:
+                for shape in operator.taken[:2]:
+                    found.setdefault(np.dtype(shape.dtype).name, f"operator {operator.number}")
+        return found
 
     @property
     def opaque(self) -> tuple[Operator, ...]:
@@ -365,8 +387,13 @@ def _replaced(block: OperatorBlock, operators: Sequence[Operator]) -> OperatorBl
     return replace(block, entries=entries)
 
 
-def _shape_text(aval: Any) -> str:
-    return f"{aval.dtype}[{','.join(map(str, aval.shape))}]"
+def shapes_of(atoms: Sequence[Any]) -> tuple[jax.ShapeDtypeStruct, ...]:
+    """Shape and dtype of each variable or constant of an equation."""
+    return tuple(jax.ShapeDtypeStruct(each.aval.shape, each.aval.dtype) for each in atoms)
+
+
+def _shape_text(shape: jax.ShapeDtypeStruct) -> str:
+    return f"{shape.dtype}[{','.join(map(str, shape.shape))}]"
 
 
 def occurrences(block: OperatorBlock, times: int = 1) -> Iterator[tuple[Operator, int]]:
@@ -382,13 +409,9 @@ def occurrences(block: OperatorBlock, times: int = 1) -> Iterator[tuple[Operator
 
 def output_bytes(operator: Operator) -> int:
     """The bytes of what an operator makes, once."""
-    return sum(_bytes(atom.aval) for atom in operator.equation.outvars)
+    return sum(map(num_bytes, operator.given))
 
 
 def operand_bytes(operator: Operator) -> int:
     """The bytes of what an operator takes, once."""
-    return sum(_bytes(atom.aval) for atom in operator.equation.invars)
-
-
-def _bytes(aval: Any) -> int:
-    return num_bytes(jax.ShapeDtypeStruct(aval.shape, aval.dtype)) if math.prod(aval.shape) else 0
+    return sum(map(num_bytes, operator.taken))

@@ -19,7 +19,7 @@ from jaxtyping import PyTree
 from hetjax.alignment.comparison import Told, first_nonfinite
 from hetjax.alignment.devices import Injection, KindDevice
 from hetjax.alignment.evaluation import Place, evaluate_whole
-from hetjax.alignment.operators import Operator, OperatorProgram
+from hetjax.alignment.operators import PRODUCTS, Operator, OperatorProgram
 from hetjax.pipeline.program.loss import host_array, path_names
 
 CRITERION = 0.015
@@ -141,14 +141,13 @@ def _nonfinite_within(operator: Operator, operands: list[Any], results: list[Any
     What comes of it need not show: XLA's exponential on CPUs makes a number of none, and the
     softmax around it a usual one.
     """
-    if operator.name in _PRODUCTS:
+    if operator.name in PRODUCTS:
         return ~jnp.isfinite(results[0]).all()
     if operator.name in _SWALLOWING:
         return jnp.isnan(operands[0]).any()
     return None
 
 
-_PRODUCTS = ("dot_general", "conv_general_dilated")
 _SWALLOWING = ("exp", "exp2", "tanh", "logistic")
 
 
