@@ -7,6 +7,7 @@ operators share it. Reading one never runs what is in it: there is no pickle.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import math
@@ -396,13 +397,13 @@ class _Archives:
     def __init__(self, folder: Path, capture: Capture) -> None:
         self._folder, self._capture = folder, capture
         self._open: dict[int, zipfile.ZipFile] = {}
+        self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> _Archives:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for file in self._open.values():
-            file.close()
+        self._stack.close()
 
     def read(
         self, numbers: Sequence[int], shapes: Sequence[jax.ShapeDtypeStruct], run: SavedOperator
@@ -448,8 +449,9 @@ class _Archives:
 
     def _archive(self, number: int, path: Path, subject: str) -> zipfile.ZipFile:
         if number not in self._open:
-            with opened(path, subject) as handle:
-                self._open[number] = zipfile.ZipFile(os.fdopen(os.dup(handle), "rb"))
+            handle = self._stack.enter_context(opened(path, subject))
+            file = self._stack.enter_context(os.fdopen(handle, "rb", closefd=False))
+            self._open[number] = self._stack.enter_context(zipfile.ZipFile(file))
         return self._open[number]
 
 
@@ -459,9 +461,10 @@ def _archive_name(number: int) -> str:
 
 def _is_dtype(name: str) -> bool:
     try:
-        return jnp.dtype(name).itemsize > 0 and name == jnp.dtype(name).name
+        dtype = jnp.dtype(name)
     except TypeError:
         return False
+    return dtype.name == name and (dtype == np.bool_ or jnp.issubdtype(dtype, jnp.number))
 
 
 def _num_bytes(saved: SavedValue) -> int:

@@ -356,7 +356,8 @@ def _with_nearest(
             operands = [_known(known, operand) for operand in step.inputs]
             newest = max(operands, default=last)
             if isinstance(entry, Operator):
-                primal = found[entry.primal[0]].near if entry.primal else ""
+                primals = found[entry.number].primal
+                primal = found[primals[0]].near if primals else ""
                 last = (float(entry.number), primal or newest[1])
                 found[entry.number] = replace(found[entry.number], near=last[1])
             else:

@@ -44,8 +44,8 @@ class KindVerdict:
         loss_error: the mean relative error of its losses; None where there was no training.
         steps: over how many steps.
         overflow: the first step in which something was not finite.
-        is_aligned: whether no operator is named, nothing overflows and the losses meet the paper's
-            criterion.
+        are_losses_aligned: whether they meet the paper's criterion and nothing overflowed; None
+            where there was no training.
     """
 
     kind: NamedKind
@@ -55,7 +55,12 @@ class KindVerdict:
     loss_error: float | None
     steps: int
     overflow: Overflow | None
-    is_aligned: bool
+    are_losses_aligned: bool | None
+
+    @property
+    def are_operators_aligned(self) -> bool:
+        """Whether no operator is named."""
+        return not self.named
 
 
 @dataclass(frozen=True)
@@ -96,7 +101,7 @@ class Alignment:
             pairs = list(zip(training.losses, self.trainings[0].losses, strict=False))
             steps, overflow = len(pairs), training.overflow
             error = mean_relative_error(*zip(*pairs, strict=True)) if pairs else None
-        fine = error is None or error < CRITERION
+        fine = None if training is None else _is_fine(error, overflow)
         return KindVerdict(
             kind,
             len(named),
@@ -105,8 +110,12 @@ class Alignment:
             error,
             steps,
             overflow,
-            not named and overflow is None and fine,
+            fine,
         )
+
+
+def _is_fine(error: float | None, overflow: Overflow | None) -> bool:
+    return overflow is None and error is not None and error < CRITERION
 
 
 def relative_differences(losses: Sequence[float], reference: Sequence[float]) -> list[float]:

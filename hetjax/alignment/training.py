@@ -5,7 +5,6 @@ Each kind trains by itself, on its own parameters: here errors travel, as they w
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -159,8 +158,3 @@ def _what(finite: np.ndarray, names: Sequence[str]) -> str:
         return "a value on the way, which leaves no trace in the loss"
     sort = "gradient" if first <= len(names) else "new value"
     return f"the {sort} of {names[(first - 1) % len(names)]}"
-
-
-def is_aligned(error: float) -> bool:
-    """Whether a mean relative error of losses meets the paper's criterion."""
-    return not math.isnan(error) and error < CRITERION

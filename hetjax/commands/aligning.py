@@ -146,7 +146,7 @@ class _Run:
         """What losses depend on besides the model."""
         configured = dict(settings(self._ingredients.configuration))
         chosen = {n: repr(v) for n, v in configured.items() if n.startswith(_TRAINED_BY)}
-        data = json.dumps(self._ingredients.dataset.fingerprint, sort_keys=True)
+        data = json.dumps(self._ingredients.dataset.fingerprint(), sort_keys=True)
         return {**chosen, "the data": data}
 
     def train(self, kinds: Sequence[KindDevice], steps: int) -> tuple[KindTraining, ...]:

@@ -82,7 +82,8 @@ def _verdict(verdict: KindVerdict) -> dict[str, Any]:
         "operators_not_finite": verdict.overflows,
         "loss_mre": verdict.loss_error,
         "steps": verdict.steps,
-        "aligned": verdict.is_aligned,
+        "operators_aligned": verdict.are_operators_aligned,
+        "losses_aligned": verdict.are_losses_aligned,
     }
 
 

@@ -15,6 +15,7 @@ from hetjax.report.alignment_table import (
     overflow_text,
     primal_text,
     shown_line,
+    verdict_text,
 )
 from hetjax.report.page_parts import figures_list, page_table
 from hetjax.report.timeline_page import fill, part_of_page
@@ -47,12 +48,7 @@ def write_alignment_page(path: str | os.PathLike[str], aligned: Alignment) -> No
         title=html.escape(f"{aligned.title}: precision"),
         summary=html.escape(summary),
         style=part_of_page("timeline_page.css") + part_of_page("plan_page.css"),
-        figures=figures_list(
-            {
-                each.kind.name: "aligned" if each.is_aligned else "not aligned"
-                for each in aligned.verdicts
-            }
-        ),
+        figures=figures_list({each.kind.name: verdict_text(each) for each in aligned.verdicts}),
         kinds=_kinds(aligned),
         errors=error_picture(_errors(aligned), comparison.tolerance, "operators, in order"),
         operators=_operators(aligned),
@@ -107,20 +103,20 @@ def _operators(aligned: Alignment) -> str:
     rows = [
         [
             html.escape(each.kind),
+            error_text(each.error),
             html.escape(operator_text(each)),
             html.escape(shown_line(each.operator)),
             html.escape(primal_text(each.operator)),
             html.escape(each.operator.near),
             html.escape(each.operator.signature),
-            error_text(each.error),
         ]
         for each in ranked[:_ROWS]
     ]
-    headings = ["kind", "operator", "from", "", "near parameter", "equation", "error"]
+    headings = ["kind", "error", "operator", "from", "derived", "near parameter", "equation"]
     note = f"{named:,} of {len(ranked):,} are off by more than the tolerance."
     if len(ranked) > _ROWS:
         note += f" The first {_ROWS} are listed."
-    return page_table(headings, rows, text=6) + f'<p class="note">{note}</p>'
+    return page_table(headings, rows, text=7) + f'<p class="note">{note}</p>'
 
 
 def _losses(aligned: Alignment) -> str:

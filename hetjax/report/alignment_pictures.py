@@ -11,7 +11,7 @@ from dataclasses import dataclass
 _COLORS = ("#3b78b8", "#e2a13a", "#3f9c6d", "#a8557a", "#6a5a9c", "#5f97a0")
 _WIDTH, _HEIGHT, _LEFT, _BELOW = 900, 240, 64, 24
 _LOWEST = 1e-9
-"""Errors below it, and 0, are drawn on the lowest line."""
+"""Smaller errors are drawn as if they were that."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def error_picture(series: Sequence[Points], line: float, axis: str, *, joined: b
     """
     finite = [error for each in series for _, error, _ in each.points if _LOWEST < error < math.inf]
     top = math.ceil(math.log10(max([line, *finite]) * 1.5))
-    bottom = math.floor(math.log10(min([line, *finite])))
+    bottom = math.floor(math.log10(min([line / 10, *finite])))
     last = max((place for each in series for place, _, _ in each.points), default=1)
 
     def x(place: int) -> float:

@@ -46,7 +46,7 @@ def kinds_table(aligned: Alignment) -> Table:
             "" if verdict.largest_error is None else error_text(verdict.largest_error),
             loss_error_text(verdict),
             "" if overflow is None else str(overflow.step),
-            "aligned" if verdict.is_aligned else "not aligned",
+            verdict_text(verdict),
         )
     return table
 
@@ -92,7 +92,14 @@ def loss_error_text(verdict: KindVerdict) -> str:
     """The mean relative error of a kind's losses, and over how many steps."""
     if verdict.loss_error is None:
         return ""
-    return f"{verdict.loss_error:.3%} over {verdict.steps}"
+    return f"{100 * verdict.loss_error:.2g}% over {verdict.steps}"
+
+
+def verdict_text(verdict: KindVerdict) -> str:
+    """Whether a kind is aligned with the reference."""
+    if verdict.are_operators_aligned and verdict.are_losses_aligned is not False:
+        return "aligned"
+    return "losses aligned" if verdict.are_losses_aligned else "not aligned"
 
 
 def operator_text(each: OperatorDifference) -> str:
