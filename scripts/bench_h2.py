@@ -5,6 +5,7 @@
     python scripts/bench_h2.py search --json     # seconds of a search, in fresh processes (table 8)
     python scripts/bench_h2.py ablation --json   # predicted: what each part is worth (table 9)
     python scripts/bench_h2.py heteropp --json   # trained: published pipelines, beside one device
+    python scripts/bench_h2.py align --json      # run: does alignment find what is wrong (table 1)
 
 The predictions are those of the paper's cost model for its own chips: see `h2_chips`, which lists
 what is assumed of them. `calibrate` prints these assumptions. `heteropp` trains figure 8's example
@@ -23,6 +24,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from h2_alignment import STEPS, align_rows
 from h2_chips import (
     ASSUMPTIONS,
     CHIPS,
@@ -180,11 +182,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "search": lambda: search_rows(options.rounds),
         "ablation": ablation_rows,
         "heteropp": heteropp_rows,
+        "align": lambda: align_rows(options.steps),
         "one": lambda: one_rows(options.experiment),
     }
     parser.add_argument("part", choices=parts)
     parser.add_argument("--json", action="store_true", help="a row a line, as JSON")
     parser.add_argument("--rounds", type=int, default=5, help="processes whose median counts")
+    parser.add_argument("--steps", type=int, default=STEPS, help="training steps of `align`")
     parser.add_argument("--experiment", choices=MIXED, default="A-1", help="of `one`")
     options = parser.parse_args(arguments)
     if options.part == "calibrate" and not options.json:

@@ -142,7 +142,14 @@ def _reduced(operand: Any, dtype: str) -> Any:
     if not _is_wide(operand):
         return operand
     exponent, fraction = _DIGITS[dtype]
-    return jax.lax.reduce_precision(operand, exponent, fraction)
+    reduced = jax.lax.reduce_precision(operand, exponent, fraction)
+    if dtype != "float16":
+        return reduced
+    # It makes 0 of what is below the least normal number, and devices a multiple of the least of
+    # all. That of bfloat16 is so small that processors have none below it either.
+    least = np.asarray(jnp.finfo(dtype).smallest_subnormal, operand.dtype)
+    small = jnp.abs(operand) < np.asarray(jnp.finfo(dtype).smallest_normal, operand.dtype)
+    return jnp.where(small, jnp.round(operand / least) * least, reduced)
 
 
 def _converted(operand: Any, dtype: str) -> Any:

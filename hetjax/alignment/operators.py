@@ -227,7 +227,7 @@ def trace_operators(
 
     host_leaves = [host_shape(leaf) for leaf in batch_leaves]
     closed = jax.make_jaxpr(jax.value_and_grad(loss))(leaves, host_leaves)
-    builder = _Builder()
+    builder = _OperatorBuilder()
     block = builder.block(closed, (), is_backward=False, calls=())
     names = path_names(shapes)
     operators = _with_primals(builder.operators, builder.places)
@@ -236,7 +236,7 @@ def trace_operators(
     return OperatorProgram(_replaced(block, operators), tuple(operators), described)
 
 
-class _Builder:
+class _OperatorBuilder:
     """Numbers operators, and notes for each the lines that led to it."""
 
     def __init__(self) -> None:

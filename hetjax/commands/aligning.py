@@ -128,7 +128,7 @@ class _Run:
     def parameters(self) -> PyTree:
         """The first parameters, made where all kinds get them from."""
         with jax.default_device(_host()):
-            return jax.device_get(jax.jit(self._ingredients.parameters)())
+            return jax.device_get(self._ingredients.parameters())
 
     def batch(self, step: int) -> Mapping[str, Any]:
         """The batch that comes after so many steps."""

@@ -87,6 +87,17 @@ def test_rounded_products_are_off_and_nothing_else_is():
     assert {each.place for each in found.named()} >= {(0,), (1,)}
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_products_on_processors_round_as_the_dtype_does(dtype: str):
+    rng = np.random.default_rng(0)
+    x = (rng.normal(size=(4096, 1)) * 10.0 ** rng.integers(-8, 4, (4096, 1))).astype(np.float32)
+    program = trace_operators(lambda w, x: jnp.sum(x @ w), np.ones((1, 1), np.float32), x)
+    operator = next(each for each in program.operators if each.name == "dot_general")
+    narrow = bind_kind(AlignedKind("narrow", "cpu", dtype))
+    (found,) = narrow.give(operator, [x, np.ones((1, 1), np.float32)])
+    np.testing.assert_array_equal(found, x.astype(jnp.dtype(dtype)).astype(np.float32))
+
+
 def test_a_result_that_is_not_finite_where_the_references_is_comes_first():
     number = next(n for n in FLOATS if PROGRAM.operators[n].name == "rsqrt")
     found = compare_kinds(PROGRAM, INPUTS, FULL, [with_error(number, math.nan), HALF])
