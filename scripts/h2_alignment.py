@@ -7,9 +7,10 @@ losses of products in fewer bits beside those in float32.
 
 from __future__ import annotations
 
+import functools
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
@@ -19,10 +20,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from hetjax._compat import bind
 from hetjax.alignment import (
     Injection,
     KindDevice,
     KindTraining,
+    Operator,
     OperatorProgram,
     bind_kind,
     compare_kinds,
@@ -58,6 +61,7 @@ class Case:
         data: its data.
         full: the reference.
         same: a kind that is the same.
+        other_order: a kind that adds in the opposite order, as another device may.
         narrow: kinds whose products are of fewer bits.
     """
 
@@ -66,6 +70,7 @@ class Case:
     data: DataSet
     full: KindDevice
     same: KindDevice
+    other_order: KindDevice
     narrow: tuple[KindDevice, ...]
 
     @property
@@ -110,7 +115,40 @@ def make_case() -> Case:
     program = trace_operators(model.loss, parameters, data.batch(0, _BATCH))
     names = ["cpu:float32", "same=cpu:float32", "cpu:bfloat16", "cpu:float16"]
     full, same, *narrow = map(bind_kind, parse_kinds(names))
-    return Case(program, parameters, data, full, same, tuple(narrow))
+    return Case(
+        program, parameters, data, full, same, adding_backwards(same, program), tuple(narrow)
+    )
+
+
+def adding_backwards(kind: KindDevice, program: OperatorProgram) -> KindDevice:
+    """A kind whose products and sums add in the opposite order.
+
+    Args:
+        kind: a kind.
+        program: the operators.
+
+    Returns:
+        The kind with these operators replaced.
+    """
+    replacements = {
+        each.number: functools.partial(_backwards, each)
+        for each in program.operators
+        if each.name in _ADDED_OVER
+    }
+    return replace(kind, kind=replace(kind.kind, name="another order"), replacements=replacements)
+
+
+def _backwards(operator: Operator, operands: list[Any], _: list[Any]) -> list[Any]:
+    axes = _ADDED_OVER[operator.name](operator.equation.params)
+    flipped = [jnp.flip(each, axis) for each, axis in zip(operands, axes, strict=True)]
+    return bind(operator.equation, flipped)
+
+
+_ADDED_OVER: Mapping[str, Callable[[Mapping[str, Any]], Sequence[Sequence[int]]]] = {
+    "dot_general": lambda params: params["dimension_numbers"][0],
+    "reduce_sum": lambda params: [params["axes"]],
+}
+"""The axes of each operand that an operator adds over."""
 
 
 def align_rows(steps: int = STEPS) -> Iterator[dict[str, Any]]:
@@ -131,13 +169,14 @@ def align_rows(steps: int = STEPS) -> Iterator[dict[str, Any]]:
 
 
 def _kind_rows(case: Case) -> Iterator[dict[str, Any]]:
+    kinds = [case.same, case.other_order, *case.narrow]
     began = time.perf_counter()
-    found = compare_kinds(case.program, case.inputs, case.full, [case.same, *case.narrow])
+    found = compare_kinds(case.program, case.inputs, case.full, kinds)
     seconds = time.perf_counter() - began
-    for kind in (case.same, *case.narrow):
+    for kind in kinds:
         named = found.named(kind.kind.name)
         yield {
-            "check": "clean" if kind is case.same else "products",
+            "check": "products" if kind in case.narrow else "clean",
             "kind": kind.kind.name,
             "operators": len(case.program.operators),
             "named": len(named),
@@ -149,10 +188,11 @@ def _kind_rows(case: Case) -> Iterator[dict[str, Any]]:
 
 def _injected_rows(case: Case) -> Iterator[dict[str, Any]]:
     for number in sorted(Random(0).sample(case.floating, _TRIED)):
+        others = {n: each for n, each in case.other_order.replacements.items() if n != number}
         wrong = replace(
             case.same,
             kind=replace(case.same.kind, name="wrong"),
-            replacements={number: Injection(number, _ERROR).replacement()},
+            replacements={**others, number: Injection(number, _ERROR).replacement()},
         )
         found = compare_kinds(case.program, case.inputs, case.full, [case.same, wrong])
         named = [(each.kind, each.operator.number) for each in found.named()]
@@ -191,7 +231,7 @@ def _nan_rows(case: Case) -> Iterator[dict[str, Any]]:
 
 def _loss_rows(case: Case, steps: int) -> Iterator[dict[str, Any]]:
     reference = case.train(case.full, steps).losses
-    for kind in (case.same, *case.narrow):
+    for kind in (case.same, case.other_order, *case.narrow):
         began = time.perf_counter()
         losses = case.train(kind, steps).losses
         yield {

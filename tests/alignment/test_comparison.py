@@ -12,6 +12,7 @@ import numpy as np
 import optax
 import pytest
 from cases import examples
+from h2_alignment import adding_backwards
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -76,6 +77,13 @@ def test_an_error_in_one_operator_is_named_first_and_alone(number: int):
     if not zero:
         assert found.ranked()[0].operator.number == number
         assert found.ranked()[0].error == pytest.approx(1e-2, rel=1e-2)
+
+
+def test_a_kind_that_adds_in_another_order_is_clean():
+    other = adding_backwards(SAME, PROGRAM)
+    found = compare_kinds(PROGRAM, INPUTS, FULL, [other])
+    assert 0 < found.ranked()[0].error < 1e-4
+    assert found.named() == []
 
 
 def test_rounded_products_are_off_and_nothing_else_is():
