@@ -32,22 +32,31 @@ from hetjax.errors import InputError
 from hetjax.mesh import kind
 from hetjax.models import model_of, recipe
 
-MODEL = model_of(
-    recipe("gpt-quickstart", blocks=2, width=16, heads=2, sequence=8, scan_blocks=True)
-)
+MASK = np.where(np.tril(np.ones((5, 5), bool)), np.float32(0), np.float32(-1e9))
+
+
+def loss_function(parameters: Any, batch: Any) -> jax.Array:
+    """Attention in a scan, and a product: small, since each operator is compiled by itself."""
+
+    def body(x: jax.Array, row: jax.Array) -> tuple[jax.Array, None]:
+        scores = jnp.einsum("btd,de,bse->bts", x, row, x) + MASK
+        weights = jnp.exp(scores - jax.lax.stop_gradient(scores.max(-1, keepdims=True)))
+        weights = weights / weights.sum(-1, keepdims=True)
+        return x + jnp.einsum("bts,bsd->btd", weights, x), None
+
+    x = jax.lax.scan(body, parameters["embedding"][batch["tokens"]], parameters["rows"])[0]
+    return jnp.mean(jnp.tanh(x @ parameters["head"]) ** 2)
 
 
 def batch_of(step: int) -> dict[str, np.ndarray]:
-    tokens = np.random.default_rng(step).integers(0, 256, (2, 9))
-    return {"tokens": tokens.astype(np.int32)}
+    return {"tokens": np.random.default_rng(step).integers(0, 7, (2, 5), dtype=np.int32)}
 
 
 RNG = np.random.default_rng(0)
-PARAMETERS = jax.tree.map(
-    lambda leaf: RNG.normal(size=leaf.shape).astype(np.float32) * 0.1, MODEL.parameter_shapes()
-)
+SHAPES = {"embedding": (7, 8), "rows": (2, 8, 8), "head": (8, 8)}
+PARAMETERS = {name: RNG.normal(size=s).astype(np.float32) for name, s in SHAPES.items()}
 INPUTS = [*jax.tree.leaves(PARAMETERS), *jax.tree.leaves(batch_of(0))]
-PROGRAM = trace_operators(MODEL.loss, PARAMETERS, batch_of(0))
+PROGRAM = trace_operators(loss_function, PARAMETERS, batch_of(0))
 FULL, SAME, HALF = map(bind_kind, parse_kinds(["cpu:float32", "same=cpu", "cpu:bfloat16"]))
 FLOATS = [
     each.number for each in PROGRAM.operators if jnp.issubdtype(each.given[0].dtype, jnp.floating)
@@ -69,7 +78,7 @@ def test_an_error_in_one_operator_is_named_first_and_alone(number: int):
         return Injection(number, 1e-2).replacement()(operands, results)
 
     wrong = replace(with_error(number, 1e-2), replacements={number: off})
-    found = compare_kinds(PROGRAM, INPUTS, FULL, [SAME, wrong], wanted={number, *FLOATS[::40]})
+    found = compare_kinds(PROGRAM, INPUTS, FULL, [SAME, wrong], wanted={number, *FLOATS[::20]})
     assert found.named(SAME.kind.name) == []
     # A result that is 0 everywhere has no relative error.
     zero = not any(map(np.any, seen))
@@ -107,19 +116,15 @@ def test_products_on_processors_round_as_the_dtype_does(dtype: str):
 
 
 def test_a_result_that_is_not_finite_where_the_references_is_comes_first():
-    number = next(n for n in FLOATS if PROGRAM.operators[n].name == "rsqrt")
+    number = next(n for n in FLOATS if PROGRAM.operators[n].name == "tanh")
     found = compare_kinds(PROGRAM, INPUTS, FULL, [with_error(number, math.nan), HALF])
     assert found.ranked()[0].operator.number == number
     assert found.ranked()[0].is_overflow
     assert found.ranked()[0].error == math.inf
 
 
-SWALLOWED = next(
-    each.number
-    for each in PROGRAM.operators
-    if each.name == "add" and not each.is_backward and len(each.given[0].shape) == 5
-)
-"""The masked scores: on CPUs the exponential after them makes a number of NaN."""
+SWALLOWED = next(each.number - 1 for each in PROGRAM.operators if each.name == "exp")
+"""What the exponential is given: on CPUs it makes a number of NaN there."""
 
 
 def test_what_is_not_finite_is_found_at_its_step_even_where_the_loss_does_not_show_it():
@@ -134,7 +139,7 @@ def test_what_is_not_finite_is_found_at_its_step_even_where_the_loss_does_not_sh
 
 
 def test_products_of_two_bytes_overflow_and_the_product_is_named():
-    large = jax.tree.map(lambda leaf: leaf * 1e7, PARAMETERS)
+    large = jax.tree.map(lambda leaf: leaf * np.float32(1e6), PARAMETERS)
     half = bind_kind(AlignedKind("half", "cpu", "float16"))
     found = train_kind(PROGRAM, half, optax.sgd(1.0), large, batch_of, 2)
     assert found.overflow is not None
@@ -150,8 +155,7 @@ def test_training_is_that_of_plain_jax():
     @jax.jit
     def step(parameters, state, batch):
         def loss(values):
-            total, count = MODEL.loss(values, batch)
-            return total / count
+            return loss_function(values, batch)
 
         value, gradients = jax.value_and_grad(loss)(parameters)
         updates, state = optimizer.update(gradients, state, parameters)
@@ -215,13 +219,13 @@ def test_a_unit_in_the_last_place_of_two_bytes_is_no_error():
     ],
 )
 def test_errors_of_floats(expected: list[float], found: list[float], error: float):
-    operator = next(each for each in PROGRAM.operators if each.name == "rsqrt")
+    operator = next(each for each in PROGRAM.operators if each.name == "tanh")
     a, b = np.array(expected, np.float32), np.array(found, np.float32)
     assert operator_error(operator, [a], [a], [b]) == pytest.approx(error, rel=1e-4)
 
 
 def test_errors_of_integers_are_the_share_that_differs():
-    operator = next(each for each in PROGRAM.operators if each.name == "iota")
+    operator = next(each for each in PROGRAM.operators if each.given[0].dtype == np.int32)
     a, b = np.array([1, 2, 3, 4]), np.array([1, 2, 3, 5])
     assert operator_error(operator, [], [a], [b]) == 0.25
 
