@@ -78,12 +78,10 @@ def test_a_capture_is_replayed_with_its_losses(tmp_path: Path, capsys: pytest.Ca
     folder = str(tmp_path / "captured")
     code, _, error = run(capsys, "--kinds", "cpu:float32", "--capture", folder, "--steps", "2")
     assert code == 0, error
-    found = figures(capsys, "--kinds", "other=cpu", "cpu:bfloat16", "--replay", folder)
-    assert found["reference"] == {
-        "name": "cpu:float32",
-        "device": "host-cpu",
-        "products": "float32",
-    }
+    found = figures(capsys, "--kinds", "cpu:float32", "cpu:bfloat16", "--replay", folder)
+    name = "cpu:float32, captured"
+    assert found["reference"] == {"name": name, "device": "host-cpu", "products": "float32"}
+    assert found["capture"]["operators"] == found["operators"]
     other, half = found["kinds"]
     assert (other["named"], other["loss_mre"], other["steps"]) == (0, 0.0, 2)
     assert half["named"] > 0

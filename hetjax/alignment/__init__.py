@@ -12,7 +12,8 @@ from hetjax.alignment.comparison import (
 )
 from hetjax.alignment.devices import Injection, KindDevice, bind_kind
 from hetjax.alignment.kinds import AlignedKind, parse_kinds
-from hetjax.alignment.operators import Operator, OperatorProgram, trace_operators
+from hetjax.alignment.operators import Operator, OperatorProgram
+from hetjax.alignment.tracing import trace_operators
 from hetjax.alignment.training import KindTraining, Overflow, train_kind
 
 __all__ = [

@@ -64,6 +64,23 @@ class KindVerdict:
 
 
 @dataclass(frozen=True)
+class CaptureSize:
+    """What a capture holds.
+
+    Args:
+        operators: how many operators.
+        runs: how many runs of them; one in a loop has several.
+        values: how many values, each counted once.
+        num_bytes: their bytes.
+    """
+
+    operators: int
+    runs: int
+    values: int
+    num_bytes: int
+
+
+@dataclass(frozen=True)
 class Alignment:
     """What came of an alignment.
 
@@ -74,6 +91,7 @@ class Alignment:
         kinds: the others.
         comparison: of their operators.
         trainings: one for each kind, the reference's first; empty where there was none.
+        capture: what was captured, or replayed.
     """
 
     title: str
@@ -82,6 +100,7 @@ class Alignment:
     kinds: tuple[NamedKind, ...]
     comparison: Comparison
     trainings: tuple[KindTraining, ...] = ()
+    capture: CaptureSize | None = None
 
     @property
     def verdicts(self) -> list[KindVerdict]:
@@ -89,8 +108,8 @@ class Alignment:
         return [self._verdict(each) for each in self.kinds]
 
     def training(self, kind: str) -> KindTraining | None:
-        """A kind's training; None where there was none."""
-        return next((each for each in self.trainings if each.kind == kind), None)
+        """The training of a kind that is compared; None where there was none."""
+        return next((each for each in self.trainings[1:] if each.kind == kind), None)
 
     def _verdict(self, kind: NamedKind) -> KindVerdict:
         ranked = self.comparison.ranked(kind.name)

@@ -21,15 +21,13 @@ from hetjax.alignment import (
     trace_operators,
     train_kind,
 )
-from hetjax.alignment.captures import (
+from hetjax.alignment.capture_file import (
     Capture,
-    check_limit,
     check_same_model,
     check_same_training,
     read_capture,
-    replay,
-    write_capture,
 )
+from hetjax.alignment.captures import check_limit, replay, write_capture
 from hetjax.alignment.comparison import Comparison, Told
 from hetjax.alignment.result import Alignment, NamedKind, named_kind
 from hetjax.commands.alignment_options import AlignmentOptions
@@ -73,19 +71,19 @@ def align(configuration: Configuration, options: AlignmentOptions, told: Told) -
     if capture is not None and (not options.steps or not capture.losses):
         # The capture has all that it takes: no data need to be here.
         comparison = _replayed(options, capture, program, kinds, injection, told)
-        return _result(model, program, capture.reference, kinds, comparison)
+        return _result(model, program, _captured(capture), kinds, comparison, (), capture)
     run = _Run(make_ingredients(configuration), program, options, injection, told)
     if capture is not None:
         check_same_training(capture, run.training_identity)
         comparison = _replayed(options, capture, program, kinds, injection, told)
         steps = min(options.steps, len(capture.losses))
-        reference = KindTraining(capture.reference.name, capture.losses[:steps])
+        reference = KindTraining(_captured(capture).name, capture.losses[:steps])
         trainings = (reference, *run.train(kinds, steps))
-        return _result(model, program, capture.reference, kinds, comparison, trainings)
+        return _result(model, program, _captured(capture), kinds, comparison, trainings, capture)
     trainings = run.train(kinds, options.steps)
     reference, others = kinds[0], kinds[1:]
     if options.capture is not None:
-        write_capture(
+        capture = write_capture(
             options.capture,
             program,
             run.inputs,
@@ -107,7 +105,7 @@ def align(configuration: Configuration, options: AlignmentOptions, told: Told) -
             wanted=options.operators,
             told=told,
         )
-    return _result(model, program, named_kind(reference), others, comparison, trainings)
+    return _result(model, program, named_kind(reference), others, comparison, trainings, capture)
 
 
 class _Run:
@@ -222,14 +220,20 @@ def _injected(
     return replace(kind, replacements={injection.operator: injection.replacement(1)})
 
 
+def _captured(capture: Capture) -> NamedKind:
+    """The reference of a capture, told from a kind of the same name that is here."""
+    return replace(capture.reference, name=f"{capture.reference.name}, captured")
+
+
 def _result(
     model: Model,
     program: OperatorProgram,
     reference: NamedKind,
     kinds: Sequence[KindDevice],
     comparison: Comparison,
-    trainings: tuple[KindTraining, ...] = (),
+    trainings: tuple[KindTraining, ...],
+    capture: Capture | None,
 ) -> Alignment:
-    return Alignment(
-        model.name, program, reference, tuple(map(named_kind, kinds)), comparison, trainings
-    )
+    size = None if capture is None else capture.size
+    named = tuple(map(named_kind, kinds))
+    return Alignment(model.name, program, reference, named, comparison, trainings, size)

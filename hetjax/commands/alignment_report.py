@@ -10,6 +10,7 @@ from hetjax.alignment.comparison import OperatorDifference
 from hetjax.alignment.operators import Operator
 from hetjax.alignment.result import Alignment, KindVerdict
 from hetjax.alignment.training import Overflow
+from hetjax.mesh.quantities import format_bytes
 from hetjax.report.alignment_table import kinds_table, operators_table, overflow_text
 
 if TYPE_CHECKING:
@@ -29,6 +30,13 @@ def show_alignment(console: Console, aligned: Alignment, rows: int) -> None:
         f"backward pass",
         highlight=False,
     )
+    if aligned.capture is not None:
+        size = aligned.capture
+        console.print(
+            f"capture: {size.operators:,} operators in {size.runs:,} runs, {size.values:,} values "
+            f"of {format_bytes(size.num_bytes)}",
+            highlight=False,
+        )
     console.print()
     if aligned.kinds:
         console.print(kinds_table(aligned))
@@ -63,6 +71,7 @@ def alignment_figures(aligned: Alignment, rows: int) -> dict[str, Any]:
         "tolerance": aligned.comparison.tolerance,
         "reference": asdict(aligned.reference),
         "kinds": [_verdict(each) for each in aligned.verdicts],
+        "capture": None if aligned.capture is None else asdict(aligned.capture),
         "rows": [_difference(each, aligned) for each in aligned.comparison.ranked()[:rows]],
         "losses": {each.kind: list(each.losses) for each in aligned.trainings},
         "overflows": {

@@ -14,14 +14,13 @@ import numpy as np
 import pytest
 
 from hetjax.alignment import Injection, OperatorProgram, bind_kind, parse_kinds, trace_operators
-from hetjax.alignment.captures import (
+from hetjax.alignment.capture_file import (
     CAPTURE_FILE,
     check_same_model,
     check_same_training,
     read_capture,
-    replay,
-    write_capture,
 )
+from hetjax.alignment.captures import replay, write_capture
 from hetjax.errors import InputError
 
 BATCH = {"x": np.ones((2, 3), np.float32), "keys": np.arange(4, dtype=np.uint32).reshape(2, 2)}
@@ -88,7 +87,9 @@ def test_one_operator_is_captured_with_what_it_takes_and_gives(tmp_path: Path):
 
 
 def test_a_capture_over_its_limit_is_refused_and_writes_nothing(tmp_path: Path):
-    with pytest.raises(InputError, match=r"--limit is 100 B, and the \d+ operators .* or more"):
+    with pytest.raises(
+        InputError, match=r"--limit is 100 B, and the operators to capture have .* or more"
+    ):
         captured(tmp_path / "new", limit=100)
     assert not (tmp_path / "new").exists()
 

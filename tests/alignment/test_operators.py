@@ -13,7 +13,8 @@ from small_models import DEPTH, LENGTH, Model
 from hetjax.alignment.devices import bind_kind
 from hetjax.alignment.evaluation import evaluate, evaluate_whole
 from hetjax.alignment.kinds import AlignedKind
-from hetjax.alignment.operators import OperatorProgram, occurrences, trace_operators
+from hetjax.alignment.operators import OperatorProgram, occurrences
+from hetjax.alignment.tracing import trace_operators
 from hetjax.models import model_of, recipe
 
 KIND = bind_kind(AlignedKind("cpu", "cpu"))
