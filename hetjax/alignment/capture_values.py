@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hetjax.alignment.capture_file import Capture, SavedOperator, SavedValue
+from hetjax.alignment.capture_file import NUMPY_DTYPES, Capture, SavedOperator, SavedValue
 from hetjax.errors import InputError, shown
 from hetjax.files import replacing
 from hetjax.mesh.quantities import format_bytes
@@ -23,9 +23,6 @@ from hetjax.reading import opened
 
 _ARCHIVE_BYTES = 64 * 10**6
 _HEADER_BYTES = 10_000
-_NUMPY_DTYPES = frozenset(
-    f"{sort}{bits}" for sort in ("int", "uint", "float") for bits in (8, 16, 32, 64)
-) | {"bool", "complex64", "complex128"}
 
 
 def over_limit(num_bytes: float, limit: float) -> InputError:
@@ -156,7 +153,7 @@ def _archive_name(number: int) -> str:
 def _plain_dtype(name: str) -> np.dtype:
     """The dtype that NumPy stores one as: whole numbers for what it does not know."""
     dtype = jnp.dtype(name)
-    return dtype if name in _NUMPY_DTYPES else np.dtype(f"uint{8 * dtype.itemsize}")
+    return dtype if name in NUMPY_DTYPES else np.dtype(f"uint{8 * dtype.itemsize}")
 
 
 def _plain(array: np.ndarray) -> np.ndarray:
