@@ -124,13 +124,11 @@ def _multiplied(operator: Operator, operands: Sequence[Any], kind: AlignedKind) 
     equation = operator.equation
     if kind.products is None or operator.name not in PRODUCTS:
         return _compat.bind(equation, operands)
-    highest = (jax.lax.Precision.HIGHEST, jax.lax.Precision.HIGHEST)
     (output,) = operator.given
-    params = {
-        **equation.params,
-        "precision": highest,
-        "preferred_element_type": np.dtype(output.dtype),
-    }
+    params = {**equation.params, "preferred_element_type": np.dtype(output.dtype)}
+    if kind.products == "float32" or kind.platform == "cpu":
+        highest = jax.lax.Precision.HIGHEST
+        params["precision"] = (highest, highest)
     if kind.products != "float32":
         # A CPU's own products of two bytes are slow; of rounded operands they are the same.
         narrow = _reduced if kind.platform == "cpu" else _converted

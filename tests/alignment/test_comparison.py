@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from hetjax.alignment import (
     AlignedKind,
     Injection,
+    KindDevice,
     bind_kind,
     compare_kinds,
     mean_relative_error,
@@ -28,6 +29,7 @@ from hetjax.alignment import (
 )
 from hetjax.alignment.differences import operator_error
 from hetjax.alignment.kinds import check_dtypes
+from hetjax.alignment.operators import PRODUCTS
 from hetjax.errors import InputError
 from hetjax.mesh import kind
 from hetjax.models import model_of, recipe
@@ -113,6 +115,29 @@ def test_products_on_processors_round_as_the_dtype_does(dtype: str):
     narrow = bind_kind(AlignedKind("narrow", "cpu", dtype))
     (found,) = narrow.give(operator, [x, np.ones((1, 1), np.float32)])
     np.testing.assert_array_equal(found, x.astype(jnp.dtype(dtype)).astype(np.float32))
+
+
+def test_what_is_played_on_a_processor_is_what_narrow_operands_give():
+    def loss(kernel: Any, images: Any) -> Any:
+        made = jax.lax.conv_general_dilated(
+            images, kernel, (2, 2), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
+        return jnp.sum(jnp.tanh(made) ** 2) + jnp.sum(made.reshape(-1, 4) @ kernel[0, 0].T)
+
+    rng = np.random.default_rng(0)
+    kernel, images = (rng.normal(size=s).astype(np.float32) for s in ((3, 3, 2, 4), (2, 6, 6, 2)))
+    program = trace_operators(loss, kernel, images)
+    products = [each for each in program.operators if each.name in PRODUCTS]
+    assert {each.name for each in products} == set(PRODUCTS)
+    assert {each.is_backward for each in products} == {False, True}
+    played = bind_kind(AlignedKind("played", "cpu", "bfloat16"))
+    # What a card is given, here computed by the processor.
+    card = KindDevice(AlignedKind("card", "gpu", "bfloat16"), played.device)
+    numbers = {each.number for each in products}
+    close = compare_kinds(program, [kernel, images], played, [card], wanted=numbers)
+    assert all(each.error < 1e-5 for each in close.differences)
+    far = compare_kinds(program, [kernel, images], FULL, [card], wanted=numbers)
+    assert {each.operator.name for each in far.named()} == set(PRODUCTS)
 
 
 def test_a_result_that_is_not_finite_where_the_references_is_comes_first():
