@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -61,27 +61,71 @@ def align(configuration: Configuration, options: AlignmentOptions, told: Told) -
     # Traced on shapes: what does not fit together is found before anything is made.
     shapes = model.batch_shapes(configuration.train.batch_size)
     program = trace_operators(model.loss, model.parameter_shapes(), shapes)
-    kinds = [bind_kind(each, dtypes=program.product_dtypes) for each in options.kinds]
+    kinds = tuple(bind_kind(each, dtypes=program.product_dtypes) for each in options.kinds)
     _check_operators(options, program)
     if capture is not None:
         check_same_model(capture, program)
     if options.capture is not None:
         check_limit(program, options.operators, options.limit)
-    injection = _injection(options, program)
-    if capture is not None and (not options.steps or not capture.losses):
+    task = _Task(model, program, kinds, options, _injection(options, program), told)
+    if capture is None:
+        return _aligned_here(task, _Run(make_ingredients(configuration), task))
+    if not options.steps or not capture.losses:
         # The capture has all that it takes: no data need to be here.
-        comparison = _replayed(options, capture, program, kinds, injection, told)
-        return _result(model, program, _captured(capture), kinds, comparison, (), capture)
-    run = _Run(make_ingredients(configuration), program, options, injection, told)
-    if capture is not None:
-        check_same_training(capture, run.training_identity)
-        comparison = _replayed(options, capture, program, kinds, injection, told)
-        steps = min(options.steps, len(capture.losses))
-        reference = KindTraining(_captured(capture).name, capture.losses[:steps])
-        trainings = (reference, *run.train(kinds, steps))
-        return _result(model, program, _captured(capture), kinds, comparison, trainings, capture)
-    trainings = run.train(kinds, options.steps)
-    reference, others = kinds[0], kinds[1:]
+        return task.result(_captured(capture), kinds, _replayed(task, capture), (), capture)
+    run = _Run(make_ingredients(configuration), task)
+    check_same_training(capture, run.training_identity)
+    comparison = _replayed(task, capture)
+    steps = min(options.steps, len(capture.losses))
+    reference = KindTraining(_captured(capture).name, capture.losses[:steps])
+    trainings = (reference, *run.train(kinds, steps))
+    return task.result(_captured(capture), kinds, comparison, trainings, capture)
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What is aligned: a model's operators on kinds."""
+
+    model: Model
+    program: OperatorProgram
+    kinds: tuple[KindDevice, ...]
+    options: AlignmentOptions
+    injection: Injection | None
+    told: Told
+
+    def injected(self, kind: KindDevice) -> KindDevice:
+        """A kind with the error that is put into it, as of the first step."""
+        asked, injection = self.options.inject, self.injection
+        if injection is None or asked is None or asked.kind != kind.kind.name:
+            return kind
+        return replace(kind, replacements={injection.operator: injection.replacement(1)})
+
+    def result(
+        self,
+        reference: NamedKind,
+        kinds: Sequence[KindDevice],
+        comparison: Comparison,
+        trainings: tuple[KindTraining, ...],
+        capture: Capture | None,
+    ) -> Alignment:
+        """What came of it."""
+        return Alignment(
+            self.model.name,
+            self.program,
+            reference,
+            tuple(map(named_kind, kinds)),
+            comparison,
+            trainings,
+            None if capture is None else capture.size,
+        )
+
+
+def _aligned_here(task: _Task, run: _Run) -> Alignment:
+    """Kinds of this process, the first of them as the reference; captured where that is wanted."""
+    options, program = task.options, task.program
+    reference, others = task.kinds[0], task.kinds[1:]
+    trainings = run.train(task.kinds, options.steps)
+    capture = None
     if options.capture is not None:
         capture = write_capture(
             options.capture,
@@ -92,7 +136,7 @@ def align(configuration: Configuration, options: AlignmentOptions, told: Told) -
             limit=options.limit,
             losses=trainings[0].losses if trainings else (),
             training=run.training_identity,
-            told=told,
+            told=task.told,
         )
     comparison = Comparison((), options.tolerance)
     if others:
@@ -100,27 +144,33 @@ def align(configuration: Configuration, options: AlignmentOptions, told: Told) -
             program,
             run.inputs,
             reference,
-            [_injected(each, options, injection) for each in others],
+            tuple(map(task.injected, others)),
             tolerance=options.tolerance,
             wanted=options.operators,
-            told=told,
+            told=task.told,
         )
-    return _result(model, program, named_kind(reference), others, comparison, trainings, capture)
+    return task.result(named_kind(reference), others, comparison, trainings, capture)
+
+
+def _replayed(task: _Task, capture: Capture) -> Comparison:
+    options = task.options
+    assert options.replay is not None, "there is a capture"
+    return replay(
+        options.replay,
+        capture,
+        task.program,
+        tuple(map(task.injected, task.kinds)),
+        tolerance=options.tolerance,
+        wanted=options.operators,
+        told=task.told,
+    )
 
 
 class _Run:
     """A run of the configured model: its first parameters, its batches, its training."""
 
-    def __init__(
-        self,
-        ingredients: Ingredients,
-        program: OperatorProgram,
-        options: AlignmentOptions,
-        injection: Injection | None,
-        told: Told,
-    ) -> None:
-        self._ingredients, self._program, self._options = ingredients, program, options
-        self._injection, self._told = injection, told
+    def __init__(self, ingredients: Ingredients, task: _Task) -> None:
+        self._ingredients, self._task = ingredients, task
 
     @functools.cached_property
     def parameters(self) -> PyTree:
@@ -151,41 +201,20 @@ class _Run:
         """The same training on each kind; none where there are no steps."""
         if not steps:
             return ()
-        asked = self._options.inject
+        asked = self._task.options.inject
         return tuple(
             train_kind(
-                self._program,
+                self._task.program,
                 kind,
                 self._ingredients.optimizer,
                 self.parameters,
                 self.batch,
                 steps,
-                injection=self._injection if asked and asked.kind == kind.kind.name else None,
-                told=self._told,
+                injection=self._task.injection if asked and asked.kind == kind.kind.name else None,
+                told=self._task.told,
             )
             for kind in kinds
         )
-
-
-def _replayed(
-    options: AlignmentOptions,
-    capture: Capture,
-    program: OperatorProgram,
-    kinds: Sequence[KindDevice],
-    injection: Injection | None,
-    told: Told,
-) -> Comparison:
-    assert options.replay is not None, "there is a capture"
-    with_error = [_injected(each, options, injection) for each in kinds]
-    return replay(
-        options.replay,
-        capture,
-        program,
-        with_error,
-        tolerance=options.tolerance,
-        wanted=options.operators,
-        told=told,
-    )
 
 
 def _host() -> Any:
@@ -211,29 +240,6 @@ def _injection(options: AlignmentOptions, program: OperatorProgram) -> Injection
     return injection
 
 
-def _injected(
-    kind: KindDevice, options: AlignmentOptions, injection: Injection | None
-) -> KindDevice:
-    """A kind with the error that is put into it, as of the first step."""
-    if injection is None or options.inject is None or options.inject.kind != kind.kind.name:
-        return kind
-    return replace(kind, replacements={injection.operator: injection.replacement(1)})
-
-
 def _captured(capture: Capture) -> NamedKind:
     """The reference of a capture, told from a kind of the same name that is here."""
     return replace(capture.reference, name=f"{capture.reference.name}, captured")
-
-
-def _result(
-    model: Model,
-    program: OperatorProgram,
-    reference: NamedKind,
-    kinds: Sequence[KindDevice],
-    comparison: Comparison,
-    trainings: tuple[KindTraining, ...],
-    capture: Capture | None,
-) -> Alignment:
-    size = None if capture is None else capture.size
-    named = tuple(map(named_kind, kinds))
-    return Alignment(model.name, program, reference, named, comparison, trainings, size)
