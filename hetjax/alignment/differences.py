@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
 from hetjax import _compat
-from hetjax.alignment.operators import Operator
+from hetjax.alignment.operators import PRODUCTS, Operator
 from hetjax.pipeline.program.loss import host_array
 
 TOLERANCE = 1e-3
@@ -24,9 +24,9 @@ def operator_error(
 
     Of floating results it is the largest difference of two elements over the largest magnitude of
     the reference. Not counted is what rounding alone can make: a unit in the last place of the
-    result's own dtype; and, of a sum of many that all but cancels, what another order of adding
-    can: a unit in the last place of the sum of magnitudes. Of integers, truths and random keys it
-    is the share of elements that differ.
+    result's own dtype; and, of a sum of many, what another order of adding can: half such a unit of
+    the sum of magnitudes, in the dtype that is summed in, times the root of their number. Of
+    integers, truths and random keys it is the share of elements that differ.
 
     Args:
         operator: the operator.
@@ -39,7 +39,7 @@ def operator_error(
     """
     errors = [_error(host_array(a), host_array(b)) for a, b in zip(expected, found, strict=True)]
     worst = max(errors, default=0.0)
-    if not TOLERANCE / 100 < worst < math.inf or operator.name not in _SUMS:
+    if not TOLERANCE / 100 < worst < math.inf or operator.name not in _TERMS:
         return worst
     slack = _of_order(operator, operands)
     pairs = zip(expected, found, strict=True)
@@ -77,7 +77,7 @@ def _error(expected: np.ndarray, found: np.ndarray, slack: np.ndarray | float = 
     a, b = a[finite], b[finite]
     size = np.abs(a)
     slack = np.broadcast_to(slack, expected.shape)[finite]
-    rounding = float(info.eps) * size + float(info.tiny) + slack
+    rounding = np.maximum(float(info.eps) * size, slack) + float(info.tiny)
     excess = float(np.max(np.abs(a - b) - rounding))
     return max(excess, 0.0) / max(float(size.max()), float(info.tiny))
 
@@ -85,18 +85,40 @@ def _error(expected: np.ndarray, found: np.ndarray, slack: np.ndarray | float = 
 def _of_order(operator: Operator, operands: Sequence[Any]) -> np.ndarray:
     """What another order of adding can make of each result.
 
-    Partial sums of numbers whose signs are mixed are about the sum of magnitudes over the root of
-    their number, and as many of them are rounded: about a unit in the last place of that sum in
-    all. Of numbers of one sign it is more, and small beside the result.
+    Each of n additions rounds a partial sum, which is no larger than the sum of magnitudes, by half
+    a unit in the last place; errors of either sign add up like a walk at random.
     """
     magnitudes = [
         jnp.abs(each) if jnp.issubdtype(jnp.result_type(each), jnp.floating) else each
         for each in operands
     ]
-    (total, *_) = _compat.bind(operator.equation, magnitudes)
-    wide = _wide(host_array(total))
-    return wide * float(np.finfo(wide.dtype).eps)
+    total = host_array(_compat.bind(operator.equation, magnitudes)[0])
+    # Products are summed in float32 at least, other sums in their own dtype.
+    summed = _wide(total).dtype if operator.name in PRODUCTS else total.dtype
+    terms = max(1, _TERMS[operator.name](operator))
+    return _wide(total) * (float(jnp.finfo(summed).eps) * math.sqrt(terms) / 2)
 
 
-_SUMS = frozenset({"dot_general", "conv_general_dilated", "reduce_sum", "cumsum", "scatter-add"})
-"""The operators that add many numbers to one."""
+def _product_terms(operator: Operator) -> int:
+    (contracted, _), _ = operator.equation.params["dimension_numbers"]
+    return math.prod(operator.taken[0].shape[axis] for axis in contracted)
+
+
+def _convolution_terms(operator: Operator) -> int:
+    kernel = operator.taken[1].shape
+    numbers = operator.equation.params["dimension_numbers"]
+    return math.prod(kernel) // max(1, kernel[numbers.rhs_spec[0]])
+
+
+def _reduced_terms(operator: Operator) -> int:
+    return operator.taken[0].size // max(1, operator.given[0].size)
+
+
+_TERMS: Mapping[str, Callable[[Operator], int]] = {
+    "dot_general": _product_terms,
+    "conv_general_dilated": _convolution_terms,
+    "reduce_sum": _reduced_terms,
+    "cumsum": lambda operator: operator.taken[0].shape[operator.equation.params["axis"]],
+    "scatter-add": lambda operator: operator.taken[-1].size,
+}
+"""How many numbers an operator that adds many adds to one, at most."""
