@@ -132,8 +132,8 @@ def compare_kinds(
         >>> program = trace_operators(lambda w, x: jnp.sum(jnp.tanh(x @ w)), w, x)
         >>> full, half = (bind_kind(AlignedKind(d, "cpu", d)) for d in ("float32", "bfloat16"))
         >>> found = compare_kinds(program, [w, x], full, [half])
-        >>> [(each.kind, each.operator.name) for each in found.named()]
-        [('bfloat16', 'dot_general')]
+        >>> [(each.operator.name, each.operator.direction) for each in found.named()]
+        [('dot_general', 'forward'), ('dot_general', 'backward')]
     """
     found, origins = list[OperatorDifference](), dict[int, Operator]()
     total = sum(times for _, times in occurrences(program.block))
