@@ -1,6 +1,7 @@
-"""The console command: ``hetjax train|plan|profile|switch|generate``, also ``python -m hetjax``.
+"""The console command: ``hetjax train|plan|profile|switch|align|generate``.
 
-Each word runs the command of the same name, so ``hetjax train`` is ``python -m hetjax.train``.
+The same is ``python -m hetjax``. Each word runs the command of the same name, so ``hetjax train``
+is ``python -m hetjax.train``.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ COMMANDS = {
     "plan": "plan a training run without training",
     "profile": "measure a model's layers, for plans to come",
     "switch": "show what a switch between two plans would move",
+    "align": "compare what unlike kinds of devices compute, operator by operator",
     "generate": "go on with a text, by a checkpoint of a run",
 }
 """What each command does."""

@@ -5,6 +5,7 @@ A new JAX release that moves one of these is mended here and nowhere else.
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 import stat
@@ -130,14 +131,23 @@ def is_traced(x: Any) -> bool:
 
 def source_line(equation: JaxprEqn) -> str:
     """The file and the line of the user's program that an equation comes from."""
+    return next(iter(source_lines(equation)), "an unknown line")
+
+
+def source_lines(equation: JaxprEqn) -> tuple[str, ...]:
+    """The lines of the user's program that led to an equation, the innermost first."""
     traceback = equation.source_info.traceback
-    for frame in traceback.frames if traceback is not None else ():
-        path = Path(frame.file_name)
-        if not {"jax", "jaxlib", "flax", "optax"} & set(path.parts) and _RESHARDS.isdisjoint(
-            path.parents
-        ):
-            return f"{frame.file_name}:{frame.line_num}"
-    return "an unknown line"
+    return tuple(
+        f"{frame.file_name}:{frame.line_num}"
+        for frame in (traceback.frames if traceback is not None else ())
+        if _is_users(Path(frame.file_name))
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_users(path: Path) -> bool:
+    is_known = {"jax", "jaxlib", "flax", "optax"} & set(path.parts)
+    return not is_known and _RESHARDS.isdisjoint(path.parents)
 
 
 _RESHARDS = frozenset(Path(__file__).parent / part for part in ("sharding", "runtime/moves"))

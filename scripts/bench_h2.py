@@ -7,6 +7,7 @@
     python scripts/bench_h2.py heteropp --json   # trained: published pipelines, beside one device
     python scripts/bench_h2.py frozen --json     # trained: a frozen half beside all trained
     python scripts/bench_h2.py foreign --json    # planned: OPT-350M by another tool's profile
+    python scripts/bench_h2.py align --json      # run: does alignment find what is wrong (table 1)
 
 The predictions are those of the paper's cost model for its own chips: see `h2_chips`, which lists
 what is assumed of them. `calibrate` prints these assumptions. `heteropp` trains figure 8's example
@@ -28,6 +29,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from h2_alignment import STEPS, align_rows
 from h2_chips import (
     ASSUMPTIONS,
     CHIPS,
@@ -243,11 +245,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "frozen": frozen_rows,
         "foreign": lambda: foreign_rows(options.rounds),
         "foreign-one": lambda: foreign_one_rows(options.cluster),
+        "align": lambda: align_rows(options.steps),
         "one": lambda: one_rows(options.experiment),
     }
     parser.add_argument("part", choices=parts)
     parser.add_argument("--json", action="store_true", help="a row a line, as JSON")
     parser.add_argument("--rounds", type=int, default=5, help="processes whose median counts")
+    parser.add_argument("--steps", type=int, default=STEPS, help="training steps of `align`")
     parser.add_argument("--experiment", choices=MIXED, default="A-1", help="of `one`")
     parser.add_argument(
         "--cluster", choices=FOREIGN_CLUSTERS, default="mixed_rack", help="of `foreign-one`"

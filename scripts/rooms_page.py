@@ -19,6 +19,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "commands": (),
     "configuration": (),
     "report": (),
+    "alignment": (),
     "runtime": (
         "ray",
         "local",

@@ -27,11 +27,21 @@ from lab.specification import SPECIFICATIONS
 from malformed import damaged_bytes, damaged_json, damaged_values, put
 from plan_versions import version_1
 
+from hetjax.alignment.capture_file import (
+    CAPTURE_FILE,
+    CAPTURE_VERSION,
+    Capture,
+    SavedOperator,
+    SavedValue,
+    read_capture,
+)
+from hetjax.alignment.result import NamedKind
 from hetjax.configuration import read_configuration
 from hetjax.configuration.make import make_model, make_optimizer
 from hetjax.data import images
 from hetjax.data.corpus import TextFiles
 from hetjax.errors import InputError
+from hetjax.file_content import to_content
 from hetjax.mesh import Cluster, Link, Subcluster, kind
 from hetjax.planner import Plan, PlanOptions
 from hetjax.planner.foreign.foreign_planner import ForeignPlanner
@@ -362,6 +372,16 @@ FOREIGN: dict[str, Any] = {
         for size in (1, 4)
     ],
 }
+CAPTURED = Capture(
+    jax="0.10",
+    reference=NamedKind("cpu", "host-cpu", "float32"),
+    parameters={"w": "float32[2]"},
+    signatures=("neg(float32[2]) -> float32[2]",),
+    losses=(2.5,),
+    training={"train.seed": "0"},
+    values=(SavedValue(0, (2,), "float32"), SavedValue(0, (), "bfloat16")),
+    operators=(SavedOperator(0, (1,), "a.py:3", (0,), (1,)),),
+)
 
 
 @cases
@@ -375,3 +395,15 @@ def test_foreign_profiles(number: int) -> None:
         planner.find(4, (1, 2, 4))
 
     check(damaged_json(FOREIGN, random), "a.json", random, read)
+
+
+@cases
+def test_captures(number: int) -> None:
+    good = {"version": CAPTURE_VERSION, **to_content(CAPTURED)}
+    random = Random(number)
+    check(
+        damaged_json(good, random),
+        CAPTURE_FILE,
+        random,
+        lambda path: read_capture(path.parent).size,
+    )

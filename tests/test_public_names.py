@@ -5,7 +5,17 @@ import inspect
 
 import pytest
 
-PACKAGES = ("mesh", "sharding", "pipeline", "planner", "runtime", "models", "data", "report")
+PACKAGES = (
+    "alignment",
+    "mesh",
+    "sharding",
+    "pipeline",
+    "planner",
+    "runtime",
+    "models",
+    "data",
+    "report",
+)
 
 
 def public_names() -> list[tuple[str, str]]:

@@ -1,6 +1,8 @@
 """What a run shows of itself: tables, progress, metrics, and timelines in several forms."""
 
 from hetjax.mesh.quantities import format_bytes, format_rate, format_seconds
+from hetjax.report.alignment_page import write_alignment_page
+from hetjax.report.alignment_table import kinds_table, operators_table
 from hetjax.report.alternatives_table import OtherPlan, alternatives_table
 from hetjax.report.annotation_picture import visualize
 from hetjax.report.carrier_table import CarrierRow, carrier_table
@@ -47,12 +49,14 @@ __all__ = [
     "format_bytes",
     "format_rate",
     "format_seconds",
+    "kinds_table",
     "layer_rows",
     "layer_table",
     "layouts_table",
     "link_table",
     "module_runs",
     "moves_table",
+    "operators_table",
     "parts_table",
     "plan_table",
     "prediction_table",
@@ -61,6 +65,7 @@ __all__ = [
     "read_metrics",
     "stage_table",
     "visualize",
+    "write_alignment_page",
     "write_chrome_trace",
     "write_plan_page",
     "write_prediction",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import html
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ from hetjax.mesh.cluster import Cluster
 from hetjax.mesh.links import Link
 from hetjax.mesh.quantities import format_bytes, format_rate, format_seconds
 from hetjax.pipeline.timeline.timeline import Timeline
+from hetjax.report.page_parts import figures_list, page_table
 from hetjax.report.parts_table import name_of_whole, side_by_side_row
 from hetjax.report.plan_pictures import (
     memory_picture,
@@ -80,7 +81,7 @@ def write_plan_page(path: str | os.PathLike[str], report: PlanReport) -> None:
         title=html.escape(report.title),
         summary="<br>".join(map(html.escape, (report.summary, *plan.notes))),
         style=part_of_page("timeline_page.css") + part_of_page("plan_page.css"),
-        figures=_figures(report.figures),
+        figures=figures_list(report.figures),
         limits="\n".join(share_lane(words, share) for words, share in report.limits),
         cluster=_cluster(plan.cluster, report.dtype),
         stages=stage_picture(plan, report.costs, report.modules) + _stages(plan),
@@ -92,14 +93,6 @@ def write_plan_page(path: str | os.PathLike[str], report: PlanReport) -> None:
     )
     with replacing(path) as temporary:
         temporary.write_text(page, encoding="utf-8")
-
-
-def _figures(figures: Mapping[str, str]) -> str:
-    items = (
-        f"<div><dt>{html.escape(name)}</dt><dd>{html.escape(value)}</dd></div>"
-        for name, value in figures.items()
-    )
-    return f'<dl class="figures">{"".join(items)}</dl>'
 
 
 def _cluster(cluster: Cluster, dtype: str) -> str:
@@ -134,7 +127,7 @@ def _cluster(cluster: Cluster, dtype: str) -> str:
         f"{html.escape(a)} to {html.escape(b)}: {_link(link)}" for a, b, link in cluster.links
     )
     note = f'<p class="note">{links}</p>' if links else ""
-    return _table(headings, rows, text=2) + note
+    return page_table(headings, rows, text=2) + note
 
 
 def _stages(plan: Plan) -> str:
@@ -159,7 +152,7 @@ def _stages(plan: Plan) -> str:
             )
     headings = ["stage", "layers", "submesh", "sharding", "warm-up N<sub>i</sub>"]
     headings += ["compute t<sub>i</sub>", "to next c<sub>i</sub>", "bubble"]
-    return _table(headings, rows, text=4)
+    return page_table(headings, rows, text=4)
 
 
 def _left_out(timeline: Timeline) -> str:
@@ -180,7 +173,7 @@ def _alternatives(report: PlanReport) -> str:
     for each in report.alternatives:
         words, seconds = html.escape(each.difference), format_seconds(each.step_time)
         rows.append([words, seconds, f"{each.ratio - 1:+.1%}"])
-    table = _table(["the next best", "step time", "costs"], rows, text=1, words=True)
+    table = page_table(["the next best", "step time", "costs"], rows, text=1, words=True)
     return f"<article>\n<h2>What else could be done</h2>\n{table}\n</article>"
 
 
@@ -201,25 +194,8 @@ def _parts(report: PlanReport) -> str:
     together = side_by_side_row(report.alone, step_time)
     if together is not None:
         rows.append([*together])
-    table = _table(["devices", "step time", "the whole is faster by"], rows, text=1)
+    table = page_table(["devices", "step time", "the whole is faster by"], rows, text=1)
     return f"<article>\n<h2>Does it pay to mix?</h2>\n{table}\n</article>"
-
-
-def _table(
-    headings: Sequence[str], rows: Iterable[Sequence[str]], *, text: int, words: bool = False
-) -> str:
-    """A table of cells in HTML, the first few left-aligned; words may take several lines."""
-
-    def cell(tag: str, place: int, content: str) -> str:
-        sort = ' class="text"' if place < text else ""
-        if words and place == 0 and tag == "td":
-            sort = ' class="text words"'
-        return f"<{tag}{sort}>{content}</{tag}>"
-
-    lines = ["".join(cell("th", i, each) for i, each in enumerate(headings))]
-    lines += ["".join(cell("td", i, each) for i, each in enumerate(row)) for row in rows]
-    body = "\n".join(f"<tr>{line}</tr>" for line in lines)
-    return f'<div class="scroll"><table>\n{body}\n</table></div>'
 
 
 def _link(link: Link) -> str:

@@ -66,6 +66,7 @@ class Step:
         evaluate: from one array for each input to one for each output.
         equation: the jaxpr equation behind it; None for a concatenation of a scan's outputs.
         iterations: how many places to cut it has: a scan's length, 1 for all else.
+        calls: the equations whose calls were inlined to get to it, the outermost first.
     """
 
     name: str
@@ -74,6 +75,7 @@ class Step:
     evaluate: Callable[..., list[Any]]
     equation: _compat.JaxprEqn | None
     iterations: int = 1
+    calls: tuple[_compat.JaxprEqn, ...] = ()
 
     def values(self) -> tuple[int, ...]:
         """The numbers of the values that it reads."""
@@ -253,18 +255,24 @@ class FlatJaxpr:
     annotations: tuple[HSharding | None, ...] = ()
 
 
-def flatten_jaxpr(closed: _compat.ClosedJaxpr, *, inline_conditionals: bool = False) -> FlatJaxpr:
+def flatten_jaxpr(
+    closed: _compat.ClosedJaxpr,
+    *,
+    inline_conditionals: bool = False,
+    called: Callable[[_compat.JaxprEqn], _compat.ClosedJaxpr | None] = _compat.called_jaxpr,
+) -> FlatJaxpr:
     """Inline the calls of a closed jaxpr and number its values; steps without use are dropped.
 
     Args:
         closed: the jaxpr.
         inline_conditionals: compute every branch of a ``cond`` and select among the results, so
             that its branches too can be divided.
+        called: the jaxpr that is put in the place of an equation; None for one that stays.
 
     Returns:
         The flat jaxpr.
     """
-    builder = _Flattener(inline_conditionals)
+    builder = _Flattener(inline_conditionals, called)
     inputs = tuple(builder.number(variable) for variable in closed.jaxpr.invars)
     outputs = builder.add(closed, inputs)
     return FlatJaxpr(tuple(builder.avals), inputs, needed_steps(builder.steps, outputs), outputs)
@@ -294,8 +302,13 @@ def needed_steps(
 
 
 class _Flattener:
-    def __init__(self, inline_conditionals: bool) -> None:
+    def __init__(
+        self,
+        inline_conditionals: bool,
+        called: Callable[[_compat.JaxprEqn], _compat.ClosedJaxpr | None],
+    ) -> None:
         self.inline_conditionals = inline_conditionals
+        self.called = called
         self.avals: list[jax.ShapeDtypeStruct] = []
         self.steps: list[Step] = []
 
@@ -303,7 +316,12 @@ class _Flattener:
         self.avals.append(jax.ShapeDtypeStruct(variable.aval.shape, variable.aval.dtype))
         return len(self.avals) - 1
 
-    def add(self, closed: _compat.ClosedJaxpr, inputs: Sequence[Operand]) -> tuple[Operand, ...]:
+    def add(
+        self,
+        closed: _compat.ClosedJaxpr,
+        inputs: Sequence[Operand],
+        calls: tuple[_compat.JaxprEqn, ...] = (),
+    ) -> tuple[Operand, ...]:
         known: dict[_compat.Var, Operand] = {}
         known.update(zip(closed.jaxpr.invars, inputs, strict=True))
         known.update(
@@ -316,16 +334,17 @@ class _Flattener:
 
         for equation in closed.jaxpr.eqns:
             operands = tuple(read(atom) for atom in equation.invars)
-            inner = _compat.called_jaxpr(equation)
+            inner = self.called(equation)
             if inner is not None:
-                known.update(zip(equation.outvars, self.add(inner, operands), strict=True))
+                results = self.add(inner, operands, (*calls, equation))
+                known.update(zip(equation.outvars, results, strict=True))
                 continue
             outputs = tuple(self.number(variable) for variable in equation.outvars)
             known.update(zip(equation.outvars, outputs, strict=True))
             if self.inline_conditionals and equation.primitive.name == "cond":
                 self._select(equation.params["branches"], operands, outputs)
                 continue
-            self.steps.append(_step_of(equation, operands, outputs))
+            self.steps.append(_step_of(equation, operands, outputs, calls))
         return tuple(read(atom) for atom in closed.jaxpr.outvars)
 
     def _select(
@@ -349,13 +368,18 @@ class _Flattener:
 
 
 def _step_of(
-    equation: _compat.JaxprEqn, operands: tuple[Operand, ...], outputs: tuple[int, ...]
+    equation: _compat.JaxprEqn,
+    operands: tuple[Operand, ...],
+    outputs: tuple[int, ...],
+    calls: tuple[_compat.JaxprEqn, ...],
 ) -> Step:
     name = equation.primitive.name
     iterations = equation.params["length"] if name == "scan" else 1
-    return Step(
-        name, operands, outputs, lambda *args: _compat.bind(equation, args), equation, iterations
-    )
+
+    def evaluate(*arguments: Any) -> list[Any]:
+        return _compat.bind(equation, arguments)
+
+    return Step(name, operands, outputs, evaluate, equation, iterations, calls)
 
 
 def evaluate_steps(

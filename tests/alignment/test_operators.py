@@ -1,0 +1,141 @@
+"""The operators of forward and backward passes: evaluated they are the loss and its gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from small_models import DEPTH, LENGTH, Model
+
+from hetjax.alignment.devices import bind_kind
+from hetjax.alignment.evaluation import evaluate, evaluate_whole
+from hetjax.alignment.kinds import AlignedKind
+from hetjax.alignment.operators import OperatorProgram, occurrences
+from hetjax.alignment.tracing import trace_operators
+from hetjax.models import model_of, recipe
+
+KIND = bind_kind(AlignedKind("cpu", "cpu"))
+BATCH = {
+    "tokens": np.random.default_rng(0).integers(0, 11, (4, LENGTH + 1)).astype(np.int32),
+    "weights": np.ones((4, LENGTH), np.float32),
+    "keys": np.arange(8, dtype=np.uint32).reshape(4, 2),
+}
+
+
+def give(operator, operands, _):
+    return KIND.give(operator, operands)
+
+
+def oracle(model: Model, parameters: Any) -> list[np.ndarray]:
+    """The loss and the gradients by plain JAX."""
+
+    def loss(values):
+        found = model.loss(values, BATCH)
+        return found[0] / found[1] if isinstance(found, tuple) else found
+
+    return jax.tree.leaves(jax.jit(jax.value_and_grad(loss))(parameters))
+
+
+def test_operators_compute_the_loss_and_its_gradients():
+    model = Model(("loops", "conditional", "custom_rules", "dropout_scan", "checkpointed"))
+    parameters = model.init()
+    program = trace_operators(model.loss, parameters, BATCH)
+    inputs = [*jax.tree.leaves(parameters), *jax.tree.leaves(BATCH)]
+    wanted = oracle(model, parameters)
+    whole, wrong = jax.jit(
+        lambda *values: evaluate_whole(program.block, values, give, lambda *_: None)
+    )(*inputs)
+    for found in (whole, evaluate(program.block, inputs, give)):
+        for a, b in zip(wanted, found, strict=True):
+            np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5)
+    assert not wrong
+    assert program.opaque == ()
+
+
+def test_an_operator_in_a_loop_runs_as_often_as_the_loop():
+    model = Model(("scan",))
+    program = trace_operators(model.loss, model.init(), BATCH)
+    times = {operator.number: count for operator, count in occurrences(program.block)}
+    loops = {each.number for each in program.operators if each.loops == ("scan",)}
+    assert loops == {number for number, count in times.items() if count == DEPTH}
+
+
+@pytest.fixture(scope="module")
+def gpt() -> OperatorProgram:
+    model = model_of(recipe("gpt-quickstart", blocks=3, width=16, heads=2, sequence=8))
+    return trace_operators(model.loss, model.parameter_shapes(), model.batch_shapes(2))
+
+
+def test_backward_products_name_the_forward_product_of_their_own_block(gpt: OperatorProgram):
+    for operator in gpt.operators:
+        assert bool(operator.primal) <= operator.is_backward
+        if operator.name == "dot_general" and operator.is_backward:
+            (primal,) = operator.primal
+            forward = gpt.operators[primal]
+            assert forward.name == "dot_general"
+            assert not forward.is_backward
+            assert forward.line == operator.line
+            # Its operands' shapes are those of its primal's operands and result.
+            shapes = {each.shape for each in (*forward.taken, *forward.given)}
+            assert {each.shape for each in operator.taken} <= shapes
+            assert operator.near == forward.near
+    products = [each for each in gpt.operators if each.name == "dot_general"]
+    assert sum(each.is_backward for each in products) == 2 * len(products) // 3
+
+
+def test_operators_name_the_parameter_that_they_read(gpt: OperatorProgram):
+    named = {each.near for each in gpt.operators if each.name == "dot_general"}
+    for block in range(3):
+        for part in ("attention/query", "attention/output", "mlp/up", "mlp/down"):
+            assert f"blocks/{block}/{part}/kernel" in named
+
+
+def test_lines_are_those_of_the_user_in_functions_of_libraries_and_of_its_own():
+    def own(x):
+        return jnp.tanh(x) * 2
+
+    once = jax.jit(own)
+
+    def loss(w, x):
+        hidden = once(jax.nn.gelu(x @ w))
+        again = jax.nn.gelu(once(hidden))
+        return jnp.mean(again)
+
+    program = trace_operators(loss, jnp.eye(3), jnp.ones((2, 3)))
+    first = own.__code__.co_firstlineno
+    start = loss.__code__.co_firstlineno
+    lines: dict[str, set[int]] = {"tanh": set(), "integer_pow": set()}
+    for operator in program.operators:
+        if operator.name in lines and not operator.is_backward:
+            path, line = operator.line.rsplit(":", 1)
+            assert path == __file__
+            lines[operator.name].add(int(line))
+    assert lines["tanh"] == {first + 1, start + 1, start + 2}
+    assert lines["integer_pow"] == {start + 1, start + 2}
+
+
+def test_what_is_not_looked_into_is_told():
+    def loss(w, x):
+        kept = jax.lax.custom_root(
+            lambda y: y**2 - 2.0 * jnp.ones_like(y),
+            x[0],
+            lambda f, y: jax.lax.fori_loop(0, 5, lambda _, z: z - f(z) / (2 * z), y),
+            lambda f, y: y / f(jnp.ones_like(y)),
+        )
+        return jnp.sum(w * kept)
+
+    program = trace_operators(loss, jnp.ones(3), jnp.ones((2, 3)))
+    assert {each.name for each in program.opaque} <= {"custom_linear_solve", "custom_root"}
+
+
+def test_fingerprints_tell_models_apart():
+    model = Model(("dense",))
+    other = Model(("dense", "dense"))
+    first, second = (
+        trace_operators(each.loss, each.init(), BATCH).fingerprint for each in (model, other)
+    )
+    assert first != second
+    assert first == trace_operators(model.loss, model.init(), BATCH).fingerprint
