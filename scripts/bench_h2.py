@@ -8,6 +8,8 @@
     python scripts/bench_h2.py frozen --json     # trained: a frozen half beside all trained
     python scripts/bench_h2.py foreign --json    # planned: OPT-350M by another tool's profile
     python scripts/bench_h2.py align --json      # run: does alignment find what is wrong (table 1)
+    python scripts/bench_h2.py scale --json      # hetjax's own planner on 1,024 and 2,048 chips
+    python scripts/bench_h2.py scanned --json    # predicted: the same Llama scanned over and not
 
 The predictions are those of the paper's cost model for its own chips: see `h2_chips`, which lists
 what is assumed of them. `calibrate` prints these assumptions. `heteropp` trains figure 8's example
@@ -29,6 +31,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from bench_planner import LARGEST
 from h2_alignment import STEPS, align_rows
 from h2_chips import (
     ASSUMPTIONS,
@@ -42,6 +45,7 @@ from h2_chips import (
     uniform,
 )
 from h2_pipelines import PIPELINES
+from h2_scanned import scanned_rows
 
 from hetjax.commands.foreign import names_of_layers
 from hetjax.mesh import Cluster
@@ -140,7 +144,7 @@ def search_rows(rounds: int) -> Iterator[dict[str, Any]]:
 
 def _in_process(*arguments: str, script: str = "bench_h2.py") -> dict[str, Any]:
     command = [sys.executable, str(Path(__file__).with_name(script)), *arguments]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=1800)
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=3600)
     return json.loads(done.stdout)
 
 
@@ -232,6 +236,16 @@ def foreign_one_rows(cluster: str) -> Iterator[dict[str, Any]]:
     }
 
 
+def scale_rows() -> Iterator[dict[str, Any]]:
+    """Seconds, memory and the plan's step time of hetjax's own planner, in fresh processes."""
+    for nodes in (LARGEST.nodes, 2 * LARGEST.nodes):
+        case = map(str, LARGEST._replace(nodes=nodes))
+        row = _in_process(
+            "--rounds", "1", "--plan-only", "--case", *case, script="bench_planner.py"
+        )
+        yield {**row, "seconds": row["profile_seconds"] + row["search_seconds"]}
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -246,6 +260,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "foreign": lambda: foreign_rows(options.rounds),
         "foreign-one": lambda: foreign_one_rows(options.cluster),
         "align": lambda: align_rows(options.steps),
+        "scale": scale_rows,
+        "scanned": scanned_rows,
         "one": lambda: one_rows(options.experiment),
     }
     parser.add_argument("part", choices=parts)

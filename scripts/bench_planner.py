@@ -94,8 +94,14 @@ def problem_of(case: Case) -> Any:
     )
 
 
-def search(case: Case, rounds: int) -> dict[str, Any]:
-    """What one row's search takes; medians of a few rounds."""
+def search(case: Case, rounds: int, *, plan_only: bool = False) -> dict[str, Any]:
+    """What one row's search takes; medians of a few rounds.
+
+    Args:
+        case: the row.
+        rounds: how many searches.
+        plan_only: whether none is made without a lost device.
+    """
     from hetjax.planner import DynamicProgram
 
     problem = problem_of(case)
@@ -104,7 +110,7 @@ def search(case: Case, rounds: int) -> dict[str, Any]:
     count = problem.cluster.num_devices
     again = [
         each.search_seconds
-        for lost in (0, count // 3, count - 1)
+        for lost in (() if plan_only else (0, count // 3, count - 1))
         if (each := planner.find_without(problem, {lost}, found[0]))
     ]
     return {
@@ -114,7 +120,7 @@ def search(case: Case, rounds: int) -> dict[str, Any]:
         "candidates": found[0].candidates,
         "profile_seconds": median(each.profile_seconds for each in found),
         "search_seconds": median(each.search_seconds for each in found),
-        "again_seconds": median(again),
+        "again_seconds": median(again) if again else None,
         "memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "stages": len(found[0].plan.stages),
         "step_time": found[0].step_time,
@@ -152,12 +158,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--rounds", type=int, default=3, help="searches, of which the median counts"
     )
+    parser.add_argument("--plan-only", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--case", type=int, nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.rounds < 1:
         parser.error(f"--rounds {options.rounds} is not 1 or more")
     if options.case:
-        print(json.dumps(search(Case(*options.case), options.rounds)))
+        print(json.dumps(search(Case(*options.case), options.rounds, plan_only=options.plan_only)))
         return
     if options.quick:
         result: dict[str, Any] = {"rows": measure(QUICK, options.rounds)}

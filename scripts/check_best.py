@@ -172,7 +172,7 @@ def candidates(table: StageTable, places: tuple[Place, ...], bound: float) -> It
         [
             (option, float(seconds), int(limit))
             for option, (seconds, limit) in enumerate(
-                zip(cut.seconds[:, *p.layers], cut.live_limits[:, *p.layers], strict=True)
+                zip(cut.seconds_of(p.layers), cut.limits_of(p.layers), strict=True)
             )
             if seconds <= most and limit
         ]

@@ -192,7 +192,7 @@ def test_a_list_goes_back_to_where_its_runs_are():
     listed = all_runs(PROBLEM.program, PROBLEM.works).by_length()
     assert listed.listed is not None
     length = listed.listed[1] - listed.listed[0]
-    square = listed.on_square(np.array([length, -length]), 0)
+    square = listed.on_square(np.array([length, -length]))
     layers = np.arange(PROBLEM.num_layers + 1)
     expected = np.maximum(layers[None, :] - layers[:, None], 0)
     assert (square == [expected, -expected]).all()

@@ -43,7 +43,7 @@ def total_at(table: StageTable, places: tuple[Place, ...], pace: float) -> float
     total = sum(crossed)
     for place in places:
         cut = table.slices[place.subcluster][place.slice]
-        seconds, limits = cut.seconds[:, *place.layers], cut.live_limits[:, *place.layers]
+        seconds, limits = cut.seconds_of(place.layers), cut.limits_of(place.layers)
         closing = 0.0
         if place.layers[0] == 0 and cut.closing is not None:
             closing = cut.closing[:, place.layers[1]]
@@ -98,8 +98,8 @@ def check_allowed(table: StageTable, candidate: Candidate, allowed: set[tuple[Pl
     times, limits = [], []
     for place, option in zip(candidate.places, candidate.options, strict=True):
         cut = table.slices[place.subcluster][place.slice]
-        times.append(cut.seconds[option, *place.layers])
-        limits.append(cut.live_limits[option, *place.layers])
+        times.append(cut.seconds_of(place.layers)[option])
+        limits.append(cut.limits_of(place.layers)[option])
     assert max(*times, *(each for pair in crossed for each in pair), 0.0) <= candidate.pace
     counts = counts_of(table, crossed, candidate.pace)
     assert list(candidate.warm_up_counts) == counts

@@ -161,7 +161,7 @@ def test_what_fits_into_less_memory(memory, fitting):
     assert plain == fitting
     table = make_stage_table(problem, runs)
     four = next(cut for cut in table.slices[0] if cut.shape == (1, 4))
-    kept = four.live_limits[:, 0, problem.num_layers] > 0
+    kept = four.limits_of((0, problem.num_layers)) > 0
     meshes = {
         option.mesh_shape
         for option, fits in zip(four.options, kept, strict=True)

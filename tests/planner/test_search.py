@@ -48,7 +48,9 @@ def random_table(
         seconds[:, empty] = np.inf
         limits = rng.integers(0, most_live + 1, seconds.shape)
         closing = rng.uniform(0, 2, (num_options, size)) if rng.integers(2) else None
-        return Slice(shape, seconds, limits, closing=closing)
+        runs = np.arange(size * size).reshape(size, size)
+        seconds, limits = seconds.reshape(num_options, -1), limits.reshape(num_options, -1)
+        return Slice(shape, runs, seconds, limits, closing=closing)
 
     def transfers(scale: float) -> Transfers:
         return Transfers(rng.uniform(0, scale, size), rng.uniform(0, scale, size))
@@ -150,7 +152,7 @@ def latency_by_trying_everything(table: StageTable) -> float:
         pairs = crossed(table, places)
         cuts = [table.slices[place.subcluster][place.slice] for place in places]
         cells = [
-            (cut.seconds[:, p.layers[0], p.layers[1]], cut.live_limits[:, p.layers[0], p.layers[1]])
+            (cut.seconds_of(p.layers), cut.limits_of(p.layers))
             for cut, p in zip(cuts, places, strict=True)
         ]
         closing = [np.zeros(len(seconds)) for seconds, _ in cells]

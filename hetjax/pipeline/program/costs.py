@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import jax.numpy as jnp
+
 from hetjax import _compat
 from hetjax.pipeline.program.traced_program import Step
 
@@ -26,8 +28,9 @@ REPEATABLE = frozenset(
     """
     abs add add_any and broadcast_in_dim ceil clamp concatenate convert_element_type copy cos
     div eq erf exp exp2 expand_dims expm1 floor ge gt hetjax_constraint integer_pow iota
-    is_finite le log log1p logistic lt max min mul ne neg not or pad pow real rem reshape rev
-    round rsqrt select_n sign sin slice sqrt square squeeze stop_gradient sub tanh transpose xor
+    is_finite le log log1p logistic lt max min mul ne neg not or pad pow real
+    reduce_precision rem reshape rev round rsqrt select_n sign sin slice sqrt square squeeze
+    stop_gradient sub tanh transpose xor
     """.split()
 )
 
@@ -66,6 +69,9 @@ def equation_cost(equation: _compat.JaxprEqn) -> Cost:
     """
     inner = [jaxpr_cost(jaxpr) for jaxpr in _compat.inner_jaxprs(equation)]
     name = equation.primitive.name
+    if name == "reduce_precision" and _keeps_precision(equation):
+        # A checkpoint puts it behind what it keeps, and XLA drops it.
+        return Cost()
     if name == "cond":
         return max(inner, key=lambda cost: cost.flops)
     if inner and "jvp" in name:
@@ -134,6 +140,13 @@ def is_expensive(step: Step) -> bool:
     if step.equation is not None and step.name in ("custom_jvp_call", "custom_vjp_call"):
         return is_heavy(step)
     return step.name not in REPEATABLE
+
+
+def _keeps_precision(equation: _compat.JaxprEqn) -> bool:
+    """Whether an equation reduces the precision to what its operand has."""
+    aval: Any = equation.invars[0].aval
+    info, params = jnp.finfo(aval.dtype), equation.params
+    return params["exponent_bits"] >= info.nexp and params["mantissa_bits"] >= info.nmant
 
 
 def _size(variable: Any) -> int:

@@ -21,7 +21,7 @@ from hetjax.pipeline.program.traced_program import (
     evaluate_steps,
     operand_value,
 )
-from hetjax.pipeline.stages.scan_pieces import split_scan
+from hetjax.pipeline.stages.scan_pieces import keeping_little, split_scan
 from hetjax.sharding.deduction.reshard import RESHARD
 
 
@@ -312,7 +312,7 @@ class _Cutter:
     def _pieces(self, step: Step, cuts: Sequence[int]) -> list[tuple[Step, int, int]]:
         """A step in pieces: each, the iteration where it begins, and 1 where a stage does, too."""
         if not cuts:
-            return [(step, 0, 0)]
+            return [(keeping_little(step), 0, 0)]
         pieces, joins = split_scan(step, cuts, self._new_value)
         joins = [join for join in joins if self.used.intersection(join.outputs)]
         begins = zip(pieces, (0, *cuts), strict=True)

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from hetjax import _compat
+from hetjax.pipeline.program.costs import REPEATABLE
 from hetjax.pipeline.program.traced_program import Constant, Operand, SliceOf, Step
 
 
@@ -76,6 +77,23 @@ def _rows(operand: Operand, start: int, stop: int) -> Operand:
     return SliceOf(operand, start, stop)
 
 
+def keeping_little(step: Step) -> Step:
+    """A scan that keeps of each iteration what took more than cheap steps, and what goes in.
+
+    By itself a differentiated scan keeps all that its backward pass reads. What elementwise
+    arithmetic makes of the rest is made again, as in the backward pass of steps outside of scans.
+
+    Args:
+        step: any step.
+
+    Returns:
+        A step of the same results.
+    """
+    if step.name != "scan" or step.equation is None:
+        return step
+    return replace(step, evaluate=_scan_piece(step.equation.params, step.iterations))
+
+
 def repeating_iterations(step: Step) -> Step:
     """A scan that keeps of each iteration only what goes in, and computes it again.
 
@@ -104,9 +122,11 @@ def _scan_piece(
             results = _compat.eval_jaxpr(body, *consts, *carry, *rows)
             return tuple(results[:num_carry]), tuple(results[num_carry:])
 
+        policy = jax.checkpoint_policies.nothing_saveable if repeats else _is_kept
+        # Nothing in one iteration of a loop can be taken for what is in another loop.
+        remade = jax.checkpoint(iteration, prevent_cse=False, policy=policy)
         final, stacked = jax.lax.scan(
-            # Nothing in one iteration of a loop can be taken for what is in another loop.
-            jax.checkpoint(iteration, prevent_cse=False) if repeats else iteration,
+            remade if repeats or not _has_loops(body.jaxpr) else iteration,
             tuple(carry),
             tuple(operands[num_consts + num_carry :]),
             length=length,
@@ -116,3 +136,21 @@ def _scan_piece(
         return [*final, *stacked]
 
     return evaluate
+
+
+def _has_loops(jaxpr: _compat.Jaxpr) -> bool:
+    """Whether something in it is computed in turns, or in one of several ways.
+
+    That is kept or made again as a whole, which would do its products twice.
+    """
+    return any(
+        equation.primitive.name in ("scan", "while", "cond")
+        or any(map(_has_loops, _compat.inner_jaxprs(equation)))
+        for equation in jaxpr.eqns
+    )
+
+
+def _is_kept(primitive: Any, *_: Any, **parameters: Any) -> bool:
+    """Whether what an equation makes is kept for the backward pass, if that reads it."""
+    # The backward pass of an exponential reads what it made, and what went in seldom does else.
+    return primitive.name not in REPEATABLE or primitive.name in ("exp", "exp2")

@@ -235,13 +235,15 @@ def _divide_scan(
     params = step.equation.params
     num_consts, num_carry = params["num_consts"], params["num_carry"]
     body = flatten_jaxpr(params["jaxpr"])
+    inner = Values(body.avals)
+    # A region reads all that any of its results needs.
+    body = replace(body, steps=tuple(_open_checkpoints(body.steps, inner)))
     carry_in = body.inputs[num_consts : num_consts + num_carry]
     wanted_set = _with_carries(body, set(wanted), carry_in)
     outputs = [body.outputs[i] for i in wanted_set]
     light = {i for i in _light(body.steps, outputs, body.outputs) if body.outputs[i] not in outputs}
     wanted_set = _with_carries(body, wanted_set | light, carry_in)
     rest = [i for i in range(len(step.outputs)) if i not in wanted_set]
-    inner = Values(body.avals)
     rows_in = body.inputs[num_consts + num_carry :]
     stays = [i for i in range(num_carry) if i in wanted_set]
     moves = [i for i in rest if i < num_carry]

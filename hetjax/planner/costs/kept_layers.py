@@ -11,7 +11,7 @@ from hetjax.planner.plan.plan import Plan
 from hetjax.planner.plan.prediction import Prediction, StagePrediction
 from hetjax.planner.plan.stage_plan import StagePlan
 from hetjax.planner.problem.problem import PlanningProblem
-from hetjax.planner.work.layer_runs import Runs, all_runs
+from hetjax.planner.work.layer_runs import Runs
 from hetjax.planner.work.rates import USABLE_MEMORY
 
 
@@ -32,7 +32,7 @@ def keeping_what_fits(plan: Plan, problem: PlanningProblem) -> Plan:
     most = [len(stage.recompute_layers) for stage in plan.stages]
     if not any(most) or plan.layers != problem.layers:
         return plan
-    runs = all_runs(problem.program, problem.works)
+    runs = problem.runs
     pairs = zip(plan.stages, _prediction(plan).stages, strict=True)
     counts = [_fewest(stage, predicted, runs) for stage, predicted in pairs]
     while counts != most:

@@ -250,10 +250,16 @@ class ForeignCosts:
             seconds = seconds + found.exchange_seconds / num_microbatches * is_later
             seconds = np.where(limits > 0, np.round(seconds, 9), np.inf)
             kept.append((each, seconds, limits, found.update_seconds[0]))
+        runs = np.zeros((size, size), dtype=np.int64)
+        runs[is_run] = 1 + np.arange(is_run.sum())
+        # The first entry stands for what is no run.
+        seconds = [np.append(np.inf, seconds[is_run]) for _, seconds, _, _ in kept]
+        limits = [np.append(0, limits[is_run]) for _, _, limits, _ in kept]
         return Slice(
             shape,
-            np.array([seconds for _, seconds, _, _ in kept]).reshape(-1, size, size),
-            np.array([limits for _, _, limits, _ in kept], dtype=np.int64).reshape(-1, size, size),
+            runs,
+            np.array(seconds).reshape(-1, 1 + is_run.sum()),
+            np.array(limits, dtype=np.int64).reshape(-1, 1 + is_run.sum()),
             tuple(each for each, _, _, _ in kept),
             np.array([closing for _, _, _, closing in kept]).reshape(-1, size),
         )

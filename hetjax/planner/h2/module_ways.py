@@ -17,7 +17,6 @@ from hetjax.planner.h2.heteroauto import ChipKind
 from hetjax.planner.h2.layer_division import GroupWay
 from hetjax.planner.problem.problem import PlanningProblem
 from hetjax.planner.work.execution import Execution
-from hetjax.planner.work.layer_runs import all_runs
 from hetjax.planner.work.rates import (
     TASK_SECONDS,
     USABLE_MEMORY,
@@ -82,7 +81,7 @@ class ModuleWays:
 
     def __init__(self, problem: PlanningProblem, modules: Modules):
         self._problem, self._modules = problem, modules
-        everything = all_runs(problem.program, problem.works)
+        everything = problem.runs
         self._runs = runs_by_repetition(everything, problem.repeatable_layers)
 
     def kinds(self) -> list[ChipKind]:

@@ -7,8 +7,6 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-
 from hetjax.errors import InputError
 from hetjax.planner.harp.candidate_plans import candidate_plan
 from hetjax.planner.harp.lost_devices import check_lost, lost_of_nodes
@@ -23,7 +21,7 @@ from hetjax.planner.harp.synthesised_stages import synthesised_pipelines
 from hetjax.planner.harp.union_search import one_union_stage, pipelines_of_unions
 from hetjax.planner.plan.plan import Plan, validate
 from hetjax.planner.problem.problem import PlanningProblem
-from hetjax.planner.work.layer_runs import Runs, all_runs
+from hetjax.planner.work.layer_runs import Runs
 
 _SOON = 0.01
 """By what share a plan that is wanted soon may be slower than the best, in Harp's closed form."""
@@ -149,7 +147,7 @@ class DynamicProgram:
             is not wanted.
         """
         began = time.perf_counter()
-        runs = all_runs(problem.program, problem.works)
+        runs = problem.runs
         table = make_stage_table(problem, runs)
         seconds = problem.profile_seconds + time.perf_counter() - began
         found = _found(problem, runs, table, seconds, below=below)
@@ -161,7 +159,7 @@ class DynamicProgram:
         Args:
             problem: what to plan.
         """
-        return may_fit(problem, all_runs(problem.program, problem.works))
+        return may_fit(problem, problem.runs)
 
     def improved(
         self, problem: PlanningProblem, first: Found, below: float = float("inf")
@@ -178,7 +176,7 @@ class DynamicProgram:
         """
         began = time.perf_counter()
         assert first.table is not None, "what was found has its table"
-        runs = all_runs(problem.program, problem.works)
+        runs = problem.runs
         one = first
         if first.met and not _is_union_far_ahead(first, below):
             judged = simulated_search(problem, runs, first.table, first.met)
@@ -240,7 +238,7 @@ class DynamicProgram:
         without = replace(problem, lost=frozenset(lost))
         assert before.table is not None, "what was found has its table"
         table = replace(before.table, lost=lost_of_nodes(problem.cluster, lost))
-        runs = all_runs(problem.program, problem.works)
+        runs = problem.runs
         left = problem.cluster.num_devices - len(set(lost))
         more = problem.cluster.num_devices / left * _UNEVEN
         near = None if before.pace is None else before.pace * more
@@ -265,7 +263,7 @@ class DynamicProgram:
         Returns:
             For each restriction the best plan; None where nothing fits, or only what is not wanted.
         """
-        runs = all_runs(problem.program, problem.works)
+        runs = problem.runs
         whole = make_stage_table(problem, runs)
         found: list[Alternative | None] = []
         for restriction in restrictions:
@@ -371,10 +369,13 @@ def _made(
 
 
 def _parts(problem: PlanningProblem, table: StageTable) -> Iterator[StageTable]:
-    """The tables of parts of a cluster, those of `hetjax.planner.harp.mixing`, and of one stage."""
+    """The tables of parts of a cluster, those of `hetjax.planner.harp.mixing`, and of one stage.
+
+    The larger parts come first.
+    """
     if table.min_stages == 1 and table.max_stages != 1:
         yield replace(table, max_stages=1)
-    for names in combinations(problem.cluster):
+    for names in reversed([*combinations(problem.cluster)]):
         used = (each.name in names for each in problem.cluster.subclusters)
         nodes = [n if use else 0 for use, (n, _) in zip(used, table.nodes, strict=True)]
         if any(nodes) and list(nodes) != [n for n, _ in table.nodes]:
@@ -410,8 +411,4 @@ def _manner(candidate: Candidate) -> _Manner:
 
 
 def _num_candidates(table: StageTable) -> int:
-    return sum(
-        int((np.isfinite(cut.seconds) & (cut.live_limits > 0)).sum())
-        for slices in table.slices
-        for cut in slices
-    )
+    return sum(cut.num_candidates for slices in table.slices for cut in slices)

@@ -2,28 +2,107 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
+from numpy.typing import NDArray
 
-from hetjax.planner.harp.stage_table import Slice, by_length
+from hetjax.planner.harp.stage_table import Slice
 from hetjax.planner.work.arrays import FloatArray, IntArray
+
+
+class Suffixes(NamedTuple):
+    """The least totals of pipelines' last stages, by what the stages before them have to know.
+
+    Args:
+        first: the first of the layers that they begin with, which follow each other.
+        row: the row of the least of their warm-up counts.
+        values: ``[stages, counts, layers]``: by the number of stages, by the warm-up count of the
+            first of them, and by its first layer; infinite where there are none.
+    """
+
+    first: int
+    row: int
+    values: FloatArray
+
+    @property
+    def end(self) -> int:
+        """The one after the last of the layers."""
+        return self.first + self.values.shape[2]
+
+    @property
+    def end_row(self) -> int:
+        """The one after the last of the rows."""
+        return self.row + self.values.shape[1]
+
+    def at(self, stage_row: int, row: int, layer: int) -> float:
+        """The total of some number of stages and count from a layer on."""
+        if self.first <= layer < self.end and self.row <= row < self.end_row:
+            return float(self.values[stage_row, row - self.row, layer - self.first])
+        return float("inf")
+
+    def totals(self, stage_row: int, row: int) -> FloatArray | None:
+        """The totals of some number of stages and count, by layer; None where there are none."""
+        if self.row <= row < self.end_row:
+            return self.values[stage_row, row - self.row]
+        return None
+
+    def shrunk(self) -> Suffixes | None:
+        """The same without what is of no use; None where nothing is left.
+
+        A larger warm-up count needs a smaller total.
+        """
+        values = self.values
+        if values.shape[1] > 1:
+            least = np.minimum.accumulate(values, axis=1)
+            values = values.copy()
+            values[:, 1:][values[:, 1:] >= least[:, :-1]] = np.inf
+        there = values.min(axis=0) < np.inf
+        layers = np.flatnonzero(there.any(axis=0))
+        if not len(layers):
+            return None
+        low, high = int(layers[0]), int(layers[-1]) + 1
+        rows = np.flatnonzero(there.any(axis=1))
+        row, end = int(rows[0]), int(rows[-1]) + 1
+        return Suffixes(self.first + low, self.row + row, values[:, row:end, low:high])
+
+
+def least_of(every: Sequence[Suffixes]) -> Suffixes:
+    """The least totals of several, which are one or more.
+
+    Args:
+        every: suffixes of the same numbers of stages.
+    """
+    if len(every) == 1:
+        return every[0]
+    first, end = min(each.first for each in every), max(each.end for each in every)
+    row, end_row = min(each.row for each in every), max(each.end_row for each in every)
+    least = np.full((every[0].values.shape[0], end_row - row, end - first), np.inf)
+    for each in every:
+        layers = slice(each.first - first, each.end - first)
+        there = least[:, each.row - row : each.end_row - row, layers]
+        np.minimum(there, each.values, out=there)
+    return Suffixes(first, row, least)
 
 
 @dataclass(frozen=True, eq=False)
 class Band:
     """Stages on one shape of submesh that are no slower than a pace, each with its fastest option.
 
-    A stage of many layers is slow, so that few last layers are left for each first one.
-
     Args:
-        seconds: ``[counts, width, L + 1]``: the entry ``[n, k, i]`` is for layers i to i + k, with
-            the n-th warm-up count, and with what closes a step where i is 0; infinite where nothing
+        cut: what they cost.
+        seconds: ``[counts, runs]``: by warm-up count, and by run of layers as the slice lists them,
+            with what closes a step where that is from the first layer on; infinite where nothing
             fits.
+        width: how many layers they have at most; as far as is known.
     """
 
+    cut: Slice
     seconds: FloatArray
+    width: int
 
     @classmethod
     def of(cls, cut: Slice, least_count: int, num_counts: int, pace: float) -> Band:
@@ -35,85 +114,95 @@ class Band:
             num_counts: how many there are.
             pace: seconds that no stage may exceed.
         """
-        width = max(int(np.searchsorted(cut.fastest_by_length, pace, side="right")), 1)
-        fastest = _fastest(cut, least_count, num_counts, width)
-        by_count = np.where(fastest <= pace, fastest, np.inf)
-        by_count[..., 0] = _first_stages(cut, least_count, num_counts, pace, width)
-        return cls(by_count)
+        width = int(np.searchsorted(cut.fastest_by_length, pace, side="right"))
+        fastest = _fastest(cut, least_count, num_counts)
+        seconds = np.where(fastest <= pace, fastest, np.inf)
+        seconds[:, cut.runs[0, 1:]] = _first_stages(cut, least_count, num_counts, pace)
+        return cls(cut, seconds, width)
 
-    def put_before(self, rest: FloatArray) -> FloatArray:
+    def put_before(self, rest: Suffixes, low: int, high: int) -> Suffixes | None:
         """The least of a stage and the rest behind it, by the stage's first layer.
 
         Args:
-            rest: ``[stages, counts, L + 1]``: the entry ``[s, n, j]`` is for layers j to the end.
+            rest: what is behind it.
+            low: the first of the layers that are of interest.
+            high: the last one.
 
         Returns:
-            Values of the same shape, by the first layer of the stage in front.
+            The totals with the stage in front; None where there are none.
         """
-        _, width, num_firsts = self.seconds.shape
-        padded = np.full((*rest.shape[:-1], num_firsts - 1 + width), np.inf)
-        padded[..., : num_firsts - 1] = rest[..., 1:]
-        # What sliding_window_view gives, in a tenth of the time.
-        stages, counts, step = padded.strides
-        shape = (*rest.shape[:-1], width, num_firsts)
-        windows = np.ndarray(shape, padded.dtype, padded, strides=(stages, counts, step, step))
-        return (self.seconds + windows).min(axis=-2)
+        low, high = max(low, rest.first - self.width), min(high, rest.end - 2)
+        if low > high or not self.width:
+            return None
+        # Lengths less one, from the shortest that reaches the rest to the longest that is left.
+        shortest, longest = max(rest.first - high - 1, 0), min(rest.end - low - 1, self.width)
+        runs = self.cut.by_length[shortest:longest, low : high + 1]
+        behind = _windows(rest, low + shortest + 1, *runs.shape)
+        seconds = self.seconds[rest.row : rest.end_row].take(runs, axis=1)
+        return Suffixes(low, rest.row, (seconds + behind).min(axis=-2))
 
-    def from_layer(self, first: int, row: int, rest: FloatArray) -> FloatArray:
+    def from_layer(self, first: int, row: int, rest: FloatArray, low: int) -> FloatArray:
         """The stage from one layer and the rest behind it, by the rest's first layer.
 
         Args:
             first: the stage's first layer.
             row: of the warm-up counts.
-            rest: ``[L + 1]``.
+            rest: totals behind it, from a layer on.
+            low: that layer.
 
         Returns:
-            Values ``[L + 1]``.
+            Values in the form of the rest.
         """
-        values = np.full(len(rest), np.inf)
-        band = self.seconds[row, :, first][: len(rest) - first - 1]
-        values[first + 1 : first + 1 + len(band)] = band + rest[first + 1 : first + 1 + len(band)]
-        return values
+        runs = self.cut.runs[first, low : low + len(rest)]
+        return self.seconds[row, runs] + rest
+
+
+def _windows(rest: Suffixes, first: int, lengths: int, firsts: int) -> NDArray[np.float64]:
+    """Totals of the rest by how far it is from a layer, and by that layer."""
+    num_layers = lengths + firsts - 1
+    padded = np.full((*rest.values.shape[:-1], num_layers), np.inf)
+    low, high = max(rest.first, first), min(rest.end, first + num_layers)
+    known = rest.values[..., low - rest.first : high - rest.first]
+    padded[..., low - first : high - first] = known
+    # What sliding_window_view gives, in a tenth of the time.
+    stages, counts, step = padded.strides
+    shape = (*padded.shape[:-1], lengths, firsts)
+    return np.ndarray(shape, padded.dtype, padded, strides=(stages, counts, step, step))
 
 
 _KNOWN: WeakKeyDictionary[Slice, tuple[tuple[int, int], FloatArray]] = WeakKeyDictionary()
 """What was found last of each slice: a search asks for many paces, and seldom for other counts."""
 
 
-def _fastest(cut: Slice, least_count: int, num_counts: int, width: int) -> FloatArray:
+def _fastest(cut: Slice, least_count: int, num_counts: int) -> FloatArray:
     """The fastest stages by warm-up count, at any pace, and without what closes a step."""
     counts = least_count, num_counts
     known = _KNOWN.get(cut)
-    if known is None or known[0] != counts or known[1].shape[1] < width:
-        by_count = np.full((num_counts, width, cut.seconds.shape[1]), np.inf)
-        for option, option_limits in zip(cut.seconds, cut.live_limits, strict=True):
-            seconds, limits = by_length(option, width), by_length(option_limits, width)
-            fits = np.nonzero(limits >= least_count)
+    if known is None or known[0] != counts:
+        by_count = np.full((num_counts, cut.seconds.shape[1]), np.inf)
+        for seconds, limits in zip(cut.seconds, cut.live_limits, strict=True):
+            fits = np.flatnonzero(limits >= least_count)
             _note(by_count, limits[fits] - least_count, fits, seconds[fits])
         known = _KNOWN[cut] = counts, _for_all_below(by_count)
-    return known[1][:, :width]
+    return known[1]
 
 
-def _first_stages(
-    cut: Slice, least_count: int, num_counts: int, pace: float, width: int
-) -> FloatArray:
+def _first_stages(cut: Slice, least_count: int, num_counts: int, pace: float) -> FloatArray:
     """The fastest stages from the first layer on, by warm-up count and length."""
-    by_count = np.full((num_counts, width), np.inf)
-    for place, (option, limits) in enumerate(zip(cut.seconds, cut.live_limits, strict=True)):
-        seconds, held = option[0, 1 : width + 1], limits[0, 1 : width + 1]
-        fits = np.nonzero((seconds <= pace) & (held >= least_count))
+    by_count = np.full((num_counts, len(cut.runs) - 1), np.inf)
+    for place in range(cut.num_options):
+        seconds, held = cut.seconds[place, cut.runs[0, 1:]], cut.live_limits[place, cut.runs[0, 1:]]
+        fits = np.flatnonzero((seconds <= pace) & (held >= least_count))
         total = seconds[fits]
         if cut.closing is not None:
-            total = total + cut.closing[place, 1 : width + 1][fits]
+            total = total + cut.closing[place, 1:][fits]
         _note(by_count, held[fits] - least_count, fits, total)
     return _for_all_below(by_count)
 
 
-def _note(
-    by_count: FloatArray, counts: IntArray, fits: tuple[IntArray, ...], seconds: FloatArray
-) -> None:
+def _note(by_count: FloatArray, counts: IntArray, fits: IntArray, seconds: FloatArray) -> None:
     """Note what takes so long at the largest warm-up count that fits it."""
-    where = (np.minimum(counts, len(by_count) - 1), *fits)
+    where = (np.minimum(counts, len(by_count) - 1), fits)
     by_count[where] = np.minimum(by_count[where], seconds)
 
 

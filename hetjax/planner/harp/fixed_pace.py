@@ -11,7 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from hetjax.pipeline.schedules.warm_up import h_1f1b_counts
-from hetjax.planner.harp.fast_stages import Band
+from hetjax.planner.harp.fast_stages import Band, Suffixes, least_of
+from hetjax.planner.harp.reach import most_layers
 from hetjax.planner.harp.stage_table import StageTable, Transfers
 from hetjax.planner.work.arrays import FloatArray, IntArray
 
@@ -68,18 +69,10 @@ class BoundaryCosts:
     Args:
         seconds: both transfers over each layer boundary, infinite where one exceeds the pace.
         extra: by how much the warm-up count rises there.
-        rows: ``[counts, L + 1]``: which row of the suffix has the count that becomes a row's; below
-            0 where none has.
     """
 
     seconds: FloatArray
     extra: IntArray
-    rows: IntArray
-
-    @classmethod
-    def of(cls, seconds: FloatArray, extra: IntArray, num_counts: int) -> BoundaryCosts:
-        """The move to all warm-up counts."""
-        return cls(seconds, extra, np.arange(num_counts)[:, None] - extra)
 
 
 class _Behind(NamedTuple):
@@ -109,40 +102,44 @@ class FixedPace:
             it too; if there is one, counts are not tracked.
         pace: seconds that no stage and no transfer may exceed.
 
-    Values are arrays ``[stages, counts, L + 1]`` over the number of stages of a suffix (as far as
-    the table limits it), the warm-up count of its first stage, and its first layer.
+    Totals are kept by the number of stages of a suffix (as far as the table limits it), the warm-up
+    count of its first stage, and its first layer. Suffixes are left out that no stages on the
+    devices left can complete.
 
     Source: Harp section 5.2.3, equations 13 to 18.
     """
 
     def __init__(self, table: StageTable, counts: Sequence[int], pace: float):
         self.table = table
+        self.pace = pace
+        self.counts = counts
         self.num_counts = len(counts)
         self.num_stage_rows = table.max_stages or table.min_stages
-        self.stages = [
-            [Band.of(cut, counts[0], len(counts), pace) for cut in slices]
-            for slices in table.slices
-        ]
-        self.within = [self._move(transfers, pace) for transfers in table.within]
-        self.between = [[self._move(transfers, pace) for transfers in row] for row in table.between]
-        self.best: dict[Head, FloatArray] = {}
-        self.rests: dict[Head, FloatArray | None] = {}
+        self.best: dict[Head, Suffixes] = {}
+        self.rests: dict[Head, Suffixes | None] = {}
         self.rows = np.arange(self.num_counts)
-        self._fill()
+        self._bands: dict[tuple[int, int], Band] = {}
+        self._moves: dict[tuple[int, int | None], BoundaryCosts] = {}
+        self._leaving: dict[tuple[int, int], Suffixes | None] = {}
+        self._layers = most_layers(table, pace)
+        if sum(int(each[-1]) for each in self._layers) >= table.num_layers:
+            self._fill()
 
     def solution(self) -> tuple[float, tuple[Place, ...] | None]:
         """The least total and its stages' places; None where nothing fits."""
-        rows = slice(self.table.min_stages - 1, None)
-        value, head = min(
-            ((float(values[rows, :, 0].min()), head) for head, values in self.best.items()),
-            default=(np.inf, None),
-        )
-        if head is None or not np.isfinite(value):
+        value, head, stage_row, row = min(self._whole(), default=(np.inf, None, 0, 0))
+        if head is None:
             return np.inf, None
-        stage_row, row = np.unravel_index(
-            np.argmin(self.best[head][rows, :, 0]), self.best[head][rows, :, 0].shape
-        )
-        return value, self._trace(head, int(stage_row) + self.table.min_stages - 1, int(row))
+        return value, self._trace(head, stage_row, row)
+
+    def _whole(self) -> Iterator[tuple[float, Head, int, int]]:
+        """The totals of whole pipelines, with what is known of them; only those that are finite."""
+        least = self.table.min_stages - 1
+        for head, suffixes in self.best.items():
+            if suffixes.first == 0:
+                values = suffixes.values[least:, :, 0]
+                for s, n in zip(*map(np.ndarray.tolist, np.nonzero(values < np.inf)), strict=True):
+                    yield float(values[s, n]), head, s + least, n + suffixes.row
 
     def pipelines(self, most: float = np.inf) -> Iterator[tuple[float, tuple[Place, ...]]]:
         """The pipelines of this pace, the least total first.
@@ -160,10 +157,8 @@ class FixedPace:
             if value <= most and np.isfinite(value):
                 heapq.heappush(waiting, (value, next(ties), before, behind))
 
-        for head, values in self.best.items():
-            for s in range(self.table.min_stages - 1, self.num_stage_rows):
-                for n in range(self.num_counts):
-                    push(float(values[s, n, 0]), 0.0, _Behind((), head, s, n, 0))
+        for value, head, s, n in self._whole():
+            push(value, 0.0, _Behind((), head, s, n, 0))
         while waiting:
             value, _, before, behind = heapq.heappop(waiting)
             if behind.first == self.table.num_layers:
@@ -172,56 +167,86 @@ class FixedPace:
             for seconds, then in self._steps(behind):
                 rest = 0.0
                 if then.first < self.table.num_layers:
-                    rest = float(self.best[then.head][then.stage_row, then.row, then.first])
+                    rest = self.best[then.head].at(then.stage_row, then.row, then.first)
                 push(before + seconds + rest, before + seconds, then)
 
     def _steps(self, behind: _Behind) -> Iterator[tuple[float, _Behind]]:
         """Each first stage of a suffix: what it takes with its transfers, and what is left."""
-        used, subcluster, consumed = behind.head
+        used, subcluster, _ = behind.head
         layers = self.table.num_layers
-        for chosen, rest in self._extensions(behind.head):
-            band = self.stages[subcluster][chosen]
-            alone = band.from_layer(behind.first, behind.row, np.zeros(layers + 1))
-            whole = alone + rest[behind.stage_row, behind.row]
-            before = consumed - self.table.slices[subcluster][chosen].num_devices
+        for chosen, before, rest in self._extensions(behind.head):
+            band = self._band(subcluster, chosen)
+            of_rest = rest.totals(behind.stage_row, behind.row)
+            if of_rest is None:
+                continue
+            alone = band.from_layer(behind.first, behind.row, np.zeros(len(of_rest)), rest.first)
             start = used, subcluster, before
-            for end in map(int, np.flatnonzero(np.isfinite(whole))):
+            for place in map(int, np.flatnonzero(np.isfinite(alone + of_rest))):
+                end = rest.first + place
                 stage = (behind.first, end), behind.head, chosen
                 found = (*behind.found, stage)
                 if end == layers:
-                    yield float(alone[end]), _Behind(found, behind.head, 0, 0, end)
+                    yield float(alone[place]), _Behind(found, behind.head, 0, 0, end)
                     continue
                 for seconds, (head, s, n) in self._sources_at(
                     start, behind.stage_row, behind.row, end
                 ):
-                    yield float(alone[end]) + seconds, _Behind(found, head, s, n, end)
+                    yield float(alone[place]) + seconds, _Behind(found, head, s, n, end)
 
-    def _move(self, transfers: Transfers, pace: float) -> BoundaryCosts:
+    def _band(self, subcluster: int, chosen: int) -> Band:
+        """The stages of a slice."""
+        key = subcluster, chosen
+        if key not in self._bands:
+            cut = self.table.slices[subcluster][chosen]
+            self._bands[key] = Band.of(cut, self.counts[0], self.num_counts, self.pace)
+        return self._bands[key]
+
+    def _move(self, subcluster: int, other: int | None) -> BoundaryCosts:
+        """What it adds to cross from a subcluster to another one, or inside a node of it."""
+        key = subcluster, other
+        if key not in self._moves:
+            table = self.table
+            within, between = table.within[subcluster], table.between[subcluster]
+            self._moves[key] = self._found_move(within if other is None else between[other])
+        return self._moves[key]
+
+    def _found_move(self, transfers: Transfers) -> BoundaryCosts:
         slowest = np.maximum(transfers.forward, transfers.backward)
-        seconds = np.where(slowest <= pace, transfers.forward + transfers.backward, np.inf)
+        seconds = np.where(slowest <= self.pace, transfers.forward + transfers.backward, np.inf)
         mean = (transfers.forward + transfers.backward) / 2
         if self.num_counts == 1:
-            return BoundaryCosts.of(seconds, np.zeros(len(mean), int), 1)
+            return BoundaryCosts(seconds, np.zeros(len(mean), int))
         # The blocks of a model cross in few ways.
         means, which = np.unique(mean, return_inverse=True)
-        extra = [extra_forwards(self.table.schedule, float(each), pace) for each in means]
-        return BoundaryCosts.of(seconds, np.array(extra)[which], self.num_counts)
+        extra = [extra_forwards(self.table.schedule, float(each), self.pace) for each in means]
+        return BoundaryCosts(seconds, np.array(extra)[which])
 
     def _fill(self) -> None:
         for used in range(1, 1 << len(self.table.nodes)):
             for subcluster in _members(used):
-                if not self._may_lead(used, subcluster):
-                    continue
-                nodes, per_node = self.table.nodes[subcluster]
-                for consumed in range(1, nodes * per_node + 1):
-                    head = (used, subcluster, consumed)
-                    values = [
-                        self.stages[subcluster][each].put_before(rest)
-                        for each, rest in self._extensions(head)
-                    ]
-                    best = np.minimum.reduce(values) if values else None
-                    if best is not None and np.isfinite(best).any():
-                        self.best[head] = best
+                if self._may_lead(used, subcluster):
+                    self._fill_before(used, subcluster)
+
+    def _fill_before(self, used: int, subcluster: int) -> None:
+        """The suffixes over some subclusters that begin with one of them."""
+        others = [int(each[-1]) for each in self._layers]
+        inside = sum(others[each] for each in _members(used)) - others[subcluster]
+        outside = sum(others) - inside - others[subcluster]
+        mine, layers = self._layers[subcluster], self.table.num_layers
+        lows = np.maximum(layers - inside - mine, 0)
+        highs = np.minimum(outside + mine[::-1], layers - 1)
+        for consumed in map(int, np.flatnonzero(lows <= highs)):
+            low, high = int(lows[consumed]), int(highs[consumed])
+            head = used, subcluster, consumed
+            every = [
+                found
+                for chosen, _, rest in self._extensions(head)
+                for found in [self._band(subcluster, chosen).put_before(rest, low, high)]
+                if found is not None
+            ]
+            best = least_of(every).shrunk() if every else None
+            if best is not None:
+                self.best[head] = best
 
     def _may_lead(self, used: int, subcluster: int) -> bool:
         """Whether a pipeline over these subclusters may begin with this one."""
@@ -230,54 +255,73 @@ class FixedPace:
             subcluster
         )
 
-    def _extensions(self, head: Head) -> Iterator[tuple[int, FloatArray]]:
-        """The slices that a suffix with this head may begin with, and the rest behind each."""
+    def _extensions(self, head: Head) -> Iterator[tuple[int, int, Suffixes]]:
+        """The slices that a suffix may begin with, the devices behind, and the rest there."""
         used, subcluster, consumed = head
-        nodes, per_node = self.table.nodes[subcluster]
-        for place, cut in enumerate(self.table.slices[subcluster]):
-            before = consumed - cut.num_devices
-            start = nodes * per_node - consumed
-            if before < 0 or not self.table.may_hold(subcluster, start, cut):
-                continue
-            in_one_node = before % per_node + cut.num_devices <= per_node
-            if in_one_node or (cut.shape[1] == per_node and before % per_node == 0):
-                rest = self._rest((used, subcluster, before))
-                if rest is not None:
-                    yield place, rest
+        for place, before in self.table.extensions[subcluster][consumed]:
+            rest = self._rest((used, subcluster, before))
+            if rest is not None:
+                yield place, before, rest
 
-    def _rest(self, start: Head) -> FloatArray | None:
+    def _rest(self, start: Head) -> Suffixes | None:
         """The best of all that may lie behind a stage whose devices end where ``start`` says."""
         if start not in self.rests:
-            shape = (self.num_stage_rows, self.num_counts, self.table.num_layers + 1)
-            rest = np.full(shape, np.inf)
-            used, subcluster, _ = start
-            if self._may_leave(start) and used == 1 << subcluster:
-                rest[0, 0, -1] = 0.0
-            for move, heads in self._sources(start):
-                values = [self.best[head] for head in heads if head in self.best]
-                if values:
-                    np.minimum(rest, self._moved(np.minimum.reduce(values), move), out=rest)
-            self.rests[start] = rest if np.isfinite(rest).any() else None
+            self.rests[start] = self._found_rest(start)
         return self.rests[start]
 
-    def _sources(self, start: Head) -> Iterator[tuple[BoundaryCosts, list[Head]]]:
-        """The suffixes that may follow such a stage, by the link to them."""
+    def _found_rest(self, start: Head) -> Suffixes | None:
+        used, subcluster, _ = start
+        every: list[Suffixes] = []
+        if self._may_leave(start):
+            if used == 1 << subcluster:
+                nothing = np.full((self.num_stage_rows, 1, 1), np.inf)
+                nothing[0] = 0.0
+                every.append(Suffixes(self.table.num_layers, 0, nothing))
+            others = used & ~(1 << subcluster)
+            for other in _members(others):
+                behind = self._anywhere(others, other)
+                if behind is not None:
+                    every.append(self._moved(behind, self._move(subcluster, other)))
+        for move, heads in self._near_sources(start):
+            values = [self.best[head] for head in heads if head in self.best]
+            if values:
+                every.append(self._moved(least_of(values), move))
+        return least_of(every).shrunk() if every else None
+
+    def _anywhere(self, used: int, subcluster: int) -> Suffixes | None:
+        """The best suffixes over some subclusters that begin anywhere in one of them."""
+        key = used, subcluster
+        if key not in self._leaving:
+            heads = self._every_head(used, subcluster)
+            values = [self.best[head] for head in heads if head in self.best]
+            self._leaving[key] = least_of(values) if values else None
+        return self._leaving[key]
+
+    def _every_head(self, used: int, subcluster: int) -> list[Head]:
+        nodes, per_node = self.table.nodes[subcluster]
+        return [(used, subcluster, count) for count in range(1, nodes * per_node + 1)]
+
+    def _near_sources(self, start: Head) -> Iterator[tuple[BoundaryCosts, list[Head]]]:
+        """The suffixes in the same subcluster that may follow such a stage, by the link to them."""
         used, subcluster, consumed = start
         _, per_node = self.table.nodes[subcluster]
         if consumed % per_node:
-            yield self.within[subcluster], [(used, subcluster, consumed)]
+            yield self._move(subcluster, None), [(used, subcluster, consumed)]
         elif consumed:
             # The rest of the node that the next stage is on may lie idle, and whole nodes where
             # nodes are not alike.
             most_idle = consumed if self._is_damaged(subcluster) else per_node
             heads = [(used, subcluster, consumed - idle) for idle in range(most_idle)]
-            yield self.between[subcluster][subcluster], heads
+            yield self._move(subcluster, subcluster), heads
+
+    def _sources(self, start: Head) -> Iterator[tuple[BoundaryCosts, list[Head]]]:
+        """The suffixes that may follow such a stage, by the link to them."""
+        yield from self._near_sources(start)
+        used, subcluster, _ = start
         if self._may_leave(start):
             others = used & ~(1 << subcluster)
             for other in _members(others):
-                nodes, per_node = self.table.nodes[other]
-                heads = [(others, other, count) for count in range(1, nodes * per_node + 1)]
-                yield self.between[subcluster][other], heads
+                yield self._move(subcluster, other), self._every_head(others, other)
 
     def _is_damaged(self, subcluster: int) -> bool:
         """Whether some of its nodes have devices that cannot be used."""
@@ -290,48 +334,70 @@ class FixedPace:
         # Nodes behind that lie idle are counted at the other end, but for those that are unlike.
         return consumed == 0 or (consumed % per_node == 0 and self._is_damaged(subcluster))
 
-    def _moved(self, values: FloatArray, move: BoundaryCosts) -> FloatArray:
-        """Values by the number of stages and the warm-up count of the stage put before them."""
-        values = values + move.seconds
+    def _moved(self, suffixes: Suffixes, move: BoundaryCosts) -> Suffixes:
+        """Totals by the number of stages and the warm-up count of the stage put before them."""
+        layers = slice(suffixes.first, suffixes.end)
+        values, row = suffixes.values + move.seconds[layers], suffixes.row
         if self.num_counts > 1:
-            layers = np.arange(values.shape[-1])
-            by_count = values[:, np.maximum(move.rows, 0), layers]
-            by_count[:, move.rows < 0] = np.inf
-            # The last count stands for all above it too.
-            least = np.minimum.accumulate(values[:, ::-1], axis=1)[:, ::-1]
-            by_count[:, -1] = least[:, np.maximum(move.rows[-1], 0), layers]
-            values = by_count
+            values, row = self._by_count_before(values, row, move.extra[layers])
         moved = np.full_like(values, np.inf)
         moved[1:] = values[:-1]
         if self.table.max_stages is None:
             # Likewise for the last number of stages, where more are allowed.
             np.minimum(moved[-1], values[-1], out=moved[-1])
-        return moved
+        return Suffixes(suffixes.first, row, moved)
+
+    def _by_count_before(
+        self, values: FloatArray, row: int, extra: IntArray
+    ) -> tuple[FloatArray, int]:
+        """Totals by the warm-up count of the stage put before, and the row of the first one.
+
+        Args:
+            values: by the warm-up count of the stage behind.
+            row: the row of the first of these.
+            extra: by how much the count rises, by layer.
+        """
+        last, num_rows = self.num_counts - 1, values.shape[1]
+        low = min(row + int(extra.min()), last)
+        high = min(row + num_rows - 1 + int(extra.max()), last)
+        rows = np.arange(low, high + 1)[:, None] - extra - row
+        place = np.arange(len(extra))
+        by_count = values[:, np.clip(rows, 0, num_rows - 1), place]
+        by_count[:, (rows < 0) | (rows >= num_rows)] = np.inf
+        if high == last:
+            # The last count stands for all above it too.
+            least = np.minimum.accumulate(values[:, ::-1], axis=1)[:, ::-1]
+            of_last = np.maximum(rows[-1], 0)
+            there = of_last < num_rows
+            of_last = least[:, np.minimum(of_last, num_rows - 1), place]
+            by_count[:, -1] = np.where(there, of_last, np.inf)
+        return by_count, low
 
     def _trace(self, head: Head, stage_row: int, row: int) -> tuple[Place, ...]:
         """The stages of the best suffix with this head and these rows, from its first."""
         found: list[tuple[tuple[int, int], Head, int]] = []
         first = 0
         while True:
-            used, subcluster, consumed = head
-            _, end, chosen = min(
-                (float(values[end]), end, place)
-                for place, rest in self._extensions(head)
-                for band in [self.stages[subcluster][place]]
-                for values in [band.from_layer(first, row, rest[stage_row, row])]
-                for end in [int(values.argmin())]
+            used, subcluster, _ = head
+            _, end, chosen, before = min(
+                (float(values[place]), rest.first + place, chosen, before)
+                for chosen, before, rest in self._extensions(head)
+                for of_rest in [rest.totals(stage_row, row)]
+                if of_rest is not None
+                for band in [self._band(subcluster, chosen)]
+                for values in [band.from_layer(first, row, of_rest, rest.first)]
+                for place in [int(values.argmin())]
             )
             found.append(((first, end), head, chosen))
             if end == self.table.num_layers:
                 return _placed(self.table, found)
-            before = consumed - self.table.slices[subcluster][chosen].num_devices
             head, stage_row, row = self._source((used, subcluster, before), stage_row, row, end)
             first = end
 
     def _source(self, start: Head, stage_row: int, row: int, layer: int) -> tuple[Head, int, int]:
         """Which suffix, and which of its rows, the best rest at some rows came from."""
         return min(
-            (float(self.best[head][s, n, layer]) + seconds, (head, s, n))
+            (self.best[head].at(s, n, layer) + seconds, (head, s, n))
             for seconds, (head, s, n) in self._sources_at(start, stage_row, row, layer)
         )[1]
 

@@ -59,7 +59,7 @@ def fastest_ways(table: StageTable, places: Sequence[Place]) -> Iterator[Candida
     """
     crossed = crossing_seconds(table, places)
     times = [_seconds(table, place) for place in places]
-    limits = [_cut(table, p).live_limits[:, *p.layers] for p in places]
+    limits = [_cut(table, p).limits_of(p.layers) for p in places]
     for _, counts in counts_at_paces(table, crossed):
         fitting = [
             np.where(limit >= count, seconds, np.inf)
@@ -79,11 +79,11 @@ def _ways_to_run(
     """A pipeline whose stages run in given ways, with every warm-up count that it may have."""
     crossed = crossing_seconds(table, places) if crossed is None else crossed
     pairs = list(zip(places, options, strict=True))
-    seconds = [float(_cut(table, p).seconds[option, *p.layers]) for p, option in pairs]
+    seconds = [float(_cut(table, p).seconds_of(p.layers)[option]) for p, option in pairs]
     slowest = max(*seconds, *(each for pair in crossed for each in pair), 0.0)
     if slowest == math.inf:
         return
-    limits = [int(_cut(table, p).live_limits[option, *p.layers]) for p, option in pairs]
+    limits = [int(_cut(table, p).limits_of(p.layers)[option]) for p, option in pairs]
     total = sum(seconds) + sum(map(sum, crossed))
     closing = _cut(table, places[0]).closing
     if closing is not None:
@@ -156,13 +156,13 @@ def _cut(table: StageTable, place: Place) -> Slice:
 
 
 def _num_options(table: StageTable, place: Place) -> int:
-    return len(_cut(table, place).seconds)
+    return _cut(table, place).num_options
 
 
 def _seconds(table: StageTable, place: Place) -> np.ndarray:
     """What each option takes, for a first stage with what closes a step."""
     cut = _cut(table, place)
-    seconds = cut.seconds[:, *place.layers]
+    seconds = cut.seconds_of(place.layers)
     if place.layers[0] == 0 and cut.closing is not None:
         seconds = seconds + cut.closing[:, place.layers[1]]
     return seconds

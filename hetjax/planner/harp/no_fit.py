@@ -16,7 +16,7 @@ from hetjax.planner.harp.stage_table import (
 )
 from hetjax.planner.problem.problem import PlanningProblem
 from hetjax.planner.work.execution import Execution
-from hetjax.planner.work.layer_runs import Runs, all_runs
+from hetjax.planner.work.layer_runs import Runs
 from hetjax.planner.work.rates import USABLE_MEMORY
 from hetjax.planner.work.repeating_layers import runs_by_repetition
 
@@ -31,7 +31,7 @@ def does_not_fit(problem: PlanningProblem) -> str:
         What an error says: a layer that is too large by itself, or the plan that comes nearest,
         which takes several searches to find.
     """
-    runs = all_runs(problem.program, problem.works)
+    runs = problem.runs
     too_large = _too_large(problem, runs)
     if too_large is not None:
         return too_large
@@ -63,8 +63,8 @@ def _too_large(problem: PlanningProblem, runs: Runs) -> str | None:
     """The first layer that fits on no submesh by itself, with what it needs."""
     table = make_stage_table(problem, runs)
     for layer in range(problem.num_layers):
-        run = (slice(None), layer, layer + 1)
-        if not any((cut.live_limits[run] > 0).any() for cuts in table.slices for cut in cuts):
+        run = layer, layer + 1
+        if not any((cut.limits_of(run) > 0).any() for cuts in table.slices for cut in cuts):
             share, need, execution = min(_needs(problem, runs, layer), key=lambda each: each[0])
             return (
                 f"layer {layer} of {problem.num_layers} is too large for any device of cluster "

@@ -48,4 +48,4 @@ def _keeping(cut: Slice) -> Slice | None:
         return None
     options = tuple(cut.options[place] for place in kept)
     closing = None if cut.closing is None else cut.closing[kept]
-    return Slice(cut.shape, cut.seconds[kept], cut.live_limits[kept], options, closing)
+    return Slice(cut.shape, cut.runs, cut.seconds[kept], cut.live_limits[kept], options, closing)

@@ -18,11 +18,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from hetjax.planner.harp.fixed_pace import TOLERANCE, FixedPace, Place, extra_forwards
+from hetjax.planner.harp.reach import first_that_may_hold, least_total
 from hetjax.planner.harp.stage_table import StageTable, Transfers
 from hetjax.planner.work.arrays import FloatArray
 
 # Sums of the same times in another order differ by less, relatively.
 _ROUNDING = 1e-12
+
+_GROWTH = 1e-2
+"""By what share the first pace that is looked at is above one that may have a pipeline; then by
+twice as much, and so on, until one has."""
 
 
 @dataclass(frozen=True)
@@ -100,33 +105,33 @@ def search(
         best = min(best, candidate.latency)
         return floor, index
 
-    last = len(paces) - 1
-    if near is None:
-        floor, index = settle(last, last)
-        ranges = [(floor + repeats * paces[0], 0, index - 1, floor)]
-    else:
-        # A floor alone costs less than a candidate, and one near the best rules out more.
-        floor, _ = FixedPace(table, _no_counts(table), paces[last]).solution()
-        first = min(last, int(np.searchsorted(paces, near)))
-        rest, index = settle(0, first)
-        ranges = [(floor + repeats * paces[0], first + 1, last, floor)]
-        if np.isfinite(rest):
-            heapq.heappush(ranges, (rest + repeats * paces[0], 0, index - 1, rest))
+    last, growth = len(paces) - 1, _GROWTH
+    first = first_that_may_hold(table, paces)
+    floor = least_total(table)
+    # What is to be searched, and whether its end is looked at next.
+    ranges = [(floor + repeats * paces[min(first, last)], first, last, floor, True)]
     while ranges:
-        _, low, high, floor = heapq.heappop(ranges)
-        if repeats:
+        _, low, high, floor, at_end = heapq.heappop(ranges)
+        if repeats and np.isfinite(best):
             # No pace above this can do better, whatever the total.
             high = min(high, int(np.searchsorted(paces, (best * better - floor) / repeats)) - 1)
         if low > high or floor + repeats * paces[low] >= best * better:
             continue
-        # Where the best need not be found, floors from one end pass over the paces the fastest.
-        middle = high if tolerance else (low + high) // 2
+        middle = high
+        if not found and np.isinf(best):
+            # What is tight is soon told.
+            wanted = paces[low] * (1 + growth) if near is None else near
+            middle, growth = min(high, int(np.searchsorted(paces, wanted))), 2 * growth
+        elif not at_end and not tolerance:
+            middle = (low + high) // 2
         rest, index = settle(low, middle)
+        near = None
         if np.isfinite(rest):
-            heapq.heappush(ranges, (rest + repeats * paces[low], low, index - 1, rest))
+            bound = rest + repeats * paces[low]
+            heapq.heappush(ranges, (bound, low, index - 1, rest, middle < high))
         if middle < high:
             bound = floor + repeats * paces[middle + 1]
-            heapq.heappush(ranges, (bound, middle + 1, high, floor))
+            heapq.heappush(ranges, (bound, middle + 1, high, floor, True))
     met = sorted(found.values(), key=lambda candidate: candidate.latency)
     return tuple(met) if met and met[0].latency < below else ()
 
@@ -149,9 +154,9 @@ def price(table: StageTable, places: Sequence[Place], pace: float) -> Candidate 
     options, total = [], sum(map(sum, crossed))
     for place, count in zip(places, counts, strict=True):
         cut = table.slices[place.subcluster][place.slice]
-        run = (slice(None), *place.layers)
-        fits = (cut.live_limits[run] >= count) & (cut.seconds[run] <= pace)
-        seconds = np.where(fits, cut.seconds[run], np.inf)
+        seconds = cut.seconds_of(place.layers)
+        fits = (cut.limits_of(place.layers) >= count) & (seconds <= pace)
+        seconds = np.where(fits, seconds, np.inf)
         if place.layers[0] == 0 and cut.closing is not None:
             seconds = seconds + cut.closing[:, place.layers[1]]
         options.append(int(np.argmin(seconds)))
@@ -241,7 +246,7 @@ def counts_at_paces(
 def _own_pace(table: StageTable, candidate: Candidate) -> float:
     """The slowest stage or transfer of a candidate."""
     times = [
-        float(table.slices[p.subcluster][p.slice].seconds[option, p.layers[0], p.layers[1]])
+        float(table.slices[p.subcluster][p.slice].seconds_of(p.layers)[option])
         for p, option in zip(candidate.places, candidate.options, strict=True)
     ]
     for a, b in itertools.pairwise(candidate.places):
@@ -267,11 +272,6 @@ def all_paces(table: StageTable) -> FloatArray:
         changes += [2 * mean, mean / TOLERANCE * (1 + _ROUNDING)]
     paces = np.unique(np.concatenate(changes))
     return paces if len(paces) else np.array([1.0])
-
-
-def _no_counts(table: StageTable) -> tuple[int, ...]:
-    """The warm-up counts of a dynamic program that leaves them out of account."""
-    return (table.num_microbatches,) if table.schedule == "gpipe" else (1,)
 
 
 def _solve(
@@ -308,8 +308,7 @@ def _solve(
         assert not gpipe, "one count has one price"
         assert tracked < most_counts, "all counts were told from each other"
         reached = warm_up_counts(table, crossing_seconds(table, places), pace)[0]
-        least, most = tracked + max(1, tracked // 2), max(8, 2 * tracked)
-        tracked = min(max(reached, least), most, most_counts)
+        tracked = min(max(reached, tracked + max(1, tracked // 2)), most_counts)
 
 
 def _most_counts(table: StageTable) -> int:

@@ -133,8 +133,8 @@ def first_look(
         problem: what to plan.
         runs: the work of every run of its layers.
         table: what stages and transfers cost.
-        parts: tables that allow less, whose best are timed as well: these may be none of the best
-            of the whole, by a form that knows nothing of what stages share.
+        parts: tables that allow less, the larger ones first, whose best are timed as well: these
+            may be none of the best of the whole, by a form that knows nothing of what stages share.
         near: as for `hetjax.planner.harp.search.search`.
         tolerance: as there.
         below: nothing is wanted whose score by the closed form is this or more.
@@ -143,16 +143,31 @@ def first_look(
         Candidates, the best first; empty where nothing fits, or only what is not wanted.
     """
     judge = _Judge(table, CandidateClock.of(problem, runs, table), _prices(problem))
-    judge.time(_closed_form(table, judge, near, tolerance, below)[:_AT_LEAST])
-    for part in parts if judge.ranked() else ():
+    whole = _closed_form(table, judge, near, tolerance, below)
+    judge.time(whole[:_AT_LEAST])
+    bests = [(table, whole[0])] if whole else []
+    for part in parts if whole else ():
+        if any(_is_best_of(best, larger, part) for larger, best in bests):
+            continue
         if judge.prices is not None or _least_makespan(problem, part) < judge.best().makespan:
-            judge.time(_closed_form(part, judge)[:_AT_LEAST])
+            limit = judge.best().score * (1 + CLOSED_FORM_EXCESS)
+            met = _closed_form(part, judge, below=limit)
+            judge.time(met[:_AT_LEAST])
+            bests += [(part, met[0])] if met else []
     return judge.ranked()
 
 
 def _prices(problem: PlanningProblem) -> Sequence[float] | None:
     """What a node of each subcluster costs a second; None where the cost does not count."""
     return node_prices(problem.cluster) if problem.options.objective == "cost" else None
+
+
+def _is_best_of(best: Candidate, larger: StageTable, part: StageTable) -> bool:
+    """Whether the best of a table is that of one that allows no more, since that allows it."""
+    allows_more = all(n >= m for (n, _), (m, _) in zip(larger.nodes, part.nodes, strict=True))
+    rented = zip(rented_nodes(larger, best), part.nodes, strict=True)
+    stages = part.max_stages or len(best.places)
+    return allows_more and len(best.places) <= stages and all(n <= m for n, (m, _) in rented)
 
 
 def _closed_form(

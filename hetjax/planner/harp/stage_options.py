@@ -6,6 +6,7 @@ All is computed for every run at once, in a list of them; see
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -41,9 +42,15 @@ class StageOption(Generic[Option_co]):
     seconds: FloatArray
     closing: FloatArray
 
+    @functools.cached_property
+    def _sums(self) -> tuple[float, int, float]:
+        return float(self.closing.sum()), int(self.limits.sum()), float(self.seconds.sum())
+
     def is_as_good(self, other: StageOption[Any]) -> bool:
         """Whether no run is better off with the other one."""
-        return bool(
+        mine, its = self._sums, other._sums
+        # What is so for each is so for the sums, which are soon compared.
+        return (mine[0] <= its[0] and mine[1] >= its[1] and mine[2] <= its[2]) and bool(
             (self.closing <= other.closing).all()
             and (self.limits >= other.limits).all()
             and (self.seconds <= other.seconds).all()

@@ -6,7 +6,7 @@ It is all that the search looks at, so that a measured profile can take the cost
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,10 +23,11 @@ from hetjax.planner.harp.stage_options import best_options, fitting
 from hetjax.planner.problem.problem import PlanningProblem
 from hetjax.planner.work.arrays import FloatArray, IntArray
 from hetjax.planner.work.execution import Execution
-from hetjax.planner.work.layer_runs import Runs
+from hetjax.planner.work.layer_runs import Runs, alike_layers
 from hetjax.planner.work.rates import collective_link, transfer_seconds
 from hetjax.planner.work.repeating_layers import (
     REPETITIONS,
+    LayerRun,
     RepeatingRuns,
     listed_by_repetition,
 )
@@ -42,10 +43,13 @@ class Slice:
 
     Args:
         shape: nodes, and devices in each.
+        runs: ``[L + 1, L + 1]``: entry ``[i, j]`` tells where in the lists below layers i to j - 1
+            are. Runs that cost the same share an entry, but for those from the first layer on;
+            where j <= i, it is one that does not fit.
         seconds: forward plus backward pass of one microbatch, and in all but a pipeline's first
             stage its share of the exchange of gradients that a step has once,
-            ``[options, L + 1, L + 1]``: entry ``[o, i, j]`` is for layers i to j - 1 run with
-            option o, infinite where j <= i.
+            ``[options, runs]``: entry ``[o, r]`` is for runs r run with option o, infinite where
+            they do not fit.
         live_limits: how many live microbatches fit; 0 where the stage does not fit at all.
         options: how each option runs a stage; for whoever reads the result, not for the search.
             Each is of one submesh, or of several that share the examples.
@@ -55,25 +59,58 @@ class Slice:
     """
 
     shape: tuple[int, int]
+    runs: IntArray
     seconds: FloatArray
     live_limits: IntArray
     options: tuple[Execution | UnionExecution, ...] = ()
     closing: FloatArray | None = None
 
     @property
+    def num_options(self) -> int:
+        """In how many ways a stage may run."""
+        return len(self.seconds)
+
+    def seconds_of(self, layers: tuple[int, int]) -> FloatArray:
+        """The seconds of a stage by option: see `seconds`."""
+        return self.seconds[:, self.runs[layers]]
+
+    def limits_of(self, layers: tuple[int, int]) -> IntArray:
+        """How many live microbatches of a stage fit, by option."""
+        return self.live_limits[:, self.runs[layers]]
+
+    @functools.cached_property
     def num_devices(self) -> int:
         """How many devices the submesh has."""
         return self.shape[0] * self.shape[1]
 
     @functools.cached_property
+    def num_candidates(self) -> int:
+        """How many stages fit, each with one way to run it."""
+        fits = np.isfinite(self.seconds) & (self.live_limits > 0)
+        times = np.bincount(self.runs.ravel(), minlength=fits.shape[1])
+        return int((fits.sum(axis=0) * times).sum())
+
+    @functools.cached_property
+    def by_length(self) -> IntArray:
+        """Where runs are by their length and first layer; see the function of this name."""
+        return by_length(self.runs, len(self.runs) - 1)
+
+    @functools.cached_property
+    def fastest(self) -> FloatArray:
+        """What each of the runs takes at least where it fits, with what closes a step."""
+        seconds = np.where(self.live_limits > 0, self.seconds, np.inf)
+        fastest = seconds.min(axis=0)
+        if self.closing is not None:
+            first = self.runs[0, 1:]
+            fastest[first] = (seconds[:, first] + self.closing[:, 1:]).min(axis=0)
+        return fastest
+
+    @functools.cached_property
     def fastest_by_length(self) -> FloatArray:
         """The fastest stage that fits, of so many layers or more: the first entry is for one."""
-        num_layers = self.seconds.shape[1] - 1
-        fastest = np.full(num_layers, np.inf)
-        for seconds, limits in zip(self.seconds, self.live_limits, strict=True):
-            seconds, limits = by_length(seconds, num_layers), by_length(limits, num_layers)
-            np.minimum(fastest, np.where(limits > 0, seconds, np.inf).min(axis=1), out=fastest)
-        return np.minimum.accumulate(fastest[::-1])[::-1]
+        fastest = np.where(self.live_limits > 0, self.seconds, np.inf).min(axis=0)
+        by_length = fastest[self.by_length].min(axis=1)
+        return np.minimum.accumulate(by_length[::-1])[::-1]
 
 
 def by_length(values: NDArray[Any], width: int) -> NDArray[Any]:
@@ -180,6 +217,48 @@ class StageTable:
     lost: tuple[tuple[int, ...], ...] = ()
     joined: tuple[tuple[PartOfJoined, ...], ...] = ()
 
+    @functools.cached_property
+    def fastest_by_length(self) -> tuple[FloatArray, ...]:
+        """For each subcluster `Slice.fastest_by_length` of all its slices, ``[slices, L]``."""
+        return tuple(
+            np.array([cut.fastest_by_length for cut in slices]).reshape(-1, self.num_layers)
+            for slices in self.slices
+        )
+
+    @functools.cached_property
+    def quickest(self) -> FloatArray:
+        """The slower of both transfers between subclusters, over the boundary that takes least."""
+        return np.array(
+            [
+                [np.maximum(t.forward, t.backward)[1:-1].min(initial=np.inf) for t in row]
+                for row in self.between
+            ]
+        )
+
+    @functools.cached_property
+    def extensions(self) -> tuple[tuple[tuple[tuple[int, int], ...], ...], ...]:
+        """The stages that may come before so many devices of a subcluster, counted from its end.
+
+        For each subcluster, by how many are used with such a stage: its slice, and how many are
+        used without it.
+        """
+        return tuple(
+            tuple(tuple(self._extensions(subcluster, used)) for used in range(nodes * per_node + 1))
+            for subcluster, (nodes, per_node) in enumerate(self.nodes)
+        )
+
+    def _extensions(self, subcluster: int, used: int) -> Iterator[tuple[int, int]]:
+        nodes, per_node = self.nodes[subcluster]
+        for place, cut in enumerate(self.slices[subcluster]):
+            before = used - cut.num_devices
+            if before < 0:
+                continue
+            in_one_node = before % per_node + cut.num_devices <= per_node
+            whole = cut.shape[1] == per_node and before % per_node == 0
+            start = nodes * per_node - used
+            if (in_one_node or whole) and self.may_hold(subcluster, start, cut):
+                yield place, before
+
     def may_hold(self, subcluster: int, start: int, cut: Slice) -> bool:
         """Whether a submesh is without devices that cannot be used.
 
@@ -263,8 +342,37 @@ def may_fit(problem: PlanningProblem, runs: Runs) -> bool:
         problem: the planning problem.
         runs: the work of every run of its layers.
     """
-    by_repetition = listed_by_repetition(runs, problem.repeatable_layers)
-    return _may_fit(problem, by_repetition, 1.0)
+    return _may_fit(problem, runs, 1.0)
+
+
+def listed_runs(problem: PlanningProblem, runs: Runs) -> RepeatingRuns:
+    """The runs of a problem's layers, by what they make again, in lists of those that differ.
+
+    Args:
+        problem: the planning problem.
+        runs: the work of every run of its layers.
+    """
+    pieces = problem.repeatable_layers
+    if problem.profile.measurements:
+        return listed_by_repetition(runs, pieces)
+    return listed_by_repetition(runs, pieces, _alike_layers(problem, pieces))
+
+
+def _alike_layers(problem: PlanningProblem, pieces: Sequence[LayerRun]) -> IntArray:
+    """Which layers are alike: in their work, along a tensor axis, and in what is made again."""
+    place = np.arange(problem.num_layers, dtype=float)
+    begin, end = place.copy(), place.copy()
+    for a, b in pieces:
+        begin[a:b], end[a:b] = a, b
+    figures = [place - begin, end - place]
+    if problem.tensor_axis is not None:
+        per_node = {each.devices_per_node for each in problem.cluster.subclusters}
+        axes = {
+            n for most in per_node for n in range(2, most + 1) if most % n == 0 or n & (n - 1) == 0
+        }
+        costs = map(problem.tensor_costs, sorted(axes))
+        figures += [values for each in costs if each for values in vars(each).values()]
+    return alike_layers(problem.program, problem.works, figures)
 
 
 def submesh_shapes(nodes: int, devices_per_node: int) -> tuple[tuple[int, int], ...]:
@@ -293,10 +401,10 @@ def submesh_shapes(nodes: int, devices_per_node: int) -> tuple[tuple[int, int], 
 def _all_slices(
     problem: PlanningProblem, runs: Runs, memory_factor: float
 ) -> tuple[tuple[Slice, ...], ...]:
-    by_repetition = listed_by_repetition(runs, problem.repeatable_layers)
-    if problem.tensor_axis is not None and not _may_fit(problem, by_repetition, memory_factor):
+    if problem.tensor_axis is not None and not _may_fit(problem, runs, memory_factor):
         # Whatever a tensor axis costs, there is no plan: what it takes to tell is saved.
         problem = replace(problem, tensor_axis=None)
+    by_repetition = listed_runs(problem, runs)
 
     def find(subcluster: Subcluster, shape: tuple[int, int]) -> Slice:
         question = SliceQuestion("slice", problem, subcluster, shape, memory_factor)
@@ -317,11 +425,13 @@ def _usable_shapes(problem: PlanningProblem, subcluster: Subcluster) -> Iterator
             yield shape
 
 
-def _may_fit(problem: PlanningProblem, by_repetition: RepeatingRuns, memory_factor: float) -> bool:
+def _may_fit(problem: PlanningProblem, runs: Runs, memory_factor: float) -> bool:
     """Whether runs that fit follow each other from the first layer to the last.
 
     That is, on no more devices than there are, of whichever kind, one live microbatch on each.
     """
+    # What they hold does not depend on what a tensor axis costs.
+    by_repetition = listed_runs(replace(problem, tensor_axis=None), runs)
     size, total = problem.num_layers + 1, problem.cluster.num_devices
     devices = np.full((size, size), np.inf)
     for subcluster in problem.cluster.subclusters:
@@ -338,7 +448,7 @@ def _fitting(by_repetition: RepeatingRuns, asked: SliceQuestion) -> NDArray[np.b
     """The runs of layers that fit on a submesh with one live microbatch, in some way."""
     options = execution_options(asked.problem, asked.subcluster, asked.shape)
     fits = fitting(asked.problem, by_repetition, options, asked.memory_factor)
-    return by_repetition["nothing"].on_square(fits, False)
+    return by_repetition["nothing"].on_square(fits)
 
 
 def _fewest_devices(devices: FloatArray) -> float:
@@ -360,10 +470,13 @@ def _slice(
     """The options that are the best for any run of layers."""
     options = execution_options(problem, subcluster, shape)
     kept = best_options(problem, runs, options, memory_factor)
+    places = runs["nothing"].places
+    assert places is not None, "they are in a list"
     return Slice(
         shape,
-        runs["nothing"].on_square(np.array([each.seconds for each in kept]), np.inf),
-        runs["nothing"].on_square(np.array([each.limits for each in kept]), 0),
+        places,
+        np.array([each.seconds for each in kept]),
+        np.array([each.limits for each in kept]),
         tuple(each.option for each in kept),
         np.array([each.closing for each in kept]),
     )

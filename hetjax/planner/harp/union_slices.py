@@ -31,6 +31,7 @@ from hetjax.planner.harp.stage_table import (
     PartOfJoined,
     Slice,
     StageTable,
+    listed_runs,
     submesh_shapes,
     transfers_over,
 )
@@ -138,8 +139,7 @@ def joined_table(
     Returns:
         The table; None where a microbatch has too few examples for all that are joined.
     """
-    listed = runs.by_length()
-    by_repetition: RepeatingRuns = {"nothing": listed, "stage": listed.repeating_forward()}
+    by_repetition = listed_runs(problem, runs)
     places = {each.name: place for place, each in enumerate(problem.cluster.subclusters)}
     slices, ends = [], []
     for each in join:
@@ -217,11 +217,13 @@ def _union_slices(
                 if not any(each.is_as_good(found) for each in kept):
                     kept.append(found)
         if kept:
-            square = runs["nothing"].on_square
+            places = runs["nothing"].places
+            assert places is not None, "they are in a list"
             yield Slice(
                 shape,
-                square(np.array([each.seconds for each in kept]), np.inf),
-                square(np.array([each.limits for each in kept]), 0),
+                places,
+                np.array([each.seconds for each in kept]),
+                np.array([each.limits for each in kept]),
                 tuple(each.option for each in kept),
                 np.array([each.closing for each in kept]),
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -32,6 +33,7 @@ from hetjax.planner.plan.prices import node_prices
 from hetjax.planner.problem.known_slices import KnownSlices
 from hetjax.planner.problem.options import DEFAULTS, PlanOptions
 from hetjax.planner.work.grouped_stage import Groups
+from hetjax.planner.work.layer_runs import Runs, all_runs
 from hetjax.planner.work.profile import Profile
 from hetjax.planner.work.repeating_layers import LayerRun, repeatable_layers
 from hetjax.planner.work.stage_traces import StageTraces
@@ -97,7 +99,12 @@ class PlanningProblem:
         """How many layers there are."""
         return len(self.works)
 
-    @property
+    @functools.cached_property
+    def runs(self) -> Runs:
+        """The work of every run of its layers."""
+        return all_runs(self.program, self.works)
+
+    @functools.cached_property
     def repeatable_layers(self) -> tuple[LayerRun, ...]:
         """The layers that are worth making again together."""
         return repeatable_layers(self.layers, self.sections)

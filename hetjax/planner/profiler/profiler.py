@@ -6,8 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-import numpy as np
-
 from hetjax.mesh.subcluster import Subcluster
 from hetjax.planner.costs.cost_model import estimate
 from hetjax.planner.harp.stage_table import Slice, StageTable, make_stage_table
@@ -19,7 +17,6 @@ from hetjax.planner.profiler.measured_runs import Unit, layer_classes, num_struc
 from hetjax.planner.profiler.measurement import Measurement, Request
 from hetjax.planner.profiler.structure import structure_digest
 from hetjax.planner.work.execution import Execution
-from hetjax.planner.work.layer_runs import all_runs
 from hetjax.planner.work.profile import Composition, Profile, Way, WayTimes
 
 _NOTHING = 1e-9
@@ -86,7 +83,7 @@ def survey(problem: PlanningProblem) -> Survey:
         The survey.
     """
     analytic = replace(problem, profile=Profile())
-    table = make_stage_table(analytic, all_runs(problem.program, problem.works))
+    table = make_stage_table(analytic, problem.runs)
     classes = layer_classes(problem)
     wanted: dict[Key, Wanted] = {}
     found = units(problem, classes)
@@ -105,7 +102,7 @@ def survey(problem: PlanningProblem) -> Survey:
     runs = problem.num_layers * (problem.num_layers + 1) // 2
     cuts = [cut for slices in table.slices for cut in slices]
     candidates = sum(len(cut.options) * runs for cut in cuts)
-    fitting = sum(int(np.isfinite(cut.seconds).sum()) for cut in cuts)
+    fitting = sum(cut.num_candidates for cut in cuts)
     return Survey(
         wanted=tuple(wanted.values()),
         classes=classes,
@@ -171,8 +168,8 @@ def _ways(slices: Sequence[Slice], run: tuple[int, int]) -> Sequence[Way]:
     for cut in slices:
         if cut.shape[0] > 1:
             continue
-        for option, limits in zip(cut.options, cut.live_limits, strict=True):
-            if limits[run] > 0 and isinstance(option, Execution):
+        for option, limit in zip(cut.options, cut.limits_of(run), strict=True):
+            if limit > 0 and isinstance(option, Execution):
                 found[option.way] = None
     return list(found)
 
@@ -348,7 +345,7 @@ def _calibration(
 ) -> dict[tuple[str, tuple[int, int]], tuple[float, float]]:
     """By how much measured passes of the whole model are longer than the cost model has them."""
     analytic = replace(problem, profile=Profile())
-    whole = all_runs(problem.program, problem.works).of((0, problem.num_layers))
+    whole = problem.runs.of((0, problem.num_layers))
     ratios: dict[tuple[str, tuple[int, int]], list[tuple[float, float]]] = {}
     for way, times in ways.items():
         expected = estimate(analytic, whole, _execution(problem, way))

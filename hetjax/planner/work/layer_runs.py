@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple, TypeVar
@@ -82,6 +83,8 @@ class Runs:
             that the planning problem does not have.
         listed: the first layer of each run and the one after its last, where runs are listed one
             after another; see `by_length`.
+        places: where runs are listed, which entry of the list a run of layers has,
+            ``[L + 1, L + 1]``; 0, the run without a layer, where there is no run.
         known: what was found of the runs before, by whatever it depends on beside them; see `once`.
     """
 
@@ -112,6 +115,7 @@ class Runs:
     used: FloatArray | None = None
     layers: tuple[int, int] | None = None
     listed: tuple[IntArray, IntArray] | None = None
+    places: IntArray | None = None
     known: dict[Hashable, Any] = field(default_factory=dict, repr=False)
 
     def once(self, key: Hashable, find: Callable[[], Found]) -> Found:
@@ -211,35 +215,33 @@ class Runs:
         """
         return values if self.listed is None else values[self.listed]
 
-    def by_length(self) -> Runs:
-        """Every run once, in a list: half as much to compute as on a square.
+    def by_length(self, kinds: IntArray | None = None) -> Runs:
+        """Every run once, in a list: half as much to compute as on a square, and less than that.
+
+        Args:
+            kinds: which layers are alike, as `alike_layers` tells: runs of layers that are alike,
+                one by one, are one run of the list. None where no two are.
 
         Returns:
-            Arrays ``[1 + L (L + 1) / 2]``: the run without a layer before the first one, which is
-            no stage; then the runs of one layer, of two and so on, each by its first layer.
+            Arrays over the list: the run without a layer before the first one, which is no stage;
+            then the runs of one layer, of two and so on, each by its first layer. Runs from the
+            first layer of all on are there, each by itself.
         """
         assert self.used is not None, "this is one run already"
         num_layers = self.used.shape[1]
-        lengths = np.arange(1, num_layers + 1)
-        firsts = np.concatenate([[0], *(np.arange(num_layers + 1 - n) for n in lengths)])
-        ends = firsts + np.concatenate([[0], np.repeat(lengths, lengths[::-1])])
+        firsts, ends, places = unlike_runs(np.arange(num_layers + 1) if kinds is None else kinds)
         figures = {name: getattr(self, name)[firsts, ends] for name in _FIGURES}
-        return replace(self, **figures, listed=(firsts, ends), known={})
+        return replace(self, **figures, listed=(firsts, ends), places=places, known={})
 
-    def on_square(self, values: NDArray[Any], rest: float | bool) -> NDArray[Any]:
+    def on_square(self, values: NDArray[Any]) -> NDArray[Any]:
         """Values of a list of runs, each where `all_runs` has its run.
 
         Args:
-            values: those of the list, in the last dimension.
-            rest: what stands where there is no run.
+            values: those of the list, in the last dimension; the first one stands where there is no
+                run.
         """
-        assert self.listed is not None, "these runs are not in a list"
-        assert self.used is not None, "this is one run"
-        size = self.used.shape[1] + 1
-        firsts, ends = self.listed
-        square = np.full((*values.shape[:-1], size * size), rest, values.dtype)
-        square[..., firsts * size + ends] = values
-        return square.reshape(*values.shape[:-1], size, size)
+        assert self.places is not None, "these runs are not in a list"
+        return values[..., self.places]
 
     def _sums(self, values: FloatArray) -> FloatArray:
         """The sums over all runs."""
@@ -262,7 +264,7 @@ class Runs:
 
 
 _FIGURES = frozenset(each.name for each in fields(Runs)) - frozenset(
-    ("parts", "shapes", "frozen", "used", "layers", "listed", "known")
+    ("parts", "shapes", "frozen", "used", "layers", "listed", "places", "known")
 )
 """The fields that are arrays over the runs."""
 
@@ -375,6 +377,82 @@ def _again_share(work: Work) -> float:
     if work.forward.matmul_flops:
         return work.recompute.matmul_flops / work.forward.matmul_flops
     return work.recompute.bytes / max(work.forward.bytes, 1.0)
+
+
+def alike_layers(
+    program: Program, works: Sequence[Work], figures: Sequence[FloatArray] = ()
+) -> IntArray:
+    """Which layers are alike in their work, and in the shapes of parameters that are theirs alone.
+
+    Args:
+        program: the traced loss function.
+        works: the work of each of L layers.
+        figures: what else there is to tell them apart, each one number a layer.
+
+    Returns:
+        A number for each kind of layer, ``[L + 1]``; the end is of a kind of its own.
+    """
+    users = Counter(part for work in works for part in set(work.parts))
+
+    def held(part: ParameterPart) -> Hashable:
+        shape = part_shape(program, part)
+        return (shape.shape, shape.dtype) if users[part] == 1 else part
+
+    places: dict[Hashable, int] = {}
+    kinds = []
+    for layer, work in enumerate(works):
+        rest = tuple(getattr(work, each.name) for each in fields(work) if each.name != "parts")
+        parts = tuple(sorted(Counter(map(held, work.parts)).items(), key=repr))
+        told = tuple(float(each[layer]) for each in figures)
+        kinds.append(places.setdefault((rest, parts, told), len(places)))
+    return np.array([*kinds, len(places)])
+
+
+def unlike_runs(kinds: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+    """The runs of layers that differ: of other kinds of layers, or with another layer behind them.
+
+    Args:
+        kinds: of the layers, ``[L + 1]``; layers of one number are alike. The last one stands for
+            what is behind all layers.
+
+    Returns:
+        The first layer of each run and the one after its last, of equal ones those of the first;
+        before all of them the run without a layer. And ``[L + 1, L + 1]``: the place among these of
+        layers i to j - 1.
+
+    Example:
+        >>> firsts, ends, places = unlike_runs(np.array([0, 1, 1, 2]))
+        >>> list(zip(firsts.tolist(), ends.tolist()))
+        [(0, 0), (0, 1), (1, 2), (2, 3), (0, 2), (1, 3), (0, 3)]
+        >>> firsts, ends, places = unlike_runs(np.array([0, 1, 1, 1]))
+        >>> list(zip(firsts.tolist(), ends.tolist()))
+        [(0, 0), (0, 1), (1, 2), (0, 2), (1, 3), (0, 3)]
+        >>> int(places[1, 2]), int(places[2, 3])
+        (2, 2)
+    """
+    size = len(kinds)
+    _, alone = np.unique(kinds, return_inverse=True)
+    # What a pipeline's first stage does is its own.
+    alone = np.concatenate([[size], alone[1:]])
+    places = np.zeros((size, size), dtype=np.int32)
+    firsts, ends = [np.array([0])], [np.array([0])]
+    count, of_run = 1, np.zeros(size, dtype=int)
+    for length in range(1, size):
+        first = np.arange(size - length)
+        same = of_run[: size - length] * (size + 1) + alone[length - 1 : size - 1]
+        _, of_run = np.unique(same, return_inverse=True)
+        _, found, run = np.unique(
+            of_run * (size + 1) + alone[length:], return_index=True, return_inverse=True
+        )
+        # By their first layers.
+        order = np.argsort(found)
+        rank = np.empty_like(order)
+        rank[order] = np.arange(len(order))
+        places[first, first + length] = count + rank[run]
+        firsts.append(found[order])
+        ends.append(found[order] + length)
+        count += len(found)
+    return np.concatenate(firsts), np.concatenate(ends), places
 
 
 def sums_of_runs(values: Sequence[float] | FloatArray) -> FloatArray:

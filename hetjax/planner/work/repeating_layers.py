@@ -86,7 +86,7 @@ def repeated_in(pieces: Sequence[LayerRun], layers: LayerRun) -> tuple[LayerRun,
 
 
 def runs_by_repetition(runs: Runs, pieces: Sequence[LayerRun]) -> RepeatingRuns:
-    """Every run of layers, by what it makes again.
+    """Every run of layers, by what it makes again; found once for the same runs.
 
     Args:
         runs: every run of layers, as `all_runs` has them.
@@ -95,29 +95,46 @@ def runs_by_repetition(runs: Runs, pieces: Sequence[LayerRun]) -> RepeatingRuns:
     Returns:
         The runs in each way.
     """
-    layers = repeating_layers(runs, pieces)
-    return {
-        "nothing": runs,
-        "half": _halfway(runs, layers, pieces),
-        "layers": layers,
-        "stage": runs.repeating_forward(),
-    }
+
+    def found() -> RepeatingRuns:
+        layers = repeating_layers(runs, pieces)
+        return {
+            "nothing": runs,
+            "half": _halfway(runs, layers, pieces),
+            "layers": layers,
+            "stage": runs.repeating_forward(),
+        }
+
+    return runs.once(("by repetition", tuple(pieces)), found)
 
 
-def listed_by_repetition(runs: Runs, pieces: Sequence[LayerRun]) -> RepeatingRuns:
-    """The same in lists: see `Runs.by_length`."""
-    listed = runs.by_length()
-    every = runs_by_repetition(runs, pieces)
-    # What does not depend on repetition is found once.
-    half, layers = (
-        replace(each.by_length(), known=listed.known) for each in (every["half"], every["layers"])
-    )
-    return {
-        "nothing": listed,
-        "half": half,
-        "layers": layers,
-        "stage": listed.repeating_forward(),
-    }
+def listed_by_repetition(
+    runs: Runs, pieces: Sequence[LayerRun], kinds: IntArray | None = None
+) -> RepeatingRuns:
+    """The same in lists: see `Runs.by_length`.
+
+    Args:
+        runs: every run of layers, as `all_runs` has them.
+        pieces: what is made again together where layers are.
+        kinds: which layers are alike, in these pieces too; None where no two are.
+    """
+
+    def found() -> RepeatingRuns:
+        listed = runs.by_length(kinds)
+        every = runs_by_repetition(runs, pieces)
+        # What does not depend on repetition is found once.
+        half, layers = (
+            replace(each.by_length(kinds), known=listed.known)
+            for each in (every["half"], every["layers"])
+        )
+        return {
+            "nothing": listed,
+            "half": half,
+            "layers": layers,
+            "stage": listed.repeating_forward(),
+        }
+
+    return runs.once(("listed", tuple(pieces), None if kinds is None else tuple(kinds)), found)
 
 
 def repeating_layers(runs: Runs, pieces: Sequence[LayerRun]) -> Runs:
