@@ -16,9 +16,12 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from hetjax.pipeline.program.fences import fenced
+from hetjax.pipeline.program.pieces import pieces_of
+from hetjax.pipeline.program.step_program import StepProgram
 from hetjax.runtime.compilation.compiling import Argument, compile_program
 from hetjax.runtime.compilation.fenced_program import PREDICATE, FencedProgram, is_fenced
 from hetjax.runtime.compilation.late_sums import compile_deduced, sharding_on
+from hetjax.runtime.compilation.piecewise_program import compile_pieces
 from hetjax.runtime.instructions.divided_program import DividedProgram, divide_program
 from hetjax.sharding.annotation.annotation import DUPLICATE, PARTIAL, HSharding
 from hetjax.sharding.deduction.reshard import reshard
@@ -136,7 +139,20 @@ class MeshPartitioner:
         *,
         keeps_sums: bool = False,
     ) -> Any:
-        """A compiled program; for CPUs, with fences."""
+        """A compiled program, for CPUs with fences; of one that repeats itself, compiled pieces."""
+        compiled = partial(self._task, keeps_sums=keeps_sums)
+        if isinstance(function, StepProgram) and (pieces := pieces_of(function)):
+            return compile_pieces(function, pieces, arguments, outputs, compiled)
+        return compiled(function, arguments, outputs)
+
+    def _task(
+        self,
+        function: Callable[..., Any],
+        arguments: Sequence[Argument],
+        outputs: Any,
+        *,
+        keeps_sums: bool,
+    ) -> Any:
         make = partial(self.program, keeps_sums=keeps_sums)
         if not is_fenced(self.mesh):
             return make(function, arguments, outputs)
