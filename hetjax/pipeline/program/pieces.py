@@ -33,36 +33,45 @@ _FEWEST = 3
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """A run of a program's steps.
+    """A part of a program.
 
     Args:
-        steps: the steps.
-        reads: the values that it reads and does not make, in the order in which it does.
-        makes: what it makes for later pieces, and for the program's outputs.
+        program: the part, of one argument, the values that it reads, and of one sequence of
+            outputs, beside sums.
+        makes: what its outputs are to the whole program: values that later pieces read, and the
+            program's outputs.
         summands: which of the program's summands it makes, by place.
         key: equal for pieces that compute the same.
     """
 
-    steps: tuple[Step, ...]
-    reads: tuple[int, ...]
+    program: StepProgram
     makes: tuple[Operand, ...]
     summands: tuple[int, ...]
     key: Hashable
 
-    def of(self, program: StepProgram) -> StepProgram:
-        """The piece as a program: from the values that it reads, and sums, to what it makes.
+    @property
+    def reads(self) -> tuple[int, ...]:
+        """The values that it reads and does not make, in the order in which it does."""
+        return self.program.arguments[0]
 
-        Args:
-            program: the program that it is a piece of.
-        """
-        summands = tuple((program.summands or ())[place] for place in self.summands)
-        return replace(
-            program,
-            steps=self.steps,
-            arguments=(self.reads,),
-            outputs=(self.makes,),
-            summands=summands,
-        )
+
+def piece_of(program: StepProgram, makes: Sequence[Operand], summands: Sequence[int] = ()) -> Piece:
+    """A part of a program as a piece.
+
+    Args:
+        program: the part; what it reads is found.
+        makes: what its outputs are to the whole program.
+        summands: which of the program's summands it makes, by place.
+    """
+    own = (program, *([program.otherwise] if program.otherwise else []))
+    made = {output for each in own for step in each.steps for output in step.outputs}
+    read = [value for each in own for step in each.steps for value in step.values()]
+    read += _values([*itertools.chain(*program.outputs), *(program.summands or ())])
+    if program.otherwise is not None:
+        read += [program.otherwise.predicate, *_values(program.otherwise.outputs)]
+    reads = tuple(dict.fromkeys(value for value in read if value not in made))
+    program = replace(program, arguments=(reads,))
+    return Piece(program, tuple(makes), tuple(summands), key_of(program))
 
 
 def pieces_of(program: StepProgram) -> tuple[Piece, ...]:
@@ -84,16 +93,6 @@ def pieces_of(program: StepProgram) -> tuple[Piece, ...]:
     return tuple(_pieces(program, [steps[first:end] for first, end in bounds]))
 
 
-def key_of(program: StepProgram) -> Hashable:
-    """What makes two programs the same, from one argument to outputs: equal where they are.
-
-    Args:
-        program: a program of one argument.
-    """
-    (reads,), (outputs,) = program.arguments, program.outputs
-    return _key(program.steps, reads, outputs, program.summands or (), program.avals)
-
-
 def _where_they_belong(steps: Sequence[Step]) -> list[Step]:
     """The steps in an order in which each block has its own together.
 
@@ -106,13 +105,13 @@ def _where_they_belong(steps: Sequence[Step]) -> list[Step]:
     order: dict[Step, int] = {}
     for step in steps:
         if is_expensive(step) and not read.isdisjoint(step.outputs):
-            for each in _with_what_it_needs(step, producer, order):
+            for each in needed_before(step, producer, order):
                 order[each] = len(order)
     behind: list[list[Step]] = [[] for _ in range(len(order) + 1)]
     places = {step: place + 1 for step, place in order.items()}
     for step in steps:
         if read.isdisjoint(step.outputs):
-            new = list(_with_what_it_needs(step, producer, places))
+            new = list(needed_before(step, producer, places))
             needed = {producer[v] for each in new for v in each.values() if v in producer}
             place = max((places[each] for each in needed - set(new)), default=0)
             places |= dict.fromkeys(new, place)
@@ -120,10 +119,19 @@ def _where_they_belong(steps: Sequence[Step]) -> list[Step]:
     return [*behind[0], *(each for s, p in order.items() for each in (s, *behind[p + 1]))]
 
 
-def _with_what_it_needs(
-    step: Step, producer: Mapping[int, Step], known: Container[Step]
+def needed_before(
+    step: Step, producer: Mapping[int, Step], *known: Container[Step]
 ) -> Iterator[Step]:
-    """A step, and before it those that it needs and that are not known, in order."""
+    """A step, and before it those that it needs.
+
+    Args:
+        step: the step.
+        producer: for each value the step that makes it.
+        known: the steps that need not run, nor what they need.
+
+    Yields:
+        The steps, in an order in which they can run.
+    """
     found = {step}
     stack = [(step, iter(step.values()))]
     while stack:
@@ -132,7 +140,7 @@ def _with_what_it_needs(
         if before is None:
             stack.pop()
             yield current
-        elif before not in known and before not in found:
+        elif before not in found and not any(before in steps for steps in known):
             found.add(before)
             stack.append((before, iter(before.values())))
 
@@ -230,12 +238,9 @@ def _pieces(program: StepProgram, runs: Sequence[Sequence[Step]]) -> Iterator[Pi
         read_later.append(read_later[-1].union(*(step.values() for step in run)))
 
     def piece(run: Sequence[Step], makes: Sequence[Operand], own: Sequence[int]) -> Piece:
-        made = {output for step in run for output in step.outputs}
-        ends = (*makes, *(summands[place] for place in own))
-        reads = (*(v for step in run for v in step.values()), *_values(ends))
-        read = tuple(dict.fromkeys(value for value in reads if value not in made))
-        key = _key(run, read, makes, [summands[place] for place in own], program.avals)
-        return Piece(tuple(run), read, tuple(makes), tuple(own), key)
+        added = tuple(summands[place] for place in own) if program.summands is not None else None
+        part = replace(program, steps=tuple(run), outputs=(tuple(makes),), summands=added)
+        return piece_of(part, makes, own)
 
     for run, later in zip(runs, reversed(read_later), strict=True):
         made = [output for step in run for output in step.outputs]
@@ -254,13 +259,12 @@ def _values(operands: Iterable[Operand]) -> Iterator[int]:
     return (value for value in map(operand_value, operands) if value is not None)
 
 
-def _key(
-    run: Sequence[Step],
-    reads: Sequence[int],
-    makes: Sequence[Operand],
-    summands: Sequence[Operand],
-    avals: Sequence[jax.ShapeDtypeStruct],
-) -> Hashable:
+def key_of(program: StepProgram) -> Hashable:
+    """What a program computes, equal for programs that compute the same.
+
+    Args:
+        program: the program.
+    """
     codes: dict[int, int] = {}
 
     def code(operand: Operand) -> Hashable:
@@ -273,10 +277,17 @@ def _key(
     def number(values: Iterable[int]) -> Hashable:
         for value in values:
             codes[value] = len(codes)
-        return tuple(_shape(avals[value]) for value in values)
+        return tuple(_shape(program.avals[value]) for value in values)
 
-    lines: list[Hashable] = [number(reads)]
-    for step in run:
-        operands = tuple(map(code, step.inputs))
-        lines.append((computation_of(step), operands, number(step.outputs)))
-    return (*lines, tuple(map(code, makes)), tuple(map(code, summands)))
+    def lines(steps: Iterable[Step]) -> Iterator[Hashable]:
+        for step in steps:
+            operands = tuple(map(code, step.inputs))
+            yield computation_of(step), operands, number(step.outputs)
+
+    given = tuple(map(number, program.arguments))
+    own = (given, *lines(program.steps), tuple(tuple(map(code, each)) for each in program.outputs))
+    added = tuple(map(code, program.summands or ())), program.accumulate
+    if program.otherwise is None:
+        return own, added
+    other = program.otherwise
+    return own, added, code(other.predicate), *lines(other.steps), tuple(map(code, other.outputs))

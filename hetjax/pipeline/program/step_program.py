@@ -15,6 +15,21 @@ from hetjax.pipeline.program.traced_program import Operand, Step, needed_steps
 
 
 @dataclass(frozen=True, eq=False)
+class Otherwise:
+    """What is computed where a program's steps are not.
+
+    Args:
+        predicate: the value that tells: a boolean scalar, one of the program's arguments.
+        steps: the steps.
+        outputs: the operands that stand in the place of the program's outputs.
+    """
+
+    predicate: int
+    steps: tuple[Step, ...]
+    outputs: tuple[Operand, ...]
+
+
+@dataclass(frozen=True, eq=False)
 class StepProgram:
     """A function of sequences of arrays that evaluates steps.
 
@@ -27,6 +42,7 @@ class StepProgram:
             all else; None where it adds nothing.
         accumulate: whether there are sums already; else that argument is empty, and the summands
             come back in the dtype of sums.
+        otherwise: what it returns in the place of its outputs where a value is false.
     """
 
     steps: tuple[Step, ...]
@@ -35,6 +51,7 @@ class StepProgram:
     avals: Sequence[jax.ShapeDtypeStruct]
     summands: tuple[Operand, ...] | None = None
     accumulate: bool = True
+    otherwise: Otherwise | None = None
 
     def __call__(self, *arrays: Sequence[Any]) -> tuple[list[Any], ...]:
         """Evaluate it on arrays or tracers."""
@@ -43,11 +60,21 @@ class StepProgram:
             *given, sums = arrays
         known = zip(itertools.chain(*self.arguments), itertools.chain(*given), strict=True)
         wanted = [*itertools.chain(*self.outputs), *(self.summands or ())]
-        results = iter(evaluate(self.steps, dict(known), wanted, self.avals))
+        results = iter(self._evaluated(dict(known), wanted))
         returned = (*(list(itertools.islice(results, len(part))) for part in self.outputs),)
         if self.summands is None:
             return returned
         return (*returned, accumulated(list(results), sums, self.accumulate))
+
+    def _evaluated(self, known: dict[int, Any], wanted: Sequence[Operand]) -> list[Any]:
+        if self.otherwise is None:
+            return evaluate(self.steps, known, wanted, self.avals)
+        other = self.otherwise
+        return jax.lax.cond(
+            known[other.predicate],
+            lambda: evaluate(self.steps, dict(known), wanted, self.avals),
+            lambda: evaluate(other.steps, dict(known), other.outputs, self.avals),
+        )
 
     def returning(self, *outputs: tuple[Operand, ...]) -> StepProgram:
         """The same of other outputs, with the steps alone that these need."""

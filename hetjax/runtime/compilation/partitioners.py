@@ -18,6 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from hetjax.pipeline.program.fences import fenced
 from hetjax.pipeline.program.pieces import pieces_of
 from hetjax.pipeline.program.step_program import StepProgram
+from hetjax.pipeline.update.alike_leaves import leafwise_pieces, program_of
 from hetjax.runtime.compilation.compiling import Argument, compile_program
 from hetjax.runtime.compilation.fenced_program import PREDICATE, FencedProgram, is_fenced
 from hetjax.runtime.compilation.late_sums import compile_deduced, sharding_on
@@ -94,6 +95,12 @@ class Partitioner(Protocol):
         """The same of a forward or backward pass."""
         ...
 
+    def update(
+        self, function: Callable[..., Any], arguments: Sequence[Argument], outputs: Any
+    ) -> Partitioned:
+        """The same of a phase of the optimizer's update; its results may come in one sequence."""
+        ...
+
 
 class MeshPartitioner:
     """Divides programs among the devices of one mesh, and compiles them.
@@ -164,6 +171,18 @@ class MeshPartitioner:
         predicates = Argument([PREDICATE], [self.whole])
         return FencedProgram(make(run, [predicates, *arguments], outputs), self.mesh)
 
+    def update(
+        self, function: Callable[..., Any], arguments: Sequence[Argument], outputs: Any
+    ) -> Any:
+        """A compiled program; of many leaves that are updated alike, compiled pieces."""
+        program, structure = program_of(function, [argument.shapes for argument in arguments])
+        whole, pieces = leafwise_pieces(program)
+        if not pieces:
+            return self.program(function, arguments, outputs)
+        made = jax.tree.unflatten(structure, whole.outputs[0])
+        lies = _flat_layouts(outputs, made)
+        return compile_pieces(whole, pieces, arguments, (lies,), self.program)
+
 
 class UnionPartitioner:
     """Divides programs among the members of a stage, by deduction.
@@ -218,6 +237,12 @@ class UnionPartitioner:
         """Segments and the moves that its trace has been told; sums stay partial."""
         return self._divided(function, arguments, outputs, is_told=True)
 
+    def update(
+        self, function: Callable[..., Any], arguments: Sequence[Argument], outputs: Any
+    ) -> DividedProgram:
+        """Segments and moves, with moves where they are needed."""
+        return self.program(function, arguments, outputs)
+
     def _divided(
         self,
         function: Callable[..., Any],
@@ -239,9 +264,9 @@ class UnionPartitioner:
         )
 
 
-def _flat_layouts(outputs: Any, made: Any) -> list[HSharding | None]:
+def _flat_layouts(outputs: Any, made: Any) -> list[Layout | None]:
     """How each result shall lie; None for any."""
-    if outputs is None or isinstance(outputs, HSharding):
+    if not isinstance(outputs, list | tuple):
         return [outputs] * len(jax.tree.leaves(made))
     return [
         layout

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hetjax.pipeline.program.pieces import Piece
@@ -22,13 +23,16 @@ class CompiledPiece:
     """A piece and what it is compiled to.
 
     Args:
-        program: ``(values read, sums) -> (values made, sums)``.
+        program: ``(values read, values donated) -> (values made,)``; where there are sums, they are
+            one argument and one result more.
         piece: the piece.
-        dropped: the values that no later piece reads, and that are no outputs.
+        donated: whether each of the values that it reads is donated.
+        dropped: the values made by pieces that none reads after this one, and that are no outputs.
     """
 
     program: Any
     piece: Piece
+    donated: tuple[bool, ...]
     dropped: tuple[Operand, ...]
 
 
@@ -64,37 +68,36 @@ class PiecewiseProgram:
         shardings: Mapping[Operand, Any],
         sums: Sequence[Any],
     ):
-        self._whole, self._pieces = whole, pieces
-        found = [[shardings[operand] for operand in part] for part in whole.outputs]
-        self.output_shardings = [*found, list(sums)] if whole.summands is not None else found
-        self._shardings = shardings
+        self._whole, self._pieces, self._shardings = whole, pieces, shardings
+        outputs = tuple([shardings[operand] for operand in part] for part in whole.outputs)
+        self.output_shardings = outputs if whole.summands is None else (*outputs, list(sums))
 
     @property
     def num_compiled(self) -> int:
         """How many programs were compiled."""
         return len({id(each.program) for each in self._pieces})
 
-    def __call__(self, *arrays: Sequence[Any]) -> list[list[Any]]:
+    def __call__(self, *arrays: Sequence[Any]) -> tuple[list[Any], ...]:
         """Run it."""
         whole = self._whole
-        given, sums = arrays, []
-        if whole.summands is not None:
-            *given, sums = arrays
+        given = arrays[: len(whole.arguments)]
         values: dict[Operand, Any] = dict(
             zip(itertools.chain(*whole.arguments), itertools.chain(*given), strict=True)
         )
-        held, new = list(sums), [None] * len(whole.summands or ())
+        held = [list(each) for each in arrays[len(given) :]]
+        new = [[None] * len(whole.summands or ()) for _ in held]
         for each in self._pieces:
             piece = each.piece
-            own = [held[place] for place in piece.summands] if held else []
-            made, added = each.program([values[value] for value in piece.reads], own)
+            own = [[sums[place] for place in piece.summands if sums] for sums in held]
+            read = _divided([values[value] for value in piece.reads], each.donated)
+            made, *added = each.program(*read, *own)
             values.update(zip(piece.makes, made, strict=True))
-            for place, array in zip(piece.summands, added, strict=True):
-                new[place] = array
+            for sums, summed in zip(new, added, strict=True):
+                for place, array in zip(piece.summands, summed, strict=True):
+                    sums[place] = array
             for value in each.dropped:
                 del values[value]
-        returned = [[values[operand] for operand in part] for part in whole.outputs]
-        return [*returned, new] if whole.summands is not None else returned
+        return (*([values[operand] for operand in part] for part in whole.outputs), *new)
 
     def memory_analysis(self) -> PiecewiseMemory:
         """What it takes beside its arguments and results."""
@@ -111,24 +114,34 @@ class PiecewiseProgram:
     def _bytes(self, value: Operand) -> int:
         assert isinstance(value, int), "constants are outputs alone"
         aval = self._whole.avals[value]
-        shape = self._shardings[value].shard_shape(aval.shape)
-        return num_bytes(aval.update(shape=shape))
+        return num_bytes(aval.update(shape=self._shardings[value].shard_shape(aval.shape)))
+
+
+def _divided(items: Sequence[Any], chosen: Sequence[bool]) -> tuple[list[Any], list[Any]]:
+    """The items that are not chosen, and those that are.
+
+    Example:
+        >>> _divided("abc", (False, True, False))
+        (['a', 'c'], ['b'])
+    """
+    pairs = list(zip(items, chosen, strict=True))
+    return [item for item, is_in in pairs if not is_in], [item for item, is_in in pairs if is_in]
 
 
 def compile_pieces(
     whole: StepProgram,
     pieces: Sequence[Piece],
     arguments: Sequence[Argument],
-    outputs: Sequence[Any],
+    outputs: Sequence[Sequence[Any] | None],
     compile_one: Compile,
 ) -> PiecewiseProgram:
     """Compile a program piece by piece.
 
     Args:
         whole: the program.
-        pieces: its pieces; see `hetjax.pipeline.program.pieces.pieces_of`.
-        arguments: what it takes; of these only sums are donated.
-        outputs: how its results shall lie: for each part of them shardings, or None for any.
+        pieces: its pieces, in order.
+        arguments: what it takes.
+        outputs: how its results shall lie: for each sequence of them shardings, or None for any.
         compile_one: compiles a piece.
 
     Returns:
@@ -142,67 +155,93 @@ class _Compiler:
         self,
         whole: StepProgram,
         arguments: Sequence[Argument],
-        outputs: Sequence[Any],
+        outputs: Sequence[Sequence[Any] | None],
         compile_one: Compile,
     ):
         self._whole, self._compile_one = whole, compile_one
-        given = arguments[: len(whole.arguments)]
-        lies = itertools.chain(*(argument.shardings for argument in given))
-        self._shardings: dict[Operand, Any] = dict(
-            zip(itertools.chain(*whole.arguments), lies, strict=True)
-        )
-        parts = outputs if outputs is not None else [None] * len(whole.outputs)
+        self._shardings: dict[Operand, Any] = {}
+        self._donated: set[int] = set()
+        for values, argument in zip(whole.arguments, arguments, strict=False):
+            self._shardings.update(zip(values, argument.shardings, strict=True))
+            self._donated.update(values if argument.donated else ())
+        self._sum_shapes = [each.shapes for each in arguments[len(whole.arguments) :]]
+        parts = zip(whole.outputs, outputs, strict=False)
         self._wanted: dict[Operand, Any] = {
             operand: sharding
-            for part, group in zip(whole.outputs, parts, strict=False)
-            for operand, sharding in zip(part, group or (), strict=bool(group))
+            for part, group in parts
+            if group is not None
+            for operand, sharding in zip(part, group, strict=True)
         }
-        self._sums = list(outputs[len(whole.outputs)]) if whole.summands is not None else []
-        self._sum_shapes = arguments[-1].shapes if whole.summands is not None else ()
+        self._sums = [each or () for each in outputs[len(whole.outputs) :]]
         self._known: dict[Hashable, Any] = {}
 
     def compiled(self, pieces: Sequence[Piece]) -> PiecewiseProgram:
-        every = [(piece, self._one(piece)) for piece in pieces]
-        dropped = self._dropped(pieces)
-        found = [
-            CompiledPiece(program, piece, values)
-            for (piece, program), values in zip(every, dropped, strict=True)
-        ]
-        return PiecewiseProgram(self._whole, found, self._shardings, self._sums)
+        last = {
+            value: place
+            for place, each in enumerate(pieces)
+            for value in (*each.makes, *each.reads)
+        }
+        outputs = {*itertools.chain(*self._whole.outputs)}
+        dropped: list[list[Operand]] = [[] for _ in pieces]
+        for value in itertools.chain(*(piece.makes for piece in pieces)):
+            if value not in outputs:
+                dropped[last[value]].append(value)
+        found: list[CompiledPiece] = []
+        for place, piece in enumerate(pieces):
+            free = {value for value in piece.reads if last[value] == place} & self._donated
+            donated = self._donatable(piece, free)
+            program = self._one(piece, donated)
+            found.append(CompiledPiece(program, piece, donated, tuple(dropped[place])))
+        (sums,) = self._sums or ((),)
+        return PiecewiseProgram(self._whole, found, self._shardings, sums)
 
-    def _one(self, piece: Piece) -> Any:
+    def _donatable(self, piece: Piece, free: set[int]) -> tuple[bool, ...]:
+        """Which values that a piece reads may give their memory to its results: those like them."""
+
+        def like(value: int, sharding: Any) -> Hashable:
+            aval = self._whole.avals[value]
+            return aval.shape, aval.dtype, sharding
+
+        room = Counter(
+            like(output, self._wanted.get(makes))
+            for output, makes in zip(piece.program.outputs[0], piece.makes, strict=True)
+            if isinstance(output, int)
+        )
+        chosen: list[bool] = []
+        for value in piece.reads:
+            key = like(value, self._shardings[value])
+            chosen.append(value in free and room[key] > 0)
+            room[key] -= chosen[-1]
+        return tuple(chosen)
+
+    def _one(self, piece: Piece, donated: tuple[bool, ...]) -> Any:
         """A piece compiled, or what one that is alike was compiled to."""
-        read = [self._shardings[value] for value in piece.reads]
-        wanted = [self._wanted.get(value) for value in piece.makes]
-        sums = [self._sums[place] for place in piece.summands]
-        key = piece.key, tuple(read), tuple(wanted), tuple(sums)
-        program = self._known.get(key)
-        if program is None:
-            program = self._known[key] = self._compile(piece, read, wanted, sums)
+        read = tuple(self._shardings[value] for value in piece.reads)
+        wanted = tuple(self._wanted.get(value) for value in piece.makes)
+        sums = tuple(tuple(each[place] for place in piece.summands) for each in self._sums)
+        key = piece.key, donated, read, wanted, sums
+        if key not in self._known:
+            self._known[key] = self._compile(piece, donated, wanted, sums)
+        program = self._known[key]
         self._shardings.update(zip(piece.makes, program.output_shardings[0], strict=True))
         return program
 
     def _compile(
-        self, piece: Piece, read: Sequence[Any], wanted: Sequence[Any], sums: Sequence[Any]
+        self,
+        piece: Piece,
+        donated: tuple[bool, ...],
+        wanted: Sequence[Any],
+        sums: Sequence[Sequence[Any]],
     ) -> Any:
-        whole = self._whole
-        shapes = [whole.avals[value] for value in piece.reads]
-        held = [self._sum_shapes[place] for place in piece.summands] if self._sum_shapes else []
-        return self._compile_one(
-            piece.of(whole),
-            [
-                Argument(shapes, read),
-                Argument(held, list(sums) if held else [], donated=True),
-            ],
-            (list(wanted), list(sums)),
-        )
-
-    def _dropped(self, pieces: Sequence[Piece]) -> Iterator[tuple[Operand, ...]]:
-        """For each piece the values that were made in pieces and are of no use after it."""
-        outputs = {*itertools.chain(*self._whole.outputs)}
-        last: dict[Operand, int] = {}
-        for place, piece in enumerate(pieces):
-            last |= dict.fromkeys((*piece.makes, *piece.reads), place)
-        made = {value for piece in pieces for value in piece.makes}
-        for place in range(len(pieces)):
-            yield tuple(v for v in made if last[v] == place and v not in outputs)
+        parts = _divided(piece.reads, donated)
+        arguments = [
+            Argument(
+                [self._whole.avals[v] for v in part], [self._shardings[v] for v in part], is_given
+            )
+            for part, is_given in zip(parts, (False, True), strict=True)
+        ]
+        for shapes, lies in zip(self._sum_shapes, sums, strict=True):
+            own = [shapes[place] for place in piece.summands if shapes]
+            arguments.append(Argument(own, list(lies) if own else [], donated=True))
+        program = replace(piece.program, arguments=tuple(map(tuple, parts)))
+        return self._compile_one(program, arguments, (list(wanted), *map(list, sums)))

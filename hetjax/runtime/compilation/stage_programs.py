@@ -247,7 +247,7 @@ class _StagePrograms:
         if final:
             outputs = (updated, self.state, (self.whole, self.whole, self.whole))
             outputs = (*outputs, summed) if sets_back else outputs
-        return self.partitioner.program(
+        return self.partitioner.update(
             run,
             [
                 Argument(parameters, updated, donated=final),
