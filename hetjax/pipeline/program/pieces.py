@@ -8,6 +8,7 @@ pieces that compute the same on values of the same shapes need to be compiled on
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ import jax
 import numpy as np
 
 from hetjax.pipeline.program.computations import computation_of, constant_of
-from hetjax.pipeline.program.costs import is_expensive
+from hetjax.pipeline.program.costs import is_expensive, steps_cost
 from hetjax.pipeline.program.step_program import StepProgram
 from hetjax.pipeline.program.traced_program import (
     Constant,
@@ -29,6 +30,9 @@ from hetjax.pipeline.program.traced_program import (
 
 _FEWEST = 3
 """A program is cut where so many runs of steps, one after another, are alike."""
+
+_LEAST_FLOPS = 1e8
+"""What a piece computes at least: a call of a compiled program takes a processor 0.15 ms."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,10 +166,18 @@ def _cuts(steps: Sequence[Step], program: StepProgram, made: set[int]) -> list[i
         # The bytes at each place of the period, at the places between two of its repetitions.
         rows = within[: length // period * period].reshape(-1, period)[1:]
         offset = int(np.argmin(rows.max(axis=0)))
-        found = list(range(begin + offset, begin + length + 1, period))
-        cuts += [cut for cut in found if 0 < cut < len(steps)]
+        every = _together(steps[begin : begin + period])
+        if length >= _FEWEST * every * period:
+            found = range(begin + offset, begin + length + 1, period * every)
+            cuts += [cut for cut in found if 0 < cut < len(steps)]
         spans += [(first, begin), (begin + length, end)]
     return sorted(set(cuts))
+
+
+def _together(period: Sequence[Step]) -> int:
+    """How many repetitions make a piece that is worth a call of its own."""
+    flops = steps_cost(period).matmul_flops
+    return max(1, math.ceil(_LEAST_FLOPS / flops)) if flops else 1
 
 
 def _codes(steps: Sequence[Step], avals: Sequence[jax.ShapeDtypeStruct]) -> np.ndarray:

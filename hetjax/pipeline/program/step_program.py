@@ -29,7 +29,7 @@ class Otherwise:
     outputs: tuple[Operand, ...]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)  # JAX writes down what it compiles.
 class StepProgram:
     """A function of sequences of arrays that evaluates steps.
 
