@@ -176,8 +176,7 @@ def _cuts(steps: Sequence[Step], program: StepProgram, made: set[int]) -> list[i
 
 def _together(period: Sequence[Step]) -> int:
     """How many repetitions make a piece that is worth a call of its own."""
-    flops = steps_cost(period).matmul_flops
-    return max(1, math.ceil(_LEAST_FLOPS / flops)) if flops else 1
+    return max(1, math.ceil(_LEAST_FLOPS / max(1.0, steps_cost(period).matmul_flops)))
 
 
 def _codes(steps: Sequence[Step], avals: Sequence[jax.ShapeDtypeStruct]) -> np.ndarray:

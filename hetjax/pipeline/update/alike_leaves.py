@@ -150,10 +150,14 @@ class _Leafwise:
             told = {v for step in steps for v in step.values() if v in self.owner}
             pieces += self._of_owners({v: (v, None) for v in told}, everything)
             pieces += self._shared_pieces(steps)
-        pieces += self._of_owners(ends, everything)
-        rest = {end: pair for end, pair in ends.items() if self._owner(pair[0]) is None}
-        if rest:
-            pieces.append(self._piece(rest, everything))
+        if self.predicate is not None and self._owner(self.predicate) is not None:
+            # There is but one component.
+            pieces += self._of_owners({self.predicate: (self.predicate, None)}, everything)
+        for guarded in (False, True):
+            own = {end: pair for end, pair in ends.items() if (pair[1] is not None) == guarded}
+            pieces += self._of_owners(own, everything)
+            rest = {end: pair for end, pair in own.items() if self._owner(pair[0]) is None}
+            pieces += [self._piece(rest, everything)] if rest else []
         if len(owners) < _FEWEST * len({piece.key for piece in pieces}):
             return self.program, ()
         return self.program, tuple(pieces)
