@@ -9,7 +9,7 @@ import functools
 import os
 import socket
 import stat
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +127,14 @@ def depends_on(closed: ClosedJaxpr, output: int) -> list[bool]:
 def is_traced(x: Any) -> bool:
     """Whether a value stands for one that a trace will compute."""
     return isinstance(x, Tracer)
+
+
+def context_of(equation: JaxprEqn) -> Hashable:
+    """What an equation is computed under beside its parameters: settings that JAX keeps."""
+    context = equation.ctx
+    metadata = tuple(sorted((context.xla_metadata or {}).items()))
+    mesh = context.cur_abstract_mesh
+    return str(context.compute_type), context.threefry_partitionable, metadata, mesh
 
 
 def source_line(equation: JaxprEqn) -> str:

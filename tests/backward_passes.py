@@ -19,7 +19,8 @@ def recomputed(programs: StagePrograms, parameters: Any, batch: Any, received: A
     """The residuals that a recomputation gives."""
     assert programs.recompute is not None
     inputs = take(programs.recompute_reads, (batch, received, [], []))[:2]
-    return programs.recompute(parameters, *inputs)
+    (residuals,) = programs.recompute(parameters, *inputs)
+    return residuals
 
 
 def whole_backward(programs: StagePrograms, parameters: Any, groups: Groups, sums: Any) -> Any:
@@ -41,7 +42,7 @@ def split_backward(
         *take(split.input_gradient_reads, groups),
         [sums[place] for place in split.light],
     )
-    heavy = jit(split.weight_gradient)(
+    (heavy,) = jit(split.weight_gradient)(
         parameters,
         *take(split.weight_gradient_reads, groups),
         deferred,

@@ -281,7 +281,8 @@ def _differentiate(
 
 def _with_messages(pipelines: PipelinePrograms) -> PipelinePrograms:
     shapes: list[tuple[Shapes, ...]] = []
-    for phase in range(len(pipelines.updates[0].phases)):
+    # The last phase has none.
+    for phase in range(len(pipelines.updates[0].phases) - 1):
         results = [
             jax.eval_shape(
                 pipelines.updates[stage].phases[phase],
@@ -289,8 +290,7 @@ def _with_messages(pipelines: PipelinePrograms) -> PipelinePrograms:
             )
             for stage in range(pipelines.num_stages)
         ]
-        if phase < len(pipelines.updates[0].phases) - 1:
-            shapes.append(tuple(tuple(result) for result in results))
+        shapes.append(tuple(tuple(result) for result in results))
     return replace(pipelines, messages=tuple(shapes))
 
 

@@ -34,7 +34,8 @@ from hetjax.runtime.checkpoints.checkpoint_files import (
 )
 from hetjax.runtime.checkpoints.manifest import DataPosition, SavedFile, SavedPart
 from hetjax.runtime.compilation.compiled_stage import CompiledStage
-from hetjax.runtime.compilation.state import StageState, initial_state, put_whole
+from hetjax.runtime.compilation.compiling import put_whole
+from hetjax.runtime.compilation.state import StageState, initial_state
 from hetjax.runtime.instructions.buffers import OptimizerState, Parameter
 from hetjax.runtime.instructions.placement import Placement
 from hetjax.runtime.local.local_executor import LocalExecutor

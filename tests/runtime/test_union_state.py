@@ -28,8 +28,9 @@ from hetjax.runtime.checkpoints.checkpoint import StageSaver, check_leaves
 from hetjax.runtime.checkpoints.checkpoint_files import CheckpointFolder
 from hetjax.runtime.checkpoints.manifest import DataPosition
 from hetjax.runtime.compilation.compiled_stage import CompiledStage
+from hetjax.runtime.compilation.compiling import put_whole
 from hetjax.runtime.compilation.late_sums import typed_mesh
-from hetjax.runtime.compilation.state import StageState, put_whole
+from hetjax.runtime.compilation.state import StageState
 from hetjax.runtime.instructions.buffers import OptimizerState, Parameter
 from hetjax.runtime.local.local_executor import LocalExecutor
 from hetjax.runtime.moves.stage_leaves import StageLeaves

@@ -10,7 +10,6 @@ again, into what the stage before waits for and the gradients of the weights.
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,8 +17,8 @@ from typing import Any
 import jax
 
 from hetjax.pipeline.program.costs import Cost, steps_cost
-from hetjax.pipeline.program.fences import evaluate
-from hetjax.pipeline.program.loss import abstract, accumulator_dtype
+from hetjax.pipeline.program.loss import abstract
+from hetjax.pipeline.program.step_program import StepProgram
 from hetjax.pipeline.program.traced_program import Operand, Step, needed_steps, num_bytes
 from hetjax.pipeline.stages.cutting import Stage
 from hetjax.pipeline.stages.recomputing import Run, recomputing, with_open_regions
@@ -73,8 +72,8 @@ class SplitBackward:
         deferred_bytes: bytes that one microbatch keeps between the two.
     """
 
-    input_gradient: Callable[..., Any]
-    weight_gradient: Callable[..., Any]
+    input_gradient: StepProgram
+    weight_gradient: StepProgram
     input_gradient_reads: Reads
     weight_gradient_reads: Reads
     light: tuple[int, ...]
@@ -116,9 +115,9 @@ class StagePrograms:
         gradient_annotations: how the gradients of the parameter parts lie, where that is deduced.
     """
 
-    forward: Callable[..., Any]
-    recompute: Callable[..., Any] | None
-    backward: Callable[..., Any]
+    forward: StepProgram
+    recompute: StepProgram | None
+    backward: StepProgram
     recompute_reads: Reads
     backward_reads: Reads
     parameters: Shapes
@@ -280,21 +279,22 @@ def _divide(traced: TracedStage, halves: TracedPasses, accumulate: bool) -> Spli
     first_reads = _reads(traced, halves.residuals, division.first, first_outputs)
     second_reads = _reads(traced, halves.residuals, division.second, heavy_gradients)
 
-    def input_gradient(*arrays: Any) -> tuple[list[Any], list[Any], list[Any]]:
-        *inputs, accumulators = arrays
-        environment = _environment(traced, halves.residuals, first_reads, inputs)
-        results = iter(evaluate(division.first, environment, first_outputs, values.avals))
-        returned = list(itertools.islice(results, len(halves.returned)))
-        made = list(itertools.islice(results, len(deferred)))
-        return returned, made, _accumulated(list(results), accumulators, accumulate)
-
-    def weight_gradient(*arrays: Any) -> list[Any]:
-        *inputs, made, accumulators = arrays
-        environment = _environment(traced, halves.residuals, second_reads, inputs)
-        environment.update(zip(deferred, made, strict=True))
-        gradients = evaluate(division.second, environment, heavy_gradients, values.avals)
-        return _accumulated(gradients, accumulators, accumulate)
-
+    input_gradient = StepProgram(
+        division.first,
+        _arguments(traced, halves.residuals, first_reads),
+        (halves.returned, deferred),
+        values.avals,
+        tuple(light_gradients),
+        accumulate,
+    )
+    weight_gradient = StepProgram(
+        division.second,
+        (*_arguments(traced, halves.residuals, second_reads), deferred),
+        (),
+        values.avals,
+        tuple(heavy_gradients),
+        accumulate,
+    )
     return SplitBackward(
         input_gradient=input_gradient,
         weight_gradient=weight_gradient,
@@ -336,58 +336,38 @@ def _places(values: Sequence[int], read: Collection[int]) -> tuple[int, ...]:
 
 
 def _forward(
-    traced: TracedStage, steps: Sequence[Step], residuals: Sequence[int]
-) -> Callable[..., Any]:
-    def forward(parameters: Any, batch: Any, received: Any) -> tuple[list[Any], list[Any]]:
-        names = (*traced.parameters, *traced.batch, *traced.received)
-        environment = dict(zip(names, (*parameters, *batch, *received), strict=True))
-        results = evaluate(steps, environment, [*traced.sent, *residuals], traced.flat.avals)
-        return results[: len(traced.sent)], results[len(traced.sent) :]
-
-    return forward
+    traced: TracedStage, steps: tuple[Step, ...], residuals: tuple[int, ...]
+) -> StepProgram:
+    arguments = (traced.parameters, traced.batch, traced.received)
+    return StepProgram(steps, arguments, (traced.sent, residuals), traced.flat.avals)
 
 
 def _recompute(
-    traced: TracedStage, steps: Sequence[Step], residuals: Sequence[int]
-) -> Callable[..., Any]:
-    reads = _reads(traced, (), steps, residuals)
-
-    def recompute(parameters: Any, batch: Any, received: Any) -> list[Any]:
-        environment = _environment(traced, (), reads, (parameters, batch, received, (), ()))
-        return evaluate(steps, environment, residuals, traced.flat.avals)
-
-    return recompute
+    traced: TracedStage, steps: tuple[Step, ...], residuals: tuple[int, ...]
+) -> StepProgram:
+    arguments = _arguments(traced, (), _reads(traced, (), steps, residuals))[:3]
+    return StepProgram(steps, arguments, (residuals,), traced.flat.avals)
 
 
-def _backward(traced: TracedStage, halves: TracedPasses, accumulate: bool) -> Callable[..., Any]:
-    reads = _backward_reads(traced, halves)
-
-    def backward(*arrays: Any) -> tuple[list[Any], list[Any]]:
-        *inputs, accumulators = arrays
-        environment = _environment(traced, halves.residuals, reads, inputs)
-        outputs = [*halves.returned, *traced.trained_gradients]
-        results = evaluate(halves.backward, environment, outputs, traced.flat.avals)
-        returned, gradients = results[: len(halves.returned)], results[len(halves.returned) :]
-        return returned, _accumulated(gradients, accumulators, accumulate)
-
-    return backward
-
-
-def _environment(
-    traced: TracedStage, residuals: Sequence[int], reads: Reads, arrays: Sequence[Any]
-) -> dict[int, Any]:
-    """The values of a program's inputs: parameters, batch, received, residuals, cotangents."""
-    names = (
-        *traced.parameters,
-        *(traced.batch[i] for i in reads.batch),
-        *(traced.received[i] for i in reads.received),
-        *(residuals[i] for i in reads.residuals),
-        *(traced.cotangents[i] for i in reads.cotangents),
+def _backward(traced: TracedStage, halves: TracedPasses, accumulate: bool) -> StepProgram:
+    return StepProgram(
+        halves.backward,
+        _arguments(traced, halves.residuals, _backward_reads(traced, halves)),
+        (halves.returned,),
+        traced.flat.avals,
+        traced.trained_gradients,
+        accumulate,
     )
-    return dict(zip(names, itertools.chain(*arrays), strict=True))
 
 
-def _accumulated(gradients: list[Any], accumulators: Any, accumulate: bool) -> list[Any]:
-    if not accumulate:
-        return [g.astype(accumulator_dtype(g.dtype)) for g in gradients]
-    return [a + g.astype(a.dtype) for a, g in zip(accumulators, gradients, strict=True)]
+def _arguments(
+    traced: TracedStage, residuals: Sequence[int], reads: Reads
+) -> tuple[tuple[int, ...], ...]:
+    """The values of a program's inputs: parameters, batch, received, residuals, cotangents."""
+    return (
+        traced.parameters,
+        tuple(traced.batch[i] for i in reads.batch),
+        tuple(traced.received[i] for i in reads.received),
+        tuple(residuals[i] for i in reads.residuals),
+        tuple(traced.cotangents[i] for i in reads.cotangents),
+    )

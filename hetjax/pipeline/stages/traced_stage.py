@@ -14,6 +14,8 @@ import numpy as np
 
 from hetjax import _compat
 from hetjax.pipeline.program.costs import is_expensive
+from hetjax.pipeline.program.pieces import pieces_of
+from hetjax.pipeline.program.step_program import StepProgram
 from hetjax.pipeline.program.traced_program import (
     Constant,
     FlatJaxpr,
@@ -23,7 +25,7 @@ from hetjax.pipeline.program.traced_program import (
     needed_steps,
     num_bytes,
 )
-from hetjax.pipeline.stages.cutting import Stage
+from hetjax.pipeline.stages.cutting import Body, Stage
 from hetjax.pipeline.stages.residuals import choose_residuals
 
 
@@ -99,7 +101,9 @@ def trace_stage(
     Returns:
         The trace.
     """
-    sent = jax.eval_shape(stage.function, parameters, batch, received)
+    # What inlines calls in another way is given none.
+    function = called_by_pieces(stage) if flatten is flatten_jaxpr else stage.function
+    sent = jax.eval_shape(function, parameters, batch, received)
     movable = tuple(i for i in stage.moving if jnp.issubdtype(received[i].dtype, jnp.inexact))
     trained = stage.trained
 
@@ -115,7 +119,7 @@ def trace_stage(
                 held[place] = weight
             for place, value in zip(movable, moving, strict=True):
                 values[place] = value
-            results = stage.function(held, batch, values)
+            results = function(held, batch, values)
             return [results[i] for i in seeds], results
 
         _, pullback, results = jax.vjp(
@@ -126,6 +130,31 @@ def trace_stage(
     arguments = (list(parameters), list(batch), list(received), [sent[i] for i in seeds])
     closed = jax.make_jaxpr(forward_and_backward)(*arguments)
     return traced_as(closed, arguments, sent, trained, movable, seeds, flatten)
+
+
+def called_by_pieces(stage: Stage) -> Callable[..., list[Any]]:
+    """A stage's function that calls pieces of it: JAX traces and differentiates alike ones once.
+
+    Args:
+        stage: the stage, as it was cut.
+    """
+    body = stage.function
+    if not isinstance(body, Body):
+        return body
+    program = StepProgram(body.steps, (body.inputs,), (body.outputs,), stage.avals)
+    pieces = pieces_of(program)
+    if not pieces:
+        return body
+    functions = {piece.key: jax.jit(piece.program) for piece in reversed(pieces)}
+
+    def run(*arrays: Sequence[Any]) -> list[Any]:
+        values: dict[Operand, Any] = dict(zip(body.inputs, itertools.chain(*arrays), strict=True))
+        for piece in pieces:
+            (made,) = functions[piece.key]([values[value] for value in piece.reads])
+            values.update(zip(piece.makes, made, strict=True))
+        return [values[operand] for operand in body.outputs]
+
+    return run
 
 
 def traced_as(

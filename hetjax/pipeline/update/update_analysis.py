@@ -7,6 +7,7 @@ anything else depends on it, a message to all stages.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -254,12 +255,17 @@ class UpdateAnalysis:
         value = self.state[leaf]
         if value not in self.local:
             return None
-        shape = self.flat.avals[value].shape
-        for parameter, other in self.parameters.items():
-            alike = self._is_array(other) and self.shapes[parameter].shape == shape
-            if alike and self.component(other) == self.component(value):
-                return parameter
-        return None
+        return self._first_parameters.get((self.component(value), self.flat.avals[value].shape))
+
+    @functools.cached_property
+    def _first_parameters(self) -> dict[tuple[int, tuple[int, ...]], int]:
+        """The first parameter of each component that has a shape."""
+        found: dict[tuple[int, tuple[int, ...]], int] = {}
+        for parameter, value in self.parameters.items():
+            if self._is_array(value):
+                key = self.component(value), self.shapes[parameter].shape
+                found.setdefault(key, parameter)
+        return found
 
     def refusal(self, stage: int, placement: LeafHolders, what: str) -> str:
         """The message for an optimizer that mixes rows that lie on different stages."""

@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding
 
 from hetjax.errors import CheckpointError
 from hetjax.runtime.checkpoints.manifest import SavedPart
-from hetjax.runtime.compilation.state import put_whole
+from hetjax.runtime.compilation.compiling import put_whole
 from hetjax.sharding.annotation.bounds import extent, overlap, volume, within
 
 

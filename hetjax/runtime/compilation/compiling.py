@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import numpy as np
+from jax.sharding import NamedSharding
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,3 +66,10 @@ def compile_program(
         keep_unused=True,
     )
     return jitted.lower(*(list(argument.shapes) for argument in arguments)).compile()
+
+
+def put_whole(array: np.ndarray, sharding: NamedSharding) -> jax.Array:
+    """Put an array that this process has whole onto a mesh, which may span processes."""
+    if sharding.is_fully_addressable:
+        return jax.device_put(array, sharding)
+    return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])

@@ -16,9 +16,13 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from hetjax.pipeline.program.fences import fenced
+from hetjax.pipeline.program.pieces import pieces_of
+from hetjax.pipeline.program.step_program import StepProgram
+from hetjax.pipeline.update.alike_leaves import leafwise_pieces, program_of
 from hetjax.runtime.compilation.compiling import Argument, compile_program
 from hetjax.runtime.compilation.fenced_program import PREDICATE, FencedProgram, is_fenced
 from hetjax.runtime.compilation.late_sums import compile_deduced, sharding_on
+from hetjax.runtime.compilation.piecewise_program import compile_pieces
 from hetjax.runtime.instructions.divided_program import DividedProgram, divide_program
 from hetjax.sharding.annotation.annotation import DUPLICATE, PARTIAL, HSharding
 from hetjax.sharding.deduction.reshard import reshard
@@ -91,6 +95,12 @@ class Partitioner(Protocol):
         """The same of a forward or backward pass."""
         ...
 
+    def update(
+        self, function: Callable[..., Any], arguments: Sequence[Argument], outputs: Any
+    ) -> Partitioned:
+        """The same of a phase of the optimizer's update; its results may come in one sequence."""
+        ...
+
 
 class MeshPartitioner:
     """Divides programs among the devices of one mesh, and compiles them.
@@ -136,7 +146,20 @@ class MeshPartitioner:
         *,
         keeps_sums: bool = False,
     ) -> Any:
-        """A compiled program; for CPUs, with fences."""
+        """A compiled program, for CPUs with fences; of one that repeats itself, compiled pieces."""
+        compiled = partial(self._task, keeps_sums=keeps_sums)
+        if isinstance(function, StepProgram) and (pieces := pieces_of(function)):
+            return compile_pieces(function, pieces, arguments, outputs, compiled)
+        return compiled(function, arguments, outputs)
+
+    def _task(
+        self,
+        function: Callable[..., Any],
+        arguments: Sequence[Argument],
+        outputs: Any,
+        *,
+        keeps_sums: bool,
+    ) -> Any:
         make = partial(self.program, keeps_sums=keeps_sums)
         if not is_fenced(self.mesh):
             return make(function, arguments, outputs)
@@ -147,6 +170,18 @@ class MeshPartitioner:
 
         predicates = Argument([PREDICATE], [self.whole])
         return FencedProgram(make(run, [predicates, *arguments], outputs), self.mesh)
+
+    def update(
+        self, function: Callable[..., Any], arguments: Sequence[Argument], outputs: Any
+    ) -> Any:
+        """A compiled program; of many leaves that are updated alike, compiled pieces."""
+        program, structure = program_of(function, [argument.shapes for argument in arguments])
+        whole, pieces = leafwise_pieces(program)
+        if not pieces:
+            return self.program(function, arguments, outputs)
+        made = jax.tree.unflatten(structure, whole.outputs[0])
+        lies = _flat_layouts(outputs, made)
+        return compile_pieces(whole, pieces, arguments, (lies,), self.program)
 
 
 class UnionPartitioner:
@@ -202,6 +237,12 @@ class UnionPartitioner:
         """Segments and the moves that its trace has been told; sums stay partial."""
         return self._divided(function, arguments, outputs, is_told=True)
 
+    def update(
+        self, function: Callable[..., Any], arguments: Sequence[Argument], outputs: Any
+    ) -> DividedProgram:
+        """Segments and moves, with moves where they are needed."""
+        return self.program(function, arguments, outputs)
+
     def _divided(
         self,
         function: Callable[..., Any],
@@ -223,9 +264,9 @@ class UnionPartitioner:
         )
 
 
-def _flat_layouts(outputs: Any, made: Any) -> list[HSharding | None]:
+def _flat_layouts(outputs: Any, made: Any) -> list[Layout | None]:
     """How each result shall lie; None for any."""
-    if outputs is None or isinstance(outputs, HSharding):
+    if not isinstance(outputs, list | tuple):
         return [outputs] * len(jax.tree.leaves(made))
     return [
         layout

@@ -131,18 +131,15 @@ class _StagePrograms:
 
     def evaluation(self) -> Partitioned:
         shapes = self.shapes
-
-        def evaluate(parameters: Any, batch: Any, received: Any) -> Any:
-            return shapes.forward(parameters, batch, received)[0]
-
+        sent, *_ = shapes.forward.outputs
         return self.partitioner.task(
-            evaluate,
+            shapes.forward.returning(sent),
             [
                 Argument(shapes.parameters, self.parameters),
                 Argument(shapes.batch, self.batch),
                 Argument(shapes.received, self.received),
             ],
-            self.sent,
+            (self.sent,),
         )
 
     def zero_gradients(self) -> Partitioned:
@@ -256,7 +253,7 @@ class _StagePrograms:
         if final:
             outputs = (updated, self.state, (self.whole, self.whole, self.whole))
             outputs = (*outputs, of_gradients) if sets_back else outputs
-        return self.partitioner.program(
+        return self.partitioner.update(
             run,
             [
                 Argument(parameters, updated, donated=final),

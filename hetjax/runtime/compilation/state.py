@@ -16,6 +16,8 @@ from hetjax.pipeline.build import PipelinePrograms
 from hetjax.pipeline.program.loss import makes_parameters
 from hetjax.pipeline.stages.cutting import ParameterPart
 from hetjax.runtime.compilation.compiled_stage import CompiledStage
+from hetjax.runtime.compilation.compiling import put_whole
+from hetjax.runtime.compilation.made_parameters import made_parameters
 from hetjax.runtime.instructions.annotation_table import AnnotatedLeaves
 from hetjax.runtime.instructions.buffers import OptimizerState, Parameter
 from hetjax.runtime.instructions.placement import Placement
@@ -93,12 +95,7 @@ def initial_parameters(
 ) -> list[jax.Array]:
     """A stage's parameter parts, from all parameters or from what makes them."""
     if makes_parameters(parameters):
-
-        def make() -> list[jax.Array]:
-            leaves = jax.tree.leaves(parameters())
-            return [part.take(leaves[part.leaf]) for part in parts]
-
-        return jax.jit(make, out_shardings=list(shardings))()
+        return made_parameters(parameters, parts, shardings)
     leaves = jax.tree.leaves(parameters)
     return [
         put_whole(np.asarray(part.take(leaves[part.leaf])), sharding)
@@ -172,10 +169,3 @@ def put_together(leaves: AnnotatedLeaves, held: Sequence[Sequence[Any]]) -> Iter
 def loss_seed(compiled: CompiledStage, dtype: Any) -> jax.Array:
     """The cotangent of the summed loss."""
     return put_whole(np.ones((), dtype), NamedSharding(compiled.mesh, PartitionSpec()))
-
-
-def put_whole(array: np.ndarray, sharding: NamedSharding) -> jax.Array:
-    """Put an array that this process has whole onto a mesh, which may span processes."""
-    if sharding.is_fully_addressable:
-        return jax.device_put(array, sharding)
-    return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])

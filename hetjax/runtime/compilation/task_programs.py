@@ -71,7 +71,7 @@ class TaskPrograms:
             if program is None:
                 continue
             if name == ("recompute" if recomputes else "forward"):
-                residuals = program.output_shardings if recomputes else program.output_shardings[1]
+                residuals = program.output_shardings[0 if recomputes else 1]
             if name == "input_gradient":
                 deferred = program.output_shardings[1]
             if name not in known:
@@ -104,7 +104,7 @@ class TaskPrograms:
     def _recompute(self) -> Partitioned:
         assert self.shapes.recompute is not None
         arguments = self._stage_inputs(self.shapes.recompute_reads)
-        return self._task_program(self.shapes.recompute, arguments, None)
+        return self._task_program(self.shapes.recompute, arguments, (None,))
 
     def _stage_inputs(self, reads: Reads) -> list[Argument]:
         """The first arguments of a program: parameters, batch, received."""
@@ -151,7 +151,7 @@ class TaskPrograms:
         inputs = self._backward_inputs(split.weight_gradient_reads, residuals)
         made = Argument(split.deferred, list(deferred))
         sums = self._accumulators(split.heavy)
-        outputs = [self.sums[i] for i in split.heavy]
+        outputs = ([self.sums[i] for i in split.heavy],)
         return self._task_program(split.weight_gradient, [*inputs, made, sums], outputs)
 
     def _task_program(

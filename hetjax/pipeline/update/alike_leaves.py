@@ -1,0 +1,269 @@
+"""An update by leaves: parameters that are updated alike share one program.
+
+An optimizer's update falls apart into components, the arrays of one parameter each, which meet only
+in scalars: a norm, a count, a factor. Compiled as one program it takes the longer the more leaves
+there are. Here the scalars, and a few components at a time, are programs of their own, and those
+that compute the same on arrays of the same shapes are one.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Container, Hashable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+
+from hetjax.pipeline.program.costs import is_expensive
+from hetjax.pipeline.program.pieces import Piece, needed_before, piece_of
+from hetjax.pipeline.program.step_program import Otherwise, StepProgram
+from hetjax.pipeline.program.traced_program import (
+    Operand,
+    Step,
+    flatten_jaxpr,
+    operand_value,
+)
+from hetjax.pipeline.stages.split_backward import Values, renumbered
+
+_TOGETHER = 8
+"""How many components at most are updated by one call."""
+
+_FEWEST = 3
+"""The least number of components for each that differs from all others."""
+
+
+def program_of(
+    function: Callable[..., Any], arguments: Sequence[Sequence[jax.ShapeDtypeStruct]]
+) -> tuple[StepProgram, Any]:
+    """A function of sequences of arrays as a program.
+
+    Args:
+        function: the function.
+        arguments: the shapes of what it takes.
+
+    Returns:
+        The program, whose outputs are one sequence, and the structure of what the function returns.
+    """
+    closed, shapes = jax.make_jaxpr(function, return_shape=True)(*map(list, arguments))
+    flat = flatten_jaxpr(closed)
+    inputs = iter(flat.inputs)
+    given = tuple(tuple(itertools.islice(inputs, len(each))) for each in arguments)
+    return StepProgram(flat.steps, given, (flat.outputs,), flat.avals), jax.tree.structure(shapes)
+
+
+def leafwise_pieces(program: StepProgram) -> tuple[StepProgram, tuple[Piece, ...]]:
+    """Divide an update by leaves.
+
+    Args:
+        program: the update, or a phase of it. What it computes behind a conditional at its end is
+            computed component by component behind conditionals of their own.
+
+    Returns:
+        The program with the values of its branches among its own, and pieces that compute it, in
+        order; none where few components are alike, or where they meet in more than scalars.
+    """
+    return _Leafwise(program).divided()
+
+
+class _Leafwise:
+    def __init__(self, program: StepProgram):
+        values = Values(program.avals)
+        opened = _opened(program, values)
+        steps, self.kept, self.predicate, self.guarded = opened
+        self.program = replace(program, steps=steps, avals=values.avals)
+        self.producer = {output: step for step in steps for output in step.outputs}
+        self.keeper = {output: step for step in self.kept for output in step.outputs}
+        self.component = self._components()
+        self.owner: dict[int, int] = {}
+        self.level: dict[int, int] = {}
+        self.owned: set[Step] = set()
+        self.shared: list[list[Step]] = []
+        for step in steps:
+            self._place(step)
+
+    def _components(self) -> Callable[[int], int | None]:
+        """The component of each array that depends on arrays given, through arrays."""
+        parent: dict[int, int] = {}
+
+        def find(value: int) -> int:
+            while parent[value] != value:
+                parent[value] = parent[parent[value]]
+                value = parent[value]
+            return value
+
+        def join(values: Sequence[int]) -> None:
+            known = [value for value in values if value in parent]
+            for value in known[1:]:
+                parent[find(value)] = find(known[0])
+
+        def is_array(value: int) -> bool:
+            return bool(self.program.avals[value].shape)
+
+        given = itertools.chain(*self.program.arguments)
+        parent.update((value, value) for value in given if is_array(value))
+        for step in (*self.program.steps, *self.kept):
+            if any(value in parent for value in step.values()):
+                parent.update((output, output) for output in step.outputs if is_array(output))
+            join((*step.values(), *step.outputs))
+        for pair in self.guarded.values():
+            join([value for value in map(operand_value, pair) if value is not None])
+        return lambda value: find(value) if value in parent else None
+
+    def _place(self, step: Step) -> None:
+        """Find whose a step is, and how often scalars go to all before it can run."""
+        values = (*step.values(), *step.outputs)
+        own = {c for c in map(self.component, values) if c is not None}
+        if not own:
+            own = {self.owner[value] for value in step.values() if value in self.owner}
+            if any(self.level.get(value, 0) for value in step.values() if value not in self.owner):
+                # Part of something that all components have a part in: a sum over them.
+                own = set()
+        is_shared = len(own) != 1
+        level = max((self._level(value, is_shared) for value in step.values()), default=0)
+        self.level.update(dict.fromkeys(step.outputs, level))
+        if not is_shared:
+            self.owned.add(step)
+            self.owner.update(dict.fromkeys(step.outputs, next(iter(own))))
+        elif not self._is_copied(step):
+            while len(self.shared) <= level:
+                self.shared.append([])
+            self.shared[level].append(step)
+
+    def _is_copied(self, step: Step) -> bool:
+        """Whether each piece has a step of its own that makes an array of shared scalars."""
+        is_array = any(self.program.avals[output].shape for output in step.outputs)
+        return (
+            is_array and not is_expensive(step) and not any(v in self.owner for v in step.values())
+        )
+
+    def _level(self, value: int, for_all: bool) -> int:
+        told = for_all and (value in self.owner or self.component(value) is not None)
+        return self.level.get(value, 0) + told
+
+    def divided(self) -> tuple[StepProgram, tuple[Piece, ...]]:
+        everything = {step for steps in self.shared for step in steps}
+        ends = self._ends()
+        owners = {self._owner(pair[0]) for pair in ends.values()} - {None}
+        pieces: list[Piece] = []
+        for steps in self.shared:
+            told = {v for step in steps for v in step.values() if v in self.owner}
+            pieces += self._of_owners({v: (v, None) for v in told}, everything)
+            pieces += self._shared_pieces(steps)
+        if self.predicate is not None and self._owner(self.predicate) is not None:
+            # There is but one component.
+            pieces += self._of_owners({self.predicate: (self.predicate, None)}, everything)
+        for guarded in (False, True):
+            own = {end: pair for end, pair in ends.items() if (pair[1] is not None) == guarded}
+            pieces += self._of_owners(own, everything)
+            rest = {end: pair for end, pair in own.items() if self._owner(pair[0]) is None}
+            pieces += [self._piece(rest, everything)] if rest else []
+        if len(owners) < _FEWEST * len({piece.key for piece in pieces}):
+            return self.program, ()
+        return self.program, tuple(pieces)
+
+    def _ends(self) -> dict[Operand, tuple[Operand, Operand | None]]:
+        """The outputs that no shared step makes: what is computed, and what is kept instead."""
+        (outputs,) = self.program.outputs
+        made = {output for steps in self.shared for step in steps for output in step.outputs}
+        return {end: self.guarded.get(end, (end, None)) for end in outputs if end not in made}
+
+    def _owner(self, operand: Operand) -> int | None:
+        value = operand_value(operand)
+        if value is None:
+            return None
+        component = self.component(value)
+        return self.owner.get(value) if component is None else component
+
+    def _of_owners(
+        self, ends: Mapping[Operand, tuple[Operand, Operand | None]], shared: Container[Step]
+    ) -> Iterator[Piece]:
+        """Pieces that make what single components make, alike components together."""
+        groups: dict[int, dict[Operand, tuple[Operand, Operand | None]]] = {}
+        for end, pair in ends.items():
+            owner = self._owner(pair[0])
+            if owner is not None:
+                groups.setdefault(owner, {})[end] = pair
+        alike: dict[Hashable, list[dict[Operand, tuple[Operand, Operand | None]]]] = {}
+        for group in groups.values():
+            alike.setdefault(self._piece(group, shared).key, []).append(group)
+        for same in alike.values():
+            for first, end in _calls(len(same)):
+                together = {k: pair for group in same[first:end] for k, pair in group.items()}
+                yield self._piece(together, shared)
+
+    def _piece(
+        self, ends: Mapping[Operand, tuple[Operand, Operand | None]], shared: Container[Step]
+    ) -> Piece:
+        computed = tuple(pair[0] for pair in ends.values())
+        instead = tuple(pair[1] for pair in ends.values() if pair[1] is not None)
+        otherwise = None
+        if instead:
+            assert isinstance(self.predicate, int), "what is guarded has a predicate"
+            kept = _needed(instead, self.keeper, shared)
+            otherwise = Otherwise(self.predicate, kept, instead)
+        steps = _needed(computed, self.producer, shared)
+        part = replace(self.program, steps=steps, outputs=(computed,), otherwise=otherwise)
+        return piece_of(part, tuple(ends))
+
+    def _shared_pieces(self, steps: Sequence[Step]) -> Iterator[Piece]:
+        own = set(steps)
+        ends = (*self.program.outputs[0], *itertools.chain(*self.guarded.values()))
+        told = () if self.predicate is None else (self.predicate,)
+        read = {*map(operand_value, (*ends, *told))}
+        beside = (step for step in (*self.program.steps, *self.kept) if step not in own)
+        read.update(value for step in beside for value in step.values())
+        made = tuple(output for step in steps for output in step.outputs if output in read)
+        if made:
+            others = {each for level in self.shared for each in level} - own
+            needed = _needed(made, self.producer, others, self.owned)
+            yield piece_of(replace(self.program, steps=needed, outputs=(made,)), made)
+
+
+def _calls(components: int) -> Iterator[tuple[int, int]]:
+    """Which components are updated by one call: of as few sizes as may be.
+
+    Example:
+        >>> list(_calls(12)), [end - first for first, end in _calls(23)]
+        ([(0, 6), (6, 12)], [7, 8, 8])
+    """
+    even = next(size for size in range(_TOGETHER, 0, -1) if components % size == 0)
+    calls = components // even if 2 * even >= _TOGETHER else -(-components // _TOGETHER)
+    yield from itertools.pairwise(components * call // calls for call in range(calls + 1))
+
+
+def _opened(
+    program: StepProgram, values: Values
+) -> tuple[
+    tuple[Step, ...], tuple[Step, ...], Operand | None, dict[Operand, tuple[Operand, Operand]]
+]:
+    """The steps of an update with those behind its guard, and those of what it keeps instead.
+
+    Returns:
+        The steps; those of what is kept; the guard's predicate; and for each of its results what is
+        computed, and what is kept.
+    """
+    guard, *more = [step for step in program.steps if step.name == "cond"] or [None]
+    if guard is None or more or guard.equation is None:
+        return program.steps, (), None, {}
+    predicate, *operands = guard.inputs
+    kept, applied = (
+        renumbered(flatten_jaxpr(branch), operands, values)
+        for branch in guard.equation.params["branches"]
+    )
+    steps = (*(step for step in program.steps if step is not guard), *applied.steps)
+    pairs = zip(applied.outputs, kept.outputs, strict=True)
+    return steps, kept.steps, predicate, dict(zip(guard.outputs, pairs, strict=True))
+
+
+def _needed(
+    outputs: Sequence[Operand], producer: Mapping[int, Step], *others: Container[Step]
+) -> tuple[Step, ...]:
+    """The steps that outputs need, but for those of others."""
+    found: dict[Step, None] = {}
+    for operand in outputs:
+        value = operand_value(operand)
+        step = None if value is None else producer.get(value)
+        if step is not None and step not in found and not any(step in each for each in others):
+            found |= dict.fromkeys(needed_before(step, producer, found, *others))
+    return tuple(found)

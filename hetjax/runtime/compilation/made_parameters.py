@@ -1,0 +1,142 @@
+"""Initial parameters made on the devices that hold them, by programs that alike leaves share.
+
+What makes a model's parameters draws each of them by itself, from a key of its own. As one program
+that takes the longer to compile the more blocks there are, though most of it is the same again and
+again. So keys are made one by one, and each leaf by a program that takes its keys; leaves of the
+same shape and distribution share one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+from jaxtyping import PyTree
+
+from hetjax.pipeline.program.pieces import key_of
+from hetjax.pipeline.program.step_program import StepProgram
+from hetjax.pipeline.program.traced_program import (
+    FlatJaxpr,
+    Operand,
+    Step,
+    flatten_jaxpr,
+    needed_steps,
+    num_bytes,
+    read_operand,
+)
+from hetjax.pipeline.stages.cutting import ParameterPart
+from hetjax.runtime.compilation.compiling import put_whole
+
+_SMALL = 1024
+"""Values of so many bytes are made one by one."""
+
+
+def made_parameters(
+    make: Callable[[], PyTree], parts: Sequence[ParameterPart], shardings: Sequence[NamedSharding]
+) -> list[jax.Array]:
+    """Make parameter parts on their devices.
+
+    Args:
+        make: makes all parameters.
+        parts: those that are wanted.
+        shardings: how they lie.
+
+    Returns:
+        The parts.
+    """
+    flat = flatten_jaxpr(jax.make_jaxpr(lambda: jax.tree.leaves(make()))())
+    small = _small_values(flat)
+    wanted = [flat.outputs[part.leaf] for part in parts]
+    programs = [_leaf_program(flat, operand, small) for operand in wanted]
+    # What several leaves are drawn from together would be drawn for each of them.
+    at_once = needed_steps(flat.steps, wanted, small)
+    if sum(len(program.steps) for program in programs) > len(at_once):
+        return _made_at_once(make, parts, shardings)
+    told = {value for program in programs for value in program.arguments[0]}
+    known = _one_by_one(needed_steps(flat.steps, [*told]), [*told])
+    compiled: dict[Hashable, Any] = {}
+    made: list[jax.Array] = []
+    for program, part, sharding in zip(programs, parts, shardings, strict=True):
+        arrays = [known[value] for value in program.arguments[0]]
+        key = key_of(program), part.start, part.stop, sharding
+        if key not in compiled:
+            compiled[key] = _compiled(program, arrays, part, sharding)
+        whole = NamedSharding(sharding.mesh, PartitionSpec())
+        made.append(compiled[key]([put_whole(_on_host(array), whole) for array in arrays]))
+    return made
+
+
+def _small_values(flat: FlatJaxpr) -> list[int]:
+    """The values of few bytes that are made of such values alone."""
+    small: dict[int, None] = {}
+    for step in flat.steps:
+        if all(value in small for value in step.values()):
+            small |= {v: None for v in step.outputs if num_bytes(flat.avals[v]) <= _SMALL}
+    return list(small)
+
+
+def _leaf_program(flat: FlatJaxpr, leaf: Operand, small: Sequence[int]) -> StepProgram:
+    """From the small values that it is drawn from to a leaf."""
+    steps = needed_steps(flat.steps, [leaf], small)
+    made = {output for step in steps for output in step.outputs}
+    reads = [value for step in steps for value in step.values()]
+    reads += [leaf] if isinstance(leaf, int) else []
+    told = tuple(dict.fromkeys(value for value in reads if value not in made))
+    return StepProgram(steps, (told,), ((leaf,),), flat.avals)
+
+
+def _one_by_one(steps: Sequence[Step], wanted: Sequence[int]) -> dict[int, Any]:
+    """Values, each made by itself on this process's own devices."""
+    made: dict[int, Any] = {}
+    for step in steps:
+        operands = [read_operand(made, operand) for operand in step.inputs]
+        made.update(zip(step.outputs, _evaluated(step, operands), strict=True))
+    return {value: made[value] for value in wanted}
+
+
+def _evaluated(step: Step, operands: Sequence[Any]) -> Sequence[Any]:
+    """What a step makes; of slices those of one size are one program, wherever they begin."""
+    if step.name != "slice" or step.equation is None or step.equation.params["strides"]:
+        return step.evaluate(*operands)
+    starts, ends = (step.equation.params[name] for name in ("start_indices", "limit_indices"))
+    sizes = [end - start for start, end in zip(starts, ends, strict=True)]
+    return [jax.lax.dynamic_slice(operands[0], [np.int32(each) for each in starts], sizes)]
+
+
+def _compiled(
+    program: StepProgram, told: Sequence[Any], part: ParameterPart, sharding: NamedSharding
+) -> Callable[[Sequence[jax.Array]], jax.Array]:
+    """Makes a leaf's part of what it is told, of random keys the words."""
+
+    def leaf(arrays: Sequence[jax.Array]) -> jax.Array:
+        keys = [
+            jax.random.wrap_key_data(array, impl=jax.random.key_impl(key))
+            if _is_key(key)
+            else array
+            for array, key in zip(arrays, told, strict=True)
+        ]
+        return part.take(program(keys)[0][0])
+
+    return jax.jit(leaf, out_shardings=sharding)
+
+
+def _on_host(array: Any) -> np.ndarray:
+    return np.asarray(jax.random.key_data(array) if _is_key(array) else array)
+
+
+def _is_key(array: Any) -> bool:
+    return jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
+
+
+def _made_at_once(
+    make: Callable[[], PyTree], parts: Sequence[ParameterPart], shardings: Sequence[NamedSharding]
+) -> list[jax.Array]:
+    def made() -> list[jax.Array]:
+        leaves = jax.tree.leaves(make())
+        return [part.take(leaves[part.leaf]) for part in parts]
+
+    return jax.jit(made, out_shardings=list(shardings))()

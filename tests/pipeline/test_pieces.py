@@ -1,0 +1,169 @@
+"""Programs that repeat themselves are cut into pieces, and alike pieces are told by their keys."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hetjax.pipeline.program import pieces as pieces_module
+from hetjax.pipeline.program.computations import computation_of, constant_of
+from hetjax.pipeline.program.pieces import Piece, pieces_of
+from hetjax.pipeline.program.step_program import StepProgram
+from hetjax.pipeline.program.traced_program import flatten_jaxpr
+from hetjax.pipeline.update import alike_leaves
+from hetjax.pipeline.update.alike_leaves import leafwise_pieces, program_of
+from hetjax.pipeline.update.divided_update import update_function
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pieces may be as small as those of small models, and updates have few leaves."""
+    monkeypatch.setattr(pieces_module, "_LEAST_FLOPS", 0.0)
+    monkeypatch.setattr(alike_leaves, "_FEWEST", 0)
+
+
+def in_pieces(
+    program: StepProgram, pieces: Sequence[Piece], arrays: Sequence[Sequence[Any]]
+) -> list[Any]:
+    """What a program's pieces make, called in order."""
+    values = dict(zip(itertools.chain(*program.arguments), itertools.chain(*arrays), strict=True))
+    for piece in pieces:
+        (made,) = piece.program([values[value] for value in piece.reads])
+        values.update(zip(piece.makes, made, strict=True))
+    return [values[operand] for operand in itertools.chain(*program.outputs)]
+
+
+def stack(depth: int) -> tuple[Callable[..., Any], list[jax.Array], jax.Array]:
+    """A loss of some blocks that are alike, their weights, and a batch."""
+    draw = np.random.default_rng(0).standard_normal
+    weights = [jnp.asarray(draw((4, 4)) / 2, jnp.float32) for _ in range(2 * depth)]
+
+    def loss(weights: Sequence[jax.Array], x: jax.Array) -> jax.Array:
+        for up, down in zip(weights[::2], weights[1::2], strict=True):
+            x = x + jnp.tanh(x @ up) @ down
+        return jnp.sum(x * x)
+
+    return loss, weights, jnp.asarray(draw((3, 4)), jnp.float32)
+
+
+@settings(max_examples=8)
+@given(depth=st.integers(1, 9))
+def test_pieces_compute_what_the_program_does(depth: int):
+    loss, weights, x = stack(depth)
+    gradient = jax.value_and_grad(loss)
+    program, _ = program_of(lambda weights, batch: gradient(weights, *batch), [weights, [x]])
+    pieces = pieces_of(program)
+    assert bool(pieces) == (depth >= 3)
+    expected, gradients = gradient(weights, x)
+    found = in_pieces(program, pieces, [weights, [x]]) if pieces else program(weights, [x])[0]
+    for ours, theirs in zip(found, [expected, *gradients], strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_a_deeper_model_has_no_more_unlike_pieces():
+    def unlike(depth: int) -> int:
+        loss, weights, x = stack(depth)
+        program, _ = program_of(lambda weights, x: jax.grad(loss)(weights, *x), [weights, [x]])
+        pieces = pieces_of(program)
+        assert len(pieces) >= depth
+        return len({piece.key for piece in pieces})
+
+    assert unlike(5) == unlike(20)
+
+
+def test_blocks_that_differ_in_a_constant_are_not_alike():
+    def loss(x: jax.Array) -> jax.Array:
+        for block in range(6):
+            x = jnp.tanh(x @ x) * (0.5 if block % 2 else 0.25)
+        return x
+
+    program, _ = program_of(lambda x: loss(*x), [[jnp.ones((2, 2))]])
+    pieces = pieces_of(program)
+    products = [piece.key for piece in pieces if len(piece.program.steps) > 1]
+    assert len(products) == 3 or len(set(products)) > 1
+    (found,) = in_pieces(program, pieces, [[jnp.eye(2)]]) if pieces else program([jnp.eye(2)])[0]
+    np.testing.assert_array_equal(found, loss(jnp.eye(2)))
+
+
+def test_small_pieces_hold_several_blocks(monkeypatch: pytest.MonkeyPatch):
+    loss, weights, x = stack(12)
+    program, _ = program_of(lambda weights, x: loss(weights, *x), [weights, [x]])
+    alone = len(pieces_of(program))
+    # A block's two products are 2 * 2 * 3 * 4 * 4 operations.
+    monkeypatch.setattr(pieces_module, "_LEAST_FLOPS", 2 * 2 * 2 * 3 * 4 * 4)
+    assert len(pieces_of(program)) == alone // 2 + 1
+    monkeypatch.setattr(pieces_module, "_LEAST_FLOPS", 1e9)
+    assert pieces_of(program) == ()
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "same"),
+    [
+        (lambda x: x + 1.0, lambda x: x + 1.0, True),
+        (lambda x: jnp.sum(x, 0), lambda x: jnp.sum(x, 1), False),
+        (lambda x: jax.lax.map(jnp.sin, x), lambda x: jax.lax.map(jnp.sin, x), True),
+        (lambda x: jax.lax.map(jnp.sin, x), lambda x: jax.lax.map(jnp.cos, x), False),
+        (lambda x: x.astype("bfloat16"), lambda x: x.astype("float16"), False),
+    ],
+)
+def test_what_steps_compute_is_compared_with_all_that_they_are_told(
+    first: Callable[..., Any], second: Callable[..., Any], same: bool
+):
+    steps = [flatten_jaxpr(jax.make_jaxpr(f)(jnp.ones((2, 2)))).steps[-1] for f in (first, second)]
+    assert (computation_of(steps[0]) == computation_of(steps[1])) == same
+
+
+def test_constants_are_equal_to_the_bit_and_in_dtype():
+    assert constant_of(np.float32(1)) == constant_of(np.ones((), np.float32))
+    assert constant_of(0.0) != constant_of(-0.0)
+    assert constant_of(np.float32(1)) != constant_of(np.int32(1))
+    assert constant_of(np.zeros(2**21)) != constant_of(np.zeros(2**21))
+
+
+OPTIMIZERS = {
+    "clip, adamw": optax.chain(optax.clip_by_global_norm(0.1), optax.adamw(1e-2)),
+    "adafactor": optax.adafactor(1e-2, min_dim_size_to_factor=2),
+    "clip twice": optax.chain(
+        optax.clip_by_global_norm(0.5), optax.scale_by_adam(), optax.clip_by_global_norm(0.1)
+    ),
+    "lamb": optax.lamb(1e-2),
+    "normalized": optax.chain(optax.normalize_by_update_norm(), optax.sgd(0.1)),
+    "noise": optax.chain(optax.add_noise(0.1, 0.5, 0), optax.sgd(1e-2)),
+    "momentum": optax.sgd(1e-1, momentum=0.9),
+}
+
+
+@pytest.mark.parametrize("set_back", [False, True])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_update_by_leaves_is_the_whole_update(name: str, set_back: bool):
+    optimizer = OPTIMIZERS[name]
+    draw = np.random.default_rng(0).standard_normal
+    shapes = [*[(4, 3)] * 9, *[(3,)] * 10, (5, 3), ()]
+    leaves, gradients = ([jnp.asarray(draw(s), jnp.float32) for s in shapes] for _ in range(2))
+    state, structure = jax.tree.flatten(optimizer.init(leaves))
+    update = update_function(optimizer, list)
+
+    def run(leaves: Any, gradients: Any, state: Any, loss: Any) -> Any:
+        held = jax.tree.unflatten(structure, state)
+        return update(leaves, gradients, held, *loss, set_back=set_back)
+
+    for total in (3.0, np.nan):
+        arrays = [leaves, gradients, state, [jnp.float32(total), jnp.float32(7.0)]]
+        with jax.numpy_dtype_promotion("standard"):
+            program, _ = program_of(run, arrays)
+            expected = jax.tree.leaves(jax.jit(run)(*arrays))
+        whole, pieces = leafwise_pieces(program)
+        assert len({piece.key for piece in pieces}) < len(pieces)
+        for ours, theirs in zip(in_pieces(whole, pieces, arrays), expected, strict=True):
+            if jnp.issubdtype(theirs.dtype, jax.dtypes.prng_key):
+                ours, theirs = map(jax.random.key_data, (ours, theirs))
+            np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-7)

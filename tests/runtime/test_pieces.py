@@ -1,0 +1,109 @@
+"""Tasks, updates and initial parameters by programs that alike parts of a model share."""
+
+from __future__ import annotations
+
+from random import Random
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from cases import CLUSTER, Case, examples, random_cuts, random_pipeline, trace_model
+from execution import job_of, running
+from hypothesis import given
+from hypothesis import strategies as st
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from one_device import check_gradients
+from small_models import BLOCKS, Model
+
+from hetjax.models import GPTConfig, language_model
+from hetjax.pipeline.program import pieces
+from hetjax.pipeline.stages.cutting import ParameterPart
+from hetjax.pipeline.update import alike_leaves
+from hetjax.planner.plan.plan import Plan
+from hetjax.runtime.compilation import made_parameters as making
+from hetjax.runtime.compilation.made_parameters import made_parameters
+from hetjax.runtime.compilation.piecewise_program import PiecewiseProgram
+
+
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pieces, "_LEAST_FLOPS", 0.0)
+    monkeypatch.setattr(alike_leaves, "_FEWEST", 0)
+
+
+def repeating_case(rng: Random) -> Case:
+    """A model of some blocks that are alike, with a random plan."""
+    block = rng.choice(sorted(BLOCKS))
+    model = Model(blocks=(block,) * rng.randint(4, 6), tied=rng.random() < 0.5)
+    layers, held = random_cuts(rng, model, 1, 2)
+    pipelines = tuple(random_pipeline(rng, stages, 3) for stages in held)
+    program = trace_model(model, pipelines[0].microbatch_size)
+    return Case(model, program, Plan(program.fingerprint, layers, CLUSTER, pipelines))
+
+
+@pytest.mark.usefixtures("small_pieces")
+@examples(usual=4, full=60)
+@given(number=st.integers(0, 2**32 - 1))
+def test_programs_in_pieces_give_the_gradients_of_one_device(number: int):
+    check_gradients(repeating_case(Random(number)))
+
+
+def one_stage_programs(blocks: int) -> dict[str, PiecewiseProgram]:
+    """The programs in pieces of a GPT in one stage."""
+    model = Model(blocks=("attention",) * blocks)
+    rng = Random(0)
+    layers, ((stage, *_),) = (
+        (0, trace_model(model, 1).num_positions),
+        random_cuts(rng, model, 1, 1)[1],
+    )
+    pipeline = random_pipeline(rng, [stage], 2)
+    program = trace_model(model, pipeline.microbatch_size)
+    case = Case(model, program, Plan(program.fingerprint, layers, CLUSTER, (pipeline,)))
+    with running(job_of(case, optax.adam(1e-3))) as executor:
+        found = executor.workers[0].compiled.programs
+        return {name: p for name, p in found.items() if isinstance(p, PiecewiseProgram)}
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_a_deeper_model_compiles_no_more_programs():
+    few, many = ({n: p.num_compiled for n, p in one_stage_programs(b).items()} for b in (8, 16))
+    assert {"forward", "backward"} <= few.keys()
+    assert few == many
+
+
+def test_parameters_that_are_made_alike_are_those_of_one_program(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    compiled: list[int] = []
+    compile_leaf = making._compiled
+    monkeypatch.setattr(
+        making, "_compiled", lambda *given: compiled.append(0) or compile_leaf(*given)
+    )
+    model = language_model(GPTConfig(vocabulary=16, blocks=4, width=8, heads=2, sequence=4))
+
+    def init() -> object:
+        return model.init(jax.random.key(3))
+
+    expected = jax.tree.leaves(jax.jit(init)())
+    whole = NamedSharding(Mesh(np.array(jax.devices()[:1]), ("d",)), PartitionSpec())
+    parts = [ParameterPart(leaf) for leaf in range(len(expected))]
+    found = made_parameters(init, parts, [whole] * len(parts))
+    assert len(compiled) < len(parts) / 3
+    for ours, theirs in zip(found, expected, strict=True):
+        # Two programs may round a product of constants differently in its last bit.
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+
+
+def test_parameters_that_are_drawn_together_are_drawn_once(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(making, "_SMALL", 8)
+
+    def init() -> object:
+        drawn = jnp.tanh(jax.random.normal(jax.random.key(0), (6, 4)))
+        return [*drawn, jnp.ones(3), np.arange(2.0, dtype=np.float32)]
+
+    whole = NamedSharding(Mesh(np.array(jax.devices()[:1]), ("d",)), PartitionSpec())
+    found = made_parameters(init, [ParameterPart(leaf) for leaf in range(8)], [whole] * 8)
+    for ours, theirs in zip(found, jax.tree.leaves(jax.jit(init)()), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
