@@ -16,6 +16,8 @@
         devices_per_node: 2
         intra_node: {bandwidth: 25 GB/s, latency: 10 us}
         price_per_device_hour: 0.2  # optional; in any currency, the same for all
+        host_memory: 64 GB          # optional; of a node, for what is offloaded
+        host_link: {bandwidth: 12 GB/s, latency: 10 us}  # optional; from a device to it
     links:                          # one for every pair of subclusters, or a default_link
       - {between: [new, old], bandwidth: 10 Gbit/s, latency: 50 us}
 
@@ -97,6 +99,8 @@ class _SubclusterRecord(Record):
     price_per_device_hour: _Positive | None = None
     transfer_load: _Load = 0.0
     message_load: _Load = 0.0
+    host_memory: _Memory | None = None
+    host_link: _LinkRecord | None = None
 
 
 class ClusterRecord(Record):
@@ -196,6 +200,8 @@ def _build_subcluster(field: str, record: _SubclusterRecord, kind: DeviceKind) -
         price_per_device_hour=record.price_per_device_hour,
         transfer_load=record.transfer_load,
         message_load=record.message_load,
+        host_memory_bytes=None if record.host_memory is None else round(record.host_memory),
+        host_link=None if record.host_link is None else record.host_link.link(),
     )
 
 
@@ -292,7 +298,8 @@ def _kind_to_json(kind: DeviceKind) -> dict[str, Any]:
 
 
 def _subcluster_to_json(subcluster: Subcluster) -> dict[str, Any]:
-    price = subcluster.price_per_device_hour
+    price, host_link = subcluster.price_per_device_hour, subcluster.host_link
+    host_memory = subcluster.host_memory_bytes
     return {
         "name": subcluster.name,
         "kind": subcluster.kind.name,
@@ -307,4 +314,6 @@ def _subcluster_to_json(subcluster: Subcluster) -> dict[str, Any]:
             for field in ("transfer_load", "message_load")
             if (load := getattr(subcluster, field))
         },
+        **({} if host_memory is None else {"host_memory": host_memory}),
+        **({} if host_link is None else {"host_link": _link_to_json(host_link)}),
     }

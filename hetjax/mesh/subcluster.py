@@ -33,10 +33,14 @@ class Subcluster:
         transfer_load: seconds of computing that each byte costs a device which its stage sends or
             receives; 0 where another processor sees to transfers, as beside a GPU.
         message_load: seconds of computing that each message costs it besides.
+        host_memory_bytes: bytes of a node's own memory that its devices may keep arrays in,
+            together; None where they may not.
+        host_link: the link between a device and that memory, one way; where it is not given, what
+            `hetjax.mesh.host_links.link_to_host` assumes.
 
     Raises:
         InputError: the name is empty or has invisible characters, a count is less than 1, the price
-            is not more than 0, or a load is less than 0.
+            or the memory is not more than 0, or a load is less than 0.
     """
 
     name: str
@@ -49,6 +53,8 @@ class Subcluster:
     price_per_device_hour: float | None = None
     transfer_load: float = 0.0
     message_load: float = 0.0
+    host_memory_bytes: int | None = None
+    host_link: Link | None = None
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -65,6 +71,11 @@ class Subcluster:
             raise InputError(
                 f"subcluster {self.name!r}: price_per_device_hour: {price!r} is not allowed: it "
                 "must be more than 0 and finite"
+            )
+        if self.host_memory_bytes is not None and self.host_memory_bytes < 1:
+            raise InputError(
+                f"subcluster {self.name!r}: host_memory_bytes: {self.host_memory_bytes} is not "
+                "allowed: it must be 1 or more"
             )
         for field in ("transfer_load", "message_load"):
             load = getattr(self, field)

@@ -39,6 +39,7 @@ class PipelineCut:
     recompute: tuple[bool, ...]
     accumulate: bool = True
     recompute_runs: tuple[tuple[Run, ...], ...] = ()
+    stream_state: tuple[bool, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -215,6 +216,12 @@ def cut_pipelines(
         unflatten,
         programs[0].loss_dtype,
         first_pipeline=first_stages[1],
+        streamed=[
+            first + stage
+            for first, each in zip(first_stages, cuts, strict=False)
+            for stage, is_streamed in enumerate(each.stream_state)
+            if is_streamed
+        ],
     )
     state = jax.eval_shape(optimizer.init, unflatten(leaves))
     return PipelinePrograms(
@@ -301,7 +308,7 @@ def update_inputs(
     update = pipelines.updates[stage]
     parameters = [pipelines.part_shape(part) for part in update.parts]
     gradients = [jax.ShapeDtypeStruct(p.shape, accumulator_dtype(p.dtype)) for p in parameters]
-    state = [pipelines.state_shape(part) for part in update.state]
+    state = [pipelines.state_shape(update.state[place]) for place in update.state_of(phase)]
     scalar = jax.ShapeDtypeStruct((), pipelines.program.loss_dtype)
     loss = (scalar, scalar) if stage == pipelines.loss_stages[0] else ()
     received = [

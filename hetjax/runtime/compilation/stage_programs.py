@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from hetjax.pipeline.build import update_inputs
 from hetjax.pipeline.stages.cutting import ParameterPart
+from hetjax.pipeline.update.divided_update import UpdateGroup
 from hetjax.runtime.compilation.compiling import Argument
 from hetjax.runtime.compilation.partitioners import Layout, Partitioned, Partitioner
 from hetjax.runtime.compilation.sharing_programs import SharingPrograms
@@ -65,8 +66,11 @@ def training_programs(
     update = placement.pipelines.updates[stage]
     for phase in range(len(update.phases)):
         final = phase == len(update.phases) - 1
-        if final or update.sends[phase]:
+        if (final and not update.groups) or (not final and update.sends[phase]):
             programs[f"update_{phase}"] = found.update(phase, final)
+    for place, group in enumerate(update.groups):
+        is_last = place == len(update.groups) - 1
+        programs[f"update_group_{place}"] = found.update_group(group, is_last)
     return programs
 
 
@@ -215,19 +219,65 @@ class _StagePrograms:
             held[place] = array
         return held
 
+    @property
+    def _sets_back(self) -> bool:
+        """Whether the update's last phase makes gradients' sums zeros again.
+
+        Sums that are reduced late, or of other rows, are set back by a program of their own.
+        """
+        divides = StageSharing(self.pipelines, self.stage).divides
+        return self.accumulates and not self.late and not divides
+
+    def update_group(self, group: UpdateGroup, is_last: bool) -> Partitioned:
+        """The last phase of the update for some of the parameters, in a stage of one member."""
+        update = self.pipelines.updates[self.stage]
+        last = len(update.phases) - 1
+        parameters, gradients, state, _, received = update_inputs(
+            self.pipelines, self.stage, last, self.pipelines.messages
+        )
+        messages = [
+            *received,
+            *(list(told[self.stage]) for told in self.pipelines.messages if told[self.stage]),
+        ]
+        sizes = [len(message) for message in messages]
+        flat = [shape for message in messages for shape in message]
+        of_parameters = Argument(parameters, self._layouts(UpdatedParameter), donated=True)
+        of_gradients = Argument(gradients, self._layouts(UpdatedGradient), self._sets_back)
+        of_state = Argument(state, self.state, donated=True)
+        arguments = [
+            of_parameters.chosen(group.parts),
+            of_gradients.chosen(group.parts),
+            replace(of_state.chosen(update.resident), donated=False),
+            of_state.chosen(group.state),
+            Argument(flat, [self.whole] * len(flat)),
+        ]
+        sets_back = {"set_back": True} if self._sets_back else {}
+
+        def run(parameters: Any, gradients: Any, common: Any, state: Any, flat: Any) -> Any:
+            vectors = iter(flat)
+            told = [[next(vectors) for _ in range(size)] for size in sizes]
+            held = [*common, *state]
+            new, new_state, metrics, *rest = group.update(
+                parameters, gradients, held, (), told, **sets_back
+            )
+            return new, new_state, *((metrics,) if is_last else ()), *rest
+
+        outputs = (arguments[0].shardings, of_state.chosen(group.returned).shardings)
+        outputs += ((self.whole,) * 3,) if is_last else ()
+        outputs += (arguments[1].shardings,) if self._sets_back else ()
+        return self.partitioner.program(run, arguments, outputs)
+
     def update(self, phase: int, final: bool) -> Partitioned:
         update = self.pipelines.updates[self.stage]
         shapes = update_inputs(self.pipelines, self.stage, phase, self.pipelines.messages)
         parameters, gradients, state, _, received = shapes
-        losses = self._loss_shapes()
-        # Sums that are reduced late, or of other rows, are set back by a program of their own.
-        divides = StageSharing(self.pipelines, self.stage).divides
-        sets_back = self.accumulates and not self.late and not divides
+        losses, sets_back = self._loss_shapes(), self._sets_back
         updated = self._layouts(UpdatedParameter)
         summed = self._layouts(UpdatedGradient)
         sizes = [len(message) for message in received]
         pairs = zip(update.state, update.like, strict=True)
         of_state = [None if leaf is None else replace(part, leaf=leaf) for part, leaf in pairs]
+        states = [self.state[place] for place in update.state_of(phase)]
 
         def run(parameters: Any, gradients: Any, state: Any, losses: Any, flat: Any) -> Any:
             loss = _summed_loss(losses, self.num_microbatches) if losses else ()
@@ -255,7 +305,7 @@ class _StagePrograms:
             [
                 Argument(parameters, updated, donated=final),
                 Argument(gradients, summed, donated=final and sets_back),
-                Argument(state, self.state, donated=final),
+                Argument(state, states, donated=final),
                 Argument(losses, [self.whole] * len(losses)),
                 Argument(flat, [self.whole] * len(flat)),
             ],

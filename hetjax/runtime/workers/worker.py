@@ -15,6 +15,7 @@ from jax.sharding import Mesh, NamedSharding
 from hetjax.pipeline.schedules.schedule import Schedule
 from hetjax.pipeline.timeline.timeline import Event, stage_track
 from hetjax.runtime.compilation.compiled_stage import CompiledStage, StageCompiler
+from hetjax.runtime.compilation.host_memory import check_host_memory
 from hetjax.runtime.compilation.state import StageState, initial_state, loss_seed
 from hetjax.runtime.instructions.buffers import (
     ACTIVATIONS,
@@ -26,6 +27,7 @@ from hetjax.runtime.instructions.buffers import (
     LossCount,
     LossSeed,
     LossSum,
+    Offloaded,
     OptimizerState,
     Parameter,
 )
@@ -93,6 +95,9 @@ class StageWorker:
         self.is_last = placement.pipelines.is_last(stage)
         spans_hosts = len({device.process_index for device in mesh.devices.flat}) > 1
         self.waits_for_others = spans_hosts or self.part is not None
+        offload = placement.stage_plan(stage).offload
+        if offload:
+            check_host_memory(mesh.local_devices, f"stage {stage}: offload {list(offload)}")
         self.compiled: CompiledStage = self._compiler.stage()
         schedule = placement.pipeline_plan(stage).schedule
         self.training = self._training(schedule)
@@ -129,6 +134,8 @@ class StageWorker:
         self.buffers = {}
         self._bind(Parameter, state.parameters)
         self._bind(OptimizerState, state.optimizer)
+        for name in self._away:
+            self.buffers[Offloaded(name)] = self.buffers.pop(name)
         if self.compiled.zero_gradients is not None:
             self._bind(Gradient, self.compiled.zero_gradients())
         if self.is_last:
@@ -153,9 +160,18 @@ class StageWorker:
     def _bind(self, kind: type[_Placed], arrays: Sequence[Any]) -> None:
         self.buffers.update({kind(i): array for i, array in enumerate(arrays)})
 
+    @property
+    def _away(self) -> list[OptimizerState]:
+        """The optimizer state that is not on the devices between steps."""
+        groups = self.pipelines.updates[self.stage].groups
+        return [OptimizerState(place) for group in groups for place in group.state]
+
     def _all(self, kind: type[_Placed]) -> list[jax.Array]:
-        names = sorted(name for name in self.buffers if isinstance(name, kind))
-        return [self.buffers[name] for name in names]
+        found = {
+            name.buffer if isinstance(name, Offloaded) else name: array
+            for name, array in self.buffers.items()
+        }
+        return [found[name] for name in sorted(name for name in found if isinstance(name, kind))]
 
     def num_bytes(self, name: Activation, array: Any) -> int:
         """The size of an array that a microbatch keeps, which is the same in every step.
