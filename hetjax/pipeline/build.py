@@ -316,4 +316,5 @@ def update_inputs(
         for earlier in range(phase)
         for sender in update.receives[earlier]
     ]
+    received += [list(of_phase[stage]) for of_phase in messages[:phase] if of_phase[stage]]
     return parameters, gradients, state, loss, received

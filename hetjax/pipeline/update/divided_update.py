@@ -44,8 +44,7 @@ class UpdateGroup:
         returned: the places of the state that the function returns: in the last group also what
             belongs to no parameter, and all groups read.
         update: takes and returns what the last phase does, of the group: as state what belongs to
-            no parameter, then the group's; no loss, which is among the messages; and after the
-            messages of others the stage's own.
+            no parameter, then the group's; and no loss, which is among the messages.
     """
 
     parts: tuple[int, ...]
@@ -66,7 +65,8 @@ class StageUpdate:
         phases: one function a phase. Each takes ``(parameters, gradients, state, loss, messages)``:
             gradients summed over all tokens; ``loss`` the summed loss and the count in the last
             stage of the first pipeline, empty elsewhere; ``messages`` one vector for each entry of
-            ``receives`` of the earlier phases. All but the last return the stage's vector of
+            ``receives`` of the earlier phases, then the stage's own of these, so that it computes
+            with the very bits that it has told the others. All but the last return the stage's vector of
             messages; the last returns ``(parameters, state, metrics)``, with the metrics of
             `update_function`, and with ``set_back=True`` also zeros in the place of the gradients.
         sends: for each phase but the last, whether the stage has messages then.

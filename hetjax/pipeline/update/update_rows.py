@@ -117,7 +117,7 @@ class RowEvaluator:
         ]
 
     def _evaluate(self, step: Step, operands: list[Any]) -> list[Any]:
-        if step.name == "div" and _divides_by_scalar(*operands):
+        if step.name == "div" and _divides_by_scalar(*operands) and len(step.values()) == 2:
             # XLA does so too, or not, by how many arrays a scalar divides: programs of other
             # groups of parameters would round unlike.
             return [operands[0] * (1 / operands[1])]
@@ -142,8 +142,10 @@ class RowEvaluator:
 
 
 def _divides_by_scalar(array: Any, scalar: Any) -> bool:
-    """Whether a division is of an array of floating-point numbers by one number."""
-    return jnp.ndim(array) > 0 and not jnp.ndim(scalar) and jnp.issubdtype(scalar, jnp.floating)
+    """Whether a division is of an array by one number, of as many digits as a reciprocal needs."""
+    if not jnp.ndim(array) or jnp.ndim(scalar):
+        return False
+    return jnp.result_type(scalar) in (jnp.float32, jnp.float64)
 
 
 def _align(array: Any, part: ParameterPart, rows: int, shape: Sequence[int]) -> Any:

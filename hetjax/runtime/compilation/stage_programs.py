@@ -235,12 +235,8 @@ class _StagePrograms:
         parameters, gradients, state, _, received = update_inputs(
             self.pipelines, self.stage, last, self.pipelines.messages
         )
-        messages = [
-            *received,
-            *(list(told[self.stage]) for told in self.pipelines.messages if told[self.stage]),
-        ]
-        sizes = [len(message) for message in messages]
-        flat = [shape for message in messages for shape in message]
+        sizes = [len(message) for message in received]
+        flat = [shape for message in received for shape in message]
         of_parameters = Argument(parameters, self._layouts(UpdatedParameter), donated=True)
         of_gradients = Argument(gradients, self._layouts(UpdatedGradient), self._sets_back)
         of_state = Argument(state, self.state, donated=True)

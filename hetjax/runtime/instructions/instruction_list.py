@@ -343,10 +343,11 @@ class _InstructionWriter:
         own: list[Buffer] = []
         for phase in range(len(update.phases)):
             state = tuple(self.state[place] for place in update.state_of(phase))
-            arguments = (parameters, gradients, state, self._losses(), tuple(known))
+            told = (*known, *own)
+            arguments = (parameters, gradients, state, self._losses(), told)
             if phase == len(update.phases) - 1:
                 if update.groups:
-                    yield from self._in_groups(parameters, gradients, (*known, *own), shared)
+                    yield from self._in_groups(parameters, gradients, told, shared)
                     break
                 outputs = (*parameters, *self.state, *STEP_METRICS)
                 sums = self._accumulators()
@@ -359,7 +360,7 @@ class _InstructionWriter:
             mine = self._message(phase, self.stage)
             if update.sends[phase]:
                 yield Run(f"update_{phase}", arguments, mine)
-                own += mine if update.groups else ()
+                own += mine
                 for other in others:
                     route = Route(RouteKind.MESSAGE, self.stage, other)
                     yield Send(Tag(route, phase=phase), mine)
