@@ -50,3 +50,12 @@ def link_to_host(subcluster: Subcluster) -> Link:
     if subcluster.kind.platform == "cpu":
         return Link(subcluster.kind.memory_bandwidth / 2, 20e-6)
     return SLOTS.get(subcluster.kind.name, PCIE_4)
+
+
+def host_share(subcluster: Subcluster) -> float:
+    """What of a node's memory each of its devices may keep arrays in, in bytes.
+
+    Args:
+        subcluster: the subcluster.
+    """
+    return (subcluster.host_memory_bytes or 0) / subcluster.devices_per_node

@@ -15,6 +15,7 @@ from hetjax.mesh.links import Link
 from hetjax.pipeline.program.loss import accumulator_dtype
 from hetjax.pipeline.program.traced_program import Program, num_bytes
 from hetjax.pipeline.stages.cutting import ParameterPart
+from hetjax.pipeline.update.state_groups import STATE_GROUPS
 from hetjax.planner.plan.stage_plan import Spec
 from hetjax.planner.work.arrays import FloatArray
 from hetjax.planner.work.layer_runs import Runs
@@ -42,6 +43,8 @@ class Execution:
         updates: of what share of the parameters they keep the optimizer's state and do the update,
             which the other members do of the rest.
         members: how many members the stage has.
+        host_link: where the optimizer's state is offloaded, the link to the hosts' memory.
+        host_bytes: what of that memory is a device's share.
     """
 
     kind: DeviceKind
@@ -55,6 +58,8 @@ class Execution:
     examples: float = 1.0
     updates: float = 1.0
     members: int = 1
+    host_link: Link | None = None
+    host_bytes: float = 0.0
 
     @property
     def recompute(self) -> bool:
@@ -95,6 +100,54 @@ def parameter_bytes(
     shape, shared = execution.mesh_shape, (execution.updates, execution.members)
     way = ("parameter bytes", shape, execution.sharding, optimizer_bytes, *shared)
     return runs.once(way, lambda: _parameter_bytes(program, optimizer_bytes, runs, execution))
+
+
+def offloaded_bytes(
+    program: Program, optimizer_bytes: float, runs: Runs, execution: Execution
+) -> tuple[FloatArray, FloatArray]:
+    """Bytes of the optimizer state of one device, where it is in its host's memory.
+
+    Args:
+        program: the traced loss function.
+        optimizer_bytes: bytes of optimizer state for each element of the parameters.
+        runs: runs of layers.
+        execution: how they run.
+
+    Returns:
+        Of all of it; and of the largest group that comes to the device at once, as
+        `hetjax.pipeline.update.state_groups.state_groups` makes them.
+    """
+
+    def found() -> tuple[FloatArray, FloatArray]:
+        sizes = part_state_bytes(program, optimizer_bytes, runs, execution)
+        total = runs.held(sizes)
+        return total, np.maximum(runs.largest(sizes), total / STATE_GROUPS)
+
+    if execution.parameters:
+        return found()
+    way = ("offloaded bytes", execution.mesh_shape, execution.sharding, optimizer_bytes)
+    return runs.once(way, found)
+
+
+def part_state_bytes(
+    program: Program, optimizer_bytes: float, runs: Runs, execution: Execution
+) -> FloatArray:
+    """Bytes of the optimizer state of each parameter part on one device.
+
+    Args:
+        program: the traced loss function.
+        optimizer_bytes: bytes of optimizer state for each element of the parameters.
+        runs: runs of layers, with their parts.
+        execution: how they run.
+    """
+    return np.array(
+        [
+            math.prod(part_shape(program, part).shape)
+            * optimizer_bytes
+            / state_division(program, part, execution)
+            for part in runs.parts
+        ]
+    )
 
 
 def _parameter_bytes(

@@ -106,6 +106,24 @@ class Runs:
             total = total + size * is_used
         return total
 
+    def largest(self, sizes: FloatArray) -> FloatArray:
+        """The largest of each run's parts.
+
+        Args:
+            sizes: of each part.
+
+        Returns:
+            The most that a part has which a layer of the run uses; 0 where none uses any.
+        """
+        if self.used is None:
+            return np.asarray(sizes.max(initial=0.0))
+        of_layers = (self.used * sizes[:, None]).max(axis=0, initial=0.0)
+        count = len(of_layers)
+        square = np.zeros((count + 1, count + 1))
+        of_runs = np.triu(np.tile(of_layers, (count, 1)))
+        square[:-1, 1:] = np.maximum.accumulate(of_runs, axis=1)
+        return self.in_form(square)
+
     @functools.cached_property
     def _users(self) -> tuple[NDArray[np.bool_], FloatArray, list[NDArray[np.bool_]]]:
         """Which parts one layer uses alone, which one; and the runs that use each of the others."""
