@@ -6,21 +6,16 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
-import jax
 import numpy as np
 import optax
-import pytest
 from cases import CLUSTER, Case, examples, random_case
 from execution import job_of, running, train
 from hypothesis import given
 from hypothesis import strategies as st
 from small_models import make_batch
 
-from hetjax import InputError
 from hetjax.mesh import Cluster
 from hetjax.planner.plan.plan import Plan
-from hetjax.runtime.compilation.host_memory import HOST
-from hetjax.runtime.instructions.buffers import Gradient, Offloaded, OptimizerState
 
 CLIPPED = optax.chain(optax.clip_by_global_norm(0.5), optax.adamw(1e-3, eps=1e-5))
 ROOMY = Cluster(

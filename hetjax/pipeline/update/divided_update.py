@@ -26,8 +26,8 @@ from hetjax.errors import InputError
 from hetjax.pipeline.program.loss import accumulator_dtype
 from hetjax.pipeline.program.traced_program import FlatJaxpr, flatten_jaxpr
 from hetjax.pipeline.stages.cutting import ParameterPart
-from hetjax.pipeline.update.update_analysis import Message, UpdateAnalysis
 from hetjax.pipeline.update.state_groups import state_groups
+from hetjax.pipeline.update.update_analysis import Message, UpdateAnalysis
 from hetjax.pipeline.update.update_rows import RowEvaluator, pack, unpack
 
 Result = TypeVar("Result")
@@ -66,9 +66,10 @@ class StageUpdate:
             gradients summed over all tokens; ``loss`` the summed loss and the count in the last
             stage of the first pipeline, empty elsewhere; ``messages`` one vector for each entry of
             ``receives`` of the earlier phases, then the stage's own of these, so that it computes
-            with the very bits that it has told the others. All but the last return the stage's vector of
-            messages; the last returns ``(parameters, state, metrics)``, with the metrics of
-            `update_function`, and with ``set_back=True`` also zeros in the place of the gradients.
+            with the very bits that it has told the others. All but the last return the stage's
+            vector of messages; the last returns ``(parameters, state, metrics)``, with the metrics
+            of `update_function`, and with ``set_back=True`` also zeros in the place of the
+            gradients.
         sends: for each phase but the last, whether the stage has messages then.
         receives: for each phase but the last, the other stages that have.
         groups: the last phase in groups, where the stage's state is not on its devices between

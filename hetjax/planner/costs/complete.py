@@ -13,8 +13,8 @@ from hetjax.planner.problem.problem import PlanningProblem
 def complete(plan: Plan, problem: PlanningProblem, *, annotate: bool = True) -> Plan:
     """Predict a plan, with the schedule that its problem names.
 
-    Stages that offload optimizer state or make layers again do so as far as they must, and stages with a tensor axis are
-    annotated by intra-operator sharding.
+    Stages that offload optimizer state or make layers again do so as far as they must, and stages
+    with a tensor axis are annotated by intra-operator sharding.
 
     Args:
         plan: a plan for the problem, with the warm-up schedule that its stages were chosen for.

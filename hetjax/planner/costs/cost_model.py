@@ -269,10 +269,10 @@ def update_groups(
     if link is None:
         return ()
     way = (problem.program, problem.optimizer_bytes, runs, execution)
-    sizes = part_state_bytes(*way)
+    sizes = part_state_bytes(*way).tolist()
     _, _, updated = parameter_bytes(*way)
-    a_byte = float(updated) / update_rate(problem, execution) / max(sizes.sum(), 1.0)
-    groups = [float(sizes[list(group)].sum()) for group in state_groups(sizes.tolist())]
+    a_byte = float(updated) / float(update_rate(problem, execution)) / max(sum(sizes), 1.0)
+    groups = [sum(sizes[place] for place in group) for group in state_groups(sizes)]
     return tuple(
         GroupTimes(link.seconds(size), TASK_SECONDS + a_byte * size, link.seconds(size))
         for size in groups
