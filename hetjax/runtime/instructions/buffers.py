@@ -63,7 +63,7 @@ class Offloaded(NamedTuple):
         buffer: what it is there.
     """
 
-    buffer: OptimizerState | ReceivedValue | Residual
+    buffer: OptimizerState
     kind: Literal["offloaded"] = "offloaded"
 
 

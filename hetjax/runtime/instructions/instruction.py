@@ -11,8 +11,6 @@ from hetjax.runtime.instructions.buffers import (
     Buffers,
     Offloaded,
     OptimizerState,
-    ReceivedValue,
-    Residual,
 )
 
 
@@ -122,11 +120,9 @@ class Fetch:
 
     Args:
         buffers: what they are on the devices.
-        microbatch: of which microbatch; -1 for the update.
     """
 
-    buffers: tuple[OptimizerState | ReceivedValue | Residual, ...]
-    microbatch: int = -1
+    buffers: tuple[OptimizerState, ...]
 
     @property
     def sources(self) -> tuple[Offloaded, ...]:
@@ -140,11 +136,9 @@ class Store:
 
     Args:
         buffers: what they are on the devices.
-        microbatch: of which microbatch; -1 for the update.
     """
 
-    buffers: tuple[OptimizerState | ReceivedValue | Residual, ...]
-    microbatch: int = -1
+    buffers: tuple[OptimizerState, ...]
 
     @property
     def targets(self) -> tuple[Offloaded, ...]:

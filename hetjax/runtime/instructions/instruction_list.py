@@ -88,9 +88,7 @@ def training_instructions(
     away = {each for name in body if isinstance(name, Fetch) for each in name.buffers}
 
     def is_kept(buffer: Buffer) -> bool:
-        if isinstance(buffer, Offloaded):
-            return isinstance(buffer.buffer, OptimizerState)
-        kinds = (Parameter, OptimizerState, LossSeed, StepMetric, AuxSum)
+        kinds = (Parameter, OptimizerState, Offloaded, LossSeed, StepMetric, AuxSum)
         return isinstance(buffer, kinds) and buffer not in away
 
     return tuple(_with_frees(_with_expectations(body, writer.windows()), is_kept))

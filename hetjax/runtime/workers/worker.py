@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -13,7 +15,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from hetjax.pipeline.schedules.schedule import Schedule
-from hetjax.pipeline.timeline.timeline import Event, stage_track
+from hetjax.pipeline.timeline.timeline import Event, host_track, stage_track
 from hetjax.runtime.compilation.compiled_stage import CompiledStage, StageCompiler
 from hetjax.runtime.compilation.host_memory import check_host_memory
 from hetjax.runtime.compilation.state import StageState, initial_state, loss_seed
@@ -32,12 +34,14 @@ from hetjax.runtime.instructions.buffers import (
     Parameter,
 )
 from hetjax.runtime.instructions.instruction import (
+    Fetch,
     Free,
     Instruction,
     Load,
     Receive,
     Run,
     Send,
+    Store,
     Tag,
 )
 from hetjax.runtime.instructions.instruction_list import (
@@ -277,6 +281,7 @@ class _StepRun(InstructionRun):
         self.counts, self.held = counts, Held()
         self.live: Counter[int] = Counter()
         self.live_bytes = 0
+        self.watchers: list[threading.Thread] = []
 
     def execute(self, instructions: Sequence[Instruction]) -> None:
         began = time.perf_counter()
@@ -286,6 +291,8 @@ class _StepRun(InstructionRun):
                 self._fill_wait(early, place, instruction.tag)
             if not early.has_run(place):
                 self.do(instruction)
+        for watcher in self.watchers:
+            watcher.join()
         self._metrics()
         self.report.seconds = time.perf_counter() - began
 
@@ -343,6 +350,41 @@ class _StepRun(InstructionRun):
             name = kind if mark is None else f"{kind}{mark}"
             track = stage_track(self.worker.stage, self.worker.member)
             self.report.events.append(Event(track, name, kind, mark, start, time.time()))
+
+    def fetch(self, instruction: Fetch) -> None:
+        start = time.time()
+        super().fetch(instruction)
+        self._watch("fetch", start, instruction.buffers)
+
+    def store(self, instruction: Store) -> None:
+        start = time.time()
+        super().store(instruction)
+        self._watch("store", start, instruction.targets)
+
+    def _watch(self, kind: str, start: float, names: Sequence[Buffer]) -> None:
+        """In a timed step, note when a copy to or from the hosts' memory is done.
+
+        Nobody waits for it before what is copied is used: computation goes on beside it.
+        """
+        if not self.timed or not names:
+            return
+        arrays = [self.buffers[name] for name in names]
+        track = host_track(self.worker.stage, inward=kind == "fetch")
+        number = sum(event.kind == kind for event in self.report.events)
+        size = sum(array.nbytes for array in arrays)
+        place = len(self.report.events)
+        event = Event(track, f"{kind} {number}", kind, None, start, start, size)
+        self.report.events.append(event)
+
+        def wait() -> None:
+            # An array that is donated meanwhile was there before.
+            with suppress(RuntimeError):
+                jax.block_until_ready(arrays)
+            self.report.events[place] = replace(event, end=time.time())
+
+        watcher = threading.Thread(target=wait, daemon=True)
+        watcher.start()
+        self.watchers.append(watcher)
 
     def load(self, instruction: Load) -> None:
         placement, stage = self.worker.placement, self.worker.stage
