@@ -5,6 +5,7 @@
     python scripts/bench_h2.py search --json     # seconds of a search, in fresh processes (table 8)
     python scripts/bench_h2.py ablation --json   # predicted: what each part is worth (table 9)
     python scripts/bench_h2.py heteropp --json   # trained: published pipelines, beside one device
+    python scripts/bench_h2.py memory --json     # held: predicted, and by XLA; offload's seconds
 
 The predictions are those of the paper's cost model for its own chips: see `h2_chips`, which lists
 what is assumed of them. `calibrate` prints these assumptions. `heteropp` trains figure 8's example
@@ -34,6 +35,7 @@ from h2_chips import (
     strategy,
     uniform,
 )
+from h2_memory import WAYS
 from h2_pipelines import PIPELINES
 
 from hetjax.planner.h2.heteroauto import ChipStrategy
@@ -120,9 +122,14 @@ def search_rows(rounds: int) -> Iterator[dict[str, Any]]:
 
 
 def _in_process(*arguments: str, script: str = "bench_h2.py") -> dict[str, Any]:
+    (row,) = _rows_in_process(*arguments, script=script)
+    return row
+
+
+def _rows_in_process(*arguments: str, script: str) -> list[dict[str, Any]]:
     command = [sys.executable, str(Path(__file__).with_name(script)), *arguments]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=1800)
-    return json.loads(done.stdout)
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 def one_rows(experiment: str) -> Iterator[dict[str, Any]]:
@@ -170,6 +177,13 @@ def heteropp_rows() -> Iterator[dict[str, Any]]:
         yield _in_process(name, script="h2_pipelines.py")
 
 
+def memory_rows() -> Iterator[dict[str, Any]]:
+    """What stages hold that make layers again or offload, by prediction and by XLA; its cost."""
+    for model in ("long", "wide"):
+        for way in WAYS:
+            yield from _rows_in_process(way, "--model", model, "--seconds", script="h2_memory.py")
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -180,6 +194,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "search": lambda: search_rows(options.rounds),
         "ablation": ablation_rows,
         "heteropp": heteropp_rows,
+        "memory": memory_rows,
         "one": lambda: one_rows(options.experiment),
     }
     parser.add_argument("part", choices=parts)

@@ -6,7 +6,8 @@
 Two stages of a GPT on two host devices. "By XLA" is the peak over a stage's instruction list: the
 buffers that are there, by their own sizes, and what XLA's `memory_analysis` says of each program
 that runs on them: its temporary memory, and those results that take no argument's place. On host
-devices the hosts' memory is the same: what is offloaded is counted by where its arrays say they are.
+devices the hosts' memory is the same: what is offloaded counts by where its arrays say that they
+are.
 `bench_h2.py memory` runs all of it, each way in a process of its own.
 """
 
@@ -21,7 +22,10 @@ from dataclasses import replace
 from statistics import median
 from typing import Any
 
-WAYS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+from hetjax.planner.plan.stage_plan import Offloaded as Kept
+from hetjax.planner.work.repeating_layers import Repetition
+
+WAYS: Mapping[str, tuple[Repetition, tuple[Kept, ...]]] = {
     "nothing": ("nothing", ()),
     "half": ("half", ()),
     "layers": ("layers", ()),
@@ -91,10 +95,31 @@ def rows(way: str, model: str, stages: int, *, with_seconds: bool) -> Iterator[d
                 "at": at,
                 "predicted_host_bytes": predicted.host_bytes,
                 "host_bytes": on_host,
-                "working": predicted.working_bytes,
-                "act": predicted.activation_bytes,
-                "state": predicted.state_bytes,
             }
+        if with_seconds:
+            yield seconds(trainer, batch, plan, way, model)
+
+
+def seconds(trainer: Any, batch: Any, plan: Any, way: str, model: str) -> dict[str, Any]:
+    """What steps and the stages' updates take, beside what is predicted of the updates."""
+    from hetjax.pipeline.timeline.measured_times import update_seconds
+
+    steps, updates = [], []
+    for _ in range(STEPS):
+        began = time.perf_counter()
+        trainer.train_step(batch)
+        steps.append(time.perf_counter() - began)
+    for _ in range(STEPS):
+        trainer.train_step(batch, timed=True)
+        timeline = trainer.timeline()
+        updates.append([update_seconds(timeline, s) for s in range(len(plan.stages))])
+    return {
+        "way": way,
+        "model": model,
+        "step_seconds": median(steps),
+        "update_seconds": [median(each) for each in zip(*updates, strict=True)],
+        "predicted_update_seconds": [each.update_seconds for each in plan.prediction.stages],
+    }
 
 
 def peak(worker: Any) -> tuple[int, int, str]:
@@ -134,17 +159,21 @@ class Noting(dict[Any, Any]):
         super().__init__(buffers)
         self.sizes = {name: array.nbytes for name, array in buffers.items()}
 
-    def update(self, pairs: Any) -> None:
-        """Name arrays."""
-        for name, array in pairs:
-            self[name], self.sizes[name] = array, array.nbytes
+    def __setitem__(self, name: Any, array: Any) -> None:
+        self.sizes[name] = array.nbytes
+        super().__setitem__(name, array)
+
+    def update(self, *pairs: Any, **named: Any) -> None:
+        """Name arrays, one by one."""
+        for name, array in dict(*pairs, **named).items():
+            self[name] = array
 
 
 def plan_of(
     way: str, stages: int, loss: Any, parameters: Any, batch: Any, optimizer: Any
 ) -> tuple[Any, Any]:
     """A plan of equal stages that run in a way, with its prediction."""
-    from hetjax.mesh import Cluster, Link, Subcluster, SubMesh, kind
+    from hetjax.mesh import Cluster, Link, Subcluster, SubMesh, measure_host_cpu
     from hetjax.pipeline.schedules.warm_up import one_f_one_b
     from hetjax.planner import make_problem, predict
     from hetjax.planner.harp.candidate_plans import pipeline_plan
@@ -152,7 +181,7 @@ def plan_of(
     from hetjax.planner.work.repeating_layers import repeated_by
 
     link = Link(10e9, 1e-5)
-    host = replace(kind("A100-80"), name="chip", platform="cpu")
+    host = replace(measure_host_cpu(stages), memory_bytes=10**11)
     part = Subcluster("chips", host, 1, stages, link, link, host_memory_bytes=10**11)
     problem = make_problem(
         loss,

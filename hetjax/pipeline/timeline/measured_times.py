@@ -167,11 +167,19 @@ def _is_split(schedule: Schedule, stage: int, event: Event) -> bool:
 
 
 def _update(steps: Sequence[tuple[Timeline, Schedule]], stage: int) -> float:
-    return median(_update_seconds(timeline, stage) for timeline, _ in steps)
+    return median(update_seconds(timeline, stage) for timeline, _ in steps)
 
 
-def _update_seconds(timeline: Timeline, stage: int) -> float:
-    """What an update takes; where its state comes and goes, from the first copy to the last."""
+def update_seconds(timeline: Timeline, stage: int) -> float:
+    """What a stage's update took in a measured step.
+
+    Args:
+        timeline: the step.
+        stage: the stage.
+
+    Returns:
+        Seconds; where its state came and went, from the first copy to the last.
+    """
     events = [event for event in timeline.on(stage_track(stage)) if event.kind == "update"]
     seconds = sum(event.duration for event in events)
     copies = [
