@@ -87,7 +87,8 @@ def trained(asked: argparse.Namespace) -> dict[str, Any]:
         vocabulary=8192, blocks=asked.blocks, width=asked.width, heads=8, sequence=256
     )
     model = language_model(config)
-    parameters = jax.jit(model.init, device=jax.devices("cpu")[0])(jax.random.key(0))
+    with jax.default_device(jax.devices("cpu")[0]):
+        parameters = jax.tree.map(np.asarray, jax.jit(model.init)(jax.random.key(0)))
     rng = np.random.default_rng(0)
     batch = {"tokens": rng.integers(0, 8192, (asked.batch, 257), dtype=np.int32)}
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3))
@@ -107,7 +108,6 @@ def trained(asked: argparse.Namespace) -> dict[str, Any]:
     schedule = one_f_one_b(1, asked.microbatches)
     plan = predict(pipeline_plan(problem, [stage], schedule, "check_offload"), problem)
     assert plan.prediction is not None
-    parameters = jax.tree.map(np.asarray, parameters)
     losses, seconds, digest = [], [], hashlib.sha256()
     options = hetjax.LocalOptions([device])
     with hetjax.Trainer(plan, model.loss, parameters, optimizer, batch, runtime=options) as trainer:

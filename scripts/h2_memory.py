@@ -75,11 +75,12 @@ def rows(way: str, model: str, stages: int, *, with_seconds: bool) -> Iterator[d
     rng = np.random.default_rng(0)
     batch = {"tokens": rng.integers(0, 512, (EXAMPLES, sequence + 1), dtype=np.int32)}
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3))
-    plan, problem = plan_of(way, stages, language.loss, parameters, batch, optimizer)
+    plan = plan_of(way, stages, language.loss, parameters, batch, optimizer)
     assert plan.prediction is not None
     with hetjax.Trainer(plan, language.loss, parameters, optimizer, batch) as trainer:
         trainer.train_step(batch)
-        workers = trainer._executor.workers
+        executor: Any = trainer._executor
+        workers = executor.workers
         for worker in workers:
             worker.buffers = Noting(worker.buffers)
         trainer.train_step(batch)
@@ -169,9 +170,7 @@ class Noting(dict[Any, Any]):
             self[name] = array
 
 
-def plan_of(
-    way: str, stages: int, loss: Any, parameters: Any, batch: Any, optimizer: Any
-) -> tuple[Any, Any]:
+def plan_of(way: str, stages: int, loss: Any, parameters: Any, batch: Any, optimizer: Any) -> Any:
     """A plan of equal stages that run in a way, with its prediction."""
     from hetjax.mesh import Cluster, Link, Subcluster, SubMesh, measure_host_cpu
     from hetjax.pipeline.schedules.warm_up import one_f_one_b
@@ -210,7 +209,7 @@ def plan_of(
         )
     schedule = one_f_one_b(stages, MICROBATCHES)
     plan = pipeline_plan(problem, made, schedule, "bench_h2.py memory")
-    return predict(plan, problem), problem
+    return predict(plan, problem)
 
 
 if __name__ == "__main__":
