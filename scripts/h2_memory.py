@@ -124,7 +124,7 @@ def seconds(trainer: Any, batch: Any, plan: Any, way: str, model: str) -> dict[s
 
 
 def peak(worker: Any) -> tuple[int, int, str]:
-    """The most bytes on a stage's devices, those in its hosts' memory, and what runs at the peak."""
+    """The most bytes on a stage's devices, those on its hosts, and what runs at the peak."""
     from hetjax.runtime.instructions import instruction as kinds
     from hetjax.runtime.instructions.buffers import Offloaded
 
