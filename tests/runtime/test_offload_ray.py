@@ -1,4 +1,4 @@
-"""On Ray a stage over two hosts keeps its optimizer state in their memory, to the same bits, too."""
+"""On Ray a stage over two hosts keeps its optimizer state in their memory, to the same bits."""
 
 from __future__ import annotations
 
