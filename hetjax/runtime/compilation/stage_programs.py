@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -68,9 +68,7 @@ def training_programs(
         final = phase == len(update.phases) - 1
         if (final and not update.groups) or (not final and update.sends[phase]):
             programs[f"update_{phase}"] = found.update(phase, final)
-    for place, group in enumerate(update.groups):
-        is_last = place == len(update.groups) - 1
-        programs[f"update_group_{place}"] = found.update_group(group, is_last)
+    programs |= found.update_groups()
     return programs
 
 
@@ -228,7 +226,25 @@ class _StagePrograms:
         divides = StageSharing(self.pipelines, self.stage).divides
         return self.accumulates and not self.late and not divides
 
-    def update_group(self, group: UpdateGroup, is_last: bool) -> Partitioned:
+    def update_groups(self) -> dict[str, Partitioned]:
+        """The programs of the update's groups; those that compute alike are one."""
+        groups = self.pipelines.updates[self.stage].groups
+        made: dict[Hashable, Partitioned] = {}
+        programs: dict[str, Partitioned] = {}
+        for place, group in enumerate(groups):
+            run, arguments, outputs = self._update_group(group, place == len(groups) - 1)
+            closed = jax.make_jaxpr(run)(*(list(each.shapes) for each in arguments))
+            lies = tuple(tuple(each.shardings) for each in arguments)
+            # A program that holds arrays is told by more than its text.
+            key = (str(closed), lies) if not closed.consts else place
+            if key not in made:
+                made[key] = self.partitioner.program(run, arguments, outputs)
+            programs[f"update_group_{place}"] = made[key]
+        return programs
+
+    def _update_group(
+        self, group: UpdateGroup, is_last: bool
+    ) -> tuple[Callable[..., Any], list[Argument], Any]:
         """The last phase of the update for some of the parameters, in a stage of one member."""
         update = self.pipelines.updates[self.stage]
         last = len(update.phases) - 1
@@ -261,7 +277,7 @@ class _StagePrograms:
         outputs = (arguments[0].shardings, of_state.chosen(group.returned).shardings)
         outputs += ((self.whole,) * 3,) if is_last else ()
         outputs += (arguments[1].shardings,) if self._sets_back else ()
-        return self.partitioner.program(run, arguments, outputs)
+        return run, arguments, outputs
 
     def update(self, phase: int, final: bool) -> Partitioned:
         update = self.pipelines.updates[self.stage]
