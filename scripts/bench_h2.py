@@ -10,6 +10,7 @@
     python scripts/bench_h2.py align --json      # run: does alignment find what is wrong (table 1)
     python scripts/bench_h2.py scale --json      # hetjax's own planner on 1,024 and 2,048 chips
     python scripts/bench_h2.py scanned --json    # predicted: the same Llama scanned over and not
+    python scripts/bench_h2.py memory --json     # held: predicted, and by XLA; offload's seconds
 
 The predictions are those of the paper's cost model for its own chips: see `h2_chips`, which lists
 what is assumed of them. `calibrate` prints these assumptions. `heteropp` trains figure 8's example
@@ -44,6 +45,7 @@ from h2_chips import (
     strategy,
     uniform,
 )
+from h2_memory import WAYS
 from h2_pipelines import PIPELINES
 from h2_scanned import scanned_rows
 
@@ -143,9 +145,14 @@ def search_rows(rounds: int) -> Iterator[dict[str, Any]]:
 
 
 def _in_process(*arguments: str, script: str = "bench_h2.py") -> dict[str, Any]:
+    (row,) = _rows_in_process(*arguments, script=script)
+    return row
+
+
+def _rows_in_process(*arguments: str, script: str) -> list[dict[str, Any]]:
     command = [sys.executable, str(Path(__file__).with_name(script)), *arguments]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=3600)
-    return json.loads(done.stdout)
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 def one_rows(experiment: str) -> Iterator[dict[str, Any]]:
@@ -195,9 +202,7 @@ def heteropp_rows() -> Iterator[dict[str, Any]]:
 
 def frozen_rows() -> Iterator[dict[str, Any]]:
     """A model of which a half is frozen: bits, step time and memory."""
-    command = [sys.executable, str(Path(__file__).with_name("h2_frozen.py")), "--json"]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=3600)
-    yield from map(json.loads, done.stdout.splitlines())
+    yield from _rows_in_process("--json", script="h2_frozen.py")
 
 
 def foreign_rows(rounds: int) -> Iterator[dict[str, Any]]:
@@ -246,6 +251,13 @@ def scale_rows() -> Iterator[dict[str, Any]]:
         yield {**row, "seconds": row["profile_seconds"] + row["search_seconds"]}
 
 
+def memory_rows() -> Iterator[dict[str, Any]]:
+    """What stages hold that make layers again or offload, by prediction and by XLA; its cost."""
+    for model in ("long", "wide"):
+        for way in WAYS:
+            yield from _rows_in_process(way, "--model", model, "--seconds", script="h2_memory.py")
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -262,6 +274,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "align": lambda: align_rows(options.steps),
         "scale": scale_rows,
         "scanned": scanned_rows,
+        "memory": memory_rows,
         "one": lambda: one_rows(options.experiment),
     }
     parser.add_argument("part", choices=parts)

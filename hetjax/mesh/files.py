@@ -18,6 +18,8 @@
         price_per_device_hour: 0.2  # optional; in any currency, the same for all
         max_tensor_parallelism: 2  # optional; devices of a tensor axis, at most
         network_cards: 2  # optional; cards of a node, each of as many devices; or their devices
+        host_memory: 64 GB          # optional; of a node, for what is offloaded
+        host_link: {bandwidth: 12 GB/s, latency: 10 us}  # optional; from a device to it
     links:                          # one for every pair of subclusters, or a default_link
       - {between: [new, old], bandwidth: 10 Gbit/s, latency: 50 us}
 
@@ -102,6 +104,8 @@ class _SubclusterRecord(Record):
     message_load: _Load = 0.0
     max_tensor_parallelism: _Devices | None = None
     network_cards: _Devices | list[list[Index]] | None = None
+    host_memory: _Memory | None = None
+    host_link: _LinkRecord | None = None
 
 
 class ClusterRecord(Record):
@@ -203,6 +207,8 @@ def _build_subcluster(field: str, record: _SubclusterRecord, kind: DeviceKind) -
         message_load=record.message_load,
         max_tensor_parallelism=record.max_tensor_parallelism,
         network_cards=_build_cards(field, record),
+        host_memory_bytes=None if record.host_memory is None else round(record.host_memory),
+        host_link=None if record.host_link is None else record.host_link.link(),
     )
 
 
@@ -314,7 +320,8 @@ def _kind_to_json(kind: DeviceKind) -> dict[str, Any]:
 
 
 def _subcluster_to_json(subcluster: Subcluster) -> dict[str, Any]:
-    price = subcluster.price_per_device_hour
+    price, host_link = subcluster.price_per_device_hour, subcluster.host_link
+    host_memory = subcluster.host_memory_bytes
     return {
         "name": subcluster.name,
         "kind": subcluster.kind.name,
@@ -330,6 +337,8 @@ def _subcluster_to_json(subcluster: Subcluster) -> dict[str, Any]:
             if (load := getattr(subcluster, field))
         },
         **_limits_to_json(subcluster),
+        **({} if host_memory is None else {"host_memory": host_memory}),
+        **({} if host_link is None else {"host_link": _link_to_json(host_link)}),
     }
 
 

@@ -37,11 +37,15 @@ class Subcluster:
             None for any number.
         network_cards: for each network card of a node the devices in it that send and receive over
             it; empty for one card of all. A link to other nodes is as fast as one card makes it.
+        host_memory_bytes: bytes of a node's own memory that its devices may keep arrays in,
+            together; None where they may not.
+        host_link: the link between a device and that memory, one way; where it is not given, what
+            `hetjax.mesh.host_links.link_to_host` assumes.
 
     Raises:
         InputError: the name is empty or has invisible characters, a count is less than 1, the price
-            is not more than 0, a load is less than 0, or network cards do not have each device of a
-            node once.
+            or the memory is not more than 0, a load is less than 0, or network cards do not have
+            each device of a node once.
 
     Example:
         >>> from hetjax.mesh import kind
@@ -64,6 +68,8 @@ class Subcluster:
     message_load: float = 0.0
     max_tensor_parallelism: int | None = None
     network_cards: tuple[tuple[int, ...], ...] = ()
+    host_memory_bytes: int | None = None
+    host_link: Link | None = None
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -94,6 +100,11 @@ class Subcluster:
             raise InputError(
                 f"subcluster {self.name!r}: price_per_device_hour: {price!r} is not allowed: it "
                 "must be more than 0 and finite"
+            )
+        if self.host_memory_bytes is not None and self.host_memory_bytes < 1:
+            raise InputError(
+                f"subcluster {self.name!r}: host_memory_bytes: {self.host_memory_bytes} is not "
+                "allowed: it must be 1 or more"
             )
         for field in ("transfer_load", "message_load"):
             load = getattr(self, field)

@@ -39,6 +39,7 @@ class PipelineCut:
     recompute: tuple[bool, ...]
     accumulate: bool = True
     recompute_runs: tuple[tuple[Run, ...], ...] = ()
+    stream_state: tuple[bool, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -225,6 +226,12 @@ def cut_pipelines(
         programs[0].loss_dtype,
         first_pipeline=first_stages[1],
         frozen=frozen,
+        streamed=[
+            first + stage
+            for first, each in zip(first_stages, cuts, strict=False)
+            for stage, is_streamed in enumerate(each.stream_state)
+            if is_streamed
+        ],
     )
     state = jax.eval_shape(optimizer.init, unflatten(leaves))
     return PipelinePrograms(
@@ -314,7 +321,7 @@ def update_inputs(
         jax.ShapeDtypeStruct(parameters[p].shape, accumulator_dtype(parameters[p].dtype))
         for p in update.summed
     ]
-    state = [pipelines.state_shape(part) for part in update.state]
+    state = [pipelines.state_shape(update.state[place]) for place in update.state_of(phase)]
     scalar = jax.ShapeDtypeStruct((), pipelines.program.loss_dtype)
     loss = (scalar, scalar) if stage == pipelines.loss_stages[0] else ()
     received = [
@@ -322,4 +329,5 @@ def update_inputs(
         for earlier in range(phase)
         for sender in update.receives[earlier]
     ]
+    received += [list(of_phase[stage]) for of_phase in messages[:phase] if of_phase[stage]]
     return parameters, gradients, state, loss, received

@@ -50,8 +50,12 @@ _SENDS = {
     "F": Style("activation on a link", "#a9c8e8"),
     "B": Style("gradient on a link", "#a6d8bd"),
 }
+_COPIES = {
+    "fetch": Style("state from the host's memory", "#d9cba3"),
+    "store": Style("state to the host's memory", "#b7a77a"),
+}
 _MOVE = Style("move among members", "#c9b3d6")
-_ORDER = (*_COMPUTATIONS.values(), *_SENDS.values(), _MOVE)
+_ORDER = (*_COMPUTATIONS.values(), *_SENDS.values(), *_COPIES.values(), _MOVE)
 
 
 def event_style(event: Event) -> Style:
@@ -69,6 +73,8 @@ def event_style(event: Event) -> Style:
     """
     if event.kind == "move":
         return _MOVE
+    if event.kind in _COPIES:
+        return _COPIES[event.kind]
     on_link = is_link(event.track)
     known = _SENDS.get(event.name[:1]) if on_link else _COMPUTATIONS.get(event.kind)
     return known or Style(event.kind, _OTHER_COLOR)

@@ -9,7 +9,13 @@ from statistics import mean, median
 from hetjax.errors import InputError
 from hetjax.pipeline.schedules.schedule import EXPLICIT, Schedule, Task, input_source
 from hetjax.pipeline.schedules.warm_up import one_f_one_b
-from hetjax.pipeline.timeline.timeline import Event, Timeline, link_track, stage_track
+from hetjax.pipeline.timeline.timeline import (
+    Event,
+    Timeline,
+    host_track,
+    link_track,
+    stage_track,
+)
 from hetjax.pipeline.timeline.times import StepTimes
 
 
@@ -164,10 +170,32 @@ def _is_split(schedule: Schedule, stage: int, event: Event) -> bool:
 
 
 def _update(steps: Sequence[tuple[Timeline, Schedule]], stage: int) -> float:
-    return median(
-        sum(event.duration for event in timeline.on(stage_track(stage)) if event.kind == "update")
-        for timeline, _ in steps
-    )
+    return median(update_seconds(timeline, stage) for timeline, _ in steps)
+
+
+def update_seconds(timeline: Timeline, stage: int) -> float:
+    """What a stage's update took in a measured step.
+
+    Args:
+        timeline: the step.
+        stage: the stage.
+
+    Returns:
+        Seconds; where its state came and went, from the first copy to the last.
+    """
+    events = [event for event in timeline.on(stage_track(stage)) if event.kind == "update"]
+    seconds = sum(event.duration for event in events)
+    copies = [
+        event
+        for inward in (True, False)
+        for event in timeline.on(host_track(stage, inward=inward))
+        if event.kind in ("fetch", "store")
+    ]
+    if not copies:
+        return seconds
+    first = min(event.start for event in copies)
+    early = sum(event.duration for event in events if event.end <= first)
+    return early + max(event.end for event in (*events, *copies)) - first
 
 
 def _transfer(steps: Sequence[tuple[Timeline, Schedule]], source: int, target: int) -> float:

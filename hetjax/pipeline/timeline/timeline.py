@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 _LINK = re.compile(r"link (\d+)->(\d+)")
+_HOST = re.compile(r"link (?:host->(\d+)|(\d+)->host)")
 _STAGE = re.compile(r"stage (\d+)(?:, member (\d+))?")
 
 
@@ -34,9 +35,29 @@ def link_track(source: int, target: int) -> str:
     return f"link {source}->{target}"
 
 
+def host_track(stage: int, *, inward: bool) -> str:
+    """The name of one direction of the link between a stage's devices and their hosts' memory.
+
+    Args:
+        stage: the stage.
+        inward: whether to its devices.
+
+    Example:
+        >>> host_track(1, inward=True), host_track(1, inward=False)
+        ('link host->1', 'link 1->host')
+    """
+    return f"link host->{stage}" if inward else f"link {stage}->host"
+
+
 def is_link(track: str) -> bool:
     """Whether a track is a link's; every other track is a stage's or a worker's."""
-    return _LINK.fullmatch(track) is not None
+    return _LINK.fullmatch(track) is not None or _HOST.fullmatch(track) is not None
+
+
+def _host_stage(track: str) -> int | None:
+    """The stage whose link to its hosts' memory a track is; None where it is none."""
+    match = _HOST.fullmatch(track)
+    return int(match[1] or match[2]) if match else None
 
 
 def link_stages(track: str) -> tuple[int, ...]:
@@ -170,6 +191,9 @@ class Timeline:
             return self
 
         def moved(track: str) -> str:
+            host = _host_stage(track)
+            if host is not None:
+                return host_track(first + host, inward=track == host_track(host, inward=True))
             if is_link(track):
                 source, target = link_stages(track)
                 return link_track(first + source, first + target)
@@ -258,7 +282,9 @@ def _track_key(track: str) -> tuple[Any, ...]:
 
 def _owner(track: str, stage_tracks: Container[str]) -> str:
     """The process of a track: a link belongs to the stage that sends on it, if it is there."""
-    stages = link_stages(track)
+    stages, host = link_stages(track), _host_stage(track)
+    if host is not None:
+        stages = (host, host)
     sender = stage_track(stages[0]) if stages else track
     return sender if sender in stage_tracks else track
 

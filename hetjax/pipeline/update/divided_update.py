@@ -14,9 +14,9 @@ stage knows before it updates.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import jax
@@ -29,11 +29,33 @@ from hetjax.pipeline.program.frozen_leaves import NONE_FROZEN, FrozenLeaves
 from hetjax.pipeline.program.loss import accumulator_dtype
 from hetjax.pipeline.program.traced_program import FlatJaxpr, flatten_jaxpr
 from hetjax.pipeline.stages.cutting import ParameterPart
+from hetjax.pipeline.update.state_groups import state_groups
 from hetjax.pipeline.update.update_analysis import Message, UpdateAnalysis
 from hetjax.pipeline.update.update_rows import RowEvaluator, pack, unpack
 
 Result = TypeVar("Result")
 MessagesByPair = Mapping[tuple[int, int], list[Message]]
+
+
+@dataclass(frozen=True, eq=False)
+class UpdateGroup:
+    """Parameters that are updated together, while the state of others is not there.
+
+    Args:
+        parts: their places among the parts that the stage updates.
+        summed: the places of their gradients among the stage's: of those that have any.
+        state: the places of their state among the stage's.
+        returned: the places of the state that the function returns: in the last group also what
+            belongs to no parameter, and all groups read.
+        update: takes and returns what the last phase does, of the group: as state what belongs to
+            no parameter, then the group's; and no loss, which is among the messages.
+    """
+
+    parts: tuple[int, ...]
+    summed: tuple[int, ...]
+    state: tuple[int, ...]
+    returned: tuple[int, ...]
+    update: Callable[..., Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,12 +71,16 @@ class StageUpdate:
         phases: one function a phase. Each takes ``(parameters, gradients, state, loss, messages)``:
             gradients, of the parts that have any, summed over all tokens; ``loss`` the summed loss
             and the count in the last stage of the first pipeline, empty elsewhere; ``messages`` one
-            vector for each entry of ``receives`` of the earlier phases. All but the last return the
-            stage's vector of messages; the last returns ``(parameters, state, metrics)``, with the
-            metrics of `update_function`, and with ``set_back=True`` also zeros in the place of the
+            vector for each entry of ``receives`` of the earlier phases, then the stage's own of
+            these, so that it computes with the very bits that it has told the others. All but the
+            last return the stage's vector of messages; the last returns
+            ``(parameters, state, metrics)``, with the metrics of `update_function`, and with
+            ``set_back=True`` also zeros in the place of the
             gradients.
         sends: for each phase but the last, whether the stage has messages then.
         receives: for each phase but the last, the other stages that have.
+        groups: the last phase in groups, where the stage's state is not on its devices between
+            steps; none where it is. The phases before it then take ``resident`` state alone.
     """
 
     parts: tuple[ParameterPart, ...]
@@ -64,6 +90,18 @@ class StageUpdate:
     phases: tuple[Callable[..., Any], ...]
     sends: tuple[bool, ...]
     receives: tuple[tuple[int, ...], ...]
+    groups: tuple[UpdateGroup, ...] = ()
+
+    @property
+    def resident(self) -> tuple[int, ...]:
+        """The places of the state that stays on the devices: all that is in no group."""
+        away = {place for group in self.groups for place in group.state}
+        return tuple(place for place in range(len(self.state)) if place not in away)
+
+    def state_of(self, phase: int) -> tuple[int, ...]:
+        """The places of the state that a phase takes."""
+        is_last = phase == len(self.phases) - 1
+        return tuple(range(len(self.state))) if is_last else self.resident
 
 
 def divide_update(
@@ -75,6 +113,7 @@ def divide_update(
     loss_dtype: Any = jnp.float32,
     first_pipeline: int | None = None,
     frozen: FrozenLeaves = NONE_FROZEN,
+    streamed: Collection[int] = (),
 ) -> tuple[StageUpdate, ...]:
     """Divide an optimizer's update among stages.
 
@@ -90,16 +129,18 @@ def divide_update(
             the last of them knows the loss, and rows that each pipeline updates are reduced over
             by this one. None: all.
         frozen: leaves without a gradient, and without an update; no stage updates these.
+        streamed: the stages that update their parameters in groups.
 
     Returns:
         Each stage's share.
 
     Raises:
         InputError: the optimizer mixes the elements of parameters that lie on different stages
-            other than through scalars.
+            other than through scalars, or makes such scalars of state that a stage streams.
     """
     flat = trace_update(optimizer, parameters, unflatten, loss_dtype, frozen)
-    analysis = UpdateAnalysis(flat, parameters, parts, names, first_pipeline or len(parts), frozen)
+    first = first_pipeline or len(parts)
+    analysis = UpdateAnalysis(flat, parameters, parts, names, first, frozen, streamed)
     every = [message for found in analysis.messages.values() for message in found]
     groups: dict[tuple[int, int], list[Message]] = {}
     for message in sorted(every):
@@ -322,26 +363,95 @@ def _stage_update(
         tuple(s for s in range(analysis.num_stages) if s != stage and (phase, s) in groups)
         for phase in range(num_phases - 1)
     )
-    phases = tuple(
-        _phase(analysis, stage, phase, state, receives, groups) for phase in range(num_phases)
-    )
     sends = tuple((phase, stage) in groups for phase in range(num_phases - 1))
     like = tuple(analysis.parameter_like(part.leaf) for part in state)
     parts = tuple(analysis.parts[stage])
     summed = tuple(place for place, part in enumerate(parts) if part.leaf in analysis.gradients)
-    return StageUpdate(parts, summed, state, like, phases, sends, receives)
+    told = _Told(analysis, stage, receives, groups)
+    streams = _groups(told, state, summed) if stage in analysis.streamed else ()
+    whole = StageUpdate(parts, summed, state, like, (), sends, receives, streams)
+    early, last = [state[place] for place in whole.resident], num_phases - 1
+    phases = (
+        *(_phase(told, phase, parts, early) for phase in range(last)),
+        _phase(told, last, parts, state),
+    )
+    return replace(whole, phases=phases)
+
+
+def _groups(
+    told: _Told, state: Sequence[ParameterPart], summed: Sequence[int]
+) -> tuple[UpdateGroup, ...]:
+    """The parameters of a stage in groups: what works on each other stays together."""
+    analysis, stage = told.analysis, told.stage
+    parts = analysis.parts[stage]
+    of_gradients = {place: gradient for gradient, place in enumerate(summed)}
+    components: dict[int, list[int]] = {}
+    for place, part in enumerate(parts):
+        components.setdefault(analysis.component(analysis.parameters[part.leaf]), []).append(place)
+    own: dict[int, list[int]] = {component: [] for component in components}
+    common = []
+    for place, part in enumerate(state):
+        value = analysis.state[part.leaf]
+        found = own.get(analysis.component(value)) if value in analysis.local else None
+        (common if found is None else found).append(place)
+    sizes = [sum(analysis.state_bytes(state[place]) for place in each) for each in own.values()]
+    pairs = list(zip(components.values(), own.values(), strict=True))
+    found = [
+        ([p for i in run for p in pairs[i][0]], [p for i in run for p in pairs[i][1]])
+        for run in state_groups(sizes)
+    ]
+    return tuple(
+        UpdateGroup(
+            tuple(places),
+            tuple(of_gradients[place] for place in places if place in of_gradients),
+            tuple(held),
+            (*(common if i == len(found) - 1 else ()), *held),
+            _phase(
+                told,
+                len(told.receives),
+                [parts[place] for place in places],
+                [state[place] for place in (*common, *held)],
+                0 if i == len(found) - 1 else len(common),
+            ),
+        )
+        for i, (places, held) in enumerate(found)
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Told:
+    """What a stage tells and is told between the phases of its update."""
+
+    analysis: UpdateAnalysis
+    stage: int
+    receives: Sequence[Sequence[int]]
+    groups: MessagesByPair
+
+    def scalars(self, phase: int, vectors: Sequence[Any]) -> dict[Message, Any]:
+        """The scalars that are known at a phase, of its vectors of messages.
+
+        After those of the others may come the stage's own.
+        """
+        others = [(p, sender) for p in range(phase) for sender in self.receives[p]]
+        own = [(p, self.stage) for p in range(phase) if (p, self.stage) in self.groups]
+        scalars: dict[Message, Any] = {}
+        for pair, vector in zip([*others, *own], vectors, strict=False):
+            scalars.update(unpack(self.groups[pair], vector, self.analysis.flat))
+        return scalars
 
 
 def _phase(
-    analysis: UpdateAnalysis,
-    stage: int,
+    told: _Told,
     phase: int,
+    parts: Sequence[ParameterPart],
     state: Sequence[ParameterPart],
-    receives: Sequence[Sequence[int]],
-    groups: MessagesByPair,
+    read_only: int = 0,
 ) -> Callable[..., Any]:
-    """One phase of a stage's update, as a traceable function."""
-    parts = analysis.parts[stage]
+    """One phase of an update of some parts, as a traceable function.
+
+    Of the state so many leaves, the first ones, are read and not returned.
+    """
+    analysis, stage, receives, groups = told.analysis, told.stage, told.receives, told.groups
     summed = [part for part in parts if part.leaf in analysis.gradients]
 
     def run(
@@ -353,12 +463,7 @@ def _phase(
         *,
         set_back: bool = False,
     ) -> Any:
-        scalars: dict[Message, Any] = {}
-        vectors = iter(messages)
-        for earlier in range(phase):
-            for sender in receives[earlier]:
-                scalars.update(unpack(groups[earlier, sender], next(vectors), analysis.flat))
-        rows = RowEvaluator(analysis, stage, scalars)
+        rows = RowEvaluator(analysis, stage, told.scalars(phase, messages))
         values = (
             *zip([analysis.parameters[part.leaf] for part in parts], parameters, strict=True),
             *zip([analysis.gradients[part.leaf] for part in summed], gradients, strict=True),
@@ -377,12 +482,12 @@ def _phase(
             inner.known.update(values)
             return (
                 [inner.output(analysis.new_parameters[part.leaf], part) for part in parts],
-                [inner.output(analysis.new_state[part.leaf], part) for part in state],
+                [inner.output(analysis.new_state[part.leaf], part) for part in state[read_only:]],
                 *_zeros(gradients, set_back),
             )
 
         def kept() -> tuple[list[Any], ...]:
-            return list(parameters), list(held), *_zeros(gradients, set_back)
+            return list(parameters), list(held)[read_only:], *_zeros(gradients, set_back)
 
         updated, new_state, *zeros = _if_finite(metrics, applied, kept)
         return updated, new_state, metrics, *zeros

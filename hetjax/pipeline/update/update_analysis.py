@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import jax
@@ -66,9 +67,11 @@ class UpdateAnalysis:
         first_pipeline: how many stages, the first ones, are those of the first pipeline.
         frozen: leaves without a gradient, which are no inputs, and without an update, which are no
             outputs.
+        streamed: the stages that update in groups, with the state of one at a time.
 
     Raises:
-        InputError: arrays of different stages work on each other.
+        InputError: arrays of different stages work on each other, or what a stage tells depends on
+            state that it does not have at once.
     """
 
     def __init__(
@@ -79,8 +82,9 @@ class UpdateAnalysis:
         names: Sequence[str],
         first_pipeline: int,
         frozen: FrozenLeaves = NONE_FROZEN,
+        streamed: Collection[int] = (),
     ):
-        self.flat, self.parts, self.names = flat, parts, names
+        self.flat, self.parts, self.names, self.streamed = flat, parts, names, streamed
         self.num_stages, self.first_pipeline = len(parts), first_pipeline
         self.shapes = list(parameters)
         values, outputs = iter(flat.inputs), iter(flat.outputs)
@@ -101,6 +105,12 @@ class UpdateAnalysis:
         self.component = self._components()
         self.placements = self._placements()
         self.messages = self._messages()
+        self._check_streamed()
+
+    @property
+    def _tells(self) -> bool:
+        """Whether scalars are told: by stages to each other, or by a stage to its own groups."""
+        return self.num_stages > 1 or bool(self.streamed)
 
     def _is_array(self, value: int) -> bool:
         return bool(self.flat.avals[value].shape)
@@ -195,7 +205,7 @@ class UpdateAnalysis:
         """The messages that carry each scalar that stages must be told; several join to one."""
         levels: dict[int, int] = {}
         messages: dict[int, list[Message]] = {}
-        if self.num_stages > 1:
+        if self._tells:
             last = self.first_pipeline - 1
             for value in self.loss:
                 levels[value] = 1
@@ -210,7 +220,7 @@ class UpdateAnalysis:
             placement = self.step_placement(step)
             for output in step.outputs:
                 levels[output] = level
-                if placement is None or self._is_array(output) or self.num_stages == 1:
+                if placement is None or self._is_array(output) or not self._tells:
                     continue
                 home = {self.component(v) for v in step.values() if self._placement(v)}
                 if reach[output] <= home and not placement.is_cut:
@@ -219,6 +229,23 @@ class UpdateAnalysis:
                 messages[output] = [Message(level, owner, output) for owner in owners]
                 levels[output] = level + 1
         return messages
+
+    def _check_streamed(self) -> None:
+        """Check that what streamed stages tell is made of parameters and gradients."""
+        if not self.streamed:
+            return
+        found = {value for value in self.state if value in self.local}
+        for step in self.flat.steps:
+            if found.intersection(step.values()):
+                found.update(step.outputs)
+        for value, messages in self.messages.items():
+            if value in found and any(message.stage in self.streamed for message in messages):
+                raise InputError(
+                    "the optimizer makes a scalar for all parameters of its state's arrays, such "
+                    "as the norm of what Adam makes; a stage whose plan offloads 'optimizer_state' "
+                    "has them one group at a time; allowed: offload without it, or an optimizer "
+                    "that clips gradients"
+                )
 
     def _reach(self) -> dict[int, set[int]]:
         """The components that each value has a part in; -1 stands for what all stages compute."""
@@ -249,6 +276,11 @@ class UpdateAnalysis:
         if part.stop is not None and (not rows or rows[0] != placement.rows):
             raise InputError(self.refusal(stage, placement, "optimizer state"))
         return ParameterPart(leaf, part.start, part.stop)
+
+    def state_bytes(self, part: ParameterPart) -> int:
+        """Bytes of a part of a leaf of the optimizer's state."""
+        aval = self.flat.avals[self.state[part.leaf]]
+        return math.prod(part.shape(aval.shape)) * aval.dtype.itemsize
 
     def parameter_like(self, leaf: int) -> int | None:
         """The parameter that a leaf of the optimizer's state belongs to, element by element."""

@@ -117,6 +117,10 @@ class RowEvaluator:
         ]
 
     def _evaluate(self, step: Step, operands: list[Any]) -> list[Any]:
+        if step.name == "div" and _divides_by_scalar(*operands) and len(step.values()) == 2:
+            # XLA does so too, or not, by how many arrays a scalar divides: programs of other
+            # groups of parameters would round unlike.
+            return [operands[0] * (1 / operands[1])]
         placement = self.analysis.step_placement(step)
         if placement is None or not placement.is_cut:
             return step.evaluate(*operands)
@@ -135,6 +139,13 @@ class RowEvaluator:
         if results is None:
             raise InputError(self.analysis.refusal(self.stage, placement, step.name))
         return results
+
+
+def _divides_by_scalar(array: Any, scalar: Any) -> bool:
+    """Whether a division is of an array by one number, of as many digits as a reciprocal needs."""
+    if not jnp.ndim(array) or jnp.ndim(scalar):
+        return False
+    return jnp.result_type(scalar) in (jnp.float32, jnp.float64)
 
 
 def _align(array: Any, part: ParameterPart, rows: int, shape: Sequence[int]) -> Any:

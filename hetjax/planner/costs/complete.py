@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hetjax.planner.costs.kept_layers import keeping_what_fits
+from hetjax.planner.costs.kept_state import keeping_state_that_fits
 from hetjax.planner.costs.plan_sharding import shard_stages
 from hetjax.planner.costs.predict import choose_schedule, predict
 from hetjax.planner.plan.plan import Plan
@@ -12,8 +13,8 @@ from hetjax.planner.problem.problem import PlanningProblem
 def complete(plan: Plan, problem: PlanningProblem, *, annotate: bool = True) -> Plan:
     """Predict a plan, with the schedule that its problem names.
 
-    Stages that make layers again make as few of them as fits, and stages with a tensor axis are
-    annotated by intra-operator sharding.
+    Stages that offload optimizer state or make layers again do so as far as they must, and stages
+    with a tensor axis are annotated by intra-operator sharding.
 
     Args:
         plan: a plan for the problem, with the warm-up schedule that its stages were chosen for.
@@ -23,7 +24,8 @@ def complete(plan: Plan, problem: PlanningProblem, *, annotate: bool = True) -> 
     Returns:
         The plan with that schedule and its prediction.
     """
-    made = keeping_what_fits(predict(plan, problem), problem)
+    kept = keeping_state_that_fits(predict(plan, problem), problem)
+    made = keeping_what_fits(kept, problem)
     if annotate:
         made = _annotated(made, problem)
     if problem.options.schedule == problem.warm_up_schedule:

@@ -15,10 +15,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetjax.pipeline.program.costs import Cost
+from hetjax.pipeline.timeline.streamed_update import GroupTimes
+from hetjax.pipeline.update.state_groups import state_groups
 from hetjax.planner.intra_op.tensor_axis import TensorCosts
 from hetjax.planner.problem.problem import PlanningProblem
 from hetjax.planner.work.arrays import FloatArray
-from hetjax.planner.work.execution import Execution, parameter_bytes
+from hetjax.planner.work.execution import (
+    Execution,
+    offloaded_bytes,
+    parameter_bytes,
+    part_state_bytes,
+)
 from hetjax.planner.work.layer_runs import Runs
 from hetjax.planner.work.profile import WayTimes
 from hetjax.planner.work.rates import TASK_SECONDS, TRAFFIC_SHARE, ring_seconds
@@ -33,23 +40,35 @@ class Memory:
         state_bytes: parameters, gradients and optimizer state.
         activation_bytes: what one microbatch keeps for its backward pass.
         working_bytes: what a task needs while it runs, beside these.
+        update_bytes: what the update needs beside the state, after all tasks: optimizer state that
+            is on its way from the hosts' memory and back.
+        host_bytes: optimizer state in the hosts' memory.
     """
 
     state_bytes: FloatArray
     activation_bytes: FloatArray
     working_bytes: FloatArray
+    update_bytes: FloatArray
+    host_bytes: FloatArray
 
     def memory_bytes(self, live: int) -> FloatArray:
         """Bytes on one device while ``live`` microbatches wait for their backward pass."""
-        return self.state_bytes + self.working_bytes + live * self.activation_bytes
+        held = self.working_bytes + live * self.activation_bytes
+        return self.state_bytes + np.maximum(held, self.update_bytes)
 
-    def live_limit(self, memory_bytes: float, most: int) -> NDArray[np.int64]:
-        """How many live microbatches fit, from 0 to ``most``."""
+    def live_limit(
+        self, memory_bytes: float, most: int, host_bytes: float = 0.0
+    ) -> NDArray[np.int64]:
+        """How many live microbatches fit, from 0 to ``most``, on a device and its host."""
         room = np.asarray(memory_bytes - self.state_bytes - self.working_bytes)
         with np.errstate(divide="ignore", invalid="ignore"):
             count = np.asarray(room / np.maximum(self.activation_bytes, 0.0))
         # What keeps nothing fits as often as is asked, also where it leaves no room.
         np.fmax(np.fmin(count, most, out=count), 0, out=count)
+        fits = (self.state_bytes + self.update_bytes <= memory_bytes) & (
+            self.host_bytes <= host_bytes
+        )
+        count *= fits
         return count.astype(np.int64)
 
 
@@ -91,6 +110,7 @@ def memory(problem: PlanningProblem, runs: Runs, execution: Execution) -> Memory
     # Devices of all subclusters hold the same.
     way = (execution.mesh_shape, execution.sharding, execution.repeats, problem.optimizer_bytes)
     way = (*way, execution.examples, execution.updates, execution.members)
+    way = (*way, execution.host_link is not None)
     if runs.frozen.without_gradient:
         way = (*way, problem.num_microbatches)
     return runs.once(("memory", *way), lambda: _memory(problem, runs, execution))
@@ -99,7 +119,12 @@ def memory(problem: PlanningProblem, runs: Runs, execution: Execution) -> Memory
 def _memory(problem: PlanningProblem, runs: Runs, execution: Execution) -> Memory:
     """What runs hold, but for what was measured."""
     data = execution.example_parts
-    of = parameter_bytes(problem.program, problem.optimizer_bytes, runs, execution)
+    on_device = problem.optimizer_bytes if execution.host_link is None else 0.0
+    of = parameter_bytes(problem.program, on_device, runs, execution)
+    host = group = np.broadcast_to(0.0, np.shape(of.held))
+    if execution.host_link is not None:
+        way = (problem.program, problem.optimizer_bytes, runs, execution)
+        host, group = offloaded_bytes(*way)
     kept, working = runs.residual_bytes, runs.boundary_bytes + runs.again_bytes
     if execution.recompute:
         kept, working = runs.input_bytes, working + runs.residual_bytes
@@ -108,7 +133,8 @@ def _memory(problem: PlanningProblem, runs: Runs, execution: Execution) -> Memor
     working = (working + waiting) / data
     if execution.sharding == "fully_sharded":
         working = working + of.whole
-    return Memory(state_bytes=of.held, activation_bytes=kept / data, working_bytes=working)
+    # While one group of the state is updated, the next one is on its way.
+    return Memory(of.held, kept / data, working, update_bytes=2 * group, host_bytes=host)
 
 
 def estimate(problem: PlanningProblem, runs: Runs, execution: Execution) -> Estimate:
@@ -207,14 +233,17 @@ def update_seconds(
         of = parameter_bytes(problem.program, problem.optimizer_bytes, runs, execution)
         once = execution.sharding != "fully_sharded"
         exchange = 2 * _parameter_passes(problem, runs, execution)[1] * once
-        return TASK_SECONDS + of.updated / rate + exchange, exchange
+        computed = TASK_SECONDS + of.updated / rate
+        if execution.host_link is not None:
+            computed = _streamed_seconds(problem, runs, execution, of.updated / rate)
+        return computed + exchange, exchange
 
     rate = update_rate(problem, execution)
     if execution.parameters:
         return found()
     # Recomputation changes nothing of it.
     way = (execution.mesh_shape, execution.sharding, execution.link, problem.optimizer_bytes)
-    way = (*way, execution.updates, execution.members)
+    way = (*way, execution.updates, execution.members, execution.host_link)
     return runs.once(("update", rate, *way), found)
 
 
@@ -228,6 +257,65 @@ def _parameter_passes(
         ring_seconds(execution.link, of.whole, devices),
         ring_seconds(execution.link, of.trained, devices),
     )
+
+
+def _streamed_seconds(
+    problem: PlanningProblem, runs: Runs, execution: Execution, updating: FloatArray
+) -> FloatArray:
+    """Seconds of an update whose state comes and goes in groups, all taken to be alike.
+
+    What `hetjax.pipeline.timeline.streamed_update.stream_update` finds of groups as they are.
+    """
+    link = execution.host_link
+    assert link is not None, "the state is offloaded"
+    way = (problem.program, problem.optimizer_bytes, runs, execution)
+    total, group = offloaded_bytes(*way)
+    count = np.where(group > 0, total / np.where(group > 0, group, 1.0), 1.0)
+    copy, each = link.latency + group / link.bandwidth, TASK_SECONDS + updating / count
+    if not copies_overlap(execution):
+        return count * (2 * copy + each)
+    return 2 * copy + each + (count - 1) * np.maximum(each, copy + each / 2)
+
+
+def update_groups(
+    problem: PlanningProblem, runs: Runs, execution: Execution
+) -> tuple[GroupTimes, ...]:
+    """What the groups of an update take whose optimizer state is offloaded.
+
+    Args:
+        problem: the planning problem.
+        runs: one run.
+        execution: where and how.
+
+    Returns:
+        The groups in their order; none where nothing is offloaded.
+    """
+    link = execution.host_link
+    if link is None:
+        return ()
+    way = (problem.program, problem.optimizer_bytes, runs, execution)
+    kinds, of_parts = runs.kinds
+    # What is frozen is in no group.
+    is_updated = [kinds[place].is_updated for place in of_parts]
+    sizes = part_state_bytes(*way)[np.array(is_updated, dtype=bool)].tolist()
+    updated = float(parameter_bytes(*way).updated)
+    a_byte = updated / float(update_rate(problem, execution)) / max(sum(sizes), 1.0)
+    groups = [sum(sizes[place] for place in group) for group in state_groups(sizes)]
+    return tuple(
+        GroupTimes(link.seconds(size), TASK_SECONDS + a_byte * size, link.seconds(size))
+        for size in groups
+    )
+
+
+def copies_overlap(execution: Execution) -> bool:
+    """Whether devices compute while copies to and from their hosts' memory are under way.
+
+    A processor copies by itself, and computes no less for it.
+
+    Args:
+        execution: where and how.
+    """
+    return execution.kind.platform != "cpu"
 
 
 def handling_seconds(

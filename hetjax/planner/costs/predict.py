@@ -15,9 +15,16 @@ from hetjax.pipeline.schedules.memory import MicrobatchBytes, live_limit, peak_b
 from hetjax.pipeline.schedules.schedule import Schedule
 from hetjax.pipeline.timeline.lower_bound import lower_bound
 from hetjax.pipeline.timeline.simulate import StageClock, simulate_schedule, stage_clocks
-from hetjax.pipeline.timeline.timeline import Event, Timeline, stage_track
+from hetjax.pipeline.timeline.streamed_update import GroupTimes, stream_update
+from hetjax.pipeline.timeline.timeline import Event, Timeline, host_track, stage_track
 from hetjax.pipeline.timeline.times import StepTimes
-from hetjax.planner.costs.cost_model import estimate, estimate_halves, update_rate
+from hetjax.planner.costs.cost_model import (
+    copies_overlap,
+    estimate,
+    estimate_halves,
+    update_groups,
+    update_rate,
+)
 from hetjax.planner.costs.crossing_ends import crossing_parts, end_of, joined_link
 from hetjax.planner.costs.member_timeline import by_members
 from hetjax.planner.costs.modules_cost import predict_modules
@@ -159,6 +166,8 @@ def _without_shared_state(
         each / update_rate(problem, execution)
         for each, execution in zip(saved, executions, strict=True)
     )
+    if predicted.host_bytes:
+        return _with_less_offloaded(predicted, saved[0])
     members = tuple(
         replace(member, state_bytes=member.state_bytes - int(each))
         for member, each in zip(predicted.members, saved, strict=False)
@@ -168,6 +177,24 @@ def _without_shared_state(
         state_bytes=predicted.state_bytes - int(saved[0]) * (not members),
         update_seconds=predicted.update_seconds - faster,
         members=members,
+    )
+
+
+def _with_less_offloaded(predicted: StagePrediction, saved: float) -> StagePrediction:
+    """A stage whose offloaded state is less: each of its groups by the same share."""
+    share = 1 - saved / predicted.host_bytes
+    groups = tuple(
+        GroupTimes(share * each.fetch, share * each.update, share * each.store)
+        for each in predicted.update_groups
+    )
+    overlaps = predicted.copies_overlap
+    faster = _ends_at(predicted.update_groups, overlaps) - _ends_at(groups, overlaps)
+    return replace(
+        predicted,
+        host_bytes=int(share * predicted.host_bytes),
+        update_bytes=int(share * predicted.update_bytes),
+        update_groups=groups,
+        update_seconds=predicted.update_seconds - faster,
     )
 
 
@@ -381,7 +408,34 @@ def stage_timeline(plan: Plan) -> Timeline:
         for s, stage in enumerate(prediction.stages)
         if stage.sharing_seconds > 0
     }
-    return Timeline(tuple(_with_sharing(events, sharing))) if sharing else Timeline(tuple(events))
+    events = list(_with_sharing(events, sharing)) if sharing else events
+    groups = {stage_track(s): (s, stage) for s, stage in enumerate(prediction.stages)}
+    return Timeline(tuple(_with_groups(events, groups)))
+
+
+def _with_groups(
+    events: Sequence[Event], stages: Mapping[str, tuple[int, StagePrediction]]
+) -> Iterator[Event]:
+    """Events in which an update whose state is offloaded is one of groups, with their copies."""
+    for event in events:
+        number, stage = stages.get(event.track, (0, None))
+        if event.kind != "update" or stage is None or not stage.update_groups:
+            yield event
+            continue
+        spans = stream_update(stage.update_groups, stage.copies_overlap)
+        start = event.end - max(span.end for span in spans)
+        if start > event.start:
+            yield replace(event, end=start)
+        for span in spans:
+            is_copy = span.what != "update"
+            yield Event(
+                host_track(number, inward=span.what == "fetch") if is_copy else event.track,
+                f"{span.what} {span.group}",
+                span.what,
+                None,
+                start + span.start,
+                min(event.end, start + span.end),
+            )
 
 
 def _with_sharing(events: Sequence[Event], sharing: Mapping[str, float]) -> Iterator[Event]:
@@ -417,7 +471,8 @@ def _room(held: Held) -> float:
 
 def _memory_bytes(held: Held, schedule: Schedule, index: int) -> int:
     peak = peak_bytes(schedule.order[index], _microbatch_bytes(held))
-    return int(held.state_bytes + held.working_bytes + peak)
+    in_update = held.update_bytes if isinstance(held, StagePrediction) else 0
+    return int(held.state_bytes + max(held.working_bytes + peak, in_update))
 
 
 def _with_memory(stage: StagePrediction, schedule: Schedule, index: int) -> StagePrediction:
@@ -476,13 +531,15 @@ def _of_one_member(
     (execution,) = executions_of(plan.cluster, stage)
     whole = estimate(problem, run, execution)
     halves = estimate_halves(problem, work, run, execution)
+    groups = update_groups(problem, run, execution)
+    streamed = _ends_at(groups, copies_overlap(execution)) + float(whole.exchange_seconds)
     return StagePrediction(
         forward_seconds=float(whole.forward_seconds),
         backward_seconds=float(whole.backward_seconds) - halves.recompute_seconds,
         recompute_seconds=halves.recompute_seconds,
         input_gradient_seconds=halves.input_gradient_seconds,
         weight_gradient_seconds=halves.weight_gradient_seconds,
-        update_seconds=float(whole.update_seconds),
+        update_seconds=streamed if groups else float(whole.update_seconds),
         communication_seconds=0.0,
         return_seconds=0.0,
         state_bytes=int(whole.state_bytes),
@@ -493,7 +550,16 @@ def _of_one_member(
         memory_bytes=0,
         memory_limit_bytes=execution.kind.memory_bytes,
         bubble=0.0,
+        update_bytes=int(whole.update_bytes),
+        host_bytes=int(whole.host_bytes),
+        host_limit_bytes=int(execution.host_bytes),
+        update_groups=groups,
+        copies_overlap=bool(groups) and copies_overlap(execution),
     )
+
+
+def _ends_at(groups: Sequence[GroupTimes], overlaps: bool) -> float:
+    return max((span.end for span in stream_update(groups, overlaps)), default=0.0)
 
 
 def _of_members(

@@ -156,10 +156,13 @@ class ForeignCosts:
         exchange = self._exchange(execution.link, parameters, gradients, data)
         updated = (parameters + gradients) / data + state
         rate = execution.kind.memory_bandwidth / 2
+        nothing = np.zeros_like(sums.kept)
         return Estimate(
             state_bytes=parameters + gradients + state + scattered,
             activation_bytes=kept + 0 * sums.kept,
             working_bytes=boundary + working,
+            update_bytes=nothing,
+            host_bytes=nothing,
             forward_seconds=sums.forward,
             backward_seconds=sums.backward + again,
             update_seconds=TASK_SECONDS + updated / rate + exchange,

@@ -131,7 +131,8 @@ def _plan_of(problem: PlanningProblem, modules: Modules, found: ChipStrategy) ->
         member = Member(SubMesh(name, starts[name], shape), (found.width, way.tensor))
         rule = "state_sharded" if found.width > 1 else "data"
         again = repeated_in(problem.repeatable_layers, layers) if way.repeats else ()
-        stages.append(StagePlan(layers, (member,), rule, recompute_layers=again))
+        away = ("optimizer_state",) if way.offloads else ()
+        stages.append(StagePlan(layers, (member,), rule, recompute_layers=again, offload=away))
         starts[name] += devices
     schedule = one_f_one_b(len(stages), problem.num_microbatches)
     plan = pipeline_plan(problem, stages, schedule, HeteroAuto.__name__)

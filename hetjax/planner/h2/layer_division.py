@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -52,6 +53,8 @@ class GroupWay:
         state_bytes: bytes that a layer holds on a chip.
         kept_bytes: bytes that a layer keeps on a chip of each live microbatch.
         fixed_bytes: bytes that a chip holds whatever its layers.
+        most_layers: how many layers a stage may have at most, as where their offloaded state has to
+            fit into its hosts' memory.
     """
 
     tensor: int
@@ -69,6 +72,7 @@ class GroupWay:
     first_bytes: float = 0.0
     last_bytes: float = 0.0
     last_layers: int = 0
+    most_layers: float = math.inf
 
     def stage_seconds(self, layers: int) -> float:
         """What a stage of so many layers takes for a microbatch."""
@@ -226,6 +230,7 @@ class _Search:
         fixed = way.fixed_bytes + is_first * way.first_bytes + is_last * way.last_bytes
         room = max(0.0, group.memory_bytes - fixed)
         most = np.floor(room / (way.state_bytes + way.kept_bytes * live) * (1 + 1e-12))
+        most = np.minimum(most, way.most_layers)
         fewer = way.last_layers * is_last
         # More than all layers are of no use.
         needed = -(-(self._num_layers + fewer) // way.stages)

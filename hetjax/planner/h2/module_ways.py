@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from hetjax.errors import InputError
 from hetjax.mesh.cluster import SubMesh
+from hetjax.mesh.host_links import host_share, link_to_host
 from hetjax.mesh.links import Link
 from hetjax.mesh.subcluster import Subcluster
 from hetjax.planner.costs.cost_model import Estimate, estimate
@@ -109,8 +110,9 @@ class ModuleWays:
             shape = stage_shape(part, width * tensor)
             if shape is None or chips % (width * tensor):
                 continue
-            for repeats in allowed:
-                yield self._way(part, shape, (width, tensor), repeats, chips)
+            away = (False, True) if part.host_memory_bytes is not None else (False,)
+            for repeats, offloads in itertools.product(allowed, away):
+                yield self._way(part, shape, (width, tensor), repeats, offloads, chips)
 
     def _way(
         self,
@@ -118,6 +120,7 @@ class ModuleWays:
         shape: tuple[int, int],
         mesh_shape: tuple[int, int],
         repeats: Repetition,
+        offloads: bool,
         chips: int,
     ) -> GroupWay:
         execution = Execution(
@@ -128,6 +131,8 @@ class ModuleWays:
             repeats,
             subcluster=part.name,
             shape=shape,
+            host_link=link_to_host(part) if offloads else None,
+            host_bytes=host_share(part),
         )
         # Two modules side by side tell what one more takes.
         middle = max(0, len(self._modules.runs) // 2 - 1)
@@ -143,14 +148,16 @@ class ModuleWays:
             tensor=mesh_shape[1],
             stages=chips // math.prod(mesh_shape),
             repeats=repeats == "layers",
-            offloads=False,
+            offloads=offloads,
             layer_seconds=layer.seconds,
             update_seconds=layer.update_seconds,
             handover_seconds=there + back,
             pace_seconds=max(there, back, self._card(part, shape, first), self._crossing),
             state_bytes=layer.state_bytes,
             kept_bytes=layer.kept_bytes,
-            fixed_bytes=float(one.state_bytes) - layer.state_bytes + float(one.working_bytes),
+            fixed_bytes=float(one.state_bytes + one.update_bytes + one.working_bytes)
+            - layer.state_bytes,
+            most_layers=execution.host_bytes // layer.host_bytes if offloads else math.inf,
             exposed_seconds=max(0.0, _seconds(one) - layer.seconds),
             first_bytes=self._edge(execution, self._modules.before).state_bytes,
             last_bytes=head.state_bytes + head.kept_bytes,
@@ -160,10 +167,11 @@ class ModuleWays:
     def _edge(self, execution: Execution, run: LayerRun) -> _Layer:
         """What layers at an end of the program take on a stage that has others, too."""
         if run[0] == run[1]:
-            return _Layer(0.0, 0.0, 0.0, 0.0)
+            return _Layer(0.0, 0.0, 0.0, 0.0, 0.0)
         alone = self._estimate(execution, run)
-        state, kept = float(alone.state_bytes), float(alone.activation_bytes)
-        return _Layer(max(0.0, _seconds(alone) - 2 * TASK_SECONDS), 0.0, state, kept)
+        state = float(alone.state_bytes + alone.update_bytes)
+        kept, seconds = float(alone.activation_bytes), _seconds(alone) - 2 * TASK_SECONDS
+        return _Layer(max(0.0, seconds), 0.0, state, kept, float(alone.host_bytes))
 
     def _estimate(self, execution: Execution, run: LayerRun) -> Estimate:
         return estimate(self._problem, self._runs[execution.repeats].of(run), execution)
@@ -217,6 +225,7 @@ class _Layer:
     update_seconds: float
     state_bytes: float
     kept_bytes: float
+    host_bytes: float
 
 
 def _difference(two: Estimate, one: Estimate) -> _Layer:
@@ -225,6 +234,7 @@ def _difference(two: Estimate, one: Estimate) -> _Layer:
         max(float(two.update_seconds) - float(one.update_seconds), 0.0),
         max(float(two.state_bytes) - float(one.state_bytes), 1.0),
         max(float(two.activation_bytes) - float(one.activation_bytes), 0.0),
+        max(float(two.host_bytes) - float(one.host_bytes), 1.0),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from hetjax.planner.costs.kept_layers import keeping_what_fits
+from hetjax.planner.costs.kept_state import keeping_state_that_fits
 from hetjax.planner.costs.predict import predict
 from hetjax.planner.harp.refit import refitted
 from hetjax.planner.plan.plan import Plan
@@ -43,7 +44,8 @@ def refine(plan: Plan, problem: PlanningProblem) -> Refined:
     found = predict(plan, problem)
     schedule = replace(plan.pipeline.schedule, name=problem.warm_up_schedule)
     others = [found, refitted(plan.with_schedule(schedule), problem)]
-    kept = [keeping_what_fits(each, problem) for each in others if each is not None]
+    known = [keeping_state_that_fits(each, problem) for each in others if each is not None]
+    kept = [keeping_what_fits(each, problem) for each in known]
     fitting = [each for each in kept if _prediction(each).fits]
     return Refined(found, min(fitting or kept, key=lambda each: _prediction(each).step_time))
 

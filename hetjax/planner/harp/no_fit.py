@@ -121,4 +121,6 @@ def _remedies(problem: PlanningProblem) -> list[str]:
         remedies.append(
             f"an optimizer with less state than {problem.optimizer_bytes:.3g} bytes a parameter"
         )
+        if all(each.host_memory_bytes is None for each in problem.cluster.subclusters):
+            remedies.append("host_memory in the cluster, to which its state can be offloaded")
     return [*remedies, "more devices, or devices with more memory", "a smaller model"]

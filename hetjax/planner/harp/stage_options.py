@@ -86,7 +86,8 @@ def best_options(
     """The options that are the best for any run of layers.
 
     A tensor axis of which the integer program tells nothing is for runs that fit in no other way:
-    generic rules divide it, which the cost model cannot judge well enough to weigh them.
+    generic rules divide it, which the cost model cannot judge well enough to weigh them. After it
+    comes optimizer state in the hosts' memory, whose copies every step waits for.
 
     Args:
         problem: the planning problem.
@@ -96,14 +97,19 @@ def best_options(
     """
     fits = np.zeros(runs["nothing"].boundary_bytes.shape, dtype=bool)
     kept: list[StageOption[Execution]] = []
-    untold = [o.mesh_shape[1] > 1 and not told_tensor_costs(problem, o) for o in options]
-    last = sorted(zip(options, untold, strict=True), key=lambda pair: pair[1])
-    for option, is_untold in last:
+
+    def rank(option: Execution) -> tuple[bool, bool]:
+        is_untold = option.mesh_shape[1] > 1 and not told_tensor_costs(problem, option)
+        return option.host_link is not None, is_untold
+
+    # Of what is for runs that fit in no other way, one way does not stand back for another.
+    fits_otherwise, reached = fits, (False, False)
+    for option in sorted(options, key=rank):
+        if rank(option) != reached:
+            fits_otherwise, reached = fits.copy(), rank(option)
         limits = live_limits(problem, runs[option.repeats], option, memory_factor)
-        if is_untold:
-            limits = np.where(fits, np.int32(0), limits)
-        else:
-            fits |= limits > 0
+        limits = np.where(fits_otherwise, np.int32(0), limits) if any(reached) else limits
+        fits |= limits > 0
         found = _stage_option(problem, runs[option.repeats], option, limits)
         if not any(each.is_as_good(found) for each in kept):
             kept.append(found)
@@ -126,13 +132,14 @@ def live_limits(
 
     def found() -> NDArray[np.int32]:
         held = memory(problem, runs, option)
-        limits = held.live_limit(usable, problem.num_microbatches).astype(np.int32)
+        most = problem.num_microbatches
+        limits = held.live_limit(usable, most, option.host_bytes).astype(np.int32)
         limits[0] = 0
         return limits
 
     # Asked twice: whether anything may fit, and what does.
     key = (usable, problem.num_microbatches, option.way, option.sharding, option.repeats)
-    key = (*key, option.examples, option.updates, option.members)
+    key = (*key, option.examples, option.updates, option.members, option.host_link)
     return runs.once(("live limits", *key), found)
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetjax.mesh.cluster import Cluster, SubMesh
+from hetjax.mesh.host_links import host_share, link_to_host
 from hetjax.mesh.links import Link
 from hetjax.mesh.subcluster import Subcluster
 from hetjax.planner.costs.union_cost import UnionExecution
@@ -494,10 +495,12 @@ def execution_options(
 
     Returns:
         Every logical mesh whose data axis divides the microbatch, and whose tensor axis is no wider
-        than the subcluster allows, by every sharding rule, without and with recomputation.
+        than the subcluster allows, by every sharding rule, without and with recomputation; and
+        where the subcluster's nodes have memory for it, all of these again with the optimizer's
+        state in it.
     """
     link = collective_link(problem.cluster, SubMesh(subcluster.name, 0, shape))
-    return tuple(
+    kept = tuple(
         Execution(
             subcluster.kind,
             link,
@@ -511,6 +514,11 @@ def execution_options(
         for repeats in (REPETITIONS if problem.options.allow_recompute else REPETITIONS[:1])
         for sharding in (RULES if data > 1 else ("data",))
     )
+    if subcluster.host_memory_bytes is None:
+        return kept
+    host_link, share = link_to_host(subcluster), host_share(subcluster)
+    away = (replace(each, host_link=host_link, host_bytes=share) for each in kept)
+    return (*kept, *away)
 
 
 def _logical_meshes(

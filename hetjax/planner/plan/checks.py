@@ -84,6 +84,7 @@ def _check_stage(stage: StagePlan, cluster: Cluster, where: str) -> None:
         _check_member(member, cluster, f"{where}.members[{m}]")
     check_shares(stage, f"{where}.shares")
     _check_recompute_layers(stage, where)
+    _check_offload(stage, cluster, where)
     if stage.sharding not in RULES:
         raise InputError(unknown_name(f"{where}.sharding", stage.sharding, RULES))
     for name, spec in stage.parameters.items():
@@ -116,6 +117,25 @@ def _check_recompute_layers(stage: StagePlan, where: str) -> None:
                 f"the one after its last"
             )
         before = stop
+
+
+def _check_offload(stage: StagePlan, cluster: Cluster, where: str) -> None:
+    told = list(stage.offload)
+    if not told:
+        return
+    if len(set(told)) < len(told):
+        raise InputError(f"{where}.offload is {told}; allowed: each once")
+    if len(stage.members) > 1:
+        raise InputError(
+            f"{where}.offload is {told}, and the stage has {len(stage.members)} members; allowed "
+            f"there: nothing"
+        )
+    subcluster = cluster.subcluster(stage.submesh.subcluster)
+    if subcluster.host_memory_bytes is None:
+        raise InputError(
+            f"{where}.offload is {told}, and subcluster {subcluster.name!r} gives no host_memory; "
+            f"allowed: nothing, or say in the cluster how much memory of a node may be used"
+        )
 
 
 def _check_member(member: Member, cluster: Cluster, where: str) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from hetjax.file_content import LEFT_OUT_EMPTY
+from hetjax.pipeline.timeline.streamed_update import GroupTimes
 from hetjax.pipeline.timeline.times import StepTimes
 
 
@@ -60,6 +61,12 @@ class StagePrediction:
         memory_bytes: all of that at the schedule's fullest moment, on one device.
         memory_limit_bytes: what one device has.
         bubble: share of the step in which the stage computes nothing.
+        update_bytes: what the update needs beside the state, on one device: offloaded optimizer
+            state that is on its way.
+        host_bytes: offloaded optimizer state of one device, in its host's memory.
+        host_limit_bytes: a device's share of that memory; 0 where nothing is offloaded.
+        update_groups: of an update whose state is offloaded, what each group takes.
+        copies_overlap: whether these groups' copies run beside computation.
         members: where it has several, each by itself. The stage takes as long as the slowest of
             them and what they exchange; its bytes are those of the one that is the fullest.
     """
@@ -81,6 +88,11 @@ class StagePrediction:
     memory_limit_bytes: int
     bubble: float
     sharing_seconds: float = 0.0
+    update_bytes: Annotated[int, LEFT_OUT_EMPTY] = 0
+    host_bytes: Annotated[int, LEFT_OUT_EMPTY] = 0
+    host_limit_bytes: Annotated[int, LEFT_OUT_EMPTY] = 0
+    update_groups: Annotated[tuple[GroupTimes, ...], LEFT_OUT_EMPTY] = ()
+    copies_overlap: Annotated[bool, LEFT_OUT_EMPTY] = False
     members: Annotated[tuple[MemberPrediction, ...], LEFT_OUT_EMPTY] = ()
 
     @classmethod
@@ -136,8 +148,9 @@ class StagePrediction:
 
     @property
     def fits(self) -> bool:
-        """Whether a device has the memory that the stage needs."""
-        return self.memory_bytes <= self.memory_limit_bytes
+        """Whether a device, and its host, has the memory that the stage needs."""
+        on_host = self.host_bytes <= self.host_limit_bytes
+        return on_host and self.memory_bytes <= self.memory_limit_bytes
 
 
 Held = StagePrediction | MemberPrediction

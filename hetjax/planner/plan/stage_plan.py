@@ -16,6 +16,9 @@ from hetjax.planner.plan.module_shares import ModuleShares, OperandShare, Share
 from hetjax.planner.plan.plan_file import PlannedSchedule
 from hetjax.sharding.annotation.rules import MESH_AXES
 
+Offloaded = Literal["optimizer_state"]
+"""What a stage may keep in its hosts' memory while its devices do not work on it."""
+
 Spec = tuple[Name | None, ...]
 """A `PartitionSpec` as plain data: for each dimension the mesh axis that divides it, or None."""
 
@@ -112,6 +115,8 @@ class StagePlan:
         recompute_layers: runs of its layers, each the first and the one after the last, that keep
             only what goes in; each is computed again right before its own backward pass, where
             `recompute` makes all of the stage again before the first.
+        offload: what is kept in the memory of the devices' hosts, and comes to the devices when
+            they work on it.
 
     Example:
         >>> members = (
@@ -135,6 +140,7 @@ slow[0:1] 1x1; this works on stages of one
     values: Annotated[Mapping[Index, Spec], LEFT_OUT_EMPTY] = field(default_factory=dict)
     shares: Annotated[Shares, LEFT_OUT_EMPTY] = field(default_factory=Shares)
     recompute_layers: Annotated[tuple[tuple[Index, Index], ...], LEFT_OUT_EMPTY] = ()
+    offload: Annotated[tuple[Offloaded, ...], LEFT_OUT_EMPTY] = ()
 
     @classmethod
     def on(
@@ -261,10 +267,10 @@ slow[0:1] 1x1; this works on stages of one
 
     @property
     def rule_words(self) -> tuple[str, ...]:
-        """What is to be said of its rule and of recomputation; mostly nothing."""
+        """What is to be said of its rule, recomputation and offload; mostly nothing."""
         rule = () if self.sharding == "data" else (self.sharding.replace("_", " "),)
         again = ("recompute",) if self.recompute else self._recompute_words
-        return (*rule, *again)
+        return (*rule, *again, *(f"offload {each.replace('_', ' ')}" for each in self.offload))
 
     @property
     def _recompute_words(self) -> tuple[str, ...]:

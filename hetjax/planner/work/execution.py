@@ -15,6 +15,7 @@ from hetjax.mesh.links import Link
 from hetjax.pipeline.program.loss import accumulator_dtype
 from hetjax.pipeline.program.traced_program import Program, num_bytes
 from hetjax.pipeline.stages.cutting import ParameterPart
+from hetjax.pipeline.update.state_groups import STATE_GROUPS
 from hetjax.planner.plan.stage_plan import Spec
 from hetjax.planner.work.arrays import FloatArray
 from hetjax.planner.work.layer_runs import PartKind, Runs
@@ -42,6 +43,8 @@ class Execution:
         updates: of what share of the parameters they keep the optimizer's state and do the update,
             which the other members do of the rest.
         members: how many members the stage has.
+        host_link: where the optimizer's state is offloaded, the link to the hosts' memory.
+        host_bytes: what of that memory is a device's share.
     """
 
     kind: DeviceKind
@@ -55,6 +58,8 @@ class Execution:
     examples: float = 1.0
     updates: float = 1.0
     members: int = 1
+    host_link: Link | None = None
+    host_bytes: float = 0.0
 
     @property
     def recompute(self) -> bool:
@@ -111,6 +116,59 @@ def parameter_bytes(
     shape, shared = execution.mesh_shape, (execution.updates, execution.members)
     way = ("parameter bytes", shape, execution.sharding, optimizer_bytes, *shared)
     return runs.once(way, lambda: _parameter_bytes(program, optimizer_bytes, runs, execution))
+
+
+def offloaded_bytes(
+    program: Program, optimizer_bytes: float, runs: Runs, execution: Execution
+) -> tuple[FloatArray, FloatArray]:
+    """Bytes of the optimizer state of one device, where it is in its host's memory.
+
+    Args:
+        program: the traced loss function.
+        optimizer_bytes: bytes of optimizer state for each element of the parameters.
+        runs: runs of layers.
+        execution: how they run.
+
+    Returns:
+        Of all of it; and of the largest group that comes to the device at once, as
+        `hetjax.pipeline.update.state_groups.state_groups` makes them.
+    """
+
+    def found() -> tuple[FloatArray, FloatArray]:
+        sizes = part_state_bytes(program, optimizer_bytes, runs, execution)
+        total = runs.held(sizes)
+        return total, np.maximum(runs.largest(sizes), total / STATE_GROUPS)
+
+    if execution.parameters:
+        return found()
+    way = ("offloaded bytes", execution.mesh_shape, execution.sharding, optimizer_bytes)
+    return runs.once(way, found)
+
+
+def part_state_bytes(
+    program: Program, optimizer_bytes: float, runs: Runs, execution: Execution
+) -> FloatArray:
+    """Bytes of the optimizer state of each parameter part on one device.
+
+    Args:
+        program: the traced loss function.
+        optimizer_bytes: bytes of optimizer state for each element of the parameters that are
+            updated.
+        runs: runs of layers, with their parts.
+        execution: how they run.
+    """
+    # The blocks of a model have parameters of few shapes.
+    kinds, of_parts = runs.kinds
+    known: dict[Hashable, float] = {}
+    sizes = []
+    for part, place in zip(runs.parts, of_parts, strict=True):
+        kind, override = kinds[place], execution.parameters.get(program.parameter_names[part.leaf])
+        key = (place, override)
+        if key not in known:
+            state = math.prod(kind.shape.shape) * optimizer_bytes * kind.is_updated
+            known[key] = state / _state_division(kind.shape.shape, override, execution)
+        sizes.append(known[key])
+    return np.array(sizes)
 
 
 def _parameter_bytes(
@@ -200,7 +258,10 @@ def state_bytes(
 def state_division(program: Program, part: ParameterPart, execution: Execution) -> int:
     """In how many parts a stage's devices divide the optimizer's state of a parameter part."""
     override = execution.parameters.get(program.parameter_names[part.leaf])
-    shape = part_shape(program, part).shape
+    return _state_division(part_shape(program, part).shape, override, execution)
+
+
+def _state_division(shape: tuple[int, ...], override: Spec | None, execution: Execution) -> int:
     spec = _spec_of(shape, override, execution)
     of_state = state_spec(execution.sharding, spec, shape, execution.mesh_shape)
     return division(of_state, execution.mesh_shape)

@@ -147,6 +147,24 @@ class Runs:
             total = total + size * is_used
         return total
 
+    def largest(self, sizes: FloatArray) -> FloatArray:
+        """The largest of each run's parts.
+
+        Args:
+            sizes: of each part.
+
+        Returns:
+            The most that a part has which a layer of the run uses; 0 where none uses any.
+        """
+        if self.used is None:
+            return np.asarray(sizes.max(initial=0.0))
+        of_layers = (self.used * sizes[:, None]).max(axis=0, initial=0.0)
+        count = len(of_layers)
+        square = np.zeros((count + 1, count + 1))
+        of_runs = np.triu(np.tile(of_layers, (count, 1)))
+        square[:-1, 1:] = np.maximum.accumulate(of_runs, axis=1)
+        return self.in_form(square)
+
     @functools.cached_property
     def _users(self) -> tuple[NDArray[np.bool_], FloatArray, list[NDArray[np.bool_]]]:
         """Which parts one layer uses alone, which one; and the runs that use each of the others."""
@@ -382,7 +400,7 @@ def _again_share(work: Work) -> float:
 def alike_layers(
     program: Program, works: Sequence[Work], figures: Sequence[FloatArray] = ()
 ) -> IntArray:
-    """Which layers are alike in their work, and in the shapes of parameters that are theirs alone.
+    """Which layers are alike in their work, and in the kinds of parameters that are theirs alone.
 
     Args:
         program: the traced loss function.
@@ -395,8 +413,10 @@ def alike_layers(
     users = Counter(part for work in works for part in set(work.parts))
 
     def held(part: ParameterPart) -> Hashable:
-        shape = part_shape(program, part)
-        return (shape.shape, shape.dtype) if users[part] == 1 else part
+        if users[part] > 1:
+            return part
+        kind = part_kind(part_shape(program, part), part.leaf, program.frozen)
+        return kind.shape.shape, kind.shape.dtype, kind.has_gradient, kind.is_updated
 
     places: dict[Hashable, int] = {}
     kinds = []

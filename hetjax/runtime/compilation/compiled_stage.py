@@ -9,6 +9,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, NamedSharding
 
+from hetjax.runtime.compilation.host_memory import in_host_memory
 from hetjax.runtime.compilation.late_sums import typed_mesh
 from hetjax.runtime.compilation.partitioners import MeshPartitioner, UnionPartitioner
 from hetjax.runtime.compilation.segment_programs import compile_segments
@@ -35,7 +36,7 @@ class CompiledStage:
         mesh: the worker's mesh: that of its member.
         programs: compiled programs by name.
         parameters: shardings of the parameter parts, and of their gradients.
-        state: shardings of the optimizer's state.
+        state: shardings of the optimizer's state; of what is offloaded, in the hosts' memory.
         batch: shardings of the batch leaves that the stage reads, by leaf.
         zero_gradients: makes the sums of gradients; None where there are none.
     """
@@ -85,6 +86,9 @@ class StageCompiler:
         leaves = self._placement.pipelines.stages[self._stage].batch
         batch = dict(zip(leaves, self._shardings(BatchLeaf), strict=True))
         parameters, state = self._shardings(Parameter), self._shardings(OptimizerState)
+        for group in self._placement.pipelines.updates[self._stage].groups:
+            for place in group.state:
+                state[place] = in_host_memory(state[place])
         return CompiledStage(self._mesh, programs, parameters, state, batch, zeros)
 
     def _shardings(self, kind: type[Any]) -> list[NamedSharding]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from hetjax.pipeline.build import update_inputs
 from hetjax.pipeline.stages.cutting import ParameterPart
+from hetjax.pipeline.update.divided_update import UpdateGroup
 from hetjax.runtime.compilation.compiling import Argument
 from hetjax.runtime.compilation.partitioners import Layout, Partitioned, Partitioner
 from hetjax.runtime.compilation.sharing_programs import SharingPrograms
@@ -65,8 +66,9 @@ def training_programs(
     update = placement.pipelines.updates[stage]
     for phase in range(len(update.phases)):
         final = phase == len(update.phases) - 1
-        if final or update.sends[phase]:
+        if (final and not update.groups) or (not final and update.sends[phase]):
             programs[f"update_{phase}"] = found.update(phase, final)
+    programs |= found.update_groups()
     return programs
 
 
@@ -216,14 +218,74 @@ class _StagePrograms:
             held[place] = array
         return held
 
+    @property
+    def _sets_back(self) -> bool:
+        """Whether the update's last phase makes gradients' sums zeros again.
+
+        Sums that are reduced late, or of other rows, are set back by a program of their own.
+        """
+        divides = StageSharing(self.pipelines, self.stage).divides
+        return self.accumulates and not self.late and not divides
+
+    def update_groups(self) -> dict[str, Partitioned]:
+        """The programs of the update's groups; those that compute alike are one."""
+        groups = self.pipelines.updates[self.stage].groups
+        made: dict[Hashable, Partitioned] = {}
+        programs: dict[str, Partitioned] = {}
+        for place, group in enumerate(groups):
+            run, arguments, outputs = self._update_group(group, place == len(groups) - 1)
+            closed = jax.make_jaxpr(run)(*(list(each.shapes) for each in arguments))
+            lies = tuple(tuple(each.shardings) for each in arguments)
+            # A program that holds arrays is told by more than its text.
+            key = (str(closed), lies) if not closed.consts else place
+            if key not in made:
+                made[key] = self.partitioner.program(run, arguments, outputs)
+            programs[f"update_group_{place}"] = made[key]
+        return programs
+
+    def _update_group(
+        self, group: UpdateGroup, is_last: bool
+    ) -> tuple[Callable[..., Any], list[Argument], Any]:
+        """The last phase of the update for some of the parameters, in a stage of one member."""
+        update = self.pipelines.updates[self.stage]
+        last = len(update.phases) - 1
+        parameters, gradients, state, _, received = update_inputs(
+            self.pipelines, self.stage, last, self.pipelines.messages
+        )
+        sizes = [len(message) for message in received]
+        flat = [shape for message in received for shape in message]
+        of_parameters = Argument(parameters, self._layouts(UpdatedParameter), donated=True)
+        lies = self._layouts(UpdatedGradient)
+        of_gradients = Argument(gradients, [lies[p] for p in update.summed], self._sets_back)
+        of_state = Argument(state, self.state, donated=True)
+        arguments = [
+            of_parameters.chosen(group.parts),
+            of_gradients.chosen(group.summed),
+            replace(of_state.chosen(update.resident), donated=False),
+            of_state.chosen(group.state),
+            Argument(flat, [self.whole] * len(flat)),
+        ]
+        sets_back = {"set_back": True} if self._sets_back else {}
+
+        def run(parameters: Any, gradients: Any, common: Any, state: Any, flat: Any) -> Any:
+            vectors = iter(flat)
+            told = [[next(vectors) for _ in range(size)] for size in sizes]
+            held = [*common, *state]
+            new, new_state, metrics, *rest = group.update(
+                parameters, gradients, held, (), told, **sets_back
+            )
+            return new, new_state, *((metrics,) if is_last else ()), *rest
+
+        outputs = (arguments[0].shardings, of_state.chosen(group.returned).shardings)
+        outputs += ((self.whole,) * 3,) if is_last else ()
+        outputs += (arguments[1].shardings,) if self._sets_back else ()
+        return run, arguments, outputs
+
     def update(self, phase: int, final: bool) -> Partitioned:
         update = self.pipelines.updates[self.stage]
         shapes = update_inputs(self.pipelines, self.stage, phase, self.pipelines.messages)
         parameters, gradients, state, _, received = shapes
-        losses = self._loss_shapes()
-        # Sums that are reduced late, or of other rows, are set back by a program of their own.
-        divides = StageSharing(self.pipelines, self.stage).divides
-        sets_back = self.accumulates and not self.late and not divides
+        losses, sets_back = self._loss_shapes(), self._sets_back
         updated = self._layouts(UpdatedParameter)
         # Each is updated where its gradient lies, or would lie.
         summed = self._layouts(UpdatedGradient)
@@ -231,6 +293,7 @@ class _StagePrograms:
         sizes = [len(message) for message in received]
         pairs = zip(update.state, update.like, strict=True)
         of_state = [None if leaf is None else replace(part, leaf=leaf) for part, leaf in pairs]
+        states = [self.state[place] for place in update.state_of(phase)]
 
         def run(parameters: Any, gradients: Any, state: Any, losses: Any, flat: Any) -> Any:
             loss = _summed_loss(losses, self.num_microbatches) if losses else ()
@@ -258,7 +321,7 @@ class _StagePrograms:
             [
                 Argument(parameters, updated, donated=final),
                 Argument(gradients, of_gradients, donated=final and sets_back),
-                Argument(state, self.state, donated=final),
+                Argument(state, states, donated=final),
                 Argument(losses, [self.whole] * len(losses)),
                 Argument(flat, [self.whole] * len(flat)),
             ],

@@ -62,15 +62,38 @@ def initial_state(
     whole = NamedSharding(compiled.mesh, PartitionSpec())
     held_so: Sequence[NamedSharding] = [whole] * len(parts) if several else compiled.parameters
     held = initial_parameters(parts, held_so, parameters)
-    state_so = whole if several else list(compiled.state)
-    init = jax.jit(lambda arrays: state_parts(pipelines, stage, arrays), out_shardings=state_so)
-    state = init(held)
+    update = pipelines.updates[stage]
+    state: list[Any] = [None] * len(update.state)
+    # What is offloaded is made group by group: all of it may be too much for the devices.
+    for places in (update.resident, *(group.state for group in update.groups)):
+        state_so = [whole if several else compiled.state[place] for place in places]
+        made = _made_state(pipelines, stage, places, held, state_so)
+        for place, array in zip(places, made, strict=True):
+            state[place] = array
     if not several:
         return StageState(held, state)
     return StageState(
         _part_of(held, placement.leaves(stage, Parameter), member, compiled.parameters),
         _part_of(state, placement.leaves(stage, OptimizerState), member, compiled.state),
     )
+
+
+def _made_state(
+    pipelines: PipelinePrograms,
+    stage: int,
+    places: Sequence[int],
+    held: Sequence[jax.Array],
+    shardings: Sequence[NamedSharding],
+) -> list[jax.Array]:
+    """Some of the leaves of a stage's initial optimizer state."""
+
+    def make(arrays: Sequence[jax.Array]) -> list[Any]:
+        parts = state_parts(pipelines, stage, arrays)
+        return [parts[place] for place in places]
+
+    made = jax.jit(make, out_shardings=list(shardings))(held)
+    # The devices have their room again before the next are made.
+    return jax.block_until_ready(made) if places else made
 
 
 def _part_of(

@@ -56,6 +56,17 @@ class OptimizerState(NamedTuple):
     kind: Literal["optimizer_state"] = "optimizer_state"
 
 
+class Offloaded(NamedTuple):
+    """A buffer in the memory of the devices' hosts, which has its name again on the devices.
+
+    Args:
+        buffer: what it is there.
+    """
+
+    buffer: OptimizerState
+    kind: Literal["offloaded"] = "offloaded"
+
+
 class UpdatedParameter(NamedTuple):
     """Rows of a held parameter part, which the stage updates.
 
@@ -318,6 +329,7 @@ Buffer = (
     | Gradient
     | ReducedGradient
     | OptimizerState
+    | Offloaded
     | UpdatedParameter
     | UpdatedGradient
     | ParameterRows

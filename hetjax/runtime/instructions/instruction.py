@@ -6,7 +6,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from hetjax.runtime.instructions.buffers import BatchLeaf, Buffers
+from hetjax.runtime.instructions.buffers import (
+    BatchLeaf,
+    Buffers,
+    Offloaded,
+    OptimizerState,
+)
 
 
 class RouteKind(StrEnum):
@@ -110,10 +115,49 @@ class Run:
 
 
 @dataclass(frozen=True)
+class Fetch:
+    """Begin to bring buffers from the hosts' memory to the devices; they stay there, too.
+
+    Args:
+        buffers: what they are on the devices.
+    """
+
+    buffers: tuple[OptimizerState, ...]
+
+    @property
+    def sources(self) -> tuple[Offloaded, ...]:
+        """What they are in the hosts' memory."""
+        return tuple(map(Offloaded, self.buffers))
+
+
+@dataclass(frozen=True)
+class Store:
+    """Begin to put buffers into the hosts' memory; they stay on the devices until they are freed.
+
+    Args:
+        buffers: what they are on the devices.
+    """
+
+    buffers: tuple[OptimizerState, ...]
+
+    @property
+    def targets(self) -> tuple[Offloaded, ...]:
+        """What they are in the hosts' memory."""
+        return tuple(map(Offloaded, self.buffers))
+
+
+@dataclass(frozen=True)
+class Await:
+    """Wait until buffers are in the hosts' memory, so that the devices' has room for others."""
+
+    buffers: tuple[Offloaded, ...]
+
+
+@dataclass(frozen=True)
 class Free:
     """Forget buffers."""
 
     buffers: Buffers
 
 
-Instruction = Load | Expect | Receive | Send | Run | Free
+Instruction = Load | Expect | Receive | Send | Run | Fetch | Store | Await | Free

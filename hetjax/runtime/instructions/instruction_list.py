@@ -7,7 +7,7 @@ its last use. The list is data: it knows nothing of devices, and every executor 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from hetjax.pipeline.build import PipelinePrograms
 from hetjax.pipeline.schedules.schedule import Schedule, Task
@@ -24,6 +24,7 @@ from hetjax.runtime.instructions.buffers import (
     LossCount,
     LossSeed,
     LossSum,
+    Offloaded,
     OptimizerState,
     Parameter,
     PipelineLoss,
@@ -37,7 +38,9 @@ from hetjax.runtime.instructions.buffers import (
     UpdateMessage,
 )
 from hetjax.runtime.instructions.instruction import (
+    Await,
     Expect,
+    Fetch,
     Free,
     Instruction,
     Load,
@@ -46,6 +49,7 @@ from hetjax.runtime.instructions.instruction import (
     RouteKind,
     Run,
     Send,
+    Store,
     Tag,
 )
 from hetjax.runtime.instructions.member_instructions import MemberPart, for_member
@@ -81,8 +85,13 @@ def training_instructions(
     """
     writer = _InstructionWriter(pipelines, schedule, stage, reductions=reductions)
     body = _of_part([*writer.tasks(), *writer.update()], stage, part)
-    kept = (Parameter, OptimizerState, LossSeed, StepMetric, AuxSum)
-    return tuple(_with_frees(_with_expectations(body, writer.windows()), kept))
+    away = {each for name in body if isinstance(name, Fetch) for each in name.buffers}
+
+    def is_kept(buffer: Buffer) -> bool:
+        kinds = (Parameter, OptimizerState, Offloaded, LossSeed, StepMetric, AuxSum)
+        return isinstance(buffer, kinds) and buffer not in away
+
+    return tuple(_with_frees(_with_expectations(body, writer.windows()), is_kept))
 
 
 def evaluation_instructions(
@@ -116,7 +125,8 @@ def evaluation_instructions(
     }
     kept = (Parameter, LossSum, LossCount, AuxSum)
     body = _of_part(body, stage, part)
-    return tuple(_with_frees(_with_expectations(body, windows), kept))
+    asked = _with_expectations(body, windows)
+    return tuple(_with_frees(asked, lambda buffer: isinstance(buffer, kept)))
 
 
 def _of_part(body: Sequence[Instruction], stage: int, part: MemberPart | None) -> list[Instruction]:
@@ -333,9 +343,15 @@ class _InstructionWriter:
         update = self.pipelines.updates[self.stage]
         others = [s for s in range(self.pipelines.num_stages) if s != self.stage]
         known: list[Buffer] = []
+        own: list[Buffer] = []
         for phase in range(len(update.phases)):
-            arguments = (parameters, gradients, self.state, self._losses(), tuple(known))
+            state = tuple(self.state[place] for place in update.state_of(phase))
+            told = (*known, *own)
+            arguments = (parameters, gradients, state, self._losses(), told)
             if phase == len(update.phases) - 1:
+                if update.groups:
+                    yield from self._in_groups(parameters, gradients, told, shared)
+                    break
                 outputs = (*parameters, *self.state, *STEP_METRICS)
                 sums = self._accumulators()
                 if sums and (self.reductions or shared.divides):
@@ -347,6 +363,7 @@ class _InstructionWriter:
             mine = self._message(phase, self.stage)
             if update.sends[phase]:
                 yield Run(f"update_{phase}", arguments, mine)
+                own += mine
                 for other in others:
                     route = Route(RouteKind.MESSAGE, self.stage, other)
                     yield Send(Tag(route, phase=phase), mine)
@@ -356,6 +373,44 @@ class _InstructionWriter:
                 yield Receive(Tag(route, phase=phase), buffers)
                 known += buffers
         yield from sharing.share_parameters(shared)
+
+    def _in_groups(
+        self,
+        parameters: Buffers,
+        gradients: Buffers,
+        known: Buffers,
+        shared: sharing.StageSharing,
+    ) -> Iterator[Instruction]:
+        """The last phase of an update whose state comes from the hosts' memory and goes back.
+
+        While a group is updated, the next one is on its way; the one before has then left.
+        """
+        update = self.pipelines.updates[self.stage]
+        resident = tuple(self.state[place] for place in update.resident)
+        sums = self._accumulators()
+        sets_back = sums and not self.reductions and not shared.divides
+        states = [tuple(self.state[place] for place in group.state) for group in update.groups]
+        yield Fetch(states[0])
+        for place, (group, state) in enumerate(zip(update.groups, states, strict=True)):
+            if place + 1 < len(states):
+                if place:
+                    yield Await(tuple(map(Offloaded, states[place - 1])))
+                yield Fetch(states[place + 1])
+            mine = tuple(parameters[part] for part in group.parts)
+            summed = tuple(gradients[each] for each in group.summed)
+            is_last = place == len(states) - 1
+            outputs = (
+                *mine,
+                *(self.state[each] for each in group.returned),
+                *(STEP_METRICS if is_last else ()),
+                *(summed if sets_back else ()),
+            )
+            arguments = (mine, summed, resident, state, known)
+            yield Run(f"update_group_{place}", arguments, outputs)
+            yield Store(state)
+        if sums and not sets_back:
+            yield Run("zero_gradients", (), sums)
+        yield Await(tuple(map(Offloaded, (each for state in states[-2:] for each in state))))
 
     def _message(self, phase: int, sender: int) -> Buffers:
         count = len(self.pipelines.messages[phase][sender])
@@ -395,7 +450,9 @@ def _chosen(buffers: Buffers, places: Sequence[int]) -> Buffers:
 def _makes(instruction: Instruction) -> Buffers:
     if isinstance(instruction, Run):
         return instruction.outputs
-    return instruction.buffers if isinstance(instruction, Load | Receive) else ()
+    if isinstance(instruction, Store):
+        return instruction.targets
+    return instruction.buffers if isinstance(instruction, Load | Receive | Fetch) else ()
 
 
 def _with_expectations(
@@ -419,7 +476,9 @@ def _with_expectations(
 def _reads(instruction: Instruction) -> Buffers:
     if isinstance(instruction, Run):
         return tuple(buffer for argument in instruction.inputs for buffer in argument)
-    return instruction.buffers if isinstance(instruction, Send) else ()
+    if isinstance(instruction, Fetch):
+        return instruction.sources
+    return instruction.buffers if isinstance(instruction, Send | Store | Await) else ()
 
 
 def _is_of_update(instruction: Instruction) -> bool:
@@ -431,11 +490,11 @@ def _is_of_update(instruction: Instruction) -> bool:
 
 
 def _with_frees(
-    body: Iterable[Instruction], kept: tuple[type[Buffer], ...]
+    body: Iterable[Instruction], is_kept: Callable[[Buffer], bool]
 ) -> Iterator[Instruction]:
     """Free every buffer after the instruction that uses it last, or last before it is made anew.
 
-    What is left at the end are buffers of the kept kinds, and what the update made for the next
+    What is left at the end are the buffers that are kept, and what the update made for the next
     step: gradient sums set back to zero.
     """
     instructions = list(body)
@@ -444,13 +503,13 @@ def _with_frees(
     for place, instruction in enumerate(instructions):
         reads = _reads(instruction)
         for buffer in _makes(instruction):
-            if buffer in last and buffer not in reads and not isinstance(buffer, kept):
+            if buffer in last and buffer not in reads and not is_kept(buffer):
                 ends.setdefault(last[buffer], []).append(buffer)
         last |= dict.fromkeys((*_makes(instruction), *reads), place)
     made = (buffer for each in instructions if _is_of_update(each) for buffer in _makes(each))
     final = frozenset(buffer for buffer in made if isinstance(buffer, Gradient))
     for buffer, place in last.items():
-        if not isinstance(buffer, kept) and buffer not in final:
+        if not is_kept(buffer) and buffer not in final:
             ends.setdefault(place, []).append(buffer)
     for place, instruction in enumerate(instructions):
         yield instruction

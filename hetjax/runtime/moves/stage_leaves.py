@@ -10,6 +10,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from hetjax.runtime.compilation.compiled_stage import CompiledStage
+from hetjax.runtime.compilation.host_memory import DEVICE, to_devices
 from hetjax.runtime.compilation.state import StageState
 from hetjax.runtime.instructions.buffers import OptimizerState, Parameter
 from hetjax.runtime.instructions.placement import Placement
@@ -86,7 +87,8 @@ class StageLeaves:
         """What the devices hold of a leaf: a piece each, or none where the stage has none of it."""
         if leaf not in self._arrays:
             return {}
-        data = {shard.device: shard.data for shard in self._arrays[leaf].addressable_shards}
+        (array,) = to_devices([self._arrays[leaf]])
+        data = {shard.device: shard.data for shard in array.addressable_shards}
         return {
             (leaf, device): [(self._bounds[leaf, device], data[self._devices[device]])]
             for device in self._held[leaf].devices
@@ -123,7 +125,9 @@ class StageLeaves:
                     self._bounds[leaf, device], shape.dtype, [], self._devices[device]
                 )
         shards = [made[device] for device in devices]
-        array = jax.make_array_from_single_device_arrays(shape.shape, sharding, shards)
+        lies = sharding.with_memory_kind(DEVICE)
+        array = jax.make_array_from_single_device_arrays(shape.shape, lies, shards)
+        array = jax.device_put(array, sharding)
         self._arrays[leaf] = array
         return array
 

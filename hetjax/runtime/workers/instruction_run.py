@@ -8,8 +8,19 @@ from typing import Any
 import jax
 
 from hetjax.runtime.compilation.compiled_stage import Compiled
+from hetjax.runtime.compilation.host_memory import to_devices, to_host
 from hetjax.runtime.instructions.buffers import Buffer
-from hetjax.runtime.instructions.instruction import Expect, Free, Instruction, Receive, Run, Send
+from hetjax.runtime.instructions.instruction import (
+    Await,
+    Expect,
+    Fetch,
+    Free,
+    Instruction,
+    Receive,
+    Run,
+    Send,
+    Store,
+)
 from hetjax.runtime.moves.transport import Carrier
 
 
@@ -49,6 +60,12 @@ class InstructionRun:
                 self.receive(instruction)
             case Send():
                 self.send(instruction)
+            case Fetch():
+                self.fetch(instruction)
+            case Store():
+                self.store(instruction)
+            case Await():
+                jax.block_until_ready([self.buffers[buffer] for buffer in instruction.buffers])
             case Free():
                 self.free(instruction)
 
@@ -70,6 +87,16 @@ class InstructionRun:
         """Give arrays to a transfer."""
         arrays = [self.buffers[buffer] for buffer in instruction.buffers]
         self._carrier.send(self.step, instruction.tag, arrays)
+
+    def fetch(self, instruction: Fetch) -> None:
+        """Begin to bring arrays from the hosts' memory to the devices."""
+        arrays = [self.buffers[buffer] for buffer in instruction.sources]
+        self.hold(instruction.buffers, to_devices(arrays))
+
+    def store(self, instruction: Store) -> None:
+        """Begin to put arrays into the hosts' memory."""
+        arrays = [self.buffers[buffer] for buffer in instruction.buffers]
+        self.hold(instruction.targets, to_host(arrays))
 
     def hold(self, names: Sequence[Buffer], arrays: Sequence[Any]) -> None:
         """Name arrays."""

@@ -116,6 +116,7 @@ def _placed(job: Job, make: Callable[..., PipelinePrograms]) -> Placement:
             tuple(stage.recompute for stage in pipeline.stages),
             pipeline.num_microbatches > 1,
             tuple(plan.recompute_positions(stage) for stage in pipeline.stages),
+            tuple("optimizer_state" in stage.offload for stage in pipeline.stages),
         )
         for pipeline in plan.pipelines
     ]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -13,8 +15,9 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from hetjax.pipeline.schedules.schedule import Schedule
-from hetjax.pipeline.timeline.timeline import Event, stage_track
+from hetjax.pipeline.timeline.timeline import Event, host_track, stage_track
 from hetjax.runtime.compilation.compiled_stage import CompiledStage, StageCompiler
+from hetjax.runtime.compilation.host_memory import check_host_memory
 from hetjax.runtime.compilation.state import StageState, initial_state, loss_seed
 from hetjax.runtime.instructions.buffers import (
     ACTIVATIONS,
@@ -26,16 +29,19 @@ from hetjax.runtime.instructions.buffers import (
     LossCount,
     LossSeed,
     LossSum,
+    Offloaded,
     OptimizerState,
     Parameter,
 )
 from hetjax.runtime.instructions.instruction import (
+    Fetch,
     Free,
     Instruction,
     Load,
     Receive,
     Run,
     Send,
+    Store,
     Tag,
 )
 from hetjax.runtime.instructions.instruction_list import (
@@ -93,6 +99,9 @@ class StageWorker:
         self.is_last = placement.pipelines.is_last(stage)
         spans_hosts = len({device.process_index for device in mesh.devices.flat}) > 1
         self.waits_for_others = spans_hosts or self.part is not None
+        offload = placement.stage_plan(stage).offload
+        if offload:
+            check_host_memory(mesh.local_devices, f"stage {stage}: offload {list(offload)}")
         self.compiled: CompiledStage = self._compiler.stage()
         schedule = placement.pipeline_plan(stage).schedule
         self.training = self._training(schedule)
@@ -129,6 +138,8 @@ class StageWorker:
         self.buffers = {}
         self._bind(Parameter, state.parameters)
         self._bind(OptimizerState, state.optimizer)
+        for name in self._away:
+            self.buffers[Offloaded(name)] = self.buffers.pop(name)
         if self.compiled.zero_gradients is not None:
             sums = zip(self.programs.trained, self.compiled.zero_gradients(), strict=True)
             self.buffers.update({Gradient(place): array for place, array in sums})
@@ -154,9 +165,18 @@ class StageWorker:
     def _bind(self, kind: type[_Placed], arrays: Sequence[Any]) -> None:
         self.buffers.update({kind(i): array for i, array in enumerate(arrays)})
 
+    @property
+    def _away(self) -> list[OptimizerState]:
+        """The optimizer state that is not on the devices between steps."""
+        groups = self.pipelines.updates[self.stage].groups
+        return [OptimizerState(place) for group in groups for place in group.state]
+
     def _all(self, kind: type[_Placed]) -> list[jax.Array]:
-        names = sorted(name for name in self.buffers if isinstance(name, kind))
-        return [self.buffers[name] for name in names]
+        found = {
+            name.buffer if isinstance(name, Offloaded) else name: array
+            for name, array in self.buffers.items()
+        }
+        return [found[name] for name in sorted(name for name in found if isinstance(name, kind))]
 
     def num_bytes(self, name: Activation, array: Any) -> int:
         """The size of an array that a microbatch keeps, which is the same in every step.
@@ -262,6 +282,7 @@ class _StepRun(InstructionRun):
         self.counts, self.held = counts, Held()
         self.live: Counter[int] = Counter()
         self.live_bytes = 0
+        self.watchers: list[threading.Thread] = []
 
     def execute(self, instructions: Sequence[Instruction]) -> None:
         began = time.perf_counter()
@@ -271,6 +292,8 @@ class _StepRun(InstructionRun):
                 self._fill_wait(early, place, instruction.tag)
             if not early.has_run(place):
                 self.do(instruction)
+        for watcher in self.watchers:
+            watcher.join()
         self._metrics()
         self.report.seconds = time.perf_counter() - began
 
@@ -328,6 +351,41 @@ class _StepRun(InstructionRun):
             name = kind if mark is None else f"{kind}{mark}"
             track = stage_track(self.worker.stage, self.worker.member)
             self.report.events.append(Event(track, name, kind, mark, start, time.time()))
+
+    def fetch(self, instruction: Fetch) -> None:
+        start = time.time()
+        super().fetch(instruction)
+        self._watch("fetch", start, instruction.buffers)
+
+    def store(self, instruction: Store) -> None:
+        start = time.time()
+        super().store(instruction)
+        self._watch("store", start, instruction.targets)
+
+    def _watch(self, kind: str, start: float, names: Sequence[Buffer]) -> None:
+        """In a timed step, note when a copy to or from the hosts' memory is done.
+
+        Nobody waits for it before what is copied is used: computation goes on beside it.
+        """
+        if not self.timed or not names:
+            return
+        arrays = [self.buffers[name] for name in names]
+        track = host_track(self.worker.stage, inward=kind == "fetch")
+        number = sum(event.kind == kind for event in self.report.events)
+        size = sum(array.nbytes for array in arrays)
+        place = len(self.report.events)
+        event = Event(track, f"{kind} {number}", kind, None, start, start, size)
+        self.report.events.append(event)
+
+        def wait() -> None:
+            # An array that is donated meanwhile was there before.
+            with suppress(RuntimeError):
+                jax.block_until_ready(arrays)
+            self.report.events[place] = replace(event, end=time.time())
+
+        watcher = threading.Thread(target=wait, daemon=True)
+        watcher.start()
+        self.watchers.append(watcher)
 
     def load(self, instruction: Load) -> None:
         placement, stage = self.worker.placement, self.worker.stage

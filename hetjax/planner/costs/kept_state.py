@@ -1,0 +1,58 @@
+"""Of the optimizer state that a plan offloads, that which fits on the devices after all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from hetjax.planner.costs.predict import predict
+from hetjax.planner.plan.plan import Plan
+from hetjax.planner.problem.problem import PlanningProblem
+from hetjax.planner.work.rates import USABLE_MEMORY
+
+
+def keeping_state_that_fits(plan: Plan, problem: PlanningProblem) -> Plan:
+    """A plan whose stages offload optimizer state only where their devices have no memory for it.
+
+    A search offloads where nothing else fits the microbatches that it has in mind. By the schedule
+    that was chosen there may be fewer.
+
+    Args:
+        plan: a plan with its prediction.
+        problem: the problem that it solves.
+
+    Returns:
+        The plan with its prediction; as it is where no stage offloads.
+    """
+    away = ["optimizer_state" in stage.offload for stage in plan.stages]
+    if not any(away):
+        return plan
+    kept = predict(_offloading(plan, [False] * len(away)), problem).prediction
+    assert kept is not None, "it was predicted"
+    needed = [
+        is_away and stage.memory_bytes > USABLE_MEMORY * stage.memory_limit_bytes
+        for is_away, stage in zip(away, kept.stages, strict=True)
+    ]
+    return plan if needed == away else predict(_offloading(plan, needed), problem)
+
+
+def _offloading(plan: Plan, needed: Sequence[bool]) -> Plan:
+    """The plan, of whose stages only some offload optimizer state."""
+    left = iter(needed)
+    return replace(
+        plan,
+        pipelines=tuple(
+            replace(
+                pipeline,
+                stages=tuple(
+                    stage
+                    if next(left)
+                    else replace(
+                        stage, offload=tuple(o for o in stage.offload if o != "optimizer_state")
+                    )
+                    for stage in pipeline.stages
+                ),
+            )
+            for pipeline in plan.pipelines
+        ),
+    )

@@ -1,0 +1,216 @@
+"""What plans hold that make layers again or offload optimizer state: predicted, and by XLA.
+
+    python scripts/h2_memory.py nothing
+    python scripts/h2_memory.py offload --seconds
+
+Two stages of a GPT on two host devices. "By XLA" is the peak over a stage's instruction list: the
+buffers that are there, by their own sizes, and what XLA's `memory_analysis` says of each program
+that runs on them: its temporary memory, and those results that take no argument's place. On host
+devices the hosts' memory is the same: what is offloaded counts by where its arrays say that they
+are.
+`bench_h2.py memory` runs all of it, each way in a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from statistics import median
+from typing import Any
+
+from hetjax.planner.plan.stage_plan import Offloaded as Kept
+from hetjax.planner.work.repeating_layers import Repetition
+
+WAYS: Mapping[str, tuple[Repetition, tuple[Kept, ...]]] = {
+    "nothing": ("nothing", ()),
+    "half": ("half", ()),
+    "layers": ("layers", ()),
+    "stage": ("stage", ()),
+    "offload": ("nothing", ("optimizer_state",)),
+    "offload layers": ("layers", ("optimizer_state",)),
+}
+"""What stages make again, and what they offload."""
+
+MICROBATCHES, EXAMPLES, STEPS = 4, 16, 7
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("way", choices=WAYS)
+    parser.add_argument("--model", choices=("wide", "long"), default="long")
+    parser.add_argument("--stages", type=int, default=2)
+    parser.add_argument("--seconds", action="store_true", help="time steps, too")
+    asked = parser.parse_args(arguments)
+    # Before JAX starts.
+    os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={asked.stages}"
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    for row in rows(asked.way, asked.model, asked.stages, with_seconds=asked.seconds):
+        print(json.dumps(row))
+
+
+def rows(way: str, model: str, stages: int, *, with_seconds: bool) -> Iterator[dict[str, Any]]:
+    """A row for each stage of a plan.
+
+    Args:
+        way: one of `WAYS`.
+        model: "long": much is kept of a microbatch; "wide": optimizer state is the most.
+        stages: how many stages.
+        with_seconds: whether steps are timed.
+    """
+    import jax
+    import numpy as np
+    import optax
+
+    import hetjax
+    from hetjax.models import GPTConfig, language_model
+
+    width, sequence = {"long": (128, 256), "wide": (512, 32)}[model]
+    config = GPTConfig(vocabulary=512, blocks=8, width=width, heads=4, sequence=sequence)
+    language = language_model(config)
+    parameters = jax.jit(language.init)(jax.random.key(0))
+    rng = np.random.default_rng(0)
+    batch = {"tokens": rng.integers(0, 512, (EXAMPLES, sequence + 1), dtype=np.int32)}
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3))
+    plan = plan_of(way, stages, language.loss, parameters, batch, optimizer)
+    assert plan.prediction is not None
+    with hetjax.Trainer(plan, language.loss, parameters, optimizer, batch) as trainer:
+        trainer.train_step(batch)
+        executor: Any = trainer._executor
+        workers = executor.workers
+        for worker in workers:
+            worker.buffers = Noting(worker.buffers)
+        trainer.train_step(batch)
+        for predicted, worker in zip(plan.prediction.stages, workers, strict=True):
+            by_xla, on_host, at = peak(worker)
+            yield {
+                "way": way,
+                "model": model,
+                "stage": worker.stage,
+                "predicted_bytes": predicted.memory_bytes,
+                "xla_bytes": by_xla,
+                "ratio": predicted.memory_bytes / by_xla,
+                "at": at,
+                "predicted_host_bytes": predicted.host_bytes,
+                "host_bytes": on_host,
+            }
+        if with_seconds:
+            yield seconds(trainer, batch, plan, way, model)
+
+
+def seconds(trainer: Any, batch: Any, plan: Any, way: str, model: str) -> dict[str, Any]:
+    """What steps and the stages' updates take, beside what is predicted of the updates."""
+    from hetjax.pipeline.timeline.measured_times import update_seconds
+
+    steps, updates = [], []
+    for _ in range(STEPS):
+        began = time.perf_counter()
+        trainer.train_step(batch)
+        steps.append(time.perf_counter() - began)
+    for _ in range(STEPS):
+        trainer.train_step(batch, timed=True)
+        timeline = trainer.timeline()
+        updates.append([update_seconds(timeline, s) for s in range(len(plan.stages))])
+    return {
+        "way": way,
+        "model": model,
+        "step_seconds": median(steps),
+        "update_seconds": [median(each) for each in zip(*updates, strict=True)],
+        "predicted_update_seconds": [each.update_seconds for each in plan.prediction.stages],
+    }
+
+
+def peak(worker: Any) -> tuple[int, int, str]:
+    """The most bytes on a stage's devices, those on its hosts, and what runs at the peak."""
+    from hetjax.runtime.instructions import instruction as kinds
+    from hetjax.runtime.instructions.buffers import Offloaded
+
+    sizes, programs = worker.buffers.sizes, worker.compiled.programs
+    device = {name for name in worker.buffers if not isinstance(name, Offloaded)}
+    on_host = sum(a.nbytes for n, a in worker.buffers.items() if isinstance(n, Offloaded))
+    most, at = 0, ""
+    for each in worker.training:
+        held = sum(map(sizes.get, device))
+        match each:
+            case kinds.Run():
+                made = sum(sizes[b] for b in each.outputs if b not in device)
+                analysis = programs[each.program].memory_analysis()
+                held += analysis.temp_size_in_bytes + made
+                held += max(0, analysis.output_size_in_bytes - analysis.alias_size_in_bytes - made)
+                what, device = each.program, device | set(each.outputs)
+            case kinds.Load() | kinds.Receive() | kinds.Fetch():
+                device = device | set(each.buffers)
+                held, what = sum(map(sizes.get, device)), type(each).__name__
+            case kinds.Free():
+                device, what = device - set(each.buffers), ""
+            case _:
+                what = ""
+        if held > most:
+            most, at = held, what
+    return most, on_host, at
+
+
+class Noting(dict[Any, Any]):
+    """A worker's buffers, with the sizes of all that were ever there."""
+
+    def __init__(self, buffers: Mapping[Any, Any]):
+        super().__init__(buffers)
+        self.sizes = {name: array.nbytes for name, array in buffers.items()}
+
+    def __setitem__(self, name: Any, array: Any) -> None:
+        self.sizes[name] = array.nbytes
+        super().__setitem__(name, array)
+
+    def update(self, *pairs: Any, **named: Any) -> None:
+        """Name arrays, one by one."""
+        for name, array in dict(*pairs, **named).items():
+            self[name] = array
+
+
+def plan_of(way: str, stages: int, loss: Any, parameters: Any, batch: Any, optimizer: Any) -> Any:
+    """A plan of equal stages that run in a way, with its prediction."""
+    from hetjax.mesh import Cluster, Link, Subcluster, SubMesh, measure_host_cpu
+    from hetjax.pipeline.schedules.warm_up import one_f_one_b
+    from hetjax.planner import make_problem, predict
+    from hetjax.planner.harp.candidate_plans import pipeline_plan
+    from hetjax.planner.plan.stage_plan import Member, StagePlan
+    from hetjax.planner.work.repeating_layers import repeated_by
+
+    link = Link(10e9, 1e-5)
+    host = replace(measure_host_cpu(stages), memory_bytes=10**11)
+    part = Subcluster("chips", host, 1, stages, link, link, host_memory_bytes=10**11)
+    problem = make_problem(
+        loss,
+        parameters,
+        batch,
+        cluster=Cluster("memory", (part,)),
+        optimizer=optimizer,
+        num_microbatches=MICROBATCHES,
+    )
+    repeats, offload = WAYS[way]
+    count = problem.num_layers
+    edges = [round(count * s / stages) for s in range(stages + 1)]
+    made = []
+    for s in range(stages):
+        layers = edges[s], edges[s + 1]
+        member = Member(SubMesh("chips", s, (1, 1)), (1, 1))
+        again = repeated_by(repeats, problem.repeatable_layers, layers)
+        made.append(
+            StagePlan(
+                layers,
+                (member,),
+                recompute=repeats == "stage",
+                recompute_layers=again,
+                offload=offload,
+            )
+        )
+    schedule = one_f_one_b(stages, MICROBATCHES)
+    plan = pipeline_plan(problem, made, schedule, "bench_h2.py memory")
+    return predict(plan, problem)
+
+
+if __name__ == "__main__":
+    main()
