@@ -78,6 +78,7 @@ class _Leafwise:
         self.owner: dict[int, int] = {}
         self.level: dict[int, int] = {}
         self.owned: set[Step] = set()
+        self.constants: set[int] = set()
         self.shared: list[list[Step]] = []
         for step in steps:
             self._place(step)
@@ -131,7 +132,13 @@ class _Leafwise:
             self.shared[level].append(step)
 
     def _is_copied(self, step: Step) -> bool:
-        """Whether each piece has a step of its own that makes an array of shared scalars."""
+        """Whether each piece has a step of its own that makes an array of shared scalars.
+
+        Or makes anything of constants: a program that reads nothing lies on no devices.
+        """
+        if all(value in self.constants for value in step.values()):
+            self.constants.update(step.outputs)
+            return True
         is_array = any(self.program.avals[output].shape for output in step.outputs)
         return (
             is_array and not is_expensive(step) and not any(v in self.owner for v in step.values())
