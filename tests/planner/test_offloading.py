@@ -27,6 +27,7 @@ from hetjax.planner.plan.stage_plan import Member, PipelinePlan, Shares, StagePl
 LINK = Link(1e9, 1e-5)
 ONE = Member(SubMesh("card", 0, (1, 1)), (1, 1))
 OFFLOAD = ("optimizer_state",)
+ADAMW = optax.adamw(1e-2)
 
 
 def cluster_of(memory_bytes: float, host: int | None, devices: int = 2) -> Cluster:
@@ -109,7 +110,11 @@ def loss(parameters: Any, batch: Any) -> Any:
     return jnp.mean(batch**2)
 
 
-def problem_of(memory_bytes: float, host: int | None) -> Any:
+def problem_of(
+    memory_bytes: float,
+    host: int | None,
+    optimizer: optax.GradientTransformation = ADAMW,
+) -> Any:
     block = (
         jax.ShapeDtypeStruct((64, 1024), jnp.float32),
         jax.ShapeDtypeStruct((1024, 64), jnp.float32),
@@ -119,12 +124,31 @@ def problem_of(memory_bytes: float, host: int | None) -> Any:
         [block] * 8,
         jax.ShapeDtypeStruct((64, 64), jnp.float32),
         cluster=cluster_of(memory_bytes, host),
-        optimizer=optax.adamw(1e-2),
+        optimizer=optimizer,
         num_microbatches=4,
     )
 
 
 TIGHT, ROOMY = 8e6, 20e6
+
+
+def test_what_is_frozen_has_no_state_to_offload() -> None:
+    labels = ["frozen" if block % 2 else "trained" for block in range(8)]
+    ways = {"trained": ADAMW, "frozen": optax.set_to_zero()}
+    problem = problem_of(ROOMY, 10**9, optax.multi_transform(ways, labels))
+    plan = complete(DynamicProgram().plan(problem), problem)
+    away = predict(offloading(plan), problem)
+    assert plan.prediction is not None
+    assert away.prediction is not None
+    for kept, stage in zip(plan.prediction.stages, away.prediction.stages, strict=True):
+        assert kept.state_bytes - stage.state_bytes == pytest.approx(stage.host_bytes, abs=8)
+        assert 0 < stage.host_bytes < kept.state_bytes / 2
+        assert len(stage.update_groups) <= 8
+
+
+def offloading(plan: Plan) -> Plan:
+    stages = tuple(replace(stage, offload=OFFLOAD) for stage in plan.stages)
+    return replace(plan, pipelines=(replace(plan.pipeline, stages=stages),))
 
 
 def test_the_search_offloads_where_nothing_else_fits() -> None:

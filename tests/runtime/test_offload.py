@@ -11,16 +11,26 @@ import jax
 import numpy as np
 import optax
 import pytest
-from cases import CLUSTER, Case, examples, random_case
+from cases import (
+    CLUSTER,
+    Case,
+    examples,
+    random_case,
+    random_cuts,
+    random_pipeline,
+    trace_model,
+)
 from execution import job_of, running, train
 from hypothesis import given
 from hypothesis import strategies as st
-from small_models import make_batch
+from small_models import Model, make_batch
 
 from hetjax import InputError
 from hetjax.mesh import Cluster
+from hetjax.pipeline.update import alike_leaves
 from hetjax.planner.plan.plan import Plan
 from hetjax.runtime.compilation.host_memory import HOST, check_host_memory
+from hetjax.runtime.compilation.piecewise_program import PiecewiseProgram
 from hetjax.runtime.instructions.buffers import Offloaded, OptimizerState
 from hetjax.runtime.instructions.instruction import Await, Fetch, Free, Run, Store
 from hetjax.runtime.local.local_executor import LocalExecutor
@@ -66,6 +76,28 @@ def test_offloaded_state_gives_the_same_bits(number: int, pipelines: int):
     case = random_case(Random(number), 3, 3, pipelines)
     losses, state = steps(case, CLIPPED)
     found, offloaded = steps(replace(case, plan=offloading(case.plan)), CLIPPED)
+    assert found == losses
+    assert same(offloaded, state)
+
+
+@pytest.mark.parametrize("freezes", [False, True])
+def test_so_does_an_update_in_pieces_or_of_some_parameters(
+    freezes: bool, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(alike_leaves, "_FEWEST", 0)
+    model, rng = Model(blocks=("attention",) * 4), Random(1)
+    layers, (stages,) = random_cuts(rng, model, 1, 2)
+    pipeline = random_pipeline(rng, stages, 2)
+    program = trace_model(model, pipeline.microbatch_size)
+    case = Case(model, program, Plan(program.fingerprint, layers, CLUSTER, (pipeline,)))
+    labels = {"embedding": "trained", "blocks": ["trained", "frozen", "trained", "trained"]}
+    ways = {"trained": CLIPPED, "frozen": optax.set_to_zero()}
+    optimizer = optax.multi_transform(ways, labels) if freezes else CLIPPED
+    with running(job_of(case, optimizer)) as executor:
+        compiled = [worker.compiled.programs for worker in executor.workers]
+        assert any(isinstance(each, PiecewiseProgram) for p in compiled for each in p.values())
+    losses, state = steps(case, optimizer)
+    found, offloaded = steps(replace(case, plan=offloading(case.plan)), optimizer)
     assert found == losses
     assert same(offloaded, state)
 

@@ -154,7 +154,8 @@ class _Leafwise:
         owners = {self._owner(pair[0]) for pair in ends.values()} - {None}
         pieces: list[Piece] = []
         for steps in self.shared:
-            told = {v for step in steps for v in step.values() if v in self.owner}
+            # In order, so that alike components tell alike.
+            told = sorted({v for step in steps for v in step.values() if v in self.owner})
             pieces += self._of_owners({v: (v, None) for v in told}, everything)
             pieces += self._shared_pieces(steps)
         if self.predicate is not None and self._owner(self.predicate) is not None:

@@ -52,11 +52,12 @@ class RowEvaluator:
         self.analysis, self.stage, self.scalars = analysis, stage, scalars
         self.known: dict[int, Any] = {}
         self.joined: dict[int, Any] = {}
+        self.reciprocals: dict[int, Any] = {}
 
     def with_scalars(self) -> RowEvaluator:
         """An evaluator that knows the scalars that this one knows, and no arrays."""
         other = RowEvaluator(self.analysis, self.stage, dict(self.scalars))
-        other.joined = dict(self.joined)
+        other.joined, other.reciprocals = dict(self.joined), dict(self.reciprocals)
         other.known = {v: each for v, each in self.known.items() if not jnp.ndim(each)}
         return other
 
@@ -116,11 +117,16 @@ class RowEvaluator:
             if value is not None and value not in self.known and value not in self.analysis.messages
         ]
 
+    def _reciprocal(self, value: int, scalar: Any) -> Any:
+        if value not in self.reciprocals:
+            self.reciprocals[value] = 1 / scalar
+        return self.reciprocals[value]
+
     def _evaluate(self, step: Step, operands: list[Any]) -> list[Any]:
         if step.name == "div" and _divides_by_scalar(*operands) and len(step.values()) == 2:
             # XLA does so too, or not, by how many arrays a scalar divides: programs of other
             # groups of parameters would round unlike.
-            return [operands[0] * (1 / operands[1])]
+            return [operands[0] * self._reciprocal(step.values()[1], operands[1])]
         placement = self.analysis.step_placement(step)
         if placement is None or not placement.is_cut:
             return step.evaluate(*operands)
