@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from hetjax.pipeline.program.fences import fenced
-from hetjax.pipeline.program.pieces import pieces_of
+from hetjax.pipeline.program.pieces import LEAST_FLOPS, pieces_of
 from hetjax.pipeline.program.step_program import StepProgram
 from hetjax.pipeline.update.alike_leaves import leafwise_pieces, program_of
 from hetjax.runtime.compilation.compiling import Argument, compile_program
@@ -33,6 +33,11 @@ Layout = Any
 Partitioned = Any
 """A program of a stage: on one mesh compiled, on a union a `DividedProgram`. Both tell how their
 results lie."""
+
+
+_LEAST_FLOPS = {"cpu": LEAST_FLOPS}
+_LEAST_FLOPS_OF_CARDS = 1e11
+"""What a piece computes at least on devices whose programs are started 0.1 ms apart at best."""
 
 
 class Partitioner(Protocol):
@@ -148,7 +153,8 @@ class MeshPartitioner:
     ) -> Any:
         """A compiled program, for CPUs with fences; of one that repeats itself, compiled pieces."""
         compiled = partial(self._task, keeps_sums=keeps_sums)
-        if isinstance(function, StepProgram) and (pieces := pieces_of(function)):
+        least = _LEAST_FLOPS.get(self.mesh.devices.flat[0].platform, _LEAST_FLOPS_OF_CARDS)
+        if isinstance(function, StepProgram) and (pieces := pieces_of(function, least)):
             return compile_pieces(function, pieces, arguments, outputs, compiled)
         return compiled(function, arguments, outputs)
 
