@@ -34,13 +34,13 @@ _FEWEST = 3
 
 
 def program_of(
-    function: Callable[..., Any], arguments: Sequence[Sequence[jax.ShapeDtypeStruct]]
+    function: Callable[..., Any], arguments: Sequence[Sequence[Any]]
 ) -> tuple[StepProgram, Any]:
     """A function of sequences of arrays as a program.
 
     Args:
         function: the function.
-        arguments: the shapes of what it takes.
+        arguments: what it takes: arrays, or their shapes.
 
     Returns:
         The program, whose outputs are one sequence, and the structure of what the function returns.
