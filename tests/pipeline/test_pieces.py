@@ -34,7 +34,9 @@ def in_pieces(
     program: StepProgram, pieces: Sequence[Piece], arrays: Sequence[Sequence[Any]]
 ) -> list[Any]:
     """What a program's pieces make, called in order."""
-    values = dict(zip(itertools.chain(*program.arguments), itertools.chain(*arrays), strict=True))
+    values: dict[Any, Any] = dict(
+        zip(itertools.chain(*program.arguments), itertools.chain(*arrays), strict=True)
+    )
     for piece in pieces:
         (made,) = piece.program([values[value] for value in piece.reads])
         values.update(zip(piece.makes, made, strict=True))
