@@ -96,7 +96,7 @@ def start(options: argparse.Namespace, blocks: int) -> tuple[dict[str, float], h
 def whole_programs() -> Iterator[None]:
     """Tasks and updates are compiled whole in this block."""
     pieces, leaves = partitioners.pieces_of, partitioners.leafwise_pieces
-    partitioners.pieces_of = lambda program, least: ()
+    partitioners.pieces_of = lambda program: ()
     partitioners.leafwise_pieces = lambda program: (program, ())
     try:
         yield
