@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetjax.pipeline.program import pieces as pieces_module
 from hetjax.pipeline.program.computations import computation_of, constant_of
 from hetjax.pipeline.program.pieces import Piece, pieces_of
 from hetjax.pipeline.program.step_program import StepProgram
@@ -27,7 +26,7 @@ from hetjax.pipeline.update.divided_update import update_function
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces may be as small as those of small models, and updates have few leaves."""
-    monkeypatch.setattr(pieces_module, "_LEAST_FLOPS", 0.0)
+    monkeypatch.setattr(alike_leaves, "_TOGETHER", 4)
     monkeypatch.setattr(alike_leaves, "_FEWEST", 0)
 
 
@@ -35,7 +34,9 @@ def in_pieces(
     program: StepProgram, pieces: Sequence[Piece], arrays: Sequence[Sequence[Any]]
 ) -> list[Any]:
     """What a program's pieces make, called in order."""
-    values = dict(zip(itertools.chain(*program.arguments), itertools.chain(*arrays), strict=True))
+    values: dict[Any, Any] = dict(
+        zip(itertools.chain(*program.arguments), itertools.chain(*arrays), strict=True)
+    )
     for piece in pieces:
         (made,) = piece.program([values[value] for value in piece.reads])
         values.update(zip(piece.makes, made, strict=True))
@@ -61,7 +62,7 @@ def test_pieces_compute_what_the_program_does(depth: int):
     loss, weights, x = stack(depth)
     gradient = jax.value_and_grad(loss)
     program, _ = program_of(lambda weights, batch: gradient(weights, *batch), [weights, [x]])
-    pieces = pieces_of(program)
+    pieces = pieces_of(program, 0.0)
     assert bool(pieces) == (depth >= 3)
     expected, gradients = gradient(weights, x)
     found = in_pieces(program, pieces, [weights, [x]]) if pieces else program(weights, [x])[0]
@@ -73,7 +74,7 @@ def test_a_deeper_model_has_no_more_unlike_pieces():
     def unlike(depth: int) -> int:
         loss, weights, x = stack(depth)
         program, _ = program_of(lambda weights, x: jax.grad(loss)(weights, *x), [weights, [x]])
-        pieces = pieces_of(program)
+        pieces = pieces_of(program, 0.0)
         assert len(pieces) >= depth
         return len({piece.key for piece in pieces})
 
@@ -87,21 +88,19 @@ def test_blocks_that_differ_in_a_constant_are_not_alike():
         return x
 
     program, _ = program_of(lambda x: loss(*x), [[jnp.ones((2, 2))]])
-    pieces = pieces_of(program)
+    pieces = pieces_of(program, 0.0)
     products = [piece.key for piece in pieces if len(piece.program.steps) > 1]
     assert len(products) == 3 or len(set(products)) > 1
     (found,) = in_pieces(program, pieces, [[jnp.eye(2)]]) if pieces else program([jnp.eye(2)])[0]
     np.testing.assert_array_equal(found, loss(jnp.eye(2)))
 
 
-def test_small_pieces_hold_several_blocks(monkeypatch: pytest.MonkeyPatch):
+def test_small_pieces_hold_several_blocks():
     loss, weights, x = stack(12)
     program, _ = program_of(lambda weights, x: loss(weights, *x), [weights, [x]])
-    alone = len(pieces_of(program))
+    alone = len(pieces_of(program, 0.0))
     # A block's two products are 2 * 2 * 3 * 4 * 4 operations.
-    monkeypatch.setattr(pieces_module, "_LEAST_FLOPS", 2 * 2 * 2 * 3 * 4 * 4)
-    assert len(pieces_of(program)) == alone // 2 + 1
-    monkeypatch.setattr(pieces_module, "_LEAST_FLOPS", 1e9)
+    assert len(pieces_of(program, 2 * 2 * 2 * 3 * 4 * 4)) == alone // 2 + 1
     assert pieces_of(program) == ()
 
 

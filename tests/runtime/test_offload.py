@@ -85,6 +85,7 @@ def test_so_does_an_update_in_pieces_or_of_some_parameters(
     freezes: bool, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(alike_leaves, "_FEWEST", 0)
+    monkeypatch.setattr(alike_leaves, "_TOGETHER", 3)
     model, rng = Model(blocks=("attention",) * 4), Random(1)
     layers, (stages,) = random_cuts(rng, model, 1, 2)
     pipeline = random_pipeline(rng, stages, 2)

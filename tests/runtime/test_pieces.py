@@ -18,18 +18,22 @@ from one_device import check_gradients
 from small_models import BLOCKS, Model
 
 from hetjax.models import GPTConfig, language_model
-from hetjax.pipeline.program import pieces
+from hetjax.pipeline.program.pieces import pieces_of
+from hetjax.pipeline.stages import traced_stage
 from hetjax.pipeline.stages.cutting import ParameterPart
 from hetjax.pipeline.update import alike_leaves
 from hetjax.planner.plan.plan import Plan
 from hetjax.runtime.compilation import made_parameters as making
+from hetjax.runtime.compilation import partitioners
 from hetjax.runtime.compilation.made_parameters import made_parameters
 from hetjax.runtime.compilation.piecewise_program import PiecewiseProgram
 
 
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "_LEAST_FLOPS", 0.0)
+    monkeypatch.setattr(partitioners, "pieces_of", lambda program: pieces_of(program, 0.0))
+    monkeypatch.setattr(traced_stage, "pieces_of", lambda program: pieces_of(program, 0.0))
+    monkeypatch.setattr(alike_leaves, "_TOGETHER", 4)
     monkeypatch.setattr(alike_leaves, "_FEWEST", 0)
 
 

@@ -31,7 +31,7 @@ from hetjax.pipeline.program.traced_program import (
 _FEWEST = 3
 """A program is cut where so many runs of steps, one after another, are alike."""
 
-_LEAST_FLOPS = 1e8
+LEAST_FLOPS = 1e8
 """What a piece computes at least: a call of a compiled program takes a processor 0.15 ms."""
 
 
@@ -78,11 +78,12 @@ def piece_of(program: StepProgram, makes: Sequence[Operand], summands: Sequence[
     return Piece(program, tuple(makes), tuple(summands), key_of(program))
 
 
-def pieces_of(program: StepProgram) -> tuple[Piece, ...]:
+def pieces_of(program: StepProgram, least_flops: float = LEAST_FLOPS) -> tuple[Piece, ...]:
     """Cut a program into pieces.
 
     Args:
         program: the program.
+        least_flops: floating-point operations of matrix products that a piece has at least.
 
     Returns:
         Pieces that compute the program, in order, where many of them are alike; else none.
@@ -90,7 +91,7 @@ def pieces_of(program: StepProgram) -> tuple[Piece, ...]:
     outputs = [*itertools.chain(*program.outputs), *(program.summands or ())]
     made = set(_values(outputs))
     steps = _where_they_belong(program.steps)
-    cuts = _cuts(steps, program, made)
+    cuts = _cuts(steps, program, made, least_flops)
     if not cuts:
         return ()
     bounds = itertools.pairwise([0, *cuts, len(steps)])
@@ -149,7 +150,9 @@ def needed_before(
             stack.append((before, iter(before.values())))
 
 
-def _cuts(steps: Sequence[Step], program: StepProgram, made: set[int]) -> list[int]:
+def _cuts(
+    steps: Sequence[Step], program: StepProgram, made: set[int], least_flops: float
+) -> list[int]:
     """Where a program is cut: between steps that repeat, where the fewest bytes are alive."""
     codes = _codes(steps, program.avals)
     heavy = np.array([is_expensive(step) for step in steps])
@@ -166,7 +169,7 @@ def _cuts(steps: Sequence[Step], program: StepProgram, made: set[int]) -> list[i
         # The bytes at each place of the period, at the places between two of its repetitions.
         rows = within[: length // period * period].reshape(-1, period)[1:]
         offset = int(np.argmin(rows.max(axis=0)))
-        every = _together(steps[begin : begin + period])
+        every = _together(steps[begin : begin + period], least_flops)
         if length >= _FEWEST * every * period:
             found = range(begin + offset, begin + length + 1, period * every)
             cuts += [cut for cut in found if 0 < cut < len(steps)]
@@ -174,9 +177,9 @@ def _cuts(steps: Sequence[Step], program: StepProgram, made: set[int]) -> list[i
     return sorted(set(cuts))
 
 
-def _together(period: Sequence[Step]) -> int:
+def _together(period: Sequence[Step], least_flops: float) -> int:
     """How many repetitions make a piece that is worth a call of its own."""
-    return max(1, math.ceil(_LEAST_FLOPS / max(1.0, steps_cost(period).matmul_flops)))
+    return max(1, math.ceil(least_flops / max(1.0, steps_cost(period).matmul_flops)))
 
 
 def _codes(steps: Sequence[Step], avals: Sequence[jax.ShapeDtypeStruct]) -> np.ndarray:

@@ -2,8 +2,8 @@
 
 An optimizer's update falls apart into components, the arrays of one parameter each, which meet only
 in scalars: a norm, a count, a factor. Compiled as one program it takes the longer the more leaves
-there are. Here the scalars, and a few components at a time, are programs of their own, and those
-that compute the same on arrays of the same shapes are one.
+there are. Here the scalars are programs of their own, and so are runs of components, chosen so that
+many runs compute the same on arrays of the same shapes.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from hetjax.pipeline.program.traced_program import (
 )
 from hetjax.pipeline.stages.split_backward import Values, renumbered
 
-_TOGETHER = 8
-"""How many components at most are updated by one call."""
+_TOGETHER = 96
+"""How many components at most are updated by one call: each call takes a processor 0.1 ms."""
 
 _FEWEST = 3
-"""The least number of components for each that differs from all others."""
+"""An update that would take fewer calls stays one program."""
 
 
 def program_of(
-    function: Callable[..., Any], arguments: Sequence[Sequence[jax.ShapeDtypeStruct]]
+    function: Callable[..., Any], arguments: Sequence[Sequence[Any]]
 ) -> tuple[StepProgram, Any]:
     """A function of sequences of arrays as a program.
 
     Args:
         function: the function.
-        arguments: the shapes of what it takes.
+        arguments: what it takes: arrays, or their shapes.
 
     Returns:
         The program, whose outputs are one sequence, and the structure of what the function returns.
@@ -152,6 +152,8 @@ class _Leafwise:
         everything = {step for steps in self.shared for step in steps}
         ends = self._ends()
         owners = {self._owner(pair[0]) for pair in ends.values()} - {None}
+        if len(owners) <= _TOGETHER * (_FEWEST - 1):
+            return self.program, ()
         pieces: list[Piece] = []
         for steps in self.shared:
             # In order, so that alike components tell alike.
@@ -166,8 +168,6 @@ class _Leafwise:
             pieces += self._of_owners(own, everything)
             rest = {end: pair for end, pair in own.items() if self._owner(pair[0]) is None}
             pieces += [self._piece(rest, everything)] if rest else []
-        if len(owners) < _FEWEST * len({piece.key for piece in pieces}):
-            return self.program, ()
         return self.program, tuple(pieces)
 
     def _ends(self) -> dict[Operand, tuple[Operand, Operand | None]]:
@@ -195,10 +195,10 @@ class _Leafwise:
         alike: dict[Hashable, list[dict[Operand, tuple[Operand, Operand | None]]]] = {}
         for group in groups.values():
             alike.setdefault(self._piece(group, shared).key, []).append(group)
-        for same in alike.values():
-            for first, end in _calls(len(same)):
-                together = {k: pair for group in same[first:end] for k, pair in group.items()}
-                yield self._piece(together, shared)
+        for groups in _calls(list(alike.values())):
+            yield self._piece(
+                {end: pair for group in groups for end, pair in group.items()}, shared
+            )
 
     def _piece(
         self, ends: Mapping[Operand, tuple[Operand, Operand | None]], shared: Container[Step]
@@ -228,16 +228,39 @@ class _Leafwise:
             yield piece_of(replace(self.program, steps=needed, outputs=(made,)), made)
 
 
-def _calls(components: int) -> Iterator[tuple[int, int]]:
-    """Which components are updated by one call: of as few sizes as may be.
+def _calls(alike: Sequence[Sequence[Any]]) -> Iterator[list[Any]]:
+    """What is done by one call: of everything alike as many, so that calls are alike, too.
+
+    Args:
+        alike: components, those that are alike in one sequence.
+
+    Yields:
+        The components of each call.
 
     Example:
-        >>> list(_calls(12)), [end - first for first, end in _calls(23)]
-        ([(0, 6), (6, 12)], [7, 8, 8])
+        >>> [len(call) for call in _calls([range(192), "ab"])]
+        [64, 64, 64, 2]
     """
-    even = next(size for size in range(_TOGETHER, 0, -1) if components % size == 0)
-    calls = components // even if 2 * even >= _TOGETHER else -(-components // _TOGETHER)
-    yield from itertools.pairwise(components * call // calls for call in range(calls + 1))
+    total = sum(map(len, alike))
+    least = -(-total // _TOGETHER)
+    calls = max(
+        range(least, 2 * least + 1),
+        key=lambda count: (sum(len(same) for same in alike if len(same) % count == 0), -count),
+    )
+    many = [same for same in alike if len(same) >= calls]
+    for call in range(calls if many else 0):
+        # Where they do not divide evenly, the first calls have one more each.
+        bounds = [_share(len(same), calls, call) for same in many]
+        yield [each for same, (a, b) in zip(many, bounds, strict=True) for each in same[a:b]]
+    few = [each for same in alike if len(same) < calls for each in same]
+    if few:
+        yield few
+
+
+def _share(count: int, calls: int, call: int) -> tuple[int, int]:
+    size, more = divmod(count, calls)
+    first = call * size + min(call, more)
+    return first, first + size + (call < more)
 
 
 def _opened(
