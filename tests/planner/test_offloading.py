@@ -134,7 +134,7 @@ TIGHT, ROOMY = 8e6, 20e6
 
 def test_what_is_frozen_has_no_state_to_offload() -> None:
     labels = ["frozen" if block % 2 else "trained" for block in range(8)]
-    ways = {"trained": ADAMW, "frozen": optax.set_to_zero()}
+    ways: dict[Any, Any] = {"trained": ADAMW, "frozen": optax.set_to_zero()}
     problem = problem_of(ROOMY, 10**9, optax.multi_transform(ways, labels))
     plan = complete(DynamicProgram().plan(problem), problem)
     away = predict(offloading(plan), problem)

@@ -92,7 +92,7 @@ def test_so_does_an_update_in_pieces_or_of_some_parameters(
     program = trace_model(model, pipeline.microbatch_size)
     case = Case(model, program, Plan(program.fingerprint, layers, CLUSTER, (pipeline,)))
     labels = {"embedding": "trained", "blocks": ["trained", "frozen", "trained", "trained"]}
-    ways = {"trained": CLIPPED, "frozen": optax.set_to_zero()}
+    ways: dict[Any, Any] = {"trained": CLIPPED, "frozen": optax.set_to_zero()}
     optimizer = optax.multi_transform(ways, labels) if freezes else CLIPPED
     with running(job_of(case, optimizer)) as executor:
         compiled = [worker.compiled.programs for worker in executor.workers]
