@@ -155,7 +155,7 @@ class MeshPartitioner:
         compiled = partial(self._task, keeps_sums=keeps_sums)
         least = _LEAST_FLOPS.get(self.mesh.devices.flat[0].platform, _LEAST_FLOPS_OF_CARDS)
         if isinstance(function, StepProgram) and (pieces := pieces_of(function, least)):
-            return compile_pieces(function, pieces, arguments, outputs, compiled)
+            return compile_pieces(function, pieces, arguments, outputs, compiled, self.whole)
         return compiled(function, arguments, outputs)
 
     def _task(
@@ -187,7 +187,7 @@ class MeshPartitioner:
             return self.program(function, arguments, outputs)
         made = jax.tree.unflatten(structure, whole.outputs[0])
         lies = _flat_layouts(outputs, made)
-        return compile_pieces(whole, pieces, arguments, (lies,), self.program)
+        return compile_pieces(whole, pieces, arguments, (lies,), self.program, self.whole)
 
 
 class UnionPartitioner:
