@@ -22,6 +22,7 @@ from hetjax.pipeline.program.constraints import constrained
 from hetjax.pipeline.program.pieces import Piece, pieces_of
 from hetjax.pipeline.program.step_program import StepProgram
 from hetjax.pipeline.program.traced_program import Step, flatten_jaxpr, trace
+from hetjax.pipeline.stages import traced_stage
 from hetjax.pipeline.stages.cutting import cut
 from hetjax.pipeline.stages.traced_stage import called_by_pieces
 from hetjax.pipeline.update import alike_leaves
@@ -32,6 +33,9 @@ from hetjax.pipeline.update.divided_update import update_function
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces may be as small as those of small models, and updates have few leaves."""
+    monkeypatch.setattr(
+        traced_stage, "pieces_of", lambda program, **given: pieces_of(program, 0.0, **given)
+    )
     monkeypatch.setattr(alike_leaves, "_TOGETHER", 4)
     monkeypatch.setattr(alike_leaves, "_FEWEST", 0)
 

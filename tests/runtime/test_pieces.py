@@ -37,7 +37,9 @@ from hetjax.runtime.compilation.piecewise_program import PiecewiseProgram
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partitioners, "pieces_of", lambda program, _: pieces_of(program, 0.0))
-    monkeypatch.setattr(traced_stage, "pieces_of", lambda program: pieces_of(program, 0.0))
+    monkeypatch.setattr(
+        traced_stage, "pieces_of", lambda program, **given: pieces_of(program, 0.0, **given)
+    )
     monkeypatch.setattr(alike_leaves, "_TOGETHER", 4)
     monkeypatch.setattr(alike_leaves, "_FEWEST", 0)
 

@@ -190,10 +190,9 @@ class _Leafwise:
         alike: dict[Hashable, list[dict[Operand, tuple[Operand, Operand | None]]]] = {}
         for group in groups.values():
             alike.setdefault(self._piece(group, shared).key, []).append(group)
-        for groups in _calls(list(alike.values())):
-            yield self._piece(
-                {end: pair for group in groups for end, pair in group.items()}, shared
-            )
+        for together in _calls(list(alike.values())):
+            ends = {end: pair for group in together for end, pair in group.items()}
+            yield self._piece(ends, shared)
 
     def _piece(
         self, ends: Mapping[Operand, tuple[Operand, Operand | None]], shared: Container[Step]
