@@ -8,6 +8,8 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import jax
+
 from hetjax.pipeline.program.pieces import Piece
 from hetjax.pipeline.program.step_program import StepProgram
 from hetjax.pipeline.program.traced_program import Operand, num_bytes
@@ -70,6 +72,10 @@ class PiecewiseProgram:
     ):
         self._whole, self._pieces, self._shardings = whole, pieces, shardings
         outputs = tuple([shardings[operand] for operand in part] for part in whole.outputs)
+        # Devices that are played by one host share its threads: of pieces that do not wait for each
+        # other more would begin than there are threads, and each wait for its other devices.
+        devices = next(iter(shardings.values())).mesh.devices.flat
+        self._waits = len(devices) > 1 and devices[0].platform == "cpu"
         self.output_shardings = outputs if whole.summands is None else (*outputs, list(sums))
 
     @property
@@ -91,6 +97,8 @@ class PiecewiseProgram:
             own = [[sums[place] for place in piece.summands if sums] for sums in held]
             read = _divided([values[value] for value in piece.reads], each.donated)
             made, *added = each.program(*read, *own)
+            if self._waits:
+                jax.block_until_ready((made, added))
             values.update(zip(piece.makes, made, strict=True))
             for sums, summed in zip(new, added, strict=True):
                 for place, array in zip(piece.summands, summed, strict=True):
