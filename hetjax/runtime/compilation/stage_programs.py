@@ -254,7 +254,7 @@ class _StagePrograms:
             outputs = (updated, self.state, (self.whole, self.whole, self.whole))
             outputs = (*outputs, of_gradients) if sets_back else outputs
         # Pipelines that update the same parameters do it by the same program, to the bit.
-        several = len(self.pipelines.first_stages) > 2
+        several = self.pipelines.num_pipelines > 1
         make = self.partitioner.program if several else self.partitioner.update
         return make(
             run,
