@@ -15,13 +15,17 @@ from __future__ import annotations
 
 import argparse
 import csv
+import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hetjax.errors import InputError, shown
+from hetjax.files import replacing
 from hetjax.mesh.kinds import DeviceKind, kind
-from hetjax.planner.foreign.foreign_profile import VERSION, read_foreign_profile
+from hetjax.planner.foreign.foreign_profile import VERSION, checked_foreign_profile
+from hetjax.reading import read_text
 
 BLOCKS, WIDTH, INSIDE, TOKEN_WIDTH, VOCABULARY, POSITIONS = 24, 1024, 4096, 512, 50272, 2048
 
@@ -123,47 +127,58 @@ def _rounded(seconds: float) -> float:
 
 def from_tables(layers: Path, times: Path, model: str, source: str) -> dict[str, Any]:
     """The profile of two tables, as its file has it."""
-    rows = [_row(row) for row in _read(times)]
-    for row in rows:
+    rows = list(_rows(times))
+    for place, row in enumerate(rows):
+        missing = [axis for axis in ("data", "tensor") if axis not in row]
+        if missing:
+            raise InputError(f"{times}: row {place + 1}: column {missing[0]!r} is missing or empty")
         row["mesh"] = [row.pop("data"), row.pop("tensor")]
     return {
         "version": VERSION,
         "model": model,
         "source": source,
-        "layers": [_row(row) for row in _read(layers)],
+        "layers": list(_rows(layers)),
         "times": rows,
     }
-
-
-def _read(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 _TEXTS = frozenset({"name", "like", "tied_to", "layer", "kind"})
 
 
-def _row(cells: Mapping[str, str]) -> dict[str, Any]:
-    return {name: cell if name in _TEXTS else _number(cell) for name, cell in cells.items() if cell}
+def _rows(path: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a table, what is no text as numbers, without what is empty."""
+    lines = io.StringIO(read_text(path, str(path)), newline="")
+    for place, cells in enumerate(csv.DictReader(lines, restkey="")):
+        where = f"{path}: row {place + 1}"
+        if "" in cells:
+            raise InputError(f"{where}: it has more cells than there are columns")
+        yield {
+            name: cell if name in _TEXTS else _number(cell, f"{where}: {name}")
+            for name, cell in cells.items()
+            if cell
+        }
 
 
-def _number(cell: str) -> float:
-    try:
-        return int(cell)
-    except ValueError:
-        return float(cell)
+def _number(cell: str, where: str) -> float:
+    for kind_of_number in (int, float):
+        try:
+            return kind_of_number(cell)
+        except ValueError:
+            continue
+    raise InputError(f"{where}: {shown(cell)} is not allowed: it must be a number")
 
 
 def write(content: Mapping[str, Any], path: Path) -> None:
-    """Write a profile, a layer and a row of times a line, and read it again."""
+    """Check a profile and write it, a layer and a row of times a line."""
+    checked_foreign_profile(content, str(path))
     lists = {name: content[name] for name in ("layers", "times")}
     head = {name: value for name, value in content.items() if name not in lists}
     parts = [f" {json.dumps(name)}: {json.dumps(value)}" for name, value in head.items()]
     for name, rows in lists.items():
         lines = ",\n".join(f"  {json.dumps(row)}" for row in rows)
         parts.append(f" {json.dumps(name)}: [\n{lines}\n ]")
-    path.write_text("{\n" + ",\n".join(parts) + "\n}\n")
-    read_foreign_profile(path)
+    with replacing(path) as temporary:
+        temporary.write_text("{\n" + ",\n".join(parts) + "\n}\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -180,11 +195,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for each in (made, tables):
         each.add_argument("--out", type=Path, required=True)
     options = parser.parse_args(arguments)
-    if options.part == "opt-350m":
-        content = opt_350m()
-    else:
-        content = from_tables(options.layers, options.times, options.model, options.source)
-    write(content, options.out)
+    try:
+        if options.part == "opt-350m":
+            content = opt_350m()
+        else:
+            content = from_tables(options.layers, options.times, options.model, options.source)
+        write(content, options.out)
+    except (InputError, OSError) as error:
+        raise SystemExit(f"error: {error}") from None
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ from hetjax.alignment import (
     trace_operators,
     train_kind,
 )
-from hetjax.alignment.result import relative_differences
+from hetjax.alignment.comparison import relative_differences
 from hetjax.alignment.training import CRITERION
 from hetjax.data import DataSet, standard_library_text
 from hetjax.models import model_of, recipe

@@ -99,6 +99,17 @@ def test_a_capture_is_replayed_with_its_losses(tmp_path: Path, capsys: pytest.Ca
     assert "the capture is of another model: parameter 'blocks/0/attention/key/kernel' is" in error
 
 
+def test_a_replay_of_what_was_not_captured_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    options = ["--kinds", "cpu", "--steps", "0"]
+    folder = str(tmp_path / "captured")
+    assert run(capsys, *options, "--capture", folder, "--operators", "17")[0] == 0
+    code, _, error = run(capsys, *options, "--replay", folder, "--operators", "30-40")
+    assert code == WRONG_INPUT
+    assert "--operators: the capture has none of these; it has [17]" in error
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -108,6 +119,7 @@ def test_a_capture_is_replayed_with_its_losses(tmp_path: Path, capsys: pytest.Ca
         (["--kinds", "cpu", "a=cpu", "--tolerance", "nan"], "--tolerance is nan"),
         (["--kinds", "cpu", "a=cpu", "--steps", "-1"], "--steps is -1; it must be 0 or more"),
         (["--kinds", "cpu", "a=cpu", "--operators", "9-3"], "--operators: '9-3' is not allowed"),
+        (["--kinds", "cpu", "a=cpu", "--operators", "0-9999999"], "numbers below 1,000,000"),
         (["--kinds", "cpu", "a=cpu", "--limit", "many"], "--limit: 'many' is not a number"),
         (["--kinds", "cpu", "--replay", "/nowhere"], "there is no such folder"),
         (["--kinds", "cpu", "--capture", "/"], "there is something already"),
@@ -115,6 +127,7 @@ def test_a_capture_is_replayed_with_its_losses(tmp_path: Path, capsys: pytest.Ca
         (["--kinds", "cpu", "a=cpu", "--inject", "cpu", "1", "1"], "the reference is none"),
         (["--kinds", "cpu", "a=cpu", "--inject", "a", "x", "1"], "operator 'x' is not allowed"),
         (["--kinds", "cpu", "a=cpu", "--inject", "a", "1", "x"], "size 'x' is not allowed"),
+        (["--kinds", "cpu", "a=cpu", "--inject", "a", "1", "0"], "size '0' is not allowed"),
         (["--kinds", "cpu", "a=cpu", "--inject-step", "1"], "is given without --inject"),
         (
             ["--kinds", "cpu", "a=cpu", "--inject", "a", "1", "1", "--inject-step", "301"],

@@ -398,6 +398,7 @@ def test_foreign_profiles(number: int) -> None:
 
 
 @cases
+@given(NUMBERS)
 def test_captures(number: int) -> None:
     good = {"version": CAPTURE_VERSION, **to_content(CAPTURED)}
     random = Random(number)

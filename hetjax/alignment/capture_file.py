@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from hetjax.alignment.operators import OperatorProgram
 from hetjax.alignment.result import CaptureSize, NamedKind
 from hetjax.checked_files import read_json
-from hetjax.errors import InputError, shown
+from hetjax.errors import InputError, shown, unknown_name
 from hetjax.file_content import from_content
 
 CAPTURE_FILE = "capture.json"
@@ -132,8 +132,13 @@ def read_capture(folder: Path) -> Capture:
                         f"{len(capture.values) - 1}"
                     )
         for place, value in enumerate(capture.values):
-            if value.archive < 0 or min(value.shape, default=0) < 0 or value.dtype not in _DTYPES:
-                raise InputError(f"values[{place}]: {shown(value)} is not allowed")
+            if value.archive < 0 or min(value.shape, default=0) < 0:
+                raise InputError(
+                    f"values[{place}]: archive {value.archive} and shape {list(value.shape)} are "
+                    f"not allowed: numbers must be 0 or more"
+                )
+            if value.dtype not in _DTYPES:
+                raise InputError(unknown_name(f"values[{place}].dtype", value.dtype, _DTYPES))
     except InputError as error:
         raise InputError(f"{subject}: {error}") from None
     return capture

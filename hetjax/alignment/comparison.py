@@ -238,7 +238,29 @@ def mean_relative_error(losses: Sequence[float], reference: Sequence[float]) -> 
         >>> mean_relative_error([2.0, 1.02], [2.0, 1.0])
         0.01
     """
-    pairs = list(zip(losses, reference, strict=False))
-    if not pairs:
-        return math.nan
-    return round(math.fsum(abs(a - b) / abs(b) for a, b in pairs) / len(pairs), 15)
+    found = relative_differences(losses, reference)
+    return round(math.fsum(found) / len(found), 15) if found else math.nan
+
+
+def relative_differences(losses: Sequence[float], reference: Sequence[float]) -> list[float]:
+    """How far each loss is from the reference's, relative to it.
+
+    Args:
+        losses: those of a kind.
+        reference: those of the reference; steps that one of them lacks are left out.
+
+    Returns:
+        A number a step; infinite where the reference's loss is 0 and the other is not.
+
+    Example:
+        >>> relative_differences([3.0, 0.0, 1.0], [2.0, 0.0, 0.0])
+        [0.5, 0.0, inf]
+    """
+    pairs = zip(losses, reference, strict=False)
+    return [_relative(a - b, b) for a, b in pairs]
+
+
+def _relative(amount: float, value: float) -> float:
+    if not amount:
+        return 0.0
+    return abs(amount / value) if value else math.inf

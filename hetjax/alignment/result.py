@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hetjax.alignment.comparison import Comparison, mean_relative_error
@@ -58,9 +56,9 @@ class KindVerdict:
     are_losses_aligned: bool | None
 
     @property
-    def are_operators_aligned(self) -> bool:
-        """Whether no operator is named."""
-        return not self.named
+    def are_operators_aligned(self) -> bool | None:
+        """Whether no operator is named; None where none was compared."""
+        return None if self.largest_error is None else not self.named
 
 
 @dataclass(frozen=True)
@@ -135,9 +133,3 @@ class Alignment:
 
 def _is_fine(error: float | None, overflow: Overflow | None) -> bool:
     return overflow is None and error is not None and error < CRITERION
-
-
-def relative_differences(losses: Sequence[float], reference: Sequence[float]) -> list[float]:
-    """How far each loss is from the reference's, relative to it."""
-    pairs = zip(losses, reference, strict=False)
-    return [abs(a - b) / abs(b) if b else math.nan for a, b in pairs]

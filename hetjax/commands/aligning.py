@@ -33,7 +33,7 @@ from hetjax.alignment.result import Alignment, NamedKind, named_kind
 from hetjax.commands.alignment_options import AlignmentOptions
 from hetjax.configuration import Configuration, settings
 from hetjax.configuration.make import Ingredients, make_ingredients, make_model
-from hetjax.errors import InputError
+from hetjax.errors import InputError, shown
 from hetjax.models import Model
 from hetjax.pipeline.program.loss import host_array
 
@@ -65,6 +65,7 @@ def align(configuration: Configuration, options: AlignmentOptions, told: Told) -
     _check_operators(options, program)
     if capture is not None:
         check_same_model(capture, program)
+        _check_captured(options, capture)
     if options.capture is not None:
         check_limit(program, options.operators, options.limit)
     task = _Task(model, program, kinds, options, _injection(options, program), told)
@@ -229,6 +230,14 @@ def _check_operators(options: AlignmentOptions, program: OperatorProgram) -> Non
     if options.operators is not None and max(options.operators) > last:
         raise InputError(
             f"--operators: {max(options.operators)} is not allowed: there are 0 to {last}"
+        )
+
+
+def _check_captured(options: AlignmentOptions, capture: Capture) -> None:
+    captured = {run.number for run in capture.operators}
+    if options.operators is not None and not captured & options.operators:
+        raise InputError(
+            f"--operators: the capture has none of these; it has {shown(sorted(captured))}"
         )
 
 

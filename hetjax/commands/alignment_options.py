@@ -15,7 +15,7 @@ from hetjax.errors import InputError, shown, unknown_name
 from hetjax.mesh.units import BYTES, parse_quantity
 from hetjax.reading import check_path
 
-_NUMBERS = re.compile(r"(\d{1,7})(?:-(\d{1,7}))?")
+_NUMBERS = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?")
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,10 @@ def _operators(texts: Sequence[str]) -> frozenset[int] | None:
         match = _NUMBERS.fullmatch(text)
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if last < first:
-            raise InputError(f"--operators: {shown(text)} is not allowed: give 17, or 10-20")
+            raise InputError(
+                f"--operators: {shown(text)} is not allowed: give 17, or 10-20, numbers "
+                "below 1,000,000"
+            )
         found.update(range(first, last + 1))
     return frozenset(found) if texts else None
 
@@ -147,9 +150,11 @@ def _inject(arguments: argparse.Namespace, kinds: Sequence[AlignedKind]) -> Inje
     try:
         number = float(size)
     except ValueError:
+        number = 0.0
+    if not number:
         raise InputError(
             f"--inject: size {shown(size)} is not allowed: give a number such as 1e-2, inf or nan"
-        ) from None
+        )
     if step is not None and not 1 <= step <= arguments.steps:
         raise InputError(f"--inject-step is {step}; it must be from 1 to --steps {arguments.steps}")
     return InjectedError(kind, int(operator), number, step)

@@ -89,7 +89,7 @@ def _verdict(verdict: KindVerdict) -> dict[str, Any]:
         "named": verdict.named,
         "largest_error": _number(verdict.largest_error),
         "operators_not_finite": verdict.overflows,
-        "loss_mre": verdict.loss_error,
+        "loss_mre": _number(verdict.loss_error),
         "steps": verdict.steps,
         "operators_aligned": verdict.are_operators_aligned,
         "losses_aligned": verdict.are_losses_aligned,

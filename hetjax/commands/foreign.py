@@ -75,6 +75,7 @@ def _check_plain(configuration: Configuration, arguments: argparse.Namespace) ->
         "planner.name": planner.name != "harp" and repr(planner.name),
         "planner.published": planner.published and repr(planner.published),
         "planner.num_layers": planner.num_layers and str(planner.num_layers),
+        "planner.max_pipelines": (planner.max_pipelines or 1) > 1 and str(planner.max_pipelines),
         "planner.synthesised_stages": planner.synthesised_stages and "True",
         "--lost": arguments.lost and " ".join(map(str, arguments.lost)),
     }
@@ -82,8 +83,8 @@ def _check_plain(configuration: Configuration, arguments: argparse.Namespace) ->
         if value:
             raise InputError(
                 f"{name} is {value}, and planner.profile is {planner.profile!r}, a file of another "
-                f"tool, by which plans are those of Harp's search on whole layers and all devices; "
-                f"leave it out"
+                f"tool, by which plans are those of Harp's search on whole layers and all devices, "
+                f"of one pipeline; leave it out"
             )
 
 

@@ -26,8 +26,9 @@ def with_frozen(
     Args:
         optimizer: the optimizer of all others; a norm that it clips by is theirs alone.
         parameters: pytree of arrays or shapes.
-        patterns: as a shell's: ``*``, ``?`` and ``[...]``. One matches a parameter by its name,
-            such as ``"blocks/0/mlp/up/kernel"``, or by what that begins with: ``"blocks/0"``.
+        patterns: ``*`` is any text, ``/`` included, ``?`` and ``[...]`` are one letter. One matches
+            a parameter by its name, such as ``"blocks/0/mlp/up/kernel"``, or by what that begins
+            with: ``"blocks/0"``.
 
     Returns:
         The optimizer; it itself where there is no pattern.

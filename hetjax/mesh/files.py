@@ -35,13 +35,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import pydantic
 
 from hetjax.checked_files import Record, first_problem
-from hetjax.errors import InputError, unknown_name
-from hetjax.limits import MAX_DEVICES_PER_NODE, MAX_NODES, MAX_SUBCLUSTERS, Index, Name, Text
+from hetjax.errors import InputError, shown, unknown_name
+from hetjax.limits import MAX_DEVICES_PER_NODE, MAX_NODES, MAX_SUBCLUSTERS, Name, Text
 from hetjax.mesh import units
 from hetjax.mesh.host_cpu import HOST_CPU, measure_host_cpu
 from hetjax.mesh.kinds import KINDS, DeviceKind
@@ -65,6 +65,24 @@ _Flops = Annotated[float, _quantity(units.FLOPS_PER_SECOND)]
 _Positive = Annotated[float, pydantic.Field(gt=0)]
 _Load = Annotated[float, pydantic.Field(ge=0)]
 _Devices = Annotated[int, pydantic.Field(ge=1, le=MAX_DEVICES_PER_NODE)]
+
+
+def _cards(value: object) -> int | list[list[int]]:
+    """A number of network cards, or the devices of each."""
+    is_number = type(value) is int and 1 <= value <= MAX_DEVICES_PER_NODE
+    is_list = isinstance(value, list) and all(
+        isinstance(devices, list) and all(type(device) is int for device in devices)
+        for devices in value
+    )
+    if is_number or is_list:
+        return cast("int | list[list[int]]", value)
+    raise ValueError(
+        f"{shown(value)} is not allowed: it must be a number of cards, from 1 to "
+        f"{MAX_DEVICES_PER_NODE}, or for each card the list of its devices"
+    )
+
+
+_Cards = Annotated[Any, pydantic.PlainValidator(_cards)]
 
 
 class _LinkRecord(Record):
@@ -103,9 +121,9 @@ class _SubclusterRecord(Record):
     transfer_load: _Load = 0.0
     message_load: _Load = 0.0
     max_tensor_parallelism: _Devices | None = None
-    network_cards: _Devices | list[list[Index]] | None = None
     host_memory: _Memory | None = None
     host_link: _LinkRecord | None = None
+    network_cards: _Cards | None = None
 
 
 class ClusterRecord(Record):

@@ -122,7 +122,7 @@ def _operators(aligned: Alignment) -> str:
 def _losses(aligned: Alignment) -> str:
     if len(aligned.trainings) < 2:
         return ""
-    from hetjax.alignment.result import relative_differences
+    from hetjax.alignment.comparison import relative_differences
     from hetjax.alignment.training import CRITERION
 
     reference, *others = aligned.trainings

@@ -97,7 +97,10 @@ def loss_error_text(verdict: KindVerdict) -> str:
 
 def verdict_text(verdict: KindVerdict) -> str:
     """Whether a kind is aligned with the reference."""
-    if verdict.are_operators_aligned and verdict.are_losses_aligned is not False:
+    found = verdict.are_operators_aligned, verdict.are_losses_aligned
+    if found == (None, None):
+        return "nothing compared"
+    if False not in found:
         return "aligned"
     return "losses aligned" if verdict.are_losses_aligned else "not aligned"
 

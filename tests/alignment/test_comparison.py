@@ -197,6 +197,8 @@ def test_mean_relative_error_is_the_papers():
     assert mean_relative_error([1.1, 1.8], [1.0, 2.0]) == pytest.approx(0.1)
     assert mean_relative_error([1.1], [1.0, 2.0]) == pytest.approx(0.1)
     assert math.isnan(mean_relative_error([], [1.0]))
+    assert mean_relative_error([0.0, 1.0], [0.0, 1.0]) == 0
+    assert mean_relative_error([0.5, 1.0], [0.0, 1.0]) == math.inf
 
 
 def product(rows: int, inner: int, dtype: Any = np.float32):

@@ -138,6 +138,11 @@ def test_recorded_host_is_not_measured_again():
         ),
         (
             "nodes: 2",
+            "nodes: 2\n    network_cards: [0, 1]",
+            r"\[0\]\.network_cards: \[0, 1\] is not allowed: it must be a number of cards",
+        ),
+        (
+            "nodes: 2",
             "nodes: 2\n    network_cards: [[0, 1], []]",
             r"and each card one device or more",
         ),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,11 +15,16 @@ import optax
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from hetjax.pipeline.program.computations import computation_of, constant_of
+from hetjax.pipeline.program.constraints import constrained
 from hetjax.pipeline.program.pieces import Piece, pieces_of
 from hetjax.pipeline.program.step_program import StepProgram
-from hetjax.pipeline.program.traced_program import flatten_jaxpr
+from hetjax.pipeline.program.traced_program import Step, flatten_jaxpr, trace
+from hetjax.pipeline.stages import traced_stage
+from hetjax.pipeline.stages.cutting import cut
+from hetjax.pipeline.stages.traced_stage import called_by_pieces
 from hetjax.pipeline.update import alike_leaves
 from hetjax.pipeline.update.alike_leaves import leafwise_pieces, program_of
 from hetjax.pipeline.update.divided_update import update_function
@@ -26,6 +33,9 @@ from hetjax.pipeline.update.divided_update import update_function
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces may be as small as those of small models, and updates have few leaves."""
+    monkeypatch.setattr(
+        traced_stage, "pieces_of", lambda program, **given: pieces_of(program, 0.0, **given)
+    )
     monkeypatch.setattr(alike_leaves, "_TOGETHER", 4)
     monkeypatch.setattr(alike_leaves, "_FEWEST", 0)
 
@@ -166,3 +176,65 @@ def test_an_update_by_leaves_is_the_whole_update(name: str, set_back: bool):
             if jnp.issubdtype(theirs.dtype, jax.dtypes.prng_key):
                 ours, theirs = map(jax.random.key_data, (ours, theirs))
             np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-7)
+
+
+def scaled_backward(x: jax.Array, factor: float) -> jax.Array:
+    """The values as they are; their cotangents times a factor."""
+
+    @jax.custom_vjp
+    def same(x: jax.Array) -> jax.Array:
+        return x * 1.0
+
+    same.defvjp(lambda x: (x * 1.0, None), lambda _, cotangent: (cotangent * factor,))
+    return same(x)
+
+
+def test_blocks_that_differ_in_a_derivative_rule_are_not_alike_before_they_are_differentiated():
+    weights = [jnp.eye(4) * (1 + 0.1 * block) for block in range(6)]
+
+    def loss(weights: Sequence[jax.Array], x: jax.Array) -> jax.Array:
+        for block, weight in enumerate(weights):
+            x = jnp.tanh(scaled_backward(x, 0.5**block) @ weight)
+        return jnp.sum(x)
+
+    x = jnp.full((3, 4), 0.3)
+    program = trace(loss, weights, x)
+    (stage,) = cut(program, (0, program.num_positions))
+
+    def by_pieces(weights: Sequence[jax.Array]) -> jax.Array:
+        return called_by_pieces(stage)(weights, [x], [])[0]
+
+    # The stage's loss is the sum of the three examples' means.
+    found, expected = (jax.jit(jax.grad(f))(weights) for f in (by_pieces, lambda w: loss(w, x)))
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs * 3, rtol=1e-6)
+
+
+def test_steps_that_are_told_how_their_results_lie_are_not_alike():
+    program = trace(lambda w, x: jnp.sum(jnp.tanh(jnp.tanh(x @ w))), jnp.eye(4), jnp.ones((2, 4)))
+    first, second = (step for step in program.steps if step.name == "tanh")
+    assert computation_of(first) == computation_of(second)
+    columns = NamedSharding(AbstractMesh((2,), ("tensor",)), PartitionSpec(None, "tensor"))
+    told = constrained(program, {first.outputs[0]: columns})
+    first, second = (step for step in told.steps if step.name == "tanh")
+    assert computation_of(first) != computation_of(second)
+
+
+def test_nothing_keeps_a_step_whose_computation_was_asked_for():
+    step = Step("concatenate", (0, 1), (2,), lambda *arrays: [jnp.concatenate(arrays)], None)
+    assert computation_of(step) == computation_of(step)
+    alive = weakref.ref(step)
+    del step
+    gc.collect()
+    assert alive() is None
+
+
+def test_zeros_of_either_sign_are_told_apart():
+    def rounded(x: jax.Array, zero: float) -> jax.Array:
+        return jax.lax.scan(lambda c, _: (c * zero, None), x, None, 2)[0]
+
+    first, second = (
+        flatten_jaxpr(jax.make_jaxpr(lambda x, zero=zero: rounded(x, zero))(1.0)).steps[-1]
+        for zero in (0.0, -0.0)
+    )
+    assert computation_of(first) != computation_of(second)

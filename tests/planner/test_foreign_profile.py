@@ -144,6 +144,7 @@ def test_a_data_axis_computes_shares_of_the_examples_unless_its_times_are_given(
         (changed("layers", 0, "name", to="blok"), "unknown times[0].layer 'block'"),
         (changed("layers", 0, "sent_bytes", to=MISSING), "layers[0].sent_bytes: the field is"),
         (changed("layers", 0, "count", to=0), "layers[0].count: 0 is not allowed"),
+        (changed("layers", 0, "count", to=256), "layers: there are 257; allowed: 256 at most"),
         (changed("layers", 1, "name", to="block"), "layers[1].name: 'block' is given twice"),
         (changed("layers", 1, to={"name": "x", "like": "y"}), "unknown layers[1].like 'y'"),
         (changed("layers", 1, "like", to="block"), "layers[1].parameter_bytes: it is not allowed"),
@@ -347,6 +348,28 @@ def test_two_tables_become_a_profile(tmp_path: Path):
         assert (made.times[key].times.forward_seconds == sized.times.forward_seconds).all()
 
 
+@pytest.mark.parametrize(
+    ("times", "told"),
+    [
+        ("layer,kind,dat,tensor\na,T4,1,1\n", "times.csv: row 1: column 'data' is missing"),
+        ("layer,data,tensor\na,1,1\na,one,1\n", "times.csv: row 2: data: 'one' is not allowed"),
+        ("layer,data,tensor\na,1,1,1\n", "times.csv: row 1: it has more cells"),
+    ],
+)
+def test_what_is_wrong_in_a_table_is_named(times: str, told: str, tmp_path: Path):
+    (tmp_path / "times.csv").write_text(times)
+    (tmp_path / "layers.csv").write_text("name\na\n")
+    with pytest.raises(InputError, match=told):
+        from_tables(tmp_path / "layers.csv", tmp_path / "times.csv", "a", "made up")
+
+
+@pytest.mark.parametrize("counts", [(), (0,), (3,), (-1,)])
+def test_numbers_of_microbatches_divide_the_batch(counts: tuple[int, ...]):
+    planner = ForeignPlanner(PROFILE, cluster(OLD, NEW), PlanOptions())
+    with pytest.raises(InputError, match=r"counts is .* that divide batch_size, 8"):
+        planner.find(8, counts)
+
+
 def plan_command(*arguments: str) -> int:
     return importlib.import_module("hetjax.plan").main(
         ("--config", "opt_350m_by_profile", "--gin", "train.batch_size = 16", *arguments)
@@ -372,6 +395,7 @@ def test_the_command_plans_by_a_profile_alone(capsys: Any, tmp_path: Path):
     [
         (("--gin", "planner.name = 'hap'"), "planner.name is 'hap'"),
         (("--gin", "planner.num_layers = 3"), "planner.num_layers is 3"),
+        (("--gin", "planner.max_pipelines = 2"), "planner.max_pipelines is 2"),
         (("--lost", "3"), "--lost is 3"),
         (("--gin", "planner.profile = 'none.json'"), "planner.profile 'none.json' cannot be read"),
         (("--gin", "planner.schedule = 'search'"), "unknown planner.schedule 'search'"),

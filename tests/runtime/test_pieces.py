@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import Random
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,17 +24,22 @@ from hetjax.pipeline.program.pieces import pieces_of
 from hetjax.pipeline.stages import traced_stage
 from hetjax.pipeline.stages.cutting import ParameterPart
 from hetjax.pipeline.update import alike_leaves
+from hetjax.pipeline.update.alike_leaves import leafwise_pieces, program_of
 from hetjax.planner.plan.plan import Plan
 from hetjax.runtime.compilation import made_parameters as making
 from hetjax.runtime.compilation import partitioners
+from hetjax.runtime.compilation.compiling import Argument
 from hetjax.runtime.compilation.made_parameters import made_parameters
+from hetjax.runtime.compilation.partitioners import MeshPartitioner
 from hetjax.runtime.compilation.piecewise_program import PiecewiseProgram
 
 
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partitioners, "pieces_of", lambda program: pieces_of(program, 0.0))
-    monkeypatch.setattr(traced_stage, "pieces_of", lambda program: pieces_of(program, 0.0))
+    monkeypatch.setattr(
+        traced_stage, "pieces_of", lambda program, **given: pieces_of(program, 0.0, **given)
+    )
     monkeypatch.setattr(alike_leaves, "_TOGETHER", 4)
     monkeypatch.setattr(alike_leaves, "_FEWEST", 0)
 
@@ -111,3 +118,30 @@ def test_parameters_that_are_drawn_together_are_drawn_once(monkeypatch: pytest.M
     found = made_parameters(init, [ParameterPart(leaf) for leaf in range(8)], [whole] * 8)
     for ours, theirs in zip(found, jax.tree.leaves(jax.jit(init)()), strict=True):
         np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_updates_pass_arguments_on_and_make_what_reads_none_on_their_own_devices():
+    mesh = Mesh(np.array(jax.devices()[2:4]), ("d",))
+    rows = NamedSharding(mesh, PartitionSpec("d"))
+
+    def update(leaves: Sequence[Any], state: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        scale = jnp.exp(jnp.float32(2))
+        norm = sum(jnp.sum(leaf * first) for leaf, first in zip(leaves, state, strict=True))
+        new = [leaf + scale / norm * first for leaf, first in zip(leaves, state, strict=True)]
+        return new, list(state)
+
+    shapes = [jax.ShapeDtypeStruct((4,), jnp.float32)] * 3
+    arguments = [Argument(shapes, [rows] * 3, donated=True) for _ in range(2)]
+    program, _ = program_of(update, [shapes, shapes])
+    assert any(not piece.reads for piece in leafwise_pieces(program)[1])
+    compiled = MeshPartitioner(mesh).update(update, arguments, ([rows] * 3, [rows] * 3))
+    assert isinstance(compiled, PiecewiseProgram)
+    leaves, state = ([jnp.arange(4.0) + i for i in range(k, k + 3)] for k in (1, 2))
+    expected = update(*update(leaves, state))
+    held = [[jax.device_put(each, rows) for each in part] for part in (leaves, state)]
+    for _ in range(2):
+        (found,) = compiled(*held)
+        held = [found[:3], found[3:]]
+    for ours, theirs in zip(jax.tree.leaves(held), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6)

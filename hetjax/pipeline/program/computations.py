@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import hashlib
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -19,25 +19,30 @@ _KNOWN_BY_NAME = frozenset({"copy", "select_n", REGION})
 """Steps without an equation whose name and shapes say all; a barrier's equation says no more."""
 
 
-def computation_of(step: Step) -> Hashable:
+def computation_of(step: Step, *, differentiated: bool = False) -> Hashable:
     """What a step computes.
 
-    Two steps compute the same where these are equal: their primitives and all that these are told.
-    What only tells how to differentiate is left out, since steps are evaluated.
+    Two steps compute the same where these are equal: their primitives and all that these are told,
+    and what the steps do beside.
 
     Args:
         step: a step of a traced program.
+        differentiated: whether it is to be differentiated yet, so that derivative rules count, too:
+            those of ``jax.custom_vjp`` and ``jax.custom_jvp`` are equal to themselves alone.
 
     Returns:
         A value to compare and to hash.
     """
-    found = _found.get(step)
-    if found is None:
-        found = _found[step] = _computation(step)
-    return found
+    if step.equation is None and step.name not in _KNOWN_BY_NAME:
+        # Not to be kept below: it would keep the step alive that it is kept for.
+        return _Identity(step)
+    known = _found.setdefault(step, {})
+    if differentiated not in known:
+        known[differentiated] = _computation(step, differentiated), step.beside
+    return known[differentiated]
 
 
-_found: WeakKeyDictionary[Step, Hashable] = WeakKeyDictionary()
+_found: WeakKeyDictionary[Step, dict[bool, Hashable]] = WeakKeyDictionary()
 
 
 def constant_of(value: Any) -> Hashable:
@@ -52,17 +57,24 @@ def constant_of(value: Any) -> Hashable:
     if array.nbytes > _LARGE:
         return _Identity(value)
     is_weak = bool(getattr(value, "weak_type", isinstance(value, bool | int | float | complex)))
-    return array.shape, array.dtype.name, is_weak, array.tobytes()
+    held = array.tobytes()
+    if len(held) > _SHORT:
+        held = hashlib.sha256(held).digest()
+    return array.shape, array.dtype.name, is_weak, held
 
 
 _LARGE = 2**20
 """Constants of more bytes are not looked into."""
 
+_SHORT = 64
+"""Of constants of more bytes a digest is kept: keys live as long as the programs do."""
 
-def _computation(step: Step) -> Hashable:
+
+def _computation(step: Step, differentiated: bool) -> Hashable:
     if step.name in _KNOWN_BY_NAME:
         return step.name
-    return _Identity(step) if step.equation is None else _equation(step.equation)
+    assert step.equation is not None, "what has none is known by name"
+    return _equation(step.equation, differentiated)
 
 
 class _Identity:
@@ -78,49 +90,67 @@ class _Identity:
         return id(self.value)
 
 
-def _equation(equation: _compat.JaxprEqn) -> Hashable:
+def _equation(equation: _compat.JaxprEqn, differentiated: bool) -> Hashable:
     name = equation.primitive.name
     params: Mapping[str, Any] = equation.params
+    rules: tuple[Hashable, ...] = ()
     if name in ("custom_jvp_call", "custom_vjp_call"):
+        rest = {key: value for key, value in params.items() if key != "call_jaxpr"}
+        rules = tuple(_Identity(rest[key]) for key in sorted(rest)) if differentiated else ()
         params = {"call_jaxpr": params["call_jaxpr"]}
-    told = tuple((key, _parameter(value)) for key, value in sorted(params.items()))
-    return name, told, _compat.context_of(equation)
+    told = tuple((key, _parameter(value, differentiated)) for key, value in sorted(params.items()))
+    return name, told, rules, _compat.context_of(equation)
 
 
-def _parameter(value: Any) -> Hashable:
+def _parameter(value: Any, differentiated: bool) -> Hashable:
     if isinstance(value, _compat.ClosedJaxpr):
-        return _jaxpr(value.jaxpr), tuple(map(constant_of, value.consts))
+        return _jaxpr(value.jaxpr, differentiated), tuple(map(constant_of, value.consts))
     if isinstance(value, _compat.Jaxpr):
-        return _jaxpr(value)
+        return _jaxpr(value, differentiated)
     if isinstance(value, Mapping):
-        return tuple((str(key), _parameter(each)) for key, each in value.items())
+        return tuple((str(key), _parameter(each, differentiated)) for key, each in value.items())
     if type(value) in (tuple, list):
-        return tuple(map(_parameter, value))
+        return tuple(_parameter(each, differentiated) for each in value)
     if isinstance(value, np.ndarray | jax.Array):
         return constant_of(value)
+    if isinstance(value, float | complex):
+        # Zeros of either sign are equal in Python.
+        return type(value), repr(value)
     # Numbers of unlike types are equal in Python, and not to a compiler.
     return (type(value), value) if _is_plain(value) else _Identity(value)
 
 
 def _is_plain(value: Any) -> bool:
-    return isinstance(value, Hashable) and not isinstance(value, Callable)
+    if isinstance(value, Callable):
+        return False
+    try:
+        hash(value)
+    except TypeError:  # Of something that it holds.
+        return False
+    return True
 
 
-@functools.lru_cache(maxsize=1024)
-def _jaxpr(jaxpr: _compat.Jaxpr) -> Hashable:
+def _jaxpr(jaxpr: _compat.Jaxpr, differentiated: bool) -> Hashable:
     """A jaxpr with its variables numbered in the order in which they appear."""
+    known = _found_of_jaxprs.setdefault(jaxpr, {})
+    if differentiated not in known:
+        known[differentiated] = tuple(_lines(jaxpr, differentiated))
+    return known[differentiated]
+
+
+_found_of_jaxprs: WeakKeyDictionary[_compat.Jaxpr, dict[bool, Hashable]] = WeakKeyDictionary()
+
+
+def _lines(jaxpr: _compat.Jaxpr, differentiated: bool) -> Iterator[Hashable]:
     codes: dict[Any, int] = {}
 
     def code(atom: Any) -> Hashable:
         if isinstance(atom, _compat.Literal):
-            return constant_of(atom.val)
+            return constant_of(atom.val), str(atom.aval)
         return codes.setdefault(atom, len(codes)), str(atom.aval)
 
-    def lines() -> Iterator[Hashable]:
-        yield tuple(code(each) for each in (*jaxpr.constvars, *jaxpr.invars))
-        for equation in jaxpr.eqns:
-            read, made = (tuple(map(code, each)) for each in (equation.invars, equation.outvars))
-            yield _equation(equation), read, made
-        yield tuple(map(code, jaxpr.outvars))
-
-    return tuple(lines())
+    yield tuple(code(each) for each in (*jaxpr.constvars, *jaxpr.invars))
+    for equation in jaxpr.eqns:
+        read, made = (tuple(map(code, each)) for each in (equation.invars, equation.outvars))
+        yield _equation(equation, differentiated), read, made
+    yield tuple(map(code, jaxpr.outvars))

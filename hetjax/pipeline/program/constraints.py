@@ -52,7 +52,7 @@ def _constrained(step: Step, lies: Mapping[int, NamedSharding | HSharding]) -> S
         results = step.evaluate(*operands)
         return [_told(result, lie) for result, lie in zip(results, outputs, strict=True)]
 
-    return replace(step, evaluate=evaluate)
+    return replace(step, evaluate=evaluate, beside=(step.beside, *outputs))
 
 
 def _told(array: Any, lie: NamedSharding | HSharding | None) -> Any:

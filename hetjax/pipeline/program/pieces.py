@@ -59,13 +59,20 @@ class Piece:
         return self.program.arguments[0]
 
 
-def piece_of(program: StepProgram, makes: Sequence[Operand], summands: Sequence[int] = ()) -> Piece:
+def piece_of(
+    program: StepProgram,
+    makes: Sequence[Operand],
+    summands: Sequence[int] = (),
+    *,
+    differentiated: bool = False,
+) -> Piece:
     """A part of a program as a piece.
 
     Args:
         program: the part; what it reads is found.
         makes: what its outputs are to the whole program.
         summands: which of the program's summands it makes, by place.
+        differentiated: whether it is to be differentiated yet.
     """
     own = (program, *([program.otherwise] if program.otherwise else []))
     made = {output for each in own for step in each.steps for output in step.outputs}
@@ -75,15 +82,20 @@ def piece_of(program: StepProgram, makes: Sequence[Operand], summands: Sequence[
         read += [program.otherwise.predicate, *_values(program.otherwise.outputs)]
     reads = tuple(dict.fromkeys(value for value in read if value not in made))
     program = replace(program, arguments=(reads,))
-    return Piece(program, tuple(makes), tuple(summands), key_of(program))
+    key = key_of(program, differentiated=differentiated)
+    return Piece(program, tuple(makes), tuple(summands), key)
 
 
-def pieces_of(program: StepProgram, least_flops: float = LEAST_FLOPS) -> tuple[Piece, ...]:
+def pieces_of(
+    program: StepProgram, least_flops: float = LEAST_FLOPS, *, differentiated: bool = False
+) -> tuple[Piece, ...]:
     """Cut a program into pieces.
 
     Args:
         program: the program.
         least_flops: floating-point operations of matrix products that a piece has at least.
+        differentiated: whether it is to be differentiated yet; pieces are then alike where also
+            their derivatives are.
 
     Returns:
         Pieces that compute the program, in order, where many of them are alike; else none.
@@ -91,11 +103,11 @@ def pieces_of(program: StepProgram, least_flops: float = LEAST_FLOPS) -> tuple[P
     outputs = [*itertools.chain(*program.outputs), *(program.summands or ())]
     made = set(_values(outputs))
     steps = _where_they_belong(program.steps)
-    cuts = _cuts(steps, program, made, least_flops)
+    cuts = _cuts(steps, program, made, least_flops, differentiated)
     if not cuts:
         return ()
     bounds = itertools.pairwise([0, *cuts, len(steps)])
-    return tuple(_pieces(program, [steps[first:end] for first, end in bounds]))
+    return tuple(_pieces(program, [steps[first:end] for first, end in bounds], differentiated))
 
 
 def _where_they_belong(steps: Sequence[Step]) -> list[Step]:
@@ -151,10 +163,14 @@ def needed_before(
 
 
 def _cuts(
-    steps: Sequence[Step], program: StepProgram, made: set[int], least_flops: float
+    steps: Sequence[Step],
+    program: StepProgram,
+    made: set[int],
+    least_flops: float,
+    differentiated: bool,
 ) -> list[int]:
     """Where a program is cut: between steps that repeat, where the fewest bytes are alive."""
-    codes = _codes(steps, program.avals)
+    codes = _codes(steps, program.avals, differentiated)
     heavy = np.array([is_expensive(step) for step in steps])
     alive = _bytes_alive(steps, program.avals, made)
     cuts: list[int] = []
@@ -182,11 +198,14 @@ def _together(period: Sequence[Step], least_flops: float) -> int:
     return max(1, math.ceil(least_flops / max(1.0, steps_cost(period).matmul_flops)))
 
 
-def _codes(steps: Sequence[Step], avals: Sequence[jax.ShapeDtypeStruct]) -> np.ndarray:
+def _codes(
+    steps: Sequence[Step], avals: Sequence[jax.ShapeDtypeStruct], differentiated: bool
+) -> np.ndarray:
     """A number for each step, the same for those that look alike."""
     numbers: dict[Hashable, int] = {}
     shapes = [tuple(_shape(avals[value]) for value in step.outputs) for step in steps]
-    keys = ((computation_of(step), shape) for step, shape in zip(steps, shapes, strict=True))
+    computed = (computation_of(step, differentiated=differentiated) for step in steps)
+    keys = zip(computed, shapes, strict=True)
     return np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.int64)
 
 
@@ -241,7 +260,9 @@ _MOST_PERIODS = 24
 """How many distances are tried."""
 
 
-def _pieces(program: StepProgram, runs: Sequence[Sequence[Step]]) -> Iterator[Piece]:
+def _pieces(
+    program: StepProgram, runs: Sequence[Sequence[Step]], differentiated: bool
+) -> Iterator[Piece]:
     summands = program.summands or ()
     outputs = dict.fromkeys(itertools.chain(*program.outputs))
     places: dict[Operand, list[int]] = {}
@@ -254,7 +275,7 @@ def _pieces(program: StepProgram, runs: Sequence[Sequence[Step]]) -> Iterator[Pi
     def piece(run: Sequence[Step], makes: Sequence[Operand], own: Sequence[int]) -> Piece:
         added = tuple(summands[place] for place in own) if program.summands is not None else None
         part = replace(program, steps=tuple(run), outputs=(tuple(makes),), summands=added)
-        return piece_of(part, makes, own)
+        return piece_of(part, makes, own, differentiated=differentiated)
 
     for run, later in zip(runs, reversed(read_later), strict=True):
         made = [output for step in run for output in step.outputs]
@@ -273,11 +294,12 @@ def _values(operands: Iterable[Operand]) -> Iterator[int]:
     return (value for value in map(operand_value, operands) if value is not None)
 
 
-def key_of(program: StepProgram) -> Hashable:
+def key_of(program: StepProgram, *, differentiated: bool = False) -> Hashable:
     """What a program computes, equal for programs that compute the same.
 
     Args:
         program: the program.
+        differentiated: whether it is to be differentiated yet.
     """
     codes: dict[int, int] = {}
 
@@ -296,7 +318,11 @@ def key_of(program: StepProgram) -> Hashable:
     def lines(steps: Iterable[Step]) -> Iterator[Hashable]:
         for step in steps:
             operands = tuple(map(code, step.inputs))
-            yield computation_of(step), operands, number(step.outputs)
+            yield (
+                computation_of(step, differentiated=differentiated),
+                operands,
+                number(step.outputs),
+            )
 
     given = tuple(map(number, program.arguments))
     own = (given, *lines(program.steps), tuple(tuple(map(code, each)) for each in program.outputs))

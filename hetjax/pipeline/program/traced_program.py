@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,6 +67,8 @@ class Step:
         equation: the jaxpr equation behind it; None for a concatenation of a scan's outputs.
         iterations: how many places to cut it has: a scan's length, 1 for all else.
         calls: the equations whose calls were inlined to get to it, the outermost first.
+        beside: what `evaluate` does beside its equation, as a value to compare; it tells apart
+            steps of equal equations.
     """
 
     name: str
@@ -76,6 +78,7 @@ class Step:
     equation: _compat.JaxprEqn | None
     iterations: int = 1
     calls: tuple[_compat.JaxprEqn, ...] = ()
+    beside: Hashable = ()
 
     def values(self) -> tuple[int, ...]:
         """The numbers of the values that it reads."""

@@ -91,7 +91,8 @@ def keeping_little(step: Step) -> Step:
     """
     if step.name != "scan" or step.equation is None:
         return step
-    return replace(step, evaluate=_scan_piece(step.equation.params, step.iterations))
+    evaluate = _scan_piece(step.equation.params, step.iterations)
+    return replace(step, evaluate=evaluate, beside=(step.beside, "keeps little"))
 
 
 def repeating_iterations(step: Step) -> Step:
@@ -105,7 +106,7 @@ def repeating_iterations(step: Step) -> Step:
     """
     assert step.equation is not None, "a scan has an equation"
     evaluate = _scan_piece(step.equation.params, step.iterations, repeats=True)
-    return replace(step, evaluate=evaluate)
+    return replace(step, evaluate=evaluate, beside=(step.beside, "repeats"))
 
 
 def _scan_piece(

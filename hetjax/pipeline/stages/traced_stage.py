@@ -142,7 +142,7 @@ def called_by_pieces(stage: Stage) -> Callable[..., list[Any]]:
     if not isinstance(body, Body):
         return body
     program = StepProgram(body.steps, (body.inputs,), (body.outputs,), stage.avals)
-    pieces = pieces_of(program)
+    pieces = pieces_of(program, differentiated=True)
     if not pieces:
         return body
     functions = {piece.key: jax.jit(piece.program) for piece in reversed(pieces)}

@@ -163,8 +163,11 @@ class _Leafwise:
         if self.predicate is not None and self._owner(self.predicate) is not None:
             # There is but one component.
             pieces += self._of_owners({self.predicate: (self.predicate, None)}, everything)
-        for guarded in (False, True):
-            own = {end: pair for end, pair in ends.items() if (pair[1] is not None) == guarded}
+        passed_on = ends.keys() & set(itertools.chain(*self.program.arguments))
+        guarded = {end for end, pair in ends.items() if pair[1] is not None}
+        # What is passed on comes last: others read it before its memory is given away.
+        for chosen in (ends.keys() - guarded - passed_on, guarded, passed_on):
+            own = {end: pair for end, pair in ends.items() if end in chosen}
             pieces += self._of_owners(own, everything)
             rest = {end: pair for end, pair in own.items() if self._owner(pair[0]) is None}
             pieces += [self._piece(rest, everything)] if rest else []
@@ -195,10 +198,9 @@ class _Leafwise:
         alike: dict[Hashable, list[dict[Operand, tuple[Operand, Operand | None]]]] = {}
         for group in groups.values():
             alike.setdefault(self._piece(group, shared).key, []).append(group)
-        for groups in _calls(list(alike.values())):
-            yield self._piece(
-                {end: pair for group in groups for end, pair in group.items()}, shared
-            )
+        for together in _calls(list(alike.values())):
+            ends = {end: pair for group in together for end, pair in group.items()}
+            yield self._piece(ends, shared)
 
     def _piece(
         self, ends: Mapping[Operand, tuple[Operand, Operand | None]], shared: Container[Step]

@@ -185,7 +185,7 @@ def estimate(problem: PlanningProblem, runs: Runs, execution: Execution) -> Esti
     return Estimate(
         **vars(memory(problem, runs, execution)),
         forward_seconds=forward + handling,
-        # Below the last layer that is trained there is nothing to do.
+        # Before the first layer that is trained there is nothing to do.
         backward_seconds=runs.has_backward * (backward + handling_back),
         update_seconds=update,
         exchange_seconds=exchange,

@@ -11,6 +11,7 @@ from hetjax.mesh.cluster import Cluster, SubMesh
 from hetjax.pipeline.program.traced_program import Program, num_bytes
 from hetjax.pipeline.stages.cutting import ParameterPart, cut
 from hetjax.pipeline.stages.holders import Holders, Shared, updated_parts, with_updates
+from hetjax.planner.costs.network_cards import is_in_one_node
 from hetjax.planner.plan.plan import Plan
 from hetjax.planner.work.execution import Execution, state_division
 from hetjax.planner.work.stage_work import part_shape
@@ -169,9 +170,5 @@ def exchange_bandwidth(cluster: Cluster, mine: SubMesh, other: SubMesh) -> float
         Bytes/s, over all network cards or devices that work side by side.
     """
     link = cluster.link_between(mine, other)
-    near = mine.subcluster == other.subcluster and _nodes(cluster, mine) == _nodes(cluster, other)
-    return link.bandwidth * (mine.num_devices if near else len(_nodes(cluster, mine)))
-
-
-def _nodes(cluster: Cluster, submesh: SubMesh) -> set[int]:
-    return {node for node, _ in cluster.devices(submesh)}
+    near = is_in_one_node(cluster, mine, other)
+    return link.bandwidth * (mine.num_devices if near else mine.shape[0])

@@ -120,10 +120,17 @@ class ForeignPlanner:
             The plan.
 
         Raises:
-            InputError: there are no times for such microbatches.
+            InputError: a number does not divide the batch, or there are no times for such
+                microbatches.
             DoesNotFitError: the model fits in no way.
         """
         began = time.perf_counter()
+        wrong = [count for count in counts if count < 1 or batch_size < 1 or batch_size % count]
+        if wrong or not counts:
+            raise InputError(
+                f"counts is {tuple(counts)}; it must be one or more numbers of microbatches that "
+                f"divide batch_size, {batch_size}"
+            )
         searches = [_CountSearch(self, batch_size // count, count) for count in counts]
         if not any(each.num_ways for each in searches):
             raise self._no_times([batch_size // count for count in counts])

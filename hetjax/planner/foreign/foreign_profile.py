@@ -38,8 +38,9 @@ from hetjax.planner.work.arrays import FloatArray
 VERSION = 1
 """Of the files."""
 
-MAX_LAYERS = 1024
-"""The most layers of a model; a search keeps a square of them for each way to run a stage."""
+MAX_LAYERS = 256
+"""The most layers of a model: a search keeps squares of them for each way to run a stage, 2 GB of
+that many layers on 24 devices of two kinds."""
 
 MeshShape = tuple[int, int]
 """Sizes of the data and the tensor axis."""
@@ -267,6 +268,9 @@ def checked_foreign_profile(content: object, path: str) -> ForeignProfile:
 
 
 def _layers(records: Sequence[_LayerRecord]) -> Iterator[ForeignLayer]:
+    total = sum(record.count for record in records)
+    if total > MAX_LAYERS:
+        raise InputError(f"layers: there are {total}; allowed: {MAX_LAYERS} at most")
     known: dict[str, tuple[ForeignLayer, int]] = {}
     place = 0
     for index, record in enumerate(records):
@@ -279,8 +283,6 @@ def _layers(records: Sequence[_LayerRecord]) -> Iterator[ForeignLayer]:
             name = record.name if record.count == 1 else f"{record.name} {number}"
             yield ForeignLayer(**{**vars(made), "name": name})
         place += record.count
-    if place > MAX_LAYERS:
-        raise InputError(f"layers: there are {place}; allowed: {MAX_LAYERS} at most")
 
 
 _OWN = ("parameter_bytes", "optimizer_bytes", "sent_bytes")

@@ -10,9 +10,10 @@ from typing import TypeVar
 
 import numpy as np
 
+from hetjax.planner.harp.candidate_plans import slice_of
 from hetjax.planner.harp.fixed_pace import Place
 from hetjax.planner.harp.search import Candidate, counts_at_paces, crossing_seconds
-from hetjax.planner.harp.stage_table import Slice, StageTable
+from hetjax.planner.harp.stage_table import StageTable
 
 _T = TypeVar("_T")
 
@@ -59,7 +60,7 @@ def fastest_ways(table: StageTable, places: Sequence[Place]) -> Iterator[Candida
     """
     crossed = crossing_seconds(table, places)
     times = [_seconds(table, place) for place in places]
-    limits = [_cut(table, p).limits_of(p.layers) for p in places]
+    limits = [slice_of(table, p).limits_of(p.layers) for p in places]
     for _, counts in counts_at_paces(table, crossed):
         fitting = [
             np.where(limit >= count, seconds, np.inf)
@@ -79,13 +80,13 @@ def _ways_to_run(
     """A pipeline whose stages run in given ways, with every warm-up count that it may have."""
     crossed = crossing_seconds(table, places) if crossed is None else crossed
     pairs = list(zip(places, options, strict=True))
-    seconds = [float(_cut(table, p).seconds_of(p.layers)[option]) for p, option in pairs]
+    seconds = [float(slice_of(table, p).seconds_of(p.layers)[option]) for p, option in pairs]
     slowest = max(*seconds, *(each for pair in crossed for each in pair), 0.0)
     if slowest == math.inf:
         return
-    limits = [int(_cut(table, p).limits_of(p.layers)[option]) for p, option in pairs]
+    limits = [int(slice_of(table, p).limits_of(p.layers)[option]) for p, option in pairs]
     total = sum(seconds) + sum(map(sum, crossed))
-    closing = _cut(table, places[0]).closing
+    closing = slice_of(table, places[0]).closing
     if closing is not None:
         total += float(closing[options[0], places[0].layers[1]])
     for pace, counts in counts_at_paces(table, crossed, slowest):
@@ -139,7 +140,7 @@ def _elsewhere(table: StageTable, places: Sequence[Place], stage: int) -> Iterat
     nodes, per_node = table.nodes[own.subcluster]
     low, high = 0, nodes * per_node
     if stage and places[stage - 1].subcluster == own.subcluster:
-        low = places[stage - 1].start + _cut(table, places[stage - 1]).num_devices
+        low = places[stage - 1].start + slice_of(table, places[stage - 1]).num_devices
     if stage + 1 < len(places) and places[stage + 1].subcluster == own.subcluster:
         high = places[stage + 1].start
     for chosen, cut in enumerate(table.slices[own.subcluster]):
@@ -151,17 +152,13 @@ def _elsewhere(table: StageTable, places: Sequence[Place], stage: int) -> Iterat
                 yield place
 
 
-def _cut(table: StageTable, place: Place) -> Slice:
-    return table.slices[place.subcluster][place.slice]
-
-
 def _num_options(table: StageTable, place: Place) -> int:
-    return _cut(table, place).num_options
+    return slice_of(table, place).num_options
 
 
 def _seconds(table: StageTable, place: Place) -> np.ndarray:
     """What each option takes, for a first stage with what closes a step."""
-    cut = _cut(table, place)
+    cut = slice_of(table, place)
     seconds = cut.seconds_of(place.layers)
     if place.layers[0] == 0 and cut.closing is not None:
         seconds = seconds + cut.closing[:, place.layers[1]]

@@ -153,7 +153,7 @@ class MeshPartitioner:
         if self._in_pieces and isinstance(function, StepProgram):
             pieces = pieces_of(function)
             if pieces:
-                return compile_pieces(function, pieces, arguments, outputs, compiled)
+                return compile_pieces(function, pieces, arguments, outputs, compiled, self.whole)
         return compiled(function, arguments, outputs)
 
     def _task(
@@ -187,7 +187,7 @@ class MeshPartitioner:
             return self.program(function, arguments, outputs)
         made = jax.tree.unflatten(structure, whole.outputs[0])
         lies = _flat_layouts(outputs, made)
-        return compile_pieces(whole, pieces, arguments, (lies,), self.program)
+        return compile_pieces(whole, pieces, arguments, (lies,), self.program, self.whole)
 
 
 class UnionPartitioner:

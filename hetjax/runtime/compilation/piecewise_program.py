@@ -8,6 +8,8 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import jax
+
 from hetjax.pipeline.program.pieces import Piece
 from hetjax.pipeline.program.step_program import StepProgram
 from hetjax.pipeline.program.traced_program import Operand, num_bytes
@@ -70,6 +72,10 @@ class PiecewiseProgram:
     ):
         self._whole, self._pieces, self._shardings = whole, pieces, shardings
         outputs = tuple([shardings[operand] for operand in part] for part in whole.outputs)
+        # Devices that are played by one host share its threads: of pieces that do not wait for each
+        # other more would begin than there are threads, and each wait for its other devices.
+        devices = next(iter(shardings.values())).mesh.devices.flat
+        self._waits = len(devices) > 1 and devices[0].platform == "cpu"
         self.output_shardings = outputs if whole.summands is None else (*outputs, list(sums))
 
     @property
@@ -91,6 +97,8 @@ class PiecewiseProgram:
             own = [[sums[place] for place in piece.summands if sums] for sums in held]
             read = _divided([values[value] for value in piece.reads], each.donated)
             made, *added = each.program(*read, *own)
+            if self._waits:
+                jax.block_until_ready((made, added))
             values.update(zip(piece.makes, made, strict=True))
             for sums, summed in zip(new, added, strict=True):
                 for place, array in zip(piece.summands, summed, strict=True):
@@ -134,6 +142,7 @@ def compile_pieces(
     arguments: Sequence[Argument],
     outputs: Sequence[Sequence[Any] | None],
     compile_one: Compile,
+    everywhere: Any,
 ) -> PiecewiseProgram:
     """Compile a program piece by piece.
 
@@ -143,11 +152,13 @@ def compile_pieces(
         arguments: what it takes.
         outputs: how its results shall lie: for each sequence of them shardings, or None for any.
         compile_one: compiles a piece.
+        everywhere: the sharding of what every device has: of what a piece makes that reads nothing,
+            where it may lie in any way. Nothing else would tell the compiler of which devices.
 
     Returns:
         The program.
     """
-    return _Compiler(whole, arguments, outputs, compile_one).compiled(pieces)
+    return _Compiler(whole, arguments, outputs, compile_one, everywhere).compiled(pieces)
 
 
 class _Compiler:
@@ -157,8 +168,9 @@ class _Compiler:
         arguments: Sequence[Argument],
         outputs: Sequence[Sequence[Any] | None],
         compile_one: Compile,
+        everywhere: Any,
     ):
-        self._whole, self._compile_one = whole, compile_one
+        self._whole, self._compile_one, self._everywhere = whole, compile_one, everywhere
         self._shardings: dict[Operand, Any] = {}
         self._donated: set[int] = set()
         for values, argument in zip(whole.arguments, arguments, strict=False):
@@ -188,7 +200,9 @@ class _Compiler:
                 dropped[last[value]].append(value)
         found: list[CompiledPiece] = []
         for place, piece in enumerate(pieces):
-            free = {value for value in piece.reads if last[value] == place} & self._donated
+            ends = {value for value in piece.reads if last[value] == place}
+            # An argument that is a result, too, is given to what makes the result.
+            free = (ends - (outputs - set(piece.makes))) & self._donated
             donated = self._donatable(piece, free)
             program = self._one(piece, donated)
             found.append(CompiledPiece(program, piece, donated, tuple(dropped[place])))
@@ -217,7 +231,8 @@ class _Compiler:
     def _one(self, piece: Piece, donated: tuple[bool, ...]) -> Any:
         """A piece compiled, or what one that is alike was compiled to."""
         read = tuple(self._shardings[value] for value in piece.reads)
-        wanted = tuple(self._wanted.get(value) for value in piece.makes)
+        default = None if piece.reads else self._everywhere
+        wanted = tuple(self._wanted.get(value) or default for value in piece.makes)
         sums = tuple(tuple(each[place] for place in piece.summands) for each in self._sums)
         key = piece.key, donated, read, wanted, sums
         if key not in self._known:

@@ -316,7 +316,10 @@ class _StagePrograms:
         if final:
             outputs = (updated, self.state, (self.whole, self.whole, self.whole))
             outputs = (*outputs, of_gradients) if sets_back else outputs
-        return self.partitioner.update(
+        # Pipelines that update the same parameters do it by the same program, to the bit.
+        several = self.pipelines.num_pipelines > 1
+        make = self.partitioner.program if several else self.partitioner.update
+        return make(
             run,
             [
                 Argument(parameters, updated, donated=final),

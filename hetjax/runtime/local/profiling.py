@@ -76,7 +76,7 @@ class StageMeasurer:
         if first:
             self._compiled[request] = self._compile(request)
         tasks, compiled = self._compiled[request]
-        # Below the last layer that is trained there is no backward pass.
+        # Before the first layer that is trained there is no backward pass.
         backward_pass = compiled.get("backward")
         forward, backward, moments = _time_passes(
             tasks, compiled["forward"], backward_pass, self._yardstick
