@@ -131,7 +131,7 @@ def rewritten(folder: Path, change: Any) -> Path:
         (lambda c: c.pop("values"), "values: the field is missing"),
         (lambda c: c["operators"][0].update(number=10**6), "operators[0].number: 1000000"),
         (lambda c: c["operators"][0].update(inputs=[-1]), "operators[0]: value -1 is not allowed"),
-        (lambda c: c["values"][0].update(dtype="object"), "values[0]: "),
+        (lambda c: c["values"][0].update(dtype="object"), "unknown values[0].dtype"),
         (lambda c: c["values"][0].update(shape=[-1]), "values[0]: "),
         (lambda c: c["values"][0].update(archive=-1), "values[0]: "),
         (lambda c: c.update(losses=["a"]), "losses[0]: 'a' is not allowed"),

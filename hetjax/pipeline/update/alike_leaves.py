@@ -33,6 +33,19 @@ _FEWEST = 3
 """An update that would take fewer calls stays one program."""
 
 
+def is_divided(components: int) -> bool:
+    """Whether an update of so many components is worth calls of its own for parts of them.
+
+    Args:
+        components: how many there are; no more than parameters.
+
+    Example:
+        >>> is_divided(12), is_divided(960)
+        (False, True)
+    """
+    return components > _TOGETHER * (_FEWEST - 1)
+
+
 def program_of(
     function: Callable[..., Any], arguments: Sequence[Sequence[Any]]
 ) -> tuple[StepProgram, Any]:
@@ -152,7 +165,7 @@ class _Leafwise:
         everything = {step for steps in self.shared for step in steps}
         ends = self._ends()
         owners = {self._owner(pair[0]) for pair in ends.values()} - {None}
-        if len(owners) <= _TOGETHER * (_FEWEST - 1):
+        if not is_divided(len(owners)):
             return self.program, ()
         pieces: list[Piece] = []
         for steps in self.shared:

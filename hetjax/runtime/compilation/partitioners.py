@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from hetjax.pipeline.program.fences import fenced
 from hetjax.pipeline.program.pieces import pieces_of
 from hetjax.pipeline.program.step_program import StepProgram
-from hetjax.pipeline.update.alike_leaves import leafwise_pieces, program_of
+from hetjax.pipeline.update.alike_leaves import is_divided, leafwise_pieces, program_of
 from hetjax.runtime.compilation.compiling import Argument, compile_program
 from hetjax.runtime.compilation.fenced_program import PREDICATE, FencedProgram, is_fenced
 from hetjax.runtime.compilation.late_sums import compile_deduced, sharding_on
@@ -179,7 +179,8 @@ class MeshPartitioner:
         self, function: Callable[..., Any], arguments: Sequence[Argument], outputs: Any
     ) -> Any:
         """A compiled program; of many leaves that are updated alike, compiled pieces."""
-        if not self._in_pieces:
+        # Told by the parameters alone, so that what stays whole is traced once.
+        if not self._in_pieces or not is_divided(len(arguments[0].shapes)):
             return self.program(function, arguments, outputs)
         program, structure = program_of(function, [argument.shapes for argument in arguments])
         whole, pieces = leafwise_pieces(program)
