@@ -9,7 +9,7 @@ many runs compute the same on arrays of the same shapes.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Container, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +22,7 @@ from hetjax.pipeline.program.traced_program import (
     Operand,
     Step,
     flatten_jaxpr,
+    num_bytes,
     operand_value,
 )
 from hetjax.pipeline.stages.split_backward import Values, renumbered
@@ -29,21 +30,29 @@ from hetjax.pipeline.stages.split_backward import Values, renumbered
 _TOGETHER = 96
 """How many components at most are updated by one call: each call takes a processor 0.1 ms."""
 
+_BYTES = 2**25
+"""How many bytes of results at most: XLA for CPUs copies some of what a call updates."""
+
 _FEWEST = 3
 """An update that would take fewer calls stays one program."""
 
 
-def is_divided(components: int) -> bool:
+def is_divided(components: int, result_bytes: int) -> bool:
     """Whether an update of so many components is worth calls of its own for parts of them.
 
     Args:
         components: how many there are; no more than parameters.
+        result_bytes: bytes of what it returns.
 
     Example:
-        >>> is_divided(12), is_divided(960)
-        (False, True)
+        >>> is_divided(12, 2**20), is_divided(960, 2**20), is_divided(12, 2**30)
+        (False, True, True)
     """
-    return components > _TOGETHER * (_FEWEST - 1)
+    return min(components, _least_calls(components, result_bytes)) >= _FEWEST
+
+
+def _least_calls(components: int, result_bytes: int) -> int:
+    return max(-(-components // _TOGETHER), -(-result_bytes // _BYTES))
 
 
 def program_of(
@@ -165,7 +174,7 @@ class _Leafwise:
         everything = {step for steps in self.shared for step in steps}
         ends = self._ends()
         owners = {self._owner(pair[0]) for pair in ends.values()} - {None}
-        if not is_divided(len(owners)):
+        if not is_divided(len(owners), self._bytes(ends)):
             return self.program, ()
         pieces: list[Piece] = []
         for steps in self.shared:
@@ -192,6 +201,10 @@ class _Leafwise:
         made = {output for steps in self.shared for step in steps for output in step.outputs}
         return {end: self.guarded.get(end, (end, None)) for end in outputs if end not in made}
 
+    def _bytes(self, ends: Iterable[Operand]) -> int:
+        values = (operand_value(end) for end in ends)
+        return sum(num_bytes(self.program.avals[value]) for value in values if value is not None)
+
     def _owner(self, operand: Operand) -> int | None:
         value = operand_value(operand)
         if value is None:
@@ -211,7 +224,9 @@ class _Leafwise:
         alike: dict[Hashable, list[dict[Operand, tuple[Operand, Operand | None]]]] = {}
         for group in groups.values():
             alike.setdefault(self._piece(group, shared).key, []).append(group)
-        for together in _calls(list(alike.values())):
+        count = sum(map(len, alike.values()))
+        size = self._bytes(end for group in groups.values() for end in group)
+        for together in _calls(list(alike.values()), _least_calls(count, size)):
             ends = {end: pair for group in together for end, pair in group.items()}
             yield self._piece(ends, shared)
 
@@ -243,36 +258,40 @@ class _Leafwise:
             yield piece_of(replace(self.program, steps=needed, outputs=(made,)), made)
 
 
-def _calls(alike: Sequence[Sequence[Any]]) -> Iterator[list[Any]]:
+def _calls(alike: Sequence[Sequence[Any]], least: int) -> Iterator[list[Any]]:
     """What is done by one call: of everything alike as many, so that calls are alike, too.
 
     Args:
         alike: components, those that are alike in one sequence.
+        least: how many calls there are at least, where there are as many components.
 
     Yields:
         The components of each call.
 
     Example:
-        >>> [len(call) for call in _calls([range(192), "ab"])]
+        >>> [len(call) for call in _calls([range(192), "ab"], least=3)]
         [64, 64, 64, 2]
+        >>> [len(call) for call in _calls(["ab", "cd", "ef"], least=4)]
+        [2, 2, 1, 1]
     """
     total = sum(map(len, alike))
-    least = -(-total // _TOGETHER)
+    least = min(least, total)
     calls = max(
         range(least, 2 * least + 1),
         key=lambda count: (sum(len(same) for same in alike if len(same) % count == 0), -count),
     )
     many = [same for same in alike if len(same) >= calls]
     for call in range(calls if many else 0):
-        # Where they do not divide evenly, the first calls have one more each.
         bounds = [_share(len(same), calls, call) for same in many]
         yield [each for same, (a, b) in zip(many, bounds, strict=True) for each in same[a:b]]
     few = [each for same in alike if len(same) < calls for each in same]
-    if few:
-        yield few
+    of_few = -(-least * len(few) // max(total, 1))
+    for call in range(of_few):
+        yield few[slice(*_share(len(few), of_few, call))]
 
 
 def _share(count: int, calls: int, call: int) -> tuple[int, int]:
+    """What a call does of as many alike ones, first and end; the first calls do one more each."""
     size, more = divmod(count, calls)
     first = call * size + min(call, more)
     return first, first + size + (call < more)

@@ -18,6 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from hetjax.pipeline.program.fences import fenced
 from hetjax.pipeline.program.pieces import pieces_of
 from hetjax.pipeline.program.step_program import StepProgram
+from hetjax.pipeline.program.traced_program import num_bytes
 from hetjax.pipeline.update.alike_leaves import is_divided, leafwise_pieces, program_of
 from hetjax.runtime.compilation.compiling import Argument, compile_program
 from hetjax.runtime.compilation.fenced_program import PREDICATE, FencedProgram, is_fenced
@@ -179,8 +180,10 @@ class MeshPartitioner:
         self, function: Callable[..., Any], arguments: Sequence[Argument], outputs: Any
     ) -> Any:
         """A compiled program; of many leaves that are updated alike, compiled pieces."""
-        # Told by the parameters alone, so that what stays whole is traced once.
-        if not self._in_pieces or not is_divided(len(arguments[0].shapes)):
+        # Told by what it takes, so that what stays whole is traced once.
+        parameters, _, state, *_ = (argument.shapes for argument in arguments)
+        most = sum(map(num_bytes, (*parameters, *parameters, *state)))
+        if not self._in_pieces or not is_divided(len(parameters), most):
             return self.program(function, arguments, outputs)
         program, structure = program_of(function, [argument.shapes for argument in arguments])
         whole, pieces = leafwise_pieces(program)
