@@ -32,7 +32,8 @@ from hetjax.planner.harp.candidate_clock import CandidateClock
 from hetjax.planner.harp.cost_search import rented_nodes
 from hetjax.planner.harp.fixed_pace import Place
 from hetjax.planner.harp.search import Candidate, transfers_between
-from hetjax.planner.harp.stage_table import StageTable, make_stage_table
+from hetjax.planner.harp.stage_table import StageTable
+from hetjax.planner.harp.table_making import make_stage_table
 from hetjax.planner.plan.prices import node_prices, price_of_nodes
 from hetjax.planner.work.layer_runs import all_runs
 

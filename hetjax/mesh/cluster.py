@@ -261,14 +261,21 @@ class Cluster:
         Raises:
             InputError: a submesh is not in the cluster.
         """
-        nodes = {node for submesh in (a, b) for node, _ in self.devices(submesh)}
-        if a.subcluster == b.subcluster and len(nodes) == 1:
+        first, last = self._nodes(a)
+        if a.subcluster == b.subcluster and first == last and self._nodes(b) == (first, last):
             return self.subcluster(a.subcluster).intra_node
         link = self.link(a.subcluster, b.subcluster)
         if any(self.subcluster(each.subcluster).num_cards == 1 for each in (a, b)):
             return link
         cards = min(len(self.cards(each)) // each.shape[0] for each in (a, b))
         return Link(cards * link.bandwidth, link.latency)
+
+    def _nodes(self, submesh: SubMesh) -> tuple[int, int]:
+        """The first and the last node of a submesh."""
+        self.check_submesh(submesh)
+        per_node = self.subcluster(submesh.subcluster).devices_per_node
+        last = submesh.start + submesh.num_devices - 1
+        return submesh.start // per_node, last // per_node
 
     def node_link(self, name_a: str, name_b: str) -> Link:
         """The link between whole nodes of two subclusters, or two whole nodes of one.

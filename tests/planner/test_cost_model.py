@@ -13,7 +13,7 @@ import pytest
 from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster
 from hetjax.planner import PlanOptions
 from hetjax.planner.costs.cost_model import Estimate, estimate
-from hetjax.planner.harp.stage_table import execution_options
+from hetjax.planner.harp.table_making import execution_options
 from hetjax.planner.problem.problem import PlanningProblem, make_problem
 from hetjax.planner.work.execution import Execution
 from hetjax.planner.work.layer_runs import all_runs, one_run

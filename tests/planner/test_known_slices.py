@@ -14,7 +14,8 @@ import pytest
 from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster
 from hetjax.planner import DynamicProgram, PlanningProblem, make_problem
 from hetjax.planner.harp import stage_table as table_module
-from hetjax.planner.harp.stage_table import StageTable, make_stage_table
+from hetjax.planner.harp.stage_table import StageTable
+from hetjax.planner.harp.table_making import make_stage_table
 from hetjax.planner.intra_op.tensor_axis import TensorAxis
 from hetjax.planner.work import stage_work as work_module
 from hetjax.planner.work.layer_runs import all_runs

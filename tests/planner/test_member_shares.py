@@ -21,7 +21,8 @@ MEMBERS = st.lists(RATES, min_size=1, max_size=3)
 
 
 def slowest(members: list[MemberRate], shares: tuple[int, ...]) -> float:
-    return max(member.seconds(size) for member, size in zip(members, shares, strict=True))
+    pairs = zip(members, shares, strict=True)
+    return max(float(member.seconds(size)) for member, size in pairs)
 
 
 def every_way(total: int, members: list[MemberRate]) -> list[tuple[int, ...]]:

@@ -23,7 +23,7 @@ from hetjax.pipeline.schedules.schedule import WARM_UP_SCHEDULES
 from hetjax.pipeline.schedules.warm_up import h_1f1b, one_f_one_b
 from hetjax.planner.costs.cost_model import estimate
 from hetjax.planner.harp.search import search
-from hetjax.planner.harp.stage_table import (
+from hetjax.planner.harp.table_making import (
     execution_options,
     make_stage_table,
     memory_first_order,

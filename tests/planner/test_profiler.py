@@ -23,7 +23,7 @@ from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster
 from hetjax.pipeline.program.work_classes import CONVOLVED, MOVED
 from hetjax.planner import DynamicProgram, PlanningProblem, PlanOptions, complete, make_problem
 from hetjax.planner.costs.cost_model import estimate
-from hetjax.planner.harp.stage_table import make_stage_table
+from hetjax.planner.harp.table_making import make_stage_table
 from hetjax.planner.profiler import (
     Key,
     Measurement,

@@ -16,7 +16,8 @@ from hetjax.planner.harp.cost_search import rented_nodes, search_by_cost
 from hetjax.planner.harp.fixed_pace import Place
 from hetjax.planner.harp.restriction import with_nodes
 from hetjax.planner.harp.search import price, search, transfers_between
-from hetjax.planner.harp.stage_table import Slice, StageTable, Transfers, submesh_shapes
+from hetjax.planner.harp.stage_table import Slice, StageTable, Transfers
+from hetjax.planner.harp.table_making import submesh_shapes
 from hetjax.planner.plan.prices import price_of_nodes
 
 

@@ -13,7 +13,7 @@ from hetjax.errors import InputError
 from hetjax.mesh import Cluster, Link, Subcluster, SubMesh, kind
 from hetjax.planner import DynamicProgram, HapPlanner, HeteroAuto, Plan, make_problem, validate
 from hetjax.planner.hap.hap_planner import members_of
-from hetjax.planner.harp.stage_table import execution_options
+from hetjax.planner.harp.table_making import execution_options
 from hetjax.planner.problem.problem import PlanningProblem
 
 LINK = Link(300e9, 1e-6)

@@ -19,11 +19,9 @@ from hetjax.planner.costs.cost_model import Estimate
 from hetjax.planner.costs.union_cost import UnionExecution
 from hetjax.planner.foreign.foreign_profile import ForeignProfile, LayerTimes, MeshShape
 from hetjax.planner.harp.candidate_clock import Tied
-from hetjax.planner.harp.stage_table import (
+from hetjax.planner.harp.stage_table import Slice, StageTable, Transfers
+from hetjax.planner.harp.table_making import (
     ALL_ORDERS_UP_TO,
-    Slice,
-    StageTable,
-    Transfers,
     memory_first_order,
     submesh_shapes,
 )

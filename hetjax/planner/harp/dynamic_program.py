@@ -16,8 +16,9 @@ from hetjax.planner.harp.replicas import Timed, score_of, several_pipelines
 from hetjax.planner.harp.restriction import with_nodes
 from hetjax.planner.harp.search import Candidate
 from hetjax.planner.harp.simulated_search import Judged, first_look, simulated_search
-from hetjax.planner.harp.stage_table import StageTable, make_stage_table, may_fit
+from hetjax.planner.harp.stage_table import StageTable
 from hetjax.planner.harp.synthesised_stages import synthesised_pipelines
+from hetjax.planner.harp.table_making import make_stage_table, may_fit
 from hetjax.planner.harp.union_search import one_union_stage, pipelines_of_unions
 from hetjax.planner.plan.plan import Plan, validate
 from hetjax.planner.problem.problem import PlanningProblem

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -67,7 +68,74 @@ class Suffixes(NamedTuple):
         low, high = int(layers[0]), int(layers[-1]) + 1
         rows = np.flatnonzero(there.any(axis=1))
         row, end = int(rows[0]), int(rows[-1]) + 1
-        return Suffixes(self.first + low, self.row + row, values[:, row:end, low:high])
+        kept = values[:, row:end, low:high]
+        if 2 * kept.size < values.size:
+            # What is left out is not to stay in memory.
+            kept = kept.copy()
+        return Suffixes(self.first + low, self.row + row, kept)
+
+
+@dataclass(frozen=True, eq=False)
+class Window:
+    """The layers that suffixes may begin with, by the warm-up count of their first stage.
+
+    Args:
+        lows: the first of the layers, by the row of the count, or for all of them.
+        highs: the last one; where it is before the first, there are none.
+    """
+
+    lows: IntArray
+    highs: IntArray
+
+    @functools.cached_property
+    def low(self) -> int:
+        """The first layer for any count."""
+        return int(self.lows[self.lows <= self.highs].min())
+
+    @functools.cached_property
+    def high(self) -> int:
+        """The last layer for any count."""
+        return int(self.highs[self.lows <= self.highs].max())
+
+    @functools.cached_property
+    def rows(self) -> tuple[int, int] | None:
+        """The first row that has layers and the one after the last; None where all are alike."""
+        if len(self.lows) == 1:
+            return None
+        there = np.flatnonzero(self.lows <= self.highs)
+        return int(there[0]), int(there[-1]) + 1
+
+    def inside(self, suffixes: Suffixes) -> Suffixes:
+        """Suffixes without those that begin behind the last of the layers of their count."""
+        if self.rows is None:
+            return suffixes
+        highs = self.highs[suffixes.row : suffixes.end_row]
+        if highs.min() >= suffixes.end - 1:
+            return suffixes
+        past = np.arange(suffixes.first, suffixes.end) > highs[:, None]
+        return suffixes._replace(values=np.where(past, np.inf, suffixes.values))
+
+
+@dataclass(frozen=True, eq=False)
+class Windows:
+    """Windows by the number of devices that suffixes use: see `Window`.
+
+    Args:
+        lows: ``[devices + 1, rows]``, or one row for all counts.
+        highs: likewise.
+    """
+
+    lows: IntArray
+    highs: IntArray
+
+    @property
+    def is_open(self) -> NDArray[np.bool_]:
+        """Which of them have layers."""
+        return np.asarray((self.lows <= self.highs).any(axis=1))
+
+    def at(self, devices: int) -> Window:
+        """The window of so many devices."""
+        return Window(self.lows[devices], self.highs[devices])
 
 
 def least_of(every: Sequence[Suffixes]) -> Suffixes:
@@ -94,15 +162,15 @@ class Band:
 
     Args:
         cut: what they cost.
-        seconds: ``[counts, runs]``: by warm-up count, and by run of layers as the slice lists them,
-            with what closes a step where that is from the first layer on; infinite where nothing
-            fits.
-        width: how many layers they have at most; as far as is known.
+        seconds: ``[runs, counts]``: by run of layers as the slice lists them, with what closes a
+            step where that is from the first layer on, and by warm-up count; infinite where nothing
+            fits. The counts of a run are read together.
+        widths: how many layers they have at most, by warm-up count; as far as is known.
     """
 
     cut: Slice
     seconds: FloatArray
-    width: int
+    widths: IntArray
 
     @classmethod
     def of(cls, cut: Slice, least_count: int, num_counts: int, pace: float) -> Band:
@@ -114,32 +182,46 @@ class Band:
             num_counts: how many there are.
             pace: seconds that no stage may exceed.
         """
-        width = int(np.searchsorted(cut.fastest_by_length, pace, side="right"))
+        widths = cut.most_layers(pace, np.arange(num_counts) + least_count)
         fastest = _fastest(cut, least_count, num_counts)
         seconds = np.where(fastest <= pace, fastest, np.inf)
         seconds[:, cut.runs[0, 1:]] = _first_stages(cut, least_count, num_counts, pace)
-        return cls(cut, seconds, width)
+        return cls(cut, np.ascontiguousarray(seconds.T), widths)
 
-    def put_before(self, rest: Suffixes, low: int, high: int) -> Suffixes | None:
+    def put_before(self, rest: Suffixes, window: Window) -> Suffixes | None:
         """The least of a stage and the rest behind it, by the stage's first layer.
 
         Args:
             rest: what is behind it.
-            low: the first of the layers that are of interest.
-            high: the last one.
+            window: the layers that are of interest.
 
         Returns:
             The totals with the stage in front; None where there are none.
         """
-        low, high = max(low, rest.first - self.width), min(high, rest.end - 2)
-        if low > high or not self.width:
+        if window.rows is not None:
+            row, end_row = max(rest.row, window.rows[0]), min(rest.end_row, window.rows[1])
+            if row >= end_row:
+                return None
+            if (row, end_row) != (rest.row, rest.end_row):
+                kept = rest.values[:, row - rest.row : end_row - rest.row]
+                rest = Suffixes(rest.first, row, kept)
+        # What fits a count fits all below it.
+        width = int(self.widths[rest.row])
+        low = max(window.low, rest.first - width)
+        high = min(window.high, rest.end - 2)
+        if low > high or not width:
             return None
         # Lengths less one, from the shortest that reaches the rest to the longest that is left.
-        shortest, longest = max(rest.first - high - 1, 0), min(rest.end - low - 1, self.width)
+        shortest, longest = max(rest.first - high - 1, 0), min(rest.end - low - 1, width)
         runs = self.cut.by_length[shortest:longest, low : high + 1]
         behind = _windows(rest, low + shortest + 1, *runs.shape)
-        seconds = self.seconds[rest.row : rest.end_row].take(runs, axis=1)
-        return Suffixes(low, rest.row, (seconds + behind).min(axis=-2))
+        seconds = self.seconds[:, rest.row : rest.end_row][runs]
+        if len(behind) == 1:
+            seconds += behind[0]
+            least = seconds.min(axis=0)[None]
+        else:
+            least = (seconds + behind).min(axis=1)
+        return Suffixes(low, rest.row, least.transpose(0, 2, 1))
 
     def from_layer(self, first: int, row: int, rest: FloatArray, low: int) -> FloatArray:
         """The stage from one layer and the rest behind it, by the rest's first layer.
@@ -154,49 +236,58 @@ class Band:
             Values in the form of the rest.
         """
         runs = self.cut.runs[first, low : low + len(rest)]
-        return self.seconds[row, runs] + rest
+        return self.seconds[runs, row] + rest
 
 
 def _windows(rest: Suffixes, first: int, lengths: int, firsts: int) -> NDArray[np.float64]:
-    """Totals of the rest by how far it is from a layer, and by that layer."""
+    """Totals of the rest by how far it is from a layer, by that layer, and by count."""
     num_layers = lengths + firsts - 1
-    padded = np.full((*rest.values.shape[:-1], num_layers), np.inf)
+    stages, counts, _ = rest.values.shape
+    padded = np.full((stages, num_layers, counts), np.inf)
     low, high = max(rest.first, first), min(rest.end, first + num_layers)
     known = rest.values[..., low - rest.first : high - rest.first]
-    padded[..., low - first : high - first] = known
+    padded[:, low - first : high - first] = known.transpose(0, 2, 1)
     # What sliding_window_view gives, in a tenth of the time.
-    stages, counts, step = padded.strides
-    shape = (*padded.shape[:-1], lengths, firsts)
-    return np.ndarray(shape, padded.dtype, padded, strides=(stages, counts, step, step))
+    of_stages, step, of_counts = padded.strides
+    shape = (stages, lengths, firsts, counts)
+    return np.ndarray(shape, padded.dtype, padded, strides=(of_stages, step, step, of_counts))
 
 
 _KNOWN: WeakKeyDictionary[Slice, tuple[tuple[int, int], FloatArray]] = WeakKeyDictionary()
 """What was found last of each slice: a search asks for many paces, and seldom for other counts."""
+
+_MOST_KNOWN = 64
+"""More counts than these take more memory than it is worth to know them for the next pace."""
 
 
 def _fastest(cut: Slice, least_count: int, num_counts: int) -> FloatArray:
     """The fastest stages by warm-up count, at any pace, and without what closes a step."""
     counts = least_count, num_counts
     known = _KNOWN.get(cut)
-    if known is None or known[0] != counts:
-        by_count = np.full((num_counts, cut.seconds.shape[1]), np.inf)
-        for seconds, limits in zip(cut.seconds, cut.live_limits, strict=True):
-            fits = np.flatnonzero(limits >= least_count)
-            _note(by_count, limits[fits] - least_count, fits, seconds[fits])
-        known = _KNOWN[cut] = counts, _for_all_below(by_count)
-    return known[1]
+    if known is not None and known[0] == counts:
+        return known[1]
+    by_count = np.full((num_counts, cut.seconds.shape[1]), np.inf)
+    for seconds, limits in zip(cut.seconds, cut.live_limits, strict=True):
+        fits = np.flatnonzero(limits >= least_count)
+        _note(by_count, limits[fits] - least_count, fits, seconds[fits])
+    fastest = _for_all_below(by_count)
+    if num_counts <= _MOST_KNOWN:
+        _KNOWN[cut] = counts, fastest
+    return fastest
 
 
 def _first_stages(cut: Slice, least_count: int, num_counts: int, pace: float) -> FloatArray:
     """The fastest stages from the first layer on, by warm-up count and length."""
     by_count = np.full((num_counts, len(cut.runs) - 1), np.inf)
-    for place in range(cut.num_options):
-        seconds, held = cut.seconds[place, cut.runs[0, 1:]], cut.live_limits[place, cut.runs[0, 1:]]
-        fits = np.flatnonzero((seconds <= pace) & (held >= least_count))
-        total = seconds[fits]
+    runs = cut.runs[0, 1:]
+    every, limits = cut.seconds[:, runs], cut.live_limits[:, runs]
+    fitting = (every <= pace) & (limits >= least_count)
+    for place in np.flatnonzero(fitting.any(axis=1)):
+        fits = np.flatnonzero(fitting[place])
+        total = every[place, fits]
         if cut.closing is not None:
             total = total + cut.closing[place, 1:][fits]
-        _note(by_count, held[fits] - least_count, fits, total)
+        _note(by_count, limits[place, fits] - least_count, fits, total)
     return _for_all_below(by_count)
 
 

@@ -11,7 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from hetjax.pipeline.schedules.warm_up import h_1f1b_counts
-from hetjax.planner.harp.fast_stages import Band, Suffixes, least_of
+from hetjax.planner.harp.counted_reach import CountedReach
+from hetjax.planner.harp.fast_stages import Band, Suffixes, Windows, least_of
 from hetjax.planner.harp.reach import most_layers
 from hetjax.planner.harp.stage_table import StageTable, Transfers
 from hetjax.planner.work.arrays import FloatArray, IntArray
@@ -101,6 +102,8 @@ class FixedPace:
         counts: the warm-up counts that are told from each other. The last one stands for all above
             it too; if there is one, counts are not tracked.
         pace: seconds that no stage and no transfer may exceed.
+        reach: what stages hold at this pace where memory binds, which leaves out suffixes that no
+            stages that fit complete; None where it is not known.
 
     Totals are kept by the number of stages of a suffix (as far as the table limits it), the warm-up
     count of its first stage, and its first layer. Suffixes are left out that no stages on the
@@ -109,7 +112,13 @@ class FixedPace:
     Source: Harp section 5.2.3, equations 13 to 18.
     """
 
-    def __init__(self, table: StageTable, counts: Sequence[int], pace: float):
+    def __init__(
+        self,
+        table: StageTable,
+        counts: Sequence[int],
+        pace: float,
+        reach: CountedReach | None = None,
+    ):
         self.table = table
         self.pace = pace
         self.counts = counts
@@ -121,6 +130,7 @@ class FixedPace:
         self._bands: dict[tuple[int, int], Band] = {}
         self._moves: dict[tuple[int, int | None], BoundaryCosts] = {}
         self._leaving: dict[tuple[int, int], Suffixes | None] = {}
+        self._reach = reach
         self._layers = most_layers(table, pace)
         if sum(int(each[-1]) for each in self._layers) >= table.num_layers:
             self._fill()
@@ -235,18 +245,46 @@ class FixedPace:
         mine, layers = self._layers[subcluster], self.table.num_layers
         lows = np.maximum(layers - inside - mine, 0)
         highs = np.minimum(outside + mine[::-1], layers - 1)
-        for consumed in map(int, np.flatnonzero(lows <= highs)):
-            low, high = int(lows[consumed]), int(highs[consumed])
+        windows = self._counted_windows(used, subcluster, lows[:, None], highs[:, None])
+        for consumed in map(int, np.flatnonzero(windows.is_open)):
             head = used, subcluster, consumed
+            window = windows.at(consumed)
             every = [
                 found
                 for chosen, _, rest in self._extensions(head)
-                for found in [self._band(subcluster, chosen).put_before(rest, low, high)]
+                for found in [self._band(subcluster, chosen).put_before(rest, window)]
                 if found is not None
             ]
-            best = least_of(every).shrunk() if every else None
+            best = window.inside(least_of(every)).shrunk() if every else None
             if best is not None:
                 self.best[head] = best
+
+    def _counted_windows(
+        self, used: int, subcluster: int, lows: IntArray, highs: IntArray
+    ) -> Windows:
+        """What suffixes may begin with, by the devices used and their warm-up counts.
+
+        Args:
+            used: the subclusters used, as bits.
+            subcluster: the one that they begin in.
+            lows: the first layer that they may begin with, whatever the count.
+            highs: the last one.
+        """
+        if self._reach is None:
+            return Windows(lows, highs)
+        behind = self._reach.behind.get((used, subcluster))
+        if behind is None:
+            return Windows(lows, lows - 1)
+        nodes, per_node = self.table.nodes[subcluster]
+        others = (1 << len(self.table.nodes)) - 1 & ~used
+        before = self._reach.before(others, subcluster)
+        devices = np.arange(nodes * per_node + 1)
+        counts = np.minimum(self.rows + 1, behind.shape[1] - 1)
+        held = behind[-(-devices // per_node)]
+        # The last count stands for all above it too.
+        held = np.concatenate([held[:, counts[:-1]], held[:, -1:]], axis=1)
+        left = before[nodes - devices // per_node][:, counts]
+        return Windows(np.maximum(lows, self.table.num_layers - held), np.minimum(highs, left))
 
     def _may_lead(self, used: int, subcluster: int) -> bool:
         """Whether a pipeline over these subclusters may begin with this one."""

@@ -7,6 +7,10 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from hetjax.planner.work.arrays import FloatArray, IntArray
+
 
 @dataclass(frozen=True)
 class MemberRate:
@@ -24,15 +28,14 @@ class MemberRate:
     multiple: int
     most: int
 
-    def seconds(self, examples: int) -> float:
+    def seconds(self, examples: IntArray | int) -> FloatArray:
         """What so many examples take."""
-        return self.start + self.example * examples
+        return np.asarray(self.start + self.example * examples)
 
-    def most_in(self, seconds: float) -> int:
-        """How many multiples it computes in a time, of those that fit."""
-        counts = range(1, self.most // self.multiple + 1)
-        return bisect.bisect_right(
-            counts, seconds, key=lambda count: self.seconds(count * self.multiple)
+    def times(self, total: int) -> FloatArray:
+        """What one, two and more multiples take, of those that fit and of so many examples."""
+        return self.seconds(
+            np.arange(1, min(self.most, total) // self.multiple + 1) * self.multiple
         )
 
 
@@ -56,40 +59,49 @@ def best_shares(total: int, members: Sequence[MemberRate]) -> tuple[int, ...] | 
     """
     if any(member.most < member.multiple for member in members):
         return None
-    times = sorted(
-        {
-            member.seconds(examples)
-            for member in members
-            for examples in range(member.multiple, min(member.most, total) + 1, member.multiple)
-        }
+    of_members = [member.times(total) for member in members]
+    times = np.unique(np.concatenate(of_members))
+    if not len(times) or _reached_in(total, members, of_members, times[-1]) is None:
+        return None
+    least = bisect.bisect_left(
+        times,
+        True,
+        key=lambda seconds: _reached_in(total, members, of_members, seconds) is not None,
     )
-    if not times or _shares_in(total, members, times[-1]) is None:
-        return None
-    place = bisect.bisect_left(
-        times, True, key=lambda seconds: _shares_in(total, members, seconds) is not None
-    )
-    return _shares_in(total, members, times[place])
-
-
-def _shares_in(total: int, members: Sequence[MemberRate], seconds: float) -> tuple[int, ...] | None:
-    """Shares that no member takes longer for than some seconds."""
-    most = [member.most_in(seconds) for member in members]
-    if min(most) == 0:
-        return None
-    # Bit n of a number says whether the members up to one can have n examples together.
-    known, limit = [1], (1 << (total + 1)) - 1
-    for member, count in zip(members, most, strict=True):
-        known.append(_sums(known[-1] << member.multiple, member.multiple, count - 1) & limit)
-    if not known[-1] >> total & 1:
-        return None
+    reached = _reached_in(total, members, of_members, times[least])
+    assert reached is not None, "the last time is enough"
     found, left = [], total
-    pairs = list(zip(members, most, known, strict=False))
-    for member, count, before in reversed(pairs):
-        sizes = (size * member.multiple for size in range(count, 0, -1))
-        size = next(size for size in sizes if size <= left and before >> (left - size) & 1)
+    for member, before in zip(reversed(members), reached[-2::-1], strict=True):
+        most = int(np.searchsorted(member.times(left), times[least], side="right"))
+        sizes = (size * member.multiple for size in range(most, 0, -1))
+        size = next(size for size in sizes if before >> (left - size) & 1)
         found.append(size)
         left -= size
     return tuple(reversed(found))
+
+
+def _reached_in(
+    total: int, members: Sequence[MemberRate], times: Sequence[FloatArray], seconds: float
+) -> list[int] | None:
+    """The examples that members can have of which none takes longer than some seconds.
+
+    Args:
+        total: examples in a microbatch.
+        members: the members.
+        times: what one, two and more multiples of each take.
+        seconds: the seconds.
+
+    Returns:
+        For none of the members, the first, the first two and so on: bit n says whether they can
+        have n examples together; None where all cannot have what is to be shared.
+    """
+    known, limit = [1], (1 << (total + 1)) - 1
+    for member, each in zip(members, times, strict=True):
+        count = int(np.searchsorted(each, seconds, side="right"))
+        if not count:
+            return None
+        known.append(_sums(known[-1] << member.multiple, member.multiple, count - 1) & limit)
+    return known if known[-1] >> total & 1 else None
 
 
 def _sums(reached: int, multiple: int, count: int) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from hetjax.mesh.cluster import Cluster
-from hetjax.planner.harp.stage_table import ALL_ORDERS_UP_TO
+from hetjax.planner.harp.table_making import ALL_ORDERS_UP_TO
 from hetjax.planner.plan.plan import Plan
 
 

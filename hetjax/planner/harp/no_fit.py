@@ -8,8 +8,8 @@ from hetjax.mesh.quantities import format_bytes
 from hetjax.planner.costs.cost_model import estimate
 from hetjax.planner.harp.candidate_plans import candidate_estimates, slice_of
 from hetjax.planner.harp.search import Candidate, search
-from hetjax.planner.harp.stage_table import (
-    StageTable,
+from hetjax.planner.harp.stage_table import StageTable
+from hetjax.planner.harp.table_making import (
     execution_options,
     make_stage_table,
     submesh_shapes,

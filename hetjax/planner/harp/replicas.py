@@ -17,7 +17,7 @@ from hetjax.pipeline.program.traced_program import num_bytes
 from hetjax.planner.costs.cost_model import least_seconds
 from hetjax.planner.costs.sharing_cost import SharedParameters, sharing_seconds
 from hetjax.planner.harp.simulated_search import CLOSED_FORM_EXCESS
-from hetjax.planner.harp.stage_table import ALL_ORDERS_UP_TO
+from hetjax.planner.harp.table_making import ALL_ORDERS_UP_TO
 from hetjax.planner.plan.plan import Plan
 from hetjax.planner.plan.prices import node_prices, step_cost
 from hetjax.planner.plan.stage_plan import Member, PipelinePlan

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hetjax.planner.harp.counted_reach import MOST_COUNTS, CountedReach
 from hetjax.planner.harp.fixed_pace import TOLERANCE, FixedPace, Place, extra_forwards
 from hetjax.planner.harp.reach import first_that_may_hold, least_total
 from hetjax.planner.harp.stage_table import StageTable, Transfers
@@ -28,6 +29,13 @@ _ROUNDING = 1e-12
 _GROWTH = 1e-2
 """By what share the first pace that is looked at is above one that may have a pipeline; then by
 twice as much, and so on, until one has."""
+
+
+_MOST_AHEAD = 0.1
+"""The most by which the first pace that is looked at is above the first that may have one."""
+
+_NEARLY = 4e-3
+"""How exactly the first pace is found at which a pipeline may fit, as a share of it."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +90,7 @@ def search(
     """
     paces = all_paces(table)
     repeats = table.num_microbatches - 1
-    most_counts, tracked = _most_counts(table), 1
+    most_counts = _most_counts(table)
     found: dict[tuple[Place, ...], Candidate] = {}
     best, better = below, 1 - max(tolerance, _ROUNDING)
 
@@ -106,8 +114,16 @@ def search(
         return floor, index
 
     last, growth = len(paces) - 1, _GROWTH
-    first = first_that_may_hold(table, paces)
     floor = least_total(table)
+    if repeats and np.isfinite(best):
+        last = min(last, int(np.searchsorted(paces, (best * better - floor) / repeats)) - 1)
+    first, tracked = _first_that_may_fit(table, paces, last, most_counts)
+    if first > last:
+        return ()
+    # A microbatch's way takes about a pace a count: what is a step's time above the first pace
+    # where all that is slower by as much is settled as well.
+    soon = paces[first] * (1 + min(tracked / repeats, _MOST_AHEAD)) if tracked > 1 else 0.0
+    tracked = min(2 * tracked, most_counts) if tracked > 1 else 1
     # What is to be searched, and whether its end is looked at next.
     ranges = [(floor + repeats * paces[min(first, last)], first, last, floor, True)]
     while ranges:
@@ -118,9 +134,10 @@ def search(
         if low > high or floor + repeats * paces[low] >= best * better:
             continue
         middle = high
-        if not found and np.isinf(best):
+        is_first = growth == _GROWTH and repeats * paces[low] > floor
+        if not found and (np.isinf(best) or is_first):
             # What is tight is soon told.
-            wanted = paces[low] * (1 + growth) if near is None else near
+            wanted = max(paces[low] * (1 + growth), soon) if near is None else near
             middle, growth = min(high, int(np.searchsorted(paces, wanted))), 2 * growth
         elif not at_end and not tolerance:
             middle = (low + high) // 2
@@ -295,9 +312,12 @@ def _solve(
         counts were told from each other.
     """
     gpipe = table.schedule == "gpipe"
+    reach = _reach(table, most_counts, pace) if most_counts > 1 else None
+    if reach is not None and reach.least_count is None:
+        return np.inf, None, tracked
     while True:
         counts = (table.num_microbatches,) if gpipe else tuple(range(1, tracked + 1))
-        total, places = FixedPace(table, counts, pace).solution()
+        total, places = FixedPace(table, counts, pace, reach).solution()
         if places is None:
             return np.inf, None, tracked
         candidate = price(table, places, pace)
@@ -309,6 +329,58 @@ def _solve(
         assert tracked < most_counts, "all counts were told from each other"
         reached = warm_up_counts(table, crossing_seconds(table, places), pace)[0]
         tracked = min(max(reached, tracked + max(1, tracked // 2)), most_counts)
+
+
+def _first_that_may_fit(
+    table: StageTable, paces: FloatArray, last: int, most_counts: int
+) -> tuple[int, int]:
+    """Where the paces begin at which a pipeline may fit, about, and its least warm-up count there.
+
+    Args:
+        table: what stages and transfers cost.
+        paces: paces, rising.
+        last: the last of them that is of interest.
+        most_counts: the largest warm-up count that has to be told from the ones above it.
+
+    Returns:
+        The place of a pace: there is nothing below it; that after the last one where there is
+        nothing at all. And how many counts are to be told from each other: 1 where it is not
+        memory that rules out the paces below.
+    """
+    first = first_that_may_hold(table, paces)
+    if first > last or most_counts == 1:
+        return first, 1
+
+    def least_count(place: int) -> int | None:
+        return _reach(table, most_counts, float(paces[place])).least_count
+
+    if least_count(first) is not None:
+        return first, 1
+    # At the first there is nothing; at the one after that is looked for, there may be.
+    past, step = first, 2 * _GROWTH
+    while True:
+        past = min(last, int(np.searchsorted(paces, paces[past] * (1 + step))))
+        count, step = least_count(past), 2 * step
+        if count is not None:
+            break
+        first = past
+        if past == last:
+            return last + 1, 1
+    while past - first > 1 and paces[past] > paces[first] * (1 + _NEARLY):
+        wanted = int(np.searchsorted(paces, (paces[first] * paces[past]) ** 0.5))
+        middle = min(max(wanted, first + 1), past - 1)
+        found = least_count(middle)
+        if found is None:
+            first = middle
+        else:
+            past, count = middle, found
+    return first + 1, count
+
+
+def _reach(table: StageTable, most_counts: int, pace: float) -> CountedReach:
+    if table.schedule == "gpipe":
+        return CountedReach(table, pace, table.num_microbatches, 1)
+    return CountedReach(table, pace, 1, min(most_counts, MOST_COUNTS))
 
 
 def _most_counts(table: StageTable) -> int:

@@ -20,7 +20,8 @@ from hetjax.planner.harp.candidate_plans import candidate_plan, pipeline_plan
 from hetjax.planner.harp.member_shares import best_shares
 from hetjax.planner.harp.replicas import Timed
 from hetjax.planner.harp.simulated_search import CLOSED_FORM_EXCESS, first_look, simulated_search
-from hetjax.planner.harp.stage_table import ALL_ORDERS_UP_TO, StageTable
+from hetjax.planner.harp.stage_table import StageTable
+from hetjax.planner.harp.table_making import ALL_ORDERS_UP_TO
 from hetjax.planner.harp.union_slices import (
     JoinedSubcluster,
     joined,

@@ -26,11 +26,9 @@ from hetjax.planner.costs.union_cost import (
 )
 from hetjax.planner.harp.member_shares import MemberRate, best_shares
 from hetjax.planner.harp.stage_options import StageOption, live_limits
-from hetjax.planner.harp.stage_table import (
+from hetjax.planner.harp.stage_table import PartOfJoined, Slice, StageTable
+from hetjax.planner.harp.table_making import (
     ALL_ORDERS_UP_TO,
-    PartOfJoined,
-    Slice,
-    StageTable,
     listed_runs,
     submesh_shapes,
     transfers_over,

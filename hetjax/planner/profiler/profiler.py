@@ -8,7 +8,8 @@ from statistics import median
 
 from hetjax.mesh.subcluster import Subcluster
 from hetjax.planner.costs.cost_model import estimate
-from hetjax.planner.harp.stage_table import Slice, StageTable, make_stage_table
+from hetjax.planner.harp.stage_table import Slice, StageTable
+from hetjax.planner.harp.table_making import make_stage_table
 from hetjax.planner.problem.problem import PlanningProblem
 from hetjax.planner.profiler.class_rates import MeasuredPass, fit_class_rates
 from hetjax.planner.profiler.composition import RunFigure, compose, composition_error
