@@ -76,7 +76,7 @@ class Suffixes(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Window:
+class Beginnings:
     """The layers that suffixes may begin with, by the warm-up count of their first stage.
 
     Args:
@@ -117,8 +117,8 @@ class Window:
 
 
 @dataclass(frozen=True, eq=False)
-class Windows:
-    """Windows by the number of devices that suffixes use: see `Window`.
+class BeginningsByDevices:
+    """Beginnings by the number of devices that suffixes use.
 
     Args:
         lows: ``[devices + 1, rows]``, or one row for all counts.
@@ -133,9 +133,9 @@ class Windows:
         """Which of them have layers."""
         return np.asarray((self.lows <= self.highs).any(axis=1))
 
-    def at(self, devices: int) -> Window:
-        """The window of so many devices."""
-        return Window(self.lows[devices], self.highs[devices])
+    def at(self, devices: int) -> Beginnings:
+        """Those of so many devices."""
+        return Beginnings(self.lows[devices], self.highs[devices])
 
 
 def least_of(every: Sequence[Suffixes]) -> Suffixes:
@@ -188,7 +188,7 @@ class Band:
         seconds[:, cut.runs[0, 1:]] = _first_stages(cut, least_count, num_counts, pace)
         return cls(cut, np.ascontiguousarray(seconds.T), widths)
 
-    def put_before(self, rest: Suffixes, window: Window) -> Suffixes | None:
+    def put_before(self, rest: Suffixes, window: Beginnings) -> Suffixes | None:
         """The least of a stage and the rest behind it, by the stage's first layer.
 
         Args:

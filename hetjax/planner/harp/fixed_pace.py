@@ -12,7 +12,7 @@ import numpy as np
 
 from hetjax.pipeline.schedules.warm_up import h_1f1b_counts
 from hetjax.planner.harp.counted_reach import CountedReach
-from hetjax.planner.harp.fast_stages import Band, Suffixes, Windows, least_of
+from hetjax.planner.harp.fast_stages import Band, BeginningsByDevices, Suffixes, least_of
 from hetjax.planner.harp.reach import most_layers
 from hetjax.planner.harp.stage_table import StageTable, Transfers
 from hetjax.planner.work.arrays import FloatArray, IntArray
@@ -261,7 +261,7 @@ class FixedPace:
 
     def _counted_windows(
         self, used: int, subcluster: int, lows: IntArray, highs: IntArray
-    ) -> Windows:
+    ) -> BeginningsByDevices:
         """What suffixes may begin with, by the devices used and their warm-up counts.
 
         Args:
@@ -271,10 +271,10 @@ class FixedPace:
             highs: the last one.
         """
         if self._reach is None:
-            return Windows(lows, highs)
+            return BeginningsByDevices(lows, highs)
         behind = self._reach.behind.get((used, subcluster))
         if behind is None:
-            return Windows(lows, lows - 1)
+            return BeginningsByDevices(lows, lows - 1)
         nodes, per_node = self.table.nodes[subcluster]
         others = (1 << len(self.table.nodes)) - 1 & ~used
         before = self._reach.before(others, subcluster)
@@ -284,7 +284,9 @@ class FixedPace:
         # The last count stands for all above it too.
         held = np.concatenate([held[:, counts[:-1]], held[:, -1:]], axis=1)
         left = before[nodes - devices // per_node][:, counts]
-        return Windows(np.maximum(lows, self.table.num_layers - held), np.minimum(highs, left))
+        return BeginningsByDevices(
+            np.maximum(lows, self.table.num_layers - held), np.minimum(highs, left)
+        )
 
     def _may_lead(self, used: int, subcluster: int) -> bool:
         """Whether a pipeline over these subclusters may begin with this one."""
