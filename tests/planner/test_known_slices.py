@@ -13,7 +13,7 @@ import pytest
 
 from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster
 from hetjax.planner import DynamicProgram, PlanningProblem, make_problem
-from hetjax.planner.harp import stage_table as table_module
+from hetjax.planner.harp import table_making as table_module
 from hetjax.planner.harp.stage_table import StageTable
 from hetjax.planner.harp.table_making import make_stage_table
 from hetjax.planner.intra_op.tensor_axis import TensorAxis
