@@ -319,7 +319,7 @@ def all_runs(program: Program, works: Sequence[Work]) -> Runs:
         residual_bytes=sums_of_runs([work.residual_bytes for work in works]) - inside,
         input_bytes=first_inputs[:, None] * has_backward,
         again_bytes=np.zeros((len(works) + 1,) * 2),
-        temporary_bytes=largest_of_runs([work.temporary_bytes for work in works]),
+        temporary_bytes=_temporary_bytes(works),
         again_share=np.zeros((len(works) + 1,) * 2),
         boundary_bytes=received[:, None] + received[None, :],
         messages=np.add.outer(received > 0, received > 0, dtype=float),
@@ -340,6 +340,17 @@ def all_runs(program: Program, works: Sequence[Work]) -> Runs:
         frozen=program.frozen,
         used=used,
     )
+
+
+def _temporary_bytes(works: Sequence[Work]) -> FloatArray:
+    """What the largest layer of each run holds, and a gradient that goes from layer to layer."""
+    alone = np.array([float(work.temporary_bytes) for work in works])
+    returned = np.array([*(float(work.returned_bytes) for work in works), 0.0])
+    returned[0] = 0.0
+    found = largest_of_runs(alone + np.maximum(returned[:-1], returned[1:]))
+    layer = np.arange(len(works))
+    found[layer, layer + 1] = alone
+    return found
 
 
 def one_run(
