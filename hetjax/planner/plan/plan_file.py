@@ -15,7 +15,7 @@ import pydantic
 from hetjax.checked_files import FileForm, Record, first_problem
 from hetjax.errors import InputError, unknown_name
 from hetjax.file_content import LAST, from_content, to_content, without_version
-from hetjax.limits import Name
+from hetjax.limits import Index, Name
 from hetjax.mesh.cluster import Cluster
 from hetjax.pipeline.schedules.schedule import (
     EXPLICIT,
@@ -39,6 +39,7 @@ class _ScheduleRecord(Record):
     name: Name
     warm_up_counts: list[Annotated[int, pydantic.Field(lt=2**63)]] | None = None
     order: list[list[Name]] | None = None
+    turns: list[list[Index]] | None = None
 
 
 class _Exchange(Record):
@@ -158,7 +159,9 @@ def _read_schedule(record: _ScheduleRecord, pipeline: Mapping[str, Any]) -> Sche
         raise InputError(unknown_name("schedule.name", record.name, (*SCHEDULES, EXPLICIT)))
     if record.order is not None:
         order = tuple(tuple(Task.parse(text) for text in tasks) for tasks in record.order)
-        return Schedule(record.name, order)
+        return Schedule(record.name, order, tuple(map(tuple, record.turns or ())))
+    if record.turns is not None:
+        raise InputError("turns: given beside warm_up_counts; stages that share devices need order")
     # Where the number of microbatches is wrong, that is said already.
     num_microbatches = pipeline.get("num_microbatches", 0)
     return from_warm_up_counts(record.warm_up_counts or [], num_microbatches, record.name)
@@ -167,8 +170,7 @@ def _read_schedule(record: _ScheduleRecord, pipeline: Mapping[str, Any]) -> Sche
 def _schedule_content(schedule: Schedule) -> dict[str, Any]:
     if schedule.name in WARM_UP_SCHEDULES and _follows_from_counts(schedule):
         return {"name": schedule.name, "warm_up_counts": list(schedule.warm_up_counts)}
-    order = [[str(task) for task in tasks] for tasks in schedule.order]
-    return {"name": schedule.name, "order": order}
+    return schedule.to_json()
 
 
 def _follows_from_counts(schedule: Schedule) -> bool:
