@@ -17,11 +17,9 @@ from hetjax.planner.plan.stage_plan import PipelinePlan, StagePlan
 def random_shared_case(rng: Random, *, exact: bool = False) -> Case:
     """A random model with a plan of two or three submeshes, of which some have several stages."""
     submeshes = rng.randint(2, 3)
-    cuts: tuple[int, ...] = ()
-    while len(cuts) <= submeshes + 1:
+    model, cuts = random_model(rng), ()
+    while len(cuts) <= submeshes + 1 or (exact and not model.exact):
         model = random_model(rng)
-        if exact and not model.exact:
-            continue
         cuts = random_boundaries(rng, trace_model(model, 1), 5)
     count = len(cuts) - 1
     layers = [(s, s + 1) for s in range(count)]

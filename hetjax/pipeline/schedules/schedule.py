@@ -33,11 +33,17 @@ WARM_UP_SCHEDULES = ("gpipe", "1f1b", "eager_1f1b", "h_1f1b")
 SPLIT_SCHEDULES = ("h_1f1b_split", "zb_h1", "zb_h2", "search")
 """Schedules that may split backward passes."""
 
+INTERLEAVED = "interleaved"
+"""The name of schedules in which a pipeline passes its submeshes more than once."""
+
 SCHEDULES = WARM_UP_SCHEDULES + SPLIT_SCHEDULES
 """The names that `hetjax.pipeline.make_schedule` knows."""
 
 EXPLICIT = "explicit"
 """The name of a schedule whose order was written down task by task."""
+
+PLANNED_SCHEDULES = (*SCHEDULES, INTERLEAVED, EXPLICIT)
+"""The names that the schedule of a plan may have."""
 
 _TASK = re.compile(rf"([{''.join(get_args(TaskKind))}])(0|[1-9][0-9]*)")
 
@@ -213,8 +219,8 @@ class Schedule:
             if field not in value:
                 raise InputError(f"schedule has no field {field!r}; it needs name and order")
         name, order = value["name"], value["order"]
-        if name not in (*SCHEDULES, EXPLICIT):
-            raise InputError(unknown_name("schedule", str(name), (*SCHEDULES, EXPLICIT)))
+        if name not in PLANNED_SCHEDULES:
+            raise InputError(unknown_name("schedule", str(name), PLANNED_SCHEDULES))
         if not _is_list(order) or not all(_is_list(tasks) for tasks in order):
             raise InputError("schedule order must be a list of lists of tasks, one list a stage")
         turns = value.get("turns", ())

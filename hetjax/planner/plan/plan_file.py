@@ -18,8 +18,7 @@ from hetjax.file_content import LAST, from_content, to_content, without_version
 from hetjax.limits import Index, Name
 from hetjax.mesh.cluster import Cluster
 from hetjax.pipeline.schedules.schedule import (
-    EXPLICIT,
-    SCHEDULES,
+    PLANNED_SCHEDULES,
     WARM_UP_SCHEDULES,
     Schedule,
     Task,
@@ -155,8 +154,8 @@ def _told_by_stage(content: Mapping[str, Any]) -> Mapping[str, Any]:
 def _read_schedule(record: _ScheduleRecord, pipeline: Mapping[str, Any]) -> Schedule:
     if (record.order is None) == (record.warm_up_counts is None):
         raise InputError("it needs either warm_up_counts or order")
-    if record.name not in (*SCHEDULES, EXPLICIT):
-        raise InputError(unknown_name("schedule.name", record.name, (*SCHEDULES, EXPLICIT)))
+    if record.name not in PLANNED_SCHEDULES:
+        raise InputError(unknown_name("schedule.name", record.name, PLANNED_SCHEDULES))
     if record.order is not None:
         order = tuple(tuple(Task.parse(text) for text in tasks) for tasks in record.order)
         return Schedule(record.name, order, tuple(map(tuple, record.turns or ())))

@@ -202,11 +202,11 @@ class StageWorker:
         run.execute(self.training)
         return self.end_step(run)
 
-    def begin_step(self, step: int, feed: Feed, *, timed: bool) -> StepRun:
+    def begin_step(self, step: int, feed: Feed, *, timed: bool) -> _StepRun:
         """A training step that has not begun: whoever runs it goes through its instructions."""
-        return StepRun(self, step, feed, timed=timed, counts=self._held is None)
+        return _StepRun(self, step, feed, timed=timed, counts=self._held is None)
 
-    def end_step(self, run: StepRun) -> StepReport:
+    def end_step(self, run: _StepRun) -> StepReport:
         """What was seen in a training step, of which all instructions have run."""
         run.end()
         held = self._held or run.held
@@ -232,7 +232,7 @@ class StageWorker:
             self.evaluation = evaluation_instructions(
                 self.pipelines, count, self.stage, part=self.part
             )
-        run = StepRun(self, step, feed, timed=False, counts=False)
+        run = _StepRun(self, step, feed, timed=False, counts=False)
         run.execute(self.evaluation)
         run.end()
         found = (*self._pop_sum(LossSum), *self._pop_sum(LossCount), *run.report.aux)
@@ -278,7 +278,7 @@ class Held(NamedTuple):
     num_bytes: int = 0
 
 
-class StepRun(InstructionRun):
+class _StepRun(InstructionRun):
     """A step of a stage's worker, and what is seen of it.
 
     Args:
