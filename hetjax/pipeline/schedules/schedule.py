@@ -139,6 +139,11 @@ class Schedule:
         return tuple(map(count, self.order))
 
     @functools.cached_property
+    def groups(self) -> tuple[tuple[int, ...], ...]:
+        """The groups of stages that share devices; mostly none."""
+        return tuple(group for group in self.sharing if len(group) > 1)
+
+    @functools.cached_property
     def sharing(self) -> tuple[tuple[int, ...], ...]:
         """The stages on each set of devices: a group that takes turns, or one alone.
 
@@ -266,9 +271,9 @@ def dependency_order(schedule: Schedule) -> Iterator[tuple[int, Task]]:
     """All tasks of all stages, each after the task it waits for: an execution without a clock.
 
     Every set of devices goes through its own order and blocks where the input of a task is not
-    there yet: the activation from the stage before (F) or the gradient from the stage after (B). Sends never
-    block. What has no durations cannot depend on them: if this ends, so does every timed
-    execution.
+    there yet: the activation from the stage before (F) or the gradient from the stage after (B).
+    Sends never block. What has no durations cannot depend on them: if this ends, so does every
+    timed execution.
 
     Args:
         schedule: a schedule in which no stage repeats a task.
