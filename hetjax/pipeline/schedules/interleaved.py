@@ -59,8 +59,8 @@ def interleaved(
     rows = []
     for row in range(num_submeshes):
         stages = range(row, num_submeshes * num_passes, num_submeshes)
-        forward = [*_in_groups("F", stages, num_submeshes, num_microbatches)]
-        backward = [*_in_groups("B", stages[::-1], num_submeshes, num_microbatches)]
+        forward = [*in_groups("F", stages, num_submeshes, num_microbatches)]
+        backward = [*in_groups("B", stages[::-1], num_submeshes, num_microbatches)]
         warm_up = ahead * (num_submeshes - row - 1) + (num_passes - 1) * num_submeshes + 1
         rows.append(_one_in_turn(forward, backward, min(warm_up, len(forward))))
     return from_rows(INTERLEAVED, rows)
@@ -93,10 +93,20 @@ def from_rows(name: str, rows: Sequence[Sequence[tuple[int, Task]]]) -> Schedule
     )
 
 
-def _in_groups(
+def in_groups(
     kind: TaskKind, stages: Sequence[int], size: int, num_microbatches: int
 ) -> Iterator[tuple[int, Task]]:
-    """The tasks of one kind of a submesh: group after group of microbatches goes through all."""
+    """The tasks of one kind of a submesh: group after group of microbatches goes through all.
+
+    Args:
+        kind: the kind.
+        stages: its stages, in the order in which a group goes through them.
+        size: how many microbatches a group has.
+        num_microbatches: M.
+
+    Yields:
+        Pairs of stage and task.
+    """
     for first in range(0, num_microbatches, size):
         for stage in stages:
             for microbatch in range(first, min(first + size, num_microbatches)):
