@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from hetjax.errors import InputError
@@ -178,16 +178,12 @@ class _Play:
             _Row(rules, r, submeshes, range(r, last + 1, submeshes), num_microbatches)
             for r in range(submeshes)
         ]
-        self.arrived = {
-            (stage, task): 0.0
-            for m in range(num_microbatches)
-            for stage, task in ((0, Task("F", m)),)
-        }
+        self.arrived = {(0, Task("F", m)): 0.0 for m in range(num_microbatches)}
         self.lanes: dict[tuple[int, int], float] = {}
         self.left = sum(2 * len(row.forward) for row in self.rows)
 
     def advance(self, index: int, now: float) -> Iterator[tuple[float, int]]:
-        """Begin what a submesh does next; when it, and whom it sends something, is to look again."""
+        """Begin what a submesh does next; when it, and who gets something, is to look again."""
         row = self.rows[index]
         chosen = self._choose(row, now)
         if chosen is None:

@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from hetjax.errors import InputError
+from hetjax.pipeline.schedule_search.interleaved_search import search_interleaved
 from hetjax.pipeline.schedule_search.named_schedules import make_schedule
 from hetjax.pipeline.schedules.memory import (
     MicrobatchBytes,
@@ -17,7 +18,7 @@ from hetjax.pipeline.schedules.memory import (
     peak_bytes,
     row_peak_bytes,
 )
-from hetjax.pipeline.schedules.schedule import Schedule
+from hetjax.pipeline.schedules.schedule import INTERLEAVED, Schedule
 from hetjax.pipeline.timeline.lower_bound import lower_bound
 from hetjax.pipeline.timeline.simulate import StageClock, simulate_schedule, stage_clocks
 from hetjax.pipeline.timeline.streamed_update import GroupTimes, stream_update
@@ -55,6 +56,9 @@ from hetjax.planner.work.execution import Execution
 from hetjax.planner.work.layer_runs import Runs, one_run
 from hetjax.planner.work.rates import transfer_seconds
 from hetjax.planner.work.stage_work import Work, measure
+
+INTERLEAVING = ("search", INTERLEAVED)
+"""What a schedule may be asked to be where stages share devices."""
 
 
 def predict(plan: Plan, problem: PlanningProblem, *others: PlanningProblem) -> Plan:
@@ -320,7 +324,8 @@ def choose_schedule(plan: Plan, name: str, times: StepTimes | None = None) -> Pl
 
     Args:
         plan: a plan with a prediction.
-        name: one of `hetjax.pipeline.SCHEDULES`. A search may use the memory that is left.
+        name: one of `hetjax.pipeline.SCHEDULES`. A search may use the memory that is left. Where
+            stages share devices, ``"search"`` or ``"interleaved"``, which are the same there.
         times: what tasks and transfers take, where it is known better than the prediction has it;
             of a plan of one pipeline.
 
@@ -328,7 +333,8 @@ def choose_schedule(plan: Plan, name: str, times: StepTimes | None = None) -> Pl
         The plan with the schedule, on each of its pipelines, and its prediction.
 
     Raises:
-        InputError: the plan has no prediction, or the name is unknown.
+        InputError: the plan has no prediction, or the name is unknown, or another one is allowed
+            where stages share devices.
     """
     prediction = _prediction(plan)
     if times is not None:
@@ -347,6 +353,8 @@ def _named_schedule(
     pipeline: PipelinePlan, held: Sequence[StagePrediction], name: str, times: StepTimes
 ) -> Schedule:
     """The schedule of a name for a pipeline of which something is predicted."""
+    if pipeline.schedule.groups:
+        return _interleaved_schedule(pipeline, held, name, times)
     return make_schedule(
         name,
         len(pipeline.stages),
@@ -354,6 +362,34 @@ def _named_schedule(
         times,
         live_limits=_live_limits(held, pipeline.num_microbatches),
     )
+
+
+def _interleaved_schedule(
+    pipeline: PipelinePlan, held: Sequence[StagePrediction], name: str, times: StepTimes
+) -> Schedule:
+    """The best interleaved schedule that is found for a pipeline whose stages share devices.
+
+    Where none fits it is the one that the pipeline has.
+    """
+    if name not in INTERLEAVING:
+        raise InputError(
+            f"schedule is {name!r}, and stages of the pipeline share devices; allowed there: "
+            f"{' or '.join(map(repr, INTERLEAVING))}"
+        )
+    sharing = pipeline.schedule.sharing
+    submeshes, count = len(sharing), len(pipeline.stages)
+    if sharing != tuple(tuple(range(row, count, submeshes)) for row in range(submeshes)):
+        raise InputError(
+            f"schedule is {name!r}, and the pipeline's stages share devices as "
+            f"{[list(group) for group in sharing]}; allowed there: stage s on submesh s modulo "
+            f"their number, {submeshes}, or an order that is written down"
+        )
+
+    def fits(schedule: Schedule) -> bool:
+        return all(stage.fits for stage in _with_memories(held, schedule))
+
+    found = search_interleaved(times, submeshes, pipeline.num_microbatches, fits)
+    return pipeline.schedule if found is None else found
 
 
 def live_limits(plan: Plan) -> tuple[int, ...]:

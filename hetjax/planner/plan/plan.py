@@ -113,6 +113,11 @@ class Plan:
             for group in pipeline.schedule.sharing
         )
 
+    @property
+    def num_devices(self) -> int:
+        """How many devices its stages are on."""
+        return sum(self.stages[group[0]].num_devices for group in self.sharing)
+
     def boundaries(self, pipeline: PipelinePlan) -> tuple[int, ...]:
         """The positions where a pipeline's stages begin, and the program's end."""
         return (*(self.layers[stage.layers[0]] for stage in pipeline.stages), self.layers[-1])

@@ -1,8 +1,8 @@
 """Playing a cluster: real computation, held back to the moments that a plan predicts.
 
-Every stage has a clock of its own, or with others on its devices, which says when it is free; a program or a transfer moves clocks
-forward by what the plan predicts of it, and workers wait until the time is there. Where the machine
-ends a task late, the next wait is shorter.
+Every stage has a clock of its own, or with others on its devices, which says when it is free; a
+program or a transfer moves clocks forward by what the plan predicts of it, and workers wait until
+the time is there. Where the machine ends a task late, the next wait is shorter.
 """
 
 from __future__ import annotations
