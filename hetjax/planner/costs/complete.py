@@ -33,7 +33,7 @@ def complete(plan: Plan, problem: PlanningProblem, *, annotate: bool = True) -> 
     if problem.options.schedule == problem.warm_up_schedule:
         return made
     chosen = choose_schedule(made, problem.options.schedule)
-    if problem.options.schedule != "search" or problem.options.max_passes == 1:
+    if problem.options.schedule != "search" or not annotate:
         return chosen
     return with_more_passes(chosen, problem)
 

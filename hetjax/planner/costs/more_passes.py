@@ -14,11 +14,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from hetjax.pipeline.schedules.interleaved import interleaved
+from hetjax.pipeline.schedules.schedule import Schedule
 from hetjax.planner.costs.predict import choose_schedule, predict
 from hetjax.planner.plan.plan import Plan
 from hetjax.planner.plan.prediction import Prediction
-from hetjax.planner.plan.stage_plan import PipelinePlan, StagePlan
 from hetjax.planner.problem.problem import PlanningProblem
+
+_FAR = 0.1
+"""By what share an even division may take longer, before no other one is looked at."""
 
 _GAIN = 1e-3
 """By what share a step must be shorter to be worth more stages and messages."""
@@ -38,12 +41,12 @@ def with_more_passes(plan: Plan, problem: PlanningProblem) -> Plan:
         return plan
     best = plan
     for passes in range(2, problem.options.max_passes + 1):
-        found = _best_division(plan, problem, passes)
-        if found is None:
+        found = _best_division(plan, problem, passes, _step_time(best))
+        if found is None or not _prediction(found).fits:
             break
-        is_faster = _step_time(found) < _step_time(best) * (1 - _GAIN)
-        if _prediction(found).fits and (is_faster or not _prediction(best).fits):
-            best = found
+        if _step_time(found) >= _step_time(best) * (1 - _GAIN):
+            break
+        best = found
     return best
 
 
@@ -63,23 +66,31 @@ def _may_repeat(plan: Plan, problem: PlanningProblem) -> bool:
     )
 
 
-def _best_division(plan: Plan, problem: PlanningProblem, passes: int) -> Plan | None:
+def _best_division(plan: Plan, problem: PlanningProblem, passes: int, wanted: float) -> Plan | None:
     """The best of some divisions of the layers among passes; None where layers are too few."""
     ends = _even_ends(plan, problem, passes)
     if ends is None:
         return None
-    best = _repeated(plan, problem, ends, passes)
+    schedule = interleaved(len(plan.stages), passes, plan.pipeline.num_microbatches)
+    best = _searched(_repeated(plan, problem, ends, schedule))
+    if _step_time(best) > wanted * (1 + _FAR):
+        return best
     # The layers beside a boundary are unlike: which side of it is better shows in the prediction.
     for place in range(len(ends) - 1):
         for moved in _moved(ends, place):
-            changed = _repeated(plan, problem, moved, passes)
+            changed = _repeated(plan, problem, moved, best.pipeline.schedule)
             if _step_time(changed) < _step_time(best):
                 best, ends = changed, moved
-    return best
+    again = _searched(best)
+    return min((best, again), key=_step_time)
+
+
+def _searched(plan: Plan) -> Plan:
+    return choose_schedule(plan, "search")
 
 
 def _moved(ends: Sequence[int], place: int) -> Iterator[list[int]]:
-    """The ends of stages of which one is a layer earlier or later, where that leaves one a layer."""
+    """The ends of stages with one of them a layer earlier or later; each stage keeps a layer."""
     for step in (-1, 1):
         moved = [*ends]
         moved[place] += step
@@ -107,23 +118,17 @@ def _even_ends(plan: Plan, problem: PlanningProblem, passes: int) -> list[int] |
     return ends
 
 
-def _repeated(plan: Plan, problem: PlanningProblem, ends: Sequence[int], passes: int) -> Plan:
+def _repeated(
+    plan: Plan, problem: PlanningProblem, ends: Sequence[int], schedule: Schedule
+) -> Plan:
     """The plan whose submeshes have the layers up to given ends in turn, with its prediction."""
     own, pipeline = plan.stages, plan.pipeline
     stages = tuple(
-        _of_layers(own[place % len(own)], layers)
+        replace(own[place % len(own)], layers=layers)
         for place, layers in enumerate(itertools.pairwise([0, *ends]))
     )
-    schedule = interleaved(len(own), passes, pipeline.num_microbatches)
-    made = PipelinePlan(stages, pipeline.num_microbatches, pipeline.microbatch_size, schedule)
-    return choose_schedule(
-        predict(replace(plan, pipelines=(made,), prediction=None), problem),
-        schedule.name,
-    )
-
-
-def _of_layers(stage: StagePlan, layers: tuple[int, int]) -> StagePlan:
-    return replace(stage, layers=layers)
+    made = replace(pipeline, stages=stages, schedule=schedule)
+    return predict(replace(plan, pipelines=(made,), prediction=None), problem)
 
 
 def _step_time(plan: Plan) -> float:
