@@ -116,6 +116,7 @@ def _options(configuration: Configuration, *, is_given: bool) -> PlanOptions:
         union_stages=_may_have_unions(configuration),
         synthesised_stages=planner.synthesised_stages and _may_have_unions(configuration),
         objective=planner.objective,
+        max_passes=1 if configuration.train.beside else planner.max_passes,
     )
 
 

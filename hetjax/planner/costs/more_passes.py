@@ -9,6 +9,7 @@ decides.
 from __future__ import annotations
 
 import itertools
+import math
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -41,7 +42,7 @@ def with_more_passes(plan: Plan, problem: PlanningProblem) -> Plan:
         return plan
     best = plan
     for passes in range(2, problem.options.max_passes + 1):
-        found = _best_division(plan, problem, passes, _step_time(best))
+        found = with_passes(plan, problem, passes, _step_time(best))
         if found is None or not _prediction(found).fits:
             break
         if _step_time(found) >= _step_time(best) * (1 - _GAIN):
@@ -66,8 +67,21 @@ def _may_repeat(plan: Plan, problem: PlanningProblem) -> bool:
     )
 
 
-def _best_division(plan: Plan, problem: PlanningProblem, passes: int, wanted: float) -> Plan | None:
-    """The best of some divisions of the layers among passes; None where layers are too few."""
+def with_passes(
+    plan: Plan, problem: PlanningProblem, passes: int, wanted: float = math.inf
+) -> Plan | None:
+    """A plan of the same submeshes, each passed so many times.
+
+    Args:
+        plan: a plan with its prediction, of one pipeline whose submeshes are passed once.
+        problem: the problem that it solves.
+        passes: how many times, 2 or more.
+        wanted: a step time that is wanted; one that is far from it is not made better.
+
+    Returns:
+        The best of some divisions of the layers, with its prediction; None where there are fewer
+        layers than stages.
+    """
     ends = _even_ends(plan, problem, passes)
     if ends is None:
         return None

@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hetjax.errors import InputError, unknown_name
+from hetjax.limits import MAX_PASSES
 from hetjax.pipeline.schedules.schedule import SCHEDULES
 from hetjax.planner.plan.prices import OBJECTIVES
-
-MAX_PASSES = 4
-"""How often a pipeline passes its submeshes at most."""
 
 MAX_PIPELINES = 4
 """How many pipelines a plan has at most, unless it is said otherwise."""
@@ -53,7 +51,7 @@ class PlanOptions:
     objective: str = "step_time"
     union_stages: bool = True
     synthesised_stages: bool = False
-    max_passes: int = 4
+    max_passes: int = MAX_PASSES
 
     def __post_init__(self) -> None:
         if self.objective not in OBJECTIVES:
