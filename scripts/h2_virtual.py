@@ -1,4 +1,4 @@
-"""A pipeline that passes its submeshes twice, beside 1F1B, H-1F1B and the search, simulated and run.
+"""A pipeline that passes its submeshes twice beside 1F1B, H-1F1B and the search: simulated, run.
 
     python scripts/h2_virtual.py played --json
     python scripts/h2_virtual.py local --json
@@ -31,7 +31,7 @@ SCHEDULES = ("1f1b", "h_1f1b", "search")
 
 INTERLEAVED = "interleaved"
 
-CARD_FLOPS, CARD_LINK = 20e12, 25e9
+CARD_FLOPS, CARD_LINK = 2e11, 25e9
 """Of the devices that are played: FLOP/s, and bytes/s between two of them."""
 
 
@@ -43,9 +43,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", action="store_true", help="a row a line, as JSON")
     parser.add_argument("--devices", type=int, help="4 where they are played, else 2")
     parser.add_argument("--passes", type=int, default=2, help="over all devices")
-    parser.add_argument("--blocks", type=int, default=8, help="of the GPT")
+    parser.add_argument("--blocks", type=int, default=4, help="of the GPT")
     parser.add_argument("--width", type=int, default=256, help="of the GPT")
-    parser.add_argument("--microbatch", type=int, default=2, help="examples in each")
+    parser.add_argument("--microbatch", type=int, default=1, help="examples in each")
     parser.add_argument("--rounds", type=int, default=7, help="timed, whose median counts")
     options = parser.parse_args(arguments)
     devices = options.devices or (4 if options.runtime == "played" else 2)
@@ -142,7 +142,7 @@ def plans_of(options: argparse.Namespace, devices: int) -> tuple[Any, dict[str, 
     cluster = hetjax.Cluster.local(jax.devices()[:devices])
     if options.runtime == "played":
         kind = DeviceKind(
-            "card", {"float32": CARD_FLOPS}, 24 * 10**9, 900e9, source="made up", platform="cpu"
+            "card", {"float32": CARD_FLOPS}, 24 * 10**9, 2e11, source="made up", platform="cpu"
         )
         link = Link(CARD_LINK, 1e-5)
         cluster = Cluster("even", (Subcluster("cards", kind, devices, 1, link, link),))

@@ -30,7 +30,7 @@ def interleaved(
         num_passes: v, at least 2.
         num_microbatches: M, at least 1; where it is no multiple of p, the last group is smaller.
         ahead: how many forward tasks more than the submesh after it each submesh warms up with;
-            at least 1. Links that take time want more than 2.
+            at least 1, which is possible with any M. Megatron-LM has 2, and asks that p divides M.
 
     Returns:
         The schedule, of p v stages; submesh r, from 0, warms up with

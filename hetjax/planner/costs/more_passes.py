@@ -21,7 +21,7 @@ from hetjax.planner.plan.plan import Plan
 from hetjax.planner.plan.prediction import Prediction
 from hetjax.planner.problem.problem import PlanningProblem
 
-_FAR = 0.1
+_FAR = 0.25
 """By what share an even division may take longer, before no other one is looked at."""
 
 _GAIN = 1e-3
@@ -43,11 +43,11 @@ def with_more_passes(plan: Plan, problem: PlanningProblem) -> Plan:
     best = plan
     for passes in range(2, problem.options.max_passes + 1):
         found = with_passes(plan, problem, passes, _step_time(best))
-        if found is None or not _prediction(found).fits:
+        if found is None:
             break
-        if _step_time(found) >= _step_time(best) * (1 - _GAIN):
-            break
-        best = found
+        is_faster = _step_time(found) < _step_time(best) * (1 - _GAIN)
+        if is_faster and _prediction(found).fits:
+            best = found
     return best
 
 
@@ -85,7 +85,7 @@ def with_passes(
     ends = _even_ends(plan, problem, passes)
     if ends is None:
         return None
-    schedule = interleaved(len(plan.stages), passes, plan.pipeline.num_microbatches)
+    schedule = interleaved(len(plan.stages), passes, plan.pipeline.num_microbatches, ahead=1)
     best = _searched(_repeated(plan, problem, ends, schedule))
     if _step_time(best) > wanted * (1 + _FAR):
         return best
