@@ -381,8 +381,8 @@ class PlannerSettings(SettingsSection):
         ge=1,
         le=MAX_PASSES,
         description="how often a pipeline may pass its submeshes; more than once where the "
-        "schedule is 'search' and that is predicted to be faster, but not where train.beside asks "
-        "for another one. 1 for once",
+        "schedule is 'search' and that is predicted to be faster, but not where train.tune or "
+        "train.beside ask for another schedule. 1 for once",
     )
     objective: Literal["step_time", "cost"] = Field(
         default="step_time",
