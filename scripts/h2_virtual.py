@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", action="store_true", help="a row a line, as JSON")
     parser.add_argument("--devices", type=int, help="4 where they are played, else 2")
     parser.add_argument("--passes", type=int, default=2, help="over all devices")
-    parser.add_argument("--blocks", type=int, default=4, help="of the GPT")
+    parser.add_argument("--blocks", type=int, default=8, help="of the GPT")
     parser.add_argument("--width", type=int, default=128, help="of the GPT")
     parser.add_argument("--microbatch", type=int, default=1, help="examples in each")
     parser.add_argument("--rounds", type=int, default=7, help="timed, whose median counts")
