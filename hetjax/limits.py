@@ -22,6 +22,9 @@ MAX_BATCH = 2**20
 MAX_MICROBATCHES = 2**14
 """The most microbatches in one step of a pipeline."""
 
+MAX_PASSES = 4
+"""How often a planned pipeline passes its submeshes at most."""
+
 MAX_TASKS = 2**17
 """The most forward and backward tasks in one step of a pipeline, over its stages."""
 

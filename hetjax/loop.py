@@ -117,6 +117,8 @@ def keeps_schedules(plan: Plan) -> str | None:
         return "a plan of several pipelines keeps its schedules"
     if plan.has_unions:
         return "a plan with a stage of several members keeps its schedules"
+    if plan.pipeline.schedule.groups:
+        return "a plan whose stages share devices keeps its schedule"
     return None
 
 

@@ -11,6 +11,7 @@
     python scripts/bench_h2.py scale --json      # hetjax's own planner on 1,024 and 2,048 chips
     python scripts/bench_h2.py scanned --json    # predicted: the same Llama scanned over and not
     python scripts/bench_h2.py memory --json     # held: predicted, and by XLA; offload's seconds
+    python scripts/bench_h2.py virtual --json    # trained: two passes beside 1F1B and the search
 
 The predictions are those of the paper's cost model for its own chips: see `h2_chips`, which lists
 what is assumed of them. `calibrate` prints these assumptions. `heteropp` trains figure 8's example
@@ -48,6 +49,7 @@ from h2_chips import (
 from h2_memory import WAYS
 from h2_pipelines import PIPELINES
 from h2_scanned import scanned_rows
+from h2_virtual import RUNTIMES
 
 from hetjax.commands.foreign import names_of_layers
 from hetjax.mesh import Cluster
@@ -258,6 +260,12 @@ def memory_rows() -> Iterator[dict[str, Any]]:
             yield from _rows_in_process(way, "--model", model, "--seconds", script="h2_memory.py")
 
 
+def virtual_rows() -> Iterator[dict[str, Any]]:
+    """Schedules of one pass and of two: simulated, played, and run in one process and on Ray."""
+    for runtime in RUNTIMES:
+        yield from _rows_in_process(runtime, "--json", script="h2_virtual.py")
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -275,6 +283,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "scale": scale_rows,
         "scanned": scanned_rows,
         "memory": memory_rows,
+        "virtual": virtual_rows,
         "one": lambda: one_rows(options.experiment),
     }
     parser.add_argument("part", choices=parts)

@@ -73,7 +73,7 @@ class Ends:
         if CarrierName.HOST in self.names:
             self.hosts[peer] = made[CarrierName.HOST] = HostCarrier(self.post)
         self.transports[peer] = ProcessTransport(
-            self.placement, peer, mesh, self.processes, self.tags, made, self.deadline
+            self.placement, peer, {peer[0]: mesh}, self.processes, self.tags, made, self.deadline
         )
         return self.transports[peer]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import Random
 
 from hypothesis import strategies as st
@@ -37,16 +38,24 @@ def step_times(
     )
 
 
-def random_schedule(rng: Random, num_stages: int, num_microbatches: int) -> Schedule:
-    """An executable order, drawn task by task among all that could run next."""
-    order: list[list[Task]] = [[] for _ in range(num_stages)]
+def random_schedule(
+    rng: Random,
+    num_stages: int,
+    num_microbatches: int,
+    groups: Sequence[Sequence[int]] = (),
+) -> Schedule:
+    """An executable order, drawn task by task among all that could run next.
+
+    Stages of a group share devices, and take turns as they were drawn.
+    """
+    drawn: list[tuple[int, Task]] = []
     ready = [(0, Task("F", m)) for m in range(num_microbatches)]
     while ready:
         stage, task = ready.pop(rng.randrange(len(ready)))
-        order[stage].append(task)
+        drawn.append((stage, task))
         if task.kind == "F":
             if rng.random() < 0.3:
-                order[stage].append(Task("R", task.microbatch))
+                drawn.append((stage, Task("R", task.microbatch)))
             last = stage == num_stages - 1
             ready.append((stage, Task("B", task.microbatch)) if last else (stage + 1, task))
         elif task.kind == "B":
@@ -54,7 +63,9 @@ def random_schedule(rng: Random, num_stages: int, num_microbatches: int) -> Sche
                 ready.append((stage - 1, task))
             if rng.random() < 0.6:
                 ready.append((stage, Task("W", task.microbatch)))
-    return Schedule(EXPLICIT, tuple(map(tuple, order)))
+    order = (tuple(task for s, task in drawn if s == stage) for stage in range(num_stages))
+    turns = (tuple(stage for stage, _ in drawn if stage in group) for group in groups)
+    return Schedule(EXPLICIT, tuple(order), tuple(turns))
 
 
 @st.composite

@@ -13,6 +13,7 @@ import optax
 
 from hetjax.mesh import KINDS, Cluster, DeviceKind, Link, Subcluster, SubMesh
 from hetjax.pipeline.program.traced_program import trace
+from hetjax.pipeline.schedules.interleaved import interleaved
 from hetjax.pipeline.schedules.warm_up import one_f_one_b
 from hetjax.planner.plan.module_shares import Share
 from hetjax.planner.plan.plan import Plan
@@ -117,6 +118,22 @@ def make_plan(
         cluster or make_cluster(hosts),
         (pipeline,),
     )
+
+
+def make_plan_of_two_passes() -> Plan:
+    """Both submeshes of `make_plan` twice, the first with two logical meshes; cut in the scan."""
+    plan = make_plan()
+    start, middle, end = plan.layers
+    first, second = plan.pipeline.stages
+    stages = (
+        replace(first, layers=(0, 1)),
+        replace(second, layers=(1, 2)),
+        replace(first, layers=(2, 3), members=(Member(first.submesh, (1, 2)),)),
+        replace(second, layers=(3, 4), recompute=False),
+    )
+    pipeline = replace(plan.pipeline, stages=stages, schedule=interleaved(2, 2, MICROBATCHES))
+    layers = (start, middle - 1, middle, middle + 1, end)
+    return replace(plan, layers=layers, pipelines=(pipeline,))
 
 
 def make_plan_of_two_pipelines() -> Plan:

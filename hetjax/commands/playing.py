@@ -33,8 +33,9 @@ def playing(configuration: Configuration, plan: Plan) -> Play | None:
     if not cluster.play or configuration.runtime.name != "local":
         return None
     assert plan.prediction is not None, "a plan that was prepared has a prediction"
-    pairs = zip(plan.stages, plan.prediction.stages, strict=True)
-    needed = sum(stage.num_devices * held.memory_bytes for stage, held in pairs)
+    pairs = [*zip(plan.stages, plan.prediction.stages, strict=True)]
+    firsts = [pairs[group[0]] for group in plan.sharing]
+    needed = sum(stage.num_devices * held.memory_bytes for stage, held in firsts)
     there = host_memory_bytes()
     if needed > there:
         raise InputError(

@@ -116,6 +116,7 @@ def _options(configuration: Configuration, *, is_given: bool) -> PlanOptions:
         union_stages=_may_have_unions(configuration),
         synthesised_stages=planner.synthesised_stages and _may_have_unions(configuration),
         objective=planner.objective,
+        max_passes=_max_passes(configuration),
     )
 
 
@@ -124,6 +125,12 @@ def _may_have_unions(configuration: Configuration) -> bool:
     train, is_played = configuration.train, configuration.cluster.play
     is_played = is_played and configuration.runtime.name == "local"
     return configuration.planner.union_stages and not (train.tune or train.beside or is_played)
+
+
+def _max_passes(configuration: Configuration) -> int:
+    """As many as are set; one where a schedule will be changed."""
+    train = configuration.train
+    return 1 if train.tune or train.beside else configuration.planner.max_passes
 
 
 def _max_pipelines(configuration: Configuration) -> int:

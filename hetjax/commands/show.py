@@ -109,7 +109,7 @@ def show_plan(
         console.print(alternatives_table(told_alternatives(prepared, alternatives)))
     if alone:
         console.print()
-        used = sum(stage.num_devices for stage in plan.stages)
+        used = plan.num_devices
         console.print(parts_table(alone, plan.cluster, prepared.prediction.step_time, used))
     console.print()
 

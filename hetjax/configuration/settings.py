@@ -17,6 +17,7 @@ from hetjax.limits import (
     MAX_COUNT,
     MAX_MADE_EXAMPLES,
     MAX_MICROBATCHES,
+    MAX_PASSES,
     MAX_SECONDS,
     MAX_SEQUENCE,
     MAX_VOCABULARY,
@@ -374,6 +375,14 @@ class PlannerSettings(SettingsSection):
         description="whether the last stage of a pipeline may be a program over unlike devices, "
         "synthesised as planner.name = 'hap' does it for the whole model; that takes some seconds "
         "more. No plan has one where none has a union",
+    )
+    max_passes: int = Field(
+        default=MAX_PASSES,
+        ge=1,
+        le=MAX_PASSES,
+        description="how often a pipeline may pass its submeshes; more than once where the "
+        "schedule is 'search' and that is predicted to be faster, but not where train.tune or "
+        "train.beside ask for another schedule. 1 for once",
     )
     objective: Literal["step_time", "cost"] = Field(
         default="step_time",

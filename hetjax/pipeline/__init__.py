@@ -4,6 +4,7 @@ from hetjax.pipeline.build import PipelineCut, PipelinePrograms, build_pipelines
 from hetjax.pipeline.layers.modules import find_modules
 from hetjax.pipeline.layers.structural_layers import StructuralLayers, structural_layers
 from hetjax.pipeline.program.traced_program import Program, trace
+from hetjax.pipeline.schedule_search.interleaved_search import search_interleaved
 from hetjax.pipeline.schedule_search.named_schedules import make_schedule
 from hetjax.pipeline.schedule_search.schedule_search import (
     fixed_schedules,
@@ -11,6 +12,7 @@ from hetjax.pipeline.schedule_search.schedule_search import (
     warm_up_rule,
 )
 from hetjax.pipeline.schedule_search.zero_bubble import h_1f1b_split, zb_h1, zb_h2
+from hetjax.pipeline.schedules.interleaved import interleaved
 from hetjax.pipeline.schedules.schedule import (
     SCHEDULES,
     SPLIT_SCHEDULES,
@@ -61,10 +63,12 @@ __all__ = [
     "h_1f1b_counts",
     "h_1f1b_split",
     "harp_latency",
+    "interleaved",
     "lower_bound",
     "make_schedule",
     "one_f_one_b",
     "overlap",
+    "search_interleaved",
     "search_schedule",
     "sensitivity",
     "simulate_schedule",

@@ -182,7 +182,7 @@ def _parts(report: PlanReport) -> str:
         return ""
     assert report.plan.prediction is not None
     step_time = report.plan.prediction.step_time
-    used = sum(stage.num_devices for stage in report.plan.stages)
+    used = report.plan.num_devices
     rows = [[name_of_whole(report.plan.cluster, used), format_seconds(step_time), ""]]
     for part in report.alone:
         name = html.escape(f"{' + '.join(part.subclusters)} ({part.num_devices})")

@@ -303,6 +303,12 @@ class Trainer:
                 f"those of {self.plan.cluster.name!r}; make plans for one cluster, in which a plan "
                 f"need not use every device"
             )
+        for name, each in (("the trainer's plan", self.plan), ("the plan", plan)):
+            if shared := next((group for group in each.sharing if len(group) > 1), None):
+                raise InputError(
+                    f"switch: {name} has stages {list(shared)} on the same devices, between which "
+                    f"and others no state moves in memory; save a checkpoint and go on from it"
+                )
         lost = all_lost(lost, plan)
         self._start()
         if self._checkpoints is not None:

@@ -26,7 +26,7 @@ def test_members_are_given_the_rows_that_they_load(rng: Random, is_union: bool):
     for stage, plan in enumerate(case.plan.stages):
         pipeline, read = placement.pipeline_plan(stage), placement.pipelines.stages[stage].batch
         for member in range(len(plan.members)):
-            feed = given_rows(placement, stage, member, leaves)
+            feed = given_rows(placement, [stage], member, leaves)
             first, end = placement.examples_of(stage, member)
             if not read:
                 assert feed.pieces == ()

@@ -8,13 +8,14 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from ray_jobs import make_plan, make_trainer
+from ray_jobs import MICROBATCHES, make_plan, make_plan_of_two_passes, make_trainer
 
 from hetjax import InputError, Trainer
 from hetjax.commands.measured import TimedStep, prediction_rows
 from hetjax.commands.playing import check_duration, lateness, playing, scale_words
 from hetjax.configuration.settings import make_configuration
 from hetjax.pipeline import simulate_schedule
+from hetjax.pipeline.schedules.interleaved import interleaved
 from hetjax.pipeline.schedules.schedule import Schedule
 from hetjax.pipeline.schedules.warm_up import eager_1f1b, gpipe, one_f_one_b
 from hetjax.pipeline.timeline.timeline import stage_track
@@ -36,12 +37,14 @@ STAGES = (predicted(1.0, 2.0, 1.5, 0.0), predicted(0.5, 2.5, 0.0, 1.25))
 """In seconds, of which a test waits for few."""
 
 
-def played_plan(scale: float = 1.0) -> Plan:
+def played_plan(
+    scale: float = 1.0, plan: Plan | None = None, predicted: tuple[StagePrediction, ...] = STAGES
+) -> Plan:
     def scaled(stage: StagePrediction) -> StagePrediction:
         changed = {k: v * scale for k, v in vars(stage).items() if k.endswith("seconds")}
         return replace(stage, **changed)
 
-    plan, stages = make_plan(), tuple(map(scaled, STAGES))
+    plan, stages = plan or make_plan(), tuple(map(scaled, predicted))
     makespan = simulate_schedule(plan.pipeline.schedule, times_of(stages)).makespan
     return replace(plan, prediction=Prediction(makespan, makespan, stages))
 
@@ -77,7 +80,8 @@ class Noted(Player):
             def __exit__(self, *error: Any) -> None:
                 within.__exit__(*error)
                 if program in ("forward", "backward"):
-                    player.ends[stage].append(player._free[stage])
+                    lead = player.pacing.times.leads[stage]
+                    player.ends[stage].append(player._free[lead])
 
         return Block()
 
@@ -96,6 +100,23 @@ def trainer() -> Any:
 
 @pytest.mark.parametrize("schedule", [one_f_one_b(2, 3), eager_1f1b(2, 3), gpipe(2, 3)])
 def test_clocks_go_as_the_timeline_model_does(trainer: Trainer, schedule: Schedule) -> None:
+    check_clocks(trainer, schedule, STAGES)
+
+
+def test_clocks_of_shared_devices_go_as_the_timeline_model_does() -> None:
+    """Their stages' tasks follow each other, and what goes the same way for two of them does."""
+    stages = (
+        *(replace(STAGES[0], forward_seconds=1.0 + s, return_seconds=0.5 * s) for s in range(3)),
+        replace(STAGES[1], return_seconds=2.5),
+    )
+    played = played_plan(1.0, make_plan_of_two_passes(), stages)
+    with make_trainer(LocalOptions(play=Play(scale=1e-3)), played) as trainer:
+        trainer.rehearse()
+        for ahead in (1, 2):
+            check_clocks(trainer, interleaved(2, 2, MICROBATCHES, ahead), stages)
+
+
+def check_clocks(trainer: Trainer, schedule: Schedule, stages: tuple[StagePrediction, ...]) -> None:
     executor = executor_of(trainer)
     before = executor.player
     assert before is not None
@@ -104,8 +125,8 @@ def test_clocks_go_as_the_timeline_model_does(trainer: Trainer, schedule: Schedu
     trainer.use_schedule(schedule)
     trainer.train_step()
     executor.player = before
-    timeline = simulate_schedule(schedule, times_of(STAGES))
-    for stage in range(2):
+    timeline = simulate_schedule(schedule, times_of(stages))
+    for stage in range(len(stages)):
         expected = [event for event in timeline.on(stage_track(stage)) if event.kind in "FB"]
         assert noted.ends[stage] == pytest.approx([2.0 * event.end for event in expected])
 

@@ -1,8 +1,8 @@
-"""What a stage's microbatches hold over a schedule."""
+"""What a stage's microbatches hold over a schedule, and those of stages that share devices."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hetjax.pipeline.schedules.schedule import Task
@@ -40,10 +40,32 @@ def peak_bytes(tasks: Sequence[Task], microbatch: MicrobatchBytes) -> float:
         >>> peak_bytes(tasks, MicrobatchBytes(activation=10.0, deferred=4.0))
         24.0
     """
-    split = {task.microbatch for task in tasks if task.kind == "W"}
-    ahead = {task.microbatch for task in tasks if task.kind == "R"}
+    return row_peak_bytes([(0, task) for task in tasks], {0: microbatch})
+
+
+def row_peak_bytes(
+    row: Sequence[tuple[int, Task]], microbatches: Mapping[int, MicrobatchBytes]
+) -> float:
+    """The most that the microbatches of stages that share devices hold there at once.
+
+    Args:
+        row: what the devices run, in order: pairs of stage and task.
+        microbatches: what one microbatch holds of each stage.
+
+    Returns:
+        Bytes on one device.
+
+    Example:
+        >>> tasks = [Task.parse(text) for text in "F0 F0 B0 B0".split()]
+        >>> held = {0: MicrobatchBytes(activation=10.0), 2: MicrobatchBytes(activation=5.0)}
+        >>> row_peak_bytes(list(zip([0, 2, 2, 0], tasks)), held)
+        15.0
+    """
+    split = {(stage, task.microbatch) for stage, task in row if task.kind == "W"}
+    ahead = {(stage, task.microbatch) for stage, task in row if task.kind == "R"}
     held = peak = 0.0
-    for task in tasks:
+    for stage, task in row:
+        microbatch, key = microbatches[stage], (stage, task.microbatch)
         match task.kind:
             case "F":
                 held += microbatch.activation
@@ -53,12 +75,12 @@ def peak_bytes(tasks: Sequence[Task], microbatch: MicrobatchBytes) -> float:
                 peak = max(peak, held)
             case "B":
                 during = held
-                if task.microbatch not in ahead:
+                if key not in ahead:
                     during += microbatch.recomputed
                 else:
                     held -= microbatch.recomputed
                 held -= microbatch.activation
-                if task.microbatch in split:
+                if key in split:
                     during += microbatch.deferred
                     held += microbatch.deferred
                 peak = max(peak, during)

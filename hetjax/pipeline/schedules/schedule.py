@@ -7,6 +7,9 @@ The tasks of a microbatch on a stage are its forward pass F, at most one recompu
 the backward pass needs, its backward pass B, and at most one weight-gradient pass W. Where W is in
 the order, B is the input-gradient half of the backward pass and W the other half; where it is
 not, B is the whole. B sends the gradient on as it ends; R and W send and receive nothing.
+
+Mostly each stage has devices of its own. Where a pipeline passes the same devices more than once,
+its stages there take turns.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
 
-from hetjax.errors import InputError, unknown_name
+from hetjax.errors import InputError, shown, unknown_name
 
 TaskKind = Literal["F", "R", "B", "W"]
 """What a task does with its microbatch on its stage: the forward pass (F), the recomputation of
@@ -30,11 +33,17 @@ WARM_UP_SCHEDULES = ("gpipe", "1f1b", "eager_1f1b", "h_1f1b")
 SPLIT_SCHEDULES = ("h_1f1b_split", "zb_h1", "zb_h2", "search")
 """Schedules that may split backward passes."""
 
+INTERLEAVED = "interleaved"
+"""The name of schedules in which a pipeline passes its submeshes more than once."""
+
 SCHEDULES = WARM_UP_SCHEDULES + SPLIT_SCHEDULES
 """The names that `hetjax.pipeline.make_schedule` knows."""
 
 EXPLICIT = "explicit"
 """The name of a schedule whose order was written down task by task."""
+
+PLANNED_SCHEDULES = (*SCHEDULES, INTERLEAVED, EXPLICIT)
+"""The names that the schedule of a plan may have."""
 
 _TASK = re.compile(rf"([{''.join(get_args(TaskKind))}])(0|[1-9][0-9]*)")
 
@@ -94,6 +103,8 @@ class Schedule:
     Args:
         name: one of `SCHEDULES`, or ``"explicit"``.
         order: one tuple of tasks a stage, in the order in which the stage runs them.
+        turns: for each group of stages that share their devices, whose next task it is: the stage
+            once for each of its tasks. Stages of no group have devices of their own.
 
     Example:
         >>> rows = ("F0 F1 B0 W0 B1 W1", "F0 B0 F1 B1")
@@ -105,6 +116,7 @@ class Schedule:
 
     name: str
     order: tuple[tuple[Task, ...], ...]
+    turns: tuple[tuple[int, ...], ...] = ()
 
     @property
     def num_stages(self) -> int:
@@ -125,6 +137,45 @@ class Schedule:
             return sum(task.kind == "F" for task in warm_up)
 
         return tuple(map(count, self.order))
+
+    @functools.cached_property
+    def groups(self) -> tuple[tuple[int, ...], ...]:
+        """The groups of stages that share devices; mostly none."""
+        return tuple(group for group in self.sharing if len(group) > 1)
+
+    @functools.cached_property
+    def sharing(self) -> tuple[tuple[int, ...], ...]:
+        """The stages on each set of devices: a group that takes turns, or one alone.
+
+        Example:
+            >>> tasks = (Task("F", 0), Task("B", 0))
+            >>> Schedule("explicit", (tasks,) * 3, turns=((0, 2, 2, 0),)).sharing
+            ((0, 2), (1,))
+        """
+        groups = [tuple(sorted(set(turns))) for turns in self.turns]
+        taken = {stage for group in groups for stage in group}
+        alone = [(stage,) for stage in range(self.num_stages) if stage not in taken]
+        return tuple(sorted((*groups, *alone)))
+
+    @functools.cached_property
+    def rows(self) -> tuple[tuple[tuple[int, Task], ...], ...]:
+        """What each set of devices runs, in the order of `sharing`: pairs of stage and task.
+
+        Example:
+            >>> tasks = (Task("F", 0), Task("B", 0))
+            >>> (row,) = Schedule("explicit", (tasks,) * 2, turns=((0, 1, 1, 0),)).rows
+            >>> [f"{task} of {stage}" for stage, task in row]
+            ['F0 of 0', 'F0 of 1', 'B0 of 1', 'B0 of 0']
+        """
+        turns = {tuple(sorted(set(each))): each for each in self.turns}
+        left = [iter(tasks) for tasks in self.order]
+        return tuple(
+            tuple(
+                (stage, next(left[stage]))
+                for stage in turns.get(group, group * len(self.order[group[0]]))
+            )
+            for group in self.sharing
+        )
 
     @property
     def splits_backward(self) -> bool:
@@ -148,15 +199,20 @@ class Schedule:
         return max(live_microbatches(self)[stage], default=0)
 
     def to_json(self) -> dict[str, Any]:
-        """This schedule in plain JSON values: ``{"name": ..., "order": [["F0", ...], ...]}``."""
-        return {"name": self.name, "order": [[str(task) for task in row] for row in self.order]}
+        """This schedule in plain JSON values: ``{"name": ..., "order": [["F0", ...], ...]}``.
+
+        Where stages share devices, ``"turns"`` has numbers of stages in the same way.
+        """
+        turns = {"turns": [list(each) for each in self.turns]} if self.turns else {}
+        order = [[str(task) for task in row] for row in self.order]
+        return {"name": self.name, "order": order, **turns}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Schedule:
         """Reads what `to_json` wrote or a person edited, and checks it.
 
         Args:
-            value: a mapping with ``name`` and ``order``.
+            value: a mapping with ``name``, ``order`` and maybe ``turns``.
 
         Returns:
             A schedule that `check` accepts.
@@ -168,11 +224,18 @@ class Schedule:
             if field not in value:
                 raise InputError(f"schedule has no field {field!r}; it needs name and order")
         name, order = value["name"], value["order"]
-        if name not in (*SCHEDULES, EXPLICIT):
-            raise InputError(unknown_name("schedule", str(name), (*SCHEDULES, EXPLICIT)))
+        if name not in PLANNED_SCHEDULES:
+            raise InputError(unknown_name("schedule", str(name), PLANNED_SCHEDULES))
         if not _is_list(order) or not all(_is_list(tasks) for tasks in order):
             raise InputError("schedule order must be a list of lists of tasks, one list a stage")
-        schedule = cls(name, tuple(tuple(Task.parse(text) for text in tasks) for tasks in order))
+        turns = value.get("turns", ())
+        if not _is_list(turns) or not all(_is_list(each) for each in turns):
+            raise InputError("schedule turns must be a list of lists of stages")
+        schedule = cls(
+            name,
+            tuple(tuple(Task.parse(text) for text in tasks) for tasks in order),
+            tuple(map(tuple, turns)),
+        )
         check(schedule)
         return schedule
 
@@ -199,6 +262,7 @@ def check(schedule: Schedule) -> None:
         raise InputError(f"schedule {schedule.name!r} has no tasks")
     for stage in range(schedule.num_stages):
         _check_stage(schedule, stage)
+    _check_turns(schedule)
     for _ in dependency_order(schedule):
         pass
 
@@ -206,10 +270,10 @@ def check(schedule: Schedule) -> None:
 def dependency_order(schedule: Schedule) -> Iterator[tuple[int, Task]]:
     """All tasks of all stages, each after the task it waits for: an execution without a clock.
 
-    Every stage goes through its own order and blocks where the input of a task is not there yet:
-    the activation from the stage before (F) or the gradient from the stage after (B). Sends never
-    block. What has no durations cannot depend on them: if this ends, so does every timed
-    execution.
+    Every set of devices goes through its own order and blocks where the input of a task is not
+    there yet: the activation from the stage before (F) or the gradient from the stage after (B).
+    Sends never block. What has no durations cannot depend on them: if this ends, so does every
+    timed execution.
 
     Args:
         schedule: a schedule in which no stage repeats a task.
@@ -221,20 +285,19 @@ def dependency_order(schedule: Schedule) -> Iterator[tuple[int, Task]]:
         InputError: the stages deadlock; the message names what each one waits for.
     """
     done: set[tuple[int, Task]] = set()
-    waiting = [list(reversed(tasks)) for tasks in schedule.order]
+    waiting = [list(reversed(row)) for row in schedule.rows]
     moved = True
     while moved:
         moved = False
-        for stage, tasks in enumerate(waiting):
-            while tasks:
-                source = input_source(schedule, stage, tasks[-1])
+        for row in waiting:
+            while row:
+                source = input_source(schedule, *row[-1])
                 if source is not None and source not in done:
                     break
-                task = tasks.pop()
-                done.add((stage, task))
+                done.add(row[-1])
                 moved = True
-                yield stage, task
-    blocked = [(stage, tasks[-1]) for stage, tasks in enumerate(waiting) if tasks]
+                yield row.pop()
+    blocked = [row[-1] for row in waiting if row]
     if blocked:
         raise InputError(f"schedule {schedule.name!r} deadlocks: " + _waits(schedule, blocked))
 
@@ -315,6 +378,30 @@ def _check_stage(schedule: Schedule, stage: int) -> None:
     for microbatch, kind in itertools.product(range(schedule.num_microbatches), ("F", "B")):
         if Task(kind, microbatch) not in seen:
             raise InputError(f"{where}: task {kind}{microbatch} is missing from the order")
+
+
+def _check_turns(schedule: Schedule) -> None:
+    """Raises unless each stage that takes turns has one for each of its tasks, in one group."""
+    seen: set[int] = set()
+    for place, turns in enumerate(schedule.turns):
+        where = f"schedule {schedule.name!r}, turns[{place}]"
+        group = set(turns)
+        for stage in group:
+            if type(stage) is not int or not 0 <= stage < schedule.num_stages:
+                raise InputError(
+                    f"{where} has {shown(stage)}; allowed: stages 0 to {schedule.num_stages - 1}"
+                )
+        if len(group) < 2:
+            raise InputError(f"{where} has {len(group)} stages; stages that take turns are several")
+        for stage in group:
+            if stage in seen:
+                raise InputError(f"{where} has stage {stage}, which has turns in another group too")
+            if (count := turns.count(stage)) != len(schedule.order[stage]):
+                raise InputError(
+                    f"{where} has stage {stage} {count} times; it has {len(schedule.order[stage])} "
+                    f"tasks"
+                )
+        seen |= group
 
 
 def _waits(schedule: Schedule, blocked: Sequence[tuple[int, Task]]) -> str:

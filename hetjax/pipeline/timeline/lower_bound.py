@@ -12,7 +12,10 @@ from hetjax.pipeline.timeline.times import StepTimes
 
 
 def lower_bound(
-    num_microbatches: int, times: StepTimes, live_limits: Sequence[int] | None = None
+    num_microbatches: int,
+    times: StepTimes,
+    live_limits: Sequence[int] | None = None,
+    sharing: Sequence[Sequence[int]] = (),
 ) -> float:
     """A time that no schedule beats, under a cap of live microbatches or however much it holds.
 
@@ -50,6 +53,8 @@ def lower_bound(
         num_microbatches: M, at least 1.
         times: what the tasks take.
         live_limits: how many microbatches may be live on every stage; None for any number.
+        sharing: groups of stages that share devices. They are one machine, which has all of their
+            tasks and updates to do from when the first F of one of them can start.
 
     Returns:
         Seconds, at most the makespan of every such schedule under `simulate_schedule`.
@@ -80,6 +85,11 @@ def lower_bound(
     for a, (there, back) in enumerate(zip(times.sends, times.returns, strict=True)):
         bounds.append(_one_machine(_jobs(there, heads[a].sent_there, tails[a + 1].sent_back)))
         bounds.append(_one_machine(_jobs(back, heads[a + 1].sent_back, tails[a].sent_there)))
+    for group in sharing:
+        begin = min(heads[stage].starts_there[0] for stage in group)
+        of_group = [durations[stage] for stage in group]
+        work = sum(d.f + d.r + d.b + d.w for d in of_group)
+        bounds.append(begin + num_microbatches * work + sum(d.update for d in of_group))
     return max(bounds)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import mean, median
 
 from hetjax.errors import InputError
+from hetjax.pipeline.schedules.interleaved import from_rows
 from hetjax.pipeline.schedules.schedule import EXPLICIT, Schedule, Task, input_source
 from hetjax.pipeline.schedules.warm_up import one_f_one_b
 from hetjax.pipeline.timeline.timeline import (
@@ -81,9 +82,13 @@ def measuring_schedules(schedule: Schedule) -> tuple[Schedule, Schedule]:
 
     Returns:
         1F1B, which holds the least memory, for as many stages and microbatches, as it is and with
-        split backward passes.
+        split backward passes; where stages share devices, the other schedule itself with all
+        backward passes whole, and with all of them split.
     """
     whole = one_f_one_b(schedule.num_stages, schedule.num_microbatches)
+    if schedule.groups:
+        rows = [[each for each in row if each[1].kind != "W"] for row in schedule.rows]
+        whole = from_rows(EXPLICIT, rows)
     return whole, with_split_backward(whole)
 
 
@@ -105,10 +110,10 @@ def with_split_backward(schedule: Schedule) -> Schedule:
     def halves(task: Task) -> tuple[Task, ...]:
         return (task, Task("W", task.microbatch)) if task.kind == "B" else (task,)
 
-    order = tuple(
-        tuple(half for task in tasks for half in halves(task)) for tasks in schedule.order
-    )
-    return Schedule(EXPLICIT, order)
+    rows = [
+        [(stage, half) for stage, task in row for half in halves(task)] for row in schedule.rows
+    ]
+    return from_rows(EXPLICIT, rows)
 
 
 def _seconds(
@@ -139,16 +144,21 @@ def _task_seconds(
 ) -> Iterator[tuple[Event, float]]:
     """Each task of a stage with its duration from when it could have begun.
 
-    It could when the task before it had ended and its input had arrived; what a worker does
-    between two tasks is the second one's, too.
+    It could when the task before it on the stage's devices had ended and its input had arrived;
+    what a worker does between two tasks is the second one's, too.
     """
     arrivals = {
         event.name: event.end
         for neighbour in (stage - 1, stage + 1)
         for event in timeline.on(link_track(neighbour, stage))
     }
+    there = next((group for group in schedule.groups if stage in group), (stage,))
+    events = [event for each in there for event in timeline.on(stage_track(each))]
     before = None
-    for event in timeline.on(stage_track(stage)):
+    for event in sorted(events, key=lambda event: event.start):
+        if event.track != stage_track(stage):
+            before = event
+            continue
         # A first task, and one whose input took no time on its link, began when it could.
         could = event.start
         if before is not None and (event.name in arrivals or not _receives(schedule, stage, event)):

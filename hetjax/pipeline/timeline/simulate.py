@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from hetjax.errors import InputError
 from hetjax.pipeline.schedules.schedule import (
@@ -24,7 +26,8 @@ def simulate_schedule(schedule: Schedule, times: StepTimes) -> Timeline:
     A task starts when its stage has finished the task before it and its input has arrived. A
     result enters the link as soon as it is computed and the link's same direction is free; links
     are full-duplex, first in, first out, and a send does not occupy the stage. Each stage updates
-    its parameters after its last task.
+    its parameters after its last task. Stages that share devices share their links too; they do
+    one task at a time, and their updates after the last of all.
 
     Args:
         schedule: what every stage runs, in order.
@@ -51,11 +54,14 @@ def simulate_schedule(schedule: Schedule, times: StepTimes) -> Timeline:
         kind = task.kind if here else "send"
         events.append(Event(track, str(task), kind, task.microbatch, start, end))
     ends = {event.track: event.end for event in events}
-    for stage, update in enumerate(times.update):
-        if update > 0:
-            track = stage_track(stage)
-            start = ends.get(track, 0.0)
-            events.append(Event(track, "update", "update", None, start, start + update))
+    for group in schedule.sharing:
+        start = max(ends.get(stage_track(stage), 0.0) for stage in group)
+        for stage in group:
+            update = times.update[stage] if times.update else 0.0
+            if update > 0:
+                track = stage_track(stage)
+                events.append(Event(track, "update", "update", None, start, start + update))
+            start += update
     return Timeline(tuple(events))
 
 
@@ -65,7 +71,7 @@ class StageClock:
 
     Args:
         durations: seconds of each of its tasks, as between its start and its end.
-        end: when the last of them ends.
+        end: when the last task ends on its devices, which may be another stage's there.
     """
 
     durations: tuple[float, ...]
@@ -97,26 +103,85 @@ def stage_clocks(schedule: Schedule, times: StepTimes) -> tuple[StageClock, ...]
         if source == target:
             durations[source].append(end - start)
             ends[source] = end
+    for group in schedule.sharing:
+        last = max(ends[stage] for stage in group)
+        for stage in group:
+            ends[stage] = last
     return tuple(StageClock(tuple(each), end) for each, end in zip(durations, ends, strict=True))
 
 
 _TaskSpan = tuple[int, int, Task, float, float]
 """What occupies a stage, given twice, or a link between two, for a task: its start and its end."""
 
+TimedTask = tuple[int, Task, float]
+"""A stage, its task, and what the task takes."""
+
+Lane = tuple[int, int]
+"""One direction of the link between two sets of devices, each told by its first stage."""
+
 _NOT_SENT = -1.0
 
 
-class _LinkSpans:
-    """One direction of the link between two stages: what is sent first arrives first."""
+def link_lanes(schedule: Schedule) -> dict[tuple[int, int], Lane]:
+    """The lane of what each stage sends its neighbours.
 
-    def __init__(self, source: int, target: int, seconds: float, num_microbatches: int):
+    Args:
+        schedule: the schedule, which says what stages share devices.
+
+    Returns:
+        For each pair of a stage and a neighbour, the lane from the one to the other.
+
+    Example:
+        >>> tasks = (Task("F", 0), Task("B", 0))
+        >>> turns = (0, 2, 2, 0), (1, 3, 3, 1)
+        >>> lanes = link_lanes(Schedule("explicit", (tasks,) * 4, turns))
+        >>> lanes[0, 1], lanes[2, 3], lanes[2, 1]
+        ((0, 1), (0, 1), (0, 1))
+    """
+    first = {stage: group[0] for group in schedule.sharing for stage in group}
+    pairs = itertools.pairwise(range(schedule.num_stages))
+    both = [pair for a, b in pairs for pair in ((a, b), (b, a))]
+    return {(a, b): (first[a], first[b]) for a, b in both}
+
+
+def timed_rows(schedule: Schedule, times: StepTimes) -> list[tuple[TimedTask, ...]]:
+    """What each set of devices runs, in order, with what every task takes.
+
+    Args:
+        schedule: what every stage runs.
+        times: what its tasks take.
+
+    Returns:
+        Rows in the order of `Schedule.rows`.
+
+    Raises:
+        InputError: the schedule splits backward passes and the times do not say how.
+    """
+    seconds = [iter(task_seconds(each, times, s)) for s, each in enumerate(schedule.order)]
+    return [
+        tuple((stage, task, next(seconds[stage])) for stage, task in row) for row in schedule.rows
+    ]
+
+
+class _LinkSpans:
+    """What a stage sends another one, on a lane where what is sent first arrives first."""
+
+    def __init__(
+        self,
+        source: int,
+        target: int,
+        seconds: float,
+        num_microbatches: int,
+        free: dict[Lane, float],
+        lane: Lane,
+    ):
         self.source, self.target, self.seconds = source, target, seconds
-        self.free = 0.0
+        self.free, self.lane = free, lane
         self.arrivals = [_NOT_SENT] * num_microbatches
 
     def send(self, task: Task, ready: float) -> _TaskSpan:
-        start = max(ready, self.free)
-        end = self.free = self.arrivals[task.microbatch] = start + self.seconds
+        start = max(ready, self.free[self.lane])
+        end = self.free[self.lane] = self.arrivals[task.microbatch] = start + self.seconds
         return self.source, self.target, task, start, end
 
 
@@ -127,53 +192,62 @@ def _spans(schedule: Schedule, times: StepTimes) -> Iterator[_TaskSpan]:
             f"times are of {times.num_stages} stages; the schedule has {schedule.num_stages}"
         )
     count = schedule.num_microbatches
-    there = [_LinkSpans(s, s + 1, each, count) for s, each in enumerate(times.sends)]
-    back = [_LinkSpans(s + 1, s, each, count) for s, each in enumerate(times.returns)]
+    lanes = link_lanes(schedule)
+    free = dict.fromkeys(lanes.values(), 0.0)
+
+    def link(source: int, target: int, seconds: float) -> _LinkSpans:
+        return _LinkSpans(source, target, seconds, count, free, lanes[source, target])
+
+    there = [link(s, s + 1, each) for s, each in enumerate(times.sends)]
+    back = [link(s + 1, s, each) for s, each in enumerate(times.returns)]
     # What the first stage and the last one begin with is there.
     begun = [0.0] * count
     stages = [
-        _stage_spans(
-            stage,
-            zip(tasks, task_seconds(tasks, times, stage), strict=True),
+        _StageLinks(
             {
                 "F": there[stage - 1].arrivals if stage else begun,
                 "B": back[stage].arrivals if stage < len(back) else begun,
             },
             {"F": there[stage : stage + 1], "B": back[stage - 1 : stage]},
         )
-        for stage, tasks in enumerate(schedule.order)
+        for stage in range(schedule.num_stages)
     ]
+    rows = [_row_spans(row, stages) for row in timed_rows(schedule, times)]
     moved = True
     while moved:
         moved = False
-        for spans in stages:
+        for spans in rows:
             for span in spans:
                 if span is None:
                     break
                 yield span
                 moved = True
-    if any(next(spans, ()) is None for spans in stages):
+    if any(next(spans, ()) is None for spans in rows):
         # This says what they wait for.
         for _ in dependency_order(schedule):
             pass
 
 
-def _stage_spans(
-    stage: int,
-    tasks: Iterable[tuple[Task, float]],
-    received: Mapping[str, Sequence[float]],
-    sending: Mapping[str, Sequence[_LinkSpans]],
+class _StageLinks(NamedTuple):
+    """What has reached a stage, for tasks of a kind, and where these tasks send what they make."""
+
+    received: Mapping[str, Sequence[float]]
+    sending: Mapping[str, Sequence[_LinkSpans]]
+
+
+def _row_spans(
+    row: Sequence[TimedTask], stages: Sequence[_StageLinks]
 ) -> Iterator[_TaskSpan | None]:
-    """What a stage does and sends, and None whenever what it waits for is not there yet."""
+    """What devices do and send, and None whenever what they wait for is not there yet."""
     now = 0.0
-    for task, seconds in tasks:
-        arrivals = received.get(task.kind)
+    for stage, task, seconds in row:
+        arrivals = stages[stage].received.get(task.kind)
         while arrivals is not None and arrivals[task.microbatch] == _NOT_SENT:
             yield None
         start = now if arrivals is None else max(arrivals[task.microbatch], now)
         now = start + seconds
         yield stage, stage, task, start, now
-        for link in sending.get(task.kind, ()):
+        for link in stages[stage].sending.get(task.kind, ()):
             span = link.send(task, now)
             if link.seconds > 0:
                 yield span

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hetjax.planner.costs.kept_layers import keeping_what_fits
 from hetjax.planner.costs.kept_state import keeping_state_that_fits
+from hetjax.planner.costs.more_passes import with_more_passes
 from hetjax.planner.costs.plan_sharding import shard_stages
 from hetjax.planner.costs.predict import choose_schedule, predict
 from hetjax.planner.plan.plan import Plan
@@ -14,7 +15,8 @@ def complete(plan: Plan, problem: PlanningProblem, *, annotate: bool = True) -> 
     """Predict a plan, with the schedule that its problem names.
 
     Stages that offload optimizer state or make layers again do so as far as they must, and stages
-    with a tensor axis are annotated by intra-operator sharding.
+    with a tensor axis are annotated by intra-operator sharding. Where the schedule is searched for,
+    the pipeline may pass its submeshes more than once.
 
     Args:
         plan: a plan for the problem, with the warm-up schedule that its stages were chosen for.
@@ -30,7 +32,10 @@ def complete(plan: Plan, problem: PlanningProblem, *, annotate: bool = True) -> 
         made = _annotated(made, problem)
     if problem.options.schedule == problem.warm_up_schedule:
         return made
-    return choose_schedule(made, problem.options.schedule)
+    chosen = choose_schedule(made, problem.options.schedule)
+    if problem.options.schedule != "search" or not annotate:
+        return chosen
+    return with_more_passes(chosen, problem)
 
 
 def _annotated(plan: Plan, problem: PlanningProblem) -> Plan:

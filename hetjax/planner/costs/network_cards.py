@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from hetjax.mesh.cluster import Cluster, SubMesh
 from hetjax.pipeline.timeline.times import StepTimes
@@ -23,15 +23,20 @@ class _Transfer:
         seconds: what they take where nothing else is on the way.
         carried: of these, what the link is filled for; the rest is latency.
         cards: for how many seconds they fill each card that they pass.
+        lane: from which devices to which; on one lane transfers wait for one another.
     """
 
     seconds: float
     carried: float
     cards: dict[Card, float]
+    lane: tuple[End, End]
 
 
 def with_shared_cards(
-    times: StepTimes, cluster: Cluster, stages: Sequence[SubMesh | End]
+    times: StepTimes,
+    cluster: Cluster,
+    stages: Sequence[SubMesh | End],
+    sharing: Sequence[Sequence[int]] = (),
 ) -> StepTimes:
     """Lengthen a pipeline's transfers by what else their nodes send and receive.
 
@@ -47,6 +52,9 @@ def with_shared_cards(
         times: of tasks, and of transfers that have their link for themselves.
         cluster: the cluster.
         stages: where the stages are: on a submesh, or on several that share the examples.
+        sharing: groups of stages that share devices. From one microbatch to the next these do the
+            work of all of them; and what goes the same way for several of them does so in turn,
+            which is the timeline's to tell.
 
     Returns:
         The times, the same but for transfers that share a card.
@@ -56,22 +64,41 @@ def with_shared_cards(
         (_parts(cluster, a, b), _parts(cluster, b, a)) for a, b in itertools.pairwise(ends)
     ]
     there = [
-        _transfer(cluster, parts, each)
-        for (parts, _), each in zip(crossings, times.sends, strict=True)
+        _transfer(cluster, parts, each, (a, b))
+        for (parts, _), each, (a, b) in zip(
+            crossings, times.sends, itertools.pairwise(ends), strict=True
+        )
     ]
     back = [
-        _transfer(cluster, parts, each)
-        for (_, parts), each in zip(crossings, times.returns, strict=True)
+        _transfer(cluster, parts, each, (b, a))
+        for (_, parts), each, (a, b) in zip(
+            crossings, times.returns, itertools.pairwise(ends), strict=True
+        )
     ]
     filled: Counter[Card] = Counter()
+    lanes: dict[tuple[End, End], _Lane] = {}
     for transfer in (*there, *back):
         filled.update(transfer.cards)
-    pace = max((*times.compute, *filled.values(), *(each.carried for each in (*there, *back))))
+        lane = lanes.setdefault(transfer.lane, _Lane())
+        lane.cards.update(transfer.cards)
+        lane.carried += transfer.carried
+    computed = list(times.compute)
+    rows = [sum(computed[stage] for stage in group) for group in sharing]
+    busy = (lane.carried for lane in lanes.values())
+    pace = max((*computed, *rows, *filled.values(), *busy))
     return replace(
         times,
-        sends=[_beside(each, filled, pace) for each in there],
-        returns=[_beside(each, filled, pace) for each in back],
+        sends=[_beside(each, filled, lanes[each.lane], pace) for each in there],
+        returns=[_beside(each, filled, lanes[each.lane], pace) for each in back],
     )
+
+
+@dataclass
+class _Lane:
+    """All transfers from some devices to others, from one microbatch to the next."""
+
+    carried: float = 0.0
+    cards: Counter[Card] = field(default_factory=Counter)
 
 
 def _parts(cluster: Cluster, a: End, b: End) -> tuple[CrossingPart, ...]:
@@ -82,7 +109,9 @@ def _parts(cluster: Cluster, a: End, b: End) -> tuple[CrossingPart, ...]:
     return crossing_parts(cluster, a, b)
 
 
-def _transfer(cluster: Cluster, parts: Sequence[CrossingPart], seconds: float) -> _Transfer:
+def _transfer(
+    cluster: Cluster, parts: Sequence[CrossingPart], seconds: float, lane: tuple[End, End]
+) -> _Transfer:
     link = joined_link(parts)
     carried = max(0.0, seconds - link.latency)
     filled: Counter[Card] = Counter()
@@ -99,7 +128,7 @@ def _transfer(cluster: Cluster, parts: Sequence[CrossingPart], seconds: float) -
             share = moved * link.bandwidth / _card_bandwidth(cluster, submesh)
             share *= submesh.shape[0] / len(cards)
             filled.update({(submesh.subcluster, *card, way): share for card in cards})
-    return _Transfer(seconds, carried, dict(filled))
+    return _Transfer(seconds, carried, dict(filled), lane)
 
 
 def is_in_one_node(cluster: Cluster, a: SubMesh, b: SubMesh) -> bool:
@@ -125,9 +154,12 @@ def _card_bandwidth(cluster: Cluster, submesh: SubMesh) -> float:
     return max(link.bandwidth for link in links)
 
 
-def _beside(transfer: _Transfer, filled: Counter[Card], pace: float) -> float:
-    """What a transfer takes beside all others."""
+def _beside(transfer: _Transfer, filled: Counter[Card], lane: _Lane, pace: float) -> float:
+    """What a transfer takes beside all others, but those of its lane."""
     # Were it not for rounding, what the others leave of a pace would be enough.
-    left = {card: max(own, pace - (filled[card] - own)) for card, own in transfer.cards.items()}
+    left = {
+        card: max(lane.cards[card], pace - (filled[card] - lane.cards[card]))
+        for card in transfer.cards
+    }
     stretched = (pace * own / left[card] for card, own in transfer.cards.items() if own)
     return transfer.seconds + max(0.0, max(stretched, default=0.0) - transfer.carried)

@@ -10,9 +10,15 @@ from dataclasses import replace
 import numpy as np
 
 from hetjax.errors import InputError
+from hetjax.pipeline.schedule_search.interleaved_search import search_interleaved
 from hetjax.pipeline.schedule_search.named_schedules import make_schedule
-from hetjax.pipeline.schedules.memory import MicrobatchBytes, live_limit, peak_bytes
-from hetjax.pipeline.schedules.schedule import Schedule
+from hetjax.pipeline.schedules.memory import (
+    MicrobatchBytes,
+    live_limit,
+    peak_bytes,
+    row_peak_bytes,
+)
+from hetjax.pipeline.schedules.schedule import INTERLEAVED, Schedule
 from hetjax.pipeline.timeline.lower_bound import lower_bound
 from hetjax.pipeline.timeline.simulate import StageClock, simulate_schedule, stage_clocks
 from hetjax.pipeline.timeline.streamed_update import GroupTimes, stream_update
@@ -50,6 +56,9 @@ from hetjax.planner.work.execution import Execution
 from hetjax.planner.work.layer_runs import Runs, one_run
 from hetjax.planner.work.rates import transfer_seconds
 from hetjax.planner.work.stage_work import Work, measure
+
+INTERLEAVING = ("search", INTERLEAVED)
+"""What a schedule may be asked to be where stages share devices."""
 
 
 def predict(plan: Plan, problem: PlanningProblem, *others: PlanningProblem) -> Plan:
@@ -145,7 +154,7 @@ def _stage_predictions(
         _stage_prediction(plan, pipeline, problem, s, works) for s in range(len(pipeline.stages))
     ]
     ends = [end_of(stage) for stage in pipeline.stages]
-    times = with_shared_cards(times_of(alone), plan.cluster, ends)
+    times = with_shared_cards(times_of(alone), plan.cluster, ends, pipeline.schedule.groups)
     for stage, sent, returned in zip(
         alone, [*times.sends, 0.0], [0.0, *times.returns], strict=True
     ):
@@ -212,14 +221,17 @@ def _with_schedules(plan: Plan) -> Plan:
     clocks = _clocks(plan)
     step_time = max(clock.end for clock in clocks)
     stages, bounds = [], []
+    busy = {
+        stage: sum(sum(clocks[each].durations) for each in group)
+        for group in plan.sharing
+        for stage in group
+    }
     for first, pipeline in plan.numbered_pipelines():
         held = prediction.stages[first : first + len(pipeline.stages)]
-        for s, stage in enumerate(held):
-            told = _with_memory(stage, pipeline.schedule, s)
-            computed = sum(clocks[first + s].durations)
-            bubble = max(0.0, 1 - computed / step_time) if step_time else 0.0
+        for s, told in enumerate(_with_memories(held, pipeline.schedule)):
+            bubble = max(0.0, 1 - busy[first + s] / step_time) if step_time else 0.0
             stages.append(replace(told, bubble=bubble))
-        bounds.append(_lower_bound(held, pipeline.num_microbatches))
+        bounds.append(_lower_bound(held, pipeline))
     # At the bound itself, sums in another order may differ in their last bit.
     bound = min(max(bounds), step_time)
     return replace(plan, prediction=Prediction(step_time, bound, tuple(stages)))
@@ -238,25 +250,35 @@ def _clocks(plan: Plan) -> tuple[StageClock, ...]:
     sharing = [stage.sharing_seconds for stage in prediction.stages]
     # Stages exchange what several hold, once all of these have computed.
     begin = max((c.end for c, each in zip(clocks, sharing, strict=True) if each > 0), default=0.0)
-    return tuple(
-        _with_update(clock, stage.update_seconds, begin + each if each > 0 else None)
-        for clock, stage, each in zip(clocks, prediction.stages, sharing, strict=True)
-    )
+    found: dict[int, StageClock] = {}
+    for group in plan.sharing:
+        start, free = clocks[group[0]].end, 0.0
+        for stage in group:
+            seconds = prediction.stages[stage].update_seconds
+            span = start, start + seconds
+            shared = begin + sharing[stage] if sharing[stage] > 0 else 0.0
+            start += seconds
+            first, free = _not_before(span, max(free, shared))
+            found[stage] = StageClock((*clocks[stage].durations, free - first), free)
+    return tuple(found[stage] for stage in range(len(clocks)))
 
 
-def _with_update(clock: StageClock, seconds: float, shared: float | None) -> StageClock:
-    """A stage's clock with its update, which comes after all that is shared, where something is."""
-    start, end = clock.end, clock.end + seconds
-    if shared is not None:
-        start, end = shared, shared + (end - start)
-    return StageClock((*clock.durations, end - start), end)
+def _not_before(span: tuple[float, float], moment: float) -> tuple[float, float]:
+    """A span of an update, moved to a moment at which what it waits for is there."""
+    start, end = span
+    return span if start >= moment else (moment, moment + (end - start))
 
 
-def _lower_bound(held: Sequence[StagePrediction], num_microbatches: int) -> float:
+def _lower_bound(held: Sequence[StagePrediction], pipeline: PipelinePlan) -> float:
     """A time that no schedule of a pipeline beats: what a stage exchanges follows its last task."""
     times = times_of(held)
     closing = [stage.sharing_seconds + stage.update_seconds for stage in held]
-    return lower_bound(num_microbatches, replace(times, update=closing))
+    alone = lower_bound(pipeline.num_microbatches, replace(times, update=closing))
+    groups = pipeline.schedule.groups
+    if not groups:
+        return alone
+    # Of stages that share devices one may exchange something while another one computes.
+    return max(alone, lower_bound(pipeline.num_microbatches, times, sharing=groups))
 
 
 def reschedule(plan: Plan, schedule: Schedule, times: StepTimes | None = None) -> Plan:
@@ -302,7 +324,8 @@ def choose_schedule(plan: Plan, name: str, times: StepTimes | None = None) -> Pl
 
     Args:
         plan: a plan with a prediction.
-        name: one of `hetjax.pipeline.SCHEDULES`. A search may use the memory that is left.
+        name: one of `hetjax.pipeline.SCHEDULES`. A search may use the memory that is left. Where
+            stages share devices, ``"search"`` or ``"interleaved"``, which are the same there.
         times: what tasks and transfers take, where it is known better than the prediction has it;
             of a plan of one pipeline.
 
@@ -310,7 +333,8 @@ def choose_schedule(plan: Plan, name: str, times: StepTimes | None = None) -> Pl
         The plan with the schedule, on each of its pipelines, and its prediction.
 
     Raises:
-        InputError: the plan has no prediction, or the name is unknown.
+        InputError: the plan has no prediction, or the name is unknown, or another one is allowed
+            where stages share devices.
     """
     prediction = _prediction(plan)
     if times is not None:
@@ -329,6 +353,8 @@ def _named_schedule(
     pipeline: PipelinePlan, held: Sequence[StagePrediction], name: str, times: StepTimes
 ) -> Schedule:
     """The schedule of a name for a pipeline of which something is predicted."""
+    if pipeline.schedule.groups:
+        return _interleaved_schedule(pipeline, held, name, times)
     return make_schedule(
         name,
         len(pipeline.stages),
@@ -336,6 +362,34 @@ def _named_schedule(
         times,
         live_limits=_live_limits(held, pipeline.num_microbatches),
     )
+
+
+def _interleaved_schedule(
+    pipeline: PipelinePlan, held: Sequence[StagePrediction], name: str, times: StepTimes
+) -> Schedule:
+    """The best interleaved schedule that is found for a pipeline whose stages share devices.
+
+    Where none fits it is the one that the pipeline has.
+    """
+    if name not in INTERLEAVING:
+        raise InputError(
+            f"schedule is {name!r}, and stages of the pipeline share devices; allowed there: "
+            f"{' or '.join(map(repr, INTERLEAVING))}"
+        )
+    sharing = pipeline.schedule.sharing
+    submeshes, count = len(sharing), len(pipeline.stages)
+    if sharing != tuple(tuple(range(row, count, submeshes)) for row in range(submeshes)):
+        raise InputError(
+            f"schedule is {name!r}, and the pipeline's stages share devices as "
+            f"{[list(group) for group in sharing]}; allowed there: stage s on submesh s modulo "
+            f"their number, {submeshes}, or an order that is written down"
+        )
+
+    def fits(schedule: Schedule) -> bool:
+        return all(stage.fits for stage in _with_memories(held, schedule))
+
+    found = search_interleaved(times, submeshes, pipeline.num_microbatches, fits)
+    return pipeline.schedule if found is None else found
 
 
 def live_limits(plan: Plan) -> tuple[int, ...]:
@@ -408,7 +462,8 @@ def stage_timeline(plan: Plan) -> Timeline:
         for s, stage in enumerate(prediction.stages)
         if stage.sharing_seconds > 0
     }
-    events = list(_with_sharing(events, sharing)) if sharing else events
+    leads = {stage_track(stage): group[0] for group in plan.sharing for stage in group}
+    events = list(_with_sharing(events, sharing, leads)) if sharing else events
     groups = {stage_track(s): (s, stage) for s, stage in enumerate(prediction.stages)}
     return Timeline(tuple(_with_groups(events, groups)))
 
@@ -438,18 +493,23 @@ def _with_groups(
             )
 
 
-def _with_sharing(events: Sequence[Event], sharing: Mapping[str, float]) -> Iterator[Event]:
+def _with_sharing(
+    events: Sequence[Event], sharing: Mapping[str, float], leads: Mapping[str, int]
+) -> Iterator[Event]:
     """Events in which stages exchange what several hold, once all of these have computed."""
     computed = [each for each in events if each.track in sharing and each.kind != "update"]
     begin = max(event.end for event in computed)
     for track, seconds in sharing.items():
         yield Event(track, "share", "share", None, begin, begin + seconds)
+    free: dict[int, float] = {}
     for event in events:
-        if event.kind == "update" and event.track in sharing:
-            start = begin + sharing[event.track]
-            yield replace(event, start=start, end=start + event.duration)
-        else:
+        if event.kind != "update":
             yield event
+            continue
+        lead, shared = leads[event.track], sharing.get(event.track)
+        moment = max(free.get(lead, 0.0), 0.0 if shared is None else begin + shared)
+        start, free[lead] = _not_before((event.start, event.end), moment)
+        yield replace(event, start=start, end=free[lead])
 
 
 def _prediction(plan: Plan) -> Prediction:
@@ -473,6 +533,25 @@ def _memory_bytes(held: Held, schedule: Schedule, index: int) -> int:
     peak = peak_bytes(schedule.order[index], _microbatch_bytes(held))
     in_update = held.update_bytes if isinstance(held, StagePrediction) else 0
     return int(held.state_bytes + max(held.working_bytes + peak, in_update))
+
+
+def _with_memories(
+    held: Sequence[StagePrediction], schedule: Schedule
+) -> Iterator[StagePrediction]:
+    """Stages with what their devices hold by a schedule; of those that share devices, all."""
+    together = {stage: group for group in schedule.groups for stage in group}
+    rows = dict(zip(schedule.sharing, schedule.rows, strict=True))
+    for s, stage in enumerate(held):
+        if s not in together:
+            yield _with_memory(stage, schedule, s)
+            continue
+        there = {each: held[each] for each in together[s]}
+        peak = row_peak_bytes(
+            rows[together[s]], {k: _microbatch_bytes(v) for k, v in there.items()}
+        )
+        working = max(each.working_bytes for each in there.values())
+        state = sum(each.state_bytes for each in there.values())
+        yield replace(stage, memory_bytes=int(state + working + peak))
 
 
 def _with_memory(stage: StagePrediction, schedule: Schedule, index: int) -> StagePrediction:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -28,13 +29,13 @@ def load_balance(plan: Plan, dtype: str) -> float:
     prediction = _prediction(plan)
     computing: list[tuple[float, float]] = []
     for first, pipeline in plan.numbered_pipelines():
-        for s, stage in enumerate(pipeline.stages):
-            held = prediction.stages[first + s]
+        for group in pipeline.schedule.sharing:
             peak = sum(
                 submesh.num_devices * plan.cluster.subcluster(submesh.subcluster).kind.flops(dtype)
-                for submesh in stage.submeshes
+                for submesh in pipeline.stages[group[0]].submeshes
             )
-            computing.append((pipeline.num_microbatches * held.compute_seconds, peak))
+            seconds = sum(prediction.stages[first + s].compute_seconds for s in group)
+            computing.append((pipeline.num_microbatches * seconds, peak))
     longest = max(seconds for seconds, _ in computing)
     return sum(seconds * peak for seconds, peak in computing) / (longest * peak_flops(plan, dtype))
 
@@ -75,10 +76,11 @@ class Limits:
     """What a plan's step is spent on, and how near it is to what there is; shares from 0 to 1.
 
     Args:
-        stage: the stage that computes longest.
+        stage: the stage that computes longest; of stages that share devices, which compute as
+            long as all of them, the first.
         stage_busy: the share of the step in which it does.
-        link: the stages at the ends of the link that is busiest in one direction; None without
-            transfers.
+        link: the stages at the ends of the link that is busiest in one direction, told alike; None
+            without transfers.
         link_busy: the share of the step in which it is.
         sharing: the share of the step in which stages exchange what several of them hold: gradients
             of parameters, and their new values.
@@ -105,15 +107,20 @@ def limits(plan: Plan) -> Limits:
         Its longest stage, its busiest link and its fullest device.
     """
     prediction = _prediction(plan)
-    stages, links = [], [(0.0, (0, 0))]
+    leads = {stage: group[0] for group in plan.sharing for stage in group}
+    stages: defaultdict[int, float] = defaultdict(float)
+    links: defaultdict[tuple[int, int], float] = defaultdict(float, {(0, 0): 0.0})
     for first, pipeline in plan.numbered_pipelines():
-        for s in range(first, first + len(pipeline.stages)):
+        last = first + len(pipeline.stages) - 1
+        for s in range(first, last + 1):
             held, count = prediction.stages[s], pipeline.num_microbatches
-            stages.append((count * held.compute_seconds + held.update_seconds, s))
-            links.append((count * held.communication_seconds, (s, s + 1)))
-            links.append((count * held.return_seconds, (s, s - 1)))
-    longest, stage = max(stages)
-    crossing, link = max(links)
+            stages[leads[s]] += count * held.compute_seconds + held.update_seconds
+            if s < last:
+                links[leads[s], leads[s + 1]] += count * held.communication_seconds
+            if s > first:
+                links[leads[s], leads[s - 1]] += count * held.return_seconds
+    longest, stage = max((seconds, stage) for stage, seconds in stages.items())
+    crossing, link = max((seconds, link) for link, seconds in links.items())
     shares = [each.memory_bytes / each.memory_limit_bytes for each in prediction.stages]
     return Limits(
         stage=stage,
@@ -150,10 +157,15 @@ def step_parts(plan: Plan) -> tuple[StepParts, ...]:
         plan: a plan with a prediction.
 
     Returns:
-        Of each stage its parts, those of one pipeline after those of the other.
+        Of each stage its parts, those of one pipeline after those of the other; of stages that
+        share devices what these do, for all of them.
     """
     step_time, timeline = _prediction(plan).step_time, stage_timeline(plan)
-    return tuple(_parts_of(timeline.on(stage_track(s)), step_time) for s in range(len(plan.stages)))
+    found: dict[int, StepParts] = {}
+    for group in plan.sharing:
+        events = [event for stage in group for event in timeline.on(stage_track(stage))]
+        found |= dict.fromkeys(group, _parts_of(events, step_time))
+    return tuple(found[stage] for stage in range(len(plan.stages)))
 
 
 def _parts_of(events: Iterable[Event], step_time: float) -> StepParts:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from hetjax.errors import InputError, unknown_name
 from hetjax.mesh.cluster import Cluster
 from hetjax.pipeline.schedules.schedule import check
@@ -75,6 +77,31 @@ def _check_batch(pipeline: PipelinePlan, where: str) -> None:
             )
     for s, stage in enumerate(pipeline.stages):
         check_shared_batch(stage, pipeline.microbatch_size, where, f"stages[{s}]")
+    _check_sharing(pipeline, where)
+
+
+def _check_sharing(pipeline: PipelinePlan, where: str) -> None:
+    """Check that stages that take turns have the same devices."""
+    for group in pipeline.schedule.sharing:
+        for before, s in itertools.pairwise(group):
+            stages, here = pipeline.stages, f"{where}.stages[{s}]"
+            if stages[s].submeshes != stages[before].submeshes or len(stages[s].members) > 1:
+                raise InputError(
+                    f"{here} is on {stages[s].devices_text}, stages[{before}], with which it takes "
+                    f"turns in the schedule, on {stages[before].devices_text}; allowed: the same "
+                    f"submesh, of one member"
+                )
+            if s == before + 1:
+                raise InputError(
+                    f"{here} follows stages[{before}] on the same devices, {stages[s].devices_text}"
+                    f"; make them one stage"
+                )
+            for name in ("optimizer_state",):
+                if name in stages[s].offload or name in stages[before].offload:
+                    raise InputError(
+                        f"{here} takes turns with stages[{before}], and one of them offloads "
+                        f"{name}; allowed there: nothing"
+                    )
 
 
 def _check_stage(stage: StagePlan, cluster: Cluster, where: str) -> None:

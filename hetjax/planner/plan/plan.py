@@ -104,6 +104,20 @@ class Plan:
             yield first, pipeline
             first += len(pipeline.stages)
 
+    @property
+    def sharing(self) -> tuple[tuple[int, ...], ...]:
+        """The stages on each set of devices, counted over all pipelines: mostly one."""
+        return tuple(
+            tuple(first + stage for stage in group)
+            for first, pipeline in self.numbered_pipelines()
+            for group in pipeline.schedule.sharing
+        )
+
+    @property
+    def num_devices(self) -> int:
+        """How many devices its stages are on."""
+        return sum(self.stages[group[0]].num_devices for group in self.sharing)
+
     def boundaries(self, pipeline: PipelinePlan) -> tuple[int, ...]:
         """The positions where a pipeline's stages begin, and the program's end."""
         return (*(self.layers[stage.layers[0]] for stage in pipeline.stages), self.layers[-1])
@@ -210,14 +224,17 @@ def validate(plan: Plan) -> None:
     for p, pipeline in enumerate(plan.pipelines):
         where = f"plan: pipelines[{p}]"
         check_pipeline(pipeline, len(plan.layers) - 1, plan.cluster, where)
-        for s, stage in enumerate(pipeline.stages):
+        for s in (group[0] for group in pipeline.schedule.sharing):
+            stage = pipeline.stages[s]
             for m, submesh in enumerate(stage.submeshes):
                 place = f"pipelines[{p}].stages[{s}].members[{m}]"
                 for device in plan.cluster.device_ids(submesh):
                     if device in seen:
                         raise InputError(
                             f"plan: {place}.submesh {submesh} has device {device}, which "
-                            f"{seen[device]} has too; submeshes must not overlap"
+                            f"{seen[device]} has too; submeshes must not overlap, unless they are "
+                            f"of stages of one pipeline and the same, and its schedule has turns "
+                            f"of these stages"
                         )
                     seen[device] = place
     _validate_lost(plan, seen)

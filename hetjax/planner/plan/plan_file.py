@@ -15,11 +15,10 @@ import pydantic
 from hetjax.checked_files import FileForm, Record, first_problem
 from hetjax.errors import InputError, unknown_name
 from hetjax.file_content import LAST, from_content, to_content, without_version
-from hetjax.limits import Name
+from hetjax.limits import Index, Name
 from hetjax.mesh.cluster import Cluster
 from hetjax.pipeline.schedules.schedule import (
-    EXPLICIT,
-    SCHEDULES,
+    PLANNED_SCHEDULES,
     WARM_UP_SCHEDULES,
     Schedule,
     Task,
@@ -39,6 +38,7 @@ class _ScheduleRecord(Record):
     name: Name
     warm_up_counts: list[Annotated[int, pydantic.Field(lt=2**63)]] | None = None
     order: list[list[Name]] | None = None
+    turns: list[list[Index]] | None = None
 
 
 class _Exchange(Record):
@@ -154,11 +154,13 @@ def _told_by_stage(content: Mapping[str, Any]) -> Mapping[str, Any]:
 def _read_schedule(record: _ScheduleRecord, pipeline: Mapping[str, Any]) -> Schedule:
     if (record.order is None) == (record.warm_up_counts is None):
         raise InputError("it needs either warm_up_counts or order")
-    if record.name not in (*SCHEDULES, EXPLICIT):
-        raise InputError(unknown_name("schedule.name", record.name, (*SCHEDULES, EXPLICIT)))
+    if record.name not in PLANNED_SCHEDULES:
+        raise InputError(unknown_name("schedule.name", record.name, PLANNED_SCHEDULES))
     if record.order is not None:
         order = tuple(tuple(Task.parse(text) for text in tasks) for tasks in record.order)
-        return Schedule(record.name, order)
+        return Schedule(record.name, order, tuple(map(tuple, record.turns or ())))
+    if record.turns is not None:
+        raise InputError("turns: given beside warm_up_counts; stages that share devices need order")
     # Where the number of microbatches is wrong, that is said already.
     num_microbatches = pipeline.get("num_microbatches", 0)
     return from_warm_up_counts(record.warm_up_counts or [], num_microbatches, record.name)
@@ -167,8 +169,7 @@ def _read_schedule(record: _ScheduleRecord, pipeline: Mapping[str, Any]) -> Sche
 def _schedule_content(schedule: Schedule) -> dict[str, Any]:
     if schedule.name in WARM_UP_SCHEDULES and _follows_from_counts(schedule):
         return {"name": schedule.name, "warm_up_counts": list(schedule.warm_up_counts)}
-    order = [[str(task) for task in tasks] for tasks in schedule.order]
-    return {"name": schedule.name, "order": order}
+    return schedule.to_json()
 
 
 def _follows_from_counts(schedule: Schedule) -> bool:

@@ -48,7 +48,11 @@ def plan_text(
           without a prediction
     """
     stages = [stage for pipeline in pipelines for stage in pipeline.stages]
-    used = sum(stage.num_devices for stage in stages)
+    used = sum(
+        pipeline.stages[group[0]].num_devices
+        for pipeline in pipelines
+        for group in pipeline.schedule.sharing
+    )
     batch_size = sum(pipeline.batch_size for pipeline in pipelines)
     lines = [
         f"Plan on cluster {cluster.name}: {_count(len(stages), 'stage')} on {used} of "

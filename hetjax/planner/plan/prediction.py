@@ -58,9 +58,10 @@ class StagePrediction:
         activation_bytes: what one microbatch keeps for its backward pass, on one device.
         recomputed_bytes: what a recomputation adds to that until the backward pass.
         deferred_bytes: what one microbatch keeps between the halves of its backward pass.
-        memory_bytes: all of that at the schedule's fullest moment, on one device.
+        memory_bytes: all of that at the schedule's fullest moment, on one device; of stages that
+            share devices, what all of them hold there.
         memory_limit_bytes: what one device has.
-        bubble: share of the step in which the stage computes nothing.
+        bubble: share of the step in which the stage, or its devices, computes nothing.
         update_bytes: what the update needs beside the state, on one device: offloaded optimizer
             state that is on its way.
         host_bytes: offloaded optimizer state of one device, in its host's memory.

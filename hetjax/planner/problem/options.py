@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hetjax.errors import InputError, unknown_name
+from hetjax.limits import MAX_PASSES
 from hetjax.pipeline.schedules.schedule import SCHEDULES
 from hetjax.planner.plan.prices import OBJECTIVES
 
@@ -28,6 +29,8 @@ class PlanOptions:
             the examples of a microbatch in uneven shares.
         synthesised_stages: whether the last stage of a pipeline may be a program over unlike
             devices that is synthesised for it; that is searched for some seconds longer.
+        max_passes: how often a pipeline may pass its submeshes, from 1 to 4; more than once where
+            the schedule is ``"search"`` and that is predicted to be faster.
         objective: what the plan makes least, one of `hetjax.planner.OBJECTIVES`: seconds of a step,
             or its cost, the price of the nodes that are used in that time.
 
@@ -48,6 +51,7 @@ class PlanOptions:
     objective: str = "step_time"
     union_stages: bool = True
     synthesised_stages: bool = False
+    max_passes: int = MAX_PASSES
 
     def __post_init__(self) -> None:
         if self.objective not in OBJECTIVES:
@@ -58,6 +62,8 @@ class PlanOptions:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InputError(f"{name} is {value}; it must be 1 or more")
+        if not 1 <= self.max_passes <= MAX_PASSES:
+            raise InputError(f"max_passes is {self.max_passes}; it must be from 1 to {MAX_PASSES}")
         if self.max_stages is not None and self.max_stages < self.min_stages:
             raise InputError(
                 f"max_stages is {self.max_stages}; it must be at least min_stages, which is "

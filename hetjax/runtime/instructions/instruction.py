@@ -160,4 +160,9 @@ class Free:
     buffers: Buffers
 
 
-Instruction = Load | Expect | Receive | Send | Run | Fetch | Store | Await | Free
+@dataclass(frozen=True)
+class Turn:
+    """The place before a task, where a stage that shares its devices may leave them to another."""
+
+
+Instruction = Load | Expect | Receive | Send | Run | Fetch | Store | Await | Free | Turn

@@ -51,6 +51,7 @@ from hetjax.runtime.instructions.instruction import (
     Send,
     Store,
     Tag,
+    Turn,
 )
 from hetjax.runtime.instructions.member_instructions import MemberPart, for_member
 
@@ -81,7 +82,8 @@ def training_instructions(
         part: what the member does of the stage's programs; None where it has no other members.
 
     Returns:
-        Its instructions, every buffer freed after its last use.
+        Its instructions, every buffer freed after its last use; where stages of its pipeline share
+        devices, with a `Turn` before each task and after the last.
     """
     writer = _InstructionWriter(pipelines, schedule, stage, reductions=reductions)
     body = _of_part([*writer.tasks(), *writer.update()], stage, part)
@@ -262,7 +264,9 @@ class _InstructionWriter:
     def tasks(self) -> Iterator[Instruction]:
         assert self.schedule is not None
         order = set(self.schedule.order[self.place])
+        turn = [Turn()] if self.schedule.turns else []
         for task in self.schedule.order[self.place]:
+            yield from turn
             microbatch = task.microbatch
             match task.kind:
                 case "F":
@@ -278,6 +282,7 @@ class _InstructionWriter:
                 case _:
                     # Nothing is trained up to here: the schedule's place for it stays empty.
                     pass
+        yield from turn
 
     def _forward(self, microbatch: int) -> Iterator[Instruction]:
         yield from self.inputs(microbatch)

@@ -1,9 +1,9 @@
-"""The local executor: all stages in one process, each on its own devices and its own thread."""
+"""The local executor: all stages in one process, a thread for each set of devices."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,6 +28,7 @@ from hetjax.runtime.moves.stage_leaves import StageLeaves
 from hetjax.runtime.moves.state_move import StateMove
 from hetjax.runtime.moves.state_switch import moved_arrays
 from hetjax.runtime.moves.transport import InProcessTransport
+from hetjax.runtime.workers.device_workers import DeviceWorkers
 from hetjax.runtime.workers.feed import BatchReader, feed_of
 from hetjax.runtime.workers.job import Job
 from hetjax.runtime.workers.step_report import StepReport, stage_report, summed
@@ -81,6 +82,7 @@ class LocalExecutor:
                 meshes,
             )
         )
+        self._device_workers = [*self._by_devices()]
         self._savers = [
             StageSaver(placement, stage, job.parameters, place) for stage, place in meshes
         ]
@@ -88,6 +90,15 @@ class LocalExecutor:
         self._reader = (
             None if job.source is None else BatchReader(job.source, job.plan.batch_size, job.batch)
         )
+
+    def _by_devices(self) -> Iterator[DeviceWorkers]:
+        """The workers of each set of devices: stages that share them together, members apart."""
+        for group in self._job.plan.sharing:
+            there = [worker for worker in self.workers if worker.stage in group]
+            if len(group) > 1:
+                yield DeviceWorkers(there)
+            else:
+                yield from (DeviceWorkers([worker]) for worker in there)
 
     def _make_transport(self, processes: Processes) -> InProcessTransport:
         return InProcessTransport(self._placement, processes, self._job.deadline)
@@ -168,14 +179,16 @@ class LocalExecutor:
         """
         self._call += 1
         call, feed = self._call, self._feed(first_example, batch)
-        reports = self._all(lambda worker: worker.train_step(call, feed, timed=timed))
-        pairs = zip(self.workers, reports, strict=True)
-        by_stage = itertools.groupby(pairs, key=lambda pair: pair[0].stage)
-        return [stage_report([report for _, report in each]) for _, each in by_stage]
+        reports: dict[int, list[StepReport]] = {}
+        found = self._all(lambda workers: workers.train_step(call, feed, timed=timed))
+        for there, each in zip(self._device_workers, found, strict=True):
+            for worker, report in zip(there.workers, each, strict=True):
+                reports.setdefault(worker.stage, []).append(report)
+        return [stage_report(reports[stage]) for stage in sorted(reports)]
 
     def use_schedule(self, schedule: Schedule) -> None:
         """Run the following training steps in another order."""
-        self._all(lambda worker: worker.use_schedule(schedule))
+        self._all(lambda workers: workers.use_schedule(schedule))
 
     def _feed(self, first_example: int, batch: PyTree | None) -> Feed:
         if batch is not None:
@@ -192,7 +205,8 @@ class LocalExecutor:
         assert self._reader is not None
         self._call += 1
         call, feed = self._call, self._reader.held_out(index)
-        return summed(self._all(lambda worker: worker.evaluate(call, feed)))
+        found = self._all(lambda workers: workers.evaluate(call, feed))
+        return summed([*itertools.chain.from_iterable(found)])
 
     def save(self, folder: str) -> None:
         """Start saving the state into a folder; what is trained meanwhile is not in it."""
@@ -231,18 +245,18 @@ class LocalExecutor:
         for worker in self.workers:
             worker.buffers.clear()
 
-    def _all(self, call: Callable[[StageWorker], Result]) -> list[Result]:
-        if len(self.workers) == 1:
-            return [call(self.workers[0])]
+    def _all(self, call: Callable[[DeviceWorkers], Result]) -> list[Result]:
+        if len(self._device_workers) == 1:
+            return [call(self._device_workers[0])]
 
-        def run(worker: StageWorker) -> Result:
+        def run(workers: DeviceWorkers) -> Result:
             try:
-                return call(worker)
+                return call(workers)
             except BaseException as error:
                 self.transport.fail(error)
                 raise
 
-        futures = [self._threads.submit(run, worker) for worker in self.workers]
+        futures = [self._threads.submit(run, each) for each in self._device_workers]
         wait(futures, return_when=FIRST_EXCEPTION)
         if self.transport.failure is not None:
             raise self.transport.failure

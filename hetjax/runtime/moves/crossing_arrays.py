@@ -111,7 +111,7 @@ def _member(annotation: HSharding, processes: Mapping[int, Peer], peer: Peer) ->
 
 
 def crossing_arrays(
-    placement: Placement, tag: Tag, processes: Processes
+    placement: Placement, tag: Tag, processes: Processes, leads: Mapping[int, int] | None = None
 ) -> tuple[CrossingArray, ...]:
     """The arrays of a transfer; all of its ends derive the same.
 
@@ -119,13 +119,18 @@ def crossing_arrays(
         placement: annotations of all buffers of all stages.
         tag: the transfer.
         processes: the devices of every process of every stage.
+        leads: for each stage the one by which its processes are called; None: itself.
 
     Returns:
         One entry an array.
     """
     sent, received = placement.ends(tag)
     givers, takers = (
-        {device: (stage, place) for place, each in enumerate(processes[stage]) for device in each}
+        {
+            device: (stage if leads is None else leads[stage], place)
+            for place, each in enumerate(processes[stage])
+            for device in each
+        }
         for stage in (tag.route.source, tag.route.target)
     )
     senders = BestLink(Network.of(placement.plan.cluster))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -10,7 +9,10 @@ from hetjax.planner.plan.plan import Plan
 from hetjax.planner.plan.stage_plan import Member
 
 Peer = tuple[int, int]
-"""A process: its stage, and its place among the stage's processes, counted through all members."""
+"""A process: its stage, and its place among the stage's processes, counted through all members.
+
+A process of the Ray runtime has all stages on its devices; it is called by the first of them.
+"""
 
 Processes = Sequence[Sequence[tuple[int, ...]]]
 """For each stage, for each of its processes, the cluster's numbers of its devices.
@@ -21,7 +23,7 @@ No process has devices of two members. In the local runtime each member counts a
 
 @dataclass(frozen=True)
 class WorkerProcess:
-    """A process of the Ray runtime: one host of one member of one stage.
+    """A process of the Ray runtime: one host of a member of a stage, or of stages that share it.
 
     Args:
         peer: who it is.
@@ -30,6 +32,7 @@ class WorkerProcess:
         host: which host of the member it is.
         devices: the cluster's numbers of its devices.
         num_members: how many members its stage has.
+        stages: its stages.
     """
 
     peer: Peer
@@ -38,11 +41,14 @@ class WorkerProcess:
     host: int
     devices: tuple[int, ...]
     num_members: int
+    stages: tuple[int, ...]
 
     @property
     def name(self) -> str:
         """What the worker is called in messages."""
         stage, _ = self.peer
+        if len(self.stages) > 1:
+            return f"stages {' and '.join(map(str, self.stages))}, host {self.host}"
         if self.num_members == 1:
             return f"stage {stage}, host {self.host}"
         host = f", host {self.host}" if self.num_hosts > 1 else ""
@@ -57,9 +63,10 @@ class WorkerProcess:
 def processes_of(plan: Plan) -> dict[Peer, WorkerProcess]:
     """The processes of a plan on Ray, stage by stage and member by member."""
     return {
-        (stage, place): WorkerProcess((stage, place), *of, len(each.members))
-        for stage, each in enumerate(plan.stages)
-        for place, of in enumerate(_hosts_of(plan, each.members))
+        (stages[0], place): WorkerProcess((stages[0], place), *of, len(members), stages)
+        for stages in plan.sharing
+        for members in [plan.stages[stages[0]].members]
+        for place, of in enumerate(_hosts_of(plan, members))
     }
 
 
@@ -80,5 +87,13 @@ def names_of(plan: Plan) -> dict[Peer, str]:
 
 def devices_of(processes: dict[Peer, WorkerProcess]) -> Processes:
     """The devices of each process, stage by stage."""
-    by_stage = itertools.groupby(processes.values(), key=lambda process: process.peer[0])
-    return [[process.devices for process in of_stage] for _, of_stage in by_stage]
+    by_stage: dict[int, list[tuple[int, ...]]] = {}
+    for process in processes.values():
+        for stage in process.stages:
+            by_stage.setdefault(stage, []).append(process.devices)
+    return [by_stage[stage] for stage in sorted(by_stage)]
+
+
+def leads_of(processes: dict[Peer, WorkerProcess]) -> dict[int, int]:
+    """For each stage the one by which its processes are called."""
+    return {stage: each.peer[0] for each in processes.values() for stage in each.stages}

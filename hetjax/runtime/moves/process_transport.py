@@ -50,11 +50,12 @@ class ProcessTransport:
     Args:
         placement: annotations of all buffers of all stages.
         peer: this worker.
-        mesh: the mesh of its member of the stage.
+        meshes: for each of its stages the mesh of its member.
         processes: for each stage, for each of its processes, the numbers of its devices.
         tags: every transfer of a training or an evaluation step, the same on all workers.
         carriers: what can take pieces to other processes, the same on all workers.
         deadline: seconds after which a transfer that does not come is an error.
+        leads: for each stage the one by which its processes are called; None: itself.
 
     Attributes:
         partners: the workers that this one gives something, or takes something from.
@@ -64,11 +65,12 @@ class ProcessTransport:
         self,
         placement: Placement,
         peer: Peer,
-        mesh: Mesh,
+        meshes: Mapping[int, Mesh],
         processes: Processes,
         tags: Sequence[Tag],
         carriers: Mapping[CarrierName, PieceCarrier],
         deadline: float,
+        leads: Mapping[int, int] | None = None,
     ):
         self._peer, self._carriers, self._deadline = peer, carriers, deadline
         self._names = names_of(placement.plan)
@@ -76,15 +78,15 @@ class ProcessTransport:
         self._sending: dict[Tag, SendingEnd] = {}
         self._receiving: dict[Tag, ReceivingEnd] = {}
         self._sizes: dict[Tag, dict[tuple[Peer, Peer], int]] = {}
-        stage = peer[0]
         for tag in {alike(tag) for tag in self._numbers}:
-            if stage in (tag.route.source, tag.route.target):
-                arrays = crossing_arrays(placement, tag, processes)
+            _, source, target = tag.route
+            if source in meshes or target in meshes:
+                arrays = crossing_arrays(placement, tag, processes, leads)
                 self._sizes[tag] = message_sizes(arrays)
-                if stage == tag.route.source:
-                    self._sending[tag] = SendingEnd(arrays, mesh, peer)
-                if stage == tag.route.target:
-                    self._receiving[tag] = ReceivingEnd(arrays, mesh, peer)
+                if source in meshes:
+                    self._sending[tag] = SendingEnd(arrays, meshes[source], peer)
+                if target in meshes:
+                    self._receiving[tag] = ReceivingEnd(arrays, meshes[target], peer)
         self._places = {
             tag: end.places(peer, self._receiving[tag].requests[peer])
             for tag, end in self._sending.items()
@@ -93,7 +95,7 @@ class ProcessTransport:
         given = {peer for end in self._sending.values() for peer in end.receivers}
         taken = {peer for end in self._receiving.values() for peer in end.requests}
         self.partners = tuple(sorted((given | taken) - {peer}))
-        self._device = mesh.local_devices[0]
+        self._device = meshes[peer[0]].local_devices[0]
         self._links: Mapping[Peer, CarrierLinks] = {}
         self._chosen: dict[tuple[Tag, Peer, Peer], CarrierName] = {}
         self._asked: dict[tuple[int, Tag], list[_Asked]] = {}
@@ -139,7 +141,9 @@ class ProcessTransport:
             carrier = self._carriers[self.carrier(tag, self._peer, receiver)]
             carrier.offer(Delivery(step, self._numbers[tag], self._peer, receiver), pieces)
         if own is not None:
-            self._kept[step, tag] = landed(own, self._places[alike(tag)])
+            # Another stage here, unlike another member, may write over what it is given.
+            copies = tag.route.source != tag.route.target
+            self._kept[step, tag] = landed(own, self._places[alike(tag)], copies=copies)
 
     def expect(self, step: int, tag: Tag) -> None:
         """Ask for the pieces of a transfer; they come while the worker computes."""

@@ -156,7 +156,9 @@ def place_of(sharding: Sharding) -> Place:
     return device
 
 
-def landed(pieces: Sequence[jax.Array], places: Sequence[Place | None]) -> list[jax.Array]:
+def landed(
+    pieces: Sequence[jax.Array], places: Sequence[Place | None], *, copies: bool = False
+) -> list[jax.Array]:
     """Bring pieces to where they land in this process.
 
     Nothing waits for them: the host has offered the next program when they come.
@@ -164,8 +166,15 @@ def landed(pieces: Sequence[jax.Array], places: Sequence[Place | None]) -> list[
     Args:
         pieces: the pieces.
         places: where each lands; None where it stays on its device.
+        copies: whether what stays on its device is copied, since who gives it may write over it.
     """
     found = list(pieces)
+    if copies:
+        kept = [
+            piece.sharding if place is None else place
+            for piece, place in zip(pieces, places, strict=True)
+        ]
+        return jax.device_put(found, kept, may_alias=False)
     leaving = [i for i, place in enumerate(places) if place is not None]
     match leaving:
         case []:

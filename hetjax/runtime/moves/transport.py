@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 
 from hetjax.errors import WorkerLostError
 from hetjax.pipeline.program.traced_program import num_bytes
+from hetjax.planner.plan.plan import Plan
 from hetjax.runtime.instructions.annotation_table import AnnotatedLeaves
 from hetjax.runtime.instructions.instruction import Tag
 from hetjax.runtime.instructions.placement import Placement
@@ -111,6 +112,7 @@ class InProcessTransport:
         self._sending: dict[tuple[Tag, Peer], SendingEnd | WholeArrays] = {}
         self._receiving: dict[tuple[Tag, Peer], ReceivingEnd | WholeArrays] = {}
         self._places: dict[tuple[Tag, Peer], dict[Peer, list[Place | None]]] = {}
+        self._copied: set[Tag] = set()
         self._making = threading.Lock()
         self._changed = threading.Condition()
         self._arrived: dict[tuple[int, Tag, Peer], dict[Peer, list[Any]]] = {}
@@ -148,7 +150,10 @@ class InProcessTransport:
             self._make_sending_end(*key)
         places = self._places[key]
         offers = self._sending[key].offers(arrays)
-        arriving = {peer: landed(pieces, places[peer]) for peer, pieces in offers.items()}
+        copies = key[0] in self._copied
+        arriving = {
+            peer: landed(pieces, places[peer], copies=copies) for peer, pieces in offers.items()
+        }
         with self._changed:
             for receiver, pieces in arriving.items():
                 self._arrived.setdefault((step, tag, receiver), {})[sender] = pieces
@@ -199,6 +204,8 @@ class InProcessTransport:
             receiver: end.places(receiver, self.receiving_end(tag, receiver).requests[sender])
             for receiver in end.receivers
         }
+        if share_devices(self._placement.plan, tag):
+            self._copied.add(tag)
         self._sending[tag, sender] = end
 
     def _crossing_arrays(self, tag: Tag) -> tuple[CrossingArray, ...]:
@@ -225,6 +232,12 @@ class InProcessTransport:
     def _name(self, peer: Peer) -> str:
         stage, place = peer
         return f"stage {stage}" + f", member {place}" * (len(self._processes[stage]) > 1)
+
+
+def share_devices(plan: Plan, tag: Tag) -> bool:
+    """Whether a transfer is between two stages on the same devices."""
+    _, source, target = tag.route
+    return source != target and any({source, target} <= set(group) for group in plan.sharing)
 
 
 class WholeArrays:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import secrets
 import time
 from collections.abc import Mapping, Sequence, Set
@@ -334,20 +335,21 @@ class RayExecutor:
             reports = {peer: self._by_our_clock(peer, reports[peer]) for peer in reports}
         stages: dict[int, dict[int, list[StepReport]]] = {}
         for peer, process in self._processes.items():
-            members = stages.setdefault(peer[0], {})
-            members.setdefault(process.place, []).append(reports[peer])
+            for stage, report in zip(process.stages, reports[peer], strict=True):
+                stages.setdefault(stage, {}).setdefault(process.place, []).append(report)
         return [
-            stage_report([member_report(hosts) for hosts in members.values()])
-            for members in stages.values()
+            stage_report([member_report(hosts) for hosts in stages[stage].values()])
+            for stage in sorted(stages)
         ]
 
-    def _by_our_clock(self, peer: Peer, report: StepReport) -> StepReport:
-        """A worker's report by the driver's clock; asked each time, since clocks drift."""
+    def _by_our_clock(self, peer: Peer, reports: Sequence[StepReport]) -> list[StepReport]:
+        """A worker's reports by the driver's clock; asked each time, since clocks drift."""
 
         def ask() -> ClockReading:
             return self._workers.call(lambda actor: actor.clock.remote(), [peer])[peer]
 
-        return by_our_clock(report, measure_offset(ask))
+        offset = measure_offset(ask)
+        return [by_our_clock(report, offset) for report in reports]
 
     def use_schedule(self, schedule: Schedule) -> None:
         """Run the following training steps in another order."""
@@ -362,7 +364,8 @@ class RayExecutor:
         self._call += 1
         call = self._call
         results = self._workers.call(lambda actor: actor.evaluate.remote(call, index))
-        return summed([result for (_, host), result in results.items() if host == 0])
+        firsts = [each for (_, host), each in results.items() if host == 0]
+        return summed([*itertools.chain.from_iterable(firsts)])
 
     def save(self, folder: str) -> None:
         """Start saving the state into a folder."""
@@ -373,8 +376,9 @@ class RayExecutor:
         records = self._workers.call(
             lambda actor: actor.wait_saved.options(concurrency_group=SAVE).remote()
         )
-        failures = [each for each in records.values() if isinstance(each, SaveFailure)]
-        return failures or list(records.values())
+        saved = [*itertools.chain.from_iterable(records.values())]
+        failures = [each for each in saved if isinstance(each, SaveFailure)]
+        return failures or saved
 
     def load(self, folder: str) -> None:
         """Take over the state of a checkpoint."""
@@ -386,8 +390,9 @@ class RayExecutor:
         peers = [peer for peer in self._workers.peers if peer[0] < len(stages)]
         answers = self._workers.call(lambda actor: actor.parameters.remote(), peers)
         held: dict[int, list[Any]] = {}
-        for (stage, _), arrays in answers.items():
-            held.setdefault(stage, []).extend([arrays] if arrays is not None else [])
+        for peer, of_stages in answers.items():
+            for stage, arrays in zip(self._processes[peer].stages, of_stages, strict=True):
+                held.setdefault(stage, []).extend([arrays] if arrays is not None else [])
         return [
             (part, array)
             for stage in stages
@@ -403,7 +408,7 @@ class RayExecutor:
         size = self._job.plan.batch_size
         leaves = feed_of(batch, self._job.batch, size)(0, size)
         return {
-            peer: given_rows(self._placement, peer[0], process.place, leaves)
+            peer: given_rows(self._placement, process.stages, process.place, leaves)
             for peer, process in self._processes.items()
         }
 
@@ -419,9 +424,11 @@ class RayExecutor:
 
 def _check_cores(plan: Plan, options: RayOptions) -> None:
     """Check that there is a core for each member of each stage, where cores are given."""
-    count = sum(len(stage.members) for stage in plan.stages)
+    count = sum(len(plan.stages[stages[0]].members) for stages in plan.sharing)
     if options.cores and len(options.cores) != count:
-        whose = "stages" if count == len(plan.stages) else "members of stages"
+        whose = "members of stages" if plan.has_unions else "stages"
+        if count < len(plan.stages):
+            whose = "sets of devices"
         raise InputError(
             f"cores is {options.cores}; it has a core for each of the {count} {whose}, or is empty"
         )

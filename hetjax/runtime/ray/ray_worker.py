@@ -1,4 +1,4 @@
-"""What runs inside a Ray actor: one host of one stage, with its own JAX client."""
+"""What runs inside a Ray actor: one host of one set of devices, with its own JAX client."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from hetjax.runtime.moves.peers import (
     Peer,
     WorkerProcess,
     devices_of,
+    leads_of,
     names_of,
     processes_of,
 )
@@ -33,6 +34,7 @@ from hetjax.runtime.moves.wire_carrier import CONNECT_SECONDS, WireCarrier
 from hetjax.runtime.ray.ray_devices import given_devices
 from hetjax.runtime.ray.ray_switching import StateExchange, devices_of_process
 from hetjax.runtime.workers.clocks import ClockReading, read_clock
+from hetjax.runtime.workers.device_workers import DeviceWorkers
 from hetjax.runtime.workers.feed import BatchReader
 from hetjax.runtime.workers.given_rows import GivenRows
 from hetjax.runtime.workers.job import Job, build, transfers
@@ -66,7 +68,7 @@ def computation_settings() -> dict[str, Any]:
 
 
 class HostWorker:
-    """One process of a stage's submesh.
+    """One process of a submesh, of one stage or of stages that share it.
 
     It is created before JAX has a client, which `build` makes; `connect` joins the other workers.
 
@@ -152,9 +154,10 @@ class HostWorker:
         """
         processes = processes_of(job.plan)
         self.process = processes[self.peer]
-        mesh = member_mesh(job.plan, self.process)
+        stages, member = self.process.stages, self.process.place
+        meshes = {stage: member_mesh(job.plan, self.process, stage) for stage in stages}
         placement = build(job)
-        names, device = names_of(job.plan), mesh.local_devices[0]
+        names, device = names_of(job.plan), meshes[self.peer[0]].local_devices[0]
         made: dict[CarrierName, PieceCarrier] = {}
         if CarrierName.WIRE in carriers:
             self.wire = WireCarrier(self.peer, device, names, secret, job.deadline)
@@ -165,15 +168,20 @@ class HostWorker:
         self.transport = ProcessTransport(
             placement,
             self.peer,
-            mesh,
+            meshes,
             devices_of(processes),
             transfers(placement),
             made,
             job.deadline,
+            leads_of(processes),
         )
-        stage, member = self.peer[0], self.process.place
-        self.worker = StageWorker(placement, stage, mesh, self.transport, member=member)
-        self.saver = StageSaver(placement, stage, job.parameters, member)
+        self.workers = DeviceWorkers(
+            [
+                StageWorker(placement, stage, mesh, self.transport, member=member)
+                for stage, mesh in meshes.items()
+            ]
+        )
+        self.savers = [StageSaver(placement, stage, job.parameters, member) for stage in stages]
         self.job = job
         self.reader = (
             None if job.source is None else BatchReader(job.source, job.plan.batch_size, job.batch)
@@ -220,11 +228,12 @@ class HostWorker:
 
     def start(self) -> None:
         """Make the initial state."""
-        self.worker.start(self.job.parameters)
+        for worker in self.workers.workers:
+            worker.start(self.job.parameters)
 
     def train_step(
         self, call: int, first_example: int, given: GivenRows | None, timed: bool
-    ) -> StepReport:
+    ) -> list[StepReport]:
         """Run one training step.
 
         Args:
@@ -234,9 +243,9 @@ class HostWorker:
             timed: whether to record when each operation ran.
 
         Returns:
-            The worker's report.
+            The report of each of its stages.
         """
-        return self.worker.train_step(call, self._feed(first_example, given), timed=timed)
+        return self.workers.train_step(call, self._feed(first_example, given), timed=timed)
 
     def _feed(self, first_example: int, given: GivenRows | None) -> Feed:
         if given is not None:
@@ -246,28 +255,30 @@ class HostWorker:
 
     def use_schedule(self, schedule: Schedule) -> None:
         """Run the following training steps in another order."""
-        self.worker.use_schedule(schedule)
+        self.workers.use_schedule(schedule)
 
     def num_held_out(self) -> int:
         """How many held-out batches there are."""
         return 0 if self.reader is None else self.reader.num_held_out
 
-    def evaluate(self, call: int, index: int) -> tuple[float, ...] | None:
-        """The sums of a held-out batch, as `StageWorker.evaluate` returns them."""
+    def evaluate(self, call: int, index: int) -> list[tuple[float, ...] | None]:
+        """The sums of a held-out batch, as `StageWorker.evaluate` returns them for each stage."""
         assert self.reader is not None
-        return self.worker.evaluate(call, self.reader.held_out(index))
+        return self.workers.evaluate(call, self.reader.held_out(index))
 
     def save(self, folder: str) -> None:
         """Start saving the state; what is trained meanwhile is not in it."""
-        self.saver.save(Path(folder), self.worker.state())
+        for saver, worker in zip(self.savers, self.workers.workers, strict=True):
+            saver.save(Path(folder), worker.state())
 
-    def wait_saved(self) -> StageRecord | SaveFailure | None:
-        """Finish saving, and say what was written, or why it could not be."""
-        return waited(self.saver, self.name)
+    def wait_saved(self) -> list[StageRecord | SaveFailure | None]:
+        """Finish saving, and say what was written for each stage, or why it could not be."""
+        return [waited(saver, self.name) for saver in self.savers]
 
     def load(self, folder: str) -> None:
         """Take over the state of a checkpoint."""
-        self.worker.restore(self.saver.load(Path(folder), self.worker.compiled))
+        for saver, worker in zip(self.savers, self.workers.workers, strict=True):
+            worker.restore(saver.load(Path(folder), worker.compiled))
 
     def give(self, parcels: Sequence[Messages], group: Sequence[int] | None) -> list[Any]:
         """Give other workers what they want: one result to know that it is done, one for each.
@@ -280,9 +291,10 @@ class HostWorker:
         exchange = self._exchange
         if group is None:
             return [None, *exchange.pass_on(parcels)]
-        if self.worker.buffers:
-            self._leaves.fill(self.worker.state())
-            self.worker.buffers.clear()
+        worker = self._only_worker
+        if worker.buffers:
+            self._leaves.fill(worker.state())
+            worker.buffers.clear()
         return [None, *exchange.give_up(parcels, group)]
 
     def take(
@@ -304,12 +316,12 @@ class HostWorker:
 
     def take_over(self) -> None:
         """Train on with what has been taken."""
-        self.worker.restore(self._exchange.state())
+        self._only_worker.restore(self._exchange.state())
         del self._exchange, self._leaves
 
     @functools.cached_property
     def _leaves(self) -> StageLeaves:
-        worker = self.worker
+        worker = self._only_worker
         devices = devices_of_process(self.job.plan, self.process.member, worker.mesh)
         return StageLeaves(worker.placement, worker.stage, worker.compiled, devices, worker.member)
 
@@ -317,17 +329,32 @@ class HostWorker:
     def _exchange(self) -> StateExchange:
         return StateExchange(self._leaves)
 
-    def parameters(self) -> list[np.ndarray] | None:
-        """What the member has of its stage's parameter parts, of its first host; all call it."""
-        whole = jax.sharding.NamedSharding(self.worker.mesh, jax.sharding.PartitionSpec())
+    @property
+    def _only_worker(self) -> StageWorker:
+        """The worker of a process of one stage: no others switch in memory."""
+        (worker,) = self.workers.workers
+        return worker
+
+    def parameters(self) -> list[list[np.ndarray] | None]:
+        """What the member has of its stages' parameter parts, of its first host; all call it."""
+        return [self._parameters_of(worker) for worker in self.workers.workers]
+
+    def _parameters_of(self, worker: StageWorker) -> list[np.ndarray] | None:
+        whole = jax.sharding.NamedSharding(worker.mesh, jax.sharding.PartitionSpec())
         gather = jax.jit(lambda arrays: arrays, out_shardings=whole)
-        gathered = gather(self.worker.state().parameters)
+        gathered = gather(worker.state().parameters)
         return None if self.process.host else [np.asarray(array) for array in gathered]
 
 
-def member_mesh(plan: Plan, process: WorkerProcess) -> jax.sharding.Mesh:
-    """The mesh of a worker's member, of the devices that the member's processes see."""
-    stage, _ = process.peer
+def member_mesh(plan: Plan, process: WorkerProcess, stage: int | None = None) -> jax.sharding.Mesh:
+    """The mesh of a worker's member, of the devices that the member's processes see.
+
+    Args:
+        plan: the plan.
+        process: the worker's process.
+        stage: which of its stages; None for the first.
+    """
+    stage = process.peer[0] if stage is None else stage
     wanted = process.member.submesh
     devices = given_devices(
         plan.cluster.subcluster(wanted.subcluster),
@@ -335,4 +362,5 @@ def member_mesh(plan: Plan, process: WorkerProcess) -> jax.sharding.Mesh:
         f"stage {stage}",
         lambda host: replace(process, host=host).name,
     )
-    return jax.sharding.Mesh(np.array(devices).reshape(process.member.mesh_shape), MESH_AXES)
+    shape = plan.stages[stage].members[process.place].mesh_shape
+    return jax.sharding.Mesh(np.array(devices).reshape(shape), MESH_AXES)

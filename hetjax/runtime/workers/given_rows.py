@@ -39,19 +39,20 @@ class GivenRows:
 
 
 def given_rows(
-    placement: Placement, stage: int, member: int, leaves: Sequence[np.ndarray]
+    placement: Placement, stages: Sequence[int], member: int, leaves: Sequence[np.ndarray]
 ) -> GivenRows:
-    """The rows of a batch that a member of a stage loads.
+    """The rows of a batch that a member of a stage loads, or stages that share devices.
 
     Args:
         placement: where arrays lie.
-        stage: which stage.
+        stages: which stage, or which stages.
         member: which of its members.
         leaves: the batch of a step, whole.
     """
-    read = set(placement.pipelines.stages[stage].batch)
+    read = {leaf for stage in stages for leaf in placement.pipelines.stages[stage].batch}
     if not read:
         return GivenRows(())
+    stage = stages[0]
     pipeline = placement.pipeline_plan(stage)
     size, begin = pipeline.microbatch_size, placement.first_example(stage)
     first, end = placement.examples_of(stage, member)

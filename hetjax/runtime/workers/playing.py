@@ -1,8 +1,8 @@
 """Playing a cluster: real computation, held back to the moments that a plan predicts.
 
-Every stage has a clock of its own, which says when it is free; a program or a transfer moves clocks
-forward by what the plan predicts of it, and workers wait until the time is there. Where the machine
-ends a task late, the next wait is shorter.
+Every stage has a clock of its own, or with others on its devices, which says when it is free; a
+program or a transfer moves clocks forward by what the plan predicts of it, and workers wait until
+the time is there. Where the machine ends a task late, the next wait is shorter.
 """
 
 from __future__ import annotations
@@ -61,7 +61,10 @@ class Play:
 
 
 class Lane(NamedTuple):
-    """What carries one transfer after the other: a direction of a link, or of a stage's card."""
+    """What carries one transfer after the other: a direction of a link, or of a stage's card.
+
+    Stages that share devices are called by the first of them.
+    """
 
     name: str
     source: int
@@ -77,12 +80,14 @@ class PlayedTimes:
         updates: for each stage all its other programs of a step, together.
         routes: activations and their gradients, of one microbatch.
         links: for each pair of stages latency and seconds a byte of what else they exchange.
+        leads: for each stage the first one on its devices, mostly itself.
     """
 
     tasks: Sequence[Mapping[str, float]]
     updates: Sequence[float]
     routes: Mapping[Route, float]
     links: Mapping[tuple[int, int], tuple[float, float]]
+    leads: Mapping[int, int]
 
     @classmethod
     def of(cls, plan: Plan) -> PlayedTimes:
@@ -117,7 +122,8 @@ class PlayedTimes:
             }
             for stage in stages
         ]
-        return cls(tasks, [stage.update_seconds for stage in stages], routes, links)
+        leads = {stage: group[0] for group in plan.sharing for stage in group}
+        return cls(tasks, [stage.update_seconds for stage in stages], routes, links, leads)
 
     def transfer(self, tag: Tag, num_bytes: int) -> tuple[float, tuple[Lane, ...]]:
         """Seconds of a transfer, and the lanes that it keeps busy.
@@ -127,14 +133,15 @@ class PlayedTimes:
             num_bytes: its size, of whole arrays.
         """
         kind, source, target = tag.route
-        lane = Lane("link", source, target)
+        ends = self.leads[source], self.leads[target]
+        lane = Lane("link", *ends)
         if tag.route in self.routes:
             return self.routes[tag.route], (lane,)
         latency, seconds_a_byte = self.links[source, target]
         if kind not in (RouteKind.GRADIENT, RouteKind.PARAMETER):
             return latency, (lane,)
         # Each device of a submesh exchanges its part; a stage's partners wait for one another.
-        cards = Lane("out", source, source), Lane("in", target, target)
+        cards = Lane("out", ends[0], ends[0]), Lane("in", ends[1], ends[1])
         return latency + num_bytes * seconds_a_byte, cards
 
 
@@ -231,7 +238,8 @@ class Pacing:
         for (stage, program), seconds in self.here.items():
             played = self.seconds(stage, program)
             if played > 0:
-                largest[stage] = max(largest[stage], seconds / played)
+                devices = self.times.leads[stage]
+                largest[devices] = max(largest[devices], seconds / played)
         return float(f"{ROOM * sum(largest.values()):.1e}")
 
 
@@ -265,21 +273,22 @@ class Player:
     def running(self, stage: int, program: str) -> Iterator[None]:
         """Hold a program's end back to the moment at which it would be on the cluster."""
         seconds = self.scale * self.pacing.seconds(stage, program)
-        end = self._free[stage] + seconds
+        devices = self.pacing.times.leads[stage]
+        end = self._free[devices] + seconds
         yield
         late = self._clock.now() - end > _LATE * seconds
         with self._lock:
             self.tasks += 1
             self.late_tasks += late
         self._clock.wait_until(end)
-        self._free[stage] = end
+        self._free[devices] = end
 
     def send(self, tag: Tag, num_bytes: int) -> None:
         """Put a transfer on its way."""
         seconds, lanes = self.pacing.times.transfer(tag, num_bytes)
         with self._lock:
             free = (self._lanes.get(lane, 0.0) for lane in lanes)
-            start = max(self._free[tag.route.source], *free)
+            start = max(self._free[self.pacing.times.leads[tag.route.source]], *free)
             end = start + self.scale * seconds
             self._lanes.update(dict.fromkeys(lanes, end))
             self._sent[tag] = self._clock.now()
@@ -293,7 +302,8 @@ class Player:
         """Wait for the arrival of a transfer that was sent."""
         _, end = self._spans[tag]
         self._clock.wait_until(end)
-        self._free[tag.route.target] = max(self._free[tag.route.target], end)
+        devices = self.pacing.times.leads[tag.route.target]
+        self._free[devices] = max(self._free[devices], end)
 
     def span(self, tag: Tag) -> tuple[float, float]:
         """When a transfer entered its link and when it was there, in seconds of `time.time`."""

@@ -198,8 +198,17 @@ class StageWorker:
         Returns:
             What was seen.
         """
-        run = _StepRun(self, step, feed, timed=timed, counts=self._held is None)
+        run = self.begin_step(step, feed, timed=timed)
         run.execute(self.training)
+        return self.end_step(run)
+
+    def begin_step(self, step: int, feed: Feed, *, timed: bool) -> _StepRun:
+        """A training step that has not begun: whoever runs it goes through its instructions."""
+        return _StepRun(self, step, feed, timed=timed, counts=self._held is None)
+
+    def end_step(self, run: _StepRun) -> StepReport:
+        """What was seen in a training step, of which all instructions have run."""
+        run.end()
         held = self._held or run.held
         if self.waits_for_others:  # It runs all in the same order in every step.
             self._held = held
@@ -225,6 +234,7 @@ class StageWorker:
             )
         run = _StepRun(self, step, feed, timed=False, counts=False)
         run.execute(self.evaluation)
+        run.end()
         found = (*self._pop_sum(LossSum), *self._pop_sum(LossCount), *run.report.aux)
         return found if found and self.member == 0 else None
 
@@ -283,19 +293,21 @@ class _StepRun(InstructionRun):
         self.live: Counter[int] = Counter()
         self.live_bytes = 0
         self.watchers: list[threading.Thread] = []
+        self.began = time.perf_counter()
 
     def execute(self, instructions: Sequence[Instruction]) -> None:
-        began = time.perf_counter()
         early = EarlyRuns(instructions)
         for place, instruction in enumerate(instructions):
             if isinstance(instruction, Receive):
                 self._fill_wait(early, place, instruction.tag)
             if not early.has_run(place):
                 self.do(instruction)
+
+    def end(self) -> None:
         for watcher in self.watchers:
             watcher.join()
         self._metrics()
-        self.report.seconds = time.perf_counter() - began
+        self.report.seconds = time.perf_counter() - self.began
 
     def do(self, instruction: Instruction) -> None:
         if isinstance(instruction, Load):

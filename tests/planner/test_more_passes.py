@@ -1,0 +1,134 @@
+"""More passes over the same submeshes: taken where they win, refused where they make no sense."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+from hetjax.errors import InputError
+from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster
+from hetjax.pipeline.schedules.interleaved import interleaved
+from hetjax.pipeline.schedules.warm_up import one_f_one_b
+from hetjax.planner import PlanOptions, choose_schedule, simulate, validate
+from hetjax.planner.costs.complete import complete
+from hetjax.planner.costs.more_passes import with_passes
+from hetjax.planner.costs.quality import limits, load_balance, step_parts
+from hetjax.planner.harp.dynamic_program import DynamicProgram
+from hetjax.planner.plan.plan import Plan
+from hetjax.planner.problem.problem import PlanningProblem, make_problem
+
+OPTIONS = PlanOptions(schedule="search", min_stages=4, max_pipelines=1, num_layers=16)
+
+
+def loss(weights: list[jax.Array], batch: jax.Array) -> jax.Array:
+    x = batch
+    for weight in weights:
+        x = jnp.tanh(x @ weight)
+    return jnp.mean(x**2)
+
+
+def problem(bandwidth: float, memory: int = 10**10) -> PlanningProblem:
+    """Sixteen products on four equal devices."""
+    kind = DeviceKind("card", {"float32": 1e13}, memory, 1e12, source="made up", platform="cpu")
+    link = Link(bandwidth, 1e-6)
+    cluster = Cluster("even", (Subcluster("cards", kind, 4, 1, link, link),))
+    weights: Any = [jax.ShapeDtypeStruct((1024, 1024), jnp.float32)] * 16
+    batch = jax.ShapeDtypeStruct((4096, 1024), jnp.float32)
+    return make_problem(
+        loss,
+        weights,
+        batch,
+        cluster=cluster,
+        optimizer=optax.sgd(0.1),
+        num_microbatches=4,
+        options=OPTIONS,
+    )
+
+
+def planned(asked: PlanningProblem) -> Plan:
+    return complete(DynamicProgram().plan(asked), asked)
+
+
+@pytest.fixture(scope="module")
+def fast() -> PlanningProblem:
+    return problem(bandwidth=1e12)
+
+
+@pytest.fixture(scope="module")
+def once(fast: PlanningProblem) -> Plan:
+    return planned(replace(fast, options=replace(OPTIONS, max_passes=1)))
+
+
+def seconds(plan: Plan) -> float:
+    assert plan.prediction is not None
+    return plan.prediction.step_time
+
+
+def test_they_are_taken_over_fast_links_alone(fast: PlanningProblem, once: Plan):
+    more = planned(fast)
+    assert len(once.stages) == once.num_devices == more.num_devices == 4
+    assert len(more.stages) > 4
+    assert more.pipeline.schedule.name == "interleaved"
+    assert seconds(more) < 0.97 * seconds(once)
+    validate(more)
+    assert Plan.from_json_dict(more.to_json_dict()) == more
+    assert "on 4 of 4 devices" in str(more)
+    slow = planned(problem(bandwidth=3e9))
+    assert not slow.pipeline.schedule.groups
+
+
+def test_what_is_predicted_of_them_is_their_timeline(fast: PlanningProblem, once: Plan):
+    plan = with_passes(once, fast, 2)
+    assert plan is not None
+    assert plan.prediction is not None
+    assert simulate(plan).makespan == plan.prediction.step_time
+    assert plan.prediction.lower_bound <= plan.prediction.step_time
+    parts, (first, second) = step_parts(plan), plan.sharing[0]
+    assert parts[first] == parts[second]
+    assert 0 < limits(plan).stage_busy <= 1
+    assert 0 < load_balance(plan, "float32") <= 1
+    held = plan.prediction.stages
+    assert held[first].memory_bytes == held[second].memory_bytes
+    assert held[first].memory_bytes > held[first].state_bytes + held[second].state_bytes
+
+
+def test_both_stages_of_a_device_must_fit(fast: PlanningProblem, once: Plan):
+    """What both hold counts together: a device that has room for either is too small."""
+    plan = with_passes(once, fast, 2)
+    assert plan is not None
+    assert plan.prediction is not None
+    first = plan.prediction.stages[0]
+    assert first.fits
+    assert not replace(first, memory_limit_bytes=first.memory_bytes - 1).fits
+
+
+def test_what_makes_no_sense_is_told(fast: PlanningProblem, once: Plan):
+    plan = with_passes(once, fast, 2)
+    assert plan is not None
+    pipeline = plan.pipeline
+
+    def with_stages(*stages: Any, schedule: Any = pipeline.schedule) -> Plan:
+        return replace(plan, pipelines=(replace(pipeline, stages=stages, schedule=schedule),))
+
+    stages = pipeline.stages
+    for changed, message in [
+        (
+            with_stages(*stages, schedule=one_f_one_b(8, 4)),
+            "its schedule has turns of these",
+        ),
+        (
+            with_stages(*stages, schedule=interleaved(2, 4, 4)),
+            "with which it takes turns in the schedule",
+        ),
+    ]:
+        with pytest.raises(InputError, match=message):
+            validate(changed)
+    with pytest.raises(InputError, match="allowed there: 'search' or 'interleaved'"):
+        choose_schedule(plan, "1f1b")
+    with pytest.raises(InputError, match="max_passes is 9; it must be from 1 to 4"):
+        PlanOptions(max_passes=9)
