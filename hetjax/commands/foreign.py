@@ -119,7 +119,6 @@ def find_foreign_plan(configuration: Configuration, cluster: Cluster) -> Foreign
 
 def _parts(configuration: Configuration, cluster: Cluster) -> tuple[PartAlone, ...]:
     """What parts of the cluster would do alone, planned for alike."""
-
     planner = configuration.planner
 
     def plan_on(part: Cluster) -> Plan | None:
