@@ -16,7 +16,7 @@ from hetjax.mesh import Link
 from hetjax.planner import Plan
 from hetjax.runtime import CarrierCurves
 from hetjax.runtime.moves.carrier_curves import LinkEnd, MeasuredLink
-from hetjax.runtime.moves.carriers import BETWEEN_PROCESSES, CarrierName
+from hetjax.runtime.moves.carriers import BETWEEN_PROCESSES, CarrierName, Curve
 from hetjax.runtime.ray.ray_carriers import (
     MEASURING_SECONDS,
     SIZES,
@@ -25,7 +25,7 @@ from hetjax.runtime.ray.ray_carriers import (
 )
 from hetjax.runtime.ray.ray_executor import RayExecutor
 
-WIRE, HOST = BETWEEN_PROCESSES
+WIRE, STREAM, HOST = BETWEEN_PROCESSES
 CALL_SECONDS = 0.005
 """What it takes to have workers measure, beside what they measure."""
 
@@ -59,22 +59,32 @@ def link_between(one: int, other: int) -> LinkWorkers:
     return LinkWorkers((ends[0], ends[1]), ((one, 0), (other, 1)))
 
 
-CURVES = {WIRE: Link(1e9, 1e-4), HOST: Link(5e8, 1e-3)}
+CURVES = {WIRE: Link(1e9, 1e-4), STREAM: Link(2e9, 2e-4), HOST: Link(5e8, 1e-3)}
 
 
-def check_curves(found: Mapping[CarrierName, Link], expected: Mapping[CarrierName, Link]) -> None:
+def check_curves(found: Mapping[CarrierName, Curve], expected: Mapping[CarrierName, Link]) -> None:
+    assert found.keys() == expected.keys()
     for name, link in expected.items():
-        assert found[name].latency == pytest.approx(link.latency, rel=1e-3)
-        assert found[name].bandwidth == pytest.approx(link.bandwidth, rel=1e-3)
+        for size in (*SIZES, SIZES[-1] * 3):
+            assert found[name].at(size) == pytest.approx(link.seconds(size))
 
 
 def test_every_size_is_measured_by_every_carrier_on_a_fast_link():
     link = link_between(0, 1)
     network = Network({link: CURVES})
     check_curves(network.measured()[link.ends], CURVES)
-    assert [(name, size) for _, name, size in network.asked] == [
-        *itertools.product(BETWEEN_PROCESSES, SIZES)
+    assert [(size, name) for _, name, size in network.asked] == [
+        *itertools.product(SIZES, BETWEEN_PROCESSES)
     ]
+
+
+def test_what_does_not_join_two_workers_is_not_measured_between_them():
+    one, other = link_between(0, 1), link_between(2, 3)._replace(carriers=(STREAM, HOST))
+    network = Network({one: CURVES, other: CURVES})
+    found = network.measured()
+    check_curves(found[one.ends], CURVES)
+    check_curves(found[other.ends], {name: CURVES[name] for name in (STREAM, HOST)})
+    assert all(other not in going for going, name, _ in network.asked if name == WIRE)
 
 
 def test_links_with_no_host_in_common_are_measured_at_the_same_time():
@@ -161,7 +171,11 @@ def test_links_are_measured_once_and_messages_go_by_what_was_measured():
     assert {end.subcluster for end in link.between} == {"first", "second"}
     assert list(link.carriers) == list(BETWEEN_PROCESSES)
     # Messages of up to 100 bytes by wire, larger ones through hosts.
-    told = {WIRE: Link(1e6, 1e-6), HOST: Link(1e9, 1e-4)}
+    told = {
+        WIRE: Curve((1, 101), (1e-6, 1.01e-4)),
+        STREAM: Curve((1, 101), (1.0, 1.0)),
+        HOST: Curve((1, 101), (1e-4, 1.0001e-4)),
+    }
     kept = CarrierCurves((MeasuredLink(link.between, told),))
     with make_trainer(RayOptions(curves=kept), plan) as trainer:
         assert trainer.carrier_curves == kept

@@ -13,18 +13,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
-from hetjax.mesh.link_fit import fit_link
-from hetjax.mesh.links import Link
 from hetjax.runtime.moves.carrier_curves import CarrierCurves, LinkEnd, MeasuredLink
-from hetjax.runtime.moves.carriers import BETWEEN_PROCESSES, CarrierName
+from hetjax.runtime.moves.carriers import BETWEEN_PROCESSES, CarrierName, Curve
 from hetjax.runtime.moves.peers import Peer
 from hetjax.runtime.ray.ray_workers import RayWorkers
 
 MEASURING_SECONDS = 1.5
 """How long all measurements of a run may take."""
 
-SIZES = (2**12, 2**16, 2**20, 2**22)
-"""Bytes of the messages that are measured."""
+SIZES = tuple(2**power for power in range(12, 25, 2))
+"""Bytes of the messages that are measured: 4 KB to 16 MB."""
 
 _REPEATS = 3
 """How many messages of a size count; one before them warms up."""
@@ -36,10 +34,12 @@ class LinkWorkers(NamedTuple):
     Args:
         ends: the link's ends.
         pair: the workers.
+        carriers: what joins them.
     """
 
     ends: tuple[LinkEnd, LinkEnd]
     pair: tuple[Peer, Peer]
+    carriers: tuple[CarrierName, ...] = BETWEEN_PROCESSES
 
     @property
     def hosts(self) -> set[str]:
@@ -51,17 +51,43 @@ Exchange = Callable[[Sequence[LinkWorkers], CarrierName, int], Mapping[LinkWorke
 """Has messages of a size go over links by a carrier; the seconds that one takes on each."""
 
 
+Joined = Mapping[Peer, Mapping[Peer, tuple[CarrierName, ...]]]
+"""For workers, for those that each exchanges something with, the carriers that join the two."""
+
+
+def joined_both_ways(reached: Joined) -> Joined:
+    """The carriers by which each of two workers has reached the other.
+
+    Args:
+        reached: for workers, by which carriers each has reached its partners.
+
+    Example:
+        >>> wire, stream = CarrierName.WIRE, CarrierName.STREAM
+        >>> one, other = (0, 0), (1, 0)
+        >>> reached = {one: {other: (wire, stream)}, other: {one: (stream,)}}
+        >>> [str(name) for name in joined_both_ways(reached)[one][other]]
+        ['stream']
+    """
+    return {
+        peer: {
+            partner: tuple(name for name in names if name in reached[partner][peer])
+            for partner, names in each.items()
+        }
+        for peer, each in reached.items()
+    }
+
+
 def choose_carriers(
     workers: RayWorkers,
-    partners: Mapping[Peer, Sequence[Peer]],
+    joined: Joined,
     ends: Mapping[Peer, LinkEnd],
     known: CarrierCurves,
 ) -> CarrierCurves:
-    """Have workers choose the faster carrier for every message, by what is measured of each link.
+    """Have workers choose the fastest carrier for every message, by what is measured of each link.
 
     Args:
-        workers: the workers, connected by every carrier.
-        partners: for each of them those that it exchanges something with.
+        workers: the workers, connected.
+        joined: for each of them those that it exchanges something with, and what joins the two.
         ends: where each of them is.
         known: what was measured of links before, which is not measured again.
 
@@ -72,18 +98,23 @@ def choose_carriers(
         WorkerLostError: a worker died or does not answer.
     """
     links: dict[frozenset[LinkEnd], LinkWorkers] = {}
-    for peer, each in partners.items():
-        for partner in each:
+    for peer, each in joined.items():
+        for partner, names in each.items():
             between = ends[peer], ends[partner]
             pair = min(peer, partner), max(peer, partner)
-            if not known.of(*between):
-                links.setdefault(frozenset(between), LinkWorkers(between, pair))
+            if len(names) > 1 and not known.of(*between).keys() >= {*names}:
+                links.setdefault(frozenset(between), LinkWorkers(between, pair, names))
     curves = known.with_links(measured_links([*links.values()], _exchange_of(workers)))
     told = {
         peer: {partner: curves.of(ends[peer], ends[partner]) for partner in each}
-        for peer, each in partners.items()
+        for peer, each in joined.items()
     }
-    workers.wait({peer: workers.actor(peer).choose_by.remote(each) for peer, each in told.items()})
+    workers.wait(
+        {
+            peer: workers.actor(peer).choose_by.remote(each, joined[peer])
+            for peer, each in told.items()
+        }
+    )
     return curves
 
 
@@ -120,27 +151,29 @@ def measured_links(
         The links for which there was time.
     """
     end = clock() + MEASURING_SECONDS
-    turns = [*itertools.product(_turns(links), BETWEEN_PROCESSES)]
-    found: dict[LinkWorkers, dict[CarrierName, Link]] = {link: {} for link in links}
-    for place, (turn, carrier) in enumerate(turns):
+    turns = _turns(links)
+    for place, turn in enumerate(turns):
         now = clock()
         until = now + (end - now) / (len(turns) - place)
-        seconds: dict[LinkWorkers, list[float]] = {link: [] for link in turn}
+        seconds = {(link, name): list[float]() for link in turn for name in link.carriers}
         for count, size in enumerate(SIZES):
-            left = (end if count < 2 else until) - clock()
-            going = [
-                link
-                for link, known in seconds.items()
-                if len(known) == count and _expected(known) * 2 * (_REPEATS + 1) < left
-            ]
-            for link, taken in exchange(going, carrier, size).items() if going else ():
-                seconds[link].append(taken)
-        for link, known in seconds.items():
-            if len(known) > 1:
-                found[link][carrier] = fit_link(SIZES[: len(known)], known)
-    for link, curves in found.items():
-        if len(curves) == len(BETWEEN_PROCESSES):
-            yield MeasuredLink(link.ends, curves)
+            # One after another with messages of a size, so that all find the machine alike.
+            for carrier in BETWEEN_PROCESSES:
+                left = (end if count < 2 else until) - clock()
+                going = [
+                    link
+                    for link in turn
+                    if len(known := seconds.get((link, carrier), ())) == count
+                    and carrier in link.carriers
+                    and _expected(known) * 2 * (_REPEATS + 1) < left
+                ]
+                for link, taken in exchange(going, carrier, size).items() if going else ():
+                    seconds[link, carrier].append(taken)
+        for link in turn:
+            known = {name: seconds[link, name] for name in link.carriers}
+            if all(len(each) > 1 for each in known.values()):
+                curves = {n: Curve(SIZES[: len(each)], tuple(each)) for n, each in known.items()}
+                yield MeasuredLink(link.ends, curves)
 
 
 def _turns(links: Iterable[LinkWorkers]) -> list[list[LinkWorkers]]:
