@@ -50,8 +50,9 @@ CONNECT_SECONDS = 10.0
 class Curve:
     """What a carrier was measured to take for messages of some sizes, and takes for others.
 
-    Between two sizes it is a straight line, and beyond the largest one the last line goes on; a
-    message that is smaller than all takes what the smallest one took.
+    Between two sizes it is a straight line. Beyond the largest one the last line goes on, or, where
+    that is steeper, the line from the smallest one to the largest one. A message that is smaller
+    than all takes what the smallest one took.
 
     Args:
         sizes: bytes, ascending; two or more.
@@ -91,13 +92,17 @@ class Curve:
         """
         if num_bytes <= self.sizes[0]:
             return self.seconds[0]
-        place = min(bisect.bisect_left(self.sizes, num_bytes), len(self.sizes) - 1)
-        size, seconds = self.sizes[place - 1], self.seconds[place - 1]
-        slope = (self.seconds[place] - seconds) / (self.sizes[place] - size)
         if num_bytes > self.sizes[-1]:
-            # Larger messages never take less than the largest that was measured.
-            return self.seconds[-1] + max(0.0, slope) * (num_bytes - self.sizes[-1])
-        return seconds + slope * (num_bytes - size)
+            # Of two times that are off a little, a line may be flat by chance.
+            slope = max(0.0, self._slope(-2, -1), self._slope(0, -1))
+            return self.seconds[-1] + slope * (num_bytes - self.sizes[-1])
+        place = bisect.bisect_left(self.sizes, num_bytes)
+        after = num_bytes - self.sizes[place - 1]
+        return self.seconds[place - 1] + self._slope(place - 1, place) * after
+
+    def _slope(self, start: int, end: int) -> float:
+        seconds, size = (each[end] - each[start] for each in (self.seconds, self.sizes))
+        return seconds / size
 
 
 CarrierLinks = Mapping[CarrierName, Curve]

@@ -2,7 +2,8 @@
 
 Two workers that exchange something send messages to and fro, from device to device, as they will in
 training. Links of which no two have a host in common are measured at the same time, and all within
-a second and a half: one that is too slow for large messages is measured with small ones alone.
+a second and a half: one that is too slow for large messages is measured with small ones alone, and
+one that is fast again and again.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ MEASURING_SECONDS = 1.5
 
 SIZES = tuple(2**power for power in range(12, 25, 2))
 """Bytes of the messages that are measured: 4 KB to 16 MB."""
+
+_PASSES = 3
+"""How often each size is measured, where there is time."""
 
 _REPEATS = 3
 """How many messages of a size count; one before them warms up."""
@@ -155,25 +159,35 @@ def measured_links(
     for place, turn in enumerate(turns):
         now = clock()
         until = now + (end - now) / (len(turns) - place)
-        seconds = {(link, name): list[float]() for link in turn for name in link.carriers}
-        for count, size in enumerate(SIZES):
-            # One after another with messages of a size, so that all find the machine alike.
-            for carrier in BETWEEN_PROCESSES:
-                left = (end if count < 2 else until) - clock()
+        found: _Found = {(link, name): [] for link in turn for name in link.carriers}
+        # Several times, since what else runs there disturbs one message or another.
+        for passing in range(_PASSES):
+            for count, carrier in itertools.product(range(len(SIZES)), BETWEEN_PROCESSES):
+                left = (until if passing or count > 1 else end) - clock()
                 going = [
                     link
                     for link in turn
-                    if len(known := seconds.get((link, carrier), ())) == count
-                    and carrier in link.carriers
-                    and _expected(known) * 2 * (_REPEATS + 1) < left
+                    if carrier in link.carriers
+                    and (expected := _expected(found[link, carrier], count)) is not None
+                    and expected * 2 * (_REPEATS + 1) < left
                 ]
-                for link, taken in exchange(going, carrier, size).items() if going else ():
-                    seconds[link, carrier].append(taken)
+                for link, taken in exchange(going, carrier, SIZES[count]).items() if going else ():
+                    times = found[link, carrier]
+                    if count == len(times):
+                        times.append([])
+                    times[count].append(taken)
         for link in turn:
-            known = {name: seconds[link, name] for name in link.carriers}
+            known = {name: found[link, name] for name in link.carriers}
             if all(len(each) > 1 for each in known.values()):
-                curves = {n: Curve(SIZES[: len(each)], tuple(each)) for n, each in known.items()}
-                yield MeasuredLink(link.ends, curves)
+                yield MeasuredLink(link.ends, {name: _curve(each) for name, each in known.items()})
+
+
+_Found = dict[tuple[LinkWorkers, CarrierName], list[list[float]]]
+"""For each carrier on each link, for each size so far, the seconds that were measured."""
+
+
+def _curve(found: Sequence[Sequence[float]]) -> Curve:
+    return Curve(SIZES[: len(found)], tuple(median(seconds) for seconds in found))
 
 
 def _turns(links: Iterable[LinkWorkers]) -> list[list[LinkWorkers]]:
@@ -189,10 +203,19 @@ def _turns(links: Iterable[LinkWorkers]) -> list[list[LinkWorkers]]:
     return turns
 
 
-def _expected(known: Sequence[float]) -> float:
-    """What a message of the next size takes: by the last two, or as much more as it is larger."""
-    if len(known) < 2:
+def _expected(found: Sequence[Sequence[float]], count: int) -> float | None:
+    """What a message of a size takes: by what is known, or by the last two sizes before it.
+
+    Of the second size it is as much more as that is larger; None where the size before it is not
+    known either.
+    """
+    if count > len(found):
+        return None
+    known = [median(seconds) for seconds in found[: count + 1]]
+    if count < len(known):
+        return known[count]
+    if count < 2:
         return sum(known) * SIZES[1] / SIZES[0]
-    size, before, last = SIZES[len(known)], SIZES[len(known) - 2], SIZES[len(known) - 1]
+    size, before, last = SIZES[count], SIZES[count - 2], SIZES[count - 1]
     slope = (known[-1] - known[-2]) / (last - before)
     return known[-1] + max(0.0, slope) * (size - last)
