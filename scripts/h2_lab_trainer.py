@@ -192,7 +192,7 @@ class Server:
         for solve in (by_hetero_auto_refined, by_harp):
             with contextlib.suppress(InputError):
                 found.append(solve(problem))
-        found = [plan for plan in found if _fits(plan)]
+        found = [plan for plan in found if plan.prediction and plan.prediction.fits]
         return min(found, key=_step_time, default=None)
 
     def do_save(self, name: str, path: str) -> None:
@@ -273,11 +273,6 @@ def _memory_on(host: str, plan: Plan) -> int:
     assert plan.prediction is not None, "it was predicted"
     stages = zip(plan.stages, plan.prediction.stages, strict=True)
     return max(each.memory_bytes for stage, each in stages if stage.submesh.subcluster == host)
-
-
-def _fits(plan: Plan) -> bool:
-    assert plan.prediction is not None, "it was predicted"
-    return all(stage.fits for stage in plan.prediction.stages)
 
 
 def _told(plan: Plan) -> dict[str, Any]:

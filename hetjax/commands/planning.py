@@ -145,6 +145,7 @@ def hetero_auto_on(
         problem = replace(planned.problems.traced(count), cluster=part, lost=lost)
         with contextlib.suppress(InputError):
             looked.append((problem, _refined(problem)))
+    looked = [each for each in looked if (told := each[1].plan.prediction) and told.fits]
     return min(looked, key=lambda each: each[1].step_time, default=None)
 
 
