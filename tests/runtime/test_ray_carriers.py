@@ -50,7 +50,7 @@ class Network:
         self.now += CALL_SECONDS + 2 * 4 * max(found.values())
         return found
 
-    def measured(self) -> dict[tuple[LinkEnd, LinkEnd], Mapping[CarrierName, Link]]:
+    def measured(self) -> dict[tuple[LinkEnd, LinkEnd], Mapping[CarrierName, Curve]]:
         links = measured_links([*self.links], self.exchange, lambda: self.now)
         return {each.between: each.carriers for each in links}
 
