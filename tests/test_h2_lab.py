@@ -9,7 +9,9 @@ def test_a_ratio_is_that_of_rounds_whatever_slows_down_a_round():
     alone = {"a": "a alone", "b": "b alone"}
     steps = {"mix": [2.0, 4.0, 2.2], "a alone": [3.0, 6.0, 3.0], "b alone": [6.0, 12.0, 6.0]}
     paced = {name: [1.1 * seconds for seconds in each] for name, each in steps.items()}
-    row = ratio_row("mix", alone, 0.95, steps, paced)
+    least = {name: min(each) for name, each in steps.items()}
+    row = ratio_row("mix", alone, 0.95, steps, least, paced)
+    assert row["measured_by_fastest"] == pytest.approx(1.0)
     assert hetero_speedup_ratio(2.0, [3.0, 6.0]) == pytest.approx(1.0)
     assert row["measured"] == row["at_pace"] == pytest.approx(1.0)
     assert row["error"] == pytest.approx(-0.05)
