@@ -1,8 +1,8 @@
 """What messages take by each carrier, and which one a run chooses: `bench_h2.py transports`.
 
 Two workers send each other messages on one machine, and on two hosts of the lab (which needs root)
-with links of several rates. The run has measured and chosen its carriers before, in the second and
-a half that it takes for that.
+with links of several rates. The run has measured and chosen its carriers before, in the two
+seconds that it takes for that.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RATES = (None, 1000.0, 200.0)
 LONGEST_SECONDS = 0.5
 """Messages that would take longer on a link are left out there."""
 
-MESSAGES = 3
+MESSAGES = 5
 """Of a size by each carrier in a round; their median counts."""
 
 KINDS = {"wire": "direct", "stream": "through the hosts", "host": "object store"}

@@ -2,7 +2,7 @@
 
 Two workers that exchange something send messages to and fro, from device to device, as they will in
 training. Links of which no two have a host in common are measured at the same time, and all within
-a second and a half: one that is too slow for large messages is measured with small ones alone, and
+two seconds: one that is too slow for large messages is measured with small ones alone, and
 one that is fast again and again.
 """
 
@@ -19,7 +19,7 @@ from hetjax.runtime.moves.carriers import BETWEEN_PROCESSES, CarrierName, Curve
 from hetjax.runtime.moves.peers import Peer
 from hetjax.runtime.ray.ray_workers import RayWorkers
 
-MEASURING_SECONDS = 1.5
+MEASURING_SECONDS = 2.0
 """How long all measurements of a run may take."""
 
 SIZES = tuple(2**power for power in range(12, 25, 2))
@@ -28,8 +28,8 @@ SIZES = tuple(2**power for power in range(12, 25, 2))
 _PASSES = 3
 """How often each size is measured, where there is time."""
 
-_REPEATS = 3
-"""How many messages of a size count; one before them warms up."""
+_REPEATS, _LARGE = 3, 2**21
+"""How many messages of a size count, but of larger ones a single one; one before them warms up."""
 
 
 class LinkWorkers(NamedTuple):
@@ -128,7 +128,7 @@ def _exchange_of(workers: RayWorkers) -> Exchange:
     def exchange(
         links: Sequence[LinkWorkers], carrier: CarrierName, size: int
     ) -> Mapping[LinkWorkers, float]:
-        rounds = list(itertools.islice(numbers, _REPEATS + 1))
+        rounds = list(itertools.islice(numbers, _messages(size)))
         calls = {
             one: workers.actor(one).exchange.remote(other, carrier, size, rounds)
             for link in links
@@ -169,7 +169,7 @@ def measured_links(
                     for link in turn
                     if carrier in link.carriers
                     and (expected := _expected(found[link, carrier], count)) is not None
-                    and expected * 2 * (_REPEATS + 1) < left
+                    and expected * 2 * _messages(SIZES[count]) < left
                 ]
                 for link, taken in exchange(going, carrier, SIZES[count]).items() if going else ():
                     times = found[link, carrier]
@@ -180,6 +180,11 @@ def measured_links(
             known = {name: found[link, name] for name in link.carriers}
             if all(len(each) > 1 for each in known.values()):
                 yield MeasuredLink(link.ends, {name: _curve(each) for name, each in known.items()})
+
+
+def _messages(size: int) -> int:
+    """How many messages of a size one worker sends another, the one that warms up among them."""
+    return 1 + (_REPEATS if size < _LARGE else 1)
 
 
 _Found = dict[tuple[LinkWorkers, CarrierName], list[list[float]]]
