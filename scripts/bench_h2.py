@@ -12,13 +12,16 @@
     python scripts/bench_h2.py scanned --json    # predicted: the same Llama scanned over and not
     python scripts/bench_h2.py memory --json     # held: predicted, and by XLA; offload's seconds
     python scripts/bench_h2.py virtual --json    # trained: two passes beside 1F1B and the search
+    python scripts/bench_h2.py lab --json        # trained: three unlike hosts, mixed and alone
+    python scripts/bench_h2.py transports --json # sent: messages by each carrier, and the choice
 
 The predictions are those of the paper's cost model for its own chips: see `h2_chips`, which lists
 what is assumed of them. `calibrate` prints these assumptions. `heteropp` trains figure 8's example
 and table 6's plans with a tiny model on as many host devices: it is about numbers, not about speed.
 `frozen` is `h2_frozen`, with a row for each thing that is measured.
 `foreign` plans by a profile file alone, in fresh processes, for every number of microbatches; its
-`seconds` are of the clock, `cpu_seconds` of the processor.
+`seconds` are of the clock, `cpu_seconds` of the processor. `lab` (`h2_lab`) and `transports`
+(`h2_transports`) bring labs up, and need root.
 """
 
 from __future__ import annotations
@@ -46,9 +49,11 @@ from h2_chips import (
     strategy,
     uniform,
 )
+from h2_lab import lab_rows
 from h2_memory import WAYS
 from h2_pipelines import PIPELINES
 from h2_scanned import scanned_rows
+from h2_transports import transport_rows
 from h2_virtual import RUNTIMES
 
 from hetjax.commands.foreign import names_of_layers
@@ -284,6 +289,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "scanned": scanned_rows,
         "memory": memory_rows,
         "virtual": virtual_rows,
+        "lab": lambda: lab_rows(options.rounds),
+        "transports": lambda: transport_rows(options.rounds),
         "one": lambda: one_rows(options.experiment),
     }
     parser.add_argument("part", choices=parts)
@@ -298,7 +305,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.part == "calibrate" and not options.json:
         print("Assumed:", *ASSUMPTIONS, sep="\n- ")
     for row in parts[options.part]():
-        print(json.dumps(row) if options.json else row)
+        print(json.dumps(row) if options.json else row, flush=True)
 
 
 if __name__ == "__main__":

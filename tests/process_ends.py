@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +20,7 @@ from hetjax.runtime.moves.carriers import BETWEEN_PROCESSES, CarrierName, Delive
 from hetjax.runtime.moves.host_carrier import Bytes, HostCarrier
 from hetjax.runtime.moves.peers import Peer, Processes, names_of
 from hetjax.runtime.moves.process_transport import ProcessTransport
+from hetjax.runtime.moves.stream_carrier import StreamCarrier
 from hetjax.runtime.moves.wire_carrier import WireCarrier
 from hetjax.runtime.workers.job import Job, build, transfers
 from hetjax.sharding.annotation.rules import MESH_AXES
@@ -59,14 +61,18 @@ class Ends:
     deadline: float = 20.0
     secret: bytes = SECRET
     wires: dict[Peer, WireCarrier] = field(default_factory=dict)
+    streams: dict[Peer, StreamCarrier] = field(default_factory=dict)
     hosts: dict[Peer, HostCarrier] = field(default_factory=dict)
     transports: dict[Peer, ProcessTransport] = field(default_factory=dict)
 
     def add(self, peer: Peer, mesh: Mesh) -> ProcessTransport:
         """Make the transport of a worker."""
         made: dict[CarrierName, Any] = {}
+        called = names_of(self.placement.plan)
+        if CarrierName.STREAM in self.names:
+            stream = StreamCarrier(peer, called, self.secret, self.deadline)
+            self.streams[peer] = made[CarrierName.STREAM] = stream
         if CarrierName.WIRE in self.names:
-            called = names_of(self.placement.plan)
             device = mesh.local_devices[0]
             wire = WireCarrier(peer, device, called, self.secret, self.deadline)
             self.wires[peer] = made[CarrierName.WIRE] = wire
@@ -86,11 +92,19 @@ class Ends:
         self.hosts[delivery.receiver].take(delivery, pieces)
 
     def connect(self) -> None:
-        """Connect all by wire."""
+        """Connect all by what connects."""
         partners = {peer: each.partners for peer, each in self.transports.items()}
-        addresses = {peer: each.listen(HOST, partners[peer]) for peer, each in self.wires.items()}
-        for peer, wire in self.wires.items():
-            wire.connect({partner: addresses[partner][peer] for partner in partners[peer]})
+        for carriers in (self.wires, self.streams):
+            addresses = {peer: each.listen(HOST, partners[peer]) for peer, each in carriers.items()}
+            # At the same time, since who connects by a stream waits for its partner to do so.
+            with ThreadPoolExecutor(max(1, len(carriers))) as threads:
+                calls = [
+                    threads.submit(
+                        each.connect, {other: addresses[other][peer] for other in partners[peer]}
+                    )
+                    for peer, each in carriers.items()
+                ]
+            assert [call.result() for call in calls] == [{}] * len(calls)
 
     def close(self) -> None:
         """Close all."""

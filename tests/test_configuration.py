@@ -93,7 +93,7 @@ def test_paths_are_looked_up_beside_their_file_then_in_the_working_directory(
         ("runtime.name", ["name = value"]),
         ("planner.schedule = '1fb1'", ["planner.schedule '1fb1'", "did you mean '1f1b'?"]),
         ("train.beside = '1fb1'", ["train.beside '1fb1'", "did you mean '1f1b'?"]),
-        ("runtime.carrier = 'world'", ["runtime.carrier 'world'", "Allowed: host, wire"]),
+        ("runtime.carrier = 'world'", ["runtime.carrier 'world'", "Allowed: host, stream, wire"]),
         ("data.kind = 'text'", ["data.paths is empty"]),
         ("data.paths = 'a.txt'", ["data.kind", "'text'"]),
         ("data.paths = ['a.txt', 3]", ["data.paths[1] is 3"]),

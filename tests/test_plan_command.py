@@ -299,6 +299,7 @@ def test_a_program_is_told_tensor_by_tensor(capsys: pytest.CaptureFixture[str]) 
     assert plan_command("--config", str(QUICKSTART), *HAP, *unplayed) == 0
     shown = capsys.readouterr().out
     assert "Program: how tensors lie" in shown
+    assert "Does it pay to mix?" in shown
     assert "data parallelism with even shares is predicted to take" in shown
 
 
@@ -329,6 +330,13 @@ def test_hetero_auto_is_told_as_found_and_refined(capsys: pytest.CaptureFixture[
     assert "plan: HeteroAuto" in shown
     assert "by the timeline of its 1F1B schedule" in shown
     assert "refined, which is this plan" in " ".join(shown.split())
+    assert "Does it pay to mix?" in shown
+    assert "each kind by itself, side by side" in shown
+    assert plan_command("--config", str(QUICKSTART), *HETERO_AUTO, *chosen, "--json") == 0
+    figures = json.loads(capsys.readouterr().out)
+    by_itself = sum(1 / part["step_time"] for part in figures["parts"])
+    assert len(figures["parts"]) == 2
+    assert figures["hetero_speedup_ratio"] == pytest.approx(1 / by_itself / figures["step_time"])
     cost = ("--gin", "planner.objective = 'cost'")
     assert plan_command("--config", str(QUICKSTART), *HETERO_AUTO, *cost) == 2
     assert "set planner.name = 'harp'" in capsys.readouterr().err

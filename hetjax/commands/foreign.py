@@ -11,18 +11,18 @@ from collections.abc import Iterator, Sequence
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
-from hetjax.commands.figures import schedule_figures, stage_figures
+from hetjax.commands.figures import parts_figures, schedule_figures, stage_figures
 from hetjax.commands.plan_report import limit_shares
 from hetjax.commands.show import limit_lines, make_console
 from hetjax.commands.words import batches
 from hetjax.configuration import Configuration
 from hetjax.errors import InputError
 from hetjax.mesh import Cluster
-from hetjax.planner import PlanOptions, simulate
+from hetjax.planner import PartAlone, Plan, PlanOptions, Prediction, parts_alone, simulate
 from hetjax.planner.foreign.foreign_planner import ForeignFound, ForeignPlanner
 from hetjax.planner.foreign.foreign_profile import ForeignLayer, read_foreign_profile
 from hetjax.planner.harp.microbatches import divisors
-from hetjax.report import PlanReport, format_seconds, plan_table, write_plan_page
+from hetjax.report import PlanReport, format_seconds, parts_table, plan_table, write_plan_page
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -56,12 +56,15 @@ def plan_of_foreign_profile(
     """
     _check_plain(configuration, arguments)
     found = find_foreign_plan(configuration, cluster)
+    alone = _parts(configuration, cluster)
+    step_time = _prediction(found).step_time
     if arguments.json:
-        print(json.dumps(foreign_figures(found), indent=1))
+        content = {**foreign_figures(found), **parts_figures(alone, step_time)}
+        print(json.dumps(content, indent=1))
     else:
-        _show(make_console(), found)
+        _show(make_console(), found, alone)
     if arguments.report:
-        write_plan_page(arguments.report, _report(found))
+        write_plan_page(arguments.report, _report(found, alone))
         print(f"the report is in {arguments.report}", file=sys.stderr)
     if arguments.out:
         found.plan.save(arguments.out)
@@ -114,6 +117,26 @@ def find_foreign_plan(configuration: Configuration, cluster: Cluster) -> Foreign
     return ForeignPlanner(profile, cluster, options).find(train.batch_size, counts)
 
 
+def _parts(configuration: Configuration, cluster: Cluster) -> tuple[PartAlone, ...]:
+    """What parts of the cluster would do alone, planned for alike."""
+    planner = configuration.planner
+
+    def plan_on(part: Cluster) -> Plan | None:
+        fewest = {"min_stages": min(planner.min_stages, part.num_devices)}
+        asked = configuration.model_copy(update={"planner": planner.model_copy(update=fewest)})
+        try:
+            return find_foreign_plan(asked, part).plan
+        except InputError:
+            return None
+
+    return parts_alone(cluster, plan_on)
+
+
+def _prediction(found: ForeignFound) -> Prediction:
+    assert found.plan.prediction is not None, "it was predicted"
+    return found.plan.prediction
+
+
 def foreign_figures(found: ForeignFound) -> dict[str, Any]:
     """The figures of a plan by a foreign profile as plain values, for ``--json``.
 
@@ -123,8 +146,7 @@ def foreign_figures(found: ForeignFound) -> dict[str, Any]:
     Returns:
         Numbers in SI units, by name.
     """
-    plan, prediction = found.plan, found.plan.prediction
-    assert prediction is not None, "it was predicted"
+    plan, prediction = found.plan, _prediction(found)
     stages = [
         {"layer_names": names_of_layers(found.profile.layers[slice(*stage.layers)]), **figures}
         for stage, figures in zip(plan.stages, stage_figures(plan), strict=True)
@@ -181,7 +203,7 @@ def names_of_layers(layers: Sequence[ForeignLayer]) -> str:
     return ", ".join(told)
 
 
-def _show(console: Console, found: ForeignFound) -> None:
+def _show(console: Console, found: ForeignFound, alone: Sequence[PartAlone]) -> None:
     plan, profile = found.plan, found.profile
     console.print(f"{_summary(found)}", highlight=False, markup=False)
     console.print(plan_table(plan))
@@ -196,6 +218,10 @@ def _show(console: Console, found: ForeignFound) -> None:
     )
     for line in lines:
         console.print(line, highlight=False, markup=False)
+    if alone:
+        used = sum(stage.num_devices for stage in plan.stages)
+        console.print()
+        console.print(parts_table(alone, plan.cluster, _prediction(found).step_time, used))
     console.print()
 
 
@@ -215,9 +241,8 @@ def _told_counts(found: ForeignFound) -> str:
     return f"a step by microbatches: {', '.join(told)}"
 
 
-def _report(found: ForeignFound) -> PlanReport:
-    plan, prediction = found.plan, found.plan.prediction
-    assert prediction is not None, "it was predicted"
+def _report(found: ForeignFound, alone: Sequence[PartAlone]) -> PlanReport:
+    plan, prediction = found.plan, _prediction(found)
     first = plan.stages[0]
     kind = plan.cluster.subcluster(first.submesh.subcluster).kind.name
     times = found.profile.times_on(kind, first.mesh_shape, plan.pipeline.microbatch_size)
@@ -235,4 +260,5 @@ def _report(found: ForeignFound) -> PlanReport:
         },
         limits=list(limit_shares(plan)),
         costs=list(times.forward_seconds + times.backward_seconds),
+        alone=alone,
     )

@@ -134,13 +134,18 @@ def carrier_rows(curves: CarrierCurves) -> list[CarrierRow]:
     for link in curves.links:
         ends = [str(end) if len(several) > 1 else end.subcluster for end in link.between]
         name = " and ".join(dict.fromkeys(ends))
-        starts = taken_sizes(link.carriers)
-        spans = {
-            carrier: (start, starts[place + 1][1] if place + 1 < len(starts) else None)
-            for place, (carrier, start) in enumerate(starts)
-        }
+        taken = taken_sizes(link.carriers)
+        ends_of = (*(start for _, start in taken[1:]), None)
+        spans = [
+            (carrier, (start, end)) for (carrier, start), end in zip(taken, ends_of, strict=True)
+        ]
         rows += [
-            CarrierRow(name, carrier, each.latency, each.bandwidth, spans.get(carrier))
+            CarrierRow(
+                name,
+                carrier,
+                dict(zip(each.sizes, each.seconds, strict=True)),
+                [span for of, span in spans if of == carrier],
+            )
             for carrier, each in link.carriers.items()
         ]
     return rows

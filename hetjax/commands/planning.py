@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -123,6 +124,29 @@ def _synthesised(problems: Problems, counts: Sequence[int]) -> Planned:
         found = replace(found, plan=replace(found.plan, notes=notes_of(problem)))
         return Planned(problem, found, (count,), problems)
     raise AssertionError("some number of microbatches is tried")
+
+
+def hetero_auto_on(
+    planned: Planned, part: Cluster, lost: frozenset[int]
+) -> tuple[PlanningProblem, Found] | None:
+    """What HeteroAuto finds for a part of the cluster that it planned for.
+
+    Args:
+        planned: how the plan for the whole was found.
+        part: some of its subclusters.
+        lost: devices of the part that cannot be used.
+
+    Returns:
+        The problem and the best plan for one of the numbers of microbatches that were tried; None
+        where there is none.
+    """
+    looked: list[tuple[PlanningProblem, Found]] = []
+    for count in planned.tried:
+        problem = replace(planned.problems.traced(count), cluster=part, lost=lost)
+        with contextlib.suppress(InputError):
+            looked.append((problem, _refined(problem)))
+    looked = [each for each in looked if (told := each[1].plan.prediction) and told.fits]
+    return min(looked, key=lambda each: each[1].step_time, default=None)
 
 
 def _check_hetero_auto(settings: Configuration) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hetjax.commands.collecting import seldom_collected
 from hetjax.commands.devices import use_devices
-from hetjax.commands.planning import Planned, find_plan
+from hetjax.commands.planning import Planned, find_plan, hetero_auto_on
 from hetjax.commands.problems import problems_of, state_problem, state_problems
 from hetjax.configuration import Configuration
 from hetjax.configuration.make import Ingredients
@@ -213,6 +213,9 @@ def problems_beside(prepared: Prepared, given: Plan) -> tuple[PlanningProblem, .
 def parts(prepared: Prepared) -> tuple[PartAlone, ...]:
     """What parts of the cluster would do alone, each with its best number of microbatches.
 
+    By HeteroAuto where it made the plan for the whole, else by Harp's search: a program of HAP's
+    wants several devices.
+
     Args:
         prepared: a plan that was found.
 
@@ -220,9 +223,17 @@ def parts(prepared: Prepared) -> tuple[PartAlone, ...]:
         The fastest first; nothing of a plan that was given.
     """
     planned = prepared.planned
-    if planned is None or not _is_searched(prepared):
+    if planned is None:
         return ()
     problems = planned.problems
+
+    def hetero_auto_plan(part: Cluster) -> Plan | None:
+        lost = lost_in_part(prepared.plan.cluster, part, planned.problem.lost)
+        found = hetero_auto_on(planned, part, lost)
+        return found and found[1].plan
+
+    if prepared.ingredients.configuration.planner.name == "heteroauto":
+        return parts_alone(prepared.plan.cluster, hetero_auto_plan)
 
     def plan_on(part: Cluster) -> Plan | None:
         asked = planned.problem.options

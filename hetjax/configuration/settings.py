@@ -411,11 +411,11 @@ class RuntimeSettings(SettingsSection):
     deadline: Seconds = Field(
         default=300.0, description="seconds after which waiting for another stage is an error"
     )
-    carrier: Literal["wire", "host"] | None = Field(
+    carrier: Literal["wire", "stream", "host"] | None = Field(
         default=None,
         description="what takes arrays from one Ray worker to another: 'wire', JAX's transfer "
-        "server, or 'host', calls from worker to worker; None for the faster one for each message, "
-        "as it is measured when the run begins",
+        "server, 'stream', TCP connections, or 'host', calls from worker to worker; None for the "
+        "fastest one for each message, as it is measured when the run begins",
     )
 
 

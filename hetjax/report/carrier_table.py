@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hetjax.mesh.quantities import format_bytes, format_rate, format_seconds
+from hetjax.mesh.quantities import format_bytes, format_seconds
 from hetjax.report.tables import empty_table
 
 if TYPE_CHECKING:
@@ -20,17 +20,15 @@ class CarrierRow:
     Args:
         link: which, e.g. ``"fast and slow"``.
         carrier: the carrier, e.g. ``"wire"``.
-        latency: seconds of a message of next to nothing.
-        bandwidth: bytes/s.
-        sizes: from how many bytes on it takes messages, and up to how many, None for any; None
-            where another one is faster for all.
+        seconds: by bytes of a message, what it was measured to take.
+        sizes: from how many bytes on it takes messages, and up to how many, None for any; nothing
+            where others are faster for all.
     """
 
     link: str
     carrier: str
-    latency: float
-    bandwidth: float
-    sizes: tuple[float, float | None] | None
+    seconds: Mapping[int, float]
+    sizes: Sequence[tuple[float, float | None]]
 
 
 def carrier_table(rows: Sequence[CarrierRow], title: str = "Carriers, as measured") -> Table:
@@ -44,29 +42,28 @@ def carrier_table(rows: Sequence[CarrierRow], title: str = "Carriers, as measure
         A table for rich to print.
 
     Example:
-        >>> wire = CarrierRow("fast and slow", "wire", 1e-4, 1e9, (0, 2e6))
-        >>> carrier_table([wire]).columns[4]._cells
-        ['up to 2 MB']
+        >>> wire = CarrierRow("fast and slow", "wire", {4000: 1e-4, 4000000: 4e-3}, [(0, 2e6)])
+        >>> [column._cells for column in carrier_table([wire]).columns[2:]]
+        [['100 us'], ['4 ms'], ['up to 2 MB']]
     """
     from rich.text import Text
 
     table = empty_table(title, left=("", "carrier"))
-    for heading in ("latency", "bandwidth", "takes messages"):
+    measured = sorted({size for row in rows for size in row.seconds})
+    for heading in (*map(format_bytes, measured), "takes messages"):
         table.add_column(heading, justify="right")
     for row in rows:
+        times = (row.seconds.get(size) for size in measured)
         table.add_row(
             Text(row.link),
             row.carrier,
-            format_seconds(row.latency),
-            format_rate(row.bandwidth, "B/s"),
-            _format_sizes(row.sizes),
+            *("" if each is None else format_seconds(each) for each in times),
+            "; ".join(map(_format_sizes, row.sizes)) or "none",
         )
     return table
 
 
-def _format_sizes(sizes: tuple[float, float | None] | None) -> str:
-    if sizes is None:
-        return "none"
+def _format_sizes(sizes: tuple[float, float | None]) -> str:
     start, end = sizes
     words = [f"from {format_bytes(round(start))}"] if start else []
     words += [f"up to {format_bytes(round(end))}"] if end is not None else []

@@ -17,10 +17,10 @@ from hetjax.planner import (
     StagePlan,
     StagePrediction,
 )
-from hetjax.report import CarrierRow, LinkRow, PredictionRow
+from hetjax.report import LinkRow, PredictionRow
 from hetjax.runtime import CarrierCurves, LinkUse
 from hetjax.runtime.moves.carrier_curves import LinkEnd, MeasuredLink
-from hetjax.runtime.moves.carriers import CarrierName
+from hetjax.runtime.moves.carriers import CarrierName, Curve
 
 FAST = Link(1e9, 1e-6)
 
@@ -138,19 +138,28 @@ def test_links_among_members_are_those_of_their_submeshes() -> None:
 
 
 def test_carriers_stand_with_the_messages_that_they_take() -> None:
-    wire, host = Link(1e9, 0.0), Link(2e9, 1e-3)
+    wire, host = Curve((1, 1000), (1e-6, 1e-3)), Curve((1, 1000), (4e-4, 5e-4))
     near, far = LinkEnd("near", "10.0.0.1"), LinkEnd("far", "10.0.0.1")
-    faster = {CarrierName.WIRE: wire, CarrierName.HOST: Link(1e8, 1e-3)}
+    slow = Curve((1, 1000), (1e-2, 1e-1))
+    faster = {CarrierName.WIRE: wire, CarrierName.HOST: slow}
     links = (
         MeasuredLink((near, far), {CarrierName.WIRE: wire, CarrierName.HOST: host}),
         MeasuredLink((near, near), faster),
     )
-    assert carrier_rows(CarrierCurves(links)) == [
-        CarrierRow("near and far", "wire", 0.0, 1e9, (0, 2e6)),
-        CarrierRow("near and far", "host", 1e-3, 2e9, (2e6, None)),
-        CarrierRow("near", "wire", 0.0, 1e9, (0, None)),
-        CarrierRow("near", "host", 1e-3, 1e8, None),
+    found = carrier_rows(CarrierCurves(links))
+    assert [(row.link, row.carrier) for row in found] == [
+        ("near and far", "wire"),
+        ("near and far", "host"),
+        ("near", "wire"),
+        ("near", "host"),
     ]
+    assert found[0].seconds == {1: 1e-6, 1000: 1e-3}
+    ((first, end),), ((start, last),) = (row.sizes for row in found[:2])
+    assert (first, last) == (0, None)
+    assert end == start
+    assert end is not None
+    assert wire.at(end) == pytest.approx(host.at(end))
+    assert [row.sizes for row in found[2:]] == [[(0, None)], []]
     elsewhere = MeasuredLink((near, LinkEnd("far", "10.0.0.2")), faster)
     assert (
         carrier_rows(CarrierCurves((elsewhere,)))[0].link == "near at 10.0.0.1 and far at 10.0.0.2"

@@ -385,7 +385,10 @@ def test_the_command_plans_by_a_profile_alone(capsys: Any, tmp_path: Path):
     assert figures["step_time"] == plan.prediction.step_time
     assert {each["num_microbatches"] for each in figures["tried"]} == {1, 2, 4, 8, 16}
     assert figures["stages"][0]["layer_names"].startswith("words, positions, block 0")
+    by_itself = sum(1 / part["step_time"] for part in figures["parts"])
+    assert figures["hetero_speedup_ratio"] == pytest.approx(1 / by_itself / figures["step_time"])
     assert "OPT-350M on mixed rack" in page.read_text()
+    assert "Does it pay to mix?" in page.read_text()
     assert plan_command() == 0
     assert "hetjax has no such model to train" in " ".join(capsys.readouterr().out.split())
 

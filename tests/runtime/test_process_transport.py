@@ -29,19 +29,18 @@ from process_ends import (
 from random_moves import Move, check_arrived, member_arrays, moves, random_summands
 
 from hetjax.errors import WorkerLostError
-from hetjax.mesh import Link
 from hetjax.runtime.instructions.annotation_table import AnnotatedLeaves
 from hetjax.runtime.instructions.buffers import PipelineLoss, ReceivedValue, SentValue
 from hetjax.runtime.instructions.instruction import Route, RouteKind, Tag
 from hetjax.runtime.instructions.placement import Placement
-from hetjax.runtime.moves.carriers import BETWEEN_PROCESSES, CarrierName
+from hetjax.runtime.moves.carriers import BETWEEN_PROCESSES, CarrierName, Curve
 from hetjax.runtime.moves.peers import Peer
 from hetjax.runtime.moves.process_transport import ProcessTransport
 from hetjax.runtime.workers.job import transfers
 from hetjax.sharding import HSharding, Subgroup
 
-WIRE, HOST = BETWEEN_PROCESSES
-BY_SIZE = {WIRE: Link(1e6, 1e-6), HOST: Link(1e9, 1e-4)}
+WIRE, STREAM, HOST = BETWEEN_PROCESSES
+BY_SIZE = {WIRE: Curve((1, 101), (1e-6, 1.01e-4)), HOST: Curve((1, 101), (1e-4, 1.0001e-4))}
 """Curves by which messages of up to 100 bytes go by wire, and larger ones through hosts."""
 
 
@@ -121,6 +120,10 @@ def test_every_message_has_the_faster_carrier_and_both_ends_know_it(placement: P
         first = {tag: each.carrier(tag, *pair_of(tag)) for each in ends.values() for tag in tags}
         assert set(first.values()) == {WIRE}, "where nothing was measured"
         for stage, each in ends.items():
+            each.choose_by({}, {(1 - stage, 0): (STREAM, HOST)})
+        joined = {each.carrier(tag, *pair_of(tag)) for each in ends.values() for tag in tags}
+        assert joined == {STREAM}, "where there is no wire"
+        for stage, each in ends.items():
             each.choose_by({(1 - stage, 0): BY_SIZE})
         assert check_steps(placement, ends, tags) == {(WIRE,), (HOST,)}
         for tag in tags:
@@ -153,7 +156,7 @@ def test_members_of_stages_move_arrays_to_the_same_bits_by_every_carrier(move: M
             for each in range(2):
                 check_arrived(move, value, [arrays[each] for arrays in found], dtype)
             moved[name] = [bits(array) for arrays in found for array in arrays]
-    assert moved[WIRE] == moved[HOST]
+    assert moved[WIRE] == moved[STREAM] == moved[HOST]
 
 
 def bits(array: jax.Array) -> list[bytes]:

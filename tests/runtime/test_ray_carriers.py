@@ -9,23 +9,24 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
-from ray_jobs import SHARES, make_plan, make_trainer, union_plan
+from ray_jobs import SHARES, loss_by_half_products, make_plan, make_trainer, union_plan
 
 from hetjax import RayOptions, Trainer, WorkerLostError
-from hetjax.mesh import Link
+from hetjax.mesh import Link, Subcluster
 from hetjax.planner import Plan
 from hetjax.runtime import CarrierCurves
 from hetjax.runtime.moves.carrier_curves import LinkEnd, MeasuredLink
-from hetjax.runtime.moves.carriers import BETWEEN_PROCESSES, CarrierName
+from hetjax.runtime.moves.carriers import BETWEEN_PROCESSES, CarrierName, Curve
 from hetjax.runtime.ray.ray_carriers import (
     MEASURING_SECONDS,
     SIZES,
     LinkWorkers,
     measured_links,
 )
+from hetjax.runtime.ray.ray_cluster import worker_options
 from hetjax.runtime.ray.ray_executor import RayExecutor
 
-WIRE, HOST = BETWEEN_PROCESSES
+WIRE, STREAM, HOST = BETWEEN_PROCESSES
 CALL_SECONDS = 0.005
 """What it takes to have workers measure, beside what they measure."""
 
@@ -49,7 +50,7 @@ class Network:
         self.now += CALL_SECONDS + 2 * 4 * max(found.values())
         return found
 
-    def measured(self) -> dict[tuple[LinkEnd, LinkEnd], Mapping[CarrierName, Link]]:
+    def measured(self) -> dict[tuple[LinkEnd, LinkEnd], Mapping[CarrierName, Curve]]:
         links = measured_links([*self.links], self.exchange, lambda: self.now)
         return {each.between: each.carriers for each in links}
 
@@ -59,22 +60,34 @@ def link_between(one: int, other: int) -> LinkWorkers:
     return LinkWorkers((ends[0], ends[1]), ((one, 0), (other, 1)))
 
 
-CURVES = {WIRE: Link(1e9, 1e-4), HOST: Link(5e8, 1e-3)}
+CURVES = {WIRE: Link(1e9, 1e-4), STREAM: Link(2e9, 2e-4), HOST: Link(5e8, 1e-3)}
 
 
-def check_curves(found: Mapping[CarrierName, Link], expected: Mapping[CarrierName, Link]) -> None:
+def check_curves(found: Mapping[CarrierName, Curve], expected: Mapping[CarrierName, Link]) -> None:
+    assert found.keys() == expected.keys()
     for name, link in expected.items():
-        assert found[name].latency == pytest.approx(link.latency, rel=1e-3)
-        assert found[name].bandwidth == pytest.approx(link.bandwidth, rel=1e-3)
+        for size in (*SIZES, SIZES[-1] * 3):
+            assert found[name].at(size) == pytest.approx(link.seconds(size))
 
 
 def test_every_size_is_measured_by_every_carrier_on_a_fast_link():
     link = link_between(0, 1)
     network = Network({link: CURVES})
     check_curves(network.measured()[link.ends], CURVES)
-    assert [(name, size) for _, name, size in network.asked] == [
-        *itertools.product(BETWEEN_PROCESSES, SIZES)
-    ]
+    once = [*itertools.product(SIZES, BETWEEN_PROCESSES)]
+    asked = [(size, name) for _, name, size in network.asked]
+    assert asked[: len(once)] == once
+    assert min(asked.count(each) for each in once[:12]) >= 2, "again while there is time"
+    assert network.now - 100.0 < 1.2 * MEASURING_SECONDS
+
+
+def test_what_does_not_join_two_workers_is_not_measured_between_them():
+    one, other = link_between(0, 1), link_between(2, 3)._replace(carriers=(STREAM, HOST))
+    network = Network({one: CURVES, other: CURVES})
+    found = network.measured()
+    check_curves(found[one.ends], CURVES)
+    check_curves(found[other.ends], {name: CURVES[name] for name in (STREAM, HOST)})
+    assert all(other not in going for going, name, _ in network.asked if name == WIRE)
 
 
 def test_links_with_no_host_in_common_are_measured_at_the_same_time():
@@ -161,7 +174,11 @@ def test_links_are_measured_once_and_messages_go_by_what_was_measured():
     assert {end.subcluster for end in link.between} == {"first", "second"}
     assert list(link.carriers) == list(BETWEEN_PROCESSES)
     # Messages of up to 100 bytes by wire, larger ones through hosts.
-    told = {WIRE: Link(1e6, 1e-6), HOST: Link(1e9, 1e-4)}
+    told = {
+        WIRE: Curve((1, 101), (1e-6, 1.01e-4)),
+        STREAM: Curve((1, 101), (1.0, 1.0)),
+        HOST: Curve((1, 101), (1e-4, 1.0001e-4)),
+    }
     kept = CarrierCurves((MeasuredLink(link.between, told),))
     with make_trainer(RayOptions(curves=kept), plan) as trainer:
         assert trainer.carrier_curves == kept
@@ -175,3 +192,47 @@ def test_links_are_measured_once_and_messages_go_by_what_was_measured():
         ]
         for use in uses:
             assert (use.num_bytes <= 100 * use.transfers) == (use.carriers == (WIRE,))
+
+
+def worker_options_of_unlike_settings(subcluster: Subcluster, devices: int) -> dict[str, Any]:
+    """Those of the runtime, with other settings of XLA for the second stage."""
+    options = worker_options(subcluster, devices)
+    if subcluster.name == "second":
+        options["runtime_env"]["env_vars"]["XLA_FLAGS"] += (
+            " --xla_cpu_enable_fast_math=true --xla_backend_optimization_level=1"
+        )
+    return options
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_cluster")
+def test_workers_of_unlike_settings_and_dtypes_have_the_same_bits_by_every_carrier(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Two vendors' devices, as far as one machine goes: one fast and loose, with half products."""
+    function = loss_by_half_products
+    plan = make_plan(function=function)
+    with make_trainer("local", plan, loss_function=function) as alone:
+        expected = [alone.train_step().loss for _ in range(3)]
+    module = "hetjax.runtime.ray.ray_executor.worker_options"
+    monkeypatch.setattr(module, worker_options_of_unlike_settings)
+    with make_trainer("ray", plan, loss_function=function) as trainer:
+        executor = trainer._executor
+        assert isinstance(executor, RayExecutor)
+
+        def go_by(name: CarrierName) -> None:
+            calls = {}
+            for peer, partner in (((0, 0), (1, 0)), ((1, 0), (0, 0))):
+                calls[peer] = executor._workers.actor(peer).choose_by.remote({}, {partner: (name,)})
+            executor._workers.wait(calls)
+
+        evaluated, losses = {}, []
+        for name in BETWEEN_PROCESSES:
+            go_by(name)
+            evaluated[name] = trainer.evaluate()
+        assert evaluated[WIRE] == evaluated[STREAM] == evaluated[HOST]
+        for name in BETWEEN_PROCESSES:
+            go_by(name)
+            losses.append(trainer.train_step(timed=True).loss)
+            assert {use.carriers for use in trainer.link_uses()} == {(name,)}
+    assert losses == pytest.approx(expected, rel=1e-3)

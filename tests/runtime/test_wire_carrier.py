@@ -1,5 +1,6 @@
 import contextlib
 import os
+import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -54,25 +55,23 @@ def servers_of(ends: Ends) -> list[Any]:
 
 
 def test_a_server_that_does_not_answer_names_the_worker():
-    with pytest.raises(WorkerLostError, match=r"stage 0, host 0 is lost: no connection to .*:1: "):
-        carrier_of(1).connect({(0, 0): f"{HOST}:1"})
+    (error,) = carrier_of(1).connect({(0, 0): f"{HOST}:1"}).values()
+    assert "stage 0, host 0 is lost: no connection to 127.0.0.1:1: " in str(error)
 
 
 def test_a_server_that_accepts_and_then_says_nothing_names_the_worker():
     carrier = carrier_of(1)
     carrier.listen(HOST, [(0, 0)])
-    with (
-        socket.create_server((HOST, 0)) as silent,
-        pytest.raises(WorkerLostError, match=r"stage 0, host 0 .* did not greet within 1 s"),
-    ):
-        carrier.connect({(0, 0): f"{HOST}:{silent.getsockname()[1]}"})
+    with socket.create_server((HOST, 0)) as silent:
+        failed = carrier.connect({(0, 0): f"{HOST}:{silent.getsockname()[1]}"})
+    assert re.search(r"stage 0, host 0 .* did not greet within 1 s", str(failed[0, 0]))
 
 
 def test_a_server_of_another_run_does_not_greet():
     other, ours = carrier_of(0, b"another"), carrier_of(1)
     ours.listen(HOST, [(0, 0)])
-    with pytest.raises(WorkerLostError, match=r"stage 0, host 0 .* did not greet within 1 s"):
-        ours.connect({(0, 0): other.listen(HOST, [(1, 0)])[1, 0]})
+    failed = ours.connect({(0, 0): other.listen(HOST, [(1, 0)])[1, 0]})
+    assert re.search(r"stage 0, host 0 .* did not greet within 1 s", str(failed[0, 0]))
     late = jax.device_put(np.zeros(2**16, np.uint8), DEVICES[0][0])
     other._server((1, 0)).await_pull(ours._greeting((0, 0), (1, 0)), [late])
 
@@ -85,7 +84,7 @@ def test_devices_without_a_transfer_server_are_told_what_to_set(monkeypatch: pyt
     with pytest.raises(
         InputError,
         match=r"^stage 0, host 0: JAX has no transfer server on cpu \(UNIMPLEMENTED: no transfers "
-        r"here\); set runtime.carrier = 'host'$",
+        r"here\); set runtime.carrier = 'stream', or leave it out$",
     ):
         carrier_of(0).listen(HOST, [(1, 0)])
 

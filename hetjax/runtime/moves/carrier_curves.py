@@ -13,10 +13,9 @@ from hetjax.errors import InputError
 from hetjax.file_content import from_content, to_content
 from hetjax.files import replacing
 from hetjax.limits import Name
-from hetjax.mesh.links import Link
-from hetjax.runtime.moves.carriers import CarrierLinks, CarrierName
+from hetjax.runtime.moves.carriers import CarrierLinks, CarrierName, Curve
 
-VERSION = 1
+VERSION = 2
 """Of the files: what is written, and read."""
 
 
@@ -50,7 +49,7 @@ class MeasuredLink:
     """
 
     between: tuple[LinkEnd, LinkEnd]
-    carriers: dict[CarrierName, Link]
+    carriers: dict[CarrierName, Curve]
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ class CarrierCurves:
 
     Example:
         >>> ends = LinkEnd("fast", "10.0.0.1"), LinkEnd("slow", "10.0.0.2")
-        >>> wire = {CarrierName.WIRE: Link(1e9, 1e-4)}
+        >>> wire = {CarrierName.WIRE: Curve((4096, 65536), (1e-4, 2e-4))}
         >>> CarrierCurves((MeasuredLink(ends, wire),)).of(ends[1], ends[0]) == wire
         True
     """

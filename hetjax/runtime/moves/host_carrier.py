@@ -20,6 +20,7 @@ import numpy as np
 
 from hetjax.runtime.instructions.instruction import Route
 from hetjax.runtime.moves.carriers import Coming, Delivery
+from hetjax.runtime.moves.peers import Peer
 from hetjax.runtime.moves.watching import Watched
 
 Bytes = Sequence[np.ndarray]
@@ -48,7 +49,8 @@ class HostCarrier:
         self._post = post
         self._changing = threading.Lock()
         self._asked: dict[Delivery, _Landing] = {}
-        self._taken: dict[Delivery, Bytes | str] = {}
+        self._taken: dict[Delivery, tuple[Bytes | str, bool]] = {}
+        self._lost: dict[Peer, str] = {}
         self._failure: Exception | None = None
         self._offered: queue.SimpleQueue[tuple[Delivery, Sequence[jax.Array]] | None]
         self._offered = queue.SimpleQueue()
@@ -76,19 +78,29 @@ class HostCarrier:
             # Until the next ones come, this thread would keep them alive.
             del item, pieces
 
-    def take(self, delivery: Delivery, pieces: Bytes | str) -> None:
+    def take(self, delivery: Delivery, pieces: Bytes | str, *, for_good: bool = False) -> None:
         """Take what another worker gives; it may be called in any thread.
 
         Args:
             delivery: what it is.
             pieces: its bytes, or why they will never come.
+            for_good: whether the memory that they are in is given, too.
         """
         with self._changing:
             landing = self._asked.pop(delivery, None)
             if landing is None:
-                self._taken[delivery] = pieces
+                self._taken[delivery] = pieces, for_good
         if landing is not None:
-            landing.land(pieces)
+            landing.land(pieces, for_good)
+
+    def lose(self, giver: Peer, reason: str) -> None:
+        """Know that nothing comes from a worker any more; it may be called in any thread."""
+        with self._changing:
+            self._lost[giver] = reason
+            asked = [delivery for delivery in self._asked if delivery.sender == giver]
+            landings = [self._asked.pop(delivery) for delivery in asked]
+        for landing in landings:
+            landing.land(reason, for_good=False)
 
     def ask(
         self, delivery: Delivery, shapes: Sequence[jax.ShapeDtypeStruct], route: Route
@@ -96,11 +108,13 @@ class HostCarrier:
         """Ask for pieces; those that have been taken already are brought to their devices."""
         landing = _Landing(shapes)
         with self._changing:
-            pieces = self._taken.pop(delivery, None)
-            if pieces is None:
+            taken = self._taken.pop(delivery, None)
+            if taken is None and delivery.sender in self._lost:
+                taken = self._lost[delivery.sender], False
+            if taken is None:
                 self._asked[delivery] = landing
-        if pieces is not None:
-            landing.land(pieces)
+        if taken is not None:
+            landing.land(*taken)
         return landing.coming
 
     def close(self) -> None:
@@ -115,22 +129,24 @@ class _Landing:
         self._shapes = shapes
         self.coming = Coming(Watched())
 
-    def land(self, pieces: Bytes | str) -> None:
+    def land(self, pieces: Bytes | str, for_good: bool) -> None:
         """Bring bytes to the devices, and tell who waits."""
         watched = self.coming.watched
         try:
-            self.coming.pieces = _on_devices(pieces, self._shapes)
+            self.coming.pieces = _on_devices(pieces, self._shapes, for_good)
         except Exception as error:  # Whatever it is, who waits must hear of it.
             watched.error = error
         watched.arrived = time.time()
         watched.done.set()
 
 
-def _on_devices(pieces: Bytes | str, shapes: Sequence[jax.ShapeDtypeStruct]) -> Sequence[jax.Array]:
+def _on_devices(
+    pieces: Bytes | str, shapes: Sequence[jax.ShapeDtypeStruct], for_good: bool
+) -> Sequence[jax.Array]:
     if isinstance(pieces, str):
         raise RuntimeError(pieces)
     arrays = [
-        _for_device(each, shape).view(shape.dtype).reshape(shape.shape)
+        (each if for_good else _for_device(each, shape)).view(shape.dtype).reshape(shape.shape)
         for each, shape in zip(pieces, shapes, strict=True)
     ]
     return jax.device_put(arrays, [shape.sharding for shape in shapes])
@@ -145,11 +161,16 @@ def _for_device(piece: np.ndarray, shape: jax.ShapeDtypeStruct) -> np.ndarray:
     assert shape.sharding is not None
     if any(device.platform != "cpu" for device in shape.sharding.device_set):
         return piece
-    room = np.empty(piece.size + _ALIGNMENT, np.uint8)
-    start = -room.ctypes.data % _ALIGNMENT
-    copy = room[start : start + piece.size]
+    copy = aligned_room(piece.size)
     copy[:] = piece
     return copy
+
+
+def aligned_room(size: int) -> np.ndarray:
+    """Memory that JAX takes over on CPUs instead of copying it: uint8 [size], with any content."""
+    room = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -room.ctypes.data % _ALIGNMENT
+    return room[start : start + size]
 
 
 def _bytes_of(piece: Any) -> np.ndarray:

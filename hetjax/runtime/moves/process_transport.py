@@ -96,6 +96,7 @@ class ProcessTransport:
         taken = {peer for end in self._receiving.values() for peer in end.requests}
         self.partners = tuple(sorted((given | taken) - {peer}))
         self._device = meshes[peer[0]].local_devices[0]
+        self._joined: Mapping[Peer, Sequence[CarrierName]] = {}
         self._links: Mapping[Peer, CarrierLinks] = {}
         self._chosen: dict[tuple[Tag, Peer, Peer], CarrierName] = {}
         self._asked: dict[tuple[int, Tag], list[_Asked]] = {}
@@ -103,14 +104,19 @@ class ProcessTransport:
         self._arrivals: dict[tuple[int, Tag], Arrival] = {}
         self._gatherings = Watcher("watch gathering")
 
-    def choose_by(self, links: Mapping[Peer, CarrierLinks]) -> None:
+    def choose_by(
+        self,
+        links: Mapping[Peer, CarrierLinks],
+        joined: Mapping[Peer, Sequence[CarrierName]] | None = None,
+    ) -> None:
         """Choose carriers by what was measured; both ends of a link must be told the same.
 
         Args:
             links: for partners, what each carrier takes on the link to them. With others all goes
                 by the first carrier.
+            joined: for partners, the carriers that join this worker with them; None for all.
         """
-        self._links, self._chosen = links, {}
+        self._links, self._joined, self._chosen = links, joined or {}, {}
 
     def carrier(self, tag: Tag, sender: Peer, receiver: Peer) -> CarrierName:
         """What takes a process's pieces of a transfer to another one.
@@ -122,9 +128,11 @@ class ProcessTransport:
         """
         key = alike(tag), sender, receiver
         if key not in self._chosen:
-            links = self._links.get(receiver if sender == self._peer else sender, {})
-            known = {name: links[name] for name in self._carriers if name in links}
-            first = next(name for name in BETWEEN_PROCESSES if name in self._carriers)
+            partner = receiver if sender == self._peer else sender
+            joined = self._joined.get(partner, tuple(self._carriers))
+            links = self._links.get(partner, {})
+            known = {name: links[name] for name in joined if name in links}
+            first = next(name for name in BETWEEN_PROCESSES if name in joined)
             size = self._sizes[key[0]][sender, receiver]
             self._chosen[key] = best_carrier(known, size) if known else first
         return self._chosen[key]

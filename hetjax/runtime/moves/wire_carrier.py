@@ -24,13 +24,10 @@ from jax.sharding import SingleDeviceSharding
 from hetjax._compat import ListeningServer
 from hetjax.errors import InputError, WorkerLostError
 from hetjax.runtime.instructions.instruction import Route
-from hetjax.runtime.moves.carriers import CarrierName, Coming, Delivery
+from hetjax.runtime.moves.carriers import CONNECT_SECONDS, CarrierName, Coming, Delivery
 from hetjax.runtime.moves.listening import transfer_identifier
 from hetjax.runtime.moves.peers import Peer
 from hetjax.runtime.moves.watching import Watcher, wait_for
-
-CONNECT_SECONDS = 10.0
-"""How long a worker may take to accept a connection, and then to greet."""
 
 _GREETING_BYTES = 2**16
 
@@ -84,28 +81,32 @@ class WireCarrier:
             reason = str(error).partition("\n")[0]
             raise InputError(
                 f"{self._names[self._peer]}: JAX has no transfer server on {self._device.platform} "
-                f"({reason}); set runtime.carrier = {str(CarrierName.HOST)!r}"
+                f"({reason}); set runtime.carrier = {str(CarrierName.STREAM)!r}, or leave it out"
             ) from None
         greeting = jax.device_put(np.zeros(_GREETING_BYTES, np.uint8), self._device)
         for receiver in partners:
             self._server(receiver).await_pull(self._greeting(self._peer, receiver), [greeting])
         return {partner: self._server(partner).address() for partner in partners}
 
-    def connect(self, addresses: Mapping[Peer, str]) -> None:
+    def connect(self, addresses: Mapping[Peer, str]) -> dict[Peer, WorkerLostError]:
         """Connect to other workers, and hear a greeting from each.
 
         Args:
             addresses: where each of them listens to this one.
 
-        Raises:
-            WorkerLostError: a worker cannot be reached, or is none of the run.
+        Returns:
+            Those that cannot be reached, or are none of the run, and why.
         """
         shape = jax.ShapeDtypeStruct(
             (_GREETING_BYTES,), np.uint8, sharding=SingleDeviceSharding(self._device)
         )
-        greetings = {}
+        greetings, failed = {}, dict[Peer, WorkerLostError]()
         for peer, address in sorted(addresses.items()):
-            _check_reachable(self._names[peer], address)
+            try:
+                _check_reachable(self._names[peer], address)
+            except WorkerLostError as error:
+                failed[peer] = error
+                continue
             connection = self._connections[peer] = self._server(peer).connect(address)
             # A watcher each: one that stays away must not delay the others.
             watcher = Watcher(f"watch greeting of {self._names[peer]}")
@@ -117,7 +118,11 @@ class WireCarrier:
         end = time.monotonic() + seconds
         for peer, watched in greetings.items():
             what = f"it accepts connections at {addresses[peer]}, and did not greet"
-            wait_for(watched, self._names[peer], what, end, seconds)
+            try:
+                wait_for(watched, self._names[peer], what, end, seconds)
+            except WorkerLostError as error:
+                failed[peer] = error
+        return failed
 
     def stop_listening(self) -> None:
         """Refuse strangers from now on; to be called when all workers are connected."""

@@ -48,9 +48,10 @@ class RayOptions:
             else one that is running here if there is one, else a new one.
         cores: for each stage, the CPU core that its workers stay on; empty for no pinning.
         deadline: seconds after which a worker that waits for another gives up.
-        carrier: what takes arrays from worker to worker: ``"wire"``, JAX's transfer server, or
-            ``"host"``, calls from actor to actor; None for the one that is faster for a message of
-            its size, as it is measured of each link when the workers are connected.
+        carrier: what takes arrays from worker to worker: ``"wire"``, JAX's transfer server,
+            ``"stream"``, TCP connections between the hosts, or ``"host"``, calls from actor to
+            actor; None for the one that is the fastest for a message of its size, as it is measured
+            of each link when the workers are connected.
         curves: what was measured of links before, which is not measured again; a trainer tells all
             that it knows as `Trainer.carrier_curves`.
 

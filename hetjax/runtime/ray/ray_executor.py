@@ -20,12 +20,11 @@ from hetjax.runtime.compilation.state import put_together
 from hetjax.runtime.instructions.buffers import Parameter
 from hetjax.runtime.instructions.placement import Placement
 from hetjax.runtime.moves.carrier_curves import LinkEnd
-from hetjax.runtime.moves.carriers import CarrierName
+from hetjax.runtime.moves.carriers import CONNECT_SECONDS, CarrierName
 from hetjax.runtime.moves.listening import LOOPBACK, SECRET_BYTES
 from hetjax.runtime.moves.peers import Peer, names_of, processes_of
 from hetjax.runtime.moves.state_switch import moved_arrays
-from hetjax.runtime.moves.wire_carrier import CONNECT_SECONDS
-from hetjax.runtime.ray.ray_carriers import choose_carriers
+from hetjax.runtime.ray.ray_carriers import Joined, choose_carriers, joined_both_ways
 from hetjax.runtime.ray.ray_cluster import (
     RayOptions,
     check_resources,
@@ -111,27 +110,27 @@ class RayExecutor:
             nodes = self._workers.call(lambda actor: actor.node.remote(), list(fetched))
             self._fetches = Fetches.begin([(nodes[peer], each) for peer, each in fetched.items()])
         secret, carriers = secrets.token_bytes(SECRET_BYTES), options.carriers
-        partners = self._workers.call(lambda actor: actor.build.remote(reference, secret, carriers))
-        if CarrierName.WIRE in carriers:
-            self._connect(hosts)
+        self._workers.call(lambda actor: actor.build.remote(reference, secret, carriers))
+        joined = self._connect(hosts)
         if CarrierName.HOST in carriers:
             actors = {peer: self._workers.actor(peer) for peer in hosts}
             self._workers.call(lambda actor: actor.meet.remote(actors))
         if len(carriers) > 1:
             ends = {peer: self._link_end(peer, host) for peer, host in addresses.items()}
-            self.carrier_curves = choose_carriers(self._workers, partners, ends, options.curves)
+            self.carrier_curves = choose_carriers(self._workers, joined, ends, options.curves)
 
-    def _connect(self, hosts: Mapping[Peer, str]) -> None:
-        """Connect the transfer servers, which listen from when all can to when all are."""
+    def _connect(self, hosts: Mapping[Peer, str]) -> Joined:
+        """Connect the workers, which listen from when all can to when all are; what joins them."""
         addresses = self._workers.wait(
             {peer: self._workers.actor(peer).listen.remote(host) for peer, host in hosts.items()}
         )
-        self._workers.wait(
+        reached = self._workers.wait(
             {peer: self._workers.actor(peer).connect.remote(addresses) for peer in hosts},
             f"workers to connect to {self._places(hosts)}",
-            2 * CONNECT_SECONDS,
+            3 * CONNECT_SECONDS,
         )
         self._workers.call(lambda actor: actor.stop_listening.remote())
+        return joined_both_ways(reached)
 
     def _link_end(self, peer: Peer, address: str) -> LinkEnd:
         return LinkEnd(self._processes[peer].member.submesh.subcluster, address)

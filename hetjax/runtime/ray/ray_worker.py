@@ -13,12 +13,19 @@ from typing import Any
 import jax
 import numpy as np
 
-from hetjax.errors import InputError
+from hetjax.errors import InputError, WorkerLostError
 from hetjax.pipeline.schedules.schedule import Schedule
 from hetjax.planner.plan.plan import Plan
 from hetjax.runtime.checkpoints.checkpoint import StageSaver, waited
 from hetjax.runtime.checkpoints.checkpoint_files import SaveFailure, StageRecord
-from hetjax.runtime.moves.carriers import CarrierLinks, CarrierName, Delivery, PieceCarrier
+from hetjax.runtime.moves.carriers import (
+    BETWEEN_PROCESSES,
+    CONNECT_SECONDS,
+    CarrierLinks,
+    CarrierName,
+    Delivery,
+    PieceCarrier,
+)
 from hetjax.runtime.moves.host_carrier import Bytes, HostCarrier
 from hetjax.runtime.moves.peers import (
     Peer,
@@ -30,7 +37,8 @@ from hetjax.runtime.moves.peers import (
 )
 from hetjax.runtime.moves.process_transport import ProcessTransport
 from hetjax.runtime.moves.stage_leaves import StageLeaves
-from hetjax.runtime.moves.wire_carrier import CONNECT_SECONDS, WireCarrier
+from hetjax.runtime.moves.stream_carrier import StreamCarrier
+from hetjax.runtime.moves.wire_carrier import WireCarrier
 from hetjax.runtime.ray.ray_devices import given_devices
 from hetjax.runtime.ray.ray_switching import StateExchange, devices_of_process
 from hetjax.runtime.workers.clocks import ClockReading, read_clock
@@ -51,6 +59,9 @@ _COMPUTATION_SETTINGS = (
     "jax_numpy_rank_promotion",
     "jax_threefry_partitionable",
 )
+
+Listening = Mapping[CarrierName, Mapping[Peer, str]]
+"""By which carriers a worker listens, and where each of the others reaches it."""
 
 PIECES = "pieces"
 """A worker takes what others give it beside what it does: calls of this group wait for no other."""
@@ -79,6 +90,7 @@ class HostWorker:
 
     def __init__(self, peer: Peer, name: str):
         self.peer, self.name = peer, name
+        self.listening: dict[CarrierName, WireCarrier | StreamCarrier] = {}
 
     def ping(self) -> int:
         """Answer, as long as the process runs, with its number."""
@@ -160,11 +172,15 @@ class HostWorker:
         names, device = names_of(job.plan), meshes[self.peer[0]].local_devices[0]
         made: dict[CarrierName, PieceCarrier] = {}
         if CarrierName.WIRE in carriers:
-            self.wire = WireCarrier(self.peer, device, names, secret, job.deadline)
-            made[CarrierName.WIRE] = self.wire
+            wire = WireCarrier(self.peer, device, names, secret, job.deadline)
+            made[CarrierName.WIRE] = self.listening[CarrierName.WIRE] = wire
+        if CarrierName.STREAM in carriers:
+            stream = StreamCarrier(self.peer, names, secret, job.deadline)
+            made[CarrierName.STREAM] = self.listening[CarrierName.STREAM] = stream
         if CarrierName.HOST in carriers:
             self.host_carrier = HostCarrier(self._post)
             made[CarrierName.HOST] = self.host_carrier
+        self.carriers = tuple(made)
         self.transport = ProcessTransport(
             placement,
             self.peer,
@@ -188,18 +204,62 @@ class HostWorker:
         )
         return self.transport.partners
 
-    def listen(self, host: str) -> dict[Peer, str]:
-        """Let other workers connect to an address of this host; where each of them reaches it."""
-        return self.wire.listen(host, self.transport.partners)
+    def listen(self, host: str) -> Listening:
+        """Let other workers connect to an address of this host; where each of them reaches it.
 
-    def connect(self, addresses: Mapping[Peer, Mapping[Peer, str]]) -> None:
-        """Connect to the workers that this one exchanges something with, where each listens."""
-        own = self.peer
-        self.wire.connect({peer: addresses[peer][own] for peer in self.transport.partners})
+        A carrier that the devices here do not have is left out, unless there is no other.
+
+        Raises:
+            InputError: there is no carrier that they have.
+        """
+        found: dict[CarrierName, dict[Peer, str]] = {}
+        for name, carrier in list(self.listening.items()):
+            try:
+                found[name] = carrier.listen(host, self.transport.partners)
+            except InputError:
+                if len(self.carriers) == 1:
+                    raise
+                del self.listening[name]
+        return found
+
+    def connect(self, addresses: Mapping[Peer, Listening]) -> dict[Peer, tuple[CarrierName, ...]]:
+        """Connect to the workers that this one exchanges something with.
+
+        Args:
+            addresses: where each worker listens, by which carriers.
+
+        Returns:
+            For each of those workers, the carriers by which it was reached.
+
+        Raises:
+            WorkerLostError: one of them was reached by no carrier that connects.
+        """
+        reached: dict[Peer, list[CarrierName]] = {p: [] for p in self.transport.partners}
+        failed: dict[Peer, WorkerLostError] = {}
+        # Streams first: who waits for the greeting of a server would keep others waiting.
+        for name in (CarrierName.STREAM, CarrierName.WIRE):
+            listening = {peer for peer in reached if name in addresses[peer]}
+            if name not in self.listening or not listening:
+                continue
+            where = {peer: addresses[peer][name][self.peer] for peer in listening}
+            errors = self.listening[name].connect(where)
+            failed |= errors
+            for peer in where.keys() - errors.keys():
+                reached[peer].append(name)
+        for peer, names in reached.items():
+            if not names and peer in failed:
+                raise failed[peer]
+            if CarrierName.HOST in self.carriers:
+                names.append(CarrierName.HOST)
+        return {
+            peer: tuple(name for name in BETWEEN_PROCESSES if name in names)
+            for peer, names in reached.items()
+        }
 
     def stop_listening(self) -> None:
         """Refuse further connections."""
-        self.wire.stop_listening()
+        for carrier in self.listening.values():
+            carrier.stop_listening()
 
     def meet(self, actors: Mapping[Peer, Any]) -> None:
         """Come to know the other workers, to call them."""
@@ -222,9 +282,11 @@ class HostWorker:
         seconds = min(CONNECT_SECONDS, self.job.deadline)
         return self.transport.exchange(partner, carrier, size, rounds, seconds)
 
-    def choose_by(self, links: Mapping[Peer, CarrierLinks]) -> None:
+    def choose_by(
+        self, links: Mapping[Peer, CarrierLinks], joined: Mapping[Peer, Sequence[CarrierName]]
+    ) -> None:
         """Choose carriers by what they take on the links to other workers."""
-        self.transport.choose_by(links)
+        self.transport.choose_by(links, joined)
 
     def start(self) -> None:
         """Make the initial state."""
