@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import jax
+
 from hetjax.commands.command_line import NOT_WRITTEN
 from hetjax.commands.measured import (
     TimedStep,
@@ -96,10 +98,12 @@ def run(prepared: Prepared, console: Console, workdir: Path | None, resumption: 
 
     unwritten = Unwritten(say)
     if workdir is not None and resumption.wanted:
+        ingredients = prepared.ingredients
         check_resumable(
             workdir,
             prepared.plan.model,
-            prepared.ingredients.dataset,
+            ingredients.dataset,
+            jax.eval_shape(ingredients.optimizer.init, ingredients.parameter_shapes),
             allow_changed_data=resumption.allow_changed_data,
         )
     began = time.perf_counter()

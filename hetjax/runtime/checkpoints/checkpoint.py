@@ -61,6 +61,22 @@ def check_leaves(folder: Path, pipelines: PipelinePrograms) -> None:
     _check_leaves(folder, read_manifest(folder).parts, saved_leaves(pipelines))
 
 
+def check_optimizer_state(folder: Path, parts: Sequence[SavedPart], state: PyTree) -> None:
+    """Check that a checkpoint holds an optimizer's state, before any program is there.
+
+    Args:
+        folder: the checkpoint.
+        parts: what it holds.
+        state: shapes of the state.
+
+    Raises:
+        CheckpointError: as `check_leaves`.
+    """
+    saved = [part for part in parts if part.kind == "optimizer"]
+    leaves = SavedLeaves("optimizer", path_names(state), tuple(jax.tree.leaves(state)), ())
+    _check_leaves(folder, saved, [leaves])
+
+
 def _check_leaves(folder: Path, parts: Sequence[SavedPart], kinds: Sequence[SavedLeaves]) -> None:
     saved = {part.leaf: (part.shape, part.dtype) for part in parts}
     wanted = {

@@ -12,8 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from jaxtyping import PyTree
+
 from hetjax.errors import CheckpointError, InputError, SaveError, reason_of
 from hetjax.folder_lock import FolderLock
+from hetjax.runtime.checkpoints.checkpoint import check_optimizer_state
 from hetjax.runtime.checkpoints.checkpoint_files import (
     Checkpoint,
     CheckpointFolder,
@@ -248,7 +251,12 @@ class RunCheckpoints:
 
 
 def check_resumable(
-    workdir: str | Path, model: str, source: BatchSource | None, *, allow_changed_data: bool
+    workdir: str | Path,
+    model: str,
+    source: BatchSource | None,
+    state: PyTree,
+    *,
+    allow_changed_data: bool,
 ) -> None:
     """Check what can be known of a resumption before anything is compiled; only manifests are read.
 
@@ -256,13 +264,16 @@ def check_resumable(
         workdir: the work folder.
         model: fingerprint of the program that goes on.
         source: where its batches come from.
+        state: shapes of the optimizer's state.
         allow_changed_data: whether other data than before will do.
 
     Raises:
-        CheckpointError: the newest checkpoint is of another model or other data.
+        CheckpointError: the newest checkpoint is of another model or optimizer, or of other data.
     """
-    manifest = CheckpointFolder(Path(workdir) / CHECKPOINTS_FOLDER).newest_manifest(model)
+    folder = Path(workdir) / CHECKPOINTS_FOLDER
+    manifest = CheckpointFolder(folder).newest_manifest(model)
     if manifest is not None:
+        check_optimizer_state(folder / step_folder(manifest.step), manifest.parts, state)
         compared(manifest.step, manifest.data, source, allow_changed_data=allow_changed_data)
 
 
