@@ -158,7 +158,8 @@ class MovePlacement:
         # Only what members are called is read of them.
         member = Member(SubMesh("first", 0, (1, 1)), (1, 1))
         stages = [SimpleNamespace(members=(member,) * len(each)) for each in move.members]
-        self.plan = SimpleNamespace(cluster=CLUSTER, stages=stages)
+        sharing = [(stage,) for stage in range(len(stages))]
+        self.plan = SimpleNamespace(cluster=CLUSTER, stages=stages, sharing=sharing)
 
     @classmethod
     def of(cls, move: Move, dtype: Any, count: int) -> Any:
