@@ -28,6 +28,7 @@ from ray_jobs import make_trainer, parameters
 from small_models import Model, make_batch
 
 from hetjax import CheckpointError, Trainer
+from hetjax.runtime.checkpoints.saving import check_resumable
 from hetjax.runtime.instructions.buffers import Gradient
 from hetjax.runtime.instructions.instruction import Receive, RouteKind, Run, Send
 from hetjax.runtime.workers.job import build
@@ -163,6 +164,9 @@ def test_what_is_frozen_is_saved_and_other_frozen_ones_are_refused(tmp_path: Pat
         pytest.raises(CheckpointError, match="or where other parameters were frozen"),
     ):
         trainer.resume()
+    other = jax.eval_shape(optax.sgd(0.1).init, saved)
+    with pytest.raises(CheckpointError, match="or where other parameters were frozen"):
+        check_resumable(tmp_path, trainer.plan.model, None, other, allow_changed_data=True)
 
 
 @pytest.mark.ray

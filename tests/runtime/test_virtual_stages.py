@@ -18,7 +18,7 @@ from small_models import make_batch
 NUMBERS = st.integers(0, 2**32 - 1)
 
 
-@examples(usual=2, full=100)
+@examples(usual=1, full=100)
 @given(number=NUMBERS)
 def test_loss_and_gradients_equal_those_of_one_device(number: int):
     """Whatever the turns, halves of backward passes and meshes."""

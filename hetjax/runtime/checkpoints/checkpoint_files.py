@@ -374,7 +374,7 @@ class CheckpointFolder:
 
     def _verified(self, step: int, model: str | None) -> Manifest:
         """A step's manifest; the files of another model are not looked at."""
-        folder = self.path / _name(step)
+        folder = self.folder_of(step)
         try:
             manifest = _read_manifest_of(folder, step)
             if model is None or manifest.model == model:
@@ -388,8 +388,12 @@ class CheckpointFolder:
     ) -> Checkpoint:
         if model is not None and manifest.model != model:
             raise _foreign(self.path, manifest, model)
-        folder = self.path / _name(manifest.step)
+        folder = self.folder_of(manifest.step)
         return Checkpoint(manifest.step, folder, manifest.data, manifest.metadata, messages)
+
+    def folder_of(self, step: int) -> Path:
+        """Where the checkpoint of a step is, or would be."""
+        return self.path / _name(step)
 
     def newest_manifest(self, model: str | None = None) -> Manifest | None:
         """The manifest of the newest checkpoint that has one; its files are not looked at.

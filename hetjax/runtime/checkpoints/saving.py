@@ -270,10 +270,10 @@ def check_resumable(
     Raises:
         CheckpointError: the newest checkpoint is of another model or optimizer, or of other data.
     """
-    folder = Path(workdir) / CHECKPOINTS_FOLDER
-    manifest = CheckpointFolder(folder).newest_manifest(model)
+    folder = CheckpointFolder(Path(workdir) / CHECKPOINTS_FOLDER)
+    manifest = folder.newest_manifest(model)
     if manifest is not None:
-        check_optimizer_state(folder / step_folder(manifest.step), manifest.parts, state)
+        check_optimizer_state(folder.folder_of(manifest.step), manifest.parts, state)
         compared(manifest.step, manifest.data, source, allow_changed_data=allow_changed_data)
 
 
