@@ -46,6 +46,11 @@ class Recorder:
         self.calls.append("finish saving")
 
 
+def _plan(name: str) -> SimpleNamespace:
+    alone = SimpleNamespace(schedule=SimpleNamespace(groups=()))
+    return SimpleNamespace(pipelines=(alone,), pipeline=alone, has_unions=False, name=name)
+
+
 def run(trainer: Recorder, settings: TrainSettings, **arguments: Any) -> list[StepDone]:
     return list(train(cast("Trainer", trainer), settings, **arguments))
 
@@ -118,7 +123,7 @@ def test_steps_by_another_schedule_are_told_apart_and_leave_the_plan() -> None:
         plan: Any = None
 
         def __post_init__(self) -> None:
-            self.plan = SimpleNamespace(pipelines=("one",), has_unions=False, name="own")
+            self.plan = _plan("own")
 
         def use_plan(self, plan: Any) -> None:
             self.calls.append(plan.name)
@@ -126,7 +131,7 @@ def test_steps_by_another_schedule_are_told_apart_and_leave_the_plan() -> None:
 
     trainer = Planned()
     with pytest.MonkeyPatch.context() as patch:
-        other = SimpleNamespace(pipelines=("one",), has_unions=False, name="other")
+        other = _plan("other")
         patch.setattr("hetjax.planner.choose_schedule", lambda plan, name: other)
         steps = run(trainer, TrainSettings(steps=12, beside="1f1b"))
     assert [done.metrics.step for done in steps if done.beside == "1f1b"] == [4, 5, 6, 7, 8]

@@ -59,6 +59,7 @@ def test_local_stages_get_their_own_cards(monkeypatch: pytest.MonkeyPatch):
     class Recorded:
         def __init__(self, placement: Any, stage: int, mesh: Any, transport: Any, *, member: int):
             assert member == 0
+            self.stage = stage
             given[stage] = [device.id for device in mesh.devices.flat]
 
     def enough(*_: Any) -> None:

@@ -134,7 +134,9 @@ def test_updates_pass_arguments_on_and_make_what_reads_none_on_their_own_devices
     shapes = [jax.ShapeDtypeStruct((4,), jnp.float32)] * 3
     arguments = [Argument(shapes, [rows] * 3, donated=True) for _ in range(2)]
     program, _ = program_of(update, [shapes, shapes])
-    assert any(not piece.reads for piece in leafwise_pieces(program)[1])
+    pieces = leafwise_pieces(program)[1]
+    assert pieces
+    assert all(piece.reads for piece in pieces)
     compiled = MeshPartitioner(mesh).update(update, arguments, ([rows] * 3, [rows] * 3))
     assert isinstance(compiled, PiecewiseProgram)
     leaves, state = ([jnp.arange(4.0) + i for i in range(k, k + 3)] for k in (1, 2))

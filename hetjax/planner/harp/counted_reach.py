@@ -167,7 +167,7 @@ class CountedReach:
         The last count stands for all above it, so it is behind itself as well.
         """
         found = np.full(by_count.shape, _NONE)
-        found[..., steps:] = by_count[..., : by_count.shape[-1] - steps]
+        found[..., steps:] = by_count[..., : max(0, by_count.shape[-1] - steps)]
         found[..., -1] = by_count[..., -1]
         return found
 
