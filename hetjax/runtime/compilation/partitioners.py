@@ -181,9 +181,8 @@ class MeshPartitioner:
     ) -> Any:
         """A compiled program; of many leaves that are updated alike, compiled pieces."""
         # Told by what it takes, so that what stays whole is traced once.
-        parameters, _, state, *_ = (argument.shapes for argument in arguments)
-        most = sum(map(num_bytes, (*parameters, *parameters, *state)))
-        if not self._in_pieces or not is_divided(len(parameters), most):
+        most = sum(num_bytes(shape) for argument in arguments for shape in argument.shapes)
+        if not self._in_pieces or not is_divided(len(arguments[0].shapes), most):
             return self.program(function, arguments, outputs)
         program, structure = program_of(function, [argument.shapes for argument in arguments])
         whole, pieces = leafwise_pieces(program)
