@@ -14,12 +14,14 @@ from dataclasses import dataclass
 
 import jax
 import numpy as np
+import optax
 from cases import Case
 from execution import (
     gathered_state,
     job_of,
     keep_gradients,
     one_device_gradients,
+    one_device_steps,
     running,
     train,
 )
@@ -97,3 +99,15 @@ def _cancellation(case: Case, batch: Batch, name: str, gradient: np.ndarray) -> 
         sizes.append(np.abs(np.nan_to_num(np.asarray(gradients[leaf], np.float64))))
     largest = float(np.max(np.mean(sizes, axis=0)))
     return min(1.0, float(np.max(np.abs(gradient))) / largest) if largest else 1.0
+
+
+def check_steps(case: Case, steps: int = 10) -> None:
+    """Check the losses of some steps of Adam."""
+    # Adam makes a whole step of a gradient that is nothing but rounding, unless epsilon is larger.
+    optimizer = optax.chain(optax.clip_by_global_norm(0.5), optax.adamw(1e-3, eps=1e-5))
+    batches = [make_batch(case.plan.batch_size, seed) for seed in range(steps)]
+    with jax.numpy_dtype_promotion("standard"):
+        expected = one_device_steps(case.model, optimizer, batches)
+    with running(job_of(case, optimizer)) as executor:
+        found = train(executor, batches)
+    np.testing.assert_allclose(found, expected, rtol=TOLERANCE)

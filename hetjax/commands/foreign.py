@@ -18,7 +18,7 @@ from hetjax.commands.words import batches
 from hetjax.configuration import Configuration
 from hetjax.errors import InputError
 from hetjax.mesh import Cluster
-from hetjax.planner import PartAlone, Plan, PlanOptions, Prediction, parts_alone, simulate
+from hetjax.planner import PartAlone, Plan, PlanOptions, parts_alone, simulate
 from hetjax.planner.foreign.foreign_planner import ForeignFound, ForeignPlanner
 from hetjax.planner.foreign.foreign_profile import ForeignLayer, read_foreign_profile
 from hetjax.planner.harp.microbatches import divisors
@@ -57,7 +57,7 @@ def plan_of_foreign_profile(
     _check_plain(configuration, arguments)
     found = find_foreign_plan(configuration, cluster)
     alone = _parts(configuration, cluster)
-    step_time = _prediction(found).step_time
+    step_time = found.plan.predicted.step_time
     if arguments.json:
         content = {**foreign_figures(found), **parts_figures(alone, step_time)}
         print(json.dumps(content, indent=1))
@@ -132,11 +132,6 @@ def _parts(configuration: Configuration, cluster: Cluster) -> tuple[PartAlone, .
     return parts_alone(cluster, plan_on)
 
 
-def _prediction(found: ForeignFound) -> Prediction:
-    assert found.plan.prediction is not None, "it was predicted"
-    return found.plan.prediction
-
-
 def foreign_figures(found: ForeignFound) -> dict[str, Any]:
     """The figures of a plan by a foreign profile as plain values, for ``--json``.
 
@@ -146,7 +141,7 @@ def foreign_figures(found: ForeignFound) -> dict[str, Any]:
     Returns:
         Numbers in SI units, by name.
     """
-    plan, prediction = found.plan, _prediction(found)
+    plan, prediction = found.plan, found.plan.predicted
     stages = [
         {"layer_names": names_of_layers(found.profile.layers[slice(*stage.layers)]), **figures}
         for stage, figures in zip(plan.stages, stage_figures(plan), strict=True)
@@ -219,9 +214,9 @@ def _show(console: Console, found: ForeignFound, alone: Sequence[PartAlone]) -> 
     for line in lines:
         console.print(line, highlight=False, markup=False)
     if alone:
-        used = sum(stage.num_devices for stage in plan.stages)
+        used = plan.num_devices
         console.print()
-        console.print(parts_table(alone, plan.cluster, _prediction(found).step_time, used))
+        console.print(parts_table(alone, plan.cluster, found.plan.predicted.step_time, used))
     console.print()
 
 
@@ -242,7 +237,7 @@ def _told_counts(found: ForeignFound) -> str:
 
 
 def _report(found: ForeignFound, alone: Sequence[PartAlone]) -> PlanReport:
-    plan, prediction = found.plan, _prediction(found)
+    plan, prediction = found.plan, found.plan.predicted
     first = plan.stages[0]
     kind = plan.cluster.subcluster(first.submesh.subcluster).kind.name
     times = found.profile.times_on(kind, first.mesh_shape, plan.pipeline.microbatch_size)

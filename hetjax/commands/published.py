@@ -12,7 +12,7 @@ from typing import Any
 
 from hetjax.commands.collecting import seldom_collected
 from hetjax.commands.prepare import Prepared, problems_beside
-from hetjax.planner import Plan, Prediction, predict
+from hetjax.planner import Plan, predict
 from hetjax.planner.harp.refit import can_be_refitted, keeping_all, refitted, ways_of
 from hetjax.report import format_seconds
 
@@ -121,13 +121,8 @@ def _recomputing(plan: Plan) -> int:
 
 def _full(plan: Plan) -> int:
     """How many stages do not fit."""
-    return sum(not stage.fits for stage in _prediction(plan).stages)
+    return sum(not stage.fits for stage in plan.predicted.stages)
 
 
 def _seconds(plan: Plan) -> float:
-    return _prediction(plan).step_time
-
-
-def _prediction(plan: Plan) -> Prediction:
-    assert plan.prediction is not None, "a plan that was rated has a prediction"
-    return plan.prediction
+    return plan.predicted.step_time

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from wide_blocks import BLOCKS, loss
 
 from hetjax.errors import InputError
 from hetjax.mesh import Cluster, Link, Subcluster, SubMesh, kind
@@ -104,24 +105,14 @@ def test_copies_wait_for_room_and_for_each_other() -> None:
         assert stream_update(groups, overlaps=False)[-1].end == pytest.approx(serial)
 
 
-def loss(parameters: Any, batch: Any) -> Any:
-    for up, down in parameters:
-        batch = batch + jnp.tanh(batch @ up) @ down
-    return jnp.mean(batch**2)
-
-
 def problem_of(
     memory_bytes: float,
     host: int | None,
     optimizer: optax.GradientTransformation = ADAMW,
 ) -> Any:
-    block = (
-        jax.ShapeDtypeStruct((64, 1024), jnp.float32),
-        jax.ShapeDtypeStruct((1024, 64), jnp.float32),
-    )
     return make_problem(
         loss,
-        [block] * 8,
+        BLOCKS,
         jax.ShapeDtypeStruct((64, 64), jnp.float32),
         cluster=cluster_of(memory_bytes, host),
         optimizer=optimizer,

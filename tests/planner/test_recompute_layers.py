@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
+from wide_blocks import BLOCKS, loss
 
 from hetjax.errors import InputError
 from hetjax.mesh import Cluster, Link, Subcluster, SubMesh, kind
@@ -68,20 +69,10 @@ def test_what_makes_no_sense_is_refused(changes: dict[str, Any], message: str) -
         validate(plan_of(**changes))
 
 
-def loss(parameters: Any, batch: Any) -> Any:
-    for up, down in parameters:
-        batch = batch + jnp.tanh(batch @ up) @ down
-    return jnp.mean(batch**2)
-
-
 def problem_of(memory_bytes: float, devices: int = 1) -> Any:
-    block = (
-        jax.ShapeDtypeStruct((64, 1024), jnp.float32),
-        jax.ShapeDtypeStruct((1024, 64), jnp.float32),
-    )
     return make_problem(
         loss,
-        [block] * 8,
+        BLOCKS,
         jax.ShapeDtypeStruct((8192, 64), jnp.float32),
         cluster=cluster_of(memory_bytes, devices),
         optimizer=optax.sgd(1e-2),

@@ -2,15 +2,10 @@
 
 from random import Random
 
-import jax
-import numpy as np
-import optax
 from cases import Case, cases, examples, random_case
-from execution import job_of, one_device_steps, running, train
 from hypothesis import given
 from hypothesis import strategies as st
-from one_device import TOLERANCE, check_gradients, float64
-from small_models import make_batch
+from one_device import check_gradients, check_steps, float64
 
 
 @examples(usual=20)
@@ -44,14 +39,3 @@ def test_ten_steps_equal_those_of_one_device(case: Case):
 @given(case=cases(max_pipelines=3).filter(lambda case: case.model.exact))
 def test_ten_steps_of_several_pipelines_equal_those_of_one_device(case: Case):
     check_steps(case)
-
-
-def check_steps(case: Case) -> None:
-    # Adam makes a whole step of a gradient that is nothing but rounding, unless epsilon is larger.
-    optimizer = optax.chain(optax.clip_by_global_norm(0.5), optax.adamw(1e-3, eps=1e-5))
-    batches = [make_batch(case.plan.batch_size, seed) for seed in range(10)]
-    with jax.numpy_dtype_promotion("standard"):
-        expected = one_device_steps(case.model, optimizer, batches)
-    with running(job_of(case, optimizer)) as executor:
-        found = train(executor, batches)
-    np.testing.assert_allclose(found, expected, rtol=TOLERANCE)

@@ -11,7 +11,7 @@ import heapq
 import itertools
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from hetjax.errors import InputError
 from hetjax.pipeline.schedules.interleaved import from_rows, in_groups, interleaved
@@ -119,8 +119,7 @@ def _with_whole_passes(schedule: Schedule) -> Schedule:
             if task.kind != "W" or kept[-1] != (stage, Task("B", task.microbatch)):
                 kept.append((stage, task))
         rows.append(kept)
-    made = from_rows(schedule.name, rows)
-    return replace(schedule, order=made.order, turns=made.turns)
+    return from_rows(schedule.name, rows)
 
 
 def listed_rows(

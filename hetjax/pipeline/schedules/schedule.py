@@ -139,6 +139,11 @@ class Schedule:
         return tuple(map(count, self.order))
 
     @functools.cached_property
+    def turns_of(self) -> dict[tuple[int, ...], tuple[int, ...]]:
+        """The turns of each group of stages that share devices."""
+        return {tuple(sorted(set(turns))): turns for turns in self.turns}
+
+    @functools.cached_property
     def groups(self) -> tuple[tuple[int, ...], ...]:
         """The groups of stages that share devices; mostly none."""
         return tuple(group for group in self.sharing if len(group) > 1)
@@ -152,10 +157,9 @@ class Schedule:
             >>> Schedule("explicit", (tasks,) * 3, turns=((0, 2, 2, 0),)).sharing
             ((0, 2), (1,))
         """
-        groups = [tuple(sorted(set(turns))) for turns in self.turns]
-        taken = {stage for group in groups for stage in group}
+        taken = {stage for group in self.turns_of for stage in group}
         alone = [(stage,) for stage in range(self.num_stages) if stage not in taken]
-        return tuple(sorted((*groups, *alone)))
+        return tuple(sorted((*self.turns_of, *alone)))
 
     @functools.cached_property
     def rows(self) -> tuple[tuple[tuple[int, Task], ...], ...]:
@@ -167,12 +171,11 @@ class Schedule:
             >>> [f"{task} of {stage}" for stage, task in row]
             ['F0 of 0', 'F0 of 1', 'B0 of 1', 'B0 of 0']
         """
-        turns = {tuple(sorted(set(each))): each for each in self.turns}
         left = [iter(tasks) for tasks in self.order]
         return tuple(
             tuple(
                 (stage, next(left[stage]))
-                for stage in turns.get(group, group * len(self.order[group[0]]))
+                for stage in self.turns_of.get(group, group * len(self.order[group[0]]))
             )
             for group in self.sharing
         )

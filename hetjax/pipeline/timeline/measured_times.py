@@ -152,7 +152,7 @@ def _task_seconds(
         for neighbour in (stage - 1, stage + 1)
         for event in timeline.on(link_track(neighbour, stage))
     }
-    there = next((group for group in schedule.groups if stage in group), (stage,))
+    there = next(group for group in schedule.sharing if stage in group)
     events = [event for each in there for event in timeline.on(stage_track(each))]
     before = None
     for event in sorted(events, key=lambda event: event.start):

@@ -93,9 +93,14 @@ class StageUpdate:
     groups: tuple[UpdateGroup, ...] = ()
 
     @property
+    def away(self) -> tuple[int, ...]:
+        """The places of the state that is not on the devices between steps."""
+        return tuple(place for group in self.groups for place in group.state)
+
+    @property
     def resident(self) -> tuple[int, ...]:
         """The places of the state that stays on the devices: all that is in no group."""
-        away = {place for group in self.groups for place in group.state}
+        away = set(self.away)
         return tuple(place for place in range(len(self.state)) if place not in away)
 
     def state_of(self, phase: int) -> tuple[int, ...]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,7 +16,7 @@ import jax
 
 from hetjax.errors import InputError
 from hetjax.pipeline.program.frozen_leaves import NONE_FROZEN, FrozenLeaves
-from hetjax.pipeline.program.traced_program import FlatJaxpr, Step, operand_value
+from hetjax.pipeline.program.traced_program import FlatJaxpr, Step, num_bytes, operand_value
 from hetjax.pipeline.stages.cutting import ParameterPart
 from hetjax.pipeline.stages.holders import covering_stages
 
@@ -280,7 +279,7 @@ class UpdateAnalysis:
     def state_bytes(self, part: ParameterPart) -> int:
         """Bytes of a part of a leaf of the optimizer's state."""
         aval = self.flat.avals[self.state[part.leaf]]
-        return math.prod(part.shape(aval.shape)) * aval.dtype.itemsize
+        return num_bytes(aval.update(shape=part.shape(aval.shape)))
 
     def parameter_like(self, leaf: int) -> int | None:
         """The parameter that a leaf of the optimizer's state belongs to, element by element."""

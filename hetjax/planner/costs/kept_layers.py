@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from hetjax.planner.costs.predict import predict
 from hetjax.planner.plan.plan import Plan
-from hetjax.planner.plan.prediction import Prediction, StagePrediction
+from hetjax.planner.plan.prediction import StagePrediction
 from hetjax.planner.plan.stage_plan import StagePlan
 from hetjax.planner.problem.problem import PlanningProblem
 from hetjax.planner.work.layer_runs import Runs
@@ -33,11 +33,11 @@ def keeping_what_fits(plan: Plan, problem: PlanningProblem) -> Plan:
     if not any(most) or plan.layers != problem.layers:
         return plan
     runs = problem.runs
-    pairs = zip(plan.stages, _prediction(plan).stages, strict=True)
+    pairs = zip(plan.stages, plan.predicted.stages, strict=True)
     counts = [_fewest(stage, predicted, runs) for stage, predicted in pairs]
     while counts != most:
         found = predict(_making(plan, counts), problem)
-        told = zip(counts, most, _prediction(found).stages, strict=True)
+        told = zip(counts, most, found.predicted.stages, strict=True)
         more = [count + (count < all_ and not _has_room(each)) for count, all_, each in told]
         if more == counts:
             return found
@@ -82,8 +82,3 @@ def _making(plan: Plan, counts: Sequence[int]) -> Plan:
 def _making_last(stage: StagePlan, count: int) -> StagePlan:
     runs = stage.recompute_layers
     return replace(stage, recompute_layers=runs[len(runs) - count :])
-
-
-def _prediction(plan: Plan) -> Prediction:
-    assert plan.prediction is not None, "it was predicted"
-    return plan.prediction

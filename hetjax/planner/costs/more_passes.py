@@ -18,7 +18,6 @@ from hetjax.pipeline.schedules.interleaved import interleaved
 from hetjax.pipeline.schedules.schedule import Schedule
 from hetjax.planner.costs.predict import choose_schedule, predict
 from hetjax.planner.plan.plan import Plan
-from hetjax.planner.plan.prediction import Prediction
 from hetjax.planner.problem.problem import PlanningProblem
 
 _FAR = 0.25
@@ -46,7 +45,7 @@ def with_more_passes(plan: Plan, problem: PlanningProblem) -> Plan:
         if found is None:
             break
         is_faster = _step_time(found) < _step_time(best) * (1 - _GAIN)
-        if is_faster and _prediction(found).fits:
+        if is_faster and found.predicted.fits:
             best = found
     return best
 
@@ -146,9 +145,4 @@ def _repeated(
 
 
 def _step_time(plan: Plan) -> float:
-    return _prediction(plan).step_time
-
-
-def _prediction(plan: Plan) -> Prediction:
-    assert plan.prediction is not None, "it was predicted"
-    return plan.prediction
+    return plan.predicted.step_time

@@ -462,7 +462,7 @@ def stage_timeline(plan: Plan) -> Timeline:
         for s, stage in enumerate(prediction.stages)
         if stage.sharing_seconds > 0
     }
-    leads = {stage_track(stage): group[0] for group in plan.sharing for stage in group}
+    leads = {stage_track(stage): lead for stage, lead in plan.leads.items()}
     events = list(_with_sharing(events, sharing, leads)) if sharing else events
     groups = {stage_track(s): (s, stage) for s, stage in enumerate(prediction.stages)}
     return Timeline(tuple(_with_groups(events, groups)))

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from hetjax.pipeline.timeline.timeline import Event, stage_track
 from hetjax.planner.costs.predict import stage_timeline
 from hetjax.planner.plan.plan import Plan
-from hetjax.planner.plan.prediction import Prediction
 from hetjax.planner.problem.problem import PlanningProblem
 
 
@@ -26,7 +25,7 @@ def load_balance(plan: Plan, dtype: str) -> float:
 
     Source: Harp equation 20.
     """
-    prediction = _prediction(plan)
+    prediction = plan.predicted
     computing: list[tuple[float, float]] = []
     for first, pipeline in plan.numbered_pipelines():
         for group in pipeline.schedule.sharing:
@@ -55,7 +54,7 @@ def flops_utilization(plan: Plan, problem: PlanningProblem) -> float:
         work.forward.matmul_flops + work.backward.matmul_flops for work in problem.works
     )
     of_step = of_microbatch / problem.microbatch_size * plan.batch_size
-    return of_step / (_prediction(plan).step_time * peak_flops(plan, problem.dtype))
+    return of_step / (plan.predicted.step_time * peak_flops(plan, problem.dtype))
 
 
 def peak_flops(plan: Plan, dtype: str) -> float:
@@ -106,8 +105,8 @@ def limits(plan: Plan) -> Limits:
     Returns:
         Its longest stage, its busiest link and its fullest device.
     """
-    prediction = _prediction(plan)
-    leads = {stage: group[0] for group in plan.sharing for stage in group}
+    prediction = plan.predicted
+    leads = plan.leads
     stages: defaultdict[int, float] = defaultdict(float)
     links: defaultdict[tuple[int, int], float] = defaultdict(float, {(0, 0): 0.0})
     for first, pipeline in plan.numbered_pipelines():
@@ -160,7 +159,7 @@ def step_parts(plan: Plan) -> tuple[StepParts, ...]:
         Of each stage its parts, those of one pipeline after those of the other; of stages that
         share devices what these do, for all of them.
     """
-    step_time, timeline = _prediction(plan).step_time, stage_timeline(plan)
+    step_time, timeline = plan.predicted.step_time, stage_timeline(plan)
     found: dict[int, StepParts] = {}
     for group in plan.sharing:
         events = [event for stage in group for event in timeline.on(stage_track(stage))]
@@ -175,8 +174,3 @@ def _parts_of(events: Iterable[Event], step_time: float) -> StepParts:
         seconds[part] += event.duration
     # Sums in another order differ in their last bit.
     return StepParts(**seconds, waiting=max(0.0, step_time - sum(seconds.values())))
-
-
-def _prediction(plan: Plan) -> Prediction:
-    assert plan.prediction is not None, "the plan has no prediction"
-    return plan.prediction

@@ -11,17 +11,15 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from hetjax.mesh.cluster import Cluster
-from hetjax.mesh.host_links import host_share, link_to_host
 from hetjax.mesh.links import Link
 from hetjax.pipeline.program.loss import accumulator_dtype
 from hetjax.planner.costs.cost_model import Estimate, estimate, update_seconds
 from hetjax.planner.costs.sharing_cost import exchange_bandwidth
-from hetjax.planner.plan.stage_plan import Member, StagePlan
+from hetjax.planner.plan.stage_plan import StagePlan
 from hetjax.planner.problem.problem import PlanningProblem
 from hetjax.planner.work.arrays import FloatArray
 from hetjax.planner.work.execution import Execution, parameter_bytes
@@ -84,32 +82,28 @@ def executions_of(cluster: Cluster, stage: StagePlan) -> tuple[Execution, ...]:
     Returns:
         One for each member.
     """
-    batch = stage.shares.batch
-    return tuple(
-        Execution(
-            kind=cluster.subcluster(member.submesh.subcluster).kind,
-            link=collective_link(cluster, member.submesh),
-            mesh_shape=member.mesh_shape,
-            sharding=stage.sharding,
-            repeats=stage.repeats,
-            parameters=stage.parameters,
-            subcluster=member.submesh.subcluster,
-            shape=member.submesh.shape,
-            examples=batch[m] / sum(batch) if batch else 1.0,
-            updates=batch[m] / sum(batch) if batch else 1.0,
-            members=len(stage.members),
-            **_offload(cluster, stage, member),
-        )
-        for m, member in enumerate(stage.members)
-    )
+    return tuple(_execution_of(cluster, stage, m) for m in range(len(stage.members)))
 
 
-def _offload(cluster: Cluster, stage: StagePlan, member: Member) -> dict[str, Any]:
-    """What an execution is told of offloaded optimizer state; nothing where there is none."""
-    if "optimizer_state" not in stage.offload:
-        return {}
+def _execution_of(cluster: Cluster, stage: StagePlan, place: int) -> Execution:
+    """How a member of a stage runs."""
+    member, batch = stage.members[place], stage.shares.batch
     subcluster = cluster.subcluster(member.submesh.subcluster)
-    return {"host_link": link_to_host(subcluster), "host_bytes": host_share(subcluster)}
+    share = batch[place] / sum(batch) if batch else 1.0
+    execution = Execution(
+        kind=subcluster.kind,
+        link=collective_link(cluster, member.submesh),
+        mesh_shape=member.mesh_shape,
+        sharding=stage.sharding,
+        repeats=stage.repeats,
+        parameters=stage.parameters,
+        subcluster=subcluster.name,
+        shape=member.submesh.shape,
+        examples=share,
+        updates=share,
+        members=len(stage.members),
+    )
+    return execution.offloaded(subcluster) if "optimizer_state" in stage.offload else execution
 
 
 def union_execution(cluster: Cluster, stage: StagePlan) -> UnionExecution:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from hetjax.errors import InputError
 from hetjax.mesh.cluster import SubMesh
-from hetjax.mesh.host_links import host_share, link_to_host
 from hetjax.mesh.links import Link
 from hetjax.mesh.subcluster import Subcluster
 from hetjax.planner.costs.cost_model import Estimate, estimate
@@ -131,9 +130,9 @@ class ModuleWays:
             repeats,
             subcluster=part.name,
             shape=shape,
-            host_link=link_to_host(part) if offloads else None,
-            host_bytes=host_share(part),
         )
+        if offloads:
+            execution = execution.offloaded(part)
         # Two modules side by side tell what one more takes.
         middle = max(0, len(self._modules.runs) // 2 - 1)
         first, second = self._modules.runs[middle : middle + 2]

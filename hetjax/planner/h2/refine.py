@@ -9,7 +9,6 @@ from hetjax.planner.costs.kept_state import keeping_state_that_fits
 from hetjax.planner.costs.predict import predict
 from hetjax.planner.harp.refit import refitted
 from hetjax.planner.plan.plan import Plan
-from hetjax.planner.plan.prediction import Prediction
 from hetjax.planner.problem.problem import PlanningProblem
 
 
@@ -46,10 +45,5 @@ def refine(plan: Plan, problem: PlanningProblem) -> Refined:
     others = [found, refitted(plan.with_schedule(schedule), problem)]
     known = [keeping_state_that_fits(each, problem) for each in others if each is not None]
     kept = [keeping_what_fits(each, problem) for each in known]
-    fitting = [each for each in kept if _prediction(each).fits]
-    return Refined(found, min(fitting or kept, key=lambda each: _prediction(each).step_time))
-
-
-def _prediction(plan: Plan) -> Prediction:
-    assert plan.prediction is not None, "it was predicted"
-    return plan.prediction
+    fitting = [each for each in kept if each.predicted.fits]
+    return Refined(found, min(fitting or kept, key=lambda each: each.predicted.step_time))

@@ -192,19 +192,17 @@ class CountedReach:
         last = self._last
         most = np.full((chains.nodes + 1, last + 1), _NONE)
         most[0] = nearest
-        after = np.minimum(np.arange(last + 1) + 1, last)
+        places = np.arange(last + 1)
+        after = np.minimum(places + 1, last)
         one = chains.one[:, after]
-        inside = {
-            number: (each[np.minimum(np.arange(last + 1) + number, last)], number)
-            for number, each in chains.inside.items()
-        }
+        then = {number: np.minimum(places + number, last) for number in chains.inside}
+        inside = [(each[then[number]], then[number]) for number, each in chains.inside.items()]
         shifted = np.full_like(most, _NONE)
         shifted[0] = nearest[after]
         for left in range(1, chains.nodes + 1):
             best = (one[1 : left + 1] + shifted[left - 1 :: -1][:left]).max(axis=0)
-            for each, number in inside.values():
-                then = most[left - 1][np.minimum(np.arange(last + 1) + number, last)]
-                np.maximum(best, each + then, out=best)
+            for each, counts in inside:
+                np.maximum(best, each + most[left - 1][counts], out=best)
             most[left] = np.maximum(best, most[left - 1])
             shifted[left] = most[left][after]
         return most

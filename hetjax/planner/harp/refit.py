@@ -19,7 +19,7 @@ from hetjax.pipeline.schedules.warm_up import from_warm_up_counts
 from hetjax.planner.costs.predict import predict, predict_stages
 from hetjax.planner.harp.search import warm_up_counts_of
 from hetjax.planner.plan.plan import Plan
-from hetjax.planner.plan.prediction import Prediction, StagePrediction
+from hetjax.planner.plan.prediction import StagePrediction
 from hetjax.planner.plan.stage_plan import StagePlan
 from hetjax.planner.problem.problem import PlanningProblem
 from hetjax.planner.work.repeating_layers import (
@@ -84,7 +84,7 @@ def refitted(
     best: Plan | None = None
     for _, ways, counts in choices[:_FINALISTS]:
         found = _predicted_so(plan, problem, ways, counts)
-        if not _prediction(found).fits:
+        if not found.predicted.fits:
             continue
         if best is None or _step_time(found) < _step_time(best):
             best = found
@@ -255,9 +255,4 @@ def _with_stages(plan: Plan, stages: tuple[StagePlan, ...]) -> Plan:
 
 
 def _step_time(plan: Plan) -> float:
-    return _prediction(plan).step_time
-
-
-def _prediction(plan: Plan) -> Prediction:
-    assert plan.prediction is not None, "it was predicted"
-    return plan.prediction
+    return plan.predicted.step_time

@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetjax.mesh.cluster import Cluster, SubMesh
-from hetjax.mesh.host_links import host_share, link_to_host
 from hetjax.mesh.links import Link
 from hetjax.mesh.subcluster import Subcluster
+from hetjax.planner.costs.union_cost import UnionExecution
 from hetjax.planner.harp.lost_devices import is_power_of_two, lost_of_nodes
 from hetjax.planner.harp.slice_questions import SliceQuestion
-from hetjax.planner.harp.stage_options import best_options, fitting
+from hetjax.planner.harp.stage_options import StageOption, best_options, fitting
 from hetjax.planner.harp.stage_table import Slice, StageTable, Transfers
 from hetjax.planner.problem.problem import PlanningProblem
 from hetjax.planner.work.arrays import FloatArray, IntArray
@@ -224,6 +224,21 @@ def _slice(
     """The options that are the best for any run of layers."""
     options = execution_options(problem, subcluster, shape)
     kept = best_options(problem, runs, options, memory_factor)
+    return slice_of_options(runs, shape, kept)
+
+
+def slice_of_options(
+    runs: RepeatingRuns,
+    shape: tuple[int, int],
+    kept: Sequence[StageOption[Execution]] | Sequence[StageOption[UnionExecution]],
+) -> Slice:
+    """The slice of a submesh on which a stage runs in some ways.
+
+    Args:
+        runs: the runs of layers, in a list.
+        shape: the submesh's nodes, and devices in each.
+        kept: the ways, one or more.
+    """
     places = runs["nothing"].places
     assert places is not None, "they are in a list"
     return Slice(
@@ -269,9 +284,7 @@ def execution_options(
     )
     if subcluster.host_memory_bytes is None:
         return kept
-    host_link, share = link_to_host(subcluster), host_share(subcluster)
-    away = (replace(each, host_link=host_link, host_bytes=share) for each in kept)
-    return (*kept, *away)
+    return (*kept, *(each.offloaded(subcluster) for each in kept))
 
 
 def _logical_meshes(

@@ -30,6 +30,7 @@ from hetjax.planner.harp.stage_table import PartOfJoined, Slice, StageTable
 from hetjax.planner.harp.table_making import (
     ALL_ORDERS_UP_TO,
     listed_runs,
+    slice_of_options,
     submesh_shapes,
     transfers_over,
 )
@@ -215,16 +216,7 @@ def _union_slices(
                 if not any(each.is_as_good(found) for each in kept):
                     kept.append(found)
         if kept:
-            places = runs["nothing"].places
-            assert places is not None, "they are in a list"
-            yield Slice(
-                shape,
-                places,
-                np.array([each.seconds for each in kept]),
-                np.array([each.limits for each in kept]),
-                tuple(each.option for each in kept),
-                np.array([each.closing for each in kept]),
-            )
+            yield slice_of_options(runs, shape, kept)
 
 
 def _ways_to_share(

@@ -96,12 +96,11 @@ def _check_sharing(pipeline: PipelinePlan, where: str) -> None:
                     f"{here} follows stages[{before}] on the same devices, {stages[s].devices_text}"
                     f"; make them one stage"
                 )
-            for name in ("optimizer_state",):
-                if name in stages[s].offload or name in stages[before].offload:
-                    raise InputError(
-                        f"{here} takes turns with stages[{before}], and one of them offloads "
-                        f"{name}; allowed there: nothing"
-                    )
+            if offloaded := (*stages[before].offload, *stages[s].offload):
+                raise InputError(
+                    f"{here} takes turns with stages[{before}], and one of them offloads "
+                    f"{offloaded[0]}; allowed there: nothing"
+                )
 
 
 def _check_stage(stage: StagePlan, cluster: Cluster, where: str) -> None:

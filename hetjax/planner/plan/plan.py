@@ -105,6 +105,12 @@ class Plan:
             first += len(pipeline.stages)
 
     @property
+    def predicted(self) -> Prediction:
+        """The prediction of a plan that has one."""
+        assert self.prediction is not None, "it was predicted"
+        return self.prediction
+
+    @property
     def sharing(self) -> tuple[tuple[int, ...], ...]:
         """The stages on each set of devices, counted over all pipelines: mostly one."""
         return tuple(
@@ -114,9 +120,14 @@ class Plan:
         )
 
     @property
+    def leads(self) -> dict[int, int]:
+        """For each stage the first one on its devices, mostly itself."""
+        return {stage: group[0] for group in self.sharing for stage in group}
+
+    @property
     def num_devices(self) -> int:
         """How many devices its stages are on."""
-        return sum(self.stages[group[0]].num_devices for group in self.sharing)
+        return sum(pipeline.num_devices for pipeline in self.pipelines)
 
     def boundaries(self, pipeline: PipelinePlan) -> tuple[int, ...]:
         """The positions where a pipeline's stages begin, and the program's end."""

@@ -48,11 +48,7 @@ def plan_text(
           without a prediction
     """
     stages = [stage for pipeline in pipelines for stage in pipeline.stages]
-    used = sum(
-        pipeline.stages[group[0]].num_devices
-        for pipeline in pipelines
-        for group in pipeline.schedule.sharing
-    )
+    used = sum(pipeline.num_devices for pipeline in pipelines)
     batch_size = sum(pipeline.batch_size for pipeline in pipelines)
     lines = [
         f"Plan on cluster {cluster.name}: {_count(len(stages), 'stage')} on {used} of "

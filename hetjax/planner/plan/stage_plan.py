@@ -311,6 +311,11 @@ class PipelinePlan:
     schedule: PlannedSchedule
 
     @property
+    def num_devices(self) -> int:
+        """How many devices its stages are on."""
+        return sum(self.stages[group[0]].num_devices for group in self.schedule.sharing)
+
+    @property
     def batch_size(self) -> int:
         """Examples that it computes in a step."""
         return self.num_microbatches * self.microbatch_size

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
 from jax.sharding import PartitionSpec
 
+from hetjax.mesh.host_links import host_share, link_to_host
 from hetjax.mesh.kinds import DeviceKind
 from hetjax.mesh.links import Link
+from hetjax.mesh.subcluster import Subcluster
 from hetjax.pipeline.program.loss import accumulator_dtype
 from hetjax.pipeline.program.traced_program import Program, num_bytes
 from hetjax.pipeline.stages.cutting import ParameterPart
@@ -60,6 +62,11 @@ class Execution:
     members: int = 1
     host_link: Link | None = None
     host_bytes: float = 0.0
+
+    def offloaded(self, subcluster: Subcluster) -> Execution:
+        """The same with the optimizer's state in the memory of a subcluster's hosts."""
+        link, share = link_to_host(subcluster), host_share(subcluster)
+        return replace(self, host_link=link, host_bytes=share)
 
     @property
     def recompute(self) -> bool:

@@ -86,9 +86,8 @@ class StageCompiler:
         leaves = self._placement.pipelines.stages[self._stage].batch
         batch = dict(zip(leaves, self._shardings(BatchLeaf), strict=True))
         parameters, state = self._shardings(Parameter), self._shardings(OptimizerState)
-        for group in self._placement.pipelines.updates[self._stage].groups:
-            for place in group.state:
-                state[place] = in_host_memory(state[place])
+        for place in self._placement.pipelines.updates[self._stage].away:
+            state[place] = in_host_memory(state[place])
         return CompiledStage(self._mesh, programs, parameters, state, batch, zeros)
 
     def _shardings(self, kind: type[Any]) -> list[NamedSharding]:

@@ -333,6 +333,10 @@ class _InstructionWriter:
         assert self.schedule is not None
         return self.gradients if self.schedule.num_microbatches > 1 else ()
 
+    def _sets_back_apart(self, shared: sharing.StageSharing) -> bool:
+        """Whether gradients' sums are made zeros again by a program of their own."""
+        return bool(self._accumulators()) and (bool(self.reductions) or shared.divides)
+
     def update(self) -> Iterator[Instruction]:
         for group, places in enumerate(self.reductions):
             gradients = tuple(map(Gradient, places))
@@ -359,11 +363,11 @@ class _InstructionWriter:
                     break
                 outputs = (*parameters, *self.state, *STEP_METRICS)
                 sums = self._accumulators()
-                if sums and (self.reductions or shared.divides):
-                    yield Run(f"update_{phase}", arguments, outputs)
+                is_apart = self._sets_back_apart(shared)
+                outputs = outputs if is_apart else (*outputs, *sums)
+                yield Run(f"update_{phase}", arguments, outputs)
+                if is_apart:
                     yield Run("zero_gradients", (), sums)
-                else:
-                    yield Run(f"update_{phase}", arguments, (*outputs, *sums))
                 break
             mine = self._message(phase, self.stage)
             if update.sends[phase]:
@@ -393,7 +397,7 @@ class _InstructionWriter:
         update = self.pipelines.updates[self.stage]
         resident = tuple(self.state[place] for place in update.resident)
         sums = self._accumulators()
-        sets_back = sums and not self.reductions and not shared.divides
+        is_apart = self._sets_back_apart(shared)
         states = [tuple(self.state[place] for place in group.state) for group in update.groups]
         yield Fetch(states[0])
         for place, (group, state) in enumerate(zip(update.groups, states, strict=True)):
@@ -408,12 +412,12 @@ class _InstructionWriter:
                 *mine,
                 *(self.state[each] for each in group.returned),
                 *(STEP_METRICS if is_last else ()),
-                *(summed if sets_back else ()),
+                *(summed if sums and not is_apart else ()),
             )
             arguments = (mine, summed, resident, state, known)
             yield Run(f"update_group_{place}", arguments, outputs)
             yield Store(state)
-        if sums and not sets_back:
+        if is_apart:
             yield Run("zero_gradients", (), sums)
         yield Await(tuple(map(Offloaded, (each for state in states[-2:] for each in state))))
 

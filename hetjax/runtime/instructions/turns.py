@@ -44,7 +44,7 @@ def in_turns(
     groups = [
         (tuple(first + stage for stage in group), tuple(first + stage for stage in turns))
         for first, schedule in schedules.items()
-        for group, turns in _groups(schedule)
+        for group, turns in schedule.turns_of.items()
     ]
     if not groups:
         return {}
@@ -59,10 +59,6 @@ def in_turns(
         ended = [(stage, endings[stage][place]) for stage, place in order if stage in group]
         found[group] = (*begun, *tasks, *ended)
     return found
-
-
-def _groups(schedule: Schedule) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    return [(tuple(sorted(set(turns))), turns) for turns in schedule.turns]
 
 
 def _chunks(instructions: Sequence[Instruction]) -> list[list[Instruction]]:

@@ -122,8 +122,8 @@ class PlayedTimes:
             }
             for stage in stages
         ]
-        leads = {stage: group[0] for group in plan.sharing for stage in group}
-        return cls(tasks, [stage.update_seconds for stage in stages], routes, links, leads)
+        updates = [stage.update_seconds for stage in stages]
+        return cls(tasks, updates, routes, links, plan.leads)
 
     def transfer(self, tag: Tag, num_bytes: int) -> tuple[float, tuple[Lane, ...]]:
         """Seconds of a transfer, and the lanes that it keeps busy.

@@ -138,7 +138,7 @@ class StageWorker:
         self.buffers = {}
         self._bind(Parameter, state.parameters)
         self._bind(OptimizerState, state.optimizer)
-        for name in self._away:
+        for name in map(OptimizerState, self.pipelines.updates[self.stage].away):
             self.buffers[Offloaded(name)] = self.buffers.pop(name)
         if self.compiled.zero_gradients is not None:
             sums = zip(self.programs.trained, self.compiled.zero_gradients(), strict=True)
@@ -164,12 +164,6 @@ class StageWorker:
 
     def _bind(self, kind: type[_Placed], arrays: Sequence[Any]) -> None:
         self.buffers.update({kind(i): array for i, array in enumerate(arrays)})
-
-    @property
-    def _away(self) -> list[OptimizerState]:
-        """The optimizer state that is not on the devices between steps."""
-        groups = self.pipelines.updates[self.stage].groups
-        return [OptimizerState(place) for group in groups for place in group.state]
 
     def _all(self, kind: type[_Placed]) -> list[jax.Array]:
         found = {
