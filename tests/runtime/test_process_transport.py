@@ -2,8 +2,8 @@
 
 import gc
 import os
-import time
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
