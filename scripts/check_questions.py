@@ -251,7 +251,7 @@ def unlike_cards_of_a_box() -> dict[str, Any]:
 
 def unlike_memories_of_a_box() -> dict[str, Any]:
     """Half of the images do not fit into the small card: it has what does, the other the rest."""
-    images = settings_of_images("resnet-50", 384, SGD)
+    images = settings_of_images("resnet-50", 320, SGD)
     small = Part("T4", 1, 1, memory="8 GB")
     found = shared_stage(asked("25 GB/s", images, Part("T4", 1, 1), small))
     return {**found, "holds": found["holds"] and found["compared_with"][EVEN] is None}

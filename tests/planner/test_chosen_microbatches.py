@@ -83,12 +83,12 @@ def test_it_is_divided_no_further_than_memory_asks_for():
     whole = plan_of_images(options=options)
     assert whole.prediction is not None
     held = max(stage.memory_bytes for stage in whole.prediction.stages)
-    smaller = plan_of_images(memory=int(held * 0.4), options=options)
+    smaller = plan_of_images(memory=int(held * 0.5), options=options)
     count = smaller.pipelines[0].num_microbatches
     assert count > 1
     assert smaller.notes[0].startswith(f"{count} microbatches, the fewest that fit: ")
     with pytest.raises(InputError, match="does not fit"):
-        plan_of_images(count // 2, memory=int(held * 0.4), options=options)
+        plan_of_images(count // 2, memory=int(held * 0.5), options=options)
     with pytest.raises(InputError, match="is too large for any device"):
         plan_of_images(memory=10**5)
 

@@ -140,7 +140,7 @@ def test_the_warm_up_counts_are_those_of_the_schedule():
             {(rule, again) for rule in RULES for again in (False, True)},
         ),
         (
-            37_500_000,
+            37_850_000,
             {("data", True), *((rule, again) for rule in SHARDED for again in (False, True))},
         ),
         (22_000_000, {("fully_sharded", False), ("fully_sharded", True)}),

@@ -85,15 +85,13 @@ def test_what_is_made_again_costs_a_part_of_the_forward_pass(runs: Runs):
     assert np.all(layers.again_bytes[5:, :] == 0)
 
 
-def test_half_of_the_pieces_rounded_up(runs: Runs):
-    pieces = [(0, 3), (3, 6), (6, 9)]
-    by_repetition = runs_by_repetition(runs, pieces)
-    half, layers = by_repetition["half"], by_repetition["layers"]
-    for first, end, share in ((0, 9, 2 / 3), (3, 9, 1 / 2), (4, 6, 1.0), (2, 9, 2 / 3)):
-        place = (first, end)
-        whole = runs.residual_bytes[place]
-        expected = whole + share * (layers.residual_bytes[place] - whole)
-        assert half.residual_bytes[place] == pytest.approx(expected)
-        assert half.again_share[place] == pytest.approx(share * layers.again_share[place])
-        count = len(repeated_in(pieces, place))
-        assert len(repeated_by("half", pieces, place)) == round(share * count)
+@pytest.mark.parametrize("pieces", [[(0, 3), (3, 6), (6, 9)], [(1, 4), (5, 8)], [(2, 3)]])
+def test_half_of_the_pieces_are_those_of_a_plan(runs: Runs, pieces: list[tuple[int, int]]):
+    half = runs_by_repetition(runs, pieces)["half"]
+    for place in itertools.combinations(range(10), 2):
+        last = repeated_by("half", pieces, place)
+        assert len(last) == (len(repeated_in(pieces, place)) + 1) // 2
+        alone = runs_by_repetition(runs, last)["layers"] if last else runs
+        for name in ("backward_flops", "residual_bytes", "again_bytes", "again_share"):
+            found, expected = getattr(half, name)[place], getattr(alone, name)[place]
+            assert found == pytest.approx(expected), (place, name)

@@ -64,7 +64,7 @@ def one_device_losses() -> list[float]:
 
 
 BY_SPEED = box((card("fast", 1e7), 2), (card("slow", 4e6), 2))
-BY_MEMORY = box((card("40 kB", 1e7, 4e4), 1), (card("20 kB", 1e7, 2e4), 1))
+BY_MEMORY = box((card("60 kB", 1e7, 6e4), 1), (card("30 kB", 1e7, 3e4), 1))
 
 
 @pytest.mark.parametrize(

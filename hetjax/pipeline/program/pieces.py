@@ -102,7 +102,7 @@ def pieces_of(
     """
     outputs = [*itertools.chain(*program.outputs), *(program.summands or ())]
     made = set(_values(outputs))
-    steps = _where_they_belong(program.steps)
+    steps = where_they_belong(program.steps)
     cuts = _cuts(steps, program, made, least_flops, differentiated)
     if not cuts:
         return ()
@@ -110,7 +110,7 @@ def pieces_of(
     return tuple(_pieces(program, [steps[first:end] for first, end in bounds], differentiated))
 
 
-def _where_they_belong(steps: Sequence[Step]) -> list[Step]:
+def where_they_belong(steps: Sequence[Step]) -> list[Step]:
     """The steps in an order in which each block has its own together.
 
     A backward pass has what it makes again of the forward pass in front, and sums the gradients of

@@ -104,7 +104,8 @@ def memory(problem: PlanningProblem, runs: Runs, execution: Execution) -> Memory
     if times is not None:
         held = _memory(problem, runs, execution)
         temporary = execution.examples * runs.in_form(times.temporary_bytes.of(runs.layers))
-        return replace(held, working_bytes=held.working_bytes + temporary)
+        expected = runs.temporary_bytes / execution.example_parts
+        return replace(held, working_bytes=held.working_bytes - expected + temporary)
     if execution.parameters:
         return _memory(problem, runs, execution)
     # Devices of all subclusters hold the same.
@@ -125,7 +126,8 @@ def _memory(problem: PlanningProblem, runs: Runs, execution: Execution) -> Memor
     if execution.host_link is not None:
         way = (problem.program, problem.optimizer_bytes, runs, execution)
         host, group = offloaded_bytes(*way)
-    kept, working = runs.residual_bytes, runs.boundary_bytes + runs.again_bytes
+    kept = runs.residual_bytes
+    working = runs.boundary_bytes + runs.again_bytes + runs.temporary_bytes
     if execution.recompute:
         kept, working = runs.input_bytes, working + runs.residual_bytes
     # Without a backward pass, a stage does not wait for others: all that it sends may wait there.

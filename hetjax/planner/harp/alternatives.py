@@ -9,7 +9,11 @@ from dataclasses import replace
 from functools import partial
 
 from hetjax.planner.harp.dynamic_program import Alternative, DynamicProgram, Found
-from hetjax.planner.harp.restriction import with_nodes, without_recomputation
+from hetjax.planner.harp.restriction import (
+    other_numbers_of_stages,
+    with_nodes,
+    without_recomputation,
+)
 from hetjax.planner.harp.simulated_search import CLOSED_FORM_EXCESS
 from hetjax.planner.harp.stage_table import StageTable
 from hetjax.planner.plan.plan import Plan
@@ -20,10 +24,6 @@ Restriction = Callable[[StageTable], StageTable]
 
 _ORDERS_UP_TO = 3
 """Up to this many subclusters other orders of them are tried."""
-
-_COUNTED_STAGES = 10
-"""Up to this many stages fewer and more are tried: a search that counts them takes as many times as
-long, and a stage of many says little."""
 
 
 def next_best(
@@ -92,14 +92,8 @@ def differences(chosen: Plan, other: Plan) -> str:
 def _restrictions(problem: PlanningProblem, plan: Plan) -> list[Restriction]:
     stages, cluster = plan.stages, problem.cluster
     found: list[Restriction] = []
-    few = len(stages) <= _COUNTED_STAGES
-    if few and len(stages) > problem.options.min_stages:
-        found.append(partial(_with_stages, least=problem.options.min_stages, most=len(stages) - 1))
-    most = min(
-        problem.num_layers, cluster.num_devices, problem.options.max_stages or cluster.num_devices
-    )
-    if few and len(stages) < most:
-        found.append(partial(_with_stages, least=len(stages) + 1, most=problem.options.max_stages))
+    for least, most in other_numbers_of_stages(problem, len(stages)):
+        found.append(partial(replace, min_stages=least, max_stages=most))
     if any(map(_again, stages)):
         found.append(without_recomputation)
     nodes = [subcluster.nodes for subcluster in cluster.subclusters]
@@ -114,10 +108,6 @@ def _restrictions(problem: PlanningProblem, plan: Plan) -> list[Restriction]:
             if [names[place] for place in order if names[place] in used] != used:
                 found.append(partial(replace, order=order))
     return found
-
-
-def _with_stages(table: StageTable, least: int, most: int | None) -> StageTable:
-    return replace(table, min_stages=least, max_stages=most)
 
 
 def _batch_differences(chosen: Plan, other: Plan) -> Iterator[str]:

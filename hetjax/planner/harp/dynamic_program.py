@@ -13,9 +13,14 @@ from hetjax.planner.harp.lost_devices import check_lost, lost_of_nodes
 from hetjax.planner.harp.mixing import combinations
 from hetjax.planner.harp.no_fit import does_not_fit
 from hetjax.planner.harp.replicas import Timed, score_of, several_pipelines
-from hetjax.planner.harp.restriction import with_nodes
+from hetjax.planner.harp.restriction import other_numbers_of_stages, with_nodes
 from hetjax.planner.harp.search import Candidate
-from hetjax.planner.harp.simulated_search import Judged, first_look, simulated_search
+from hetjax.planner.harp.simulated_search import (
+    CLOSED_FORM_EXCESS,
+    Judged,
+    first_look,
+    simulated_search,
+)
 from hetjax.planner.harp.stage_table import StageTable
 from hetjax.planner.harp.synthesised_stages import synthesised_pipelines
 from hetjax.planner.harp.table_making import make_stage_table, may_fit
@@ -180,7 +185,8 @@ class DynamicProgram:
         runs = problem.runs
         one = first
         if first.met and not _is_union_far_ahead(first, below):
-            judged = simulated_search(problem, runs, first.table, first.met)
+            met = [*first.met, *_met_otherwise(problem, runs, first)]
+            judged = simulated_search(problem, runs, first.table, met)
             one = _made(problem, first.table, judged, first.profile_seconds)
             one = _or_union_stage(problem, runs, first.table, one, first.profile_seconds)
         assert one is not None, "a plan was found"
@@ -381,6 +387,19 @@ def _parts(problem: PlanningProblem, table: StageTable) -> Iterator[StageTable]:
         nodes = [n if use else 0 for use, (n, _) in zip(used, table.nodes, strict=True)]
         if any(nodes) and list(nodes) != [n for n, _ in table.nodes]:
             yield with_nodes(table, nodes)
+
+
+def _met_otherwise(problem: PlanningProblem, runs: Runs, first: Found) -> Iterator[Candidate]:
+    """Candidates with fewer and with more stages than what a first look found.
+
+    Those with as many are so alike that all that are nearly the best may be among them.
+    """
+    assert first.table is not None, "what was found has its table"
+    limit = first.score * (1 + CLOSED_FORM_EXCESS)
+    for least, most in other_numbers_of_stages(problem, len(first.plan.stages)):
+        table = replace(first.table, min_stages=least, max_stages=most)
+        for each in first_look(problem, runs, table, below=limit):
+            yield each.candidate
 
 
 def _runners_up(

@@ -1,4 +1,4 @@
-"""Stage tables that allow less: fewer nodes, or no recomputation. What they cost stays the same."""
+"""Stage tables that allow less: fewer nodes, other numbers of stages, or no recomputation."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from hetjax.planner.harp.stage_table import Slice, StageTable
+from hetjax.planner.problem.problem import PlanningProblem
+
+_COUNTED_STAGES = 10
+"""Up to this many stages fewer and more are tried: a search that counts them takes as many times as
+long, and a stage of many says little."""
 
 
 def with_nodes(table: StageTable, nodes: Sequence[int]) -> StageTable:
@@ -40,6 +45,25 @@ def without_recomputation(table: StageTable) -> StageTable:
     """
     every = ((_keeping(cut) for cut in slices) for slices in table.slices)
     return replace(table, slices=tuple(tuple(cut for cut in cuts if cut) for cuts in every))
+
+
+def other_numbers_of_stages(problem: PlanningProblem, number: int) -> list[tuple[int, int | None]]:
+    """How many stages a pipeline might have instead.
+
+    Args:
+        problem: what is planned.
+        number: how many it has.
+
+    Returns:
+        The least and the largest number, None for any: fewer, and more, as far as such are allowed.
+        Nothing where there are many stages.
+    """
+    if number > _COUNTED_STAGES:
+        return []
+    options, devices = problem.options, problem.cluster.num_devices
+    fewer = [(options.min_stages, number - 1)] if number > options.min_stages else []
+    most = min(problem.num_layers, devices, options.max_stages or devices)
+    return [*fewer, *([(number + 1, options.max_stages)] if number < most else [])]
 
 
 def _keeping(cut: Slice) -> Slice | None:

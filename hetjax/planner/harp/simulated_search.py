@@ -112,10 +112,17 @@ def search_by_clock(
     judge.time(met)
     judge.time_ways(dict.fromkeys(each.places for each in met))
     judge.time_ways(dict.fromkeys(_worth_timing(table, judge, met)))
-    for each in judge.ranked()[:_IMPROVED]:
+    for each in _unlike_first(judge.ranked())[:_IMPROVED]:
         if judge.may_time(each.candidate):
             descend(table, each.candidate, judge.score, judge.may_time)
     return judge.ranked()
+
+
+def _unlike_first(ranked: Sequence[Judged]) -> list[Judged]:
+    """The best of each number of stages, then the others."""
+    first = {len(each.candidate.places): each for each in reversed(ranked)}
+    bests = {id(each) for each in first.values()}
+    return sorted(ranked, key=lambda each: id(each) not in bests)
 
 
 def first_look(

@@ -59,6 +59,8 @@ class Runs:
         residual_bytes: bytes kept between the two passes.
         input_bytes: bytes of inputs, all that is kept with recomputation.
         again_bytes: the most bytes that layers hold which are made again one after another.
+        temporary_bytes: the most bytes that either pass holds beside what goes in and comes out,
+            without what is made again; of several layers those of one.
         again_share: what share of the forward pass the backward pass repeats for these.
         boundary_bytes: bytes received and sent.
         messages: how many messages bring and take them.
@@ -96,6 +98,7 @@ class Runs:
     residual_bytes: FloatArray
     input_bytes: FloatArray
     again_bytes: FloatArray
+    temporary_bytes: FloatArray
     again_share: FloatArray
     boundary_bytes: FloatArray
     messages: FloatArray
@@ -159,11 +162,7 @@ class Runs:
         if self.used is None:
             return np.asarray(sizes.max(initial=0.0))
         of_layers = (self.used * sizes[:, None]).max(axis=0, initial=0.0)
-        count = len(of_layers)
-        square = np.zeros((count + 1, count + 1))
-        of_runs = np.triu(np.tile(of_layers, (count, 1)))
-        square[:-1, 1:] = np.maximum.accumulate(of_runs, axis=1)
-        return self.in_form(square)
+        return self.in_form(largest_of_runs(of_layers))
 
     @functools.cached_property
     def _users(self) -> tuple[NDArray[np.bool_], FloatArray, list[NDArray[np.bool_]]]:
@@ -320,6 +319,7 @@ def all_runs(program: Program, works: Sequence[Work]) -> Runs:
         residual_bytes=sums_of_runs([work.residual_bytes for work in works]) - inside,
         input_bytes=first_inputs[:, None] * has_backward,
         again_bytes=np.zeros((len(works) + 1,) * 2),
+        temporary_bytes=_temporary_bytes(works),
         again_share=np.zeros((len(works) + 1,) * 2),
         boundary_bytes=received[:, None] + received[None, :],
         messages=np.add.outer(received > 0, received > 0, dtype=float),
@@ -340,6 +340,17 @@ def all_runs(program: Program, works: Sequence[Work]) -> Runs:
         frozen=program.frozen,
         used=used,
     )
+
+
+def _temporary_bytes(works: Sequence[Work]) -> FloatArray:
+    """What the largest layer of each run holds, and a gradient that goes from layer to layer."""
+    alone = np.array([float(work.temporary_bytes) for work in works])
+    returned = np.array([*(float(work.returned_bytes) for work in works), 0.0])
+    returned[0] = 0.0
+    found = largest_of_runs(alone + np.maximum(returned[:-1], returned[1:]))
+    layer = np.arange(len(works))
+    found[layer, layer + 1] = alone
+    return found
 
 
 def one_run(
@@ -368,6 +379,7 @@ def one_run(
         residual_bytes=np.array(float(work.residual_bytes)),
         input_bytes=np.array(float(work.input_bytes * (work.backward_passes > 0))),
         again_bytes=np.array(float(work.again_bytes)),
+        temporary_bytes=np.array(float(work.temporary_bytes)),
         again_share=np.array(_again_share(work)),
         boundary_bytes=np.array(float(work.received_bytes + sent_bytes)),
         messages=np.array(float((work.received_bytes > 0) + (sent_bytes > 0))),
@@ -486,3 +498,22 @@ def sums_of_runs(values: Sequence[float] | FloatArray) -> FloatArray:
     """
     before = np.concatenate([[0.0], np.cumsum(values)])
     return before[None, :] - before[:, None]
+
+
+def largest_of_runs(values: Sequence[float] | FloatArray) -> FloatArray:
+    """The largest in each contiguous run.
+
+    Args:
+        values: one a layer, none negative.
+
+    Returns:
+        ``[L + 1, L + 1]``: the entry ``[i, j]`` is for layers i to j - 1; 0 where there are none.
+
+    Example:
+        >>> largest_of_runs([3.0, 1.0])[0].tolist()
+        [0.0, 3.0, 3.0]
+    """
+    count = len(values)
+    square = np.zeros((count + 1, count + 1))
+    square[:-1, 1:] = np.maximum.accumulate(np.triu(np.tile(values, (count, 1))), axis=1)
+    return square

@@ -164,8 +164,6 @@ def repeating_layers(runs: Runs, pieces: Sequence[LayerRun]) -> Runs:
         return sums_of_runs(values[alone] * is_again)
 
     flops, traffic = again(runs.forward_flops), again(runs.forward_traffic)
-    whole = np.where(runs.forward_flops > 0, runs.forward_flops, runs.forward_traffic)
-    part = np.where(runs.forward_flops > 0, flops, traffic)
     return replace(
         runs,
         backward_flops=runs.backward_flops + flops,
@@ -174,31 +172,55 @@ def repeating_layers(runs: Runs, pieces: Sequence[LayerRun]) -> Runs:
         backward_moved=runs.backward_moved + again(runs.forward_moved),
         residual_bytes=runs.residual_bytes - held.saved,
         again_bytes=held.at_once,
-        again_share=np.divide(part, whole, out=np.zeros_like(whole), where=whole > 0),
+        again_share=_share_of_forward(runs, flops, traffic),
     )
 
 
 def _halfway(runs: Runs, layers: Runs, pieces: Sequence[LayerRun]) -> Runs:
-    """Runs that make half of their pieces again, rounded up; pieces are taken to be alike."""
+    """Runs that make the last half of their pieces again, rounded up, as `repeated_by` has them."""
+    begins, ends = (np.array(each, int) for each in zip(*pieces, strict=True))
     position = np.arange(runs.residual_bytes.shape[0])
-    begun = (position[:, None] > np.array([a for a, _ in pieces], int)).sum(axis=1)
-    ended = (position[:, None] >= np.array([b for _, b in pieces], int)).sum(axis=1)
-    count = np.maximum(begun[None, :] - ended[:, None], 0)
-    share = np.ceil(count / 2) / np.maximum(count, 1)
+    ended = (position[:, None] >= ends).sum(axis=1)[:, None]
+    count = np.maximum((position[:, None] > begins).sum(axis=1)[None, :] - ended, 0)
+    first, end = np.meshgrid(position, position, indexing="ij")
+    middle = np.maximum(first, np.append(begins, 0)[np.minimum(ended + count // 2, len(pieces))])
+    middle = np.where(count > 0, middle, end)
 
-    def between(name: str) -> FloatArray:
-        kept, again = getattr(runs, name), getattr(layers, name)
-        return kept + share * (again - kept)
+    def added(name: str) -> FloatArray:
+        """By how much the last half of a run has more of something than where it keeps all."""
+        more = getattr(layers, name) - getattr(runs, name)
+        return np.where(count > 0, more[middle, end], 0.0)
 
-    names = (
-        "backward_flops",
-        "backward_traffic",
-        "backward_moves",
-        "backward_moved",
-        "residual_bytes",
-        "again_share",
+    flops, traffic = added("backward_flops"), added("backward_traffic")
+    kept = added("residual_bytes") + np.where(middle > first, _kept_by_both(runs)[middle], 0.0)
+    names = ("backward_moves", "backward_moved")
+    return replace(
+        runs,
+        residual_bytes=runs.residual_bytes + np.where(count > 0, kept, 0.0),
+        backward_flops=runs.backward_flops + flops,
+        backward_traffic=runs.backward_traffic + traffic,
+        again_bytes=np.where(count > 0, layers.again_bytes[middle, end], 0.0),
+        again_share=_share_of_forward(runs, flops, traffic),
+        **{name: getattr(runs, name) + added(name) for name in names},
     )
-    return replace(layers, **{name: between(name) for name in names})
+
+
+def _kept_by_both(runs: Runs) -> FloatArray:
+    """Of each boundary, what the layers before and after it would both keep.
+
+    One of them does, and where it makes that again, the other one, as far as is known.
+    """
+    kept, layer = runs.residual_bytes, np.arange(1, len(runs.residual_bytes) - 1)
+    both = np.zeros(len(kept))
+    both[layer] = kept[layer - 1, layer] + kept[layer, layer + 1] - kept[layer - 1, layer + 1]
+    return both
+
+
+def _share_of_forward(runs: Runs, flops: FloatArray, traffic: FloatArray) -> FloatArray:
+    """What share of their forward pass runs make again, of which so much is known."""
+    whole = np.where(runs.forward_flops > 0, runs.forward_flops, runs.forward_traffic)
+    part = np.where(runs.forward_flops > 0, flops, traffic)
+    return np.divide(part, whole, out=np.zeros_like(whole), where=whole > 0)
 
 
 @dataclass(frozen=True)
@@ -247,14 +269,9 @@ class _PieceBytes:
         self.at_once = np.maximum(among, np.maximum(self._made(head), self._made(tail)))
 
     def _apart(self, pieces: Sequence[LayerRun]) -> FloatArray:
-        """What neighbours would both keep, and only one of them does, at the edges of pieces.
-
-        Where one makes it again, the other keeps it, as far as is known.
-        """
-        kept, size = self._runs.residual_bytes, self._size
-        both = np.zeros(size)
-        for edge in {edge for piece in pieces for edge in piece if 0 < edge < size - 1}:
-            both[edge] = kept[edge - 1, edge] + kept[edge, edge + 1] - kept[edge - 1, edge + 1]
+        """What neighbours would both keep, and only one of them does, at the edges of pieces."""
+        edges = {edge for piece in pieces for edge in piece}
+        both = np.where(np.isin(np.arange(self._size), list(edges)), _kept_by_both(self._runs), 0.0)
         before = np.concatenate([[0.0], np.cumsum(both)])
         inside = before[None, :-1] - before[1:, None]
         return np.triu(inside, k=1)

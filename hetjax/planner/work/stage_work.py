@@ -13,6 +13,7 @@ import jax
 from hetjax import _compat
 from hetjax.pipeline.program.costs import Cost, equation_cost
 from hetjax.pipeline.program.forms import form_of
+from hetjax.pipeline.program.temporaries import temporary_bytes
 from hetjax.pipeline.program.traced_program import (
     Constant,
     Operand,
@@ -45,6 +46,8 @@ class Work:
         residual_bytes: bytes kept between the forward and the backward pass.
         input_bytes: bytes of its inputs, all that is kept where it recomputes.
         again_bytes: the most bytes that layers hold which are made again one after another.
+        temporary_bytes: the most bytes that either pass holds beside what goes in and comes out,
+            without what is made again.
         received_bytes: bytes it receives from the run before; 0 in the first.
         returned_bytes: bytes of their cotangents, which it gives back.
         returned: which of the values received have such a cotangent, by place.
@@ -72,6 +75,7 @@ class Work:
     parts: tuple[ParameterPart, ...]
     split: SplitWork | None = None
     again_bytes: int = 0
+    temporary_bytes: int = 0
     kept_twice: int = 0
     forward_moves: MemberMoves = field(default_factory=MemberMoves)
     backward_moves: MemberMoves = field(default_factory=MemberMoves)
@@ -200,10 +204,17 @@ def _repeated(
     edges = sorted({*boundaries, *(p for runs in inside for run in runs for p in run)})
     pieces = dict(zip(itertools.pairwise(edges), measure(program, edges, known=known), strict=True))
     found = []
-    for runs in inside:
+    for (first, end), runs in zip(itertools.pairwise(boundaries), inside, strict=True):
         works = [pieces[run] for run in runs]
         again = max((work.residual_bytes for work in works), default=0)
-        found.append({"recompute": sum((w.forward for w in works), Cost()), "again_bytes": again})
+        parts = (work for (a, b), work in pieces.items() if first <= a and b <= end)
+        found.append(
+            {
+                "recompute": sum((w.forward for w in works), Cost()),
+                "again_bytes": again,
+                "temporary_bytes": max((work.temporary_bytes for work in parts), default=0),
+            }
+        )
     return found
 
 
@@ -317,6 +328,7 @@ def _measure_run(
     seeds = (0,) if is_last else cotangents_in
     traced = tracer(run, *inputs, seeds)
     forward_moves, backward_moves, given_moves = member_moves(traced, microbatch_size)
+    passes = (programs.forward, *([programs.backward] if programs.has_backward else ()))
     work = Work(
         forward=programs.forward_cost,
         backward=programs.backward_cost + programs.recompute_cost,
@@ -324,6 +336,7 @@ def _measure_run(
         product_bytes=sum(p.output_bytes for step in run.steps for p in products(step)),
         residual_bytes=programs.residual_bytes,
         input_bytes=sum(num_bytes(shape) for shape in (*batch, *received)),
+        temporary_bytes=max(map(temporary_bytes, passes)),
         received_bytes=sum(num_bytes(shape) for shape in received),
         returned_bytes=sum(num_bytes(received[place]) for place in programs.cotangents_out),
         returned=programs.cotangents_out,

@@ -1,0 +1,106 @@
+"""What a program holds beside its arguments and results while it runs, counted from its steps."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hetjax import _compat
+from hetjax.pipeline.program.costs import REPEATABLE, is_expensive, is_heavy
+from hetjax.pipeline.program.fences import fenced_values
+from hetjax.pipeline.program.pieces import where_they_belong
+from hetjax.pipeline.program.step_program import StepProgram
+from hetjax.pipeline.program.traced_program import Step, num_bytes, operand_value
+
+
+@dataclass(frozen=True)
+class _Line:
+    """A line of a program.
+
+    Args:
+        reads: the values that it reads.
+        makes: those that it makes.
+        is_stored: whether they are; what is not is computed again wherever it is read.
+        inside: the most bytes that the programs inside it hold.
+    """
+
+    reads: tuple[Hashable, ...]
+    makes: tuple[Hashable, ...]
+    is_stored: bool
+    inside: int
+
+
+def temporary_bytes(program: StepProgram) -> int:
+    """The most bytes that a program holds at once, beside its arguments and results.
+
+    Lines run in their order. Elementwise arithmetic is fused into what reads it, and holds nothing
+    of its own, but keeps what it reads. A gradient is added to its sum as soon as it is made.
+
+    Args:
+        program: the program.
+
+    Returns:
+        Bytes, were all of it on one device. What a compiler does otherwise is not known here: one
+        for CPUs puts off gradients of weights where it has the whole of a backward pass before it.
+    """
+    outputs = list(itertools.chain(*program.outputs))
+    results = map(operand_value, outputs)
+    wanted = [*outputs, *(program.summands or ())]
+    stored = fenced_values(program.steps, wanted, program.avals) | _factors(program.steps)
+    lines = [_line_of(step, stored) for step in where_they_belong(program.steps)]
+    given = {*itertools.chain(*program.arguments)}
+    return _most(lines, given | {*results}, lambda value: num_bytes(program.avals[value]))
+
+
+def _factors(steps: Iterable[Step]) -> frozenset[int]:
+    """What products read: they take it from memory, whatever makes it."""
+    return frozenset(value for step in steps if is_heavy(step) for value in step.values())
+
+
+def _line_of(step: Step, fenced: Collection[int]) -> _Line:
+    inner = _compat.inner_jaxprs(step.equation) if step.equation is not None else ()
+    is_stored = is_expensive(step) or any(output in fenced for output in step.outputs)
+    return _Line(tuple(step.values()), tuple(step.outputs), is_stored, _inside(inner) * is_stored)
+
+
+def _inside(jaxprs: Iterable[_compat.Jaxpr]) -> int:
+    return max(map(_most_of_jaxpr, jaxprs), default=0)
+
+
+def _most_of_jaxpr(jaxpr: _compat.Jaxpr) -> int:
+    def values(variables: Iterable[Any]) -> tuple[Hashable, ...]:
+        return tuple(each for each in variables if not isinstance(each, _compat.Literal))
+
+    lines = [
+        _Line(
+            values(equation.invars),
+            values(equation.outvars),
+            equation.primitive.name not in REPEATABLE,
+            _inside(_compat.inner_jaxprs(equation)),
+        )
+        for equation in jaxpr.eqns
+    ]
+    apart = {*values(jaxpr.invars), *values(jaxpr.constvars), *values(jaxpr.outvars)}
+    return _most(lines, apart, lambda value: num_bytes(value.aval))
+
+
+def _most(lines: Sequence[_Line], apart: set[Any], size: Callable[[Any], int]) -> int:
+    """The most that values hold at once, without those that are counted apart."""
+    sources: dict[Hashable, frozenset[Hashable]] = {}
+    spans: list[tuple[frozenset[Hashable], tuple[Hashable, ...], int]] = []
+    for line in lines:
+        read = frozenset[Hashable]().union(*(sources.get(v, frozenset((v,))) for v in line.reads))
+        stored = tuple(value for value in line.makes if line.is_stored or value in apart)
+        sources.update(dict.fromkeys(line.makes, read))
+        sources.update((value, frozenset((value,))) for value in stored)
+        spans.append((read, stored, line.inside))
+    last = {value: place for place, (read, made, _) in enumerate(spans) for value in (*read, *made)}
+    alive = most = 0
+    for place, (read, made, inside) in enumerate(spans):
+        alive += sum(size(value) for value in made if value not in apart)
+        most = max(most, alive + inside)
+        ended = {value for value in (*read, *made) if last[value] == place} - apart
+        alive -= sum(map(size, ended))
+    return most

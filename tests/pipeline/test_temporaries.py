@@ -1,0 +1,55 @@
+"""Tests of what programs hold beside their arguments and results."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from hetjax.pipeline.program.temporaries import temporary_bytes
+from hetjax.pipeline.update.alike_leaves import program_of
+
+SIDE = 256
+ONE = 4 * SIDE * SIDE
+"""Bytes of a matrix."""
+
+x = jax.ShapeDtypeStruct((SIDE, SIDE), jnp.float32)
+
+
+def held(function: Any, count: int = 1) -> int:
+    """What a function of matrices holds."""
+    program, _ = program_of(lambda arrays: [function(*arrays)], [[x] * count])
+    return temporary_bytes(program)
+
+
+def chain(a: jax.Array) -> jax.Array:
+    for _ in range(5):
+        a = a @ a
+    return a
+
+
+@pytest.mark.parametrize(
+    ("function", "matrices"),
+    [
+        (lambda a: a @ a, 0),
+        (lambda a: jnp.tanh(a) * 2 + 1, 0),
+        (lambda a: (a @ a) @ a, 1),
+        # The product, and its hyperbolic tangent, which the next product reads from memory.
+        (lambda a: jnp.tanh(a @ a) @ a, 2),
+        # What is made, and what it is made of.
+        (chain, 2),
+        # The first product waits for the last one, which is there beside its two factors.
+        (lambda a: (a @ a) + ((a @ a.T) @ (a.T @ a)), 4),
+    ],
+)
+def test_what_is_held(function: Any, matrices: int):
+    assert held(function) == matrices * ONE
+
+
+def test_a_turn_of_a_scan_holds_what_its_body_does():
+    def body(carry: jax.Array, _: None) -> tuple[jax.Array, None]:
+        return chain(carry), None
+
+    assert held(lambda a: jax.lax.scan(body, a, length=3)[0]) == 2 * ONE
