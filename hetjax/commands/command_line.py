@@ -9,8 +9,10 @@ did, at any moment.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -128,7 +130,9 @@ def run_command(
         The exit code.
     """
     try:
-        return command(make_parser().parse_args(argv))
+        arguments = make_parser().parse_args(argv)
+        with _only_results() if getattr(arguments, "json", False) else nullcontext():
+            return command(arguments)
     except InputError as error:
         return _fail(error, WRONG_INPUT)
     except WorkerLostError as error:
@@ -138,6 +142,29 @@ def run_command(
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
+
+
+@contextmanager
+def _only_results() -> Iterator[None]:
+    """Keeps standard output for results: what libraries print there goes to standard error.
+
+    HiGHS does, by C: so the process's own descriptor has to be another one meanwhile.
+    """
+    try:
+        output, other = sys.stdout.fileno(), sys.stderr.fileno()
+    except (OSError, ValueError):
+        yield  # These are no files, such as in a notebook.
+        return
+    sys.stdout.flush()
+    own = os.dup(output)
+    results = os.fdopen(os.dup(own), "w", encoding=sys.stdout.encoding)
+    os.dup2(other, output)
+    try:
+        with results, redirect_stdout(results):
+            yield
+    finally:
+        os.dup2(own, output)
+        os.close(own)
 
 
 def _fail(error: Exception, code: int) -> int:
