@@ -12,6 +12,7 @@ import pytest
 from hetjax import planner
 from hetjax.mesh import SubMesh
 from hetjax.planner import Member, Plan, PlanningProblem
+from hetjax.planner.h2.refine import Refined, refine
 
 QUICKSTART = Path(__file__).parent.parent / "configs" / "quickstart.gin"
 
@@ -321,6 +322,25 @@ def test_a_program_cannot_be_played_or_scheduled(
 
 
 HETERO_AUTO = ("--gin", "planner.name = 'heteroauto'")
+
+
+def test_a_plan_of_hetero_auto_that_does_not_fit_after_all_is_refused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def over_memory(plan: Plan, problem: PlanningProblem) -> Refined:
+        made = refine(plan, problem).refined
+        first, *others = made.predicted.stages
+        over = replace(first, memory_limit_bytes=first.memory_bytes - 1)
+        return Refined(
+            made, replace(made, prediction=replace(made.predicted, stages=(over, *others)))
+        )
+
+    monkeypatch.setattr("hetjax.commands.planning.refine", over_memory)
+    chosen = ("--gin", "train.microbatches = 8")
+    assert plan_command("--config", str(QUICKSTART), *HETERO_AUTO, *chosen) == 2
+    told = capsys.readouterr().err
+    assert "HeteroAuto's best plan does not fit: stage 0 needs" in told
+    assert "set planner.name = 'harp'" in told
 
 
 def test_hetero_auto_is_told_as_found_and_refined(capsys: pytest.CaptureFixture[str]) -> None:

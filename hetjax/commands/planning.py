@@ -13,7 +13,7 @@ from hetjax.configuration import Configuration
 from hetjax.configuration.make import Ingredients
 from hetjax.errors import DoesNotFitError, InputError
 from hetjax.mesh import Cluster
-from hetjax.mesh.quantities import format_seconds
+from hetjax.mesh.quantities import format_bytes, format_seconds
 from hetjax.planner import (
     Alternative,
     DynamicProgram,
@@ -21,6 +21,7 @@ from hetjax.planner import (
     HapPlanner,
     HeteroAuto,
     PlanningProblem,
+    Prediction,
     does_not_fit,
 )
 from hetjax.planner.h2.refine import refine
@@ -186,6 +187,8 @@ def _refined(problem: PlanningProblem) -> Found:
     first, last = both.found.prediction, both.refined.prediction
     assert first is not None, "it was predicted"
     assert last is not None, "it was predicted"
+    if not last.fits:
+        raise DoesNotFitError(_over_memory(last))
     note = (
         f"HeteroAuto: {format_seconds(strategy.step_time)} a step by its own model; "
         f"{format_seconds(first.step_time)} by the timeline of its 1F1B schedule; "
@@ -194,6 +197,22 @@ def _refined(problem: PlanningProblem) -> Found:
     plan = replace(both.refined, notes=(note,))
     step, looked = last.step_time, strategy.candidates
     return Found(plan, step, step, looked, problem.profile_seconds, searched)
+
+
+def _over_memory(prediction: Prediction) -> str:
+    """What does not fit of a plan that a coarser count of memory has let through."""
+    over = [
+        f"stage {s} needs {format_bytes(each.memory_bytes)} of a device's "
+        f"{format_bytes(each.memory_limit_bytes)}"
+        + f" and {format_bytes(each.host_bytes)} of its host's {format_bytes(each.host_limit_bytes)}"
+        * bool(each.host_bytes)
+        for s, each in enumerate(prediction.stages)
+        if not each.fits
+    ]
+    return (
+        f"HeteroAuto's best plan does not fit: {'; '.join(over)}. Stages of a kind are alike in its "
+        f"plans; set planner.name = 'harp', where each may have layers and ways of its own"
+    )
 
 
 def _check_synthesised(settings: Configuration) -> None:
