@@ -22,6 +22,7 @@ from hetjax.planner import (
     HeteroAuto,
     PlanningProblem,
     Prediction,
+    StagePrediction,
     does_not_fit,
 )
 from hetjax.planner.h2.refine import refine
@@ -201,17 +202,18 @@ def _refined(problem: PlanningProblem) -> Found:
 
 def _over_memory(prediction: Prediction) -> str:
     """What does not fit of a plan that a coarser count of memory has let through."""
-    over = [
-        f"stage {s} needs {format_bytes(each.memory_bytes)} of a device's "
-        f"{format_bytes(each.memory_limit_bytes)}"
-        + f" and {format_bytes(each.host_bytes)} of its host's {format_bytes(each.host_limit_bytes)}"
-        * bool(each.host_bytes)
-        for s, each in enumerate(prediction.stages)
-        if not each.fits
-    ]
+
+    def needs(stage: StagePrediction) -> str:
+        of_device, limit = map(format_bytes, (stage.memory_bytes, stage.memory_limit_bytes))
+        of_host, host_limit = map(format_bytes, (stage.host_bytes, stage.host_limit_bytes))
+        host = f" and {of_host} of its host's {host_limit}" if stage.host_bytes else ""
+        return f"needs {of_device} of a device's {limit}{host}"
+
+    stages = enumerate(prediction.stages)
+    over = "; ".join(f"stage {s} {needs(each)}" for s, each in stages if not each.fits)
     return (
-        f"HeteroAuto's best plan does not fit: {'; '.join(over)}. Stages of a kind are alike in its "
-        f"plans; set planner.name = 'harp', where each may have layers and ways of its own"
+        f"HeteroAuto's best plan does not fit: {over}. Stages of a kind are alike in its plans; "
+        f"set planner.name = 'harp', where each may have layers and ways of its own"
     )
 
 
