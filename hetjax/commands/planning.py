@@ -190,10 +190,13 @@ def _refined(problem: PlanningProblem) -> Found:
     assert last is not None, "it was predicted"
     if not last.fits:
         raise DoesNotFitError(_over_memory(last))
+    schedule = problem.options.schedule
+    is_last = schedule == problem.warm_up_schedule
     note = (
         f"HeteroAuto: {format_seconds(strategy.step_time)} a step by its own model; "
         f"{format_seconds(first.step_time)} by the timeline of its 1F1B schedule; "
         f"{format_seconds(last.step_time)} refined, which is this plan"
+        f"{'' if is_last else f' before it got the schedule {schedule!r}'}"
     )
     plan = replace(both.refined, notes=(note,))
     step, looked = last.step_time, strategy.candidates
