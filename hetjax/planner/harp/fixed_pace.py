@@ -6,11 +6,13 @@ import heapq
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import NamedTuple
 
 import numpy as np
 
 from hetjax.pipeline.schedules.warm_up import h_1f1b_counts
+from hetjax.planner.harp.compiled_fill import StackedBands, kernels_for, suffixes_before
 from hetjax.planner.harp.counted_reach import CountedReach
 from hetjax.planner.harp.fast_stages import Band, BeginningsByDevices, Suffixes, least_of
 from hetjax.planner.harp.reach import most_layers
@@ -131,6 +133,8 @@ class FixedPace:
         self._moves: dict[tuple[int, int | None], BoundaryCosts] = {}
         self._leaving: dict[tuple[int, int], Suffixes | None] = {}
         self._reach = reach
+        self._kernels = kernels_for(table)
+        self._stacks: dict[int, StackedBands] = {}
         self._layers = most_layers(table, pace)
         if sum(int(each[-1]) for each in self._layers) >= table.num_layers:
             self._fill()
@@ -207,9 +211,21 @@ class FixedPace:
         """The stages of a slice."""
         key = subcluster, chosen
         if key not in self._bands:
-            cut = self.table.slices[subcluster][chosen]
-            self._bands[key] = Band.of(cut, self.counts[0], self.num_counts, self.pace)
+            if self._kernels is None:
+                cut = self.table.slices[subcluster][chosen]
+                self._bands[key] = Band.of(cut, self.counts[0], self.num_counts, self.pace)
+            else:
+                self._bands[key] = self._stacked(self._kernels, subcluster).band(chosen)
         return self._bands[key]
+
+    def _stacked(self, kernels: ModuleType, subcluster: int) -> StackedBands:
+        """The stages of all slices of a subcluster."""
+        if subcluster not in self._stacks:
+            slices = self.table.slices[subcluster]
+            self._stacks[subcluster] = StackedBands.of(
+                kernels, slices, self.counts[0], self.num_counts, self.pace
+            )
+        return self._stacks[subcluster]
 
     def _move(self, subcluster: int, other: int | None) -> BoundaryCosts:
         """What it adds to cross from a subcluster to another one, or inside a node of it."""
@@ -246,6 +262,25 @@ class FixedPace:
         lows = np.maximum(layers - inside - mine, 0)
         highs = np.minimum(outside + mine[::-1], layers - 1)
         windows = self._counted_windows(used, subcluster, lows[:, None], highs[:, None])
+        if not self.table.slices[subcluster] or not windows.is_open.any():
+            return
+        if self._kernels is None:
+            self._fill_heads(used, subcluster, windows)
+            return
+        found = suffixes_before(
+            self._kernels,
+            self.table,
+            subcluster,
+            self._stacked(self._kernels, subcluster),
+            windows,
+            self._outside(used, subcluster),
+            [(m.seconds, m.extra) for o in (None, subcluster) for m in [self._move(subcluster, o)]],
+            self.num_stage_rows,
+        )
+        self.best.update(((used, subcluster, each), there) for each, there in found.items())
+
+    def _fill_heads(self, used: int, subcluster: int, windows: BeginningsByDevices) -> None:
+        """The same suffixes by NumPy."""
         for consumed in map(int, np.flatnonzero(windows.is_open)):
             head = used, subcluster, consumed
             window = windows.at(consumed)
@@ -311,22 +346,28 @@ class FixedPace:
 
     def _found_rest(self, start: Head) -> Suffixes | None:
         used, subcluster, _ = start
-        every: list[Suffixes] = []
-        if self._may_leave(start):
-            if used == 1 << subcluster:
-                nothing = np.full((self.num_stage_rows, 1, 1), np.inf)
-                nothing[0] = 0.0
-                every.append(Suffixes(self.table.num_layers, 0, nothing))
-            others = used & ~(1 << subcluster)
-            for other in _members(others):
-                behind = self._anywhere(others, other)
-                if behind is not None:
-                    every.append(self._moved(behind, self._move(subcluster, other)))
+        outside = self._outside(used, subcluster) if self._may_leave(start) else None
+        every = [] if outside is None else [outside]
         for move, heads in self._near_sources(start):
             values = [self.best[head] for head in heads if head in self.best]
             if values:
                 every.append(self._moved(least_of(values), move))
         return least_of(every).shrunk() if every else None
+
+    def _outside(self, used: int, subcluster: int) -> Suffixes | None:
+        """The best of all in other subclusters that may lie behind a stage of this one."""
+        others = used & ~(1 << subcluster)
+        if not others:
+            nothing = np.full((self.num_stage_rows, 1, 1), np.inf)
+            nothing[0] = 0.0
+            return Suffixes(self.table.num_layers, 0, nothing)
+        every = [
+            self._moved(behind, self._move(subcluster, other))
+            for other in _members(others)
+            for behind in [self._anywhere(others, other)]
+            if behind is not None
+        ]
+        return least_of(every) if every else None
 
     def _anywhere(self, used: int, subcluster: int) -> Suffixes | None:
         """The best suffixes over some subclusters that begin anywhere in one of them."""
@@ -350,7 +391,7 @@ class FixedPace:
         elif consumed:
             # The rest of the node that the next stage is on may lie idle, and whole nodes where
             # nodes are not alike.
-            most_idle = consumed if self._is_damaged(subcluster) else per_node
+            most_idle = consumed if self.table.is_damaged(subcluster) else per_node
             heads = [(used, subcluster, consumed - idle) for idle in range(most_idle)]
             yield self._move(subcluster, subcluster), heads
 
@@ -363,16 +404,12 @@ class FixedPace:
             for other in _members(others):
                 yield self._move(subcluster, other), self._every_head(others, other)
 
-    def _is_damaged(self, subcluster: int) -> bool:
-        """Whether some of its nodes have devices that cannot be used."""
-        return bool(self.table.lost) and any(self.table.lost[subcluster])
-
     def _may_leave(self, start: Head) -> bool:
         """Whether what lies behind such a stage may be outside its subcluster."""
         _, subcluster, consumed = start
         _, per_node = self.table.nodes[subcluster]
         # Nodes behind that lie idle are counted at the other end, but for those that are unlike.
-        return consumed == 0 or (consumed % per_node == 0 and self._is_damaged(subcluster))
+        return consumed == 0 or (consumed % per_node == 0 and self.table.is_damaged(subcluster))
 
     def _moved(self, suffixes: Suffixes, move: BoundaryCosts) -> Suffixes:
         """Totals by the number of stages and the warm-up count of the stage put before them."""
@@ -478,7 +515,7 @@ def _placed(
         nodes, per_node = table.nodes[subcluster]
         here = [each for each in found if each[1][1] == subcluster]
         starts = [nodes * per_node - head[2] for _, head, _ in here]
-        if table.lost and any(table.lost[subcluster]):
+        if table.is_damaged(subcluster):
             # Its nodes are not alike.
             places += [
                 Place(layers, subcluster, chosen, start)

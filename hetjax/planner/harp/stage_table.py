@@ -283,6 +283,10 @@ class StageTable:
             if (in_one_node or whole) and self.may_hold(subcluster, start, cut):
                 yield place, before
 
+    def is_damaged(self, subcluster: int) -> bool:
+        """Whether some nodes of a subcluster have devices that cannot be used."""
+        return bool(self.lost) and any(self.lost[subcluster])
+
     def may_hold(self, subcluster: int, start: int, cut: Slice) -> bool:
         """Whether a submesh is without devices that cannot be used.
 

@@ -1,0 +1,187 @@
+"""The dynamic program of one pace by compiled loops, where there are enough of them to be worth it.
+
+Numba, which compiles them, is an extra: `pip install 'hetjax[fast]'`. Without it, and for what is
+small, NumPy finds the same to the last digit.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetjax.planner.harp.fast_stages import Band, BeginningsByDevices, Suffixes
+from hetjax.planner.harp.stage_table import Slice, StageTable
+from hetjax.planner.work.arrays import FloatArray, IntArray
+
+WORTH = 6_000
+"""With so many ways to put a stage before others, compiled loops save more than it takes to load
+them: NumPy takes about a tenth of a millisecond for each."""
+
+
+def kernels_for(table: StageTable) -> ModuleType | None:
+    """The compiled loops; None where NumPy is as good, or there is no Numba.
+
+    Args:
+        table: what stages and transfers cost.
+    """
+    unions = 1 << sum(nodes > 0 for nodes, _ in table.nodes) >> 1
+    ways = sum(len(each) for of_one in table.extensions for each in of_one)
+    return _kernels() if unions * ways >= WORTH else None
+
+
+@functools.cache
+def _kernels() -> ModuleType | None:
+    if importlib.util.find_spec("numba") is None:
+        return None
+    from hetjax.planner.harp import suffix_kernels
+
+    return suffix_kernels
+
+@dataclass(frozen=True, eq=False)
+class StackedBands:
+    """The bands of all slices of a subcluster, one after the other.
+
+    Args:
+        slices: what stages cost.
+        seconds: those of all bands; see `Band.seconds`.
+        starts: where each band begins in them, and the end.
+        widths: `Band.widths` of all.
+    """
+
+    slices: Sequence[Slice]
+    seconds: FloatArray
+    starts: IntArray
+    widths: IntArray
+
+    @classmethod
+    def of(
+        cls,
+        kernels: ModuleType,
+        slices: Sequence[Slice],
+        least_count: int,
+        num_counts: int,
+        pace: float,
+    ) -> StackedBands:
+        """The bands of some slices; see `Band.of`.
+
+        Args:
+            kernels: the compiled loops.
+            slices: what stages cost.
+            least_count: the first warm-up count; the others follow it.
+            num_counts: how many there are.
+            pace: seconds that no stage may exceed.
+        """
+        starts = np.cumsum([0, *(cut.seconds.shape[1] for cut in slices)])
+        seconds = np.empty((starts[-1], num_counts))
+        counts = np.arange(num_counts) + least_count
+        for cut, (start, end) in zip(slices, itertools.pairwise(starts), strict=True):
+            closing = np.zeros((cut.num_options, len(cut.runs)))
+            kernels.stage_seconds(
+                seconds[start:end],
+                np.ascontiguousarray(cut.seconds, float),
+                np.ascontiguousarray(cut.live_limits, np.int64),
+                np.ascontiguousarray(closing if cut.closing is None else cut.closing, float),
+                np.ascontiguousarray(cut.runs[0], np.int64),
+                least_count,
+                pace,
+            )
+        widths = np.array([cut.most_layers(pace, counts) for cut in slices], np.int64)
+        return cls(slices, seconds, starts, widths)
+
+    def band(self, chosen: int) -> Band:
+        """The band of one slice."""
+        start, end = self.starts[chosen : chosen + 2]
+        return Band(self.slices[chosen], self.seconds[start:end], self.widths[chosen])
+
+
+def suffixes_before(
+    kernels: ModuleType,
+    table: StageTable,
+    subcluster: int,
+    bands: StackedBands,
+    windows: BeginningsByDevices,
+    outside: Suffixes | None,
+    moves: Sequence[tuple[FloatArray, IntArray]],
+    num_stage_rows: int,
+) -> dict[int, Suffixes]:
+    """The suffixes that begin in a subcluster, by how many of its devices they use.
+
+    Args:
+        kernels: the compiled loops.
+        table: what stages and transfers cost.
+        subcluster: the place of the subcluster.
+        bands: its stages.
+        windows: what the suffixes may begin with.
+        outside: the best in other subclusters, with the move to it; None for nothing.
+        moves: the seconds of moves inside a node and between nodes, and by how much they raise the
+            warm-up count, by layer.
+        num_stage_rows: how many numbers of stages are told from each other.
+    """
+    outside = outside or Suffixes(0, 0, np.empty((num_stage_rows, 0, 0)))
+    layout = _Layout.of(table, subcluster)
+    runs = {id(cut.runs): cut.runs for cut in bands.slices}
+    which = [list(runs).index(id(cut.runs)) for cut in bands.slices]
+    heads, values = kernels.suffixes_before(
+        num_stage_rows,
+        table.max_stages is None,
+        layout.leaving,
+        layout.idle,
+        layout.links,
+        np.ascontiguousarray(windows.lows, np.int64),
+        np.ascontiguousarray(windows.highs, np.int64),
+        layout.starts,
+        layout.extensions,
+        np.stack([bands.starts[:-1], which], axis=1),
+        bands.seconds,
+        np.stack(list(runs.values()), dtype=np.int64),
+        bands.widths,
+        np.array([seconds for seconds, _ in moves]),
+        np.array([extra for _, extra in moves], np.int64),
+        np.ascontiguousarray(outside.values.transpose(0, 2, 1)),
+        outside.first,
+        outside.row,
+    )
+    found = {}
+    for used in map(int, np.flatnonzero(heads[:, 2])):
+        first, row, layers, rows, start = map(int, heads[used])
+        past = start + num_stage_rows * layers * rows
+        of_head = values[start:past].reshape(num_stage_rows, layers, rows)
+        found[used] = Suffixes(first, row, of_head.transpose(0, 2, 1))
+    return found
+
+
+class _Layout(NamedTuple):
+    """Where stages on a subcluster may be, by how many devices lie behind them or are used.
+
+    The arguments are those of the same names of `suffix_kernels.suffixes_before`.
+    """
+
+    leaving: NDArray[np.int64]
+    idle: NDArray[np.int64]
+    links: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    extensions: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, table: StageTable, subcluster: int) -> _Layout:
+        """The layout of one subcluster."""
+        nodes, per_node = table.nodes[subcluster]
+        devices = np.arange(nodes * per_node + 1)
+        ends_node, is_damaged = devices % per_node == 0, table.is_damaged(subcluster)
+        extensions = table.extensions[subcluster]
+        return cls(
+            leaving=((devices == 0) | (ends_node & is_damaged)).astype(np.int64),
+            idle=np.where(ends_node & (devices > 0), devices if is_damaged else per_node, 1)
+            * (devices > 0),
+            links=ends_node.astype(np.int64),
+            starts=np.cumsum([0, *map(len, extensions)]),
+            extensions=np.array(list(itertools.chain(*extensions)), np.int64).reshape(-1, 2),
+        )
