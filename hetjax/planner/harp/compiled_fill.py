@@ -21,7 +21,7 @@ from hetjax.planner.harp.fast_stages import Band, BeginningsByDevices, Suffixes
 from hetjax.planner.harp.stage_table import Slice, StageTable
 from hetjax.planner.work.arrays import FloatArray, IntArray
 
-WORTH = 6_000
+WORTH = 3_000
 """With so many ways to put a stage before others, compiled loops save more than it takes to load
 them: NumPy takes about a tenth of a millisecond for each."""
 

@@ -52,29 +52,33 @@ def stage_seconds(
         least_count: the first warm-up count.
         pace: seconds that no stage may exceed.
     """
-    options, runs = seconds.shape
-    last = found.shape[1] - 1
-    found[:] = np.inf
-    for o in range(options):
-        for r in range(runs):
-            if limits[o, r] >= least_count and seconds[o, r] <= pace:
-                c = min(limits[o, r] - least_count, last)
-                found[r, c] = min(found[r, c], seconds[o, r])
-    for k in range(len(first_runs)):
-        r = first_runs[k]
-        found[r] = np.inf
+    options, last = seconds.shape[0], found.shape[1] - 1
+    is_first = np.full(seconds.shape[1], -1)
+    is_first[first_runs] = np.arange(len(first_runs))
+    for r in range(seconds.shape[1]):
+        of_run, most = found[r], -1
+        of_run[:] = np.inf
         for o in range(options):
             if limits[o, r] >= least_count and seconds[o, r] <= pace:
                 c = min(limits[o, r] - least_count, last)
-                found[r, c] = min(found[r, c], seconds[o, r] + closing[o, k])
-    for r in range(runs):
-        for c in range(last - 1, -1, -1):
-            found[r, c] = min(found[r, c], found[r, c + 1])
+                total = seconds[o, r]
+                if is_first[r] >= 0:
+                    total += closing[o, is_first[r]]
+                of_run[c], most = min(of_run[c], total), max(most, c)
+        for c in range(most - 1, -1, -1):
+            of_run[c] = min(of_run[c], of_run[c + 1])
 
 
 @compiled
 def _kept(
-    totals: FloatArray, low: int, high: int, place: IntArray, arena: FloatArray, used: int
+    totals: FloatArray,
+    low: int,
+    high: int,
+    row: int,
+    end: int,
+    place: IntArray,
+    arena: FloatArray,
+    used: int,
 ) -> tuple[int, FloatArray]:
     """Appends what is of use of some totals; see `hetjax.planner.harp.fast_stages.Suffixes.shrunk`.
 
@@ -82,6 +86,8 @@ def _kept(
         totals: ``[stages, layers, counts]``; what is of no use becomes infinite.
         low: the first layer to be looked at.
         high: the one after the last.
+        row: the first row to be looked at; what is below it is infinite.
+        end: the one after the last.
         place: filled with the first layer that is kept, the first row, how many there are of both,
             and where in the arena they are; as it was where there are none.
         arena: values kept one after the other.
@@ -90,13 +96,14 @@ def _kept(
     Returns:
         How many there are now; and the arena, or a larger one.
     """
-    stages, _, counts = totals.shape
-    first, after, first_row, after_row = high, low, counts, 0
+    assert low < high, "there are layers"
+    stages = len(totals)
+    first, after, first_row, after_row = high, low, end, row
     for s in range(stages):
         for i in range(low, high):
             of_layer = totals[s, i]
             least = np.inf
-            for c in range(counts):
+            for c in range(row, end):
                 if of_layer[c] < least:
                     least = of_layer[c]
                     first, after = min(first, i), max(after, i + 1)
@@ -156,6 +163,7 @@ def _put_stage(
     first: int,
     row: int,
     seconds: FloatArray,
+    start: int,
     runs: IntArray,
     widths: IntArray,
     open_rows: IntArray,
@@ -169,29 +177,33 @@ def _put_stage(
         rest: ``[stages, layers, counts]``, from a layer and a row on.
         first: that layer.
         row: that row.
-        seconds: of the stage, ``[runs, counts]``.
+        seconds: of stages, ``[runs, counts]``.
+        start: where this one's are.
         runs: ``[L + 1, L + 1]``.
         widths: how many layers it has at most, by count; not rising.
         open_rows: by layer the first row that is of interest, and the one after the last.
         low: the first layer that is of interest.
         high: the last one.
     """
-    stages, layers, rows = rest.shape
-    most = widths[row]
-    for i in range(max(low, first - most), min(high, first + layers - 2) + 1):
-        begin, end = max(row, open_rows[i, 0]), min(row + rows, open_rows[i, 1])
-        for j in range(max(first, i + 1), min(first + layers - 1, i + most) + 1):
-            while end > begin and widths[end - 1] < j - i:
-                end -= 1
-            if end <= begin:
-                break
-            of_stage = seconds[runs[i, j], begin:end]
-            for s in range(stages):
-                behind = rest[s, j - first, begin - row : end - row]
-                of_layer = found[s, i, begin:end]
-                for c in range(end - begin):
-                    total = of_stage[c] + behind[c]
-                    of_layer[c] = total if total < of_layer[c] else of_layer[c]
+    (stages, layers, rows), most = rest.shape, widths[row]
+    _, all_layers, counts = found.shape
+    every, behind, of_stage = found.ravel(), rest.ravel(), seconds.ravel()
+    for s in range(stages):
+        for i in range(max(low, first - most), min(high, first + layers - 2) + 1):
+            begin, end = max(row, open_rows[i, 0]), min(row + rows, open_rows[i, 1])
+            # An index that has no sign is not looked at for being counted from the end.
+            here = np.uint64((s * all_layers + i) * counts + begin)
+            for j in range(max(first, i + 1), min(first + layers - 1, i + most) + 1):
+                while end > begin and widths[end - 1] < j - i:
+                    end -= 1
+                if end <= begin:
+                    break
+                stage = np.uint64((start + runs[i, j]) * counts + begin)
+                after = np.uint64((s * layers + j - first) * rows + begin - row)
+                for c in range(np.uint64(end - begin)):
+                    total = of_stage[stage + c] + behind[after + c]
+                    known = every[here + c]
+                    every[here + c] = total if total < known else known
 
 
 @compiled
@@ -290,38 +302,52 @@ def suffixes_before(
             if is_known[before]:
                 continue
             is_known[before] = True
-            totals[:] = np.inf
+            low, high, row, end = layers + 1, 0, counts, 0
+            if leaving[before] and outside.shape[1]:
+                low, high = outside_first, outside_first + outside.shape[1]
+                row, end = outside_row, outside_row + outside.shape[2]
+            of_link = extra[links[before]]
+            for head in range(before, before - idle[before], -1):
+                if heads[head, 2]:
+                    low, high = min(low, heads[head, 0]), max(high, heads[head, 0] + heads[head, 2])
+                    least, most = heads[head, 1] + of_link.min(), heads[head, 1] + of_link.max()
+                    row = min(row, least, counts - 1)
+                    end = max(end, min(most + heads[head, 3], counts))
+            totals[:, low:high, row:end] = np.inf
             if leaving[before]:
                 rows = slice(outside_row, outside_row + outside.shape[2])
                 totals[:, outside_first : outside_first + outside.shape[1], rows] = outside
             for head in range(before, before - idle[before], -1):
-                begin, row, width, height, start = heads[head]
+                first_layer, first_row, width, height, start = heads[head]
                 if width:
+                    past = start + stages * width * height
                     _put_move(
                         totals,
-                        best[start : start + stages * width * height].reshape(
-                            stages, width, height
-                        ),
-                        begin,
-                        row,
+                        best[start:past].reshape(stages, width, height),
+                        first_layer,
+                        first_row,
                         moves[links[before]],
-                        extra[links[before]],
+                        of_link,
                         takes_more,
                     )
-            num_behind, behind = _kept(
-                totals, 0, layers + 1, rests[before], behind, num_behind
-            )
-        totals[:, first:after] = np.inf
+            if low < high:
+                num_behind, behind = _kept(
+                    totals, low, high, row, end, rests[before], behind, num_behind
+                )
+        row, end = open_rows[first:after, 0].min(), open_rows[first:after, 1].max()
+        totals[:, first:after, row:end] = np.inf
         for each in range(starts[used], starts[used + 1]):
             chosen, before = extensions[each]
-            begin, row, width, height, start = rests[before]
+            first_layer, first_row, width, height, start = rests[before]
             if width:
+                past = start + stages * width * height
                 _put_stage(
                     totals,
-                    behind[start : start + stages * width * height].reshape(stages, width, height),
-                    begin,
-                    row,
-                    seconds[of_slices[chosen, 0] :],
+                    behind[start:past].reshape(stages, width, height),
+                    first_layer,
+                    first_row,
+                    seconds,
+                    of_slices[chosen, 0],
                     runs[of_slices[chosen, 1]],
                     widths[chosen],
                     open_rows,
@@ -331,5 +357,5 @@ def suffixes_before(
         for c in range(highs.shape[1]):
             rows = slice(c, c + 1) if highs.shape[1] > 1 else slice(0, counts)
             totals[:, max(first, highs[used, c] + 1) : after, rows] = np.inf
-        num_best, best = _kept(totals, first, after, heads[used], best, num_best)
+        num_best, best = _kept(totals, first, after, row, end, heads[used], best, num_best)
     return heads, best[:num_best].copy()
