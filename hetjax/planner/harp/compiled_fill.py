@@ -51,7 +51,7 @@ class StackedBands:
 
     Args:
         slices: what stages cost.
-        seconds: those of all bands; see `Band.seconds`.
+        seconds: ``[counts, runs]``: those of all bands; see `Band.seconds`.
         starts: where each band begins in them, and the end.
         widths: `Band.widths` of all.
     """
@@ -80,12 +80,13 @@ class StackedBands:
             pace: seconds that no stage may exceed.
         """
         starts = np.cumsum([0, *(cut.seconds.shape[1] for cut in slices)])
-        seconds = np.empty((starts[-1], num_counts))
+        seconds = np.empty((num_counts, starts[-1]))
         counts = np.arange(num_counts) + least_count
-        for cut, (start, end) in zip(slices, itertools.pairwise(starts), strict=True):
+        for cut, start in zip(slices, starts[:-1], strict=True):
             closing = np.zeros((cut.num_options, len(cut.runs)))
             kernels.stage_seconds(
-                seconds[start:end],
+                seconds,
+                start,
                 np.ascontiguousarray(cut.seconds, float),
                 np.ascontiguousarray(cut.live_limits, np.int64),
                 np.ascontiguousarray(closing if cut.closing is None else cut.closing, float),
@@ -99,7 +100,7 @@ class StackedBands:
     def band(self, chosen: int) -> Band:
         """The band of one slice."""
         start, end = self.starts[chosen : chosen + 2]
-        return Band(self.slices[chosen], self.seconds[start:end], self.widths[chosen])
+        return Band(self.slices[chosen], self.seconds[:, start:end].T, self.widths[chosen])
 
 
 def suffixes_before(
@@ -145,16 +146,16 @@ def suffixes_before(
         bands.widths,
         np.array([seconds for seconds, _ in moves]),
         np.array([extra for _, extra in moves], np.int64),
-        np.ascontiguousarray(outside.values.transpose(0, 2, 1)),
+        np.ascontiguousarray(outside.values),
         outside.first,
         outside.row,
     )
     found = {}
     for used in map(int, np.flatnonzero(heads[:, 2])):
         first, row, layers, rows, start = map(int, heads[used])
-        past = start + num_stage_rows * layers * rows
-        of_head = values[start:past].reshape(num_stage_rows, layers, rows)
-        found[used] = Suffixes(first, row, of_head.transpose(0, 2, 1))
+        past = start + num_stage_rows * rows * layers
+        of_head = values[start:past].reshape(num_stage_rows, rows, layers)
+        found[used] = Suffixes(first, row, of_head)
     return found
 
 
