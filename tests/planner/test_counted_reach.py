@@ -74,7 +74,7 @@ def test_memory_rules_out_paces_that_time_allows():
     assert CountedReach(table, 2.0, 1, 8).least_count is None
     for cut in table.slices[0]:
         cut.live_limits[:] = 4
-        for name in ("fastest_by_length", "_bounds_by_length"):
+        for name in ("fastest_by_length", "bounds_by_length"):
             cut.__dict__.pop(name, None)
     assert CountedReach(table, 2.0, 1, 8).least_count == 4
 

@@ -1,17 +1,10 @@
-"""The dynamic program of one pace by compiled loops, where there are enough of them to be worth it.
-
-Numba, which compiles them, is an extra: `pip install 'hetjax[fast]'`. Without it, and for what is
-small, NumPy finds the same to the last digit.
-"""
+"""The dynamic program of one pace by compiled loops: what they take and what they give."""
 
 from __future__ import annotations
 
-import functools
-import importlib.util
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import ModuleType
 from typing import NamedTuple
 
 import numpy as np
@@ -21,29 +14,6 @@ from hetjax.planner.harp.fast_stages import Band, BeginningsByDevices, Suffixes
 from hetjax.planner.harp.stage_table import Slice, StageTable
 from hetjax.planner.work.arrays import FloatArray, IntArray
 
-WORTH = 3_000
-"""With so many ways to put a stage before others, compiled loops save more than it takes to load
-them: NumPy takes about a tenth of a millisecond for each."""
-
-
-def kernels_for(table: StageTable) -> ModuleType | None:
-    """The compiled loops; None where NumPy is as good, or there is no Numba.
-
-    Args:
-        table: what stages and transfers cost.
-    """
-    unions = 1 << sum(nodes > 0 for nodes, _ in table.nodes) >> 1
-    ways = sum(len(each) for of_one in table.extensions for each in of_one)
-    return _kernels() if unions * ways >= WORTH else None
-
-
-@functools.cache
-def _kernels() -> ModuleType | None:
-    if importlib.util.find_spec("numba") is None:
-        return None
-    from hetjax.planner.harp import suffix_kernels
-
-    return suffix_kernels
 
 @dataclass(frozen=True, eq=False)
 class StackedBands:
@@ -63,28 +33,24 @@ class StackedBands:
 
     @classmethod
     def of(
-        cls,
-        kernels: ModuleType,
-        slices: Sequence[Slice],
-        least_count: int,
-        num_counts: int,
-        pace: float,
+        cls, slices: Sequence[Slice], least_count: int, num_counts: int, pace: float
     ) -> StackedBands:
         """The bands of some slices; see `Band.of`.
 
         Args:
-            kernels: the compiled loops.
             slices: what stages cost.
             least_count: the first warm-up count; the others follow it.
             num_counts: how many there are.
             pace: seconds that no stage may exceed.
         """
+        from hetjax.planner.harp import suffix_kernels
+
         starts = np.cumsum([0, *(cut.seconds.shape[1] for cut in slices)])
         seconds = np.empty((num_counts, starts[-1]))
         counts = np.arange(num_counts) + least_count
         for cut, start in zip(slices, starts[:-1], strict=True):
             closing = np.zeros((cut.num_options, len(cut.runs)))
-            kernels.stage_seconds(
+            suffix_kernels.stage_seconds(
                 seconds,
                 start,
                 np.ascontiguousarray(cut.seconds, float),
@@ -104,7 +70,6 @@ class StackedBands:
 
 
 def suffixes_before(
-    kernels: ModuleType,
     table: StageTable,
     subcluster: int,
     bands: StackedBands,
@@ -116,7 +81,6 @@ def suffixes_before(
     """The suffixes that begin in a subcluster, by how many of its devices they use.
 
     Args:
-        kernels: the compiled loops.
         table: what stages and transfers cost.
         subcluster: the place of the subcluster.
         bands: its stages.
@@ -126,11 +90,13 @@ def suffixes_before(
             warm-up count, by layer.
         num_stage_rows: how many numbers of stages are told from each other.
     """
+    from hetjax.planner.harp import suffix_kernels
+
     outside = outside or Suffixes(0, 0, np.empty((num_stage_rows, 0, 0)))
     layout = _Layout.of(table, subcluster)
     runs = {id(cut.runs): cut.runs for cut in bands.slices}
     which = [list(runs).index(id(cut.runs)) for cut in bands.slices]
-    heads, values = kernels.suffixes_before(
+    heads, values = suffix_kernels.suffixes_before(
         num_stage_rows,
         table.max_stages is None,
         layout.leaving,

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hetjax.planner.harp.compiled import is_worth_compiling
 from hetjax.planner.harp.stage_table import Slice, StageTable
 from hetjax.planner.work.arrays import IntArray
 
@@ -37,6 +38,12 @@ class _Chains:
     one: IntArray
     inside: dict[int, IntArray]
 
+    @functools.cached_property
+    def stacked(self) -> tuple[IntArray, IntArray, IntArray]:
+        """The same as arrays: one stage, the numbers of stages inside a node, and these."""
+        inside = np.array(list(self.inside.values()), np.int64).reshape(-1, self.one.shape[1])
+        return self.one, np.array(list(self.inside), np.int64), inside
+
 
 class CountedReach:
     """The most layers of stages that are no slower than a pace and fit.
@@ -55,6 +62,7 @@ class CountedReach:
 
     def __init__(self, table: StageTable, pace: float, least: int, num_counts: int):
         self._table, self._pace = table, pace
+        self._is_compiled = is_worth_compiling(table)
         self._least, self._last = least, num_counts
         self._places = [
             place for place, (nodes, _) in enumerate(table.nodes) if nodes and table.slices[place]
@@ -136,6 +144,14 @@ class CountedReach:
 
     def _most_of(self, cut: Slice) -> IntArray:
         """The most layers of one stage, by its warm-up count."""
+        if self._is_compiled:
+            from hetjax.planner.harp import reach_kernels
+
+            fastest, limits = cut.bounds_by_length
+            found = np.zeros(self._last + 1, np.int64)
+            width = cut.widest(self._pace)
+            reach_kernels.most_layers(fastest, limits, width, self._pace, self._least, found[1:])
+            return _or_none(found)
         counts = np.arange(self._last) + self._least
         return np.concatenate([[_NONE], _or_none(cut.most_layers(self._pace, counts))])
 
@@ -174,6 +190,10 @@ class CountedReach:
     def _with_stages_before(self, place: int, nearest: IntArray) -> IntArray:
         """What lies behind, with the stages of a subcluster before it, by nodes used."""
         chains = self._chains[place]
+        if self._is_compiled:
+            from hetjax.planner.harp import reach_kernels
+
+            return reach_kernels.with_stages_before(*chains.stacked, nearest)
         most = np.full((chains.nodes + 1, self._last + 1), _NONE)
         shifted = most.copy()
         most[0], shifted[0] = nearest, self._one_before(nearest)
@@ -189,6 +209,10 @@ class CountedReach:
     def _with_stages_behind(self, place: int, nearest: IntArray) -> IntArray:
         """What lies before, with the stages of a subcluster behind it, by nodes left."""
         chains = self._chains[place]
+        if self._is_compiled:
+            from hetjax.planner.harp import reach_kernels
+
+            return reach_kernels.with_stages_behind(*chains.stacked, nearest)
         last = self._last
         most = np.full((chains.nodes + 1, last + 1), _NONE)
         most[0] = nearest

@@ -6,13 +6,13 @@ import heapq
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from types import ModuleType
 from typing import NamedTuple
 
 import numpy as np
 
 from hetjax.pipeline.schedules.warm_up import h_1f1b_counts
-from hetjax.planner.harp.compiled_fill import StackedBands, kernels_for, suffixes_before
+from hetjax.planner.harp.compiled import is_worth_compiling
+from hetjax.planner.harp.compiled_fill import StackedBands, suffixes_before
 from hetjax.planner.harp.counted_reach import CountedReach
 from hetjax.planner.harp.fast_stages import Band, BeginningsByDevices, Suffixes, least_of
 from hetjax.planner.harp.reach import most_layers
@@ -133,7 +133,7 @@ class FixedPace:
         self._moves: dict[tuple[int, int | None], BoundaryCosts] = {}
         self._leaving: dict[tuple[int, int], Suffixes | None] = {}
         self._reach = reach
-        self._kernels = kernels_for(table)
+        self._is_compiled = is_worth_compiling(table)
         self._stacks: dict[int, StackedBands] = {}
         self._layers = most_layers(table, pace)
         if sum(int(each[-1]) for each in self._layers) >= table.num_layers:
@@ -211,19 +211,19 @@ class FixedPace:
         """The stages of a slice."""
         key = subcluster, chosen
         if key not in self._bands:
-            if self._kernels is None:
+            if not self._is_compiled:
                 cut = self.table.slices[subcluster][chosen]
                 self._bands[key] = Band.of(cut, self.counts[0], self.num_counts, self.pace)
             else:
-                self._bands[key] = self._stacked(self._kernels, subcluster).band(chosen)
+                self._bands[key] = self._stacked(subcluster).band(chosen)
         return self._bands[key]
 
-    def _stacked(self, kernels: ModuleType, subcluster: int) -> StackedBands:
+    def _stacked(self, subcluster: int) -> StackedBands:
         """The stages of all slices of a subcluster."""
         if subcluster not in self._stacks:
             slices = self.table.slices[subcluster]
             self._stacks[subcluster] = StackedBands.of(
-                kernels, slices, self.counts[0], self.num_counts, self.pace
+                slices, self.counts[0], self.num_counts, self.pace
             )
         return self._stacks[subcluster]
 
@@ -264,14 +264,13 @@ class FixedPace:
         windows = self._counted_windows(used, subcluster, lows[:, None], highs[:, None])
         if not self.table.slices[subcluster] or not windows.is_open.any():
             return
-        if self._kernels is None:
+        if not self._is_compiled:
             self._fill_heads(used, subcluster, windows)
             return
         found = suffixes_before(
-            self._kernels,
             self.table,
             subcluster,
-            self._stacked(self._kernels, subcluster),
+            self._stacked(subcluster),
             windows,
             self._outside(used, subcluster),
             [(m.seconds, m.extra) for o in (None, subcluster) for m in [self._move(subcluster, o)]],

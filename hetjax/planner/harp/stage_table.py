@@ -96,7 +96,7 @@ class Slice:
         return np.minimum.accumulate(by_length[::-1])[::-1]
 
     @functools.cached_property
-    def _bounds_by_length(self) -> tuple[FloatArray, IntArray]:
+    def bounds_by_length(self) -> tuple[FloatArray, IntArray]:
         """The least seconds of so many layers or more, and the most microbatches that fit.
 
         Both are ``[options, L]``: the first entry is for one layer.
@@ -118,9 +118,17 @@ class Slice:
         fastest[:, lengths - 1] = np.minimum.reduceat(seconds, starts, axis=1)
         most[:, lengths - 1] = np.maximum.reduceat(limits, starts, axis=1)
         return (
-            np.minimum.accumulate(fastest[:, ::-1], axis=1)[:, ::-1],
-            np.maximum.accumulate(most[:, ::-1], axis=1)[:, ::-1],
+            np.ascontiguousarray(np.minimum.accumulate(fastest[:, ::-1], axis=1)[:, ::-1]),
+            np.ascontiguousarray(np.maximum.accumulate(most[:, ::-1], axis=1)[:, ::-1]),
         )
+
+    def widest(self, pace: float) -> int:
+        """The most layers of a stage that is no slower than a pace, whichever they are.
+
+        Args:
+            pace: seconds that it may not exceed.
+        """
+        return int(np.searchsorted(self.fastest_by_length, pace, side="right"))
 
     def most_layers(self, pace: float, counts: IntArray) -> IntArray:
         """The most layers of a stage, whichever they are, by its warm-up count.
@@ -129,8 +137,8 @@ class Slice:
             pace: seconds that it may not exceed.
             counts: warm-up counts.
         """
-        fastest, limits = self._bounds_by_length
-        width = int(np.searchsorted(self.fastest_by_length, pace, side="right"))
+        fastest, limits = self.bounds_by_length
+        width = self.widest(pace)
         if not width:
             return np.zeros(len(counts), dtype=int)
         held = np.where(fastest[:, :width] <= pace, limits[:, :width], 0).max(axis=0)

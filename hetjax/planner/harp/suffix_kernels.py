@@ -6,29 +6,10 @@ to the last digit: the same sums of the same two numbers, and the least of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar
-
-import numba
 import numpy as np
 
+from hetjax.planner.harp.compiled import compiled
 from hetjax.planner.work.arrays import FloatArray, IntArray
-
-_Function = TypeVar("_Function", bound=Callable[..., object])
-
-
-def compiled(function: _Function) -> _Function:
-    """A function that is compiled when it is first called, and kept where Python keeps bytecode.
-
-    Args:
-        function: loops over arrays. It calls none of another file, of whose changes what is kept
-            would not know.
-    """
-    try:
-        return numba.njit(cache=True)(function)
-    except RuntimeError:
-        # There is no folder that can be written.
-        return numba.njit(function)
 
 
 @compiled

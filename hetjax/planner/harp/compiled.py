@@ -1,0 +1,53 @@
+"""When the search runs compiled loops, and how they are compiled.
+
+Numba, which compiles them, is an extra: `pip install 'hetjax[fast]'`. Without it, and for what is
+small, NumPy finds the same to the last digit.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from collections.abc import Callable
+from typing import TypeVar
+
+from hetjax.planner.harp.stage_table import StageTable
+
+WORTH = 3_000
+"""With so many ways to put a stage before others, compiled loops save more than it takes to load
+them: NumPy takes about a tenth of a millisecond for each."""
+
+_Function = TypeVar("_Function", bound=Callable[..., object])
+
+
+def is_worth_compiling(table: StageTable) -> bool:
+    """Whether a table is searched by compiled loops.
+
+    Args:
+        table: what stages and transfers cost.
+    """
+    unions = 1 << sum(nodes > 0 for nodes, _ in table.nodes) >> 1
+    ways = sum(len(each) for of_one in table.extensions for each in of_one)
+    return unions * ways >= WORTH and _has_numba()
+
+
+@functools.cache
+def _has_numba() -> bool:
+    return importlib.util.find_spec("numba") is not None
+
+
+def compiled(function: _Function) -> _Function:
+    """A function that is compiled when it is first called, and kept where Python keeps bytecode.
+
+    Args:
+        function: loops over arrays. It calls none of another file, of whose changes what is kept
+            would not know.
+    """
+    # Loading it takes a third of a second, which only large tables are worth.
+    import numba
+
+    try:
+        return numba.njit(cache=True)(function)
+    except RuntimeError:
+        # There is no folder that can be written.
+        return numba.njit(function)

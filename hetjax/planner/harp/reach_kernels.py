@@ -1,0 +1,104 @@
+"""The loops of `hetjax.planner.harp.counted_reach`, compiled; only large tables import this."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hetjax.planner.harp.compiled import compiled
+from hetjax.planner.work.arrays import FloatArray, IntArray
+
+
+@compiled
+def most_layers(
+    fastest: FloatArray,
+    limits: IntArray,
+    width: int,
+    pace: float,
+    least_count: int,
+    found: IntArray,
+) -> None:
+    """The most layers of a stage, by its warm-up count; see `Slice.most_layers`.
+
+    Args:
+        fastest: the least seconds of so many layers or more, ``[options, L]``.
+        limits: the most live microbatches that fit, likewise.
+        width: no more layers than these are as fast as the pace.
+        pace: seconds that a stage may not exceed.
+        least_count: the first warm-up count.
+        found: filled, by the place of the count.
+    """
+    layers = width
+    for c in range(len(found)):
+        while layers > 0:
+            held = 0
+            for o in range(len(fastest)):
+                if fastest[o, layers - 1] <= pace:
+                    held = max(held, limits[o, layers - 1])
+            if held >= least_count + c:
+                break
+            layers -= 1
+        found[c] = layers
+
+
+@compiled
+def with_stages_before(
+    one: IntArray, numbers: IntArray, inside: IntArray, nearest: IntArray
+) -> IntArray:
+    """What lies behind, with the stages of a subcluster before it, by nodes used.
+
+    Args:
+        one: the most layers of a stage on so many nodes, ``[nodes + 1, counts]``.
+        numbers: numbers of stages inside a node.
+        inside: the most layers of so many, ``[numbers, counts]``.
+        nearest: what lies behind, by count.
+
+    Returns:
+        ``[nodes + 1, counts]``.
+    """
+    nodes, last = len(one) - 1, one.shape[1] - 1
+    most = np.empty_like(one)
+    most[0] = nearest
+    for used in range(1, nodes + 1):
+        for c in range(last + 1):
+            # The last count stands for all above it, so it is behind itself as well.
+            before = c if c == last else c - 1
+            best = most[used - 1, c]
+            if before >= 0:
+                for n in range(1, used + 1):
+                    best = max(best, one[n, c] + most[used - n, before])
+            for k in range(len(numbers)):
+                before = c if c == last else c - numbers[k]
+                if before >= 0:
+                    best = max(best, inside[k, c] + most[used - 1, before])
+            most[used, c] = best if c == 0 else max(best, most[used, c - 1])
+    return most
+
+
+@compiled
+def with_stages_behind(
+    one: IntArray, numbers: IntArray, inside: IntArray, nearest: IntArray
+) -> IntArray:
+    """What lies before, with the stages of a subcluster behind it, by nodes left.
+
+    Args:
+        one: as for `with_stages_before`.
+        numbers: likewise.
+        inside: likewise.
+        nearest: what lies before, by count.
+
+    Returns:
+        ``[nodes + 1, counts]``.
+    """
+    nodes, last = len(one) - 1, one.shape[1] - 1
+    most = np.empty_like(one)
+    most[0] = nearest
+    for left in range(1, nodes + 1):
+        for c in range(last + 1):
+            best, after = most[left - 1, c], min(c + 1, last)
+            for n in range(1, left + 1):
+                best = max(best, one[n, after] + most[left - n, after])
+            for k in range(len(numbers)):
+                after = min(c + numbers[k], last)
+                best = max(best, inside[k, after] + most[left - 1, after])
+            most[left, c] = best
+    return most
