@@ -27,8 +27,7 @@ def is_worth_compiling(table: StageTable) -> bool:
         table: what stages and transfers cost.
     """
     unions = 1 << sum(nodes > 0 for nodes, _ in table.nodes) >> 1
-    ways = sum(len(each) for of_one in table.extensions for each in of_one)
-    return unions * ways >= WORTH and _has_numba()
+    return unions * table.num_extensions >= WORTH and _has_numba()
 
 
 @functools.cache

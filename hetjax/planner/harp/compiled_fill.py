@@ -46,7 +46,7 @@ class StackedBands:
         from hetjax.planner.harp import suffix_kernels
 
         starts = np.cumsum([0, *(cut.seconds.shape[1] for cut in slices)])
-        seconds = np.empty((num_counts, starts[-1]))
+        seconds = np.full((num_counts, starts[-1]), np.inf)
         counts = np.arange(num_counts) + least_count
         for cut, start in zip(slices, starts[:-1], strict=True):
             closing = np.zeros((cut.num_options, len(cut.runs)))

@@ -279,6 +279,11 @@ class StageTable:
             for subcluster, (nodes, per_node) in enumerate(self.nodes)
         )
 
+    @functools.cached_property
+    def num_extensions(self) -> int:
+        """How many of them there are."""
+        return sum(len(each) for of_one in self.extensions for each in of_one)
+
     def _extensions(self, subcluster: int, used: int) -> Iterator[tuple[int, int]]:
         nodes, per_node = self.nodes[subcluster]
         for place, cut in enumerate(self.slices[subcluster]):

@@ -26,7 +26,7 @@ def stage_seconds(
     """What stages take, as `hetjax.planner.harp.fast_stages.Band.seconds` has it.
 
     Args:
-        found: what is filled, ``[counts, runs]``.
+        found: what is filled, ``[counts, runs]``; it is infinite.
         start: which of the runs is the first of these.
         seconds: ``[options, runs]``.
         limits: likewise, how many live microbatches fit.
@@ -40,9 +40,7 @@ def stage_seconds(
     lengths = np.full(runs, -1)
     for j in range(len(first_runs)):
         lengths[first_runs[j]] = j
-    for c in range(last + 1):
-        for r in range(runs):
-            found[c, start + r] = np.inf
+    most = 0
     for o in range(options):
         for r in range(runs):
             if limits[o, r] >= least_count and seconds[o, r] <= pace:
@@ -50,8 +48,8 @@ def stage_seconds(
                 if lengths[r] >= 0:
                     total += closing[o, lengths[r]]
                 if total < found[c, start + r]:
-                    found[c, start + r] = total
-    for c in range(last - 1, -1, -1):
+                    found[c, start + r], most = total, max(most, c)
+    for c in range(most - 1, -1, -1):
         for r in range(runs):
             found[c, start + r] = min(found[c, start + r], found[c + 1, start + r])
 

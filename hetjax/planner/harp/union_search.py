@@ -24,6 +24,7 @@ from hetjax.planner.harp.stage_table import StageTable
 from hetjax.planner.harp.table_making import ALL_ORDERS_UP_TO
 from hetjax.planner.harp.union_slices import (
     JoinedSubcluster,
+    UnionSlices,
     joined,
     joined_table,
     joinings,
@@ -126,10 +127,11 @@ def pipelines_of_unions(
     devices = {each.name: each.num_devices for each in problem.cluster.subclusters}
     least = problem.num_microbatches * least_seconds(problem, devices)
     best: Timed | None = None
+    slices_of = UnionSlices(problem, runs)
     for join in joinings(problem.cluster):
         if least >= below * _WORTH:
             break
-        table = joined_table(problem, runs, plain, join)
+        table = joined_table(slices_of, plain, join)
         limit = below * _WORTH * (1 + CLOSED_FORM_EXCESS)
         met = table and first_look(problem, runs, table, below=limit)
         if not table or not met or met[0].makespan >= below * (1 + _IMPROVABLE):

@@ -7,9 +7,10 @@ each subcluster, so they are joined node by node where they have as many, and el
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -124,21 +125,44 @@ def _partitions(names: Sequence[str]) -> Iterator[list[list[str]]]:
             yield [*groups[:place], [first, *group], *groups[place + 1 :]]
 
 
-def joined_table(
-    problem: PlanningProblem, runs: Runs, plain: StageTable, join: Sequence[JoinedSubcluster]
-) -> StageTable | None:
-    """The stage table of joined subclusters.
+@dataclass(frozen=True, eq=False)
+class UnionSlices:
+    """The slices of joined subclusters, each found once for all ways to join the others.
 
     Args:
         problem: what to plan.
         runs: the work of every run of its layers.
+    """
+
+    problem: PlanningProblem
+    runs: Runs
+    _found: dict[JoinedSubcluster, tuple[Slice, ...]] = field(default_factory=dict)
+
+    def of(self, joined: JoinedSubcluster) -> tuple[Slice, ...]:
+        """The slices on which each device can have an example."""
+        if joined not in self._found:
+            self._found[joined] = tuple(_union_slices(self.problem, self._by_repetition, joined))
+        return self._found[joined]
+
+    @functools.cached_property
+    def _by_repetition(self) -> RepeatingRuns:
+        return listed_runs(self.problem, self.runs)
+
+
+def joined_table(
+    slices_of: UnionSlices, plain: StageTable, join: Sequence[JoinedSubcluster]
+) -> StageTable | None:
+    """The stage table of joined subclusters.
+
+    Args:
+        slices_of: their slices.
         plain: the table of the subclusters as they are.
         join: how they are joined.
 
     Returns:
         The table; None where a microbatch has too few examples for all that are joined.
     """
-    by_repetition = listed_runs(problem, runs)
+    problem = slices_of.problem
     places = {each.name: place for place, each in enumerate(problem.cluster.subclusters)}
     slices, ends = [], []
     for each in join:
@@ -147,7 +171,7 @@ def joined_table(
             slices.append(plain.slices[places[name]])
             ends.append(((SubMesh(name, 0, (1, 1)), 1.0),))
             continue
-        found = tuple(_union_slices(problem, by_repetition, each))
+        found = slices_of.of(each)
         if not found:
             return None
         slices.append(found)
