@@ -157,6 +157,13 @@ class CountedReach:
 
     def _inside_a_node(self, devices: int, parts: dict[int, IntArray]) -> dict[int, IntArray]:
         """Stages that share a node, by their number and the warm-up count of the first."""
+        if self._is_compiled and parts:
+            from hetjax.planner.harp import reach_kernels
+
+            sizes = np.array(list(parts), np.int64)
+            every = np.array(list(parts.values()), np.int64)
+            stages = reach_kernels.inside_a_node(devices, sizes, every, _NONE)
+            return dict(enumerate(stages, start=1))
         found: dict[int, IntArray] = {}
         # By how many of its devices are used, with one stage less.
         fewer = {used: np.zeros(self._last + 1, dtype=int) for used in range(devices + 1)}

@@ -41,6 +41,48 @@ def most_layers(
 
 
 @compiled
+def inside_a_node(devices: int, sizes: IntArray, parts: IntArray, none: int) -> IntArray:
+    """The most layers of stages that share a node, by their number and the count of the first.
+
+    Args:
+        devices: of the node.
+        sizes: how many devices stages have.
+        parts: the most layers of a stage, ``[sizes, counts]``.
+        none: layers where there is no stage.
+
+    Returns:
+        ``[numbers, counts]``, from one stage on.
+    """
+    last = parts.shape[1] - 1
+    found = np.empty((devices, last + 1), np.int64)
+    # By how many of its devices are used, with one stage less.
+    fewer = np.zeros((devices + 1, last + 1), np.int64)
+    is_there = np.ones(devices + 1, np.bool_)
+    for number in range(devices):
+        more, most, widest = np.empty_like(fewer), 0, 0
+        is_more = np.zeros(devices + 1, np.bool_)
+        for used in range(1, devices + 1):
+            for k in range(len(sizes)):
+                rest = used - sizes[k]
+                if rest < 0 or not is_there[rest]:
+                    continue
+                for c in range(last + 1):
+                    # The last count stands for all above it, so it is behind itself as well.
+                    before = c if c == last else c - 1
+                    layers = parts[k, c] + (fewer[rest, before] if before >= 0 else none)
+                    if not is_more[used] or layers > more[used, c]:
+                        more[used, c] = layers
+                    most = max(most, layers)
+                is_more[used], widest = True, used
+        if most <= 0:
+            return found[:number]
+        for c in range(last + 1):
+            found[number, c] = more[widest, c] if more[widest, c] > 0 else none
+        fewer, is_there = more, is_more
+    return found
+
+
+@compiled
 def with_stages_before(
     one: IntArray, numbers: IntArray, inside: IntArray, nearest: IntArray
 ) -> IntArray:

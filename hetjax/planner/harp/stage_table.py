@@ -102,10 +102,10 @@ class Slice:
         Both are ``[options, L]``: the first entry is for one layer.
         """
         num_layers = len(self.runs) - 1
+        lengths, firsts = np.nonzero(np.tri(num_layers, dtype=bool)[::-1])
         longest = np.zeros(self.seconds.shape[1], dtype=int)
-        for length in range(1, num_layers + 1):
-            # The same run elsewhere is as long.
-            longest[self.by_length[length - 1, : num_layers - length + 1]] = length
+        # The same run elsewhere is as long.
+        longest[self.by_length[lengths, firsts]] = lengths + 1
         order = np.argsort(longest, kind="stable")
         lengths, starts = np.unique(longest[order], return_index=True)
         if lengths[0] == 0:
