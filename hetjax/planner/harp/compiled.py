@@ -7,9 +7,8 @@ small, NumPy finds the same to the last digit.
 from __future__ import annotations
 
 import functools
-import importlib.util
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from hetjax.planner.harp.stage_table import StageTable
 
@@ -32,21 +31,30 @@ def is_worth_compiling(table: StageTable) -> bool:
 
 @functools.cache
 def _has_numba() -> bool:
-    return importlib.util.find_spec("numba") is not None
+    # Loading it takes a third of a second, which only large tables are worth.
+    try:
+        import numba  # noqa: F401
+    except ImportError:
+        # It is not there, or not for this NumPy.
+        return False
+    return True
 
 
 def compiled(function: _Function) -> _Function:
     """A function that is compiled when it is first called, and kept where Python keeps bytecode.
 
+    What is kept is known by the function's file, the processor and Numba's version. It is trusted
+    as bytecode is.
+
     Args:
         function: loops over arrays. It calls none of another file, of whose changes what is kept
             would not know.
     """
-    # Loading it takes a third of a second, which only large tables are worth.
     import numba
 
+    compiling: Any = numba.njit
     try:
-        return numba.njit(cache=True)(function)
+        return compiling(cache=True)(function)
     except RuntimeError:
         # There is no folder that can be written.
-        return numba.njit(function)
+        return compiling(function)
