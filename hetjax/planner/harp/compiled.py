@@ -7,14 +7,21 @@ small, NumPy finds the same to the last digit.
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from hetjax.planner.harp.stage_table import StageTable
 
-WORTH = 3_000
+WORTH = 10_000
 """With so many ways to put a stage before others, compiled loops save more than it takes to load
-them: NumPy takes about a tenth of a millisecond for each."""
+them, and seconds where they have to be compiled first: for each NumPy takes about a tenth of a
+millisecond, and a search looks at several paces."""
+
+_LOADED = 10
+"""Loops that are loaded are worth it for so many times less."""
+
+_KERNELS = "hetjax.planner.harp.suffix_kernels"
 
 _Function = TypeVar("_Function", bound=Callable[..., object])
 
@@ -26,7 +33,8 @@ def is_worth_compiling(table: StageTable) -> bool:
         table: what stages and transfers cost.
     """
     unions = 1 << sum(nodes > 0 for nodes, _ in table.nodes) >> 1
-    return unions * table.num_extensions >= WORTH and _has_numba()
+    worth = WORTH // _LOADED if _KERNELS in sys.modules else WORTH
+    return unions * table.num_extensions >= worth and _has_numba()
 
 
 @functools.cache
