@@ -274,27 +274,16 @@ class StageTable:
         For each subcluster, by how many are used with such a stage: its slice, and how many are
         used without it.
         """
+        lost = self.lost or [()] * len(self.nodes)
         return tuple(
-            tuple(tuple(self._extensions(subcluster, used)) for used in range(nodes * per_node + 1))
-            for subcluster, (nodes, per_node) in enumerate(self.nodes)
+            _extensions(nodes, tuple(cut.shape for cut in slices), of_nodes)
+            for nodes, slices, of_nodes in zip(self.nodes, self.slices, lost, strict=True)
         )
 
     @functools.cached_property
     def num_extensions(self) -> int:
         """How many of them there are."""
         return sum(len(each) for of_one in self.extensions for each in of_one)
-
-    def _extensions(self, subcluster: int, used: int) -> Iterator[tuple[int, int]]:
-        nodes, per_node = self.nodes[subcluster]
-        for place, cut in enumerate(self.slices[subcluster]):
-            before = used - cut.num_devices
-            if before < 0:
-                continue
-            in_one_node = before % per_node + cut.num_devices <= per_node
-            whole = cut.shape[1] == per_node and before % per_node == 0
-            start = nodes * per_node - used
-            if (in_one_node or whole) and self.may_hold(subcluster, start, cut):
-                yield place, before
 
     def is_damaged(self, subcluster: int) -> bool:
         """Whether some nodes of a subcluster have devices that cannot be used."""
@@ -308,14 +297,38 @@ class StageTable:
             start: the submesh's first device.
             cut: its shape.
         """
-        if not self.lost:
-            return True
-        _, per_node = self.nodes[subcluster]
-        lost = self.lost[subcluster]
-        node = start // per_node
-        if cut.shape[0] > 1:
-            return not any(lost[node : node + cut.shape[0]])
-        if lost[node] and is_power_of_two(per_node) and not is_power_of_two(cut.shape[1]):
-            # What is left may be in two pieces, which only powers of two are sure to fill.
-            return False
-        return start % per_node >= lost[node]
+        lost = self.lost[subcluster] if self.lost else ()
+        return _may_hold(self.nodes[subcluster][1], lost, start, cut.shape)
+
+
+@functools.lru_cache(maxsize=32)
+def _extensions(
+    nodes: tuple[int, int], shapes: tuple[tuple[int, int], ...], lost: tuple[int, ...]
+) -> tuple[tuple[tuple[int, int], ...], ...]:
+    """The stages that may come before so many devices of one subcluster."""
+    per_node, devices = nodes[1], nodes[0] * nodes[1]
+
+    def before(used: int) -> Iterator[tuple[int, int]]:
+        for place, shape in enumerate(shapes):
+            size = shape[0] * shape[1]
+            rest = used - size
+            in_one_node = rest % per_node + size <= per_node
+            whole = shape[1] == per_node and rest % per_node == 0
+            is_free = rest >= 0 and _may_hold(per_node, lost, devices - used, shape)
+            if is_free and (in_one_node or whole):
+                yield place, rest
+
+    return tuple(tuple(before(used)) for used in range(devices + 1))
+
+
+def _may_hold(per_node: int, lost: tuple[int, ...], start: int, shape: tuple[int, int]) -> bool:
+    """Whether a submesh is without devices that cannot be used; see `StageTable.may_hold`."""
+    if not lost:
+        return True
+    node = start // per_node
+    if shape[0] > 1:
+        return not any(lost[node : node + shape[0]])
+    if lost[node] and is_power_of_two(per_node) and not is_power_of_two(shape[1]):
+        # What is left may be in two pieces, which only powers of two are sure to fill.
+        return False
+    return start % per_node >= lost[node]

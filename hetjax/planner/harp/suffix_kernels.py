@@ -185,18 +185,21 @@ def _put_stage(
         lows: the first layer that is of interest, by count, or for all of them.
         highs: the last one.
     """
-    _, row, layers, rows, where = place
-    first = place[0]
+    first, row, layers, rows, where = place
+    size, of_stages, of_runs = len(runs), seconds.ravel(), runs.ravel()
     for s in range(len(totals)):
         for c in range(row, row + rows):
             window = c if len(lows) > 1 else 0
             begin, past = spans[s, c, 0], spans[s, c, 1]
-            here = where + (s * rows + c - row) * layers - first
             low, high = max(lows[window], begin - widths[c]), min(highs[window], past - 2)
+            # An index without a sign is not looked at for being counted from the end.
+            stage = np.uint64(c * seconds.shape[1] + start)
             for i in range(low, high + 1):
-                least = totals[s, c, i]
-                for j in range(max(begin, i + 1), min(past - 1, i + widths[c]) + 1):
-                    total = seconds[c, start + runs[i, j]] + rests[here + j]
+                least, j = totals[s, c, i], max(begin, i + 1)
+                run = np.uint64(i * size + j)
+                rest = np.uint64(where + (s * rows + c - row) * layers + j - first)
+                for k in range(np.uint64(max(0, min(past, i + widths[c] + 1) - j))):
+                    total = of_stages[stage + np.uint64(of_runs[run + k])] + rests[rest + k]
                     if total < least:
                         least = total
                 totals[s, c, i] = least

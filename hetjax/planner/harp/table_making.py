@@ -316,7 +316,13 @@ def transfers_over(problem: PlanningProblem, link: Link) -> Transfers:
         problem: the planning problem.
         link: the link.
     """
+
+    def over(num_bytes: Sequence[float]) -> FloatArray:
+        # The blocks of a model cross in few ways.
+        seconds = {each: transfer_seconds(link, each) for each in set(num_bytes)}
+        return np.array([*map(seconds.__getitem__, num_bytes), 0.0])
+
     return Transfers(
-        np.array([*(transfer_seconds(link, w.received_bytes) for w in problem.works), 0.0]),
-        np.array([*(transfer_seconds(link, w.returned_bytes) for w in problem.works), 0.0]),
+        over([each.received_bytes for each in problem.works]),
+        over([each.returned_bytes for each in problem.works]),
     )
