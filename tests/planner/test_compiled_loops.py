@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import shutil
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -106,6 +108,18 @@ def test_the_planner_does_not_load_numba():
     found = "import sys, hetjax.planner; print('numba' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", found], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_where_a_disk_is_full_nothing_is_kept(monkeypatch: pytest.MonkeyPatch):
+    def loop(values):
+        return values[0]
+
+    function: Any = compiled.compiled(loop)
+    assert function.stats.cache_path is not None
+    usage = shutil.disk_usage(".")._replace(free=0)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    function = compiled.compiled(loop)
+    assert function.stats.cache_path is None
 
 
 def test_loops_are_compiled_where_nothing_can_be_kept(monkeypatch: pytest.MonkeyPatch):

@@ -7,6 +7,7 @@ small, NumPy finds the same to the last digit.
 from __future__ import annotations
 
 import functools
+import shutil
 import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -20,6 +21,9 @@ millisecond, and a search looks at several paces."""
 
 _LOADED = 10
 """Loops that are loaded are worth it for so many times less."""
+
+_ROOM = 64 << 20
+"""Where a disk has less left, nothing is kept: a write that fails would end the search."""
 
 _KERNELS = "hetjax.planner.harp.suffix_kernels"
 
@@ -62,7 +66,10 @@ def compiled(function: _Function) -> _Function:
 
     compiling: Any = numba.njit
     try:
-        return compiling(cache=True)(function)
-    except RuntimeError:
+        kept = compiling(cache=True)(function)
+        if shutil.disk_usage(kept.stats.cache_path).free >= _ROOM:
+            return kept
+    except (RuntimeError, OSError):
         # There is no folder that can be written.
-        return compiling(function)
+        pass
+    return compiling(function)
