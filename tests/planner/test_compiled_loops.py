@@ -96,7 +96,7 @@ def test_a_search_is_the_same(table):
 def test_only_what_is_large_is_compiled(monkeypatch: pytest.MonkeyPatch):
     small, large = (
         random_table(0, num_layers=2, nodes=((nodes, 8),) * 2, num_microbatches=4)
-        for nodes in (4, 32)
+        for nodes in (4, 64)
     )
     assert not compiled.is_worth_compiling(small)
     assert compiled.is_worth_compiling(large)
