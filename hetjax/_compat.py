@@ -13,6 +13,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from jax.core import Tracer
 from jax.core import eval_jaxpr as eval_open_jaxpr
 from jax.extend import core
@@ -122,6 +123,18 @@ def depends_on(closed: ClosedJaxpr, output: int) -> list[bool]:
     """
     wanted = [place == output for place in range(len(closed.jaxpr.outvars))]
     return list(pe.dce_jaxpr(closed.jaxpr, wanted)[1])
+
+
+def known_outputs(closed: ClosedJaxpr) -> list[Any]:
+    """The outputs of a jaxpr that are numbers which it knows; None for each other one."""
+    return [_number(atom) if isinstance(atom, Literal) else None for atom in closed.jaxpr.outvars]
+
+
+def _number(literal: Literal) -> Any:
+    """What a literal was before it was traced: of Python, or of NumPy."""
+    aval: Any = literal.aval
+    value = np.asarray(literal.val, aval.dtype)
+    return value.item() if aval.weak_type else value
 
 
 def is_traced(x: Any) -> bool:

@@ -43,7 +43,7 @@ from hap_lab import (
 from hap_models import HapModel, bert, vgg19, vit
 from hap_systems import DEEPSPEED
 
-from hetjax.commands.collecting import seldom_collected
+from hetjax.collecting import seldom_collected
 from hetjax.pipeline.program.traced_program import Program, trace
 from hetjax.planner.hap.chain_search import ChainSearch
 from hetjax.planner.hap.forced import DATA_PARALLEL

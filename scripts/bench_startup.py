@@ -25,11 +25,14 @@ from benchmarking import positive, take_turns
 
 import hetjax
 from hetjax.models import GPTConfig, LanguageModel, language_model
+from hetjax.pipeline.program.traced_program import trace, with_examples
 from hetjax.runtime.compilation import partitioners
 
 BLOCKS = (4, 16, 32, 80)
 COMPARED = (4, 16, 32)
 """How many blocks the steps are compared with: 80, whole, take minutes to compile."""
+
+EXAMPLES, MICROBATCHES = 8, 2
 
 PARTS = ("trace", "plan", "compile", "first_step")
 
@@ -46,8 +49,8 @@ def optimizer() -> optax.GradientTransformation:
 
 
 def batch_of(sequence: int) -> dict[str, np.ndarray]:
-    """Two microbatches of four examples."""
-    tokens = np.random.default_rng(0).integers(0, 1024, (8, sequence + 1))
+    """A batch for one step."""
+    tokens = np.random.default_rng(0).integers(0, 1024, (EXAMPLES, sequence + 1))
     return {"tokens": tokens.astype(np.int32)}
 
 
@@ -58,6 +61,7 @@ def start(options: argparse.Namespace, blocks: int) -> tuple[dict[str, float], h
         The seconds of each part, by the clock and of the process's own work; and the trainer.
     """
     model, batch = model_of(blocks, options.width, options.sequence), batch_of(options.sequence)
+    update = optimizer()
     found: dict[str, float] = {"blocks": blocks}
 
     def init() -> Any:
@@ -71,19 +75,20 @@ def start(options: argparse.Namespace, blocks: int) -> tuple[dict[str, float], h
         (began, worked), (ended, had_worked) = times[-2:]
         found[name], found[f"{name}_work"] = ended - began, had_worked - worked
 
-    jax.make_jaxpr(model.loss)(jax.eval_shape(init), batch)
+    # The planner asks for this trace again, and then the trainer: JAX keeps it for them.
+    trace(model.loss, init, with_examples(batch, EXAMPLES // MICROBATCHES))
     done("trace")
     plan = hetjax.plan(
         model.loss,
         init,
         batch,
         cluster=cluster,
-        optimizer=optimizer(),
-        num_microbatches=2,
+        optimizer=update,
+        num_microbatches=MICROBATCHES,
         options=hetjax.PlanOptions(allow_recompute=False),
     )
     done("plan")
-    trainer = hetjax.Trainer(plan, model.loss, init, optimizer(), batch)
+    trainer = hetjax.Trainer(plan, model.loss, init, update, batch)
     done("compile")
     trainer.train_step(batch)
     done("first_step")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from hetjax.commands.collecting import seldom_collected
+from hetjax.collecting import seldom_collected
 from hetjax.commands.devices import use_devices
 from hetjax.commands.planning import Planned, find_plan, hetero_auto_on
 from hetjax.commands.problems import problems_of, state_problem, state_problems

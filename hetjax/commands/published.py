@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from hetjax.commands.collecting import seldom_collected
+from hetjax.collecting import seldom_collected
 from hetjax.commands.prepare import Prepared, problems_beside
 from hetjax.planner import Plan, predict
 from hetjax.planner.harp.refit import can_be_refitted, keeping_all, refitted, ways_of

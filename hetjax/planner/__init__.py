@@ -15,6 +15,7 @@ from typing import Any
 import optax
 from jaxtyping import PyTree
 
+from hetjax.collecting import seldom_collected
 from hetjax.errors import InputError
 from hetjax.mesh.cluster import Cluster
 from hetjax.pipeline.program.traced_program import Program
@@ -123,6 +124,7 @@ __all__ = [
 ]
 
 
+@seldom_collected()
 def plan(
     loss_function: Callable[..., Any],
     parameters: PyTree,

@@ -14,6 +14,7 @@ import numpy as np
 import optax
 from jaxtyping import PyTree
 
+from hetjax.collecting import seldom_collected
 from hetjax.errors import InputError, SaveError
 from hetjax.pipeline.program.loss import abstract
 from hetjax.pipeline.schedules.schedule import Schedule
@@ -84,6 +85,7 @@ class Trainer:
         (1.0, True)
     """
 
+    @seldom_collected()
     def __init__(
         self,
         plan: Plan | str | os.PathLike[str],
@@ -331,11 +333,13 @@ class Trainer:
         self.plan, self.reports, self._timed = plan, [], []
         return moved
 
+    @seldom_collected()
     def _compiled(self, plan: Plan) -> CompiledPlan:
         job = replace(self._job, plan=plan)
         placement = build(job)
         return CompiledPlan(job, placement, self._local_executor(job, placement))
 
+    @seldom_collected()
     def _switch_workers(self, executor: RayExecutor, plan: Plan, lost: Set[int]) -> SwitchPlan:
         """Switch to workers of another plan, in processes of their own."""
         job = replace(self._job, plan=plan)
@@ -345,6 +349,7 @@ class Trainer:
         self.plan, self.reports, self._timed = plan, [], []
         return moved
 
+    @seldom_collected()
     def _start(self) -> None:
         if not self._started:
             self._executor.start()

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 import pytest
 
-from hetjax.commands.collecting import seldom_collected
+from hetjax.collecting import seldom_collected
 from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster
 from hetjax.planner import DynamicProgram, PlanningProblem, choose_microbatches, make_problem
 from hetjax.planner.harp.microbatches import Choice, divisors

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
+from hetjax import _compat
 from hetjax.errors import InputError
 
 _NUMBERS = (jax.Array, np.ndarray, np.generic, float, int)
@@ -146,6 +147,33 @@ def from_host(array: Any, shape: jax.ShapeDtypeStruct) -> Any:
 
 
 # Losses
+
+
+def traced_once(loss_function: Callable[..., Any], parameters: PyTree, batch: PyTree) -> Any:
+    """Call a loss function in a trace by the trace that JAX keeps of it.
+
+    It keeps one for each function, as long as that lives, and for each set of shapes: who plans and
+    then trains waits for one trace of the model.
+
+    Args:
+        loss_function: the function.
+        parameters: what is traced in the place of its parameters.
+        batch: the same of its batch.
+
+    Returns:
+        What it returns; scalars that it knew when it was traced are numbers.
+    """
+    try:
+        results = jax.jit(loss_function)(parameters, batch)
+        closed = jax.make_jaxpr(loss_function)(parameters, batch)
+    except TypeError:
+        # It cannot be hashed, or returns what is no array.
+        return loss_function(parameters, batch)
+    leaves, tree = jax.tree.flatten(results)
+    known = _compat.known_outputs(closed)
+    return jax.tree.unflatten(
+        tree, [leaf if value is None else value for leaf, value in zip(leaves, known, strict=True)]
+    )
 
 
 @functools.cache

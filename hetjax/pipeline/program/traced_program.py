@@ -31,6 +31,7 @@ from hetjax.pipeline.program.loss import (
     parameter_shapes,
     path_names,
     sums,
+    traced_once,
 )
 from hetjax.sharding.annotation.annotation import HSharding
 
@@ -212,7 +213,8 @@ def trace(
 
     def flat_loss(parameter_values: Sequence[Any], batch_values: Sequence[Any]) -> list[Any]:
         values = map(from_host, batch_values, batch_leaves)
-        result = loss_function(
+        result = traced_once(
+            loss_function,
             jax.tree.unflatten(parameter_tree, parameter_values),
             jax.tree.unflatten(batch_tree, values),
         )

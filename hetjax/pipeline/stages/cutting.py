@@ -57,7 +57,7 @@ class ParameterPart:
         return array if self.stop is None else array[self.start : self.stop]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)  # JAX writes down what it traces.
 class Body:
     """What a stage computes, as a function of its parameters, batch leaves and received values.
 

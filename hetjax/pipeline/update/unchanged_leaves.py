@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import jax
 import jax.numpy as jnp
@@ -70,7 +71,17 @@ def frozen_leaves(optimizer: optax.GradientTransformation, parameters: PyTree) -
         return jax.tree.unflatten(tree, values)
 
     flat = trace_update(optimizer, leaves, unflatten)
-    count = len(leaves)
+    if flat not in _found:
+        _found[flat] = _frozen_leaves(flat, len(leaves))
+    return _found[flat]
+
+
+_found: WeakKeyDictionary[FlatJaxpr, FrozenLeaves] = WeakKeyDictionary()
+"""What was found of traces before: planners ask, and then trainers."""
+
+
+def _frozen_leaves(flat: FlatJaxpr, count: int) -> FrozenLeaves:
+    """The same of the trace of an update of so many leaves."""
     parameter_values, gradients = flat.inputs[:count], flat.inputs[count : 2 * count]
     # Outputs are new parameters, new state, and three metrics, which read all gradients.
     new_parameters, new_state = flat.outputs[:count], flat.outputs[count:-3]

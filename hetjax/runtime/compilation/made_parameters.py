@@ -8,7 +8,7 @@ same shape and distribution share one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -17,7 +17,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
-from hetjax.pipeline.program.pieces import key_of
+from hetjax.pipeline.program.pieces import key_of, needed_before
 from hetjax.pipeline.program.step_program import StepProgram
 from hetjax.pipeline.program.traced_program import (
     FlatJaxpr,
@@ -26,6 +26,7 @@ from hetjax.pipeline.program.traced_program import (
     flatten_jaxpr,
     needed_steps,
     num_bytes,
+    operand_value,
     read_operand,
 )
 from hetjax.pipeline.stages.cutting import ParameterPart
@@ -48,12 +49,14 @@ def made_parameters(
     Returns:
         The parts.
     """
-    flat = flatten_jaxpr(jax.make_jaxpr(lambda: jax.tree.leaves(make()))())
+    # As it is, so that JAX knows the trace: its shapes were asked for before.
+    flat = flatten_jaxpr(jax.make_jaxpr(make)())
     small = _small_values(flat)
     wanted = [flat.outputs[part.leaf] for part in parts]
-    programs = [_leaf_program(flat, operand, small) for operand in wanted]
+    large = {v: step for step in flat.steps for v in step.outputs if v not in small}
+    programs = [_leaf_program(flat, operand, large) for operand in wanted]
     # What several leaves are drawn from together would be drawn for each of them.
-    at_once = needed_steps(flat.steps, wanted, small)
+    at_once = needed_steps(flat.steps, wanted, [*small])
     if sum(len(program.steps) for program in programs) > len(at_once):
         return _made_at_once(make, parts, shardings)
     told = {value for program in programs for value in program.arguments[0]}
@@ -70,18 +73,26 @@ def made_parameters(
     return made
 
 
-def _small_values(flat: FlatJaxpr) -> list[int]:
+def _small_values(flat: FlatJaxpr) -> set[int]:
     """The values of few bytes that are made of such values alone."""
-    small: dict[int, None] = {}
+    small: set[int] = set()
     for step in flat.steps:
-        if all(value in small for value in step.values()):
-            small |= {v: None for v in step.outputs if num_bytes(flat.avals[v]) <= _SMALL}
-    return list(small)
+        if small.issuperset(step.values()):
+            small.update(v for v in step.outputs if num_bytes(flat.avals[v]) <= _SMALL)
+    return small
 
 
-def _leaf_program(flat: FlatJaxpr, leaf: Operand, small: Sequence[int]) -> StepProgram:
-    """From the small values that it is drawn from to a leaf."""
-    steps = needed_steps(flat.steps, [leaf], small)
+def _leaf_program(flat: FlatJaxpr, leaf: Operand, producer: Mapping[int, Step]) -> StepProgram:
+    """From the small values that it is drawn from to a leaf.
+
+    Args:
+        flat: what makes all leaves.
+        leaf: the leaf.
+        producer: for each value that is not small the step that makes it.
+    """
+    value = operand_value(leaf)
+    last = None if value is None else producer.get(value)
+    steps = () if last is None else tuple(needed_before(last, producer))
     made = {output for step in steps for output in step.outputs}
     reads = [value for step in steps for value in step.values()]
     reads += [leaf] if isinstance(leaf, int) else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -41,7 +42,7 @@ class TaskPrograms:
     accumulates: bool
     late: bool
 
-    @property
+    @functools.cached_property
     def gradient_shapes(self) -> list[jax.ShapeDtypeStruct]:
         """Shapes of the sums of the parameters' gradients."""
         return [

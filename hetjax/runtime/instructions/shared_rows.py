@@ -124,9 +124,8 @@ class StageSharing:
             if pipelines.trains(self.updated[place])
         }
         self.cut_gradients = tuple(place for place in cut if pipelines.trains(self.held[place]))
-        self.taken = tuple(
-            place for place, part in enumerate(self.updated) if part not in self.held
-        )
+        held = frozenset(self.held)
+        self.taken = tuple(place for place, part in enumerate(self.updated) if part not in held)
         self.cut_values = tuple(
             place
             for place, parts in self.updated_pieces.items()

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from hetjax.collecting import seldom_collected
 from hetjax.errors import InputError, WorkerLostError
 from hetjax.pipeline.schedules.schedule import Schedule
 from hetjax.planner.plan.plan import Plan
@@ -150,6 +151,7 @@ class HostWorker:
             coordinator_bind_address=coordinator if process == 0 else None,
         )
 
+    @seldom_collected()
     def build(self, job: Job, secret: bytes, carriers: Sequence[CarrierName]) -> tuple[Peer, ...]:
         """Trace and compile.
 
