@@ -8,7 +8,6 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from hetjax import _compat
@@ -51,7 +50,7 @@ def constant_of(value: Any) -> Hashable:
     A large one is equal to itself alone.
     """
     is_whole = getattr(value, "is_fully_addressable", True)
-    if jnp.issubdtype(jnp.result_type(value), jax.dtypes.extended) or not is_whole:
+    if not is_whole or is_extended(value):
         return _Identity(value)
     array = np.asarray(value)
     if array.nbytes > _LARGE:
@@ -61,6 +60,13 @@ def constant_of(value: Any) -> Hashable:
     if len(held) > _SHORT:
         held = hashlib.sha256(held).digest()
     return array.shape, array.dtype.name, is_weak, held
+
+
+def is_extended(value: Any) -> bool:
+    """Whether a constant is of a dtype that NumPy does not have, such as random keys."""
+    dtype = getattr(value, "dtype", None)
+    # What JAX says of a dtype takes as long as all else that is asked of a number.
+    return not (dtype is None or isinstance(dtype, np.dtype))
 
 
 _LARGE = 2**20

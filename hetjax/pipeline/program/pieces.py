@@ -65,6 +65,7 @@ def piece_of(
     summands: Sequence[int] = (),
     *,
     differentiated: bool = False,
+    key: Hashable = None,
 ) -> Piece:
     """A part of a program as a piece.
 
@@ -73,6 +74,7 @@ def piece_of(
         makes: what its outputs are to the whole program.
         summands: which of the program's summands it makes, by place.
         differentiated: whether it is to be differentiated yet.
+        key: its key, where that is known.
     """
     own = (program, *([program.otherwise] if program.otherwise else []))
     made = {output for each in own for step in each.steps for output in step.outputs}
@@ -82,7 +84,7 @@ def piece_of(
         read += [program.otherwise.predicate, *_values(program.otherwise.outputs)]
     reads = tuple(dict.fromkeys(value for value in read if value not in made))
     program = replace(program, arguments=(reads,))
-    key = key_of(program, differentiated=differentiated)
+    key = key or key_of(program, differentiated=differentiated)
     return Piece(program, tuple(makes), tuple(summands), key)
 
 

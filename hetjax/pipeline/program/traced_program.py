@@ -306,6 +306,12 @@ def needed_steps(
     return tuple(reversed(kept))
 
 
+@functools.lru_cache(maxsize=4096)
+def _shape_of(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
+    """A shape; values have few unlike ones, and programs tens of thousands of values."""
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
 class _Flattener:
     def __init__(
         self,
@@ -318,7 +324,7 @@ class _Flattener:
         self.steps: list[Step] = []
 
     def number(self, variable: Any) -> int:
-        self.avals.append(jax.ShapeDtypeStruct(variable.aval.shape, variable.aval.dtype))
+        self.avals.append(_shape_of(variable.aval.shape, variable.aval.dtype))
         return len(self.avals) - 1
 
     def add(

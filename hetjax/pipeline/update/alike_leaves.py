@@ -9,7 +9,16 @@ many runs compute the same on arrays of the same shapes.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Container,
+    Hashable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +35,9 @@ from hetjax.pipeline.program.traced_program import (
     operand_value,
 )
 from hetjax.pipeline.stages.split_backward import Values, renumbered
+
+Ends = Mapping[Operand, tuple[Operand, Operand | None]]
+"""Results of an update: for each of them what is computed, and what is kept instead."""
 
 _TOGETHER = 96
 """How many components at most are updated by one call: each call takes a processor 0.1 ms."""
@@ -191,11 +203,11 @@ class _Leafwise:
         for chosen in (ends.keys() - guarded - passed_on, guarded, passed_on):
             own = {end: pair for end, pair in ends.items() if end in chosen}
             pieces += self._of_owners(own, everything)
-            rest = {end: pair for end, pair in own.items() if self._owner(pair[0]) is None}
-            pieces += [self._piece(rest, everything)] if rest else []
+            rest = [{e: pair} for e, pair in own.items() if self._owner(pair[0]) is None]
+            pieces += self._in_calls(rest, everything)
         return self.program, tuple(pieces)
 
-    def _ends(self) -> dict[Operand, tuple[Operand, Operand | None]]:
+    def _ends(self) -> Ends:
         """The outputs that no shared step makes: what is computed, and what is kept instead."""
         (outputs,) = self.program.outputs
         made = {output for steps in self.shared for step in steps for output in step.outputs}
@@ -212,27 +224,27 @@ class _Leafwise:
         component = self.component(value)
         return self.owner.get(value) if component is None else component
 
-    def _of_owners(
-        self, ends: Mapping[Operand, tuple[Operand, Operand | None]], shared: Container[Step]
-    ) -> Iterator[Piece]:
+    def _of_owners(self, ends: Ends, shared: Container[Step]) -> Iterator[Piece]:
         """Pieces that make what single components make, alike components together."""
         groups: dict[int, dict[Operand, tuple[Operand, Operand | None]]] = {}
         for end, pair in ends.items():
             owner = self._owner(pair[0])
             if owner is not None:
                 groups.setdefault(owner, {})[end] = pair
-        alike: dict[Hashable, list[dict[Operand, tuple[Operand, Operand | None]]]] = {}
-        for group in groups.values():
-            alike.setdefault(self._piece(group, shared).key, []).append(group)
-        count = sum(map(len, alike.values()))
-        size = self._bytes(end for group in groups.values() for end in group)
-        for together in _calls(list(alike.values()), _least_calls(count, size)):
-            ends = {end: pair for group in together for end, pair in group.items()}
-            yield self._piece(ends, shared)
+        return self._in_calls(groups.values(), shared)
 
-    def _piece(
-        self, ends: Mapping[Operand, tuple[Operand, Operand | None]], shared: Container[Step]
-    ) -> Piece:
+    def _in_calls(self, groups: Collection[Ends], shared: Container[Step]) -> Iterator[Piece]:
+        """Pieces that make groups of results, alike groups together."""
+        alike: dict[Hashable, list[tuple[Ends, Piece]]] = {}
+        for group in groups:
+            piece = self._piece(group, shared)
+            alike.setdefault(piece.key, []).append((group, piece))
+        size = self._bytes(end for group in groups for end in group)
+        for together in _calls(list(alike.values()), _least_calls(len(groups), size)):
+            ends = {end: pair for group, _ in together for end, pair in group.items()}
+            yield self._piece(ends, shared, _key_of_all([piece for _, piece in together]))
+
+    def _piece(self, ends: Ends, shared: Container[Step], key: Hashable = None) -> Piece:
         computed = tuple(pair[0] for pair in ends.values())
         instead = tuple(pair[1] for pair in ends.values() if pair[1] is not None)
         otherwise = None
@@ -242,7 +254,7 @@ class _Leafwise:
             otherwise = Otherwise(self.predicate, kept, instead)
         steps = _needed(computed, self.producer, shared)
         part = replace(self.program, steps=steps, outputs=(computed,), otherwise=otherwise)
-        return piece_of(part, tuple(ends))
+        return piece_of(part, tuple(ends), key=key)
 
     def _shared_pieces(self, steps: Sequence[Step]) -> Iterator[Piece]:
         own = set(steps)
@@ -256,6 +268,13 @@ class _Leafwise:
             others = {each for level in self.shared for each in level} - own
             needed = _needed(made, self.producer, others, self.owned)
             yield piece_of(replace(self.program, steps=needed, outputs=(made,)), made)
+
+
+def _key_of_all(pieces: Sequence[Piece]) -> Hashable:
+    """The key of pieces as one: their own keys, and which of them read the same values."""
+    reads = itertools.chain(*(piece.reads for piece in pieces))
+    places = {value: place for place, value in enumerate(dict.fromkeys(reads))}
+    return tuple((piece.key, tuple(places[v] for v in piece.reads)) for piece in pieces)
 
 
 def _calls(alike: Sequence[Sequence[Any]], least: int) -> Iterator[list[Any]]:

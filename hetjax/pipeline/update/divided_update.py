@@ -299,7 +299,8 @@ def _traced(
     def unflatten(leaves: Sequence[Any]) -> Any:
         return jax.tree.unflatten(tree, leaves)
 
-    state = jax.eval_shape(lambda leaves: optimizer.init(unflatten(leaves)), list(parameters))
+    # As it is, so that JAX knows its trace for all who ask.
+    state = jax.eval_shape(optimizer.init, unflatten(parameters))
     gradients = [
         jax.ShapeDtypeStruct(p.shape, accumulator_dtype(p.dtype))
         for leaf, p in enumerate(parameters)

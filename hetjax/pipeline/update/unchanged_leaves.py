@@ -20,6 +20,7 @@ import optax
 from jaxtyping import PyTree
 
 from hetjax.errors import InputError
+from hetjax.pipeline.program.computations import is_extended
 from hetjax.pipeline.program.frozen_leaves import FrozenLeaves
 from hetjax.pipeline.program.loss import parameter_shapes
 from hetjax.pipeline.program.traced_program import (
@@ -186,7 +187,9 @@ class _Simplified:
 
 
 def _is_known(operand: Constant) -> bool:
-    return jnp.issubdtype(jax.typeof(operand.value).dtype, jnp.number)
+    return not is_extended(operand.value) and jnp.issubdtype(
+        np.asarray(operand.value).dtype, jnp.number
+    )
 
 
 def _is_finite(operand: Operand) -> bool:

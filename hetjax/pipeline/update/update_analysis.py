@@ -182,12 +182,16 @@ class UpdateAnalysis:
         return placements
 
     def _holders(self, leaf: int) -> dict[int, ParameterPart]:
-        return {
-            stage: part
-            for stage, parts in enumerate(self.parts)
-            for part in parts
-            if part.leaf == leaf
-        }
+        return self._holders_of_leaf.get(leaf, {})
+
+    @functools.cached_property
+    def _holders_of_leaf(self) -> dict[int, dict[int, ParameterPart]]:
+        """For each leaf, by stage, the part of it that the stage updates."""
+        found: dict[int, dict[int, ParameterPart]] = {}
+        for stage, parts in enumerate(self.parts):
+            for part in parts:
+                found.setdefault(part.leaf, {})[stage] = part
+        return found
 
     def _placement(self, value: int) -> LeafHolders | None:
         return self.placements[self.component(value)] if value in self.local else None
@@ -213,7 +217,7 @@ class UpdateAnalysis:
                 if not self._is_array(value):
                     levels[value] = 1
                     messages[value] = [Message(0, min(self._holders(leaf)), value)]
-        reach = self._reach()
+        reach = self._reach() if self._tells else {}
         for step in self.flat.steps:
             level = max((levels.get(value, 0) for value in step.values()), default=0)
             placement = self.step_placement(step)

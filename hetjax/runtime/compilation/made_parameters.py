@@ -111,7 +111,9 @@ def _one_by_one(steps: Sequence[Step], wanted: Sequence[int]) -> dict[int, Any]:
 
 def _evaluated(step: Step, operands: Sequence[Any]) -> Sequence[Any]:
     """What a step makes; of slices those of one size are one program, wherever they begin."""
-    if step.name != "slice" or step.equation is None or step.equation.params["strides"]:
+    if step.name != "slice" or step.equation is None:
+        return step.evaluate(*operands)
+    if any(stride != 1 for stride in step.equation.params["strides"] or ()):
         return step.evaluate(*operands)
     starts, ends = (step.equation.params[name] for name in ("start_indices", "limit_indices"))
     sizes = [end - start for start, end in zip(starts, ends, strict=True)]

@@ -132,14 +132,16 @@ def state_parts(pipelines: PipelinePrograms, stage: int, held: Sequence[jax.Arra
     The optimizer sees the whole tree; rows and leaves that lie elsewhere are zeros, on which no
     part of this stage's state depends.
     """
+    parts = pipelines.stages[stage].parameters
+    whole = {part.leaf: array for part, array in zip(parts, held, strict=True) if part.stop is None}
     leaves: list[Any] = [
-        jnp.zeros(shape.shape, shape.dtype) for shape in pipelines.parameter_shapes
+        whole[leaf] if leaf in whole else jnp.zeros(shape.shape, shape.dtype)
+        for leaf, shape in enumerate(pipelines.parameter_shapes)
     ]
-    for part, array in zip(pipelines.stages[stage].parameters, held, strict=True):
-        rows = leaves[part.leaf]
-        leaves[part.leaf] = (
-            array if part.stop is None else rows.at[part.start : part.stop].set(array)
-        )
+    for part, array in zip(parts, held, strict=True):
+        if part.stop is not None:
+            rows = leaves[part.leaf]
+            leaves[part.leaf] = rows.at[part.start : part.stop].set(array)
     state = pipelines.init_state(jax.tree.unflatten(pipelines.parameter_tree, leaves))
     state_leaves = jax.tree.leaves(state)
     return [part.take(state_leaves[part.leaf]) for part in pipelines.updates[stage].state]
