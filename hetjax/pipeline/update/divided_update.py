@@ -27,6 +27,7 @@ import optax
 from hetjax.errors import InputError
 from hetjax.pipeline.program.frozen_leaves import NONE_FROZEN, FrozenLeaves
 from hetjax.pipeline.program.loss import accumulator_dtype
+from hetjax.pipeline.program.repeated_steps import without_repeats
 from hetjax.pipeline.program.traced_program import FlatJaxpr, flatten_jaxpr
 from hetjax.pipeline.stages.cutting import ParameterPart
 from hetjax.pipeline.update.state_groups import state_groups
@@ -234,11 +235,14 @@ def _metrics(means: Sequence[Any], total: Any, count: Any) -> tuple[Any, Any, An
     there = [mean for mean in means if mean is not None]
     wide = max((accumulator_dtype(mean.dtype) for mean in there), key=lambda each: each.itemsize)
     none = jnp.zeros((), wide)
-    squares = [
-        none if mean is None else optax.tree.norm(mean.astype(wide), squared=True) for mean in means
-    ]
-    first, *others = [s for s, mean in zip(squares, means, strict=True) if mean is not None]
-    return total.astype(count.dtype) / count, jnp.sqrt(sum(others, first)), jnp.stack(squares)
+    squares = [none if mean is None else _squared_norm(mean.astype(wide)) for mean in means]
+    squared = sum(s for s, mean in zip(squares, means, strict=True) if mean is not None)
+    return total.astype(count.dtype) / count, jnp.sqrt(squared), jnp.stack(squares)
+
+
+def _squared_norm(array: Any) -> Any:
+    """As `optax.tree.norm` has it: what an optimizer clips by is then the same sum."""
+    return jnp.sum(jnp.square(jnp.real(array)) + jnp.square(jnp.imag(array)))
 
 
 def _zeros(gradients: Sequence[Any], set_back: bool) -> tuple[list[Any], ...]:
@@ -323,7 +327,7 @@ def _traced(
     # Optax mixes dtypes in its own arithmetic, whatever the caller is strict about.
     with jax.numpy_dtype_promotion("standard"), _naming_what_it_wants():
         closed = jax.make_jaxpr(update)(list(parameters), gradients, state, scalar, scalar)
-    return flatten_jaxpr(closed, inline_conditionals=True)
+    return without_repeats(flatten_jaxpr(closed, inline_conditionals=True))
 
 
 _LINE_SEARCHES = (
