@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
@@ -12,6 +14,7 @@ import numpy as np
 import optax
 import pytest
 from cases import CLUSTER, Case, examples, random_cuts, random_pipeline, trace_model
+from compilations import counted_compilations
 from execution import job_of, running
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,12 +22,15 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from one_device import check_gradients
 from small_models import BLOCKS, Model
 
+import hetjax
+from hetjax.mesh import Cluster
 from hetjax.models import GPTConfig, language_model
 from hetjax.pipeline.program.pieces import pieces_of
 from hetjax.pipeline.stages import traced_stage
 from hetjax.pipeline.stages.cutting import ParameterPart
 from hetjax.pipeline.update import alike_leaves
 from hetjax.pipeline.update.alike_leaves import leafwise_pieces, program_of
+from hetjax.pipeline.update.divided_update import trace_update
 from hetjax.planner.plan.plan import Plan
 from hetjax.runtime.compilation import made_parameters as making
 from hetjax.runtime.compilation import partitioners
@@ -79,7 +85,8 @@ def one_stage_programs(blocks: int) -> dict[str, PiecewiseProgram]:
 
 @pytest.mark.usefixtures("small_pieces")
 def test_a_deeper_model_compiles_no_more_programs():
-    few, many = ({n: p.num_compiled for n, p in one_stage_programs(b).items()} for b in (8, 16))
+    # Of both the leaves that are alike come out even, as calls of three.
+    few, many = ({n: p.num_compiled for n, p in one_stage_programs(b).items()} for b in (8, 14))
     assert {"forward", "backward"} <= few.keys()
     assert few == many
 
@@ -147,3 +154,65 @@ def test_updates_pass_arguments_on_and_make_what_reads_none_on_their_own_devices
         held = [found[:3], found[3:]]
     for ours, theirs in zip(jax.tree.leaves(held), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+
+
+@dataclass
+class Asked:
+    """A model of so many blocks alike, and how often Python went through each of its parts."""
+
+    blocks: int
+    calls: Counter[str] = field(default_factory=Counter)
+
+    def init(self) -> list[dict[str, jax.Array]]:
+        self.calls["init"] += 1
+        keys = jax.random.split(jax.random.key(0), self.blocks)
+        return [{"w": jax.random.normal(key, (4, 4)) / 4, "b": jnp.zeros(4)} for key in keys]
+
+    def loss(self, parameters: list[dict[str, jax.Array]], x: jax.Array) -> jax.Array:
+        self.calls["loss"] += 1
+        for block in parameters:
+            x = x + jnp.tanh(x @ block["w"] + block["b"])
+        return jnp.mean(x**2)
+
+    def optimizer(self) -> optax.GradientTransformation:
+        given = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-3))
+
+        def update(updates: Any, state: Any, params: Any = None) -> Any:
+            self.calls["update"] += 1
+            return given.update(updates, state, params)
+
+        return optax.GradientTransformation(given.init, update)
+
+
+def test_who_plans_and_trains_goes_through_a_model_once():
+    model, batch = Asked(2), jnp.ones((4, 4))
+    # Functions that live on, as those of a user do: JAX keeps traces as long.
+    loss, init, optimizer = model.loss, model.init, model.optimizer()
+    cluster = Cluster.local(jax.devices()[:1])
+    plan = hetjax.plan(loss, init, batch, cluster=cluster, optimizer=optimizer, num_microbatches=2)
+    with hetjax.Trainer(plan, loss, init, optimizer, batch) as trainer:
+        trainer.train_step(batch)
+    assert model.calls == {"init": 1, "loss": 1, "update": 1}
+
+
+def test_more_blocks_are_made_by_no_more_programs():
+    whole = NamedSharding(Mesh(jax.devices()[:1], "devices"), PartitionSpec())
+
+    def compiled(blocks: int) -> int:
+        leaves = range(2 * blocks)
+        with counted_compilations() as counter:
+            made_parameters(
+                Asked(blocks).init, [*map(ParameterPart, leaves)], [whole] * len(leaves)
+            )
+        return sum("backend_compile" in event for event in counter.seen)
+
+    compiled(4)  # What depends on no number of blocks.
+    assert compiled(5) == compiled(9) > 0
+
+
+def test_an_update_squares_gradients_once_for_its_norm_and_for_what_it_clips_by():
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(0.1))
+    shapes = [jax.ShapeDtypeStruct((4, 4), jnp.float32)] * 3
+    flat = trace_update(optimizer, shapes, list)
+    assert sum(step.name == "reduce_sum" for step in flat.steps) == 3
+    assert sum(step.name == "sqrt" for step in flat.steps) == 1

@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import (
     Callable,
-    Collection,
     Container,
     Hashable,
     Iterable,
@@ -203,8 +202,8 @@ class _Leafwise:
         for chosen in (ends.keys() - guarded - passed_on, guarded, passed_on):
             own = {end: pair for end, pair in ends.items() if end in chosen}
             pieces += self._of_owners(own, everything)
-            rest = [{e: pair} for e, pair in own.items() if self._owner(pair[0]) is None]
-            pieces += self._in_calls(rest, everything)
+            rest = {end: pair for end, pair in own.items() if self._owner(pair[0]) is None}
+            pieces += [self._piece(rest, everything)] if rest else []
         return self.program, tuple(pieces)
 
     def _ends(self) -> Ends:
@@ -231,15 +230,11 @@ class _Leafwise:
             owner = self._owner(pair[0])
             if owner is not None:
                 groups.setdefault(owner, {})[end] = pair
-        return self._in_calls(groups.values(), shared)
-
-    def _in_calls(self, groups: Collection[Ends], shared: Container[Step]) -> Iterator[Piece]:
-        """Pieces that make groups of results, alike groups together."""
         alike: dict[Hashable, list[tuple[Ends, Piece]]] = {}
-        for group in groups:
+        for group in groups.values():
             piece = self._piece(group, shared)
             alike.setdefault(piece.key, []).append((group, piece))
-        size = self._bytes(end for group in groups for end in group)
+        size = self._bytes(end for group in groups.values() for end in group)
         for together in _calls(list(alike.values()), _least_calls(len(groups), size)):
             ends = {end: pair for group, _ in together for end, pair in group.items()}
             yield self._piece(ends, shared, _key_of_all([piece for _, piece in together]))
