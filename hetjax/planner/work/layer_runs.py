@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -319,7 +320,7 @@ def all_runs(program: Program, works: Sequence[Work]) -> Runs:
         residual_bytes=sums_of_runs([work.residual_bytes for work in works]) - inside,
         input_bytes=first_inputs[:, None] * has_backward,
         again_bytes=np.zeros((len(works) + 1,) * 2),
-        temporary_bytes=_temporary_bytes(works),
+        temporary_bytes=_temporary_bytes(program, works),
         again_share=np.zeros((len(works) + 1,) * 2),
         boundary_bytes=received[:, None] + received[None, :],
         messages=np.add.outer(received > 0, received > 0, dtype=float),
@@ -342,15 +343,26 @@ def all_runs(program: Program, works: Sequence[Work]) -> Runs:
     )
 
 
-def _temporary_bytes(works: Sequence[Work]) -> FloatArray:
-    """What the largest layer of each run holds, and a gradient that goes from layer to layer."""
+def _temporary_bytes(program: Program, works: Sequence[Work]) -> FloatArray:
+    """What the largest layer of each run holds, and a gradient that goes from layer to layer.
+
+    Several iterations of a scan are one: it has the gradients of all of them before they are added.
+    """
     alone = np.array([float(work.temporary_bytes) for work in works])
     returned = np.array([*(float(work.returned_bytes) for work in works), 0.0])
     returned[0] = 0.0
-    found = largest_of_runs(alone + np.maximum(returned[:-1], returned[1:]))
+    rows = [work.backward_passes and _row_bytes(program, work) for work in works]
+    found = largest_of_runs(alone + np.maximum(returned[:-1], returned[1:])) + sums_of_runs(rows)
     layer = np.arange(len(works))
     found[layer, layer + 1] = alone
     return found
+
+
+def _row_bytes(program: Program, work: Work) -> float:
+    """The bytes of a layer's parameters that are rows, as iterations of a scan have them."""
+    rows = (part for part in work.parts if part.stop is not None)
+    leaves = ((part, program.avals[program.parameters[part.leaf]]) for part in rows)
+    return sum(math.prod(p.shape(leaf.shape)) * leaf.dtype.itemsize for p, leaf in leaves)
 
 
 def one_run(
