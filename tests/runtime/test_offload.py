@@ -23,10 +23,10 @@ from cases import (
 from execution import job_of, running, train
 from hypothesis import given
 from hypothesis import strategies as st
+from offloading import CLIPPED, held, offloading, same
 from small_models import Model, make_batch
 
 from hetjax import InputError
-from hetjax.mesh import Cluster
 from hetjax.pipeline.update import alike_leaves
 from hetjax.planner.plan.plan import Plan
 from hetjax.runtime.compilation.host_memory import HOST, check_host_memory
@@ -36,38 +36,10 @@ from hetjax.runtime.instructions.instruction import Await, Fetch, Free, Run, Sto
 from hetjax.runtime.local.local_executor import LocalExecutor
 from hetjax.runtime.workers.job import build
 
-CLIPPED = optax.chain(optax.clip_by_global_norm(0.5), optax.adamw(1e-3, eps=1e-5))
-ROOMY = Cluster(
-    CLUSTER.name,
-    tuple(replace(part, host_memory_bytes=10**9) for part in CLUSTER.subclusters),
-    CLUSTER.links,
-)
-
-
-def offloading(plan: Plan) -> Plan:
-    pipelines = tuple(
-        replace(
-            pipeline,
-            stages=tuple(replace(each, offload=("optimizer_state",)) for each in pipeline.stages),
-        )
-        for pipeline in plan.pipelines
-    )
-    return replace(plan, cluster=ROOMY, pipelines=pipelines)
-
-
-def held(executor: LocalExecutor) -> list[np.ndarray]:
-    states = [worker.state() for worker in executor.workers]
-    return [np.asarray(each) for s in states for each in (*s.parameters, *s.optimizer)]
-
-
 def steps(case: Case, optimizer: optax.GradientTransformation) -> tuple[Any, list[np.ndarray]]:
     batches = [make_batch(case.plan.batch_size, seed) for seed in range(3)]
     with running(job_of(case, optimizer)) as executor:
         return train(executor, batches), held(executor)
-
-
-def same(one: list[np.ndarray], other: list[np.ndarray]) -> bool:
-    return all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
 
 
 @examples(usual=2, full=100)
@@ -75,7 +47,7 @@ def same(one: list[np.ndarray], other: list[np.ndarray]) -> bool:
 def test_offloaded_state_gives_the_same_bits(number: int, pipelines: int):
     case = random_case(Random(number), 3, 3, pipelines)
     losses, state = steps(case, CLIPPED)
-    found, offloaded = steps(replace(case, plan=offloading(case.plan)), CLIPPED)
+    found, offloaded = steps(replace(case, plan=offloading(case.plan, "optimizer_state")), CLIPPED)
     assert found == losses
     assert same(offloaded, state)
 
@@ -98,14 +70,14 @@ def test_so_does_an_update_in_pieces_or_of_some_parameters(
         compiled = [worker.compiled.programs for worker in executor.workers]
         assert any(isinstance(each, PiecewiseProgram) for p in compiled for each in p.values())
     losses, state = steps(case, optimizer)
-    found, offloaded = steps(replace(case, plan=offloading(case.plan)), optimizer)
+    found, offloaded = steps(replace(case, plan=offloading(case.plan, "optimizer_state")), optimizer)
     assert found == losses
     assert same(offloaded, state)
 
 
 def one_case(max_stages: int = 2) -> Case:
     case = random_case(Random(2), max_stages, 2)
-    return replace(case, plan=offloading(case.plan))
+    return replace(case, plan=offloading(case.plan, "optimizer_state"))
 
 
 def test_between_steps_arrays_of_the_state_are_in_host_memory():

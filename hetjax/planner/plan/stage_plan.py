@@ -16,7 +16,7 @@ from hetjax.planner.plan.module_shares import ModuleShares, OperandShare, Share
 from hetjax.planner.plan.plan_file import PlannedSchedule
 from hetjax.sharding.annotation.rules import MESH_AXES
 
-Offloaded = Literal["optimizer_state"]
+Offloaded = Literal["optimizer_state", "activations"]
 """What a stage may keep in its hosts' memory while its devices do not work on it."""
 
 Spec = tuple[Name | None, ...]

@@ -63,7 +63,7 @@ class Offloaded(NamedTuple):
         buffer: what it is there.
     """
 
-    buffer: OptimizerState
+    buffer: Offloadable
     kind: Literal["offloaded"] = "offloaded"
 
 
@@ -317,6 +317,9 @@ class SubmeshValue(NamedTuple):
     value: int
     kind: Literal["submesh_value"] = "submesh_value"
 
+
+Offloadable = OptimizerState | BatchLeaf | ReceivedValue | Residual
+"""What may wait in the memory of the devices' hosts."""
 
 Activation = BatchLeaf | ReceivedValue | SentValue | Residual | Deferred
 """What a microbatch keeps from its forward pass to the end of its backward pass."""

@@ -9,8 +9,8 @@ from typing import NamedTuple
 from hetjax.runtime.instructions.buffers import (
     BatchLeaf,
     Buffers,
+    Offloadable,
     Offloaded,
-    OptimizerState,
 )
 
 
@@ -120,9 +120,11 @@ class Fetch:
 
     Args:
         buffers: what they are on the devices.
+        microbatch: of which microbatch; -1 for optimizer state.
     """
 
-    buffers: tuple[OptimizerState, ...]
+    buffers: tuple[Offloadable, ...]
+    microbatch: int = -1
 
     @property
     def sources(self) -> tuple[Offloaded, ...]:
@@ -136,9 +138,11 @@ class Store:
 
     Args:
         buffers: what they are on the devices.
+        microbatch: of which microbatch; -1 for optimizer state.
     """
 
-    buffers: tuple[OptimizerState, ...]
+    buffers: tuple[Offloadable, ...]
+    microbatch: int = -1
 
     @property
     def targets(self) -> tuple[Offloaded, ...]:

@@ -7,12 +7,13 @@ its last use. The list is data: it knows nothing of devices, and every executor 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from hetjax.pipeline.build import PipelinePrograms
 from hetjax.pipeline.schedules.schedule import Schedule, Task
 from hetjax.pipeline.stages.backward import Reads
 from hetjax.runtime.instructions import shared_rows as sharing
+from hetjax.runtime.instructions.activation_instructions import ActivationCopies
 from hetjax.runtime.instructions.buffers import (
     STEP_METRICS,
     AuxSum,
@@ -70,6 +71,7 @@ def training_instructions(
     *,
     reductions: Sequence[Sequence[int]] = (),
     part: MemberPart | None = None,
+    offloads: bool = False,
 ) -> tuple[Instruction, ...]:
     """The instructions of one stage, or of one of its members, for one training step.
 
@@ -80,17 +82,22 @@ def training_instructions(
         reductions: groups of places of parameters whose gradients are reduced together, after the
             last microbatch; none where every program reduces what it adds.
         part: what the member does of the stage's programs; None where it has no other members.
+        offloads: whether microbatches' activations wait in the hosts' memory.
 
     Returns:
         Its instructions, every buffer freed after its last use; where stages of its pipeline share
         devices, with a `Turn` before each task and after the last.
     """
-    writer = _InstructionWriter(pipelines, schedule, stage, reductions=reductions)
+    writer = _InstructionWriter(
+        pipelines, schedule, stage, reductions=reductions, offloads=offloads
+    )
     body = _of_part([*writer.tasks(), *writer.update()], stage, part)
     away = {each for name in body if isinstance(name, Fetch) for each in name.buffers}
 
     def is_kept(buffer: Buffer) -> bool:
-        kinds = (Parameter, OptimizerState, Offloaded, LossSeed, StepMetric, AuxSum)
+        if isinstance(buffer, Offloaded):
+            return isinstance(buffer.buffer, OptimizerState)
+        kinds = (Parameter, OptimizerState, LossSeed, StepMetric, AuxSum)
         return isinstance(buffer, kinds) and buffer not in away
 
     return tuple(_with_frees(_with_expectations(body, writer.windows()), is_kept))
@@ -176,9 +183,10 @@ class _InstructionWriter:
         stage: int,
         *,
         reductions: Sequence[Sequence[int]] = (),
+        offloads: bool = False,
     ):
         self.pipelines, self.schedule, self.stage = pipelines, schedule, stage
-        self.reductions = reductions
+        self.reductions, self.offloads = reductions, offloads
         self.is_first, self.is_last = pipelines.is_first(stage), pipelines.is_last(stage)
         self.place = stage - pipelines.first_stages[pipelines.pipeline_of(stage)]
         self.programs = pipelines.programs[stage]
@@ -263,26 +271,35 @@ class _InstructionWriter:
 
     def tasks(self) -> Iterator[Instruction]:
         assert self.schedule is not None
-        order = set(self.schedule.order[self.place])
+        tasks = self.schedule.order[self.place]
+        order = frozenset(tasks)
         turn = [Turn()] if self.schedule.turns else []
-        for task in self.schedule.order[self.place]:
+        copies = ActivationCopies(self.programs, self.spec, tasks) if self.offloads else None
+        for place, task in enumerate(tasks):
             yield from turn
-            microbatch = task.microbatch
-            match task.kind:
-                case "F":
-                    yield from self._forward(microbatch)
-                case "R" if self.recomputes:
-                    yield self._recompute(microbatch)
-                case "B" if self.programs.has_backward:
-                    if self.recomputes and Task("R", microbatch) not in order:
-                        yield self._recompute(microbatch)
-                    yield from self._backward(microbatch, split=Task("W", microbatch) in order)
-                case "W" if self.programs.has_backward:
-                    yield from self._weight_gradient(microbatch)
-                case _:
-                    # Nothing is trained up to here: the schedule's place for it stays empty.
-                    pass
+            if copies is not None:
+                yield from copies.before(place)
+            yield from self._task(task, order)
+            if copies is not None:
+                yield from copies.after(place)
         yield from turn
+
+    def _task(self, task: Task, order: Collection[Task]) -> Iterator[Instruction]:
+        microbatch = task.microbatch
+        match task.kind:
+            case "F":
+                yield from self._forward(microbatch)
+            case "R" if self.recomputes:
+                yield self._recompute(microbatch)
+            case "B" if self.programs.has_backward:
+                if self.recomputes and Task("R", microbatch) not in order:
+                    yield self._recompute(microbatch)
+                yield from self._backward(microbatch, split=Task("W", microbatch) in order)
+            case "W" if self.programs.has_backward:
+                yield from self._weight_gradient(microbatch)
+            case _:
+                # Nothing is trained up to here: the schedule's place for it stays empty.
+                pass
 
     def _forward(self, microbatch: int) -> Iterator[Instruction]:
         yield from self.inputs(microbatch)
@@ -487,7 +504,10 @@ def _reads(instruction: Instruction) -> Buffers:
         return tuple(buffer for argument in instruction.inputs for buffer in argument)
     if isinstance(instruction, Fetch):
         return instruction.sources
-    return instruction.buffers if isinstance(instruction, Send | Store | Await) else ()
+    if isinstance(instruction, Await):
+        # What leaves the devices is there until it has left.
+        return (*instruction.buffers, *(each.buffer for each in instruction.buffers))
+    return instruction.buffers if isinstance(instruction, Send | Store) else ()
 
 
 def _is_of_update(instruction: Instruction) -> bool:

@@ -113,7 +113,12 @@ class StageWorker:
     def _training(self, schedule: Schedule) -> tuple[Instruction, ...]:
         reductions = reduction_groups(self.placement, self.stage)
         return training_instructions(
-            self.pipelines, schedule, self.stage, reductions=reductions, part=self.part
+            self.pipelines,
+            schedule,
+            self.stage,
+            reductions=reductions,
+            part=self.part,
+            offloads="activations" in self.placement.stage_plan(self.stage).offload,
         )
 
     @property
@@ -361,14 +366,14 @@ class _StepRun(InstructionRun):
     def fetch(self, instruction: Fetch) -> None:
         start = time.time()
         super().fetch(instruction)
-        self._watch("fetch", start, instruction.buffers)
+        self._watch("fetch", start, instruction.buffers, instruction.microbatch)
 
     def store(self, instruction: Store) -> None:
         start = time.time()
         super().store(instruction)
-        self._watch("store", start, instruction.targets)
+        self._watch("store", start, instruction.targets, instruction.microbatch)
 
-    def _watch(self, kind: str, start: float, names: Sequence[Buffer]) -> None:
+    def _watch(self, kind: str, start: float, names: Sequence[Buffer], microbatch: int) -> None:
         """In a timed step, note when a copy to or from the hosts' memory is done.
 
         Nobody waits for it before what is copied is used: computation goes on beside it.
@@ -377,10 +382,12 @@ class _StepRun(InstructionRun):
             return
         arrays = [self.buffers[name] for name in names]
         track = host_track(self.worker.stage, inward=kind == "fetch")
-        number = sum(event.kind == kind for event in self.report.events)
         size = sum(array.nbytes for array in arrays)
         place = len(self.report.events)
-        event = Event(track, f"{kind} {number}", kind, None, start, start, size)
+        mark = microbatch if microbatch >= 0 else None
+        of_group = sum(e.kind == kind and e.microbatch is None for e in self.report.events)
+        name = f"{kind} {of_group}" if mark is None else f"{kind} F{mark}"
+        event = Event(track, name, kind, mark, start, start, size)
         self.report.events.append(event)
 
         def wait() -> None:
