@@ -1,9 +1,11 @@
-"""What plans hold that make layers again or offload optimizer state: predicted, and by XLA.
+"""What plans hold that make layers again or offload: predicted, and by XLA.
 
     python scripts/h2_memory.py nothing
     python scripts/h2_memory.py offload --seconds
+    python scripts/h2_memory.py activations --seconds
 
-Two stages of a GPT on two host devices. "By XLA" is the peak over a stage's instruction list: the
+Two stages of a GPT on two host devices. In the ways that tell of activations stages run all forward
+passes before the first backward pass, so that much is kept. "By XLA" is the peak over a stage's instruction list: the
 buffers that are there, by their own sizes, and what XLA's `memory_analysis` says of each program
 that runs on them: its temporary memory, and those results that take no argument's place. On host
 devices the hosts' memory is the same: what is offloaded counts by where its arrays say that they
@@ -25,15 +27,19 @@ from typing import Any
 from hetjax.planner.plan.stage_plan import Offloaded as Kept
 from hetjax.planner.work.repeating_layers import Repetition
 
-WAYS: Mapping[str, tuple[Repetition, tuple[Kept, ...]]] = {
-    "nothing": ("nothing", ()),
-    "half": ("half", ()),
-    "layers": ("layers", ()),
-    "stage": ("stage", ()),
-    "offload": ("nothing", ("optimizer_state",)),
-    "offload layers": ("layers", ("optimizer_state",)),
+WAYS: Mapping[str, tuple[Repetition, tuple[Kept, ...], str]] = {
+    "nothing": ("nothing", (), "1f1b"),
+    "half": ("half", (), "1f1b"),
+    "layers": ("layers", (), "1f1b"),
+    "stage": ("stage", (), "1f1b"),
+    "offload": ("nothing", ("optimizer_state",), "1f1b"),
+    "offload layers": ("layers", ("optimizer_state",), "1f1b"),
+    "kept activations": ("nothing", (), "gpipe"),
+    "activations": ("nothing", ("activations",), "gpipe"),
+    "activations layers": ("layers", ("activations",), "gpipe"),
+    "activations and state": ("nothing", ("activations", "optimizer_state"), "gpipe"),
 }
-"""What stages make again, and what they offload."""
+"""What stages make again, what they offload, and the schedule."""
 
 MICROBATCHES, EXAMPLES, STEPS = 4, 16, 7
 
@@ -94,7 +100,7 @@ def rows(way: str, model: str, stages: int, *, with_seconds: bool) -> Iterator[d
                 "xla_bytes": by_xla,
                 "ratio": predicted.memory_bytes / by_xla,
                 "at": at,
-                "predicted_host_bytes": predicted.host_bytes,
+                "predicted_host_bytes": predicted.host_bytes + predicted.host_activation_bytes,
                 "host_bytes": on_host,
             }
         if with_seconds:
@@ -118,6 +124,7 @@ def seconds(trainer: Any, batch: Any, plan: Any, way: str, model: str) -> dict[s
         "way": way,
         "model": model,
         "step_seconds": median(steps),
+        "predicted_step_seconds": plan.prediction.step_time,
         "update_seconds": [median(each) for each in zip(*updates, strict=True)],
         "predicted_update_seconds": [each.update_seconds for each in plan.prediction.stages],
     }
@@ -130,10 +137,11 @@ def peak(worker: Any) -> tuple[int, int, str]:
 
     sizes, programs = worker.buffers.sizes, worker.compiled.programs
     device = {name for name in worker.buffers if not isinstance(name, Offloaded)}
-    on_host = sum(a.nbytes for n, a in worker.buffers.items() if isinstance(n, Offloaded))
-    most, at = 0, ""
+    host = worker.buffers.keys() - device
+    most, at, on_host = 0, "", 0
     for each in worker.training:
         held = sum(map(sizes.get, device))
+        on_host = max(on_host, sum(map(sizes.get, host)))
         match each:
             case kinds.Run():
                 made = sum(sizes[b] for b in each.outputs if b not in device)
@@ -144,8 +152,11 @@ def peak(worker: Any) -> tuple[int, int, str]:
             case kinds.Load() | kinds.Receive() | kinds.Fetch():
                 device = device | set(each.buffers)
                 held, what = sum(map(sizes.get, device)), type(each).__name__
+            case kinds.Store():
+                host, what = host | set(each.targets), ""
             case kinds.Free():
-                device, what = device - set(each.buffers), ""
+                gone = set(each.buffers)
+                device, host, what = device - gone, host - gone, ""
             case _:
                 what = ""
         if held > most:
@@ -182,7 +193,7 @@ class Noting(dict[Any, Any]):
 def plan_of(way: str, stages: int, loss: Any, parameters: Any, batch: Any, optimizer: Any) -> Any:
     """A plan of equal stages that run in a way, with its prediction."""
     from hetjax.mesh import Cluster, Link, Subcluster, SubMesh, measure_host_cpu
-    from hetjax.pipeline.schedules.warm_up import one_f_one_b
+    from hetjax.pipeline.schedule_search.named_schedules import make_schedule
     from hetjax.planner import make_problem, predict
     from hetjax.planner.harp.candidate_plans import pipeline_plan
     from hetjax.planner.plan.stage_plan import Member, StagePlan
@@ -199,7 +210,7 @@ def plan_of(way: str, stages: int, loss: Any, parameters: Any, batch: Any, optim
         optimizer=optimizer,
         num_microbatches=MICROBATCHES,
     )
-    repeats, offload = WAYS[way]
+    repeats, offload, name = WAYS[way]
     count = problem.num_layers
     edges = [round(count * s / stages) for s in range(stages + 1)]
     made = []
@@ -216,7 +227,7 @@ def plan_of(way: str, stages: int, loss: Any, parameters: Any, batch: Any, optim
                 offload=offload,
             )
         )
-    schedule = one_f_one_b(stages, MICROBATCHES)
+    schedule = make_schedule(name, stages, MICROBATCHES)
     plan = pipeline_plan(problem, made, schedule, "bench_h2.py memory")
     return predict(plan, problem)
 

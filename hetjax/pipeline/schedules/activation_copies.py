@@ -10,6 +10,9 @@ from hetjax.pipeline.schedules.schedule import Task
 PLACES = 2
 """Of how many microbatches the activations that travel are on the devices at once, mostly."""
 
+MOST_THERE = 3
+"""Of how many there may be at most, with those that are read so soon that they do not travel."""
+
 _AWAY = 4
 """How many tasks after its forward pass a microbatch must be read to be away for a whole one."""
 

@@ -199,7 +199,7 @@ def update_seconds(timeline: Timeline, stage: int) -> float:
         event
         for inward in (True, False)
         for event in timeline.on(host_track(stage, inward=inward))
-        if event.kind in ("fetch", "store")
+        if event.kind in ("fetch", "store") and event.microbatch is None
     ]
     if not copies:
         return seconds

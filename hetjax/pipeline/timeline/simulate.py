@@ -16,7 +16,14 @@ from hetjax.pipeline.schedules.schedule import (
     dependency_order,
     split_microbatches,
 )
-from hetjax.pipeline.timeline.timeline import Event, Timeline, link_track, stage_track
+from hetjax.pipeline.timeline.host_copies import HOST, HostCopies
+from hetjax.pipeline.timeline.timeline import (
+    Event,
+    Timeline,
+    host_track,
+    link_track,
+    stage_track,
+)
 from hetjax.pipeline.timeline.times import StepTimes
 
 
@@ -25,8 +32,9 @@ def simulate_schedule(schedule: Schedule, times: StepTimes) -> Timeline:
 
     A task starts when its stage has finished the task before it and its input has arrived. A
     result enters the link as soon as it is computed and the link's same direction is free; links
-    are full-duplex, first in, first out, and a send does not occupy the stage. Each stage updates
-    its parameters after its last task. Stages that share devices share their links too; they do
+    are full-duplex, first in, first out, and a send does not occupy the stage. Copies of
+    activations to the hosts' memory and back are as `HostCopies` has them. Each stage updates its
+    parameters after its last task. Stages that share devices share their links too; they do
     one task at a time, and their updates after the last of all.
 
     Args:
@@ -49,6 +57,11 @@ def simulate_schedule(schedule: Schedule, times: StepTimes) -> Timeline:
     """
     events = []
     for source, target, task, start, end in _spans(schedule, times):
+        if HOST in (source, target):
+            kind = "fetch" if source == HOST else "store"
+            track = host_track(max(source, target), inward=source == HOST)
+            events.append(Event(track, f"{kind} {task}", kind, task.microbatch, start, end))
+            continue
         here = source == target
         track = stage_track(source) if here else link_track(source, target)
         kind = task.kind if here else "send"
@@ -111,7 +124,10 @@ def stage_clocks(schedule: Schedule, times: StepTimes) -> tuple[StageClock, ...]
 
 
 _TaskSpan = tuple[int, int, Task, float, float]
-"""What occupies a stage, given twice, or a link between two, for a task: its start and its end."""
+"""What occupies a stage, given twice, or a link between two, for a task: its start and its end.
+
+`HOST` is one of the two where it is the link to the hosts' memory.
+"""
 
 TimedTask = tuple[int, Task, float]
 """A stage, its task, and what the task takes."""
@@ -212,7 +228,8 @@ def _spans(schedule: Schedule, times: StepTimes) -> Iterator[_TaskSpan]:
         )
         for stage in range(schedule.num_stages)
     ]
-    rows = [_row_spans(row, stages) for row in timed_rows(schedule, times)]
+    hosts = [HostCopies.of(stage, row, times) for stage, row in enumerate(schedule.order)]
+    rows = [_row_spans(row, stages, hosts) for row in timed_rows(schedule, times)]
     moved = True
     while moved:
         moved = False
@@ -236,11 +253,15 @@ class _StageLinks(NamedTuple):
 
 
 def _row_spans(
-    row: Sequence[TimedTask], stages: Sequence[_StageLinks]
+    row: Sequence[TimedTask], stages: Sequence[_StageLinks], hosts: Sequence[HostCopies | None]
 ) -> Iterator[_TaskSpan | None]:
     """What devices do and send, and None whenever what they wait for is not there yet."""
     now = 0.0
     for stage, task, seconds in row:
+        host = hosts[stage]
+        if host is not None:
+            now, copies = host.before(task, now)
+            yield from copies
         arrivals = stages[stage].received.get(task.kind)
         while arrivals is not None and arrivals[task.microbatch] == _NOT_SENT:
             yield None
@@ -251,6 +272,9 @@ def _row_spans(
             span = link.send(task, now)
             if link.seconds > 0:
                 yield span
+        if host is not None:
+            now, copies = host.after(now)
+            yield from copies
 
 
 def warm_up_makespan(counts: Sequence[int], num_microbatches: int, times: StepTimes) -> float:

@@ -23,6 +23,10 @@ class StepTimes:
             passes cannot be split.
         weight_gradient: W on every stage; as long as `input_gradient`.
         recompute: R on every stage, 0 where nothing is recomputed; S long, or empty for none.
+        stores: on every stage, the way of a microbatch's activations to the hosts' memory, 0 where
+            they stay on the devices; S long, or empty for none.
+        fetches: their way back; as long as `stores`.
+        copies_overlap: whether these copies run beside the stage's tasks; as long as `stores`.
 
     Raises:
         InputError: a length does not fit the number of stages, or a time is negative or not
@@ -42,6 +46,9 @@ class StepTimes:
     input_gradient: Sequence[float] = ()
     weight_gradient: Sequence[float] = ()
     recompute: Sequence[float] = ()
+    stores: Sequence[float] = ()
+    fetches: Sequence[float] = ()
+    copies_overlap: Sequence[float] = ()
 
     def __post_init__(self) -> None:
         if not len(self.forward):
@@ -52,6 +59,11 @@ class StepTimes:
             raise InputError(
                 f"input_gradient has {len(self.input_gradient)} times and weight_gradient "
                 f"{len(self.weight_gradient)}; give both or neither"
+            )
+        if not len(self.stores) == len(self.fetches) == len(self.copies_overlap):
+            raise InputError(
+                f"stores has {len(self.stores)} times, fetches {len(self.fetches)} and "
+                f"copies_overlap {len(self.copies_overlap)} values; give all or none"
             )
 
     @property
@@ -77,6 +89,11 @@ class StepTimes:
     def communication(self) -> tuple[float, ...]:
         """Harp's c_i: half the way there and back over every boundary."""
         return tuple((a + b) / 2 for a, b in zip(self.sends, self.returns, strict=True))
+
+    @property
+    def has_copies(self) -> bool:
+        """Whether activations of any stage are offloaded."""
+        return any(self.stores)
 
     def recompute_seconds(self, stage: int) -> float:
         """R on a stage.

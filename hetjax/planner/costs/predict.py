@@ -10,10 +10,12 @@ from dataclasses import replace
 import numpy as np
 
 from hetjax.errors import InputError
+from hetjax.mesh.host_links import host_share, link_to_host
 from hetjax.pipeline.schedule_search.interleaved_search import search_interleaved
 from hetjax.pipeline.schedule_search.named_schedules import make_schedule
 from hetjax.pipeline.schedules.memory import (
     MicrobatchBytes,
+    host_peak_bytes,
     live_limit,
     peak_bytes,
     row_peak_bytes,
@@ -410,7 +412,7 @@ def live_limits(plan: Plan) -> tuple[int, ...]:
 def _live_limits(held: Sequence[StagePrediction], count: int) -> tuple[int, ...]:
     return tuple(
         min(
-            max(1, live_limit(_room(each), _microbatch_bytes(each), count))
+            max(1, live_limit(_room(each), _microbatch_bytes(each), count, _host_room(each)))
             for each in stage.members or (stage,)
         )
         for stage in held
@@ -521,12 +523,20 @@ def _prediction(plan: Plan) -> Prediction:
 
 
 def _microbatch_bytes(held: Held) -> MicrobatchBytes:
-    return MicrobatchBytes(held.activation_bytes, held.recomputed_bytes, held.deferred_bytes)
+    offloaded = held.offloaded_bytes if isinstance(held, StagePrediction) else 0
+    return MicrobatchBytes(
+        held.activation_bytes, held.recomputed_bytes, held.deferred_bytes, offloaded
+    )
 
 
 def _room(held: Held) -> float:
     """What microbatches may hold."""
     return held.memory_limit_bytes - held.state_bytes - held.working_bytes
+
+
+def _host_room(held: Held) -> float:
+    """What they may hold in the hosts' memory."""
+    return held.host_limit_bytes - held.host_bytes if isinstance(held, StagePrediction) else 0.0
 
 
 def _memory_bytes(held: Held, schedule: Schedule, index: int) -> int:
@@ -557,7 +567,12 @@ def _with_memories(
 def _with_memory(stage: StagePrediction, schedule: Schedule, index: int) -> StagePrediction:
     """A stage with what its devices hold by a schedule: of several members the fullest ones'."""
     if not stage.members:
-        return replace(stage, memory_bytes=_memory_bytes(stage, schedule, index))
+        on_host = host_peak_bytes(schedule.order[index], _microbatch_bytes(stage))
+        return replace(
+            stage,
+            memory_bytes=_memory_bytes(stage, schedule, index),
+            host_activation_bytes=int(on_host),
+        )
     members = tuple(
         replace(member, memory_bytes=_memory_bytes(member, schedule, index))
         for member in stage.members
@@ -608,10 +623,14 @@ def _of_one_member(
 ) -> StagePrediction:
     """What a stage takes and holds that has one member."""
     (execution,) = executions_of(plan.cluster, stage)
+    subcluster = plan.cluster.subcluster(stage.submesh.subcluster)
+    offloads = "activations" in stage.offload
     whole = estimate(problem, run, execution)
     halves = estimate_halves(problem, work, run, execution)
     groups = update_groups(problem, run, execution)
     streamed = _ends_at(groups, copies_overlap(execution)) + float(whole.exchange_seconds)
+    away = int(whole.activation_bytes) if offloads else 0
+    copy = link_to_host(subcluster).seconds(away) if away else 0.0
     return StagePrediction(
         forward_seconds=float(whole.forward_seconds),
         backward_seconds=float(whole.backward_seconds) - halves.recompute_seconds,
@@ -631,9 +650,12 @@ def _of_one_member(
         bubble=0.0,
         update_bytes=int(whole.update_bytes),
         host_bytes=int(whole.host_bytes),
-        host_limit_bytes=int(execution.host_bytes),
+        host_limit_bytes=int(host_share(subcluster)) if stage.offload else 0,
         update_groups=groups,
-        copies_overlap=bool(groups) and copies_overlap(execution),
+        copies_overlap=bool(stage.offload) and copies_overlap(execution),
+        offloaded_bytes=away,
+        store_seconds=copy,
+        fetch_seconds=copy,
     )
 
 

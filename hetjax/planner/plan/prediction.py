@@ -67,7 +67,12 @@ class StagePrediction:
         host_bytes: offloaded optimizer state of one device, in its host's memory.
         host_limit_bytes: a device's share of that memory; 0 where nothing is offloaded.
         update_groups: of an update whose state is offloaded, what each group takes.
-        copies_overlap: whether these groups' copies run beside computation.
+        copies_overlap: whether copies to and from the hosts' memory run beside computation.
+        offloaded_bytes: of `activation_bytes`, what waits in the hosts' memory.
+        store_seconds: its way there.
+        fetch_seconds: its way back.
+        host_activation_bytes: what microbatches hold there at the schedule's fullest moment, beside
+            `host_bytes`.
         members: where it has several, each by itself. The stage takes as long as the slowest of
             them and what they exchange; its bytes are those of the one that is the fullest.
     """
@@ -94,6 +99,10 @@ class StagePrediction:
     host_limit_bytes: Annotated[int, LEFT_OUT_EMPTY] = 0
     update_groups: Annotated[tuple[GroupTimes, ...], LEFT_OUT_EMPTY] = ()
     copies_overlap: Annotated[bool, LEFT_OUT_EMPTY] = False
+    offloaded_bytes: Annotated[int, LEFT_OUT_EMPTY] = 0
+    store_seconds: Annotated[float, LEFT_OUT_EMPTY] = 0.0
+    fetch_seconds: Annotated[float, LEFT_OUT_EMPTY] = 0.0
+    host_activation_bytes: Annotated[int, LEFT_OUT_EMPTY] = 0
     members: Annotated[tuple[MemberPrediction, ...], LEFT_OUT_EMPTY] = ()
 
     @classmethod
@@ -150,7 +159,7 @@ class StagePrediction:
     @property
     def fits(self) -> bool:
         """Whether a device, and its host, has the memory that the stage needs."""
-        on_host = self.host_bytes <= self.host_limit_bytes
+        on_host = self.host_bytes + self.host_activation_bytes <= self.host_limit_bytes
         return on_host and self.memory_bytes <= self.memory_limit_bytes
 
 
@@ -197,6 +206,7 @@ def times_of(stages: Sequence[StagePrediction]) -> StepTimes:
     Returns:
         The times.
     """
+    offloads = any(stage.offloaded_bytes for stage in stages)
     return StepTimes(
         forward=[stage.forward_seconds for stage in stages],
         backward=[stage.backward_seconds for stage in stages],
@@ -206,4 +216,7 @@ def times_of(stages: Sequence[StagePrediction]) -> StepTimes:
         input_gradient=[stage.input_gradient_seconds for stage in stages],
         weight_gradient=[stage.weight_gradient_seconds for stage in stages],
         recompute=[stage.recompute_seconds for stage in stages],
+        stores=[stage.store_seconds for stage in stages] if offloads else (),
+        fetches=[stage.fetch_seconds for stage in stages] if offloads else (),
+        copies_overlap=[stage.copies_overlap for stage in stages] if offloads else (),
     )
