@@ -325,6 +325,13 @@ def _check_memory(plan: Plan) -> None:
     if plan.prediction is None:
         return
     for s, stage in enumerate(plan.prediction.stages):
+        if not stage.fits_host:
+            raise InputError(
+                f"the plan does not fit: stage {s} on {plan.stages[s].devices_text} offloads "
+                f"{', '.join(plan.stages[s].offload)}, {format_bytes(stage.all_host_bytes)} for "
+                f"each device, and a device's share of host_memory in the cluster is "
+                f"{format_bytes(stage.host_limit_bytes)}"
+            )
         if not stage.fits:
             raise InputError(
                 f"the plan does not fit: stage {s} on {plan.stages[s].devices_text} needs "

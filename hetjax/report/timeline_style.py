@@ -51,8 +51,8 @@ _SENDS = {
     "B": Style("gradient on a link", "#a6d8bd"),
 }
 _COPIES = {
-    "fetch": Style("state from the host's memory", "#d9cba3"),
-    "store": Style("state to the host's memory", "#b7a77a"),
+    "fetch": Style("from the host's memory", "#d9cba3"),
+    "store": Style("to the host's memory", "#b7a77a"),
 }
 _MOVE = Style("move among members", "#c9b3d6")
 _ORDER = (*_COMPUTATIONS.values(), *_SENDS.values(), *_COPIES.values(), _MOVE)

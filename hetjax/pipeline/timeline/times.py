@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from hetjax.errors import InputError
 
@@ -94,6 +94,40 @@ class StepTimes:
     def has_copies(self) -> bool:
         """Whether activations of any stage are offloaded."""
         return any(self.stores)
+
+    @property
+    def with_copies_in_tasks(self) -> StepTimes:
+        """The same without copies, as if each microbatch travelled: what overlaps nothing is told
+        as the time of F and B, and the rest is left out."""
+        if not self.stores:
+            return self
+        alone = [not overlaps for overlaps in self.copies_overlap]
+
+        def with_(seconds: Sequence[float], copies: Sequence[float]) -> list[float]:
+            return [a + b * c for a, b, c in zip(seconds, copies, alone, strict=bool(seconds))]
+
+        return replace(
+            self,
+            forward=with_(self.forward, self.stores),
+            backward=with_(self.backward, self.fetches),
+            input_gradient=with_(self.input_gradient, self.fetches),
+            stores=(),
+            fetches=(),
+            copies_overlap=(),
+        )
+
+    def with_copies_of(self, other: StepTimes) -> StepTimes:
+        """The same with another one's copies.
+
+        Args:
+            other: times of as many stages.
+        """
+        return replace(
+            self,
+            stores=other.stores,
+            fetches=other.fetches,
+            copies_overlap=other.copies_overlap,
+        )
 
     def recompute_seconds(self, stage: int) -> float:
         """R on a stage.

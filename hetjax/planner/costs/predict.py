@@ -13,6 +13,7 @@ from hetjax.errors import InputError
 from hetjax.mesh.host_links import host_share, link_to_host
 from hetjax.pipeline.schedule_search.interleaved_search import search_interleaved
 from hetjax.pipeline.schedule_search.named_schedules import make_schedule
+from hetjax.pipeline.schedule_search.schedule_search import fixed_schedules
 from hetjax.pipeline.schedules.memory import (
     MicrobatchBytes,
     host_peak_bytes,
@@ -22,6 +23,7 @@ from hetjax.pipeline.schedules.memory import (
 )
 from hetjax.pipeline.schedules.schedule import INTERLEAVED, Schedule
 from hetjax.pipeline.timeline.lower_bound import lower_bound
+from hetjax.pipeline.timeline.quick_clock import makespan
 from hetjax.pipeline.timeline.simulate import StageClock, simulate_schedule, stage_clocks
 from hetjax.pipeline.timeline.streamed_update import GroupTimes, stream_update
 from hetjax.pipeline.timeline.timeline import Event, Timeline, host_track, stage_track
@@ -340,8 +342,9 @@ def choose_schedule(plan: Plan, name: str, times: StepTimes | None = None) -> Pl
     """
     prediction = _prediction(plan)
     if times is not None:
+        known = times.with_copies_of(prediction.times)
         return reschedule(
-            plan, _named_schedule(plan.pipeline, prediction.stages, name, times), times
+            plan, _named_schedule(plan.pipeline, prediction.stages, name, known), times
         )
     pipelines = []
     for first, pipeline in plan.numbered_pipelines():
@@ -357,13 +360,19 @@ def _named_schedule(
     """The schedule of a name for a pipeline of which something is predicted."""
     if pipeline.schedule.groups:
         return _interleaved_schedule(pipeline, held, name, times)
-    return make_schedule(
-        name,
-        len(pipeline.stages),
-        pipeline.num_microbatches,
-        times,
-        live_limits=_live_limits(held, pipeline.num_microbatches),
+    count = pipeline.num_microbatches
+    limits = _live_limits(held, count)
+    alone = times.with_copies_in_tasks
+    made = make_schedule(name, len(pipeline.stages), count, alone, live_limits=limits)
+    if name != "search" or not times.has_copies:
+        return made
+    # The search knows no copies that run beside tasks: what it finds is weighed with them.
+    fitting = (
+        schedule
+        for schedule in fixed_schedules(times, count)
+        if all(stage.fits for stage in _with_memories(held, schedule))
     )
+    return min((made, *fitting), key=lambda schedule: makespan(schedule, times))
 
 
 def _interleaved_schedule(

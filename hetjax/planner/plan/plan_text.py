@@ -118,7 +118,11 @@ def _shares(stage: StagePlan, member: int, microbatch_size: int) -> Iterator[str
 
 def _memory(stage: StagePrediction) -> str:
     needed, there = format_bytes(stage.memory_bytes), format_bytes(stage.memory_limit_bytes)
-    return f"{needed} of {there}" + ("" if stage.fits else ", which is too little")
+    on_host = ""
+    if stage.host_limit_bytes:
+        held, share = format_bytes(stage.all_host_bytes), format_bytes(stage.host_limit_bytes)
+        on_host = f" and {held} of {share} of its host's"
+    return f"{needed} of {there}{on_host}" + ("" if stage.fits else ", which is too little")
 
 
 def _prediction(prediction: Prediction | None) -> str:

@@ -157,10 +157,19 @@ class StagePrediction:
         return self.forward_seconds + self.recompute_seconds + self.backward_seconds
 
     @property
+    def all_host_bytes(self) -> int:
+        """All that one device has in its host's memory."""
+        return self.host_bytes + self.host_activation_bytes
+
+    @property
+    def fits_host(self) -> bool:
+        """Whether that is not more than its share."""
+        return self.all_host_bytes <= self.host_limit_bytes
+
+    @property
     def fits(self) -> bool:
         """Whether a device, and its host, has the memory that the stage needs."""
-        on_host = self.host_bytes + self.host_activation_bytes <= self.host_limit_bytes
-        return on_host and self.memory_bytes <= self.memory_limit_bytes
+        return self.fits_host and self.memory_bytes <= self.memory_limit_bytes
 
 
 Held = StagePrediction | MemberPrediction
