@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hetjax.planner.costs.kept_activations import keeping_or_offloading
 from hetjax.planner.costs.kept_layers import keeping_what_fits
 from hetjax.planner.costs.kept_state import keeping_state_that_fits
 from hetjax.planner.costs.more_passes import with_more_passes
@@ -14,8 +15,8 @@ from hetjax.planner.problem.problem import PlanningProblem
 def complete(plan: Plan, problem: PlanningProblem, *, annotate: bool = True) -> Plan:
     """Predict a plan, with the schedule that its problem names.
 
-    Stages that offload optimizer state or make layers again do so as far as they must, and stages
-    with a tensor axis are annotated by intra-operator sharding. Where the schedule is searched for,
+    Stages that offload or make layers again do so as far as they must, offload activations instead
+    where that is faster, and those with a tensor axis are annotated by intra-operator sharding. Where the schedule is searched for,
     the pipeline may pass its submeshes more than once.
 
     Args:
@@ -27,7 +28,7 @@ def complete(plan: Plan, problem: PlanningProblem, *, annotate: bool = True) -> 
         The plan with that schedule and its prediction.
     """
     kept = keeping_state_that_fits(predict(plan, problem), problem)
-    made = keeping_what_fits(kept, problem)
+    made = keeping_or_offloading(keeping_what_fits(kept, problem), problem)
     if annotate:
         made = _annotated(made, problem)
     if problem.options.schedule == problem.warm_up_schedule:

@@ -83,8 +83,20 @@ def predict(plan: Plan, problem: PlanningProblem, *others: PlanningProblem) -> P
         InputError: the plan was made for another model, or for microbatches of another size, or
             members of a stage share something else than the examples.
     """
-    stages = predict_stages(plan, problem, *others)
-    return _with_schedules(replace(plan, prediction=Prediction(0.0, 0.0, stages)))
+    return with_stages(plan, predict_stages(plan, problem, *others))
+
+
+def with_stages(plan: Plan, stages: Sequence[StagePrediction]) -> Plan:
+    """The plan with what `predict_stages` found of each of its stages, and what follows from it.
+
+    Args:
+        plan: the plan.
+        stages: what is predicted of them.
+
+    Returns:
+        The plan with its prediction, as `predict` makes it.
+    """
+    return _with_schedules(replace(plan, prediction=Prediction(0.0, 0.0, tuple(stages))))
 
 
 def predict_stages(

@@ -1,0 +1,117 @@
+"""Of a plan's stages, those whose activations wait in the hosts' memory: where nothing is faster.
+
+A stage whose devices have no room for its microbatches makes layers again, or sends what they keep
+to its hosts. A search weighs both, as if each stage stood alone; what is predicted of the whole plan
+has the last word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from hetjax.planner.costs.predict import predict_stages, with_stages
+from hetjax.planner.plan.plan import Plan
+from hetjax.planner.plan.prediction import StagePrediction
+from hetjax.planner.plan.stage_plan import StagePlan
+from hetjax.planner.problem.problem import PlanningProblem
+from hetjax.planner.work.rates import USABLE_MEMORY
+
+_GAIN = 1e-3
+"""By what share a step must be shorter to be worth copies."""
+
+_Way = tuple[StagePlan, StagePrediction]
+"""How a stage runs, and what is predicted of it whatever its schedule."""
+
+
+def keeping_or_offloading(plan: Plan, problem: PlanningProblem) -> Plan:
+    """A plan whose stages keep, make again, or offload what their microbatches need, if that helps.
+
+    Stages that offload activations keep them on their devices where there is room by the schedule
+    that was chosen. Stages that make layers again offload instead where the step is then shorter.
+
+    Args:
+        plan: a plan with its prediction.
+        problem: the problem that it solves.
+
+    Returns:
+        The plan with its prediction; as it is where no subcluster has memory of its hosts.
+    """
+    if all(part.host_memory_bytes is None for part in plan.cluster.subclusters):
+        return plan
+    known = list(zip(plan.stages, predict_stages(plan, problem), strict=True))
+    best, ways = plan, known
+    for s, kept in enumerate(_changed(plan, problem, known, map(_keeping, plan.stages))):
+        if kept is not None:
+            tried = [*ways[:s], kept, *ways[s + 1 :]]
+            found = _predicted(plan, tried)
+            if _has_room(found.predicted.stages[s]):
+                best, ways = found, tried
+    away = _changed(plan, problem, known, _offloading(plan))
+    everywhere = [other or way for other, way in zip(away, ways, strict=True)]
+    found = _predicted(plan, everywhere)
+    for s, way in enumerate(ways):
+        # Only what makes the step shorter is away from its devices, and only what its host holds.
+        tried = [*everywhere[:s], way, *everywhere[s + 1 :]]
+        other = _predicted(plan, tried)
+        is_slower = _step_time(other) > _step_time(found) * (1 + _GAIN / len(ways))
+        if not _has_room(found.predicted.stages[s]) or not is_slower:
+            everywhere, found = tried, other
+    return found if _step_time(found) < _step_time(best) * (1 - _GAIN) else best
+
+
+def _keeping(stage: StagePlan) -> StagePlan:
+    """The stage with its activations on its devices."""
+    return replace(stage, offload=tuple(each for each in stage.offload if each != "activations"))
+
+
+def _offloading(plan: Plan) -> Iterator[StagePlan]:
+    """The stages, of which those that make layers again and can do so offload instead."""
+    for _, pipeline in plan.numbered_pipelines():
+        in_turns = {stage for group in pipeline.schedule.groups for stage in group}
+        for s, stage in enumerate(pipeline.stages):
+            ahead = any(task.kind == "R" for task in pipeline.schedule.order[s])
+            if stage.repeats == "nothing" or len(stage.members) > 1 or s in in_turns or ahead:
+                yield stage
+                continue
+            part = plan.cluster.subcluster(stage.submesh.subcluster)
+            if part.host_memory_bytes is None:
+                yield stage
+                continue
+            offload = (*_keeping(stage).offload, "activations")
+            yield replace(stage, recompute=False, recompute_layers=(), offload=offload)
+
+
+def _changed(
+    plan: Plan, problem: PlanningProblem, known: Sequence[_Way], changed: Iterable[StagePlan]
+) -> list[_Way | None]:
+    """What is predicted of stages that were changed; None of the others."""
+    stages = list(changed)
+    if all(new == old for new, (old, _) in zip(stages, known, strict=True)):
+        return [None] * len(stages)
+    told = predict_stages(_with(plan, stages), problem)
+    return [
+        (new, predicted) if new != old else None
+        for new, predicted, (old, _) in zip(stages, told, known, strict=True)
+    ]
+
+
+def _predicted(plan: Plan, ways: Sequence[_Way]) -> Plan:
+    stages = [stage for stage, _ in ways]
+    return with_stages(_with(plan, stages), [predicted for _, predicted in ways])
+
+
+def _with(plan: Plan, stages: Sequence[StagePlan]) -> Plan:
+    left = iter(stages)
+    pipelines = (
+        replace(each, stages=tuple(next(left) for _ in each.stages)) for each in plan.pipelines
+    )
+    return replace(plan, pipelines=tuple(pipelines), prediction=None)
+
+
+def _has_room(stage: StagePrediction) -> bool:
+    return stage.fits_host and stage.memory_bytes <= USABLE_MEMORY * stage.memory_limit_bytes
+
+
+def _step_time(plan: Plan) -> float:
+    return plan.predicted.step_time
