@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetjax.pipeline.program.costs import Cost
+from hetjax.pipeline.schedules.activation_copies import MOST_THERE, PLACES
 from hetjax.pipeline.timeline.streamed_update import GroupTimes
 from hetjax.pipeline.update.state_groups import state_groups
 from hetjax.planner.intra_op.tensor_axis import TensorCosts
@@ -43,6 +44,7 @@ class Memory:
         update_bytes: what the update needs beside the state, after all tasks: optimizer state that
             is on its way from the hosts' memory and back.
         host_bytes: optimizer state in the hosts' memory.
+        offloaded_bytes: of `activation_bytes`, what waits in the hosts' memory.
     """
 
     state_bytes: FloatArray
@@ -50,10 +52,12 @@ class Memory:
     working_bytes: FloatArray
     update_bytes: FloatArray
     host_bytes: FloatArray
+    offloaded_bytes: FloatArray
 
     def memory_bytes(self, live: int) -> FloatArray:
         """Bytes on one device while ``live`` microbatches wait for their backward pass."""
-        held = self.working_bytes + live * self.activation_bytes
+        away = max(0, live - PLACES) * self.offloaded_bytes
+        held = self.working_bytes + live * self.activation_bytes - away
         return self.state_bytes + np.maximum(held, self.update_bytes)
 
     def live_limit(
@@ -63,6 +67,9 @@ class Memory:
         room = np.asarray(memory_bytes - self.state_bytes - self.working_bytes)
         with np.errstate(divide="ignore", invalid="ignore"):
             count = np.asarray(room / np.maximum(self.activation_bytes, 0.0))
+        # With a schedule of three microbatches, all of them are there at once.
+        if most > MOST_THERE and np.any(self.offloaded_bytes):
+            np.fmax(count, self._live_with_host(room, host_bytes), out=count)
         # What keeps nothing fits as often as is asked, also where it leaves no room.
         np.fmax(np.fmin(count, most, out=count), 0, out=count)
         fits = (self.state_bytes + self.update_bytes <= memory_bytes) & (
@@ -70,6 +77,14 @@ class Memory:
         )
         count *= fits
         return count.astype(np.int64)
+
+    def _live_with_host(self, room: FloatArray, host_bytes: float) -> FloatArray:
+        """How many fit where two of those that travel are on the device."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            stays = self.activation_bytes - self.offloaded_bytes
+            there = (room - PLACES * self.offloaded_bytes) / np.maximum(stays, 0.0)
+            away = (host_bytes - self.host_bytes) / self.offloaded_bytes
+        return np.where(room >= PLACES * self.activation_bytes, np.fmin(there, away), 0.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,12 +96,33 @@ class Estimate(Memory):
         backward_seconds: its backward pass, recomputation included.
         update_seconds: the optimizer's update.
         exchange_seconds: of that, the exchange of gradients and parameters over the data axis.
+        copy_seconds: the way of a microbatch's activations to the hosts' memory, and as much back;
+            0 where they are not offloaded.
+        copies_overlap: whether these copies run beside the passes.
     """
 
     forward_seconds: FloatArray
     backward_seconds: FloatArray
     update_seconds: FloatArray
     exchange_seconds: FloatArray
+    copy_seconds: FloatArray
+    copies_overlap: bool = True
+
+    @property
+    def paced_forward_seconds(self) -> FloatArray:
+        """The forward pass with what it leaves open of the copies: another microbatch comes back
+        beside it."""
+        return self.forward_seconds + self._left_open_by(self.forward_seconds)
+
+    @property
+    def paced_backward_seconds(self) -> FloatArray:
+        """The backward pass likewise: another one leaves beside it."""
+        return self.backward_seconds + self._left_open_by(self.backward_seconds)
+
+    def _left_open_by(self, seconds: FloatArray) -> FloatArray:
+        if not self.copies_overlap:
+            return self.copy_seconds
+        return np.maximum(self.copy_seconds - seconds, 0.0)
 
 
 def memory(problem: PlanningProblem, runs: Runs, execution: Execution) -> Memory:
@@ -111,7 +147,7 @@ def memory(problem: PlanningProblem, runs: Runs, execution: Execution) -> Memory
     # Devices of all subclusters hold the same.
     way = (execution.mesh_shape, execution.sharding, execution.repeats, problem.optimizer_bytes)
     way = (*way, execution.examples, execution.updates, execution.members)
-    way = (*way, execution.host_link is not None)
+    way = (*way, execution.host_link is not None, execution.activation_link is not None)
     if runs.frozen.without_gradient:
         way = (*way, problem.num_microbatches)
     return runs.once(("memory", *way), lambda: _memory(problem, runs, execution))
@@ -136,7 +172,8 @@ def _memory(problem: PlanningProblem, runs: Runs, execution: Execution) -> Memor
     if execution.sharding == "fully_sharded":
         working = working + of.whole
     # While one group of the state is updated, the next one is on its way.
-    return Memory(of.held, kept / data, working, update_bytes=2 * group, host_bytes=host)
+    away = kept / data if execution.activation_link is not None else np.zeros_like(kept)
+    return Memory(of.held, kept / data, working, 2 * group, host, offloaded_bytes=away)
 
 
 def estimate(problem: PlanningProblem, runs: Runs, execution: Execution) -> Estimate:
@@ -184,14 +221,25 @@ def estimate(problem: PlanningProblem, runs: Runs, execution: Execution) -> Esti
         backward = backward + (gathering + scattering)
     handling, handling_back = handling_seconds(problem, runs, execution)
     update, exchange = update_seconds(problem, runs, execution)
+    held = memory(problem, runs, execution)
     return Estimate(
-        **vars(memory(problem, runs, execution)),
+        **vars(held),
         forward_seconds=forward + handling,
         # Before the first layer that is trained there is nothing to do.
         backward_seconds=runs.has_backward * (backward + handling_back),
         update_seconds=update,
         exchange_seconds=exchange,
+        copy_seconds=_copy_seconds(held, execution),
+        copies_overlap=copies_overlap(execution),
     )
+
+
+def _copy_seconds(held: Memory, execution: Execution) -> FloatArray:
+    """Seconds of a microbatch's way to the hosts' memory, or back."""
+    link, size = execution.activation_link, held.offloaded_bytes
+    if link is None:
+        return np.zeros_like(size)
+    return np.where(size > 0, link.latency + size / link.bandwidth, 0.0)
 
 
 def _again(runs: Runs, execution: Execution) -> FloatArray | float:

@@ -10,7 +10,6 @@ from dataclasses import replace
 import numpy as np
 
 from hetjax.errors import InputError
-from hetjax.mesh.host_links import host_share, link_to_host
 from hetjax.pipeline.schedule_search.interleaved_search import search_interleaved
 from hetjax.pipeline.schedule_search.named_schedules import make_schedule
 from hetjax.pipeline.schedule_search.schedule_search import fixed_schedules
@@ -644,14 +643,10 @@ def _of_one_member(
 ) -> StagePrediction:
     """What a stage takes and holds that has one member."""
     (execution,) = executions_of(plan.cluster, stage)
-    subcluster = plan.cluster.subcluster(stage.submesh.subcluster)
-    offloads = "activations" in stage.offload
     whole = estimate(problem, run, execution)
     halves = estimate_halves(problem, work, run, execution)
     groups = update_groups(problem, run, execution)
     streamed = _ends_at(groups, copies_overlap(execution)) + float(whole.exchange_seconds)
-    away = int(whole.activation_bytes) if offloads else 0
-    copy = link_to_host(subcluster).seconds(away) if away else 0.0
     return StagePrediction(
         forward_seconds=float(whole.forward_seconds),
         backward_seconds=float(whole.backward_seconds) - halves.recompute_seconds,
@@ -671,12 +666,12 @@ def _of_one_member(
         bubble=0.0,
         update_bytes=int(whole.update_bytes),
         host_bytes=int(whole.host_bytes),
-        host_limit_bytes=int(host_share(subcluster)) if stage.offload else 0,
+        host_limit_bytes=int(execution.host_bytes),
         update_groups=groups,
         copies_overlap=bool(stage.offload) and copies_overlap(execution),
-        offloaded_bytes=away,
-        store_seconds=copy,
-        fetch_seconds=copy,
+        offloaded_bytes=int(whole.offloaded_bytes),
+        store_seconds=float(whole.copy_seconds),
+        fetch_seconds=float(whole.copy_seconds),
     )
 
 

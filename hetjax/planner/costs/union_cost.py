@@ -103,6 +103,8 @@ def _execution_of(cluster: Cluster, stage: StagePlan, place: int) -> Execution:
         updates=share,
         members=len(stage.members),
     )
+    if "activations" in stage.offload:
+        execution = execution.offloading_activations(subcluster)
     return execution.offloaded(subcluster) if "optimizer_state" in stage.offload else execution
 
 

@@ -161,10 +161,12 @@ class ForeignCosts:
             working_bytes=boundary + working,
             update_bytes=nothing,
             host_bytes=nothing,
+            offloaded_bytes=nothing,
             forward_seconds=sums.forward,
             backward_seconds=sums.backward + again,
             update_seconds=TASK_SECONDS + updated / rate + exchange,
             exchange_seconds=exchange,
+            copy_seconds=nothing,
         )
 
     def _exchange(

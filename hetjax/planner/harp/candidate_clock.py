@@ -109,8 +109,8 @@ class CandidateClock:
         ]
         slower = [self._slowness(a, b) for a, b in itertools.pairwise(stages)]
         times = StepTimes(
-            forward=[_of(each.forward_seconds, layers) for each, layers in estimates],
-            backward=[_of(each.backward_seconds, layers) for each, layers in estimates],
+            forward=[_of(_paced(each)[0], layers) for each, layers in estimates],
+            backward=[_of(_paced(each)[1], layers) for each, layers in estimates],
             sends=[
                 _slowed(float(transfers.forward[layer]), by)
                 for (transfers, layer), by in zip(crossings, slower, strict=True)
@@ -180,6 +180,13 @@ def _slowed(seconds: float, by: _Slowness | None) -> float:
 
 _Way = tuple[int, tuple[int, int], int]
 """A subcluster, the shape of a slice of it, and an option there."""
+
+
+def _paced(each: Estimate | UnionEstimate) -> tuple[FloatArray, FloatArray]:
+    """What a stage's passes take, with what they leave open of the copies of activations."""
+    if isinstance(each, Estimate):
+        return each.paced_forward_seconds, each.paced_backward_seconds
+    return each.forward_seconds, each.backward_seconds
 
 
 def _of(values: FloatArray, layers: tuple[int, int]) -> float:

@@ -74,7 +74,7 @@ def candidate_stages(
                 sharding=ways[0].sharding,
                 recompute=option.repeats == "stage",
                 recompute_layers=again,
-                offload=("optimizer_state",) if ways[0].host_link is not None else (),
+                offload=ways[0].offloads,
                 shares=Shares(batch=tuple(sizes)) if len(ways) > 1 else Shares(),
             )
         )

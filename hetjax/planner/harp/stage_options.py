@@ -140,6 +140,7 @@ def live_limits(
     # Asked twice: whether anything may fit, and what does.
     key = (usable, problem.num_microbatches, option.way, option.sharding, option.repeats)
     key = (*key, option.examples, option.updates, option.members, option.host_link)
+    key = (*key, option.activation_link)
     return runs.once(("live limits", *key), found)
 
 
@@ -153,7 +154,7 @@ def _stage_option(
     if not limits.any():
         return StageOption(option, limits, np.full(limits.shape, np.inf), update[is_first])
     each = estimate(problem, runs, option)
-    seconds = each.forward_seconds + each.backward_seconds
+    seconds = each.paced_forward_seconds + each.paced_backward_seconds
     if option.mesh_shape[0] > 1:
         seconds += exchange / problem.num_microbatches * ~is_first
     # To the nanosecond, so that stages that are alike share one cost.

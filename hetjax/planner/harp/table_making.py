@@ -264,8 +264,8 @@ def execution_options(
     Returns:
         Every logical mesh whose data axis divides the microbatch, and whose tensor axis is no wider
         than the subcluster allows, by every sharding rule, without and with recomputation; and
-        where the subcluster's nodes have memory for it, all of these again with the optimizer's
-        state in it.
+        where the subcluster's nodes have memory for it, those without it with activations there,
+        and all of these again with the optimizer's state.
     """
     link = collective_link(problem.cluster, SubMesh(subcluster.name, 0, shape))
     kept = tuple(
@@ -284,6 +284,9 @@ def execution_options(
     )
     if subcluster.host_memory_bytes is None:
         return kept
+    # What is made again is not worth its way.
+    whole = (each for each in kept if each.repeats == "nothing")
+    kept = (*kept, *(each.offloading_activations(subcluster) for each in whole))
     return (*kept, *(each.offloaded(subcluster) for each in kept))
 
 

@@ -18,7 +18,7 @@ from hetjax.pipeline.program.loss import accumulator_dtype
 from hetjax.pipeline.program.traced_program import Program, num_bytes
 from hetjax.pipeline.stages.cutting import ParameterPart
 from hetjax.pipeline.update.state_groups import STATE_GROUPS
-from hetjax.planner.plan.stage_plan import Spec
+from hetjax.planner.plan.stage_plan import Offloaded, Spec
 from hetjax.planner.work.arrays import FloatArray
 from hetjax.planner.work.layer_runs import PartKind, Runs
 from hetjax.planner.work.profile import Way
@@ -46,7 +46,8 @@ class Execution:
             which the other members do of the rest.
         members: how many members the stage has.
         host_link: where the optimizer's state is offloaded, the link to the hosts' memory.
-        host_bytes: what of that memory is a device's share.
+        host_bytes: what of that memory is a device's share, where anything is offloaded.
+        activation_link: where activations are offloaded, the same link.
     """
 
     kind: DeviceKind
@@ -62,11 +63,23 @@ class Execution:
     members: int = 1
     host_link: Link | None = None
     host_bytes: float = 0.0
+    activation_link: Link | None = None
 
     def offloaded(self, subcluster: Subcluster) -> Execution:
         """The same with the optimizer's state in the memory of a subcluster's hosts."""
         link, share = link_to_host(subcluster), host_share(subcluster)
         return replace(self, host_link=link, host_bytes=share)
+
+    def offloading_activations(self, subcluster: Subcluster) -> Execution:
+        """The same with activations of microbatches that wait in the memory of a subcluster's hosts."""
+        link, share = link_to_host(subcluster), host_share(subcluster)
+        return replace(self, activation_link=link, host_bytes=share)
+
+    @property
+    def offloads(self) -> tuple[Offloaded, ...]:
+        """What is offloaded, as a plan has it."""
+        activations: tuple[Offloaded, ...] = ("activations",) if self.activation_link else ()
+        return (*activations, "optimizer_state") if self.host_link else activations
 
     @property
     def recompute(self) -> bool:
