@@ -5,11 +5,12 @@
     python scripts/h2_memory.py activations --seconds
 
 Two stages of a GPT on two host devices. In the ways that tell of activations stages run all forward
-passes before the first backward pass, so that much is kept. "By XLA" is the peak over a stage's instruction list: the
-buffers that are there, by their own sizes, and what XLA's `memory_analysis` says of each program
-that runs on them: its temporary memory, and those results that take no argument's place. On host
-devices the hosts' memory is the same: what is offloaded counts by where its arrays say that they
-are.
+passes before the first backward pass, so that much is kept. "By XLA" is the peak over a stage's
+instruction list: the buffers that are there, by their own sizes, and what XLA's `memory_analysis`
+says of each program that runs on them: its temporary memory, and those results that take no
+argument's place. On host devices the hosts' memory is the same: what is offloaded counts by where
+its arrays say that they are.
+
 `bench_h2.py memory` runs all of it, each way in a process of its own.
 """
 

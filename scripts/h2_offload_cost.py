@@ -5,8 +5,8 @@
 
 One stage of a GPT on one host device, all forward passes before the first backward pass. How fast
 the device reaches its host's memory is measured first, with arrays of the sizes that travel; this
-is what a cluster file's `host_link` says. Then steps with and without are taken in turn. All is told
-by the wall clock and by the processor's, which others on the machine disturb less, as a row of JSON.
+is what a cluster file's `host_link` says. Then steps with and without are taken in turn. All is
+told by the wall clock and by the processor's, which others on the machine disturb less, as JSON.
 """
 
 from __future__ import annotations

@@ -24,9 +24,7 @@ ROOMY = Cluster(
 def offloading(plan: Plan, *kinds: Offloaded) -> Plan:
     """The plan, all of whose stages offload some kinds of arrays."""
     pipelines = tuple(
-        replace(
-            pipeline, stages=tuple(replace(each, offload=kinds) for each in pipeline.stages)
-        )
+        replace(pipeline, stages=tuple(replace(each, offload=kinds) for each in pipeline.stages))
         for pipeline in plan.pipelines
     )
     return replace(plan, cluster=ROOMY, pipelines=pipelines)

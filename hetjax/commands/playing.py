@@ -35,7 +35,9 @@ def playing(configuration: Configuration, plan: Plan) -> Play | None:
     assert plan.prediction is not None, "a plan that was prepared has a prediction"
     pairs = [*zip(plan.stages, plan.prediction.stages, strict=True)]
     firsts = [pairs[group[0]] for group in plan.sharing]
-    needed = sum(stage.num_devices * (held.memory_bytes + held.all_host_bytes) for stage, held in firsts)
+    needed = sum(
+        stage.num_devices * (held.memory_bytes + held.all_host_bytes) for stage, held in firsts
+    )
     there = host_memory_bytes()
     if needed > there:
         raise InputError(

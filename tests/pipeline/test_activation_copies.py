@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
@@ -39,7 +40,7 @@ def drawn(seed: int, stages: int = 2, microbatches: int = 7) -> Schedule:
 
 
 def check_copies(tasks: Sequence[Task]) -> None:
-    """Each microbatch that travels leaves after F, has left before it comes, and is there when read."""
+    """Each that travels leaves after F, has left before it comes, and is there when it is read."""
     read = travelling(tasks)
     there: set[int] = set()
     left: set[int] = set()
@@ -124,13 +125,13 @@ def test_times_with_copies(times: StepTimes, seed: int, copy: float, data: st.Da
                 for track in (f"stage {stage}", f"link {stage}->host", f"link host->{stage}")
                 for e in timeline.on(track)
             )
-            assert all(a[1] <= b[0] + 1e-9 for a, b in zip(busy, busy[1:], strict=False))
+            assert all(a[1] <= b[0] + 1e-9 for a, b in itertools.pairwise(busy))
 
 
 def check_events(stores: Sequence, fetches: Sequence) -> None:
     """Each direction does one copy at a time, and nothing comes before it has left."""
     for row in (stores, fetches):
-        assert all(a.end <= b.start for a, b in zip(row, row[1:], strict=False))
+        assert all(a.end <= b.start for a, b in itertools.pairwise(row))
     left = {event.microbatch: event.end for event in stores}
     assert all(left[event.microbatch] <= event.start for event in fetches)
 

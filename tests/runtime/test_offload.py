@@ -36,6 +36,7 @@ from hetjax.runtime.instructions.instruction import Await, Fetch, Free, Run, Sto
 from hetjax.runtime.local.local_executor import LocalExecutor
 from hetjax.runtime.workers.job import build
 
+
 def steps(case: Case, optimizer: optax.GradientTransformation) -> tuple[Any, list[np.ndarray]]:
     batches = [make_batch(case.plan.batch_size, seed) for seed in range(3)]
     with running(job_of(case, optimizer)) as executor:
@@ -70,7 +71,9 @@ def test_so_does_an_update_in_pieces_or_of_some_parameters(
         compiled = [worker.compiled.programs for worker in executor.workers]
         assert any(isinstance(each, PiecewiseProgram) for p in compiled for each in p.values())
     losses, state = steps(case, optimizer)
-    found, offloaded = steps(replace(case, plan=offloading(case.plan, "optimizer_state")), optimizer)
+    found, offloaded = steps(
+        replace(case, plan=offloading(case.plan, "optimizer_state")), optimizer
+    )
     assert found == losses
     assert same(offloaded, state)
 

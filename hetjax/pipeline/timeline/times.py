@@ -97,8 +97,10 @@ class StepTimes:
 
     @property
     def with_copies_in_tasks(self) -> StepTimes:
-        """The same without copies, as if each microbatch travelled: what overlaps nothing is told
-        as the time of F and B, and the rest is left out."""
+        """The same without copies, as if each microbatch travelled.
+
+        What overlaps nothing is told as time of F and B; the rest is left out.
+        """
         if not self.stores:
             return self
         alone = [not overlaps for overlaps in self.copies_overlap]

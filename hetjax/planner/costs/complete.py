@@ -15,9 +15,9 @@ from hetjax.planner.problem.problem import PlanningProblem
 def complete(plan: Plan, problem: PlanningProblem, *, annotate: bool = True) -> Plan:
     """Predict a plan, with the schedule that its problem names.
 
-    Stages that offload or make layers again do so as far as they must, offload activations instead
-    where that is faster, and those with a tensor axis are annotated by intra-operator sharding. Where the schedule is searched for,
-    the pipeline may pass its submeshes more than once.
+    Stages that offload or make layers again do so as far as they must, or offload activations
+    instead where that is faster; those with a tensor axis are annotated by intra-operator sharding.
+    Where the schedule is searched for, the pipeline may pass its submeshes more than once.
 
     Args:
         plan: a plan for the problem, with the warm-up schedule that its stages were chosen for.

@@ -110,13 +110,12 @@ class Estimate(Memory):
 
     @property
     def paced_forward_seconds(self) -> FloatArray:
-        """The forward pass with what it leaves open of the copies: another microbatch comes back
-        beside it."""
+        """The forward pass, and what it leaves open of another microbatch's way back."""
         return self.forward_seconds + self._left_open_by(self.forward_seconds)
 
     @property
     def paced_backward_seconds(self) -> FloatArray:
-        """The backward pass likewise: another one leaves beside it."""
+        """The backward pass, and what it leaves open of another one's way to the hosts."""
         return self.backward_seconds + self._left_open_by(self.backward_seconds)
 
     def _left_open_by(self, seconds: FloatArray) -> FloatArray:

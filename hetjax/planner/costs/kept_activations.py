@@ -1,8 +1,8 @@
 """Of a plan's stages, those whose activations wait in the hosts' memory: where nothing is faster.
 
 A stage whose devices have no room for its microbatches makes layers again, or sends what they keep
-to its hosts. A search weighs both, as if each stage stood alone; what is predicted of the whole plan
-has the last word.
+to its hosts. A search weighs both, as if each stage stood alone; what is predicted of the whole
+plan has the last word.
 """
 
 from __future__ import annotations

@@ -9,12 +9,12 @@ from hetjax.errors import DoesNotFitError, InputError
 from hetjax.mesh.cluster import SubMesh
 from hetjax.pipeline.schedules.warm_up import one_f_one_b
 from hetjax.planner.h2.heteroauto import ChipKind, ChipStrategy, find_strategy
-from hetjax.planner.h2.layer_division import GroupShare
+from hetjax.planner.h2.layer_division import GroupShare, GroupWay
 from hetjax.planner.h2.module_ways import Modules, ModuleWays, stage_shape
 from hetjax.planner.harp.candidate_plans import pipeline_plan
 from hetjax.planner.harp.microbatches import divisors
 from hetjax.planner.plan.plan import Plan, validate
-from hetjax.planner.plan.stage_plan import Member, StagePlan
+from hetjax.planner.plan.stage_plan import Member, Offloaded, StagePlan
 from hetjax.planner.problem.problem import PlanningProblem
 from hetjax.planner.work.repeating_layers import repeated_in
 
@@ -131,13 +131,19 @@ def _plan_of(problem: PlanningProblem, modules: Modules, found: ChipStrategy) ->
         member = Member(SubMesh(name, starts[name], shape), (found.width, way.tensor))
         rule = "state_sharded" if found.width > 1 else "data"
         again = repeated_in(problem.repeatable_layers, layers) if way.repeats else ()
-        away = ("optimizer_state",) if way.offloads else ()
+        away = _offload(way)
         stages.append(StagePlan(layers, (member,), rule, recompute_layers=again, offload=away))
         starts[name] += devices
     schedule = one_f_one_b(len(stages), problem.num_microbatches)
     plan = pipeline_plan(problem, stages, schedule, HeteroAuto.__name__)
     validate(plan)
     return plan
+
+
+def _offload(way: GroupWay) -> tuple[Offloaded, ...]:
+    """What stages have in their hosts' memory."""
+    activations: tuple[Offloaded, ...] = ("activations",) if way.offloads_activations else ()
+    return (*activations, "optimizer_state") if way.host_bytes else activations
 
 
 def modules_of_stages(shares: Sequence[GroupShare], num_modules: int) -> list[int]:

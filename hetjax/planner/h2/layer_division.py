@@ -28,6 +28,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from hetjax.pipeline.schedules.activation_copies import MOST_THERE, PLACES
+
 
 @dataclass(frozen=True)
 class GroupWay:
@@ -53,8 +55,10 @@ class GroupWay:
         state_bytes: bytes that a layer holds on a chip.
         kept_bytes: bytes that a layer keeps on a chip of each live microbatch.
         fixed_bytes: bytes that a chip holds whatever its layers.
-        most_layers: how many layers a stage may have at most, as where their offloaded state has to
-            fit into its hosts' memory.
+        offloads_activations: whether activations of live microbatches are in the host's memory, but
+            for those that are on their way.
+        host_bytes: bytes that a layer holds of its state there.
+        host_memory_bytes: a chip's share of that memory.
     """
 
     tensor: int
@@ -72,7 +76,9 @@ class GroupWay:
     first_bytes: float = 0.0
     last_bytes: float = 0.0
     last_layers: int = 0
-    most_layers: float = math.inf
+    offloads_activations: bool = False
+    host_bytes: float = 0.0
+    host_memory_bytes: float = math.inf
 
     def stage_seconds(self, layers: int) -> float:
         """What a stage of so many layers takes for a microbatch."""
@@ -229,8 +235,13 @@ class _Search:
         live = np.minimum(self._microbatches, after + way.stages)
         fixed = way.fixed_bytes + is_first * way.first_bytes + is_last * way.last_bytes
         room = max(0.0, group.memory_bytes - fixed)
-        most = np.floor(room / (way.state_bytes + way.kept_bytes * live) * (1 + 1e-12))
-        most = np.minimum(most, way.most_layers)
+        there, on_host = live, way.host_bytes + 0.0 * live
+        if way.offloads_activations:
+            # With a schedule of three microbatches, all of them are there at once.
+            there = np.minimum(live, PLACES if self._microbatches > MOST_THERE else MOST_THERE)
+            on_host = on_host + way.kept_bytes * live
+        most = np.floor(room / (way.state_bytes + way.kept_bytes * there) * (1 + 1e-12))
+        most = np.minimum(most, np.floor(way.host_memory_bytes / np.maximum(on_host, 1.0)))
         fewer = way.last_layers * is_last
         # More than all layers are of no use.
         needed = -(-(self._num_layers + fewer) // way.stages)

@@ -15,6 +15,7 @@ from hetjax.mesh.subcluster import Subcluster
 from hetjax.planner.costs.cost_model import Estimate, estimate
 from hetjax.planner.h2.heteroauto import ChipKind
 from hetjax.planner.h2.layer_division import GroupWay
+from hetjax.planner.plan.stage_plan import Offloaded
 from hetjax.planner.problem.problem import PlanningProblem
 from hetjax.planner.work.execution import Execution
 from hetjax.planner.work.rates import (
@@ -27,6 +28,14 @@ from hetjax.planner.work.repeating_layers import LayerRun, Repetition, runs_by_r
 
 _GROUPS = 8
 """Into how many groups of nodes a kind is divided at most."""
+
+_OFFLOADS: Sequence[tuple[Offloaded, ...]] = (
+    (),
+    ("optimizer_state",),
+    ("activations",),
+    ("activations", "optimizer_state"),
+)
+"""What a stage may have in its hosts' memory."""
 
 
 @dataclass(frozen=True)
@@ -109,9 +118,11 @@ class ModuleWays:
             shape = stage_shape(part, width * tensor)
             if shape is None or chips % (width * tensor):
                 continue
-            away = (False, True) if part.host_memory_bytes is not None else (False,)
-            for repeats, offloads in itertools.product(allowed, away):
-                yield self._way(part, shape, (width, tensor), repeats, offloads, chips)
+            away = _OFFLOADS if part.host_memory_bytes is not None else _OFFLOADS[:1]
+            for repeats, offload in itertools.product(allowed, away):
+                # What is made again is not worth its way.
+                if repeats == "nothing" or "activations" not in offload:
+                    yield self._way(part, shape, (width, tensor), repeats, offload, chips)
 
     def _way(
         self,
@@ -119,7 +130,7 @@ class ModuleWays:
         shape: tuple[int, int],
         mesh_shape: tuple[int, int],
         repeats: Repetition,
-        offloads: bool,
+        offload: Sequence[Offloaded],
         chips: int,
     ) -> GroupWay:
         execution = Execution(
@@ -131,8 +142,10 @@ class ModuleWays:
             subcluster=part.name,
             shape=shape,
         )
-        if offloads:
+        if "optimizer_state" in offload:
             execution = execution.offloaded(part)
+        if "activations" in offload:
+            execution = execution.offloading_activations(part)
         # Two modules side by side tell what one more takes.
         middle = max(0, len(self._modules.runs) // 2 - 1)
         first, second = self._modules.runs[middle : middle + 2]
@@ -147,7 +160,7 @@ class ModuleWays:
             tensor=mesh_shape[1],
             stages=chips // math.prod(mesh_shape),
             repeats=repeats == "layers",
-            offloads=offloads,
+            offloads=bool(offload),
             layer_seconds=layer.seconds,
             update_seconds=layer.update_seconds,
             handover_seconds=there + back,
@@ -156,7 +169,9 @@ class ModuleWays:
             kept_bytes=layer.kept_bytes,
             fixed_bytes=float(one.state_bytes + one.update_bytes + one.working_bytes)
             - layer.state_bytes,
-            most_layers=execution.host_bytes // layer.host_bytes if offloads else math.inf,
+            offloads_activations="activations" in offload,
+            host_bytes=layer.host_bytes,
+            host_memory_bytes=execution.host_bytes if offload else math.inf,
             exposed_seconds=max(0.0, _seconds(one) - layer.seconds),
             first_bytes=self._edge(execution, self._modules.before).state_bytes,
             last_bytes=head.state_bytes + head.kept_bytes,
@@ -233,12 +248,12 @@ def _difference(two: Estimate, one: Estimate) -> _Layer:
         max(float(two.update_seconds) - float(one.update_seconds), 0.0),
         max(float(two.state_bytes) - float(one.state_bytes), 1.0),
         max(float(two.activation_bytes) - float(one.activation_bytes), 0.0),
-        max(float(two.host_bytes) - float(one.host_bytes), 1.0),
+        max(float(two.host_bytes) - float(one.host_bytes), 0.0),
     )
 
 
 def _seconds(each: Estimate) -> float:
-    return float(each.forward_seconds) + float(each.backward_seconds)
+    return float(each.paced_forward_seconds) + float(each.paced_backward_seconds)
 
 
 def stage_shape(part: Subcluster, devices: int) -> tuple[int, int] | None:

@@ -71,7 +71,7 @@ class Execution:
         return replace(self, host_link=link, host_bytes=share)
 
     def offloading_activations(self, subcluster: Subcluster) -> Execution:
-        """The same with activations of microbatches that wait in the memory of a subcluster's hosts."""
+        """The same with microbatches' activations in the memory of a subcluster's hosts."""
         link, share = link_to_host(subcluster), host_share(subcluster)
         return replace(self, activation_link=link, host_bytes=share)
 
