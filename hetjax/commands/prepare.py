@@ -106,7 +106,7 @@ def prepare(
     use_devices(given.cluster, runtime, play=play)
     _check_playable(ingredients, given)
     plan = (predicted if given.is_predictable else unpredicted)(ingredients, given)
-    _check_memory(plan)
+    check_memory(plan)
     return Prepared(ingredients, plan, time.perf_counter() - began)
 
 
@@ -321,7 +321,15 @@ def _load(path: Path, configuration: Configuration) -> Plan:
     return plan
 
 
-def _check_memory(plan: Plan) -> None:
+def check_memory(plan: Plan) -> None:
+    """Check that a plan's stages fit on their devices, and what they offload on their hosts.
+
+    Args:
+        plan: the plan; one without a prediction is not judged.
+
+    Raises:
+        InputError: naming the stage, what it needs and what there is.
+    """
     if plan.prediction is None:
         return
     for s, stage in enumerate(plan.prediction.stages):

@@ -1,4 +1,4 @@
-"""On Ray a stage over two hosts keeps its optimizer state in their memory, to the same bits."""
+"""On Ray a stage over two hosts keeps state and activations in their memory, to the same bits."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 from ray_jobs import make_plan, make_trainer
 
 from hetjax.mesh import Cluster
+from hetjax.pipeline.schedules.warm_up import gpipe
 from hetjax.planner.plan.plan import Plan
 
 pytestmark = pytest.mark.ray
@@ -22,7 +23,10 @@ def plans() -> tuple[Plan, Plan]:
     plan = make_plan(hosts=2)
     parts = tuple(replace(each, host_memory_bytes=10**9) for each in plan.cluster.subclusters)
     cluster = Cluster(plan.cluster.name, parts, plan.cluster.links)
-    stages = tuple(replace(each, offload=("optimizer_state",)) for each in plan.stages)
+    # All microbatches are live at once.
+    plan = plan.with_schedule(gpipe(2, plan.pipeline.num_microbatches))
+    away = ("activations", "optimizer_state")
+    stages = tuple(replace(each, offload=away) for each in plan.stages)
     pipeline = replace(plan.pipeline, stages=stages)
     return plan, replace(plan, cluster=cluster, pipelines=(pipeline,))
 
@@ -36,8 +40,10 @@ def run(plan: Plan, workdir: Path) -> tuple[list[Any], list[Any]]:
         assert trainer.resume()
         losses.append(trainer.train_step(timed=True).loss)
         assert losses[3] == losses[2]
-        tracks = trainer.timeline().tracks
-        assert ("link host->0" in tracks) == bool(plan.stages[0].offload)
+        timeline, offloads = trainer.timeline(), bool(plan.stages[0].offload)
+        for track in ("link host->0", "link 0->host"):
+            names = {event.name.partition(" ")[2] for event in timeline.on(track)}
+            assert (names >= {"0", "F0", "F1"}) if offloads else not names
         return losses, jax.tree.leaves(trainer.parameters())
 
 

@@ -40,24 +40,38 @@ def keeping_or_offloading(plan: Plan, problem: PlanningProblem) -> Plan:
     if all(part.host_memory_bytes is None for part in plan.cluster.subclusters):
         return plan
     known = list(zip(plan.stages, predict_stages(plan, problem), strict=True))
-    best, ways = plan, known
-    for s, kept in enumerate(_changed(plan, problem, known, map(_keeping, plan.stages))):
-        if kept is not None:
-            tried = [*ways[:s], kept, *ways[s + 1 :]]
+    away = _changed(plan, problem, known, _offloading(plan))
+    best, ways = _with_shortest(plan, known, away)
+    kept = _changed(plan, problem, ways, [_keeping(stage) for stage, _ in ways])
+    for s, other in enumerate(kept):
+        if other is not None:
+            tried = [*ways[:s], other, *ways[s + 1 :]]
             found = _predicted(plan, tried)
             if _has_room(found.predicted.stages[s]):
                 best, ways = found, tried
-    away = _changed(plan, problem, known, _offloading(plan))
-    everywhere = [other or way for other, way in zip(away, ways, strict=True)]
-    found = _predicted(plan, everywhere)
-    for s, way in enumerate(ways):
-        # Only what makes the step shorter is away from its devices, and only what its host holds.
-        tried = [*everywhere[:s], way, *everywhere[s + 1 :]]
+    return best
+
+
+def _with_shortest(
+    plan: Plan, known: list[_Way], away: Sequence[_Way | None]
+) -> tuple[Plan, list[_Way]]:
+    """The plan in which stages run in other ways, as far as that makes its step shorter.
+
+    Several may be as slow as each other: all are changed first, then one by one changed back.
+    """
+    ways = [other or way for other, way in zip(away, known, strict=True)]
+    if ways == known:
+        return plan, known
+    found = _predicted(plan, ways)
+    for s, way in enumerate(known):
+        tried = [*ways[:s], way, *ways[s + 1 :]]
         other = _predicted(plan, tried)
         is_slower = _step_time(other) > _step_time(found) * (1 + _GAIN / len(ways))
         if not _has_room(found.predicted.stages[s]) or not is_slower:
-            everywhere, found = tried, other
-    return found if _step_time(found) < _step_time(best) * (1 - _GAIN) else best
+            ways, found = tried, other
+    if _step_time(found) < _step_time(plan) * (1 - _GAIN):
+        return found, ways
+    return plan, known
 
 
 def _keeping(stage: StagePlan) -> StagePlan:
