@@ -40,7 +40,7 @@ BLOCKS = [
 ] * 8
 """Products so large that a microbatch's activations come and go beside them."""
 
-TIGHT, ROOMY, MICROBATCHES = 7e8, 2e9, 16
+TIGHT, ROOMY, MICROBATCHES = 9e8, 3e9, 16
 
 
 def cluster_of(memory_bytes: float, host: int | None, **changes: Any) -> Cluster:
