@@ -263,6 +263,7 @@ def memory_rows() -> Iterator[dict[str, Any]]:
     for model in ("long", "wide"):
         for way in WAYS:
             yield from _rows_in_process(way, "--model", model, "--seconds", script="h2_memory.py")
+    yield from _rows_in_process(script="h2_offload_cost.py")
 
 
 def virtual_rows() -> Iterator[dict[str, Any]]:

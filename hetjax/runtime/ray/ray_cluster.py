@@ -32,10 +32,11 @@ _WHERE_RESOURCES = ("accelerator_type:", NODE_RESOURCE)
 # XLA's CPU client takes its temporary memory from malloc anew at every call, and glibc has the
 # kernel map and clear what is large each time: a tenth of a GPT's step, half of it with large
 # pages. So the worker keeps what it has had: no mmap, one heap, never trimmed.
-_KEPT_MEMORY = ":".join(
+KEPT_MEMORY = ":".join(
     f"glibc.malloc.{name}"
     for name in ("hugetlb=1", "mmap_max=0", "arena_max=1", f"trim_threshold={2**40}")
 )
+"""What `GLIBC_TUNABLES` is for a worker on host CPU devices."""
 
 
 @dataclass(frozen=True)
@@ -191,7 +192,7 @@ def worker_options(subcluster: Subcluster, devices: int) -> dict[str, Any]:
         variables = {
             "JAX_PLATFORMS": "cpu",
             "XLA_FLAGS": _flags(os.environ.get("XLA_FLAGS", ""), devices),
-            "GLIBC_TUNABLES": _KEPT_MEMORY,
+            "GLIBC_TUNABLES": KEPT_MEMORY,
         }
     return {
         "num_cpus": 0,
