@@ -98,7 +98,10 @@ class Estimate(Memory):
         exchange_seconds: of that, the exchange of gradients and parameters over the data axis.
         copy_seconds: the way of a microbatch's activations to the hosts' memory, and as much back;
             0 where they are not offloaded.
-        copies_overlap: whether these copies run beside the passes.
+        paced_forward_seconds: the forward pass, and what it leaves open of another microbatch's way
+            back.
+        paced_backward_seconds: the backward pass, and what it leaves open of another one's way to
+            the hosts.
     """
 
     forward_seconds: FloatArray
@@ -106,22 +109,8 @@ class Estimate(Memory):
     update_seconds: FloatArray
     exchange_seconds: FloatArray
     copy_seconds: FloatArray
-    copies_overlap: bool = True
-
-    @property
-    def paced_forward_seconds(self) -> FloatArray:
-        """The forward pass, and what it leaves open of another microbatch's way back."""
-        return self.forward_seconds + self._left_open_by(self.forward_seconds)
-
-    @property
-    def paced_backward_seconds(self) -> FloatArray:
-        """The backward pass, and what it leaves open of another one's way to the hosts."""
-        return self.backward_seconds + self._left_open_by(self.backward_seconds)
-
-    def _left_open_by(self, seconds: FloatArray) -> FloatArray:
-        if not self.copies_overlap:
-            return self.copy_seconds
-        return np.maximum(self.copy_seconds - seconds, 0.0)
+    paced_forward_seconds: FloatArray
+    paced_backward_seconds: FloatArray
 
 
 def memory(problem: PlanningProblem, runs: Runs, execution: Execution) -> Memory:
@@ -221,16 +210,25 @@ def estimate(problem: PlanningProblem, runs: Runs, execution: Execution) -> Esti
     handling, handling_back = handling_seconds(problem, runs, execution)
     update, exchange = update_seconds(problem, runs, execution)
     held = memory(problem, runs, execution)
+    copy = _copy_seconds(held, execution)
+    forward = forward + handling
+    # Before the first layer that is trained there is nothing to do.
+    backward = runs.has_backward * (backward + handling_back)
     return Estimate(
         **vars(held),
-        forward_seconds=forward + handling,
-        # Before the first layer that is trained there is nothing to do.
-        backward_seconds=runs.has_backward * (backward + handling_back),
+        forward_seconds=forward,
+        backward_seconds=backward,
         update_seconds=update,
         exchange_seconds=exchange,
-        copy_seconds=_copy_seconds(held, execution),
-        copies_overlap=copies_overlap(execution),
+        copy_seconds=copy,
+        paced_forward_seconds=forward + _left_open(copy, forward, execution),
+        paced_backward_seconds=backward + _left_open(copy, backward, execution),
     )
+
+
+def _left_open(copy: FloatArray, seconds: FloatArray, execution: Execution) -> FloatArray:
+    """What a pass that takes so long leaves open of a copy beside it."""
+    return np.maximum(copy - seconds, 0.0) if copies_overlap(execution) else copy
 
 
 def _copy_seconds(held: Memory, execution: Execution) -> FloatArray:

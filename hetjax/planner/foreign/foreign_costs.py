@@ -167,6 +167,8 @@ class ForeignCosts:
             update_seconds=TASK_SECONDS + updated / rate + exchange,
             exchange_seconds=exchange,
             copy_seconds=nothing,
+            paced_forward_seconds=sums.forward,
+            paced_backward_seconds=sums.backward + again,
         )
 
     def _exchange(
