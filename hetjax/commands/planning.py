@@ -208,8 +208,8 @@ def _over_memory(prediction: Prediction) -> str:
 
     def needs(stage: StagePrediction) -> str:
         of_device, limit = map(format_bytes, (stage.memory_bytes, stage.memory_limit_bytes))
-        of_host, host_limit = map(format_bytes, (stage.host_bytes, stage.host_limit_bytes))
-        host = f" and {of_host} of its host's {host_limit}" if stage.host_bytes else ""
+        of_host, host_limit = map(format_bytes, (stage.all_host_bytes, stage.host_limit_bytes))
+        host = f" and {of_host} of its host's {host_limit}" if stage.all_host_bytes else ""
         return f"needs {of_device} of a device's {limit}{host}"
 
     stages = enumerate(prediction.stages)
