@@ -85,7 +85,7 @@ def test_what_is_made_again_costs_a_part_of_the_forward_pass(runs: Runs):
     assert np.all(layers.again_bytes[5:, :] == 0)
 
 
-@pytest.mark.parametrize("pieces", [[(0, 3), (3, 6), (6, 9)], [(1, 4), (5, 8)], [(2, 3)]])
+@pytest.mark.parametrize("pieces", [[(0, 3), (3, 6), (6, 9)], [(1, 4), (5, 8)], [(2, 3)], []])
 def test_half_of_the_pieces_are_those_of_a_plan(runs: Runs, pieces: list[tuple[int, int]]):
     half = runs_by_repetition(runs, pieces)["half"]
     for place in itertools.combinations(range(10), 2):

@@ -103,7 +103,7 @@ def _changed(
     stages = list(changed)
     if all(new == old for new, (old, _) in zip(stages, known, strict=True)):
         return [None] * len(stages)
-    told = predict_stages(_with(plan, stages), problem)
+    told = predict_stages(plan.with_stages(stages), problem)
     return [
         (new, predicted) if new != old else None
         for new, predicted, (old, _) in zip(stages, told, known, strict=True)
@@ -112,15 +112,7 @@ def _changed(
 
 def _predicted(plan: Plan, ways: Sequence[_Way]) -> Plan:
     stages = [stage for stage, _ in ways]
-    return with_stages(_with(plan, stages), [predicted for _, predicted in ways])
-
-
-def _with(plan: Plan, stages: Sequence[StagePlan]) -> Plan:
-    left = iter(stages)
-    pipelines = (
-        replace(each, stages=tuple(next(left) for _ in each.stages)) for each in plan.pipelines
-    )
-    return replace(plan, pipelines=tuple(pipelines), prediction=None)
+    return with_stages(plan.with_stages(stages), [predicted for _, predicted in ways])
 
 
 def _has_room(stage: StagePrediction) -> bool:

@@ -66,17 +66,8 @@ def _has_room(stage: StagePrediction) -> bool:
 
 def _making(plan: Plan, counts: Sequence[int]) -> Plan:
     """The plan whose stages make so many of their layers' runs again, the last ones."""
-    stages = iter(zip(plan.stages, counts, strict=True))
-    return replace(
-        plan,
-        pipelines=tuple(
-            replace(
-                pipeline,
-                stages=tuple(_making_last(*next(stages)) for _ in pipeline.stages),
-            )
-            for pipeline in plan.pipelines
-        ),
-    )
+    pairs = zip(plan.stages, counts, strict=True)
+    return plan.with_stages([_making_last(stage, count) for stage, count in pairs])
 
 
 def _making_last(stage: StagePlan, count: int) -> StagePlan:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from hetjax.planner.costs.predict import predict
 from hetjax.planner.plan.plan import Plan
+from hetjax.planner.plan.stage_plan import StagePlan
 from hetjax.planner.problem.problem import PlanningProblem
 from hetjax.planner.work.rates import USABLE_MEMORY
 
@@ -38,21 +39,9 @@ def keeping_state_that_fits(plan: Plan, problem: PlanningProblem) -> Plan:
 
 def _offloading(plan: Plan, needed: Sequence[bool]) -> Plan:
     """The plan, of whose stages only some offload optimizer state."""
-    left = iter(needed)
-    return replace(
-        plan,
-        pipelines=tuple(
-            replace(
-                pipeline,
-                stages=tuple(
-                    stage
-                    if next(left)
-                    else replace(
-                        stage, offload=tuple(o for o in stage.offload if o != "optimizer_state")
-                    )
-                    for stage in pipeline.stages
-                ),
-            )
-            for pipeline in plan.pipelines
-        ),
-    )
+    pairs = zip(plan.stages, needed, strict=True)
+    return plan.with_stages([stage if need else _keeping(stage) for stage, need in pairs])
+
+
+def _keeping(stage: StagePlan) -> StagePlan:
+    return replace(stage, offload=tuple(o for o in stage.offload if o != "optimizer_state"))

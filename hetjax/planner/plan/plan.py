@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -141,6 +141,15 @@ class Plan:
         """This plan with another schedule, and without a prediction."""
         pipeline = replace(self.pipeline, schedule=schedule)
         return replace(self, pipelines=(pipeline,), prediction=None)
+
+    def with_stages(self, stages: Sequence[StagePlan]) -> Plan:
+        """This plan with other stages, those of one pipeline after the other, and no prediction."""
+        left = iter(stages)
+        pipelines = (
+            replace(pipeline, stages=tuple(next(left) for _ in pipeline.stages))
+            for pipeline in self.pipelines
+        )
+        return replace(self, pipelines=tuple(pipelines), prediction=None)
 
     def __str__(self) -> str:
         parts = self.cluster, self.pipelines, self.planner, self.prediction

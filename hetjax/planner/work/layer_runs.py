@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -14,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetjax.pipeline.program.frozen_leaves import FrozenLeaves
-from hetjax.pipeline.program.traced_program import Program
+from hetjax.pipeline.program.traced_program import Program, num_bytes
 from hetjax.pipeline.stages.cutting import ParameterPart
 from hetjax.planner.work.arrays import FloatArray, IntArray
 from hetjax.planner.work.stage_work import Work, part_shape
@@ -361,8 +360,7 @@ def _temporary_bytes(program: Program, works: Sequence[Work]) -> FloatArray:
 def _row_bytes(program: Program, work: Work) -> float:
     """The bytes of a layer's parameters that are rows, as iterations of a scan have them."""
     rows = (part for part in work.parts if part.stop is not None)
-    leaves = ((part, program.avals[program.parameters[part.leaf]]) for part in rows)
-    return sum(math.prod(p.shape(leaf.shape)) * leaf.dtype.itemsize for p, leaf in leaves)
+    return sum(num_bytes(part_shape(program, part)) for part in rows)
 
 
 def one_run(

@@ -178,7 +178,7 @@ def repeating_layers(runs: Runs, pieces: Sequence[LayerRun]) -> Runs:
 
 def _halfway(runs: Runs, layers: Runs, pieces: Sequence[LayerRun]) -> Runs:
     """Runs that make the last half of their pieces again, rounded up, as `repeated_by` has them."""
-    begins, ends = (np.array(each, int) for each in zip(*pieces, strict=True))
+    begins, ends = np.array([*pieces], int).reshape(-1, 2).T
     position = np.arange(runs.residual_bytes.shape[0])
     ended = (position[:, None] >= ends).sum(axis=1)[:, None]
     count = np.maximum((position[:, None] > begins).sum(axis=1)[None, :] - ended, 0)
