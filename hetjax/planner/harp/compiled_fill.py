@@ -45,7 +45,7 @@ class StackedBands:
         """
         from hetjax.planner.harp import suffix_kernels
 
-        starts = np.cumsum([0, *(cut.seconds.shape[1] for cut in slices)])
+        starts = np.cumsum([0, *(cut.num_runs for cut in slices)])
         seconds = np.full((num_counts, starts[-1]), np.inf)
         counts = np.arange(num_counts) + least_count
         for cut, start in zip(slices, starts[:-1], strict=True):

@@ -185,7 +185,9 @@ class Band:
         widths = cut.most_layers(pace, np.arange(num_counts) + least_count)
         fastest = _fastest(cut, least_count, num_counts)
         seconds = np.where(fastest <= pace, fastest, np.inf)
-        seconds[:, cut.runs[0, 1:]] = _first_stages(cut, least_count, num_counts, pace)
+        ends = np.flatnonzero(cut.runs[0, 1:] < cut.num_runs) + 1
+        of_first = _first_stages(cut, ends, least_count, num_counts, pace)
+        seconds[:, cut.runs[0, ends]] = of_first
         return cls(cut, np.ascontiguousarray(seconds.T), widths)
 
     def put_before(self, rest: Suffixes, window: Beginnings) -> Suffixes | None:
@@ -215,7 +217,8 @@ class Band:
         shortest, longest = max(rest.first - high - 1, 0), min(rest.end - low - 1, width)
         runs = self.cut.by_length[shortest:longest, low : high + 1]
         behind = _windows(rest, low + shortest + 1, *runs.shape)
-        seconds = self.seconds[:, rest.row : rest.end_row][runs]
+        of_counts = self.seconds[:, rest.row : rest.end_row]
+        seconds = of_counts.take(runs, axis=0, mode="clip")
         if len(behind) == 1:
             seconds += behind[0]
             least = seconds.min(axis=0)[None]
@@ -236,7 +239,7 @@ class Band:
             Values in the form of the rest.
         """
         runs = self.cut.runs[first, low : low + len(rest)]
-        return self.seconds[runs, row] + rest
+        return self.seconds[:, row].take(runs, mode="clip") + rest
 
 
 def _windows(rest: Suffixes, first: int, lengths: int, firsts: int) -> NDArray[np.float64]:
@@ -266,7 +269,7 @@ def _fastest(cut: Slice, least_count: int, num_counts: int) -> FloatArray:
     known = _KNOWN.get(cut)
     if known is not None and known[0] == counts:
         return known[1]
-    by_count = np.full((num_counts, cut.seconds.shape[1]), np.inf)
+    by_count = np.full((num_counts, cut.num_runs), np.inf)
     for seconds, limits in zip(cut.seconds, cut.live_limits, strict=True):
         fits = np.flatnonzero(limits >= least_count)
         _note(by_count, limits[fits] - least_count, fits, seconds[fits])
@@ -276,17 +279,19 @@ def _fastest(cut: Slice, least_count: int, num_counts: int) -> FloatArray:
     return fastest
 
 
-def _first_stages(cut: Slice, least_count: int, num_counts: int, pace: float) -> FloatArray:
-    """The fastest stages from the first layer on, by warm-up count and length."""
-    by_count = np.full((num_counts, len(cut.runs) - 1), np.inf)
-    runs = cut.runs[0, 1:]
+def _first_stages(
+    cut: Slice, ends: IntArray, least_count: int, num_counts: int, pace: float
+) -> FloatArray:
+    """The fastest stages from the first layer to some others, by warm-up count."""
+    by_count = np.full((num_counts, len(ends)), np.inf)
+    runs = cut.runs[0, ends]
     every, limits = cut.seconds[:, runs], cut.live_limits[:, runs]
     fitting = (every <= pace) & (limits >= least_count)
     for place in np.flatnonzero(fitting.any(axis=1)):
         fits = np.flatnonzero(fitting[place])
         total = every[place, fits]
         if cut.closing is not None:
-            total = total + cut.closing[place, 1:][fits]
+            total = total + cut.closing[place, ends[fits]]
         _note(by_count, limits[place, fits] - least_count, fits, total)
     return _for_all_below(by_count)
 

@@ -139,7 +139,10 @@ def fastest_runs(table: StageTable, of_slice: Callable[[int, int], FloatArray]) 
         for place, cut in enumerate(slices):
             alike.setdefault(id(cut.runs), (cut.runs, []))[1].append(of_slice(subcluster, place))
     for runs, every in alike.values():
-        np.minimum(fastest, np.min(every, axis=0)[runs], out=fastest)
+        least = np.full(max(map(len, every)), np.inf)
+        for each in every:
+            np.minimum(least[: len(each)], each, out=least[: len(each)])
+        np.minimum(fastest, least.take(runs, mode="clip"), out=fastest)
     return fastest
 
 

@@ -28,7 +28,9 @@ class Slice:
         shape: nodes, and devices in each.
         runs: ``[L + 1, L + 1]``: entry ``[i, j]`` tells where in the lists below layers i to j - 1
             are. Runs that cost the same share an entry, but for those from the first layer on;
-            where j <= i, it is one that does not fit.
+            where j <= i, it is one that does not fit. Entries past the end of the lists stand for
+            runs that do not fit, as the last one then does; no longer one is in the lists than one
+            that is past their end.
         seconds: forward plus backward pass of one microbatch, and in all but a pipeline's first
             stage its share of the exchange of gradients that a step has once,
             ``[options, runs]``: entry ``[o, r]`` is for runs r run with option o, infinite where
@@ -53,13 +55,18 @@ class Slice:
         """In how many ways a stage may run."""
         return len(self.seconds)
 
+    @property
+    def num_runs(self) -> int:
+        """How many runs are in the lists."""
+        return self.seconds.shape[1]
+
     def seconds_of(self, layers: tuple[int, int]) -> FloatArray:
         """The seconds of a stage by option: see `seconds`."""
-        return self.seconds[:, self.runs[layers]]
+        return self.seconds.take(self.runs[layers], axis=1, mode="clip")
 
     def limits_of(self, layers: tuple[int, int]) -> IntArray:
         """How many live microbatches of a stage fit, by option."""
-        return self.live_limits[:, self.runs[layers]]
+        return self.live_limits.take(self.runs[layers], axis=1, mode="clip")
 
     @functools.cached_property
     def num_devices(self) -> int:
@@ -70,7 +77,7 @@ class Slice:
     def num_candidates(self) -> int:
         """How many stages fit, each with one way to run it."""
         fits = np.isfinite(self.seconds) & (self.live_limits > 0)
-        times = np.bincount(self.runs.ravel(), minlength=fits.shape[1])
+        times = np.bincount(self.runs.ravel(), minlength=self.num_runs)[: self.num_runs]
         return int((fits.sum(axis=0) * times).sum())
 
     @functools.cached_property
@@ -84,16 +91,16 @@ class Slice:
         seconds = np.where(self.live_limits > 0, self.seconds, np.inf)
         fastest = seconds.min(axis=0)
         if self.closing is not None:
-            first = self.runs[0, 1:]
-            fastest[first] = (seconds[:, first] + self.closing[:, 1:]).min(axis=0)
+            ends = np.flatnonzero(self.runs[0, 1:] < self.num_runs) + 1
+            first = self.runs[0, ends]
+            fastest[first] = (seconds[:, first] + self.closing[:, ends]).min(axis=0)
         return fastest
 
     @functools.cached_property
     def fastest_by_length(self) -> FloatArray:
         """The fastest stage that fits, of so many layers or more: the first entry is for one."""
-        fastest = np.where(self.live_limits > 0, self.seconds, np.inf).min(axis=0)
-        by_length = fastest[self.by_length].min(axis=1)
-        return np.minimum.accumulate(by_length[::-1])[::-1]
+        fastest, _ = self.bounds_by_length
+        return fastest.min(axis=0)
 
     @functools.cached_property
     def bounds_by_length(self) -> tuple[FloatArray, IntArray]:
@@ -102,10 +109,10 @@ class Slice:
         Both are ``[options, L]``: the first entry is for one layer.
         """
         num_layers = len(self.runs) - 1
-        lengths, firsts = np.nonzero(np.tri(num_layers, dtype=bool)[::-1])
-        longest = np.zeros(self.seconds.shape[1], dtype=int)
+        firsts, ends = np.nonzero(np.triu(self.runs < self.num_runs, k=1))
+        longest = np.zeros(self.num_runs, dtype=int)
         # The same run elsewhere is as long.
-        longest[self.by_length[lengths, firsts]] = lengths + 1
+        longest[self.runs[firsts, ends]] = ends - firsts
         order = np.argsort(longest, kind="stable")
         lengths, starts = np.unique(longest[order], return_index=True)
         if lengths[0] == 0:

@@ -31,7 +31,7 @@ def stage_seconds(
         seconds: ``[options, runs]``.
         limits: likewise, how many live microbatches fit.
         closing: what the first stage does once, ``[options, L + 1]`` by its length.
-        first_runs: the runs from the first layer on, by length.
+        first_runs: the runs from the first layer on, by length; those past the end do not fit.
         least_count: the first warm-up count.
         pace: seconds that no stage may exceed.
     """
@@ -39,7 +39,8 @@ def stage_seconds(
     last = len(found) - 1
     lengths = np.full(runs, -1)
     for j in range(len(first_runs)):
-        lengths[first_runs[j]] = j
+        if first_runs[j] < runs:
+            lengths[first_runs[j]] = j
     most = 0
     for o in range(options):
         for r in range(runs):

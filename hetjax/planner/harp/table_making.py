@@ -239,16 +239,25 @@ def slice_of_options(
         shape: the submesh's nodes, and devices in each.
         kept: the ways, one or more.
     """
-    places = runs["nothing"].places
-    assert places is not None, "they are in a list"
+    listed = runs["nothing"]
+    assert listed.places is not None, "they are in a list"
+    end = _first_that_do_not_fit(listed, np.any([each.limits > 0 for each in kept], axis=0))
     return Slice(
         shape,
-        places,
-        np.array([each.seconds for each in kept]),
-        np.array([each.limits for each in kept]),
+        listed.places,
+        np.array([each.seconds[:end] for each in kept]),
+        np.array([each.limits[:end] for each in kept]),
         tuple(each.option for each in kept),
         np.array([each.closing for each in kept]),
     )
+
+
+def _first_that_do_not_fit(runs: Runs, fits: NDArray[np.bool_]) -> int:
+    """How many runs of a list there are up to one that is longer than all that fit, with it."""
+    assert runs.listed is not None, "they are in a list"
+    lengths = runs.listed[1] - runs.listed[0]
+    longest = lengths[fits].max(initial=0)
+    return int(np.searchsorted(lengths, longest, side="right")) + 1
 
 
 def execution_options(
