@@ -172,7 +172,7 @@ def test_the_clock_of_a_search_counts_the_cards_that_stages_have():
     }
     costs = ForeignCosts(checked_foreign_profile(content, ""), cluster, 2)
     table = costs.table(1, "1f1b", PlanOptions())
-    clock = CandidateClock(table, cluster, (), costs.estimate, ())
+    clock = CandidateClock(table, cluster, (), costs.stage_seconds, ())
     # There are no times for two examples on four devices.
     assert [cut.shape for cut in table.slices[0]] == [(1, 1), (1, 2)]
     for slice_place in (0, 1):

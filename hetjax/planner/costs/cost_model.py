@@ -64,27 +64,26 @@ class Memory:
         self, memory_bytes: float, most: int, host_bytes: float = 0.0
     ) -> NDArray[np.int64]:
         """How many live microbatches fit, from 0 to ``most``, on a device and its host."""
-        room = np.asarray(memory_bytes - self.state_bytes - self.working_bytes)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            count = np.asarray(room / np.maximum(self.activation_bytes, 0.0))
-        # With a schedule of three microbatches, all of them are there at once.
-        if most > MOST_THERE and np.any(self.offloaded_bytes):
-            np.fmax(count, self._live_with_host(room, host_bytes), out=count)
-        # What keeps nothing fits as often as is asked, also where it leaves no room.
-        np.fmax(np.fmin(count, most, out=count), 0, out=count)
         fits = (self.state_bytes + self.update_bytes <= memory_bytes) & (
             self.host_bytes <= host_bytes
         )
-        count *= fits
-        return count.astype(np.int64)
-
-    def _live_with_host(self, room: FloatArray, host_bytes: float) -> FloatArray:
-        """How many fit where two of those that travel are on the device."""
+        # Of many runs, few hold so little that there is a question how many.
+        activation, offloaded = self.activation_bytes[fits], self.offloaded_bytes[fits]
+        room = memory_bytes - self.state_bytes[fits] - self.working_bytes[fits]
         with np.errstate(divide="ignore", invalid="ignore"):
-            stays = self.activation_bytes - self.offloaded_bytes
-            there = (room - PLACES * self.offloaded_bytes) / np.maximum(stays, 0.0)
-            away = (host_bytes - self.host_bytes) / self.offloaded_bytes
-        return np.where(room >= PLACES * self.activation_bytes, np.fmin(there, away), 0.0)
+            count = room / np.maximum(activation, 0.0)
+            # With a schedule of three microbatches, all of them are there at once.
+            if most > MOST_THERE and np.any(offloaded):
+                # Where two of those that travel are on the device.
+                there = (room - PLACES * offloaded) / np.maximum(activation - offloaded, 0.0)
+                away = (host_bytes - self.host_bytes[fits]) / offloaded
+                there = np.where(room >= PLACES * activation, np.fmin(there, away), 0.0)
+                np.fmax(count, there, out=count)
+        # What keeps nothing fits as often as is asked, also where it leaves no room.
+        np.fmax(np.fmin(count, most, out=count), 0, out=count)
+        limits = np.zeros(np.shape(fits), dtype=np.int64)
+        limits[fits] = count
+        return limits
 
 
 @dataclass(frozen=True, eq=False)
@@ -226,8 +225,10 @@ def estimate(problem: PlanningProblem, runs: Runs, execution: Execution) -> Esti
     )
 
 
-def _left_open(copy: FloatArray, seconds: FloatArray, execution: Execution) -> FloatArray:
+def _left_open(copy: FloatArray, seconds: FloatArray, execution: Execution) -> FloatArray | float:
     """What a pass that takes so long leaves open of a copy beside it."""
+    if execution.activation_link is None:
+        return 0.0
     return np.maximum(copy - seconds, 0.0) if copies_overlap(execution) else copy
 
 
@@ -246,9 +247,13 @@ def _again(runs: Runs, execution: Execution) -> FloatArray | float:
 
 def _backward_passes(runs: Runs) -> FloatArray:
     """How often the backward pass goes through the forward pass's products: twice, or less."""
-    written = np.maximum(runs.product_bytes, 1.0)
-    passes = runs.backward_product_bytes / written
-    return np.where(runs.product_bytes > 0, passes, 2.0 * runs.has_backward)
+
+    def found() -> FloatArray:
+        written = np.maximum(runs.product_bytes, 1.0)
+        passes = runs.backward_product_bytes / written
+        return np.where(runs.product_bytes > 0, passes, 2.0 * runs.has_backward)
+
+    return runs.once(("backward passes",), found)
 
 
 def _sums_of_examples(runs: Runs, execution: Execution) -> tuple[FloatArray, FloatArray]:

@@ -18,7 +18,7 @@ from hetjax.mesh.subcluster import Subcluster
 from hetjax.planner.costs.cost_model import Estimate
 from hetjax.planner.costs.union_cost import UnionExecution
 from hetjax.planner.foreign.foreign_profile import ForeignProfile, LayerTimes, MeshShape
-from hetjax.planner.harp.candidate_clock import Tied
+from hetjax.planner.harp.candidate_clock import StageSeconds, Tied
 from hetjax.planner.harp.stage_table import Slice, StageTable, Transfers
 from hetjax.planner.harp.table_making import (
     ALL_ORDERS_UP_TO,
@@ -125,6 +125,17 @@ class ForeignCosts:
         if key not in self._known:
             self._known[key] = self._estimate(execution)
         return self._known[key]
+
+    def stage_seconds(self, execution: Execution | UnionExecution, length: int) -> StageSeconds:
+        """What stages of so many layers take in one way.
+
+        Args:
+            execution: one of `executions`.
+            length: how many layers.
+        """
+        found = self.estimate(execution)
+        every = found.paced_forward_seconds, found.paced_backward_seconds, found.update_seconds
+        return StageSeconds(*(np.diagonal(each, length) for each in every))
 
     def kept(self, execution: Execution) -> FloatArray:
         """What every run of layers keeps of a microbatch on a device, were nothing made again.

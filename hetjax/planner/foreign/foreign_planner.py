@@ -12,7 +12,6 @@ from hetjax.errors import DoesNotFitError, InputError, unknown_name
 from hetjax.mesh.cluster import Cluster
 from hetjax.mesh.quantities import format_bytes
 from hetjax.pipeline.schedules.schedule import WARM_UP_SCHEDULES
-from hetjax.planner.costs.cost_model import Estimate
 from hetjax.planner.costs.predict import reschedule
 from hetjax.planner.foreign.foreign_costs import ForeignCosts
 from hetjax.planner.foreign.foreign_profile import ForeignProfile
@@ -219,7 +218,7 @@ class _CountSearch:
         self._table = self._costs.table(count, options.schedule, options)
         self._prices = node_prices(cluster) if options.objective == "cost" else None
         self._clock = CandidateClock(
-            self._table, cluster, (), self._costs.estimate, self._costs.tied
+            self._table, cluster, (), self._costs.stage_seconds, self._costs.tied
         )
 
     @property
@@ -292,9 +291,8 @@ class _CountSearch:
         """What a stage takes and holds; `reschedule` adds what depends on the schedule."""
         place, option = candidate.places[stage], candidate.options[stage]
         execution = slice_of(self._table, place).options[option]
-        found, run = self._clock.estimate(place, option), place.layers
         assert isinstance(execution, Execution), "a stage has one member"
-        assert isinstance(found, Estimate), "a stage has one member"
+        found, run = self._costs.estimate(execution), place.layers
         again = float(found.forward_seconds[run]) if execution.repeats == "stage" else 0.0
         backward = float(found.backward_seconds[run]) - again
         # What is made again at once is there from its recomputation on.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Collection, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,11 +15,11 @@ from hetjax.pipeline.program.traced_program import num_bytes
 from hetjax.pipeline.stages.holders import Holders
 from hetjax.pipeline.timeline.simulate import warm_up_ends
 from hetjax.pipeline.timeline.times import StepTimes
-from hetjax.planner.costs.cost_model import Estimate, estimate
+from hetjax.planner.costs.cost_model import estimate
 from hetjax.planner.costs.crossing_ends import End
 from hetjax.planner.costs.network_cards import is_in_one_node, with_shared_cards
 from hetjax.planner.costs.sharing_cost import exchange_seconds
-from hetjax.planner.costs.union_cost import UnionEstimate, UnionExecution, estimate_union
+from hetjax.planner.costs.union_cost import UnionExecution, estimate_union
 from hetjax.planner.harp.candidate_plans import candidate_ends, slice_of
 from hetjax.planner.harp.fixed_pace import Place
 from hetjax.planner.harp.search import Candidate, transfers_between
@@ -26,7 +28,23 @@ from hetjax.planner.problem.problem import PlanningProblem
 from hetjax.planner.work.arrays import FloatArray
 from hetjax.planner.work.execution import Execution
 from hetjax.planner.work.layer_runs import Runs
-from hetjax.planner.work.repeating_layers import runs_by_repetition
+from hetjax.planner.work.repeating_layers import Repetition, runs_by_repetition
+
+
+class StageSeconds(NamedTuple):
+    """What stages take of so many layers, by their first layer; each field an array.
+
+    Args:
+        forward: the forward pass of one microbatch, with what it leaves open of the copies of
+            activations.
+        backward: its backward pass, likewise.
+        update: what is done once a step.
+    """
+
+    forward: FloatArray
+    backward: FloatArray
+    update: FloatArray
+
 
 Tied = tuple[NDArray[np.bool_], int]
 """Parameters that several layers use: which ones, and their bytes."""
@@ -39,7 +57,7 @@ class CandidateClock:
         table: what the candidates were chosen from.
         cluster: the devices.
         lost: of these, those that cannot be used.
-        estimate: what every run of layers takes in one way to run it.
+        estimate: what runs of layers take in one way to run them, and of so many layers.
         tied: the parameters that several layers use.
     """
 
@@ -48,12 +66,12 @@ class CandidateClock:
         table: StageTable,
         cluster: Cluster,
         lost: Collection[int],
-        estimate: Callable[[Execution | UnionExecution], Estimate | UnionEstimate],
+        estimate: Callable[[Execution | UnionExecution, int], StageSeconds],
         tied: Sequence[Tied],
     ):
         self._table, self._cluster, self._lost = table, cluster, lost
         self._estimate_in, self._tied = estimate, tied
-        self._estimates: dict[_Way, Estimate | UnionEstimate] = {}
+        self._estimates: dict[_Way, StageSeconds] = {}
         self._has_cards = any(part.num_cards > 1 for part in cluster.subclusters)
 
     @classmethod
@@ -72,11 +90,21 @@ class CandidateClock:
             for place in np.flatnonzero(runs.used.sum(axis=1) > 1)
         ]
 
-        def estimate_in(execution: Execution | UnionExecution) -> Estimate | UnionEstimate:
-            of_runs = by_repetition[execution.repeats]
+        @functools.cache
+        def of_length(repeats: Repetition, length: int) -> Runs:
+            return by_repetition[repeats].of_length(length)
+
+        def estimate_in(execution: Execution | UnionExecution, length: int) -> StageSeconds:
+            of_runs = of_length(execution.repeats, length)
             if isinstance(execution, UnionExecution):
-                return estimate_union(problem, of_runs, execution)
-            return estimate(problem, of_runs, execution)
+                union = estimate_union(problem, of_runs, execution)
+                return StageSeconds(
+                    union.forward_seconds, union.backward_seconds, union.update_seconds
+                )
+            each = estimate(problem, of_runs, execution)
+            return StageSeconds(
+                each.paced_forward_seconds, each.paced_backward_seconds, each.update_seconds
+            )
 
         return cls(table, problem.cluster, problem.lost, estimate_in, tied)
 
@@ -100,7 +128,7 @@ class CandidateClock:
             stages: where its stages are.
         """
         estimates = [
-            (self.estimate(place, option), place.layers)
+            self._stage_seconds(place, option)
             for place, option in zip(candidate.places, candidate.options, strict=True)
         ]
         crossings = [
@@ -109,8 +137,8 @@ class CandidateClock:
         ]
         slower = [self._slowness(a, b) for a, b in itertools.pairwise(stages)]
         times = StepTimes(
-            forward=[_of(_paced(each)[0], layers) for each, layers in estimates],
-            backward=[_of(_paced(each)[1], layers) for each, layers in estimates],
+            forward=[forward for forward, _, _ in estimates],
+            backward=[backward for _, backward, _ in estimates],
             sends=[
                 _slowed(float(transfers.forward[layer]), by)
                 for (transfers, layer), by in zip(crossings, slower, strict=True)
@@ -119,7 +147,7 @@ class CandidateClock:
                 _slowed(float(transfers.backward[layer]), by)
                 for (transfers, layer), by in zip(crossings, slower, strict=True)
             ],
-            update=[_of(each.update_seconds, layers) for each, layers in estimates],
+            update=[update for _, _, update in estimates],
         )
         return with_shared_cards(times, self._cluster, stages)
 
@@ -135,18 +163,14 @@ class CandidateClock:
         own = self._cluster.link_between(sender, receiver)
         return whole.latency, whole.bandwidth / own.bandwidth
 
-    def estimate(self, place: Place, option: int) -> Estimate | UnionEstimate:
-        """What every run of layers takes where a stage is, in one way to run it.
-
-        Args:
-            place: the stage's place.
-            option: the way, as the table counts them.
-        """
-        cut = slice_of(self._table, place)
-        key = place.subcluster, cut.shape, option
+    def _stage_seconds(self, place: Place, option: int) -> tuple[float, float, float]:
+        """What a stage takes in one way to run it: see `StageSeconds`."""
+        cut, (first, end) = slice_of(self._table, place), place.layers
+        key = place.subcluster, cut.shape, option, end - first
         if key not in self._estimates:
-            self._estimates[key] = self._estimate_in(cut.options[option])
-        return self._estimates[key]
+            self._estimates[key] = self._estimate_in(cut.options[option], end - first)
+        forward, backward, update = self._estimates[key]
+        return float(forward[first]), float(backward[first]), float(update[first])
 
     def sharing(self, places: Sequence[Place], stages: Sequence[End]) -> Sequence[float]:
         """How long each stage exchanges parameters that layers of several stages use.
@@ -178,16 +202,5 @@ def _slowed(seconds: float, by: _Slowness | None) -> float:
     return latency + times * (seconds - latency)
 
 
-_Way = tuple[int, tuple[int, int], int]
-"""A subcluster, the shape of a slice of it, and an option there."""
-
-
-def _paced(each: Estimate | UnionEstimate) -> tuple[FloatArray, FloatArray]:
-    """What a stage's passes take, with what they leave open of the copies of activations."""
-    if isinstance(each, Estimate):
-        return each.paced_forward_seconds, each.paced_backward_seconds
-    return each.forward_seconds, each.backward_seconds
-
-
-def _of(values: FloatArray, layers: tuple[int, int]) -> float:
-    return float(values[layers] if values.ndim else values)
+_Way = tuple[int, tuple[int, int], int, int]
+"""A subcluster, the shape of a slice of it, an option there, and a number of layers."""

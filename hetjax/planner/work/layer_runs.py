@@ -247,8 +247,22 @@ class Runs:
         assert self.used is not None, "this is one run already"
         num_layers = self.used.shape[1]
         firsts, ends, places = unlike_runs(np.arange(num_layers + 1) if kinds is None else kinds)
+        return replace(self._in_list(firsts, ends), places=places)
+
+    def of_length(self, length: int) -> Runs:
+        """The runs of so many layers, in a list by their first layer.
+
+        Args:
+            length: how many.
+        """
+        assert self.used is not None, "this is one run already"
+        firsts = np.arange(self.used.shape[1] + 1 - length)
+        return self._in_list(firsts, firsts + length)
+
+    def _in_list(self, firsts: IntArray, ends: IntArray) -> Runs:
+        """Some of the runs, in a list."""
         figures = {name: getattr(self, name)[firsts, ends] for name in _FIGURES}
-        return replace(self, **figures, listed=(firsts, ends), places=places, known={})
+        return replace(self, **figures, listed=(firsts, ends), known={})
 
     def on_square(self, values: NDArray[Any]) -> NDArray[Any]:
         """Values of a list of runs, each where `all_runs` has its run.
