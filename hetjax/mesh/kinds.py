@@ -41,6 +41,7 @@ class ByDtype(Mapping[str, float]):
 
     def __init__(self, figures: Mapping[str, float]):
         self._figures = dict(sorted(figures.items()))
+        self._hash = hash(tuple(self._figures.items()))
 
     def __getitem__(self, dtype: str) -> float:
         return self._figures[dtype]
@@ -52,7 +53,7 @@ class ByDtype(Mapping[str, float]):
         return len(self._figures)
 
     def __hash__(self) -> int:
-        return hash(tuple(self._figures.items()))
+        return self._hash
 
     def __repr__(self) -> str:
         return repr(self._figures)

@@ -39,7 +39,11 @@ from hetjax.planner.plan.stage_plan import Member, Shares, StagePlan
 from hetjax.planner.problem.problem import PlanningProblem
 from hetjax.planner.work.layer_runs import Runs
 from hetjax.planner.work.rates import USABLE_MEMORY
-from hetjax.planner.work.repeating_layers import RepeatingRuns
+from hetjax.planner.work.repeating_layers import (
+    RepeatingRuns,
+    Repetition,
+    runs_by_repetition,
+)
 
 _MIDDLE = 0.5
 """Between the shares that take the least time and those that are as the memory is."""
@@ -137,16 +141,52 @@ class UnionSlices:
     problem: PlanningProblem
     runs: Runs
     _found: dict[JoinedSubcluster, tuple[Slice, ...]] = field(default_factory=dict)
+    _rates: dict[tuple[Member, Repetition], MemberRate] = field(default_factory=dict)
 
     def of(self, joined: JoinedSubcluster) -> tuple[Slice, ...]:
         """The slices on which each device can have an example."""
         if joined not in self._found:
-            self._found[joined] = tuple(_union_slices(self.problem, self._by_repetition, joined))
+            self._found[joined] = tuple(self._all_of(joined))
         return self._found[joined]
 
     @functools.cached_property
     def _by_repetition(self) -> RepeatingRuns:
         return listed_runs(self.problem, self.runs)
+
+    @functools.cached_property
+    def _whole(self) -> RepeatingRuns:
+        """All layers as one run."""
+        every = runs_by_repetition(self.runs, self.problem.repeatable_layers)
+        return {way: runs.of_length(self.problem.num_layers) for way, runs in every.items()}
+
+    def _all_of(self, of: JoinedSubcluster) -> Iterator[Slice]:
+        """The slices on which each device can have an example."""
+        again = (False, True) if self.problem.options.allow_recompute else (False,)
+        every_layer, cluster = (0, self.problem.num_layers), self.problem.cluster
+        for shape in submesh_shapes(of.nodes, of.devices_per_node):
+            members = of.members(shape)
+            kept: list[StageOption[UnionExecution]] = []
+            for recompute in again:
+                stage = StagePlan(every_layer, members, recompute=recompute)
+                of_stage = self._by_repetition[stage.repeats]
+                for batch in _ways_to_share(self.problem, stage, self._rates_of(stage)):
+                    union = union_execution(cluster, replace(stage, shares=Shares(batch=batch)))
+                    found = _union_option(self.problem, of_stage, union)
+                    if not any(each.is_as_good(found) for each in kept):
+                        kept.append(found)
+            if kept:
+                yield slice_of_options(self._by_repetition, shape, kept)
+
+    def _rates_of(self, stage: StagePlan) -> list[MemberRate]:
+        """How long the members of a stage of all layers take; several stages have the same."""
+        runs, found = self._whole[stage.repeats], []
+        for member in stage.members:
+            key = member, stage.repeats
+            if key not in self._rates:
+                alone = replace(stage, members=(member,))
+                (self._rates[key],) = member_rates(self.problem, runs, alone)
+            found.append(self._rates[key])
+        return found
 
 
 def joined_table(
@@ -222,32 +262,10 @@ def _link(
     return joined_link(crossing_parts(cluster, mine, theirs))
 
 
-def _union_slices(
-    problem: PlanningProblem, runs: RepeatingRuns, of: JoinedSubcluster
-) -> Iterator[Slice]:
-    """The slices on which each device can have an example."""
-    again = (False, True) if problem.options.allow_recompute else (False,)
-    for shape in submesh_shapes(of.nodes, of.devices_per_node):
-        members = of.members(shape)
-        every_layer = (0, problem.num_layers)
-        kept: list[StageOption[UnionExecution]] = []
-        for recompute in again:
-            stage = StagePlan(every_layer, members, recompute=recompute)
-            of_stage = runs[stage.repeats]
-            for batch in _ways_to_share(problem, of_stage, stage):
-                union = union_execution(problem.cluster, replace(stage, shares=Shares(batch=batch)))
-                found = _union_option(problem, of_stage, union)
-                if not any(each.is_as_good(found) for each in kept):
-                    kept.append(found)
-        if kept:
-            yield slice_of_options(runs, shape, kept)
-
-
 def _ways_to_share(
-    problem: PlanningProblem, runs: Runs, stage: StagePlan
+    problem: PlanningProblem, stage: StagePlan, rates: Sequence[MemberRate]
 ) -> tuple[tuple[int, ...], ...]:
     """Shares by speed, by memory, and between the two."""
-    rates = member_rates(problem, runs, stage)
     capacity = [
         problem.cluster.subcluster(m.submesh.subcluster).kind.memory_bytes * m.submesh.num_devices
         for m in stage.members
@@ -272,7 +290,7 @@ def member_rates(problem: PlanningProblem, runs: Runs, stage: StagePlan) -> list
 
     Args:
         problem: what to plan.
-        runs: of which the last one is the stage, or one run.
+        runs: one run, the stage.
         stage: the stage, with its members; no memory is counted.
     """
     size = problem.microbatch_size
@@ -284,8 +302,7 @@ def member_rates(problem: PlanningProblem, runs: Runs, stage: StagePlan) -> list
             estimate(problem, runs, replace(execution, examples=share)) for share in (1.0, 0.0)
         )
         most, least = (
-            float(np.ravel(each.forward_seconds + each.backward_seconds)[-1])
-            for each in (whole, none)
+            (each.forward_seconds + each.backward_seconds).item() for each in (whole, none)
         )
         found.append(MemberRate(least, (most - least) / size, member.mesh_shape[0], size))
     return found
