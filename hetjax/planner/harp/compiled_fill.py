@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,6 +31,14 @@ class StackedBands:
     seconds: FloatArray
     starts: IntArray
     widths: IntArray
+
+    @functools.cached_property
+    def runs(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """`Slice.runs` of all, each once; and by slice where its band begins, and which it has."""
+        every = {id(cut.runs): cut.runs for cut in self.slices}
+        which = [list(every).index(id(cut.runs)) for cut in self.slices]
+        every_run = np.stack(list(every.values()), dtype=np.int64)
+        return every_run, np.stack([self.starts[:-1], which], axis=1)
 
     @classmethod
     def of(
@@ -69,6 +78,21 @@ class StackedBands:
         return Band(self.slices[chosen], self.seconds[:, start:end].T, self.widths[chosen])
 
 
+class SuffixesFound(NamedTuple):
+    """The suffixes that begin in a subcluster, and what stages on it are put before.
+
+    Args:
+        best: by how many of its devices they use.
+        rests: the best of all that may lie behind a stage, by how many devices do; without those
+            that no stage is put before.
+        anywhere: the least of `best`; None where there are none.
+    """
+
+    best: dict[int, Suffixes]
+    rests: dict[int, Suffixes]
+    anywhere: Suffixes | None
+
+
 def suffixes_before(
     table: StageTable,
     subcluster: int,
@@ -77,8 +101,8 @@ def suffixes_before(
     outside: Suffixes | None,
     moves: Sequence[tuple[FloatArray, IntArray]],
     num_stage_rows: int,
-) -> dict[int, Suffixes]:
-    """The suffixes that begin in a subcluster, by how many of its devices they use.
+) -> SuffixesFound:
+    """The suffixes that begin in a subcluster.
 
     Args:
         table: what stages and transfers cost.
@@ -94,9 +118,8 @@ def suffixes_before(
 
     outside = outside or Suffixes(0, 0, np.empty((num_stage_rows, 0, 0)))
     layout = _Layout.of(table, subcluster)
-    runs = {id(cut.runs): cut.runs for cut in bands.slices}
-    which = [list(runs).index(id(cut.runs)) for cut in bands.slices]
-    heads, values = suffix_kernels.suffixes_before(
+    runs, of_slices = bands.runs
+    heads, best, behind, rests, (first, row, least) = suffix_kernels.suffixes_before(
         num_stage_rows,
         table.max_stages is None,
         layout.leaving,
@@ -106,9 +129,9 @@ def suffixes_before(
         np.ascontiguousarray(windows.highs, np.int64),
         layout.starts,
         layout.extensions,
-        np.stack([bands.starts[:-1], which], axis=1),
+        of_slices,
         bands.seconds,
-        np.stack(list(runs.values()), dtype=np.int64),
+        runs,
         bands.widths,
         np.array([seconds for seconds, _ in moves]),
         np.array([extra for _, extra in moves], np.int64),
@@ -116,12 +139,21 @@ def suffixes_before(
         outside.first,
         outside.row,
     )
+    return SuffixesFound(
+        _put_together(heads, best, num_stage_rows),
+        _put_together(behind, rests, num_stage_rows),
+        Suffixes(first, row, least) if least.size else None,
+    )
+
+
+def _put_together(heads: IntArray, values: FloatArray, num_stage_rows: int) -> dict[int, Suffixes]:
+    """Suffixes by the number of devices, of what `suffix_kernels.suffixes_before` returns."""
     found = {}
-    for used in map(int, np.flatnonzero(heads[:, 2])):
-        first, row, layers, rows, start = map(int, heads[used])
-        past = start + num_stage_rows * rows * layers
-        of_head = values[start:past].reshape(num_stage_rows, rows, layers)
-        found[used] = Suffixes(first, row, of_head)
+    for devices, (first, row, layers, rows, start) in enumerate(heads.tolist()):
+        if layers:
+            past = start + num_stage_rows * rows * layers
+            totals = values[start:past].reshape(num_stage_rows, rows, layers)
+            found[devices] = Suffixes(first, row, totals)
     return found
 
 

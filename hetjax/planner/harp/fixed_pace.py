@@ -276,7 +276,12 @@ class FixedPace:
             [(m.seconds, m.extra) for o in (None, subcluster) for m in [self._move(subcluster, o)]],
             self.num_stage_rows,
         )
-        self.best.update(((used, subcluster, each), there) for each, there in found.items())
+        self.best.update(((used, subcluster, n), each) for n, each in found.best.items())
+        nodes, per_node = self.table.nodes[subcluster]
+        self.rests.update(
+            ((used, subcluster, n), found.rests.get(n)) for n in range(nodes * per_node)
+        )
+        self._leaving[used, subcluster] = found.anywhere
 
     def _fill_heads(self, used: int, subcluster: int, windows: BeginningsByDevices) -> None:
         """The same suffixes by NumPy."""

@@ -207,6 +207,35 @@ def _put_stage(
 
 
 @compiled
+def _least_of_all(stages: int, heads: IntArray, values: FloatArray) -> tuple[int, int, FloatArray]:
+    """The least totals of all suffixes; see `hetjax.planner.harp.fast_stages.least_of`.
+
+    Args:
+        stages: how many numbers of stages are told from each other.
+        heads: the first layer of each, the first row, how many layers and rows there are, and where
+            its values begin.
+        values: of all, one after the other.
+
+    Returns:
+        The first layer, the first row, and the totals.
+    """
+    first, end, row, end_row = 1 << 30, 0, 1 << 30, 0
+    for head in range(len(heads)):
+        if heads[head, 2]:
+            first, end = min(first, heads[head, 0]), max(end, heads[head, 0] + heads[head, 2])
+            row, end_row = min(row, heads[head, 1]), max(end_row, heads[head, 1] + heads[head, 3])
+    least = np.full((stages, max(end_row - row, 0), max(end - first, 0)), np.inf)
+    for head in range(len(heads)):
+        low, low_row, layers, rows, k = heads[head]
+        for s in range(stages if layers else 0):
+            for c in range(low_row - row, low_row - row + rows):
+                for i in range(low - first, low - first + layers):
+                    least[s, c, i] = min(least[s, c, i], values[k])
+                    k += 1
+    return first, row, least
+
+
+@compiled
 def suffixes_before(
     stages: int,
     takes_more: bool,
@@ -226,7 +255,7 @@ def suffixes_before(
     outside: FloatArray,
     outside_first: int,
     outside_row: int,
-) -> tuple[IntArray, FloatArray]:
+) -> tuple[IntArray, FloatArray, IntArray, FloatArray, tuple[int, int, FloatArray]]:
     """The suffixes over some subclusters that begin with one of them; D devices of this, C counts.
 
     Args:
@@ -256,7 +285,9 @@ def suffixes_before(
     Returns:
         By how many devices are used: the first layer, the first row, how many layers and rows, and
         where the values begin; where there are no layers, there are no suffixes. And the values,
-        each ``[stages, rows, layers]``.
+        each ``[stages, rows, layers]``. The same of all that may lie behind so many devices, as far
+        as a stage is before them. And the least of all suffixes: their first layer, their first row
+        and the totals.
     """
     size, counts = runs.shape[1], len(seconds)
     devices = len(starts) - 2
@@ -334,4 +365,5 @@ def suffixes_before(
                     highs[used],
                 )
         num_best, best = _kept(totals, window, heads[used], head_spans[used], best, num_best)
-    return heads, best[:num_best].copy()
+    best, behind = best[:num_best].copy(), behind[:num_behind].copy()
+    return heads, best, rests, behind, _least_of_all(stages, heads, best)
