@@ -68,21 +68,22 @@ class Memory:
             self.host_bytes <= host_bytes
         )
         # Of many runs, few hold so little that there is a question how many.
-        activation, offloaded = self.activation_bytes[fits], self.offloaded_bytes[fits]
-        room = memory_bytes - self.state_bytes[fits] - self.working_bytes[fits]
+        places = np.nonzero(fits) if np.ndim(fits) else fits
+        activation, offloaded = self.activation_bytes[places], self.offloaded_bytes[places]
+        room = memory_bytes - self.state_bytes[places] - self.working_bytes[places]
         with np.errstate(divide="ignore", invalid="ignore"):
             count = room / np.maximum(activation, 0.0)
             # With a schedule of three microbatches, all of them are there at once.
             if most > MOST_THERE and np.any(offloaded):
                 # Where two of those that travel are on the device.
                 there = (room - PLACES * offloaded) / np.maximum(activation - offloaded, 0.0)
-                away = (host_bytes - self.host_bytes[fits]) / offloaded
+                away = (host_bytes - self.host_bytes[places]) / offloaded
                 there = np.where(room >= PLACES * activation, np.fmin(there, away), 0.0)
                 np.fmax(count, there, out=count)
         # What keeps nothing fits as often as is asked, also where it leaves no room.
         np.fmax(np.fmin(count, most, out=count), 0, out=count)
         limits = np.zeros(np.shape(fits), dtype=np.int64)
-        limits[fits] = count
+        limits[places] = count
         return limits
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetjax.planner.harp.fast_stages import Band, BeginningsByDevices, Suffixes
-from hetjax.planner.harp.stage_table import Slice, StageTable
+from hetjax.planner.harp.stage_table import Bounds, Slice, StageTable
 from hetjax.planner.work.arrays import FloatArray, IntArray
 
 
@@ -42,21 +42,21 @@ class StackedBands:
 
     @classmethod
     def of(
-        cls, slices: Sequence[Slice], least_count: int, num_counts: int, pace: float
+        cls, slices: Sequence[Slice], bounds: Bounds, least_count: int, num_counts: int, pace: float
     ) -> StackedBands:
         """The bands of some slices; see `Band.of`.
 
         Args:
             slices: what stages cost.
+            bounds: the least of that.
             least_count: the first warm-up count; the others follow it.
             num_counts: how many there are.
             pace: seconds that no stage may exceed.
         """
-        from hetjax.planner.harp import suffix_kernels
+        from hetjax.planner.harp import reach_kernels, suffix_kernels
 
         starts = np.cumsum([0, *(cut.num_runs for cut in slices)])
         seconds = np.full((num_counts, starts[-1]), np.inf)
-        counts = np.arange(num_counts) + least_count
         for cut, start in zip(slices, starts[:-1], strict=True):
             closing = np.zeros((cut.num_options, len(cut.runs)))
             suffix_kernels.stage_seconds(
@@ -69,7 +69,7 @@ class StackedBands:
                 least_count,
                 pace,
             )
-        widths = np.array([cut.most_layers(pace, counts) for cut in slices], np.int64)
+        widths = reach_kernels.most_layers(*bounds, pace, least_count, num_counts)
         return cls(slices, seconds, starts, widths)
 
     def band(self, chosen: int) -> Band:

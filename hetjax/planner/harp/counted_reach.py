@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hetjax.planner.harp.compiled import is_worth_compiling
-from hetjax.planner.harp.stage_table import Slice, StageTable
+from hetjax.planner.harp.stage_table import StageTable
 from hetjax.planner.work.arrays import IntArray
 
 _NONE = -(1 << 20)
@@ -129,8 +129,7 @@ class CountedReach:
         nodes, per_node = self._table.nodes[place]
         one = np.full((nodes + 1, self._last + 1), _NONE)
         parts: dict[int, IntArray] = {}
-        for cut in self._table.slices[place]:
-            most = self._most_of(cut)
+        for cut, most in zip(self._table.slices[place], self._most_of(place), strict=True):
             if most[1] <= 0:
                 continue
             if cut.shape[0] > 1:
@@ -142,18 +141,19 @@ class CountedReach:
             np.maximum(one[1], inside.pop(1), out=one[1])
         return _Chains(nodes, one, inside)
 
-    def _most_of(self, cut: Slice) -> IntArray:
-        """The most layers of one stage, by its warm-up count."""
+    def _most_of(self, place: int) -> IntArray:
+        """The most layers of one stage on each slice of a subcluster, by its warm-up count."""
+        slices = self._table.slices[place]
+        found = np.full((len(slices), self._last + 1), _NONE)
         if self._is_compiled:
             from hetjax.planner.harp import reach_kernels
 
-            fastest, limits = cut.bounds_by_length
-            found = np.zeros(self._last + 1, np.int64)
-            width = cut.widest(self._pace)
-            reach_kernels.most_layers(fastest, limits, width, self._pace, self._least, found[1:])
-            return _or_none(found)
-        counts = np.arange(self._last) + self._least
-        return np.concatenate([[_NONE], _or_none(cut.most_layers(self._pace, counts))])
+            bounds = self._table.bounds_by_length[place]
+            found[:, 1:] = reach_kernels.most_layers(*bounds, self._pace, self._least, self._last)
+        else:
+            counts = np.arange(self._last) + self._least
+            found[:, 1:] = [cut.most_layers(self._pace, counts) for cut in slices]
+        return _or_none(found)
 
     def _inside_a_node(self, devices: int, parts: dict[int, IntArray]) -> dict[int, IntArray]:
         """Stages that share a node, by their number and the warm-up count of the first."""

@@ -221,9 +221,9 @@ class FixedPace:
     def _stacked(self, subcluster: int) -> StackedBands:
         """The stages of all slices of a subcluster."""
         if subcluster not in self._stacks:
-            slices = self.table.slices[subcluster]
+            slices, bounds = self.table.slices[subcluster], self.table.bounds_by_length[subcluster]
             self._stacks[subcluster] = StackedBands.of(
-                slices, self.counts[0], self.num_counts, self.pace
+                slices, bounds, self.counts[0], self.num_counts, self.pace
             )
         return self._stacks[subcluster]
 

@@ -12,32 +12,43 @@ from hetjax.planner.work.arrays import FloatArray, IntArray
 def most_layers(
     fastest: FloatArray,
     limits: IntArray,
-    width: int,
+    sizes: IntArray,
     pace: float,
     least_count: int,
-    found: IntArray,
-) -> None:
-    """The most layers of a stage, by its warm-up count; see `Slice.most_layers`.
+    num_counts: int,
+) -> IntArray:
+    """The most layers of a stage on some slices, by its warm-up count; see `Slice.most_layers`.
 
     Args:
-        fastest: the least seconds of so many layers or more, ``[options, L]``.
+        fastest: the least seconds of so many layers or more, of one slice after the other by option
+            and length.
         limits: the most live microbatches that fit, likewise.
-        width: no more layers than these are as fast as the pace.
+        sizes: how many options each slice has, and how many lengths.
         pace: seconds that a stage may not exceed.
         least_count: the first warm-up count.
-        found: filled, by the place of the count.
+        num_counts: how many there are.
+
+    Returns:
+        ``[slices, counts]``.
     """
-    layers = width
-    for c in range(len(found)):
-        while layers > 0:
-            held = 0
-            for o in range(len(fastest)):
-                if fastest[o, layers - 1] <= pace:
-                    held = max(held, limits[o, layers - 1])
-            if held >= least_count + c:
-                break
-            layers -= 1
-        found[c] = layers
+    found = np.zeros((len(sizes), num_counts), np.int64)
+    start = 0
+    for k in range(len(sizes)):
+        options, layers = sizes[k]
+        lengths = layers
+        for c in range(num_counts):
+            while layers > 0:
+                held = 0
+                for o in range(options):
+                    place = start + o * lengths + layers - 1
+                    if fastest[place] <= pace:
+                        held = max(held, limits[place])
+                if held >= least_count + c:
+                    break
+                layers -= 1
+            found[k, c] = layers
+        start += options * lengths
+    return found
 
 
 @compiled

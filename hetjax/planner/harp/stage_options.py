@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from hetjax.planner.costs.cost_model import estimate, memory, told_tensor_costs, update_seconds
 from hetjax.planner.problem.problem import PlanningProblem
-from hetjax.planner.work.arrays import FloatArray
+from hetjax.planner.work.arrays import FloatArray, IntArray
 from hetjax.planner.work.execution import Execution
 from hetjax.planner.work.layer_runs import Runs
 from hetjax.planner.work.rates import USABLE_MEMORY
@@ -43,17 +43,26 @@ class StageOption(Generic[Option_co]):
     closing: FloatArray
 
     @functools.cached_property
-    def _sums(self) -> tuple[float, int, float]:
-        return float(self.closing.sum()), int(self.limits.sum()), float(self.seconds.sum())
+    def _sums(self) -> tuple[float, int]:
+        return float(self.closing.sum()), int(self.limits.sum())
+
+    @functools.cached_property
+    def _fitting(self) -> tuple[IntArray, NDArray[np.int32], FloatArray]:
+        """Which of the runs fit, and their figures."""
+        places = np.flatnonzero(self.limits)
+        return places, self.limits[places], self.seconds[places]
 
     def is_as_good(self, other: StageOption[Any]) -> bool:
         """Whether no run is better off with the other one."""
         mine, its = self._sums, other._sums
         # What is so for each is so for the sums, which are soon compared.
-        return (mine[0] <= its[0] and mine[1] >= its[1] and mine[2] <= its[2]) and bool(
-            (self.closing <= other.closing).all()
-            and (self.limits >= other.limits).all()
-            and (self.seconds <= other.seconds).all()
+        if mine[0] > its[0] or mine[1] < its[1]:
+            return False
+        places, limits, seconds = other._fitting
+        return bool(
+            (self.seconds[places] <= seconds).all()
+            and (self.limits[places] >= limits).all()
+            and (self.closing <= other.closing).all()
         )
 
 

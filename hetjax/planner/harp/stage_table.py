@@ -6,9 +6,9 @@ It is all that the search looks at, so that a measured profile can take the cost
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -100,15 +100,17 @@ class Slice:
     def fastest_by_length(self) -> FloatArray:
         """The fastest stage that fits, of so many layers or more: the first entry is for one."""
         fastest, _ = self.bounds_by_length
-        return fastest.min(axis=0)
+        every = np.full(len(self.runs) - 1, np.inf)
+        every[: fastest.shape[1]] = fastest.min(axis=0)
+        return every
 
     @functools.cached_property
     def bounds_by_length(self) -> tuple[FloatArray, IntArray]:
         """The least seconds of so many layers or more, and the most microbatches that fit.
 
-        Both are ``[options, L]``: the first entry is for one layer.
+        Both are ``[options, lengths]``: the first entry is for one layer, the last for as many as
+        any run has that is in the lists.
         """
-        num_layers = len(self.runs) - 1
         firsts, ends = np.nonzero(np.triu(self.runs < self.num_runs, k=1))
         longest = np.zeros(self.num_runs, dtype=int)
         # The same run elsewhere is as long.
@@ -120,8 +122,8 @@ class Slice:
         fits = self.live_limits > 0
         seconds = np.where(fits, self.seconds, np.inf)[:, order]
         limits = np.where(np.isfinite(self.seconds), self.live_limits, 0)[:, order]
-        fastest = np.full((self.num_options, num_layers), np.inf)
-        most = np.zeros((self.num_options, num_layers), dtype=np.int32)
+        fastest = np.full((self.num_options, longest.max(initial=0)), np.inf)
+        most = np.zeros(fastest.shape, dtype=np.int32)
         fastest[:, lengths - 1] = np.minimum.reduceat(seconds, starts, axis=1)
         most[:, lengths - 1] = np.maximum.reduceat(limits, starts, axis=1)
         return (
@@ -174,6 +176,30 @@ def by_length(values: NDArray[Any], width: int) -> NDArray[Any]:
     # diagonal.
     shape, strides = (width, size - 1), (step, (size + 1) * step)
     return np.ndarray(shape, values.dtype, values.data, step, strides)
+
+
+class Bounds(NamedTuple):
+    """`Slice.bounds_by_length` of several slices, one after the other.
+
+    Args:
+        fastest: the seconds, of one slice after the other by option and length.
+        limits: the microbatches, likewise.
+        sizes: how many options each slice has, and how many lengths.
+    """
+
+    fastest: FloatArray
+    limits: IntArray
+    sizes: IntArray
+
+    @classmethod
+    def of(cls, slices: Sequence[Slice]) -> Bounds:
+        """The bounds of some slices."""
+        every = [cut.bounds_by_length for cut in slices]
+        return cls(
+            np.concatenate([np.zeros(0), *(fastest.ravel() for fastest, _ in every)]),
+            np.concatenate([np.zeros(0, int), *(limits.ravel() for _, limits in every)]),
+            np.array([fastest.shape for fastest, _ in every]).reshape(-1, 2),
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -263,6 +289,11 @@ class StageTable:
             np.array([cut.fastest_by_length for cut in slices]).reshape(-1, self.num_layers)
             for slices in self.slices
         )
+
+    @functools.cached_property
+    def bounds_by_length(self) -> tuple[Bounds, ...]:
+        """For each subcluster `Slice.bounds_by_length` of all its slices."""
+        return tuple(map(Bounds.of, self.slices))
 
     @functools.cached_property
     def quickest(self) -> FloatArray:
