@@ -409,9 +409,10 @@ def measured_times(problem: PlanningProblem, runs: Runs, execution: Execution) -
         runs: the work.
         execution: where and how.
     """
-    if execution.parameters or not runs.known_layers:
+    ways = problem.profile.ways
+    if not ways or execution.parameters or not runs.known_layers:
         return None
-    return problem.profile.ways.get(execution.way)
+    return ways.get(execution.way)
 
 
 def _share_of(seconds: FloatArray, execution: Execution) -> FloatArray:

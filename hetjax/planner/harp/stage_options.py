@@ -113,9 +113,10 @@ def best_options(
 
     # Of what is for runs that fit in no other way, one way does not stand back for another.
     fits_otherwise, reached = fits, (False, False)
-    for option in sorted(options, key=rank):
-        if rank(option) != reached:
-            fits_otherwise, reached = fits.copy(), rank(option)
+    ranked = ((rank(option), option) for option in options)
+    for ranks, option in sorted(ranked, key=lambda pair: pair[0]):
+        if ranks != reached:
+            fits_otherwise, reached = fits.copy(), ranks
         limits = live_limits(problem, runs[option.repeats], option, memory_factor)
         limits = np.where(fits_otherwise, np.int32(0), limits) if any(reached) else limits
         fits |= limits > 0
@@ -160,13 +161,13 @@ def _stage_option(
     assert runs.listed is not None, "they are in a list"
     is_first = runs.listed[0] == 0
     update, exchange = update_seconds(problem, runs, option)
-    if not limits.any():
-        return StageOption(option, limits, np.full(limits.shape, np.inf), update[is_first])
-    each = estimate(problem, runs, option)
-    seconds = each.paced_forward_seconds + each.paced_backward_seconds
-    if option.mesh_shape[0] > 1:
-        seconds += exchange / problem.num_microbatches * ~is_first
-    # To the nanosecond, so that stages that are alike share one cost.
-    np.round(seconds, 9, out=seconds)
-    seconds[limits == 0] = np.inf
+    seconds = np.full(limits.shape, np.inf)
+    fits = np.flatnonzero(limits)
+    if len(fits):
+        each = estimate(problem, runs, option)
+        taken = each.paced_forward_seconds[fits] + each.paced_backward_seconds[fits]
+        if option.mesh_shape[0] > 1:
+            taken += exchange[fits] / problem.num_microbatches * ~is_first[fits]
+        # To the nanosecond, so that stages that are alike share one cost.
+        seconds[fits] = np.round(taken, 9)
     return StageOption(option, limits, seconds, update[is_first])
