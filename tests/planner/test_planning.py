@@ -179,7 +179,8 @@ def test_no_option_that_is_left_out_would_be_better(memory):
         problem.cluster.subclusters, make_stage_table(problem, runs).slices, strict=True
     ):
         for cut in slices:
-            best = np.where(cut.live_limits >= 2, cut.seconds, np.inf).min(axis=0)[cut.runs]
+            fastest = np.where(cut.live_limits >= 2, cut.seconds, np.inf).min(axis=0)
+            best = fastest.take(cut.runs, mode="clip")
             for option in execution_options(problem, subcluster, cut.shape):
                 if option.mesh_shape[1] > 1:
                     continue
