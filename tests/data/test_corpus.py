@@ -114,10 +114,11 @@ def test_hashes_are_uniform_and_apart():
 
 
 def write_tokenizer(path, ids, **more):
-    model = models.WordLevel(ids, unk_token="[UNK]")
+    model = models.WordLevel({"[UNK]": 0}, unk_token="[UNK]")
     tokenizer = tokenizers.Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     content = json.loads(tokenizer.to_str())
+    content["model"]["vocab"] = ids  # The package would go through all ids below the largest.
     path.write_text(json.dumps(content | more))
     return str(path)
 

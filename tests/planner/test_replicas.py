@@ -113,6 +113,17 @@ def test_no_other_numbers_are_faster(total, costs, speeds):
     assert slowest(counts) == best
 
 
+def test_what_fits_with_no_number_is_not_asked_for_all():
+    asked: list[int] = []
+
+    def never(count: int) -> float:
+        asked.append(count)
+        return float("inf")
+
+    assert sum(share_out(10**6, [never, float], [1.0, 1.0])) == 10**6
+    assert len(asked) < 10
+
+
 CLUSTERS = [
     cluster_of(part("fast", 1e12, 1, 2), part("slow", 5e11, 1, 2)),
     cluster_of(part("fast", 1e12, 2, 1), part("slow", 3e11, 1, 1)),

@@ -300,7 +300,8 @@ def share_out(
 
     Args:
         total: how many there are, at least one for each.
-        seconds: for each pipeline what some number takes it; more never take less.
+        seconds: for each pipeline what some number takes it, infinite for one that does not fit;
+            more never take less.
         speeds: a first guess at their speeds, in any unit.
 
     Returns:
@@ -321,6 +322,8 @@ def share_out(
         slowest = times.index(max(times))
         if counts[slowest] == 1:
             return tuple(counts)
+        if times[slowest] == float("inf") == seconds[slowest](1):
+            return tuple(counts)  # It fits with no number, of which there may be thousands.
         others = [place for place in range(len(counts)) if place != slowest]
         then, receiver = min((seconds[place](counts[place] + 1), place) for place in others)
         if then >= times[slowest]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from collections.abc import Hashable
+from dataclasses import dataclass, fields
 
 from hetjax.mesh.subcluster import Subcluster
 from hetjax.planner.problem.problem import PlanningProblem
@@ -14,6 +15,11 @@ _WITHOUT_EFFECT = frozenset(
 )
 """What of a problem says nothing of what a stage costs, or no more than its works do; subclusters
 are compared by themselves."""
+
+_OF_PROBLEMS = tuple(
+    each.name for each in fields(PlanningProblem) if each.name not in _WITHOUT_EFFECT
+)
+_OF_SUBCLUSTERS = tuple(each.name for each in fields(Subcluster) if each.name != "nodes")
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,29 +41,33 @@ class SliceQuestion:
     memory_factor: float
 
     @property
-    def _allows_recompute(self) -> bool:
-        """The one of the options that changes what a stage costs."""
-        return self.problem.options.allow_recompute
-
-    def is_same(self, other: SliceQuestion) -> bool:
-        """Whether another question has the same answer."""
+    def key(self) -> Hashable:
+        """What is equal for questions that have the same answer, and for no others."""
         return (
-            self.what == other.what
-            and self.shape == other.shape
-            and self.memory_factor == other.memory_factor
-            and replace(self.subcluster, nodes=other.subcluster.nodes) == other.subcluster
-            and self._allows_recompute == other._allows_recompute
-            and _cost_the_same(self.problem, other.problem)
+            self.what,
+            self.shape,
+            self.memory_factor,
+            *(getattr(self.subcluster, name) for name in _OF_SUBCLUSTERS),
+            self.problem.options.allow_recompute,  # The one option that changes what a stage costs.
+            *(_as_compared(getattr(self.problem, name)) for name in _OF_PROBLEMS),
         )
 
 
-def _cost_the_same(a: PlanningProblem, b: PlanningProblem) -> bool:
-    """Whether stages cost the same in two problems: numbers are equal and all else is identical."""
-    for each in fields(a):
-        if each.name in _WITHOUT_EFFECT:
-            continue
-        mine, other = getattr(a, each.name), getattr(b, each.name)
-        is_plain = isinstance(mine, int | float | str)
-        if mine is not other and not (is_plain and mine == other):
-            return False
-    return True
+class _Identical:
+    """Something that is equal to nothing but itself, whatever it says of that."""
+
+    __slots__ = ("_it",)
+
+    def __init__(self, it: object) -> None:
+        self._it = it
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Identical) and self._it is other._it
+
+    def __hash__(self) -> int:
+        return id(self._it)
+
+
+def _as_compared(value: object) -> Hashable:
+    """A part of a problem: numbers and names are compared, and all else has to be identical."""
+    return value if isinstance(value, int | float | str) else _Identical(value)

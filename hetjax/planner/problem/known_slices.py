@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar, cast
+from typing import Protocol, TypeVar, cast
 
 Answer = TypeVar("Answer")
 
@@ -12,8 +12,9 @@ Answer = TypeVar("Answer")
 class Question(Protocol):
     """What is asked of a slice."""
 
-    def is_same(self, other: Any) -> bool:
-        """Whether another question has the same answer."""
+    @property
+    def key(self) -> Hashable:
+        """What is equal for questions that have the same answer, and for no others."""
         ...
 
 
@@ -25,7 +26,7 @@ class KnownSlices:
     subclusters. So the tables of parts of a cluster are put together of those of the whole.
     """
 
-    _found: list[tuple[Question, object]] = field(default_factory=list)
+    _found: dict[Hashable, object] = field(default_factory=dict)
 
     def answer(self, question: Question, find: Callable[[], Answer]) -> Answer:
         """What is known of a slice.
@@ -34,9 +35,7 @@ class KnownSlices:
             question: what is asked, always in the same words for what `find` tells.
             find: tells it where it is not known yet.
         """
-        for before, found in self._found:
-            if before.is_same(question):
-                return cast(Answer, found)
-        found = find()
-        self._found.append((question, found))
-        return found
+        key = question.key
+        if key not in self._found:
+            self._found[key] = find()
+        return cast(Answer, self._found[key])

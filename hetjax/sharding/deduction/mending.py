@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 from jax.sharding import PartitionSpec
@@ -157,13 +157,15 @@ class _Operands:
         return spec_over(group, layout) or PartitionSpec()
 
     @cached_property
+    def specs_now(self) -> list[tuple[PartitionSpec, ...]]:
+        """How each submesh divides each operand now."""
+        places = range(len(self.shapes))
+        return [tuple(self.spec(place, group) for place in places) for group in self.union]
+
+    @cached_property
     def is_divided(self) -> list[bool]:
         """Of each submesh, whether it divides an operand now, or has summands of one."""
-        places = range(len(self.shapes))
-        return [
-            any(self.spec(place, group) != PartitionSpec() for place in places)
-            for group in self.union
-        ]
+        return [any(spec != PartitionSpec() for spec in specs) for specs in self.specs_now]
 
     def is_here(self, place: int) -> bool:
         """Whether an operand lies on the union."""
@@ -320,17 +322,29 @@ def _specs(operands: _Operands, tops: Tops, at: int, variant: _Variant) -> Specs
 
 
 def _agreed(
-    operands: _Operands, regions: Sequence[tuple[int, ...] | None], at: int, variant: _Variant
+    operands: _Operands, regions: tuple[tuple[int, ...] | None, ...], at: int, variant: _Variant
 ) -> Specs:
     group = operands.union[at]
-    agreed = _Agreement(group, {}, variant)
+    return _agreed_on(
+        group.axes, variant, regions, operands.specs_now[at], operands.signature.operands
+    )
+
+
+@lru_cache(maxsize=2**15)  # Most equations are like others before.
+def _agreed_on(
+    axes: tuple[tuple[str, int], ...],
+    variant: _Variant,
+    regions: tuple[tuple[int, ...] | None, ...],
+    specs: tuple[PartitionSpec, ...],
+    labels: tuple[Labels, ...],
+) -> Specs:
+    agreed = _Agreement(axes, {}, variant)
     found: list[PartitionSpec | None] = [None] * len(regions)
     for place in variant.order:
         region = regions[place]
         assert region is not None
-        spec = operands.spec(place, group)
-        labels, is_first = operands.signature.operands[place], place == variant.order[0]
-        found[place] = agreed.spec(spec, labels, region, is_first=is_first)
+        is_first = place == variant.order[0]
+        found[place] = agreed.spec(specs[place], labels[place], region, is_first=is_first)
     return tuple(found)
 
 
@@ -402,7 +416,7 @@ def _extent(shape: tuple[int, ...], top: TopTier, at: int) -> tuple[int, ...]:
 class _Agreement:
     """Which axes of a submesh divide which labels, as the operands before have it."""
 
-    group: Subgroup
+    axes: tuple[tuple[str, int], ...]
     chosen: dict[int, tuple[str, ...]]
     variant: _Variant
 
@@ -424,7 +438,7 @@ class _Agreement:
         kept = {axis for axes in wanted for axis in axes} | taken
         used = [axis for entry in spec.partitions for axis in axes_of(entry)]
         if self.variant.wholly:
-            used = [name for name, size in self.group.axes if size > 1]
+            used = [name for name, size in self.axes if size > 1]
         names = dict.fromkeys((*sorted(spec.unreduced), *used))
         free = tuple(axis for axis in names if axis not in kept)
         entries: list[tuple[str, ...]] = []
@@ -442,7 +456,7 @@ class _Agreement:
         return spec_from(entries, unreduced)
 
     def _divides(self, axes: Sequence[str], units: int) -> bool:
-        sizes = dict(self.group.axes)
+        sizes = dict(self.axes)
         return units % math.prod(sizes[axis] for axis in axes) == 0
 
 
