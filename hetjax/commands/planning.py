@@ -41,6 +41,7 @@ class Planned:
         tried: the numbers of microbatches that were tried.
         problems: the problem for each of them.
         others: the plans for the other numbers.
+        beside: the problems of the other sizes of microbatches that the plan has.
     """
 
     problem: PlanningProblem
@@ -48,6 +49,7 @@ class Planned:
     tried: tuple[int, ...]
     problems: Problems
     others: tuple[Alternative, ...] = ()
+    beside: tuple[PlanningProblem, ...] = ()
 
     @property
     def num_to_measure(self) -> int | None:
@@ -110,7 +112,7 @@ def find_plan(
     if choice.found.plan.notes:
         # Parts of the cluster are compared by what they take for the same loss.
         counts = (choice.problem.num_microbatches,)
-    return Planned(choice.problem, choice.found, counts, problems, choice.others)
+    return Planned(choice.problem, choice.found, counts, problems, choice.others, choice.beside)
 
 
 def _synthesised(problems: Problems, counts: Sequence[int]) -> Planned:

@@ -37,6 +37,7 @@ from hetjax.planner.harp.microbatches import (
     divisors,
     improve_promising,
     look_at,
+    or_several_pipelines,
 )
 from hetjax.planner.plan.plan import validate_for
 from hetjax.planner.work.profile import Profile
@@ -100,7 +101,7 @@ def prepare(
     if isinstance(source, Cluster):
         use_devices(source, runtime, play=play)
         planned = find_plan(ingredients, source, lost, told)
-        plan = complete(planned.found.plan, planned.problem)
+        plan = complete(planned.found.plan, planned.problem, *planned.beside)
         return Prepared(ingredients, plan, time.perf_counter() - began, planned)
     given = _load(source, ingredients.configuration)
     use_devices(given.cluster, runtime, play=play)
@@ -257,10 +258,20 @@ def parts(prepared: Prepared) -> tuple[PartAlone, ...]:
         improved = improve_promising(looked, DynamicProgram(), 0.0 if is_far else PROMISING)
         searched, found = min(improved, key=lambda each: each[1].score)
         problem = on_part(problems.traced(searched.num_microbatches))
+        others = () if is_far else [each for each, _ in looked if each is not searched]
+        found, beside = or_several_pipelines(
+            problem,
+            found,
+            DynamicProgram(),
+            others,
+            lambda count: on_part(problems.traced(count)),
+        )
         if problems.is_misled > was_misled:
             # Once, since all are traced after it.
             return plan_on(part)
-        return complete(found.plan, problem, annotate=found.step_time <= whole * (1 + _NEAR))
+        return complete(
+            found.plan, problem, *beside, annotate=found.step_time <= whole * (1 + _NEAR)
+        )
 
     return parts_alone(prepared.plan.cluster, plan_on)
 

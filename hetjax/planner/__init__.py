@@ -264,7 +264,7 @@ def _with_chosen_number(
     )
     choice = choose_among(problems, batch_size, DynamicProgram(), counts)
     check_reshards(choice.found.plan, choice.problem.program)
-    return complete(choice.found.plan, choice.problem)
+    return complete(choice.found.plan, choice.problem, *choice.beside)
 
 
 def solve(problem: PlanningProblem, planner: Planner | None = None) -> Plan:

@@ -17,14 +17,13 @@ from hetjax import planner
 from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster
 from hetjax.planner import DynamicProgram, PlanningProblem
 from hetjax.planner.costs.sharing_cost import SharedParameters, sharing_seconds
+from hetjax.planner.harp.divisions import divisions
 from hetjax.planner.harp.replicas import (
     _joined,
     _problem_on,
-    divisions,
     least_score,
     score_of,
     several_pipelines,
-    share_out,
 )
 
 NEAR, FAR = Link(10e9, 1e-5), Link(2e8, 1e-4)
@@ -91,39 +90,6 @@ def test_how_clusters_divide():
     assert starts(many, 5) == {"a0:1x1 | b0:1x1 | c0:1x1 | d0:1x1 | e0:1x1"}
 
 
-@given(
-    total=st.integers(4, 12),
-    costs=st.lists(
-        st.lists(st.floats(0.01, 2.0), min_size=12, max_size=12), min_size=2, max_size=3
-    ),
-    speeds=st.lists(st.floats(0.1, 10.0), min_size=3, max_size=3),
-)
-def test_no_other_numbers_are_faster(total, costs, speeds):
-    times = [list(itertools.accumulate(each)) for each in costs]
-    seconds = [lambda count, each=each: each[count - 1] for each in times]
-    counts = share_out(total, seconds, speeds[: len(times)])
-    assert sum(counts) == total
-    assert min(counts) >= 1
-
-    def slowest(numbers: tuple[int, ...]) -> float:
-        return max(takes(count) for takes, count in zip(seconds, numbers, strict=True))
-
-    every = itertools.product(range(1, total), repeat=len(times))
-    best = min(slowest(numbers) for numbers in every if sum(numbers) == total)
-    assert slowest(counts) == best
-
-
-def test_what_fits_with_no_number_is_not_asked_for_all():
-    asked: list[int] = []
-
-    def never(count: int) -> float:
-        asked.append(count)
-        return float("inf")
-
-    assert sum(share_out(10**6, [never, float], [1.0, 1.0])) == 10**6
-    assert len(asked) < 10
-
-
 CLUSTERS = [
     cluster_of(part("fast", 1e12, 1, 2), part("slow", 5e11, 1, 2)),
     cluster_of(part("fast", 1e12, 2, 1), part("slow", 3e11, 1, 1)),
@@ -139,7 +105,7 @@ def test_no_division_and_no_numbers_are_better(cluster: Cluster):
         found = planner_of_one.find(smaller)
         return found and (found.step_time, found.plan)
 
-    timed = several_pipelines(problem, best_on, best_on)
+    timed = several_pipelines([problem], best_on, best_on)
     assert timed is not None
     best = float("inf")
     for parts in divisions(cluster, 4):
@@ -216,7 +182,7 @@ def test_no_division_is_better_than_its_floor(shapes, speed, objective):
         plan = _joined(problem, each, [one.plan for one in found if one])
         shared = sharing_seconds(plan, SharedParameters.of(plan, problem.program))
         step_time = max(one.step_time for one in found if one) + max(shared)
-        assert least_score(problem, each) <= score_of(problem, plan, step_time)
+        assert least_score([problem], each) <= score_of(problem, plan, step_time)
 
 
 def test_several_are_weighed_unless_it_is_said_otherwise():

@@ -12,7 +12,9 @@ from hetjax.planner.plan.plan import Plan
 from hetjax.planner.problem.problem import PlanningProblem
 
 
-def complete(plan: Plan, problem: PlanningProblem, *, annotate: bool = True) -> Plan:
+def complete(
+    plan: Plan, problem: PlanningProblem, *others: PlanningProblem, annotate: bool = True
+) -> Plan:
     """Predict a plan, with the schedule that its problem names.
 
     Stages that offload or make layers again do so as far as they must, or offload activations
@@ -22,15 +24,16 @@ def complete(plan: Plan, problem: PlanningProblem, *, annotate: bool = True) -> 
     Args:
         plan: a plan for the problem, with the warm-up schedule that its stages were chosen for.
         problem: the problem.
+        others: the same problem for microbatches of other sizes, where pipelines have them.
         annotate: whether they are; where not, the plan is not meant to be run.
 
     Returns:
         The plan with that schedule and its prediction.
     """
-    kept = keeping_state_that_fits(predict(plan, problem), problem)
-    made = keeping_or_offloading(keeping_what_fits(kept, problem), problem)
+    kept = keeping_state_that_fits(predict(plan, problem, *others), problem, *others)
+    made = keeping_or_offloading(keeping_what_fits(kept, problem, *others), problem, *others)
     if annotate:
-        made = _annotated(made, problem)
+        made = _annotated(made, problem, *others)
     if problem.options.schedule == problem.warm_up_schedule:
         return made
     chosen = choose_schedule(made, problem.options.schedule)
@@ -39,11 +42,11 @@ def complete(plan: Plan, problem: PlanningProblem, *, annotate: bool = True) -> 
     return with_more_passes(chosen, problem)
 
 
-def _annotated(plan: Plan, problem: PlanningProblem) -> Plan:
+def _annotated(plan: Plan, problem: PlanningProblem, *others: PlanningProblem) -> Plan:
     """The plan with annotations on stages with a tensor axis, unless these are too much for it."""
-    sharded = shard_stages(plan, problem)
+    sharded = shard_stages(plan, problem, *others)
     if sharded is plan:
         return plan
-    made = predict(sharded, problem)
+    made = predict(sharded, problem, *others)
     assert made.prediction is not None
     return made if made.prediction.fits else plan

@@ -24,7 +24,7 @@ _Way = tuple[StagePlan, StagePrediction]
 """How a stage runs, and what is predicted of it whatever its schedule."""
 
 
-def keeping_or_offloading(plan: Plan, problem: PlanningProblem) -> Plan:
+def keeping_or_offloading(plan: Plan, problem: PlanningProblem, *others: PlanningProblem) -> Plan:
     """A plan whose stages keep, make again, or offload what their microbatches need, if that helps.
 
     Stages that offload activations keep them on their devices where there is room by the schedule
@@ -33,16 +33,17 @@ def keeping_or_offloading(plan: Plan, problem: PlanningProblem) -> Plan:
     Args:
         plan: a plan with its prediction.
         problem: the problem that it solves.
+        others: the same problem for microbatches of other sizes, where pipelines have them.
 
     Returns:
         The plan with its prediction; as it is where no subcluster has memory of its hosts.
     """
     if all(part.host_memory_bytes is None for part in plan.cluster.subclusters):
         return plan
-    known = list(zip(plan.stages, predict_stages(plan, problem), strict=True))
-    away = _changed(plan, problem, known, _offloading(plan))
+    known = list(zip(plan.stages, predict_stages(plan, problem, *others), strict=True))
+    away = _changed(plan, (problem, *others), known, _offloading(plan))
     best, ways = _with_shortest(plan, known, away)
-    kept = _changed(plan, problem, ways, [_keeping(stage) for stage, _ in ways])
+    kept = _changed(plan, (problem, *others), ways, [_keeping(stage) for stage, _ in ways])
     for s, other in enumerate(kept):
         if other is not None:
             tried = [*ways[:s], other, *ways[s + 1 :]]
@@ -97,13 +98,16 @@ def _offloading(plan: Plan) -> Iterator[StagePlan]:
 
 
 def _changed(
-    plan: Plan, problem: PlanningProblem, known: Sequence[_Way], changed: Iterable[StagePlan]
+    plan: Plan,
+    problems: Sequence[PlanningProblem],
+    known: Sequence[_Way],
+    changed: Iterable[StagePlan],
 ) -> list[_Way | None]:
     """What is predicted of stages that were changed; None of the others."""
     stages = list(changed)
     if all(new == old for new, (old, _) in zip(stages, known, strict=True)):
         return [None] * len(stages)
-    told = predict_stages(plan.with_stages(stages), problem)
+    told = predict_stages(plan.with_stages(stages), *problems)
     return [
         (new, predicted) if new != old else None
         for new, predicted, (old, _) in zip(stages, told, known, strict=True)

@@ -11,11 +11,10 @@ from hetjax.planner.plan.plan import Plan
 from hetjax.planner.plan.prediction import StagePrediction
 from hetjax.planner.plan.stage_plan import StagePlan
 from hetjax.planner.problem.problem import PlanningProblem
-from hetjax.planner.work.layer_runs import Runs
 from hetjax.planner.work.rates import USABLE_MEMORY
 
 
-def keeping_what_fits(plan: Plan, problem: PlanningProblem) -> Plan:
+def keeping_what_fits(plan: Plan, problem: PlanningProblem, *others: PlanningProblem) -> Plan:
     """A plan whose stages make as few of their layers again as their memory allows.
 
     A search weighs stages that make all of their modules again, half of them, or none. What is left
@@ -25,18 +24,25 @@ def keeping_what_fits(plan: Plan, problem: PlanningProblem) -> Plan:
     Args:
         plan: a plan with its prediction.
         problem: the problem that it solves.
+        others: the same problem for microbatches of other sizes, where pipelines have them.
 
     Returns:
         The plan with its prediction; as it is where no stage makes layers again by themselves.
     """
     most = [len(stage.recompute_layers) for stage in plan.stages]
-    if not any(most) or plan.layers != problem.layers:
+    problems = {each.microbatch_size: each for each in (*others, problem)}
+    of_stages = [problems[each.microbatch_size] for each in plan.pipelines for _ in each.stages]
+    known = zip(plan.stages, of_stages, strict=True)
+    if not any(most) or not all(_has_runs(plan, stage, problem) for stage, problem in known):
         return plan
-    runs = problem.runs
-    pairs = zip(plan.stages, plan.predicted.stages, strict=True)
-    counts = [_fewest(stage, predicted, runs) for stage, predicted in pairs]
+    counts = [
+        _fewest(stage, predicted, _kept_bytes(plan, stage, of_stage))
+        for stage, predicted, of_stage in zip(
+            plan.stages, plan.predicted.stages, of_stages, strict=True
+        )
+    ]
     while counts != most:
-        found = predict(_making(plan, counts), problem)
+        found = predict(_making(plan, counts), problem, *others)
         told = zip(counts, most, found.predicted.stages, strict=True)
         more = [count + (count < all_ and not _has_room(each)) for count, all_, each in told]
         if more == counts:
@@ -45,16 +51,27 @@ def keeping_what_fits(plan: Plan, problem: PlanningProblem) -> Plan:
     return plan
 
 
-def _fewest(stage: StagePlan, predicted: StagePrediction, runs: Runs) -> int:
+def _has_runs(plan: Plan, stage: StagePlan, problem: PlanningProblem) -> bool:
+    """Whether the runs of layers that a stage makes again are runs of the problem's layers."""
+    made = {position for run in plan.recompute_positions(stage) for position in run}
+    return made <= set(problem.layers)
+
+
+def _kept_bytes(plan: Plan, stage: StagePlan, problem: PlanningProblem) -> list[float]:
+    """What each run of layers that a stage makes again would keep beyond what goes into it."""
+    place = {position: layer for layer, position in enumerate(problem.layers)}
+    runs = problem.runs
+    made = [(place[a], place[b]) for a, b in plan.recompute_positions(stage)]
+    return [float(runs.residual_bytes[run] - runs.input_bytes[run]) for run in made]
+
+
+def _fewest(stage: StagePlan, predicted: StagePrediction, kept_bytes: Sequence[float]) -> int:
     """How many runs of layers a stage makes again at least, by what each of them keeps."""
     if not stage.recompute_layers:
         return 0
     held = predicted.memory_bytes - predicted.state_bytes - predicted.working_bytes
     live = held / predicted.activation_bytes if predicted.activation_bytes else 0.0
-    saved = (
-        live * (runs.residual_bytes[run] - runs.input_bytes[run]) / stage.mesh_shape[0]
-        for run in stage.recompute_layers
-    )
+    saved = (live * each / stage.mesh_shape[0] for each in kept_bytes)
     room = USABLE_MEMORY * predicted.memory_limit_bytes - predicted.memory_bytes
     kept = sum(total <= room for total in itertools.accumulate(saved))
     return len(stage.recompute_layers) - kept

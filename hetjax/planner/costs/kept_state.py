@@ -12,7 +12,7 @@ from hetjax.planner.problem.problem import PlanningProblem
 from hetjax.planner.work.rates import USABLE_MEMORY
 
 
-def keeping_state_that_fits(plan: Plan, problem: PlanningProblem) -> Plan:
+def keeping_state_that_fits(plan: Plan, problem: PlanningProblem, *others: PlanningProblem) -> Plan:
     """A plan whose stages offload optimizer state only where their devices have no memory for it.
 
     A search offloads where nothing else fits the microbatches that it has in mind. By the schedule
@@ -21,6 +21,7 @@ def keeping_state_that_fits(plan: Plan, problem: PlanningProblem) -> Plan:
     Args:
         plan: a plan with its prediction.
         problem: the problem that it solves.
+        others: the same problem for microbatches of other sizes, where pipelines have them.
 
     Returns:
         The plan with its prediction; as it is where no stage offloads.
@@ -28,13 +29,13 @@ def keeping_state_that_fits(plan: Plan, problem: PlanningProblem) -> Plan:
     away = ["optimizer_state" in stage.offload for stage in plan.stages]
     if not any(away):
         return plan
-    kept = predict(_offloading(plan, [False] * len(away)), problem).prediction
+    kept = predict(_offloading(plan, [False] * len(away)), problem, *others).prediction
     assert kept is not None, "it was predicted"
     needed = [
         is_away and stage.memory_bytes > USABLE_MEMORY * stage.memory_limit_bytes
         for is_away, stage in zip(away, kept.stages, strict=True)
     ]
-    return plan if needed == away else predict(_offloading(plan, needed), problem)
+    return plan if needed == away else predict(_offloading(plan, needed), problem, *others)
 
 
 def _offloading(plan: Plan, needed: Sequence[bool]) -> Plan:

@@ -14,7 +14,7 @@ from hetjax.planner.problem.problem import PlanningProblem
 from hetjax.planner.work.rates import USABLE_MEMORY, collective_link
 
 
-def shard_stages(plan: Plan, problem: PlanningProblem) -> Plan:
+def shard_stages(plan: Plan, problem: PlanningProblem, *others: PlanningProblem) -> Plan:
     """Say how parameters and values lie on every stage with a tensor axis.
 
     Stages that say it themselves stay as they are, and so do those of which no way is found that
@@ -23,6 +23,7 @@ def shard_stages(plan: Plan, problem: PlanningProblem) -> Plan:
     Args:
         plan: a plan with a prediction.
         problem: the problem that it solves.
+        others: the same problem for microbatches of other sizes, where pipelines have them.
 
     Returns:
         The plan, without a prediction where anything has changed.
@@ -30,8 +31,12 @@ def shard_stages(plan: Plan, problem: PlanningProblem) -> Plan:
     assert plan.prediction is not None, "the memory that is left follows from a prediction"
     if not any(map(_is_open, plan.stages)):
         return plan
+    problems = {each.microbatch_size: each for each in (*others, problem)}
     pipelines = tuple(
-        replace(pipeline, stages=_sharded_stages(plan, first, pipeline, problem))
+        replace(
+            pipeline,
+            stages=_sharded_stages(plan, first, pipeline, problems[pipeline.microbatch_size]),
+        )
         for first, pipeline in plan.numbered_pipelines()
     )
     if pipelines == plan.pipelines:

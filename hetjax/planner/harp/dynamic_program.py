@@ -203,12 +203,32 @@ class DynamicProgram:
             one = _better(problem, one, synthesised)
             validate(one.plan)
         if problem.options.max_pipelines > 1 and not problem.lost:
-            one = self._or_several(problem, one, min(below, one.score))
+            one = self._or_several([problem], one, min(below, one.score))
         seconds = time.perf_counter() - began
         return replace(one, search_seconds=first.search_seconds + seconds)
 
-    def _or_several(self, problem: PlanningProblem, one: Found, below: float) -> Found:
-        """The better of a plan of one pipeline and the best of several."""
+    def or_several(self, problems: Sequence[PlanningProblem], known: Found) -> Found:
+        """The better of a plan of one pipeline and of several, with microbatches of unlike sizes.
+
+        Args:
+            problems: what to plan, for microbatches of some sizes; the first is that of what is
+                known.
+            known: the best plan of one pipeline.
+
+        Returns:
+            What is known, or the same with another plan, of several pipelines.
+        """
+        began = time.perf_counter()
+        first = problems[0]
+        alike = [each for each in problems if _is_alike(each, first)]
+        if first.options.max_pipelines == 1 or first.lost:
+            return known
+        one = self._or_several(alike, known, known.score)
+        seconds = time.perf_counter() - began
+        return replace(one, search_seconds=known.search_seconds + seconds)
+
+    def _or_several(self, problems: Sequence[PlanningProblem], one: Found, below: float) -> Found:
+        """The better of a plan that is known and the best of several pipelines."""
 
         def timed(found: Found | None) -> Timed | None:
             return found and (found.step_time, found.plan)
@@ -219,11 +239,11 @@ class DynamicProgram:
         def find(smaller: PlanningProblem, _: float) -> Timed | None:
             return timed(self.find(smaller))
 
-        several = several_pipelines(problem, look, find, below)
+        several = several_pipelines(problems, look, find, below)
         if several is None:
             return one
         validate(several[1])
-        return _better(problem, one, several)
+        return _better(problems[0], one, several)
 
     def find_without(
         self, problem: PlanningProblem, lost: Collection[int], before: Found
@@ -302,6 +322,12 @@ def _found(
         return None
     seconds = time.perf_counter() - began
     return replace(_made(problem, table, judged, profile_seconds), search_seconds=seconds)
+
+
+def _is_alike(problem: PlanningProblem, other: PlanningProblem) -> bool:
+    """Whether pipelines of both may be in one plan, whose positions they share."""
+    ours, theirs = problem.program, other.program
+    return (ours.fingerprint, ours.num_positions) == (theirs.fingerprint, theirs.num_positions)
 
 
 def _is_union_far_ahead(first: Found, below: float) -> bool:

@@ -40,12 +40,14 @@ class Choice:
         step_times: seconds of a step for each number that was tried; infinite where nothing fits,
             or where a glance tells that nothing is near the best.
         others: the plans for the other numbers.
+        beside: the problems with the numbers of the other sizes of microbatches that the plan has.
     """
 
     problem: PlanningProblem
     found: Found
     step_times: dict[int, float]
     others: tuple[Alternative, ...] = ()
+    beside: tuple[PlanningProblem, ...] = ()
 
 
 def choose_among(
@@ -126,7 +128,9 @@ def choose_microbatches(
     }
     problem, found = _best(fitting, traced or problem_for)
     del plans[problem.num_microbatches]
-    return Choice(problem, found, step_times, tuple(plans.values()))
+    others = [each for each, _ in fitting if each.microbatch_size != problem.microbatch_size]
+    found, beside = or_several_pipelines(problem, found, planner, others, traced or problem_for)
+    return Choice(problem, found, step_times, tuple(plans.values()), beside)
 
 
 def _coupling(
@@ -248,7 +252,7 @@ def improve_promising(
     planner: DynamicProgram,
     promising: float = PROMISING,
 ) -> list[tuple[PlanningProblem, Found]]:
-    """Improve those of some plans that are not far behind the best.
+    """Improve those of some plans that are not far behind the best, each of one pipeline.
 
     Args:
         looked: problems, and what a first look at each found; one or more.
@@ -263,7 +267,8 @@ def improve_promising(
     for place, (problem, found) in enumerate(better):
         if found.score <= least * (1 + promising):
             below = min(each.score for _, each in better)
-            better[place] = problem, planner.improved(problem, found, below)
+            alone = replace(problem, options=replace(problem.options, max_pipelines=1))
+            better[place] = problem, planner.improved(alone, found, below)
     return better
 
 
@@ -280,9 +285,44 @@ def _best(
     return close[0] if len(close) == 1 else min(close, key=lambda each: _predicted_score(*each))
 
 
-def _predicted_score(problem: PlanningProblem, found: Found) -> float:
+def or_several_pipelines(
+    problem: PlanningProblem,
+    found: Found,
+    planner: DynamicProgram,
+    others: Sequence[PlanningProblem],
+    traced: Callable[[int], PlanningProblem],
+) -> tuple[Found, tuple[PlanningProblem, ...]]:
+    """What was found, or several pipelines, with microbatches of unlike sizes, if that is better.
+
+    Args:
+        problem: the problem with the best number of microbatches.
+        found: its plan, of one pipeline.
+        planner: what found it.
+        others: the problems with other numbers, of which some fit.
+        traced: the problem for a number of microbatches, with a program that can be computed.
+
+    Returns:
+        What is better as it is predicted; and the problems of the other sizes of microbatches that
+        the plan has.
+    """
+    several = planner.or_several([problem, *others], found)
+    if several.plan is found.plan:
+        return found, ()
+    sizes = {each.microbatch_size for each in several.plan.pipelines} - {problem.microbatch_size}
+    beside = tuple(
+        traced(each.num_microbatches) for each in others if each.microbatch_size in sizes
+    )
+    whole = traced(problem.num_microbatches)
+    if _predicted_score(whole, several, beside) >= _predicted_score(whole, found):
+        return found, ()
+    return several, beside
+
+
+def _predicted_score(
+    problem: PlanningProblem, found: Found, beside: Sequence[PlanningProblem] = ()
+) -> float:
     """The score by a prediction, without annotations: an integer program takes long for these."""
-    prediction = complete(found.plan, problem, annotate=False).prediction
+    prediction = complete(found.plan, problem, *beside, annotate=False).prediction
     assert prediction is not None
     return found.score * prediction.step_time / found.step_time
 
