@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Sequence
 
 import bench_intra_op as bench
@@ -95,6 +96,27 @@ def test_the_stream_is_divided_along_the_sequence_where_memory_asks_for_it():
     assert found.memory_bytes <= free.memory_bytes * 0.98
     assert found.seconds > free.seconds
     assert found.parameters["1/mlp/up/kernel"] == (None, "tensor")
+
+
+def test_a_stream_along_the_sequence_is_compiled_so():
+    """Gathers beside the same sums, and at least as much less memory as the choice is made for."""
+    case = bench.Case(blocks=1, width=256, heads=4, sequence=256, examples=2)
+    free = shard(case, mesh_shapes=[(1, 4)])
+    small = shard(case, free.memory_bytes * 0.9, [(1, 4)])
+    texts, held = [], []
+    for found in (free, small):
+        made = bench.compiled(program_of(case), found.parameters, found.values, (1, 4))
+        texts.append(made.as_text())
+        held.append(made.memory_analysis().temp_size_in_bytes)
+    assert stream(case, free) == {(None, None, None)}
+    assert (None, "tensor", None) in stream(case, small)
+    gathers, sums = (
+        [len(re.findall(rf" {name}(?:-start)?\(", text)) for text in texts]
+        for name in ("all-gather", "all-reduce")
+    )
+    assert gathers[0] == 0 < gathers[1]
+    assert sums[0] == sums[1]
+    assert held[0] - held[1] >= free.memory_bytes - small.memory_bytes
 
 
 def test_blocks_that_are_alike_are_decided_once(monkeypatch):
