@@ -80,6 +80,10 @@ def test_how_clusters_divide():
         "a0:1x4 | a4:1x4",
         "b0:1x1 | b1:1x1",
     }
+    six = cluster_of(part("a", 1e12, 1, 6))
+    assert starts(six, 2) == {"a0:1x3 | a3:1x3", "a0:1x4 | a4:1x2", "a0:1x5 | a5:1x1"}
+    alike = cluster_of(part("a", 1e12, 3, 2), part("b", 1e12, 1, 6))
+    assert "a0:2x2 b0:1x4 | a4:1x2 b4:1x2" in starts(alike, 2)
     assert starts(pair, 3) - starts(pair, 2) == {
         "a0:1x4 | a4:1x4 | b0:1x2",
         "a0:2x4 | b0:1x1 | b1:1x1",

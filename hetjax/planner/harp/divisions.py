@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from hetjax.mesh.cluster import Cluster
 from hetjax.planner.harp.table_making import ALL_ORDERS_UP_TO
+
+_PIECES = 6
+"""Into so many pieces a group is divided at most, of which unlike parts have some each."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +40,9 @@ def divisions(cluster: Cluster, most: int) -> Iterator[tuple[ClusterPart, ...]]:
     """The ways to divide a cluster among several pipelines.
 
     All subclusters or some of them are put into groups in every way (where there are many: all in
-    one group, or each alone), and each group is cut into equal parts: of its nodes, or of the
-    devices of a node that is alone in its subcluster.
+    one group, or each alone), and each group is cut into parts: of its nodes, or of the devices of
+    a node that is alone in its subcluster. Parts are equal or, in whole numbers of thirds to
+    sixths, unlike, where no other group is cut; of several subclusters a part has the same share.
 
     Args:
         cluster: the cluster.
@@ -50,19 +56,19 @@ def divisions(cluster: Cluster, most: int) -> Iterator[tuple[ClusterPart, ...]]:
         >>> near = Link(25e9, 10e-6)
         >>> cluster = Cluster("home", (Subcluster("fast", kind("RTX4090"), 2, 4, near, near),))
         >>> for parts in divisions(cluster, 4):
-        ...     print([taken.start for part in parts for taken in part])
-        [0, 4]
+        ...     print([(taken.start, taken.nodes) for part in parts for taken in part])
+        [(0, 1), (4, 1)]
     """
     for groups in _groupings(range(len(cluster.subclusters))):
         choices = [
-            [n for n in range(1, most + 1) if _divides(cluster, group, n)] for group in groups
+            [cut for cut in _cuts(most) if _divides(cluster, group, cut)] for group in groups
         ]
-        for counts in itertools.product(*choices):
-            if 1 < sum(counts) <= most:
+        for cuts in itertools.product(*choices):
+            if 1 < sum(map(len, cuts)) <= most and _is_simple(cuts):
                 yield tuple(
                     part
-                    for group, count in zip(groups, counts, strict=True)
-                    for part in _equal_parts(cluster, group, count)
+                    for group, cut in zip(groups, cuts, strict=True)
+                    for part in _parts(cluster, group, cut)
                 )
 
 
@@ -93,23 +99,59 @@ def _set_partitions(places: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], 
             yield (*others[:at], (first, *group), *others[at + 1 :])
 
 
-def _divides(cluster: Cluster, group: Sequence[int], count: int) -> bool:
-    """Whether a group of subclusters can be cut into so many equal parts."""
-    subclusters = [cluster.subclusters[place] for place in group]
+Cut = tuple[int, ...]
+"""How a group is cut: what each part has, in units of one over their sum."""
+
+
+@functools.cache
+def _cuts(most: int) -> tuple[Cut, ...]:
+    """The ways to cut a group, those into equal parts first."""
+    equal = [(1,) * count for count in range(1, most + 1)]
+    unlike = [
+        cut
+        for pieces in range(3, _PIECES + 1)
+        for cut in _partitions(pieces, most, pieces)
+        if len(set(cut)) > 1 and math.gcd(*cut) == 1
+    ]
+    return (*equal, *unlike)
+
+
+def _is_simple(cuts: Sequence[Cut]) -> bool:
+    """Whether groups beside one that is cut into unlike parts are whole."""
+    unlike = sum(len(set(cut)) > 1 for cut in cuts)
+    return unlike == 0 or (unlike == 1 and sum(len(cut) > 1 for cut in cuts) == 1)
+
+
+def _partitions(total: int, most: int, largest: int) -> Iterator[Cut]:
+    """The ways to write a number as a sum of few numbers, the largest first."""
+    if total == 0:
+        yield ()
+    elif most:
+        for first in range(min(total, largest), 0, -1):
+            for rest in _partitions(total - first, most - 1, first):
+                yield (first, *rest)
+
+
+def _divides(cluster: Cluster, group: Sequence[int], cut: Cut) -> bool:
+    """Whether a group of subclusters can be cut so."""
+    pieces, subclusters = sum(cut), [cluster.subclusters[place] for place in group]
     return all(
-        s.nodes % count == 0 or (s.nodes == 1 and s.devices_per_node % count == 0)
+        s.nodes % pieces == 0 or (s.nodes == 1 and s.devices_per_node % pieces == 0)
         for s in subclusters
     )
 
 
-def _equal_parts(cluster: Cluster, group: Sequence[int], count: int) -> Iterator[ClusterPart]:
-    for number in range(count):
+def _parts(cluster: Cluster, group: Sequence[int], cut: Cut) -> Iterator[ClusterPart]:
+    pieces, before = sum(cut), 0
+    for share in cut:
         part = []
         for subcluster in (cluster.subclusters[place] for place in group):
             nodes, per_node = subcluster.nodes, subcluster.devices_per_node
-            if nodes % count == 0:
-                nodes //= count
+            start = nodes * per_node // pieces * before
+            if nodes % pieces == 0:
+                nodes = nodes // pieces * share
             else:
-                per_node //= count
-            part.append(SubclusterPart(subcluster.name, nodes, per_node, number * nodes * per_node))
+                per_node = per_node // pieces * share
+            part.append(SubclusterPart(subcluster.name, nodes, per_node, start))
         yield tuple(part)
+        before += share

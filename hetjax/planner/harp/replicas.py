@@ -85,6 +85,14 @@ class _KnownPipelines:
     plans: dict[_Key, Timed | None] = field(default_factory=dict)
     floors: dict[_Key, float] = field(default_factory=dict)
 
+    def floor(self, key: _Key) -> float:
+        """What a pipeline takes at least: no less than one with fewer microbatches."""
+        *same, count = key
+        return max(
+            (t for (*of, fewer), t in self.floors.items() if of == same and fewer <= count),
+            default=0.0,
+        )
+
 
 _Key = tuple[ClusterPart, int, int]
 
@@ -143,7 +151,7 @@ class _ClusterDivision:
         """What a pipeline takes, or `most` where it is about that or more."""
         key, known = self._key(pipeline, share), self._known
         if key not in known.plans:
-            if known.floors.get(key, 0.0) >= most:
+            if known.floor(key) >= most:
                 return most
             problem = self._problems[pipeline][share.size]
             smaller = _problem_on(problem, self._parts[pipeline], share.count)
