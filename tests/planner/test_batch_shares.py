@@ -81,3 +81,14 @@ def test_few_numbers_have_to_be_planned():
     assert found is not None
     assert [share.size for share in found] == [8, 8]
     assert len(asked) < 24
+
+
+def test_what_fits_with_no_number_is_not_asked_for_all():
+    asked: list[int] = []
+
+    def seconds(pipeline: int, share: BatchShare, most: float) -> float:
+        asked.append(share.count)
+        return float("inf") if pipeline == 0 else float(share.count)
+
+    assert share_out(10**5, [[1], [1]], [[1e-3], [1e-3]], seconds) is None
+    assert len(asked) < 10

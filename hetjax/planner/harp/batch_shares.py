@@ -85,7 +85,12 @@ def share_out(
         # What takes the longest is the first to rule the shares out.
         _, slowest = max((search.guess(place, shares[place]), place) for place in unknown)
         share = shares[slowest]
-        search.learn(slowest, share, seconds(slowest, share, most), most)
+        takes = seconds(slowest, share, most)
+        search.learn(slowest, share, takes, most)
+        one = BatchShare(1, share.size)
+        if takes == float("inf") and share.count > 1:
+            # It may fit with no number, of which there may be thousands.
+            search.learn(slowest, one, seconds(slowest, one, most), most)
 
 
 class _OfSize:
