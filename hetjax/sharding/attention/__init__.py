@@ -1,0 +1,1 @@
+"""Attention: one primitive, its kernel block by block, and how plain attention is found."""
