@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         Trainer,
         reshard,
     )
-    from hetjax.sharding import HSharding, Subgroup
+    from hetjax.sharding import HSharding, Subgroup, attention
 
 _HOMES = {
     "CheckpointError": "hetjax.errors",
@@ -50,6 +50,7 @@ _HOMES = {
     "Subgroup": "hetjax.sharding",
     "Trainer": "hetjax.runtime",
     "WorkerLostError": "hetjax.errors",
+    "attention": "hetjax.sharding",
     "draw_timeline": "hetjax.report",
     "plan": "hetjax.planner",
     "reshard": "hetjax.runtime",
@@ -76,6 +77,7 @@ __all__ = [
     "Subgroup",
     "Trainer",
     "WorkerLostError",
+    "attention",
     "draw_timeline",
     "plan",
     "reshard",

@@ -13,12 +13,14 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 from jax.core import Tracer
 from jax.core import eval_jaxpr as eval_open_jaxpr
 from jax.extend import core
-from jax.interpreters import ad, mlir
+from jax.interpreters import ad, batching, mlir
 from jax.interpreters import partial_eval as pe
+from jax.sharding import PartitionSpec
 
 Jaxpr = core.Jaxpr
 ClosedJaxpr = core.ClosedJaxpr
@@ -109,6 +111,115 @@ def linear_identity(
         mlir.register_lowering(primitive, mlir.lower_fun(compiled, multiple_results=False))
     ad.deflinear2(primitive, lambda cotangent, _, **params: [transpose(cotangent, **params)])
     return primitive
+
+
+def compiled_primitive(
+    name: str,
+    shapes: Callable[..., Sequence[Any]],
+    compiled: Mapping[str | None, Callable[..., Any]],
+    shared: Callable[[Mapping[str, Any]], Sequence[int]],
+) -> core.Primitive:
+    """A primitive of several results, one equation until it is compiled.
+
+    Args:
+        name: its name.
+        shapes: from abstract operands and the parameters to abstract results; see `abstract_like`.
+        compiled: what it is compiled as, from operands and parameters to a sequence of results, by
+            platform; None for all others. JAX traces each once for equations that are alike.
+        shared: from the parameters to the places of operands without the leading axes of the
+            others: an axis that `jax.vmap` adds leads all but these.
+
+    Returns:
+        The primitive, without a derivative.
+    """
+    primitive = core.Primitive(name)
+    primitive.multiple_results = True
+
+    @functools.lru_cache(maxsize=256)
+    def alone(params: Any) -> Any:
+        return jax.jit(lambda *operands: primitive.bind(*operands, **dict(params)))
+
+    def batch(operands: Sequence[Any], axes: Sequence[Any], **params: Any) -> Any:
+        size = next(x.shape[a] for x, a in zip(operands, axes, strict=True) if a is not None)
+        of_all = shared(params)
+        moved = []
+        for place, (operand, axis) in enumerate(zip(operands, axes, strict=True)):
+            if place in of_all:
+                if axis is not None:
+                    raise NotImplementedError(
+                        f"{name}: operand {place} differs along a mapped axis"
+                    )
+                moved.append(operand)
+            else:
+                moved.append(batching.bdim_at_front(operand, axis, size))
+        results = primitive.bind(*moved, **params)
+        return results, [0] * len(results)
+
+    primitive.def_impl(lambda *operands, **params: alone(tuple(params.items()))(*operands))
+    primitive.def_abstract_eval(shapes)
+    batching.primitive_batchers[primitive] = batch
+    for platform, function in compiled.items():
+        mlir.register_lowering(primitive, mlir.lower_fun(function), platform=platform)
+    return primitive
+
+
+def abstract_like(avals: Sequence[Any], shape: Sequence[int], dtype: Any) -> Any:
+    """What an equation makes of operands that are not divided.
+
+    Args:
+        avals: the abstract operands.
+        shape: its shape.
+        dtype: its dtype.
+
+    Returns:
+        The abstract value, in the mesh of the first operand.
+
+    Raises:
+        TypeError: an operand is divided along an explicit axis of the mesh.
+    """
+    for aval in avals:
+        if any(entry is not None for entry in aval.sharding.spec):
+            raise TypeError(f"{aval} is divided along explicit axes; allowed: `auto_axes`")
+    whole = avals[0].sharding.update(spec=PartitionSpec(*[None] * len(shape)))
+    return avals[0].update(shape=tuple(shape), dtype=dtype, weak_type=False, sharding=whole)
+
+
+def differentiate(
+    primitive: core.Primitive, tangent: core.Primitive, backward: Callable[..., Sequence[Any]]
+) -> None:
+    """Give a primitive a derivative along its first three operands, with its own backward pass.
+
+    Args:
+        primitive: the primitive.
+        tangent: one that makes of its operands, its results and three tangents those of results.
+        backward: from the primitive's operands, its results and their cotangents, of which those
+            that are zero are None, to cotangents of the first three operands.
+    """
+
+    def forward(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
+        results = primitive.bind(*primals, **params)
+        moving = tangents[:_MOVING]
+        if all(isinstance(each, ad.Zero) for each in moving):
+            return results, [ad.Zero(jax.typeof(each).to_tangent_aval()) for each in results]
+        moving = [ad.instantiate_zeros(each) for each in moving]
+        return results, tangent.bind(*primals, *results, *moving, **params)
+
+    def transpose(cotangents: Sequence[Any], *operands: Any, **params: Any) -> Any:
+        known, linear = operands[:-_MOVING], operands[-_MOVING:]
+        none = [None] * len(known)
+        if all(isinstance(each, ad.Zero) for each in cotangents):
+            return [*none, *(ad.Zero(each.aval) if _is_linear(each) else None for each in linear)]
+        given = [None if isinstance(each, ad.Zero) else each for each in cotangents]
+        found = backward(known, given, **params)
+        pairs = zip(found, linear, strict=True)
+        return [*none, *(each if _is_linear(of) else None for each, of in pairs)]
+
+    ad.primitive_jvps[primitive] = forward
+    ad.primitive_transposes[tangent] = transpose
+
+
+_MOVING = 3
+_is_linear = ad.is_undefined_primal
 
 
 def depends_on(closed: ClosedJaxpr, output: int) -> list[bool]:

@@ -52,7 +52,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
         "stages",
         "program",
     ),
-    "sharding": ("deduction", "resolution", "annotation"),
+    "sharding": ("deduction", "resolution", "annotation", "attention"),
     "mesh": (),
     "models": (),
     "data": (),

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 
@@ -79,15 +81,16 @@ def num_tokens(spans: Spans) -> int:
     return sum(span.stop - span.start for span in spans)
 
 
-def positions_of(spans: Spans) -> np.ndarray:
+def positions_of(spans: Spans) -> jax.Array:
     """The positions in spans, int32 [tokens].
 
     Example:
-        >>> positions_of((Span(2, 4), Span(7, 8)))
-        array([2, 3, 7], dtype=int32)
+        >>> positions_of((Span(2, 4), Span(7, 8))).tolist()
+        [2, 3, 7]
     """
-    parts = [np.arange(span.start, span.stop, dtype=np.int32) for span in spans]
-    return np.concatenate(parts) if parts else np.zeros(0, np.int32)
+    runs = [(span.start, jax.lax.iota(jnp.int32, span.stop - span.start)) for span in spans]
+    parts = [start + each if start else each for start, each in runs]
+    return jnp.concatenate(parts) if len(parts) > 1 else parts[0]
 
 
 @dataclass(frozen=True, eq=False)
