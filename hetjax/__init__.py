@@ -31,7 +31,8 @@ if TYPE_CHECKING:
         Trainer,
         reshard,
     )
-    from hetjax.sharding import HSharding, Subgroup, attention
+    from hetjax.sharding import HSharding, Subgroup
+    from hetjax.sharding.attention.attention import attention
 
 _HOMES = {
     "CheckpointError": "hetjax.errors",
@@ -50,7 +51,7 @@ _HOMES = {
     "Subgroup": "hetjax.sharding",
     "Trainer": "hetjax.runtime",
     "WorkerLostError": "hetjax.errors",
-    "attention": "hetjax.sharding",
+    "attention": "hetjax.sharding.attention.attention",
     "draw_timeline": "hetjax.report",
     "plan": "hetjax.planner",
     "reshard": "hetjax.runtime",

@@ -279,11 +279,13 @@ def source_lines(equation: JaxprEqn) -> tuple[str, ...]:
 @functools.lru_cache(maxsize=1024)
 def _is_users(path: Path) -> bool:
     is_known = {"jax", "jaxlib", "flax", "optax"} & set(path.parts)
-    return not is_known and _RESHARDS.isdisjoint(path.parents)
+    return not is_known and _CALLED.isdisjoint((path, *path.parents))
 
 
-_RESHARDS = frozenset(Path(__file__).parent / part for part in ("sharding", "runtime/moves"))
-"""Where `hetjax.reshard` is, which a line of the user's program calls."""
+_CALLED = frozenset(
+    Path(__file__).parent / part for part in ("_compat.py", "sharding", "runtime/moves")
+)
+"""Where `hetjax.reshard` and `hetjax.attention` are, which a line of the user's program calls."""
 
 
 def is_transposed(equation: JaxprEqn) -> bool:

@@ -11,7 +11,6 @@ from hetjax.sharding.annotation.rules import (
     parameter_spec,
     state_spec,
 )
-from hetjax.sharding.attention.attention import attention
 from hetjax.sharding.deduction.annotated_program import AnnotatedProgram, Compute, Mend, Move
 from hetjax.sharding.deduction.deduce import deduce
 from hetjax.sharding.deduction.signatures import rules_table
@@ -40,7 +39,6 @@ __all__ = [
     "Shard",
     "SpecializedProgram",
     "Subgroup",
-    "attention",
     "crossing",
     "deduce",
     "example_spec",

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from hetjax.sharding.attention.block import attend_block, merge
 from hetjax.sharding.attention.block_backward import attend_block_backward, delta_of
-from hetjax.sharding.attention.mask import Mask, Span, Tokens, num_tokens
+from hetjax.sharding.attention.mask import Mask, Tokens, TokenSpan, num_tokens
 from hetjax.sharding.attention.tiles import tiling
 
 SCALE = 0.3
@@ -34,7 +34,7 @@ class Drawn:
     """Queries, keys, values and a cotangent, and which keys a query sees."""
 
     mask: Mask
-    spans: tuple[tuple[Span, ...], tuple[Span, ...]]
+    spans: tuple[tuple[TokenSpan, ...], tuple[TokenSpan, ...]]
     segments: Any
     arrays: Any
 
@@ -56,8 +56,8 @@ class Drawn:
         return dense_attention(q, k, v, seen, SCALE, d_out)
 
 
-def single_spans(positions: np.ndarray) -> tuple[Span, ...]:
-    return tuple(Span(int(p), int(p) + 1) for p in positions) or (Span(0, 0),)
+def single_spans(positions: np.ndarray) -> tuple[TokenSpan, ...]:
+    return tuple(TokenSpan(int(p), int(p) + 1) for p in positions) or (TokenSpan(0, 0),)
 
 
 def drawn(rng: Random) -> Drawn:
@@ -67,7 +67,7 @@ def drawn(rng: Random) -> Drawn:
     for length in lengths:
         early, start = rng.randint(0, length), rng.randint(0, 20)
         late = rng.randint(start + early, 60)
-        spans.append((Span(start, start + early), Span(late, late + length - early)))
+        spans.append((TokenSpan(start, start + early), TokenSpan(late, late + length - early)))
     numbers = np.random.default_rng(rng.getrandbits(32))
     groups, size, wide = rng.choice((1, 2, 3, 6)), rng.randint(1, 5), rng.randint(1, 5)
     (t, s), packed = lengths, rng.random() < 0.4
@@ -150,7 +150,10 @@ def parts_of(rng: Random, length: int) -> list[slice]:
 def test_tiles_leave_out_what_nobody_sees_and_mask_what_some_do(number: int):
     rng = Random(number)
     spans = [
-        tuple(Span(start, start + rng.randint(0, 20)) for start in sorted(rng.sample(range(60), 2)))
+        tuple(
+            TokenSpan(start, start + rng.randint(0, 20))
+            for start in sorted(rng.sample(range(60), 2))
+        )
         for _ in range(2)
     ]
     mask = Mask(rng.choice((None, 0, 5)), rng.choice((None, 0, 5)))
@@ -170,11 +173,14 @@ def test_tiles_leave_out_what_nobody_sees_and_mask_what_some_do(number: int):
 
 
 def test_a_causal_sequence_takes_half_and_a_remote_mirrored_block_no_mask():
-    whole, length = (Span(0, 8192),), 8192
+    whole, length = (TokenSpan(0, 8192),), 8192
     found = tiling(length, length, Mask(after=0), whole, whole, False, 256)
     assert found.num_pairs == length * (length + 256) // 2
     # The second pair of mirrored shards of a sequence, seen from the first.
-    outer, inner = (Span(0, 512), Span(7680, 8192)), (Span(512, 1024), Span(7168, 7680))
+    outer, inner = (
+        (TokenSpan(0, 512), TokenSpan(7680, 8192)),
+        (TokenSpan(512, 1024), TokenSpan(7168, 7680)),
+    )
     found = tiling(1024, 1024, Mask(after=0), outer, inner, False, 256)
     assert found.num_pairs == 1024 * 1024 // 2
     assert not len(found.partly)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from hetjax.errors import InputError, shown
-from hetjax.sharding.attention.mask import Mask, Span, Tokens, positions_of
+from hetjax.sharding.attention.mask import Mask, Tokens, TokenSpan, positions_of
 from hetjax.sharding.attention.primitive import bind_attention
 
 
@@ -68,7 +68,7 @@ def attention(
     _check_shapes(q, k, v)
     before, after = _window(window)
     mask = Mask(before, 0 if causal or is_causal else after)
-    spans = {length: (Span(0, length),) for length in (q.shape[-3], k.shape[-3])}
+    spans = {length: (TokenSpan(0, length),) for length in (q.shape[-3], k.shape[-3])}
     positions = {} if mask.is_full else {n: positions_of(each) for n, each in spans.items()}
     segments = _segments(segment_ids, [each.shape[:-2] for each in (q, k)])
     queries, keys = (

@@ -57,7 +57,7 @@ FULL = Mask()
 
 
 @dataclass(frozen=True)
-class Span:
+class TokenSpan:
     """Positions that follow each other: tokens ``start`` to ``stop`` of the whole sequence.
 
     Args:
@@ -72,7 +72,7 @@ class Span:
         assert 0 <= self.start <= self.stop, self
 
 
-Spans = tuple[Span, ...]
+Spans = tuple[TokenSpan, ...]
 """The positions of a block's tokens, in their order: a mirrored shard has two spans."""
 
 
@@ -85,7 +85,7 @@ def positions_of(spans: Spans) -> jax.Array:
     """The positions in spans, int32 [tokens].
 
     Example:
-        >>> positions_of((Span(2, 4), Span(7, 8))).tolist()
+        >>> positions_of((TokenSpan(2, 4), TokenSpan(7, 8))).tolist()
         [2, 3, 7]
     """
     runs = [(span.start, jax.lax.iota(jnp.int32, span.stop - span.start)) for span in spans]
@@ -120,7 +120,7 @@ ANYWHERE = Tokens()
 """Tokens of which nothing need be known: every query sees every key."""
 
 
-def intervals(spans: Sequence[Span], tile: int, tiles: int) -> np.ndarray:
+def intervals(spans: Sequence[TokenSpan], tile: int, tiles: int) -> np.ndarray:
     """The first and the last positions of tiles, int64 [tiles, spans, 2].
 
     Args:
@@ -132,7 +132,7 @@ def intervals(spans: Sequence[Span], tile: int, tiles: int) -> np.ndarray:
         For each tile what it has of each span; where that is nothing, the last is before the first.
 
     Example:
-        >>> intervals((Span(0, 3), Span(9, 12)), 4, 2).tolist()
+        >>> intervals((TokenSpan(0, 3), TokenSpan(9, 12)), 4, 2).tolist()
         [[[0, 2], [9, 9]], [[4, 2], [10, 11]]]
     """
     begins = np.arange(tiles)[:, None] * tile

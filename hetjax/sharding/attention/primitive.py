@@ -22,8 +22,6 @@ from hetjax.sharding.attention.mask import Mask, Tokens
 from hetjax.sharding.attention.tile_views import accumulator
 from hetjax.sharding.attention.tiles import LARGEST, LARGEST_ELSEWHERE
 
-NAME, BACKWARD_NAME = "attention", "attention_backward"
-
 
 def bind_attention(
     q: Any, k: Any, v: Any, queries: Tokens, keys: Tokens, *, mask: Mask, scale: float
@@ -139,12 +137,14 @@ def _backward_shapes(*avals: Any, **params: Any) -> list[Any]:
     return [_compat.abstract_like(avals, each.shape, each.dtype) for each in avals[:3]]
 
 
-ATTENTION = _compat.compiled_primitive(NAME, _shapes, _compiled(_attention), _shared)
+ATTENTION = _compat.compiled_primitive("attention", _shapes, _compiled(_attention), _shared)
 """The primitive; see `bind_attention`."""
 
-_BACKWARD = _compat.compiled_primitive(
-    BACKWARD_NAME, _backward_shapes, _compiled(_attention_backward), _shared
+ATTENTION_BACKWARD = _compat.compiled_primitive(
+    "attention_backward", _backward_shapes, _compiled(_attention_backward), _shared
 )
+"""Its backward equation."""
+
 _TANGENT = _compat.compiled_primitive(
     "attention_tangent", _shapes, _compiled(_attention_tangent), _shared
 )
@@ -154,7 +154,7 @@ def _bind_backward(known: Sequence[Any], cotangents: Sequence[Any], **params: An
     d_out, d_lse = cotangents
     if d_lse is not None:
         raise NotImplementedError("attention: its log-sum-exp has no derivative")
-    return _BACKWARD.bind(*known, d_out, **params)
+    return ATTENTION_BACKWARD.bind(*known, d_out, **params)
 
 
 _compat.differentiate(ATTENTION, _TANGENT, _bind_backward)

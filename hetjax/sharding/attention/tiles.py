@@ -88,8 +88,8 @@ def tiling(
         The pairs; the last tile of either side may reach beyond its tokens.
 
     Example:
-        >>> from hetjax.sharding.attention.mask import Span
-        >>> spans = (Span(0, 768),)
+        >>> from hetjax.sharding.attention.mask import TokenSpan
+        >>> spans = (TokenSpan(0, 768),)
         >>> found = tiling(768, 768, Mask(after=0), spans, spans, False, 256)
         >>> found.whole.tolist(), found.partly.tolist()
         ([[1, 0], [2, 0], [2, 1]], [[0, 0], [1, 1], [2, 2]])
