@@ -337,6 +337,84 @@ def rewritten(equation: JaxprEqn, rewrite: Callable[[JaxprEqn], JaxprEqn]) -> Ja
     return rewrite(equation)
 
 
+def without_calls(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """A jaxpr with the equations of those that it merely calls, each with its own source lines.
+
+    Args:
+        closed: the jaxpr.
+
+    Returns:
+        The jaxpr, without calls.
+    """
+    equations: list[JaxprEqn] = []
+    consts = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
+
+    def add(jaxpr: Jaxpr, names: dict[Any, Any]) -> None:
+        def read(atom: Any) -> Any:
+            return atom if isinstance(atom, Literal) else names.get(atom, atom)
+
+        for equation in jaxpr.eqns:
+            operands = [read(atom) for atom in equation.invars]
+            inner = called_jaxpr(equation)
+            if inner is None:
+                made = [_renewed(each) for each in equation.outvars]
+                equations.append(equation.replace(invars=operands, outvars=made))
+                names.update(zip(equation.outvars, made, strict=True))
+                continue
+            own = dict(zip(inner.jaxpr.invars, operands, strict=True))
+            for variable, value in zip(inner.jaxpr.constvars, inner.consts, strict=True):
+                own[variable] = _renewed(variable)
+                consts[own[variable]] = value
+            add(inner.jaxpr, own)
+            results = [
+                each if isinstance(each, Literal) else own[each] for each in inner.jaxpr.outvars
+            ]
+            names.update(zip(equation.outvars, results, strict=True))
+
+    names: dict[Any, Any] = {}
+    add(closed.jaxpr, names)
+    outputs = [
+        each if isinstance(each, Literal) else names.get(each, each)
+        for each in closed.jaxpr.outvars
+    ]
+    flat = closed.jaxpr.replace(constvars=list(consts), eqns=equations, outvars=outputs)
+    return ClosedJaxpr(flat, list(consts.values()))
+
+
+def _renewed(variable: Any) -> Any:
+    return type(variable)(variable.aval)
+
+
+def spliced(jaxpr: Jaxpr, operands: Sequence[Any], equation: JaxprEqn) -> list[JaxprEqn]:
+    """The equations of a jaxpr that stand for one equation of another.
+
+    Args:
+        jaxpr: the jaxpr, of one output; its constants are those of the other one, too.
+        operands: what it takes there.
+        equation: the equation, whose result and source lines they get.
+
+    Returns:
+        The equations.
+    """
+    names: dict[Any, Any] = dict(zip(jaxpr.invars, operands, strict=True))
+    names[jaxpr.outvars[0]] = equation.outvars[0]
+    return [
+        each.replace(
+            invars=[a if isinstance(a, Literal) else names.get(a, a) for a in each.invars],
+            outvars=[names.get(variable, variable) for variable in each.outvars],
+            source_info=equation.source_info,
+        )
+        for each in jaxpr.eqns
+    ]
+
+
+def without_dead_equations(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """A jaxpr without equations that no output needs, also in its bodies; inputs stay."""
+    used = [True] * len(closed.jaxpr.outvars)
+    jaxpr, _ = pe.dce_jaxpr(closed.jaxpr, used, instantiate=True)
+    return ClosedJaxpr(jaxpr, closed.consts)
+
+
 class ListeningServer:
     """A server of `jax.experimental.transfer`, which can be told to listen no more.
 

@@ -255,7 +255,10 @@ class GPTAttention(nnx.Module):
 
         drops = keys is not None and self.rate > 0.0
         mixed = causal_attention(
-            self.query(x), self.key(x), self.value(x), drop=drop if drops else None
+            self.query(x),
+            self.key(x),
+            self.value(x),
+            drop=drop if drops else None,
         )
         return self.output(mixed)
 
