@@ -97,6 +97,7 @@ def match_attention(program: _compat.ClosedJaxpr) -> MatchedProgram:
         The program, and what was found.
 
     Example:
+        >>> import jax
         >>> import jax.numpy as jnp
         >>> x = jnp.ones((2, 5, 4, 8))
         >>> plain = jax.make_jaxpr(lambda q: jax.nn.dot_product_attention(q, q, q))(x)
