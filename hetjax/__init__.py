@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         reshard,
     )
     from hetjax.sharding import HSharding, Subgroup
+    from hetjax.sharding.attention.attention import attention
 
 _HOMES = {
     "CheckpointError": "hetjax.errors",
@@ -50,6 +51,7 @@ _HOMES = {
     "Subgroup": "hetjax.sharding",
     "Trainer": "hetjax.runtime",
     "WorkerLostError": "hetjax.errors",
+    "attention": "hetjax.sharding.attention.attention",
     "draw_timeline": "hetjax.report",
     "plan": "hetjax.planner",
     "reshard": "hetjax.runtime",
@@ -76,6 +78,7 @@ __all__ = [
     "Subgroup",
     "Trainer",
     "WorkerLostError",
+    "attention",
     "draw_timeline",
     "plan",
     "reshard",

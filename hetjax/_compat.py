@@ -13,12 +13,14 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 from jax.core import Tracer
 from jax.core import eval_jaxpr as eval_open_jaxpr
 from jax.extend import core
-from jax.interpreters import ad, mlir
+from jax.interpreters import ad, batching, mlir
 from jax.interpreters import partial_eval as pe
+from jax.sharding import PartitionSpec
 
 Jaxpr = core.Jaxpr
 ClosedJaxpr = core.ClosedJaxpr
@@ -111,6 +113,115 @@ def linear_identity(
     return primitive
 
 
+def compiled_primitive(
+    name: str,
+    shapes: Callable[..., Sequence[Any]],
+    compiled: Mapping[str | None, Callable[..., Any]],
+    shared: Callable[[Mapping[str, Any]], Sequence[int]],
+) -> core.Primitive:
+    """A primitive of several results, one equation until it is compiled.
+
+    Args:
+        name: its name.
+        shapes: from abstract operands and the parameters to abstract results; see `abstract_like`.
+        compiled: what it is compiled as, from operands and parameters to a sequence of results, by
+            platform; None for all others. JAX traces each once for equations that are alike.
+        shared: from the parameters to the places of operands without the leading axes of the
+            others: an axis that `jax.vmap` adds leads all but these.
+
+    Returns:
+        The primitive, without a derivative.
+    """
+    primitive = core.Primitive(name)
+    primitive.multiple_results = True
+
+    @functools.lru_cache(maxsize=256)
+    def alone(params: Any) -> Any:
+        return jax.jit(lambda *operands: primitive.bind(*operands, **dict(params)))
+
+    def batch(operands: Sequence[Any], axes: Sequence[Any], **params: Any) -> Any:
+        size = next(x.shape[a] for x, a in zip(operands, axes, strict=True) if a is not None)
+        of_all = shared(params)
+        moved = []
+        for place, (operand, axis) in enumerate(zip(operands, axes, strict=True)):
+            if place in of_all:
+                if axis is not None:
+                    raise NotImplementedError(
+                        f"{name}: operand {place} differs along a mapped axis"
+                    )
+                moved.append(operand)
+            else:
+                moved.append(batching.bdim_at_front(operand, axis, size))
+        results = primitive.bind(*moved, **params)
+        return results, [0] * len(results)
+
+    primitive.def_impl(lambda *operands, **params: alone(tuple(params.items()))(*operands))
+    primitive.def_abstract_eval(shapes)
+    batching.primitive_batchers[primitive] = batch
+    for platform, function in compiled.items():
+        mlir.register_lowering(primitive, mlir.lower_fun(function), platform=platform)
+    return primitive
+
+
+def abstract_like(avals: Sequence[Any], shape: Sequence[int], dtype: Any) -> Any:
+    """What an equation makes of operands that are not divided.
+
+    Args:
+        avals: the abstract operands.
+        shape: its shape.
+        dtype: its dtype.
+
+    Returns:
+        The abstract value, in the mesh of the first operand.
+
+    Raises:
+        TypeError: an operand is divided along an explicit axis of the mesh.
+    """
+    for aval in avals:
+        if any(entry is not None for entry in aval.sharding.spec):
+            raise TypeError(f"{aval} is divided along explicit axes; allowed: `auto_axes`")
+    whole = avals[0].sharding.update(spec=PartitionSpec(*[None] * len(shape)))
+    return avals[0].update(shape=tuple(shape), dtype=dtype, weak_type=False, sharding=whole)
+
+
+def differentiate(
+    primitive: core.Primitive, tangent: core.Primitive, backward: Callable[..., Sequence[Any]]
+) -> None:
+    """Give a primitive a derivative along its first three operands, with its own backward pass.
+
+    Args:
+        primitive: the primitive.
+        tangent: one that makes of its operands, its results and three tangents those of results.
+        backward: from the primitive's operands, its results and their cotangents, of which those
+            that are zero are None, to cotangents of the first three operands.
+    """
+
+    def forward(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
+        results = primitive.bind(*primals, **params)
+        moving = tangents[:_MOVING]
+        if all(isinstance(each, ad.Zero) for each in moving):
+            return results, [ad.Zero(jax.typeof(each).to_tangent_aval()) for each in results]
+        moving = [ad.instantiate_zeros(each) for each in moving]
+        return results, tangent.bind(*primals, *results, *moving, **params)
+
+    def transpose(cotangents: Sequence[Any], *operands: Any, **params: Any) -> Any:
+        known, linear = operands[:-_MOVING], operands[-_MOVING:]
+        none = [None] * len(known)
+        if all(isinstance(each, ad.Zero) for each in cotangents):
+            return [*none, *(ad.Zero(each.aval) if _is_linear(each) else None for each in linear)]
+        given = [None if isinstance(each, ad.Zero) else each for each in cotangents]
+        found = backward(known, given, **params)
+        pairs = zip(found, linear, strict=True)
+        return [*none, *(each if _is_linear(of) else None for each, of in pairs)]
+
+    ad.primitive_jvps[primitive] = forward
+    ad.primitive_transposes[tangent] = transpose
+
+
+_MOVING = 3
+_is_linear = ad.is_undefined_primal
+
+
 def depends_on(closed: ClosedJaxpr, output: int) -> list[bool]:
     """Which inputs an output depends on, also where both go through a scan or a branch.
 
@@ -168,11 +279,13 @@ def source_lines(equation: JaxprEqn) -> tuple[str, ...]:
 @functools.lru_cache(maxsize=1024)
 def _is_users(path: Path) -> bool:
     is_known = {"jax", "jaxlib", "flax", "optax"} & set(path.parts)
-    return not is_known and _RESHARDS.isdisjoint(path.parents)
+    return not is_known and _CALLED.isdisjoint((path, *path.parents))
 
 
-_RESHARDS = frozenset(Path(__file__).parent / part for part in ("sharding", "runtime/moves"))
-"""Where `hetjax.reshard` is, which a line of the user's program calls."""
+_CALLED = frozenset(
+    Path(__file__).parent / part for part in ("_compat.py", "sharding", "runtime/moves")
+)
+"""Where `hetjax.reshard` and `hetjax.attention` are, which a line of the user's program calls."""
 
 
 def is_transposed(equation: JaxprEqn) -> bool:
@@ -222,6 +335,84 @@ def rewritten(equation: JaxprEqn, rewrite: Callable[[JaxprEqn], JaxprEqn]) -> Ja
         params = {name: of_parameter(value) for name, value in equation.params.items()}
         equation = equation.replace(params=params)
     return rewrite(equation)
+
+
+def without_calls(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """A jaxpr with the equations of those that it merely calls, each with its own source lines.
+
+    Args:
+        closed: the jaxpr.
+
+    Returns:
+        The jaxpr, without calls.
+    """
+    equations: list[JaxprEqn] = []
+    consts = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
+
+    def add(jaxpr: Jaxpr, names: dict[Any, Any]) -> None:
+        def read(atom: Any) -> Any:
+            return atom if isinstance(atom, Literal) else names.get(atom, atom)
+
+        for equation in jaxpr.eqns:
+            operands = [read(atom) for atom in equation.invars]
+            inner = called_jaxpr(equation)
+            if inner is None:
+                made = [_renewed(each) for each in equation.outvars]
+                equations.append(equation.replace(invars=operands, outvars=made))
+                names.update(zip(equation.outvars, made, strict=True))
+                continue
+            own = dict(zip(inner.jaxpr.invars, operands, strict=True))
+            for variable, value in zip(inner.jaxpr.constvars, inner.consts, strict=True):
+                own[variable] = _renewed(variable)
+                consts[own[variable]] = value
+            add(inner.jaxpr, own)
+            results = [
+                each if isinstance(each, Literal) else own[each] for each in inner.jaxpr.outvars
+            ]
+            names.update(zip(equation.outvars, results, strict=True))
+
+    names: dict[Any, Any] = {}
+    add(closed.jaxpr, names)
+    outputs = [
+        each if isinstance(each, Literal) else names.get(each, each)
+        for each in closed.jaxpr.outvars
+    ]
+    flat = closed.jaxpr.replace(constvars=list(consts), eqns=equations, outvars=outputs)
+    return ClosedJaxpr(flat, list(consts.values()))
+
+
+def _renewed(variable: Any) -> Any:
+    return type(variable)(variable.aval)
+
+
+def spliced(jaxpr: Jaxpr, operands: Sequence[Any], equation: JaxprEqn) -> list[JaxprEqn]:
+    """The equations of a jaxpr that stand for one equation of another.
+
+    Args:
+        jaxpr: the jaxpr, of one output; its constants are those of the other one, too.
+        operands: what it takes there.
+        equation: the equation, whose result and source lines they get.
+
+    Returns:
+        The equations.
+    """
+    names: dict[Any, Any] = dict(zip(jaxpr.invars, operands, strict=True))
+    names[jaxpr.outvars[0]] = equation.outvars[0]
+    return [
+        each.replace(
+            invars=[a if isinstance(a, Literal) else names.get(a, a) for a in each.invars],
+            outvars=[names.get(variable, variable) for variable in each.outvars],
+            source_info=equation.source_info,
+        )
+        for each in jaxpr.eqns
+    ]
+
+
+def without_dead_equations(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """A jaxpr without equations that no output needs, also in its bodies; inputs stay."""
+    used = [True] * len(closed.jaxpr.outvars)
+    jaxpr, _ = pe.dce_jaxpr(closed.jaxpr, used, instantiate=True)
+    return ClosedJaxpr(jaxpr, closed.consts)
 
 
 class ListeningServer:

@@ -52,9 +52,9 @@ PACKAGES: dict[str, tuple[str, ...]] = {
         "stages",
         "program",
     ),
-    "sharding": ("deduction", "resolution", "annotation"),
-    "mesh": (),
     "models": (),
+    "sharding": ("deduction", "resolution", "annotation", "attention"),
+    "mesh": (),
     "data": (),
 }
 """The packages from the top down, and the rooms of each from the top down: a room may import those

@@ -243,3 +243,11 @@ def test_a_card_and_its_host_have_the_losses_of_one_device():
     flags = ("--card", "host-cpu", "--models", "BERT", "--plans", "program")
     (row,) = rows_of("check_cards.py", "local", *flags)
     assert row["largest_difference"] < 1e-5
+
+
+def test_attention_beside_jaxs():
+    result = run("bench_context.py", "kernel", "--json", "--rounds", "1", "--lengths", "16")
+    assert result.returncode == 0, result.stderr
+    rows = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [row["pass"] for row in rows] == ["forward", "forward and backward"]
+    assert all(row["length"] == 16 and row["time_ratio"] > 0 for row in rows)

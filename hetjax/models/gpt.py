@@ -239,7 +239,7 @@ class GPTAttention(nnx.Module):
         self.key = inward(None)
         self.value = inward((heads, size))
         self.output = projection(
-            "bhtk,hkd->btd",
+            "bthk,hkd->btd",
             (heads, size, width),
             (width,),
             std=residual_std(config.blocks),
@@ -249,11 +249,16 @@ class GPTAttention(nnx.Module):
 
     def __call__(self, x: jax.Array, keys: jax.Array | None, site: int | jax.Array) -> jax.Array:
         """``x`` [B, T, D] to [B, T, D]; ``site`` is that of the attention weights' dropout."""
+
+        def drop(weights: jax.Array) -> jax.Array:
+            return dropout(weights, keys, site, self.rate)
+
+        drops = keys is not None and self.rate > 0.0
         mixed = causal_attention(
             self.query(x),
             self.key(x),
             self.value(x),
-            drop=lambda weights: dropout(weights, keys, site, self.rate),
+            drop=drop if drops else None,
         )
         return self.output(mixed)
 

@@ -18,6 +18,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from hetjax.sharding.attention.attention import attention as one_equation
+
 INIT_STD = 0.02
 """Standard deviation of initial weights. Source: GPT-2 (Radford et al., 2019), section 2.3."""
 
@@ -141,7 +143,7 @@ def causal_attention(
     key: jax.Array,
     value: jax.Array,
     *,
-    drop: Callable[[jax.Array], jax.Array] = lambda weights: weights,
+    drop: Callable[[jax.Array], jax.Array] | None = None,
 ) -> jax.Array:
     """Grouped-query attention in which a position sees itself and those before it.
 
@@ -149,17 +151,21 @@ def causal_attention(
         query: [B, T, H, K].
         key: [B, S, G, K], where G divides H and S equals T.
         value: [B, S, G, K].
-        drop: applied to the attention weights [B, G, H/G, T, S]; dropout.
+        drop: applied to the attention weights [B, G, H/G, T, S]; dropout. These are in memory
+            where there is some, and only then.
 
     Returns:
-        [B, H, T, K], in the dtype of ``value``.
+        [B, T, H, K], in the dtype of ``value``.
 
     Example:
         >>> ones = jnp.ones((2, 5, 4, 8))
         >>> causal_attention(ones, ones[:, :, :2], ones[:, :, :2]).shape
-        (2, 4, 5, 8)
+        (2, 5, 4, 8)
     """
-    return attention(query, key, value, mask=_causal_mask(query.shape[1]), drop=drop)
+    if drop is None:
+        return one_equation(query, key, value, causal=True)
+    mixed = attention(query, key, value, mask=_causal_mask(query.shape[1]), drop=drop)
+    return mixed.transpose(0, 2, 1, 3)
 
 
 def attention(

@@ -165,7 +165,7 @@ class LlamaAttention(nnx.Module):
         self.key = inward(config.key_value_heads)
         self.value = inward(config.key_value_heads)
         self.output = projection(
-            "bhtk,hkd->btd",
+            "bthk,hkd->btd",
             (heads, size, width),
             None,
             std=residual_std(config.blocks),

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+import hetjax
 from hetjax.models import RECIPES, model_of
 from hetjax.pipeline.program.costs import Cost, jaxpr_cost, steps_cost
 from hetjax.pipeline.program.traced_program import trace
@@ -93,6 +94,22 @@ def test_a_conditional_is_as_dear_as_its_dearest_branch():
         return jax.lax.cond(x[0, 0] > 0, lambda: x @ w @ w, lambda: x @ w)
 
     assert cost(function, (3, 5), (5, 5)).matmul_flops == 2 * (2 * 3 * 5 * 5)
+
+
+def test_attention_takes_two_products_forward_and_five_backward_of_the_tiles_it_computes():
+    def causal(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        return hetjax.attention(q, k, v, causal=True)
+
+    def both(q: jax.Array, k: jax.Array, v: jax.Array) -> Any:
+        return jax.vjp(causal, q, k, v)[1](q)
+
+    def shapes(length: int) -> list[tuple[int, ...]]:
+        return [(3, length, n, 16) for n in (4, 2, 2)]
+
+    short, long = cost(causal, *shapes(100)), cost(causal, *shapes(8192))
+    assert short.matmul_flops == 2 * 2 * 3 * 4 * 100 * 100 * 16
+    assert long.matmul_flops == 2 * 2 * 3 * 4 * (8192 * (8192 + 256) / 2) * 16
+    assert cost(both, *shapes(8192)).matmul_flops == 3.5 * long.matmul_flops
 
 
 def test_a_custom_rule_counts_the_function_and_not_the_rule():

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from hetjax import _compat
 from hetjax.pipeline.program.traced_program import Step
+from hetjax.sharding.attention.work import attention_work
 
 # These move or relabel data, or make it from nothing: they do no arithmetic worth counting.
 FREE = frozenset(
@@ -80,6 +81,10 @@ def equation_cost(equation: _compat.JaxprEqn) -> Cost:
         total = sum(inner[1:], inner[0])
         return total.scaled(equation.params["length"]) if name == "scan" else total
     traffic = float(sum(_bytes(variable) for variable in (*equation.invars, *equation.outvars)))
+    attention = attention_work(equation)
+    if attention is not None:
+        flops = attention.products + attention.arithmetic
+        return Cost(flops, attention.products, traffic + attention.traffic)
     heavy = _matmul_flops(equation)
     if heavy:
         return Cost(heavy, heavy, traffic)

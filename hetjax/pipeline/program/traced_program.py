@@ -34,6 +34,7 @@ from hetjax.pipeline.program.loss import (
     traced_once,
 )
 from hetjax.sharding.annotation.annotation import HSharding
+from hetjax.sharding.attention.match import match_attention
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,6 +181,7 @@ def trace(
     batch: PyTree,
     *,
     has_aux: bool = False,
+    divides_sequences: bool = False,
 ) -> Program:
     """Trace a loss function to a program.
 
@@ -190,13 +192,16 @@ def trace(
         parameters: pytree of arrays or shapes, all of floating dtype, or a function that makes it.
         batch: pytree of arrays or shapes; the first axis of each leaf is that of the examples.
         has_aux: whether it returns a pair of that and a pytree of scalars.
+        divides_sequences: whether sequences will be divided: then all attention is put in single
+            equations, also where it is written as a softmax between two products.
 
     Returns:
         The program.
 
     Raises:
         InputError: a parameter is not floating, a batch leaf has no example axis, the loss is
-            not a floating scalar, or its count depends on the parameters.
+            not a floating scalar, its count depends on the parameters, or there is attention that
+            cannot be put in an equation and shall be.
 
     Example:
         >>> import jax.numpy as jnp
@@ -224,6 +229,10 @@ def trace(
         return [total, count, *([count] if has_aux else []), *aux]
 
     closed = jax.make_jaxpr(flat_loss)(parameter_leaves, [host_shape(x) for x in batch_leaves])
+    if divides_sequences:
+        matched = match_attention(closed)
+        matched.check()
+        closed = matched.program
     split, names = len(parameter_leaves), path_names(parameters)
     check_count(_compat.depends_on(closed, 1)[:split], names)
     flat = flatten_jaxpr(closed)

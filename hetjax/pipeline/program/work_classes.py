@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 from hetjax import _compat
 from hetjax.pipeline.program.costs import convolution_sizes, equation_cost
 from hetjax.pipeline.program.traced_program import Step
+from hetjax.sharding.attention.work import attention_work
 
 Work = Mapping[str, float]
 """FLOPs of products, and bytes of all else, by class."""
@@ -97,6 +98,10 @@ def _equation_work(equation: _compat.JaxprEqn) -> Work:
     if name == "conv_general_dilated":
         # It is made of pieces, and these are copies.
         return {**_product_work(*_convolution_sides(equation), cost.flops), CONVOLVED: cost.bytes}
+    attention = attention_work(equation)
+    if attention is not None:
+        products = _product_work(BATCHED, attention.side, attention.products)
+        return {**products, ARITHMETIC: attention.traffic}
     inner = [_jaxpr_work(jaxpr) for jaxpr in _compat.inner_jaxprs(equation)]
     if name == "cond":
         return max(inner, key=lambda work: sum(work.values()))

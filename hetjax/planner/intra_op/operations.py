@@ -13,11 +13,12 @@ from hetjax import _compat
 from hetjax.pipeline.program.costs import REPEATABLE, step_cost
 from hetjax.pipeline.program.traced_program import Constant, Operand, Step, num_bytes, operand_value
 from hetjax.planner.intra_op.collectives import Layout
+from hetjax.sharding.attention.work import BACKWARD_PASSES
 from hetjax.sharding.deduction.signature import Label, Labels, Signature
 from hetjax.sharding.deduction.signature_rules import elementwise_rule
 from hetjax.sharding.deduction.signatures import signature_of
 
-LEADERS = frozenset({"dot_general", "conv_general_dilated", "gather", "scatter-add"})
+LEADERS = frozenset({"attention", "dot_general", "conv_general_dilated", "gather", "scatter-add"})
 """The operations that choose how their work is divided; others follow what they read."""
 
 _COMPLETED = frozenset({"reduce_max", "reduce_min", "reduce_and", "reduce_or", "reduce_prod"})
@@ -66,7 +67,8 @@ class Operation:
         labels: for each of them, what its dimensions belong to.
         summed: labels over which the results are reduced.
         leads: whether it chooses how it is divided.
-        passes: how often its work is done: once, and once for each gradient in the backward pass.
+        passes: how often its work is done: once, and in the backward pass once for each gradient,
+            or as often as one equation for all of them does it.
         flops: FLOPs of its matrix product.
         traffic: bytes that it reads and writes where it is none.
     """
@@ -77,7 +79,7 @@ class Operation:
     labels: tuple[Labels, ...]
     summed: frozenset[int]
     leads: bool
-    passes: int
+    passes: float
     flops: float
     traffic: float
     _needs: dict[int | None, tuple[Need, ...]] = field(default_factory=dict, repr=False)
@@ -203,7 +205,10 @@ class Operations:
             self.weights.update(step.outputs)
         self._examples_of(operation)
 
-    def _num_gradients(self, step: Step, moves: set[int]) -> int:
+    def _num_gradients(self, step: Step, moves: set[int]) -> float:
+        if step.name == "attention":
+            # One equation gives all of them.
+            return BACKWARD_PASSES if moves else 0
         return len(moves) if step.name in LEADERS else min(len(moves), 1)
 
     def _is_widened(self, step: Step, signature: Signature) -> bool:
@@ -263,11 +268,23 @@ def _signature(step: Step, avals: Sequence[jax.ShapeDtypeStruct]) -> Signature:
         signature = signature_of(step.equation)
         if signature is not None and step.name in _COMPLETED:
             return _completed(step.equation, signature)
+        if signature is not None and step.name == "attention":
+            return _of_whole_sequences(signature)
         if signature is not None:
             return signature
     shapes = [_shape(operand, avals) for operand in step.inputs]
     whole = tuple((None,) * len(shape) for shape in shapes)
     return Signature(whole, tuple((None,) * len(avals[o].shape) for o in step.outputs))
+
+
+def _of_whole_sequences(signature: Signature) -> Signature:
+    """Attention as compilers divide it: they would gather queries for the loop over tiles."""
+    queries = signature.results[0][-3]
+
+    def kept(many: Sequence[Labels]) -> tuple[Labels, ...]:
+        return tuple(tuple(None if each == queries else each for each in labels) for labels in many)
+
+    return Signature(kept(signature.operands), kept(signature.results))
 
 
 def _completed(equation: _compat.JaxprEqn, signature: Signature) -> Signature:

@@ -393,11 +393,11 @@ def product_dtype(program: Program) -> str:
 
 def _equation_products(equation: _compat.JaxprEqn, times: float) -> Iterator[Product]:
     name = equation.primitive.name
-    if name in ("dot_general", "conv_general_dilated"):
+    if name in ("dot_general", "conv_general_dilated", "attention", "attention_backward"):
         first: Any = equation.invars[0].aval
         output: Any = equation.outvars[0].aval
         size = num_bytes(jax.ShapeDtypeStruct(output.shape, output.dtype))
-        yield Product(str(first.dtype), times * equation_cost(equation).flops, times * size)
+        yield Product(str(first.dtype), times * equation_cost(equation).matmul_flops, times * size)
         return
     inner = _compat.inner_jaxprs(equation)
     # The further jaxprs of a function with a rule of its own are that rule's, not the function's.

@@ -20,6 +20,9 @@ from hetjax import _compat
 from hetjax.sharding.annotation.annotation import axes_of, entries_of, spec_from
 from hetjax.sharding.deduction.signature import Label, Labels, Signature
 
+_TILED = frozenset({"attention", "attention_backward"})
+"""Equations that are compiled to loops over tiles, which compilers gather what is divided for."""
+
 
 class OperandError(Exception):
     """An operand lies in a way that an equation cannot take.
@@ -99,6 +102,8 @@ def apply(
     name = equation.primitive.name
     if name == "dot_general":
         operands = _divided_alike(signature, operands)
+    elif name in _TILED:
+        operands = _by_own_labels(signature, operands)
     contracted = _contracted_axes(signature, operands)
     if contracted and (name == "dot_general" or (sums_stay and name == "reduce_sum")):
         chosen = _label_axes(signature, operands)
@@ -109,6 +114,10 @@ def apply(
         if found is not None:
             return found
     _check_sums(signature, operands)
+    if name in _TILED and not contracted:
+        found = _in_parts(equation, params, signature, operands, frozenset())
+        if found is not None:
+            return found
     # The shapes are right: whatever JAX raises here, of many types, is about shardings.
     with contextlib.suppress(Exception):
         return _compat.bind_with(equation, params, operands)
@@ -213,10 +222,7 @@ def _in_parts(
         The results, partial sums along the axes; None where sizes of several parts would change.
     """
     chosen = _label_axes(signature, operands, sums_pass=True)
-    operands = [
-        resharded(array, _by_labels(labels, chosen, spec_of(array).unreduced))
-        for labels, array in zip(signature.operands, operands, strict=True)
-    ]
+    operands = _by_own_labels(signature, operands)
     local = _local_params(equation, params, signature, operands)
     if local is None:
         return None
@@ -228,16 +234,33 @@ def _in_parts(
     given = [i for i, array in enumerate(operands) if jax.typeof(array).size]
 
     def run(*arrays: Any) -> tuple[Any, ...]:
-        first = jax.lax.axis_index(tuple(sorted(axes))) == 0
+        first = jax.lax.axis_index(tuple(sorted(axes))) == 0 if once else True
         parts: list[Any] = [None if i in given else _empty_part(a) for i, a in enumerate(operands)]
         for i, array in zip(given, arrays, strict=True):
             parts[i] = jnp.where(first, array, jnp.zeros_like(array)) if i in once else array
         return tuple(_compat.bind_with(equation, local, parts))
 
     in_specs = tuple(spec_of(operands[i]) for i in given)
-    out_specs = tuple(_by_labels(labels, chosen, axes) for labels in signature.results)
+    out_specs = tuple(_in_summands(labels, chosen, axes) for labels in signature.results)
     mapped = jax.shard_map(run, in_specs=in_specs, out_specs=out_specs, check_vma=False)
     return list(mapped(*(operands[i] for i in given)))
+
+
+def _by_own_labels(signature: Signature, operands: Sequence[Any]) -> list[Any]:
+    """Operands divided along each label as one of them is."""
+    chosen = _label_axes(signature, operands, sums_pass=True)
+    return [
+        resharded(array, _by_labels(labels, chosen, spec_of(array).unreduced))
+        for labels, array in zip(signature.operands, operands, strict=True)
+    ]
+
+
+def _in_summands(
+    labels: Labels, chosen: Mapping[int, tuple[str, ...]], axes: frozenset[str]
+) -> PartitionSpec:
+    """The sharding of a result: a sum along axes, but for those along which it is divided."""
+    divided = {axis for label in labels if label for axis in chosen.get(label.name, ())}
+    return _by_labels(labels, chosen, axes - divided)
 
 
 def _empty_part(array: Any) -> jax.Array:

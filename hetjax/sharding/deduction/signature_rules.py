@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -207,6 +207,71 @@ def dot_general_rule(equation: _compat.JaxprEqn) -> Signature:
     operands = tuple(tuple(side) for side in labels)
     linear = (frozenset({0}), frozenset({1}))
     return Signature(operands, (tuple(result),), frozenset(summed), linear)
+
+
+def attention_rule(equation: _compat.JaxprEqn) -> Signature:
+    """Examples, groups of heads, and queries are independent; each query needs all keys."""
+    operands, labels = _attention_labels(equation)
+    rows = operands[0][:-1]
+    return Signature(tuple(operands), ((*rows, None), rows), resized=_without_spans(labels))
+
+
+def attention_backward_rule(equation: _compat.JaxprEqn) -> Signature:
+    """Over queries the gradients of keys and values are sums, over keys those of queries."""
+    operands, labels = _attention_labels(equation)
+    q, k, v = operands[:3]
+    keys = [
+        tuple(labels.keys if i == len(each) - 3 else label for i, label in enumerate(each))
+        for each in (k, v)
+    ]
+    operands[1:3] = keys
+    place = 3
+    if not equation.params["mask"].is_full:
+        operands[4], place = (labels.keys,), 5
+    if equation.params["has_segments"]:
+        operands[place + 1] = (*q[:-3], labels.keys)
+    rows = q[:-1]
+    operands += [(*rows, None), rows, (*rows, None)]
+    return Signature(
+        tuple(operands),
+        (q, *keys),
+        summed=frozenset({labels.queries.name, labels.keys.name}),
+        linear=(frozenset({len(operands) - 1}),),
+        resized=_without_spans(labels),
+    )
+
+
+class _AttentionLabels(NamedTuple):
+    """What the dimensions of an attention belong to, beside its examples."""
+
+    queries: Label
+    keys: Label
+    groups: Label
+
+
+def _attention_labels(equation: _compat.JaxprEqn) -> tuple[list[Labels], _AttentionLabels]:
+    """Labels of an attention's operands, but for its residuals; keys are not divided."""
+    q, k, _, *_ = shapes_of(equation.invars)
+    batch = _numbered(len(q) - 3)
+    labels = _AttentionLabels(*(Label(len(batch) + i) for i in range(3)))
+    heads = Label(labels.groups.name, max(1, q[-2] // k[-2]))
+    side = (*batch, None, labels.groups, None)
+    operands: list[Labels] = [(*batch, labels.queries, heads, None), side, side]
+    if not equation.params["mask"].is_full:
+        operands += [(labels.queries,), (None,)]
+    if equation.params["has_segments"]:
+        operands += [(*batch, labels.queries), (*batch, None)]
+    return operands, labels
+
+
+def _without_spans(labels: _AttentionLabels) -> Callable[[int, int], Mapping[str, Any]]:
+    """Of some of the tokens, positions are known as data alone."""
+    spans = {labels.queries.name: "query_spans", labels.keys.name: "key_spans"}
+
+    def resized(name: int, size: int) -> Mapping[str, Any]:
+        return {spans[name]: None} if name in spans else {}
+
+    return resized
 
 
 def convolution_rule(equation: _compat.JaxprEqn) -> Signature:

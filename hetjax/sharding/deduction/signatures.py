@@ -127,6 +127,18 @@ FAMILIES: tuple[Family, ...] = (
         "either operand",
     ),
     Family(
+        ("attention",),
+        rules.attention_rule,
+        "examples, heads in whole groups, and queries; not keys",
+    ),
+    Family(
+        ("attention_backward",),
+        rules.attention_backward_rule,
+        "examples, heads in whole groups; over queries the gradients of keys and values are "
+        "partial sums, over keys those of queries",
+        "the cotangent",
+    ),
+    Family(
         ("concatenate",),
         rules.along_rule("dimension", linear=True),
         _OTHERS,

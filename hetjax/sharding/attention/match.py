@@ -1,0 +1,298 @@
+"""Plain attention found in a traced program, and put in one equation.
+
+What is found: a product of queries and keys, scaled, masked, a softmax, and a product with values,
+as `jax.nn.dot_product_attention`, `flax.nnx.dot_product_attention` or a person writes it; in loops,
+branches and checkpointed regions too. A softmax between two products in which there is anything
+else is refused, with the line and the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from hetjax import _compat
+from hetjax.errors import InputError
+from hetjax.sharding.attention.forms import (
+    Counting,
+    Data,
+    Uniform,
+    computed,
+    form_of_constant,
+    moved,
+)
+from hetjax.sharding.attention.plain_attention import (
+    PlainAttention,
+    UnknownAttentionError,
+    plain_attention,
+)
+from hetjax.sharding.attention.softmax_chain import (
+    OF_WEIGHTS,
+    Followed,
+    Scores,
+    Total,
+    aligned,
+    combined,
+    placed,
+    scores_of_product,
+    total_of,
+)
+
+
+@dataclass(frozen=True)
+class FoundAttention:
+    """Plain attention in a program.
+
+    Args:
+        equation: the primitive of the product with values.
+        line: file and line of the user's program that it comes from.
+        refused: why it stays as it is; empty where it is one equation now.
+    """
+
+    equation: str
+    line: str
+    refused: str = ""
+
+
+@dataclass(frozen=True)
+class MatchedProgram:
+    """A program in which plain attention is one equation.
+
+    Args:
+        program: the program, which computes the same.
+        found: what was found, in order.
+    """
+
+    program: _compat.ClosedJaxpr
+    found: tuple[FoundAttention, ...]
+
+    def check(self) -> None:
+        """Check that all attention is in one equation now, as a divided sequence needs.
+
+        Raises:
+            InputError: some is not; each is named with its line and the reason.
+        """
+        refused = [each for each in self.found if each.refused]
+        if refused:
+            raise InputError(
+                "loss_function: the sequence cannot be divided: "
+                + "; ".join(
+                    f"attention that ends with {each.equation} at {each.line}: {each.refused}"
+                    for each in refused
+                )
+                + ". Allowed: hetjax.attention, or a softmax of scaled scores with such a mask"
+            )
+
+
+def match_attention(program: _compat.ClosedJaxpr) -> MatchedProgram:
+    """Find plain attention in a program, and put each in one equation.
+
+    Args:
+        program: what `jax.make_jaxpr` gives of a forward pass.
+
+    Returns:
+        The program, and what was found.
+
+    Example:
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> x = jnp.ones((2, 5, 4, 8))
+        >>> plain = jax.make_jaxpr(lambda q: jax.nn.dot_product_attention(q, q, q))(x)
+        >>> names = {each.primitive.name for each in match_attention(plain).program.eqns}
+        >>> sorted(names - {"reshape", "transpose"})
+        ['attention']
+    """
+    found: list[FoundAttention] = []
+    return MatchedProgram(_matched(program, found), tuple(found))
+
+
+def _matched(program: _compat.ClosedJaxpr, found: list[FoundAttention]) -> _compat.ClosedJaxpr:
+    flat = _compat.without_calls(program)
+    walk = _Walk(flat)
+    equations: list[_compat.JaxprEqn] = []
+    consts = list(zip(flat.jaxpr.constvars, flat.consts, strict=True))
+    for equation in flat.jaxpr.eqns:
+        attention = walk.follow(equation)
+        if attention is None:
+            equations.append(_inside(equation, found))
+            continue
+        name, line = equation.primitive.name, _compat.source_line(equation)
+        if isinstance(attention, str):
+            found.append(FoundAttention(name, line, attention))
+            equations.append(equation)
+            continue
+        found.append(FoundAttention(name, line))
+        spliced = _compat.without_calls(attention.traced())
+        consts += zip(spliced.jaxpr.constvars, spliced.consts, strict=True)
+        equations += _compat.spliced(spliced.jaxpr, attention.operands, equation)
+    if not equations:
+        return flat
+    variables, values = zip(*consts, strict=True) if consts else ((), ())
+    jaxpr = flat.jaxpr.replace(constvars=list(variables), eqns=equations)
+    return _compat.without_dead_equations(_compat.ClosedJaxpr(jaxpr, list(values)))
+
+
+def _inside(equation: _compat.JaxprEqn, found: list[FoundAttention]) -> _compat.JaxprEqn:
+    """An equation with what is in its bodies matched; rules of derivatives stay as they are."""
+    if "custom" in equation.primitive.name or not _compat.inner_jaxprs(equation):
+        return equation
+
+    def matched(parameter: Any) -> Any:
+        if type(parameter) in (tuple, list):
+            return type(parameter)(map(matched, parameter))
+        if isinstance(parameter, _compat.ClosedJaxpr):
+            return _matched(parameter, found)
+        if isinstance(parameter, _compat.Jaxpr):
+            closed = _matched(_compat.ClosedJaxpr(parameter, []), found)
+            return closed.jaxpr if not closed.consts else parameter
+        return parameter
+
+    params = {name: matched(value) for name, value in equation.params.items()}
+    return equation.replace(params=params)
+
+
+@dataclass
+class _Walk:
+    """Goes over the equations of a program without calls.
+
+    Args:
+        program: the program.
+        forms: what is known of each variable.
+    """
+
+    program: _compat.ClosedJaxpr
+    forms: dict[Any, Followed] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        pairs = zip(self.program.jaxpr.constvars, self.program.consts, strict=True)
+        for variable, array in pairs:
+            self.forms[variable] = form_of_constant(array) or _data(variable)
+
+    def follow(self, equation: _compat.JaxprEqn) -> PlainAttention | str | None:
+        """Go over an equation.
+
+        Returns:
+            The attention that it ends, or why it is none that can be taken; None where it ends
+            none.
+        """
+        inner = _compat.inlined_jaxpr(equation)
+        if inner is not None and "jvp" in equation.primitive.name:
+            self._rule(equation, inner)
+            return None
+        if equation.primitive.name == "dot_general":
+            self.forms[equation.outvars[0]] = scores_of_product(equation)
+            return self._ended(equation)
+        for variable in equation.outvars:
+            self.forms[variable] = _data(variable)
+        if len(equation.outvars) == 1:
+            form = self._form(equation)
+            if form is not None:
+                self.forms[equation.outvars[0]] = form
+        return None
+
+    def _rule(self, equation: _compat.JaxprEqn, inner: _compat.ClosedJaxpr) -> None:
+        """Go over a function with a derivative of its own, such as a softmax."""
+        walk = _Walk(inner)
+        for variable, atom in zip(inner.jaxpr.invars, equation.invars, strict=True):
+            walk.forms[variable] = self._read(atom)
+        for each in inner.jaxpr.eqns:
+            walk.follow(each)
+        for variable, atom in zip(equation.outvars, inner.jaxpr.outvars, strict=True):
+            form = walk._read(atom)
+            is_own = isinstance(form, Data) and form.base not in self.forms
+            self.forms[variable] = _data(variable) if form is None or is_own else form
+
+    def _ended(self, equation: _compat.JaxprEqn) -> PlainAttention | str | None:
+        forms = [self._read(atom) for atom in equation.invars]
+        for place, weights in enumerate(forms):
+            if not isinstance(weights, Scores) or weights.summed is None:
+                continue
+            try:
+                return plain_attention(equation, place, weights)
+            except UnknownAttentionError as error:
+                return str(error)
+        return None
+
+    def _read(self, atom: Any) -> Followed:
+        if isinstance(atom, _compat.Literal):
+            return Uniform(np.asarray(atom.val)[()])
+        form = self.forms.get(atom)
+        return _data(atom) if form is None else form
+
+    def _form(self, equation: _compat.JaxprEqn) -> Followed:
+        name, params = equation.primitive.name, equation.params
+        out: Any = equation.outvars[0].aval
+        if name == "iota":
+            return Counting(((params["dimension"], 1),), 0.0)
+        if not equation.invars:
+            return None
+        forms = [self._read(atom) for atom in equation.invars]
+        avals: list[Any] = [atom.aval for atom in equation.invars]
+        first = forms[0]
+        if name == "reduce_sum" and isinstance(first, Scores):
+            return None if first.exponentials is None else total_of(first, params["axes"])
+        if isinstance(first, Scores | Total) and len(forms) == 1:
+            sizes = self._sizes(first)
+            kept = placed(first, equation, sizes)
+            if kept is not None or name in _MOVING:
+                return kept
+        places = _places(equation)
+        if places is not None and not isinstance(first, Scores | Total):
+            return moved(first, places)
+        if any(
+            tuple(aval.shape) not in ((), out.shape) and aval.ndim != out.ndim for aval in avals
+        ):
+            return None
+        found = [
+            aligned(form, aval.shape, out.shape) for form, aval in zip(forms, avals, strict=True)
+        ]
+        scores = [i for i, each in enumerate(found) if isinstance(each, Scores)]
+        if not scores:
+            known = [None if isinstance(each, Total | Scores) else each for each in found]
+            return computed(name, known, out.shape, out.dtype)
+        (place, *others) = scores
+        of = found[place]
+        assert isinstance(of, Scores)
+        if others:
+            return of.refused(OF_WEIGHTS) if of.summed is not None else None
+        if name.startswith(("reduce", "arg", "dynamic", "gather", "concatenate", "slice")):
+            return None
+        return combined(equation, place, of, found)
+
+    def _sizes(self, form: Scores | Total) -> Sequence[int]:
+        if isinstance(form, Scores):
+            return form.sizes
+        scores = self.forms[form.exponentials]
+        assert isinstance(scores, Scores), "a total is of exponentials"
+        return scores.sizes
+
+
+_MOVING = frozenset("transpose reshape squeeze expand_dims broadcast_in_dim".split())
+
+
+def _data(variable: Any) -> Data:
+    return Data(variable, tuple(range(len(variable.aval.shape))))
+
+
+def _places(equation: _compat.JaxprEqn) -> Mapping[int, int | None] | None:
+    """Where the dimensions of an operand go; None where an equation does more than move them."""
+    name, params = equation.primitive.name, equation.params
+    before: Any = equation.invars[0].aval
+    after: Any = equation.outvars[0].aval
+    match name:
+        case "transpose":
+            return {old: new for new, old in enumerate(params["permutation"])}
+        case "broadcast_in_dim":
+            pairs = enumerate(params["broadcast_dimensions"])
+            return {i: int(p) if before.shape[i] == after.shape[p] else None for i, p in pairs}
+        case "reshape" | "squeeze" | "expand_dims":
+            old = [i for i, size in enumerate(before.shape) if size != 1]
+            new = [i for i, size in enumerate(after.shape) if size != 1]
+            if [before.shape[i] for i in old] != [after.shape[i] for i in new]:
+                return None
+            found: dict[int, int | None] = dict.fromkeys(range(before.ndim))
+            return {**found, **dict(zip(old, new, strict=True))}
+    return None

@@ -1,0 +1,160 @@
+"""The primitive of attention: one equation with a backward equation of its own.
+
+Its operands are queries [..., T, N, H], keys [..., S, G, H] and values [..., S, G, V]; then the
+positions of both, int32 [T] and [S], where there is a mask by them; then the segments of both,
+int32 [..., T] and [..., S], where there are some. It makes the result [..., T, N, V] and the
+log-sum-exp of the scores [..., T, N]. The backward equation takes these two as well, and the
+result's cotangent, and makes the gradients of the first three operands.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from hetjax import _compat
+from hetjax.sharding.attention.block import attend_block
+from hetjax.sharding.attention.block_backward import attend_block_backward, delta_of
+from hetjax.sharding.attention.mask import Mask, Tokens
+from hetjax.sharding.attention.tile_views import accumulator
+from hetjax.sharding.attention.tiles import LARGEST, LARGEST_ELSEWHERE
+
+
+def bind_attention(
+    q: Any, k: Any, v: Any, queries: Tokens, keys: Tokens, *, mask: Mask, scale: float
+) -> tuple[Any, Any]:
+    """One equation: attention of queries to keys, both wholly there.
+
+    Args:
+        q: queries [..., T, N, H].
+        k: keys [..., S, G, H], where G divides N.
+        v: values [..., S, G, V].
+        queries: the queries' positions, where there is a mask, and segments.
+        keys: the same of the keys.
+        mask: which keys a query sees.
+        scale: what scores are multiplied by.
+
+    Returns:
+        The result [..., T, N, V] in the dtype of ``q``, and the log-sum-exp [..., T, N] in float32,
+        or float64 for float64.
+    """
+    operands = [q, k, v]
+    if not mask.is_full:
+        operands += [queries.known_positions(), keys.known_positions()]
+    if queries.segments is not None:
+        operands += [queries.segments, keys.segments]
+    return ATTENTION.bind(
+        *operands,
+        mask=mask,
+        scale=scale,
+        query_spans=None if mask.is_full else queries.spans,
+        key_spans=None if mask.is_full else keys.spans,
+        has_segments=queries.segments is not None,
+    )
+
+
+def _read(operands: Sequence[Any], params: dict[str, Any]) -> tuple[tuple[Any, ...], list[Any]]:
+    """What the kernel takes first and last, from an equation's operands; and the others."""
+    q, k, v, *rest = operands
+    both = [{}, {}]
+    if not params["mask"].is_full:
+        for side in both:
+            side["positions"] = rest.pop(0)
+        both[0]["spans"], both[1]["spans"] = params["query_spans"], params["key_spans"]
+    if params["has_segments"]:
+        for side in both:
+            side["segments"] = rest.pop(0)
+    return (q, k, v, *(Tokens(**side) for side in both)), rest
+
+
+_STATIC = ("mask", "scale", "query_spans", "key_spans", "has_segments", "largest_tile")
+
+
+@functools.partial(jax.jit, static_argnames=_STATIC)
+def _attention(*operands: Any, largest_tile: int, **params: Any) -> tuple[Any, Any]:
+    (q, k, v, queries, keys), _ = _read(operands, params)
+    mask, scale = params["mask"], params["scale"]
+    out, lse = attend_block(
+        q, k, v, queries, keys, mask=mask, scale=scale, largest_tile=largest_tile
+    )
+    return out.astype(q.dtype), lse
+
+
+@functools.partial(jax.jit, static_argnames=_STATIC)
+def _attention_backward(*operands: Any, largest_tile: int, **params: Any) -> tuple[Any, ...]:
+    (q, k, v, queries, keys), (out, lse, d_out) = _read(operands, params)
+    mask, scale = params["mask"], params["scale"]
+    summands = attend_block_backward(
+        q,
+        k,
+        v,
+        lse,
+        d_out,
+        delta_of(out, d_out),
+        queries,
+        keys,
+        mask=mask,
+        scale=scale,
+        largest_tile=largest_tile,
+    )
+    return tuple(each.astype(of.dtype) for each, of in zip(summands, (q, k, v), strict=True))
+
+
+@functools.partial(jax.jit, static_argnames=_STATIC)
+def _attention_tangent(*operands: Any, largest_tile: int, **params: Any) -> tuple[Any, ...]:
+    """How the results move with queries, keys and values; for derivatives in forward mode."""
+    (*primals, _, _), tangents = operands[:-3], operands[-3:]
+
+    def moving(*first: Any) -> tuple[Any, Any]:
+        return _attention(*first, *primals[3:], largest_tile=largest_tile, **params)
+
+    return jax.jvp(moving, tuple(primals[:3]), tuple(tangents))[1]
+
+
+def _compiled(function: Any) -> dict[str | None, Any]:
+    return {
+        None: functools.partial(function, largest_tile=LARGEST_ELSEWHERE),
+        "cpu": functools.partial(function, largest_tile=LARGEST),
+    }
+
+
+def _shared(params: Any) -> Sequence[int]:
+    """The places of positions, which are of all examples."""
+    return () if params["mask"].is_full else (3, 4)
+
+
+def _shapes(*avals: Any, **params: Any) -> list[Any]:
+    q, _, v, *_ = avals
+    rows, wide = q.shape[:-1], accumulator(q.dtype)
+    results = ((*rows, v.shape[-1]), q.dtype), (rows, wide)
+    return [_compat.abstract_like(avals, shape, dtype) for shape, dtype in results]
+
+
+def _backward_shapes(*avals: Any, **params: Any) -> list[Any]:
+    return [_compat.abstract_like(avals, each.shape, each.dtype) for each in avals[:3]]
+
+
+ATTENTION = _compat.compiled_primitive("attention", _shapes, _compiled(_attention), _shared)
+"""The primitive; see `bind_attention`."""
+
+ATTENTION_BACKWARD = _compat.compiled_primitive(
+    "attention_backward", _backward_shapes, _compiled(_attention_backward), _shared
+)
+"""Its backward equation."""
+
+_TANGENT = _compat.compiled_primitive(
+    "attention_tangent", _shapes, _compiled(_attention_tangent), _shared
+)
+
+
+def _bind_backward(known: Sequence[Any], cotangents: Sequence[Any], **params: Any) -> Sequence[Any]:
+    d_out, d_lse = cotangents
+    if d_lse is not None:
+        raise NotImplementedError("attention: its log-sum-exp has no derivative")
+    return ATTENTION_BACKWARD.bind(*known, d_out, **params)
+
+
+_compat.differentiate(ATTENTION, _TANGENT, _bind_backward)

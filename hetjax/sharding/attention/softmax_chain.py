@@ -1,0 +1,235 @@
+"""Scores on their way from a product to a softmax, and weights on their way to the next product.
+
+The dimensions of the first product's result are followed by name through all that changes their
+places. What happens to scores that an attention has no word for is noted as a problem.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hetjax import _compat
+from hetjax.sharding.attention.forms import Data, Form, Near, Region, Same, Uniform, moved
+
+Dims = tuple[tuple[int, ...], ...]
+"""For each dimension which of the first product's dimensions it is made of, of those above 1."""
+
+HIDING = -1e4
+"""Scores from here down are taken to be hidden: their exponentials are 0 beside others'."""
+
+OF_MASK = "its mask is not full, causal, a window, or segments"
+OF_WEIGHTS = "its weights are dropped (attention dropout), or changed in another way"
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Scores, or weights, of a product of queries and keys.
+
+    Args:
+        product: the equation of the product.
+        sizes: sizes of the product's dimensions.
+        dims: which of them the value's are.
+        scale: what they were multiplied by.
+        conditions: who sees whom, by the product's dimensions.
+        varying: dimensions along which what was added to them varies.
+        exponentials: the variable that their exponentials are, once these are taken.
+        summed: the dimension along which they were divided by their sum.
+        problem: what an attention has no word for; empty for nothing.
+    """
+
+    product: _compat.JaxprEqn
+    sizes: tuple[int, ...]
+    dims: Dims
+    scale: float = 1.0
+    conditions: frozenset[Near | Same] = frozenset()
+    varying: frozenset[int] = frozenset()
+    exponentials: Any = None
+    summed: int | None = None
+    problem: str = ""
+
+    def refused(self, problem: str) -> Scores:
+        """The same with a problem, if there was none before."""
+        return self if self.problem else replace(self, problem=problem)
+
+
+@dataclass(frozen=True)
+class Total:
+    """The sum of exponentials.
+
+    Args:
+        exponentials: their variable.
+        dims: which of the product's dimensions it has.
+    """
+
+    exponentials: Any
+    dims: Dims
+
+
+Followed = Form | Scores | Total | None
+
+
+def scores_of_product(equation: _compat.JaxprEqn) -> Scores:
+    """What a product of matrices makes, as it may be scores."""
+    out: Any = equation.outvars[0].aval
+    dims = tuple((i,) if size > 1 else () for i, size in enumerate(out.shape))
+    return Scores(equation, tuple(out.shape), dims)
+
+
+def with_shape(dims: Dims, sizes: Sequence[int], shape: Sequence[int]) -> Dims | None:
+    """Dimensions after a reshape; None where one is split."""
+    flat = list(itertools.chain(*dims))
+    found: list[tuple[int, ...]] = []
+    for size in shape:
+        taken: list[int] = []
+        while math.prod(sizes[atom] for atom in taken) < size and flat:
+            taken.append(flat.pop(0))
+        if math.prod(sizes[atom] for atom in taken) != size:
+            return None
+        found.append(tuple(taken))
+    return tuple(found) if not flat else None
+
+
+def placed(
+    form: Scores | Total, equation: _compat.JaxprEqn, sizes: Sequence[int]
+) -> Scores | Total | None:
+    """Scores or their sum after an equation that moves them; None where it does more."""
+    out: Any = equation.outvars[0].aval
+    name, params = equation.primitive.name, equation.params
+    dims: Dims | None = None
+    if name == "transpose":
+        dims = tuple(form.dims[i] for i in params["permutation"])
+    elif name in ("reshape", "squeeze", "expand_dims"):
+        dims = with_shape(form.dims, sizes, out.shape)
+    elif name == "broadcast_in_dim":
+        places = dict(zip(params["broadcast_dimensions"], form.dims, strict=True))
+        dims = tuple(places.get(i, ()) for i in range(len(out.shape)))
+        is_repeated = any(size > 1 and not dim for size, dim in zip(out.shape, dims, strict=True))
+        if is_repeated and isinstance(form, Scores):
+            return None
+    elif name in _KEEPING:
+        dims = form.dims
+    return None if dims is None else replace(form, dims=dims)
+
+
+_KEEPING = frozenset(
+    "convert_element_type copy reduce_precision hetjax_constraint sharding_constraint "
+    "optimization_barrier".split()
+)
+
+
+def combined(
+    equation: _compat.JaxprEqn, place: int, scores: Scores, others: Sequence[Followed]
+) -> Followed:
+    """What an elementwise equation makes of scores and other values.
+
+    Args:
+        equation: the equation.
+        place: which of its operands the scores are.
+        scores: the scores.
+        others: the forms of all its operands, with the dimensions of the result.
+
+    Returns:
+        Scores, with a problem where an attention has no word for it; None where they are none.
+    """
+    name = equation.primitive.name
+    rest = [each for i, each in enumerate(others) if i != place]
+    if scores.summed is not None:
+        return scores.refused(OF_WEIGHTS)
+    if scores.exponentials is not None:
+        if name == "div" and place == 0 and isinstance(rest[0], Total):
+            return _normalised(scores, rest[0])
+        return None
+    if name == "select_n":
+        return _selected(scores, place, others)
+    if name in ("mul", "div") and isinstance(rest[0], Uniform) and (name, place) != ("div", 1):
+        factor = float(rest[0].value)
+        return replace(scores, scale=scores.scale * (factor if name == "mul" else 1 / factor))
+    if name == "add" or (name == "sub" and place == 0):
+        return _shifted(scores, rest[0])
+    if name == "exp":
+        return replace(scores, exponentials=equation.outvars[0])
+    return scores.refused(f"{name} is between the scores and the softmax")
+
+
+def _normalised(scores: Scores, total: Total) -> Scores | None:
+    """Exponentials divided by their sum, which make a softmax."""
+    if total.exponentials is not scores.exponentials:
+        return None
+    gone = [dim for dim, kept in zip(scores.dims, total.dims, strict=True) if dim != kept]
+    if len(gone) != 1 or len(gone[0]) != 1:
+        return None
+    (axis,) = gone[0]
+    found = replace(scores, summed=axis)
+    return found.refused("a bias is added to its scores") if axis in scores.varying else found
+
+
+def _selected(scores: Scores, place: int, operands: Sequence[Followed]) -> Scores:
+    which = operands[0]
+    if place == 0 or len(operands) != 3:
+        return scores.refused(OF_MASK)
+    other = operands[3 - place]
+    if isinstance(which, Uniform):
+        return scores if int(which.value) == place - 1 else scores.refused(OF_MASK)
+    hides = isinstance(other, Uniform) and float(other.value) <= HIDING
+    if isinstance(which, Region) and hides and int(which.inside) == place - 1:
+        return _seeing(scores, which)
+    return scores.refused(OF_MASK)
+
+
+def _shifted(scores: Scores, other: Followed) -> Scores:
+    """Scores with something added to them, or taken away."""
+    match other:
+        case Uniform():
+            return scores
+        case Region() if other.inside == 0 and float(other.outside) <= HIDING:
+            return _seeing(scores, other)
+        case Data():
+            along = {dim for dim in other.dims if dim is not None}
+            atoms = itertools.chain(*(scores.dims[dim] for dim in along))
+            return replace(scores, varying=scores.varying | frozenset(atoms))
+    return scores.refused("its mask is added, and is not full, causal, a window, or segments")
+
+
+def _seeing(scores: Scores, region: Region) -> Scores:
+    """Scores of which those inside a region alone are seen."""
+    names: dict[int, int | None] = {}
+    for condition in region.conditions:
+        for dim in _dims_of(condition):
+            atoms = scores.dims[dim]
+            if len(atoms) > 1:
+                return scores.refused(OF_MASK)
+            names[dim] = atoms[0] if atoms else None
+    found = moved(region, names)
+    if not isinstance(found, Region):
+        return scores.refused(OF_MASK)
+    return replace(scores, conditions=scores.conditions | found.conditions)
+
+
+def _dims_of(condition: Near | Same) -> Iterator[int]:
+    if isinstance(condition, Near):
+        yield from (condition.first, condition.second)
+        return
+    for side in (condition.first, condition.second):
+        yield from (dim for dim in side.dims if dim is not None)
+
+
+def aligned(form: Followed, shape: Sequence[int], out: Sequence[int]) -> Followed:
+    """The form of an operand, whose dimensions of size 1 an elementwise equation repeats."""
+    if isinstance(form, Scores):
+        return form if tuple(shape) == tuple(out) else None
+    if isinstance(form, Total):
+        return form
+    places: Mapping[int, int | None] = {
+        i: None if size == 1 != out[i] else i for i, size in enumerate(shape)
+    }
+    return moved(form, places)
+
+
+def total_of(scores: Scores, axes: Sequence[int]) -> Total:
+    """The sum of exponentials over some of their dimensions."""
+    kept = tuple(dim for i, dim in enumerate(scores.dims) if i not in axes)
+    return Total(scores.exponentials, kept)

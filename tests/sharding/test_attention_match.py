@@ -1,0 +1,166 @@
+"""Plain attention is found however it is written, and computes the same; or it is refused."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from hetjax import InputError, _compat
+from hetjax.pipeline.program.traced_program import trace
+from hetjax.sharding.attention.match import match_attention
+
+plain = jax.nn.dot_product_attention
+
+
+def normal(seed: int, *shape: int) -> jax.Array:
+    return jax.random.normal(jax.random.key(seed), shape)
+
+
+Q, K, V = normal(0, 2, 5, 4, 8), normal(1, 2, 5, 2, 8), normal(2, 2, 5, 2, 8)
+SEGMENTS = jnp.array([[0, 0, 1, 1, 1], [0, 1, 1, 2, 2]])
+
+
+def names_in(jaxpr: Any) -> list[str]:
+    inner = [names_in(each) for e in jaxpr.eqns for each in _compat.inner_jaxprs(e)]
+    return [e.primitive.name for e in jaxpr.eqns] + [name for names in inner for name in names]
+
+
+def by_hand(q: Any, k: Any, v: Any, *, hidden: float = -1e9, adds: bool = False) -> jax.Array:
+    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) / jnp.sqrt(q.shape[-1])
+    seen = jnp.tril(jnp.ones(scores.shape[-2:]))
+    masked = scores + (1 - seen) * hidden if adds else jnp.where(seen == 0, hidden, scores)
+    return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(masked, axis=-1), v)
+
+
+def heads_first(q: Any, k: Any, v: Any) -> jax.Array:
+    """With a constant for a mask, and products written with @."""
+    q, k, v = (each.swapaxes(1, 2) for each in (q, k, v))
+    seen = np.tri(q.shape[2], dtype=bool)
+    scores = jnp.where(seen, q @ k.swapaxes(-1, -2) * 0.3, -jnp.inf)
+    return (jax.nn.softmax(scores) @ v).swapaxes(1, 2)
+
+
+def one_head(q: Any, k: Any, v: Any) -> jax.Array:
+    """Of one sequence, with a window, and a softmax of its own."""
+    place = jnp.arange(q.shape[0])
+    near = (place[:, None] >= place) & (place[:, None] - place < 3)
+    scores = jnp.where(near, q @ k.T, -1e30)
+    weights = jnp.exp(scores - jnp.max(scores, axis=-1, keepdims=True))
+    return weights / jnp.sum(weights, axis=-1, keepdims=True) @ v
+
+
+def packed(q: Any, k: Any, v: Any) -> jax.Array:
+    same = SEGMENTS[:, None, :, None] == SEGMENTS[:, None, None, :]
+    return plain(q, k, v, mask=same, is_causal=True)
+
+
+def scanned(q: Any, k: Any, v: Any) -> jax.Array:
+    blocks = [each[:, None] for each in (q, k, v)]
+    return jax.lax.scan(lambda carry, x: (carry, by_hand(*x)), 0, tuple(blocks))[1]
+
+
+FLAX = nnx.split(nnx.MultiHeadAttention(4, 8, decode=False, rngs=nnx.Rngs(0)))
+
+
+def of_flax(q: Any, **options: Any) -> jax.Array:
+    return nnx.merge(*FLAX)(q[:, :, 0], **options)
+
+
+FOUND: dict[str, tuple[Callable[..., Any], list[Any]]] = {
+    "jax.nn": (plain, [Q, K, V]),
+    "jax.nn, causal": (lambda q, k, v: plain(q, k, v, is_causal=True), [Q, K, V]),
+    "jax.nn, window": (lambda q, k, v: plain(q, k, v, local_window_size=(1, 2)), [Q, K, V]),
+    "jax.nn, packed": (packed, [Q, K, V]),
+    "flax.nnx": (of_flax, [Q]),
+    "flax.nnx, causal": (lambda q: of_flax(q, is_causal=True), [Q]),
+    "flax.nnx, mask": (lambda q: of_flax(q, mask=nnx.make_causal_mask(q[:, :, 0, 0])), [Q]),
+    "by hand": (by_hand, [Q, Q, Q]),
+    "by hand, infinite": (lambda q, k, v: by_hand(q, k, v, hidden=-jnp.inf), [Q, Q, Q]),
+    "by hand, added": (lambda q, k, v: by_hand(q, k, v, adds=True), [Q, Q, Q]),
+    "heads first": (heads_first, [Q, Q, Q]),
+    "one head": (one_head, [Q[0, :, 0], K[0, :, 0], V[0, :, 0]]),
+    "vmap": (jax.vmap(one_head), [Q[:, :, 0], K[:, :, 0], V[:, :, 0]]),
+    "scan": (scanned, [Q, Q, Q]),
+    "checkpoint": (jax.checkpoint(by_hand), [Q, Q, Q]),
+    "jit": (jax.jit(by_hand), [Q, Q, Q]),
+}
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_it_is_put_in_one_equation_that_computes_the_same(name: str):
+    function, arrays = FOUND[name]
+    program = jax.make_jaxpr(function)(*arrays)
+    matched = match_attention(program)
+    matched.check()
+    names = names_in(matched.program.jaxpr)
+    assert names.count("attention") == 1
+    assert "exp" not in names
+    found, expected = (
+        jax.jit(lambda *arrays, each=each: _compat.eval_jaxpr(each, *arrays))(*arrays)
+        for each in (matched.program, program)
+    )
+    np.testing.assert_allclose(found[0], expected[0], rtol=1e-5, atol=1e-5)
+
+
+def dropping(q: Any, k: Any, v: Any) -> jax.Array:
+    weights = jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", q, k))
+    keep = jax.random.bernoulli(jax.random.key(0), 0.5, weights.shape)
+    return jnp.einsum("bhqk,bkhd->bqhd", jnp.where(keep, weights / 0.5, 0), v)
+
+
+def capped(q: Any, k: Any, v: Any) -> jax.Array:
+    weights = jax.nn.softmax(jnp.tanh(jnp.einsum("bqhd,bkhd->bhqk", q, k)))
+    return jnp.einsum("bhqk,bkhd->bqhd", weights, v)
+
+
+def blind(q: Any, k: Any, v: Any) -> jax.Array:
+    place = jnp.arange(5)
+    scores = jnp.where(place[:, None] > place, jnp.einsum("bqhd,bkhd->bhqk", q, k), -1e9)
+    return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores), v)
+
+
+REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
+    "bias": (lambda q, k, v: plain(q, k, v, bias=q[:1, :, :, :5].transpose(0, 2, 1, 3)), "a bias"),
+    "mask": (lambda q, k, v: plain(q, k, v, mask=q[:, None, :, 0, :5] > 0), "its mask is not full"),
+    "padding": (
+        lambda q, k, v: plain(q, k, v, key_value_seq_lengths=jnp.array([3, 4], jnp.int32)),
+        "its mask is not full",
+    ),
+    "dropout": (dropping, "attention dropout"),
+    "cap": (capped, "tanh is between the scores and the softmax"),
+    "blind": (blind, "queries that its mask lets see nothing"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_not_known_stays_and_is_refused_with_the_line(name: str):
+    function, reason = REFUSED[name]
+    program = jax.make_jaxpr(function)(Q, Q, Q)
+    matched = match_attention(program)
+    assert "attention" not in names_in(matched.program.jaxpr)
+    with pytest.raises(InputError, match=f"dot_general at {re.escape(__file__)}:.*{reason}"):
+        matched.check()
+
+
+def test_a_program_is_matched_only_where_sequences_are_divided():
+    def loss(w: Any, batch: Any) -> jax.Array:
+        return jnp.mean(by_hand(batch @ w, batch, batch))
+
+    names = [
+        [step.name for step in trace(loss, jnp.eye(8), Q, divides_sequences=each).steps]
+        for each in (False, True)
+    ]
+    assert [each.count("attention") for each in names] == [0, 1]
+    with pytest.raises(InputError, match="the sequence cannot be divided"):
+        trace(lambda w, x: jnp.mean(capped(x @ w, x, x)), jnp.eye(8), Q, divides_sequences=True)
+
+
+def test_masks_of_a_million_tokens_are_not_looked_at():
+    shape = jax.ShapeDtypeStruct((1, 2**20, 4, 8), jnp.float32)
+    program = jax.make_jaxpr(lambda q: plain(q, q, q, is_causal=True))(shape)
+    assert names_in(match_attention(program).program.jaxpr).count("attention") == 1
