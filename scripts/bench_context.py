@@ -1,33 +1,53 @@
-"""Long sequences: what hetjax's parts for them take, beside what else there is.
+"""One long sequence over unlike devices: HexiSeq beside ring attention, Ulysses and USP.
 
-    python scripts/bench_context.py kernel --json   # hetjax.attention beside jax.nn's, by length
+    python scripts/bench_context.py kernel --json      # hetjax.attention beside jax.nn's, by length
+    python scripts/bench_context.py scheduler --json   # seconds of a search, and what it finds
+    python scripts/bench_context.py exhaustive --json  # few devices, beside the best of all splits
+    python scripts/bench_context.py figures --json     # predicted: the simulations of figure 5
 
-Causal attention of 4 heads of size 64, 2 of keys and values, float32. Times are processor
-seconds, of both systems in turn; memory is what XLA says that a program takes beside its arguments
-and results.
+A part is a function that yields rows; it lives in a file of its own, `context_*.py`, which says
+what its rows mean.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 
 from benchmarking import positive
-from context_kernel import LENGTHS, kernel_rows, shown
+from context_figures import figure_rows
+from context_kernel import LENGTHS, kernel_rows
+from context_scheduler import exhaustive_rows, scheduler_rows
 
 
-def main() -> None:
-    """Measure what is asked for, and print it."""
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("part", choices=("kernel",))
-    parser.add_argument("--lengths", type=positive, nargs="+", default=LENGTHS, metavar="N")
-    parser.add_argument("--rounds", type=positive, default=5, metavar="N")
+    parts = {
+        "kernel": lambda: kernel_rows(options.lengths, options.rounds),
+        "scheduler": lambda: scheduler_rows(options.rounds),
+        "exhaustive": lambda: exhaustive_rows(options.cases),
+        "figures": lambda: figure_rows(options.efficiency),
+    }
+    parser.add_argument("part", choices=parts)
     parser.add_argument("--json", action="store_true", help="a row a line, as JSON")
-    arguments = parser.parse_args()
-    for row in kernel_rows(arguments.lengths, arguments.rounds):
-        print(json.dumps(row) if arguments.json else shown(row), flush=True)
+    parser.add_argument("--rounds", type=int, default=3, help="runs whose median counts")
+    parser.add_argument(
+        "--lengths", type=positive, nargs="+", default=LENGTHS, help="tokens of `kernel`"
+    )
+    parser.add_argument("--cases", type=int, default=20, help="of each size of `exhaustive`")
+    parser.add_argument(
+        "--efficiency",
+        type=float,
+        default=0.5,
+        help="share of the peak that products reach on all kinds in `figures`; 0 for what is "
+        "known of each kind",
+    )
+    options = parser.parse_args(arguments)
+    for row in parts[options.part]():
+        print(json.dumps(row) if options.json else row, flush=True)
 
 
 if __name__ == "__main__":

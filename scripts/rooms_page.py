@@ -33,6 +33,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
         "profiler",
         "foreign",
         "h2",
+        "hexiseq",
         "harp",
         "hap",
         "annotated",
@@ -53,7 +54,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
         "program",
     ),
     "models": (),
-    "sharding": ("deduction", "resolution", "annotation", "attention"),
+    "sharding": ("context", "deduction", "resolution", "annotation", "attention"),
     "mesh": (),
     "data": (),
 }

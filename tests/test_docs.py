@@ -56,6 +56,11 @@ def test_the_page_on_notebooks_runs_as_it_stands():
     assert (found.failed, found.attempted > 25) == (0, True)
 
 
+def test_the_page_on_long_sequences_runs_as_it_stands():
+    found = doctest.testfile(str(DOCS / "context.md"), module_relative=False)
+    assert (found.failed, found.attempted > 10) == (0, True)
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The built site: every page is in the menu, and no link is broken."""

@@ -1,0 +1,154 @@
+"""A cluster's devices as arrays: what each computes and holds, and what joins every two of them."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from hetjax.errors import InputError
+from hetjax.mesh.cluster import Cluster
+from hetjax.planner.work.rates import USABLE_MEMORY
+
+
+@dataclass(frozen=True)
+class ContextDevices:
+    """All devices of a cluster, numbered as `Cluster.device_ids` does.
+
+    Args:
+        cluster: the cluster.
+        dtype: of what products are of.
+        efficiency: share of the peak FLOP/s that products reach, of all kinds alike; None for what
+            is known of each kind.
+        usable_memory: share of a device's memory that may be filled.
+
+    Raises:
+        InputError: a share is not over 0 or over 1.
+
+    Example:
+        >>> from hetjax.mesh import Link, Subcluster, kind
+        >>> near, far = Link(450e9, 5e-6), Link(25e9, 1e-5)
+        >>> island = Subcluster("h100", kind("H100"), 2, 4, near, far)
+        >>> devices = ContextDevices(Cluster("island", (island,)), efficiency=0.5)
+        >>> devices.num_devices, devices.node.tolist(), devices.name(5)
+        (8, [0, 0, 0, 0, 1, 1, 1, 1], 'h100[5]')
+    """
+
+    cluster: Cluster
+    dtype: DTypeLike = "bfloat16"
+    efficiency: float | None = None
+    usable_memory: float = USABLE_MEMORY
+
+    def __post_init__(self) -> None:
+        for field in ("efficiency", "usable_memory"):
+            share = getattr(self, field)
+            if share is not None and not (math.isfinite(share) and 0 < share <= 1):
+                raise InputError(
+                    f"{field}: {share!r} is not allowed: it must be over 0, and at most 1"
+                )
+
+    @property
+    def num_devices(self) -> int:
+        """How many devices there are."""
+        return self.cluster.num_devices
+
+    @functools.cached_property
+    def subcluster(self) -> NDArray[np.intp]:
+        """The number of each device's subcluster."""
+        sizes = [part.num_devices for part in self.cluster.subclusters]
+        return np.repeat(np.arange(len(sizes)), sizes)
+
+    @functools.cached_property
+    def node(self) -> NDArray[np.intp]:
+        """The number, over the whole cluster, of each device's node."""
+        sizes = [
+            part.devices_per_node for part in self.cluster.subclusters for _ in range(part.nodes)
+        ]
+        return np.repeat(np.arange(len(sizes)), sizes)
+
+    @functools.cached_property
+    def card(self) -> NDArray[np.intp]:
+        """The number, over the whole cluster, of the network card of each device."""
+        found, before = [], 0
+        for part in self.cluster.subclusters:
+            of = [min(part.cards_of([device])) for device in range(part.devices_per_node)]
+            for _ in range(part.nodes):
+                found += [before + each for each in of]
+                before += part.num_cards
+        return np.array(found)
+
+    @functools.cached_property
+    def flops(self) -> NDArray[np.float64]:
+        """FLOP/s that each device's products reach."""
+        return self._each([self._rate(part.kind) for part in self.cluster.subclusters])
+
+    def _rate(self, kind) -> float:
+        if self.efficiency is None:
+            return kind.product_flops(self.dtype)
+        return self.efficiency * kind.flops(self.dtype)
+
+    @functools.cached_property
+    def memory_bandwidth(self) -> NDArray[np.float64]:
+        """Bytes/s between each device and its memory."""
+        return self._each([part.kind.memory_bandwidth for part in self.cluster.subclusters])
+
+    @functools.cached_property
+    def memory(self) -> NDArray[np.float64]:
+        """Bytes of each device that may be filled."""
+        parts = self.cluster.subclusters
+        return self._each([self.usable_memory * part.kind.memory_bytes for part in parts])
+
+    @functools.cached_property
+    def near_cost(self) -> NDArray[np.float64]:
+        """Seconds of a byte between each device and others of its node."""
+        return self._each([1 / part.intra_node.bandwidth for part in self.cluster.subclusters])
+
+    @functools.cached_property
+    def near_latency(self) -> NDArray[np.float64]:
+        """Seconds before the first byte between each device and others of its node."""
+        return self._each([part.intra_node.latency for part in self.cluster.subclusters])
+
+    @functools.cached_property
+    def far_cost(self) -> NDArray[np.float64]:
+        """Seconds of a byte between nodes of every two subclusters, over one card of each."""
+        return np.array([[1 / link.bandwidth for link in row] for row in self._far])
+
+    @functools.cached_property
+    def far_latency(self) -> NDArray[np.float64]:
+        """Seconds before the first byte between nodes of every two subclusters."""
+        return np.array([[link.latency for link in row] for row in self._far])
+
+    @functools.cached_property
+    def latencies(self) -> list[float]:
+        """All latencies that links have."""
+        return np.unique(np.append(self.far_latency, self.near_latency)).tolist()
+
+    @functools.cached_property
+    def _far(self):
+        names = [part.name for part in self.cluster.subclusters]
+        return [[self.cluster.link(a, b) for b in names] for a in names]
+
+    @functools.cached_property
+    def card_cost(self) -> NDArray[np.float64]:
+        """Seconds of a byte through each device's network card, by its fastest link."""
+        return self.far_cost.min(axis=1)[self.subcluster]
+
+    def name(self, device: int) -> str:
+        """What messages call a device.
+
+        Args:
+            device: its number.
+
+        Returns:
+            Its subcluster, and its number there.
+        """
+        part = int(self.subcluster[device])
+        first = int(np.searchsorted(self.subcluster, part))
+        return f"{self.cluster.subclusters[part].name}[{device - first}]"
+
+    def _each(self, of_parts: list[float]) -> NDArray[np.float64]:
+        """Figures of subclusters as figures of devices."""
+        return np.array(of_parts, dtype=float)[self.subcluster]

@@ -1,0 +1,215 @@
+"""The context split: groups of devices, and which tokens and query heads each device has.
+
+Groups share the sequence; the devices of a group share its tokens, and after they have exchanged
+them, its heads. Keys and values go round from one group to the next, so the order of the groups is
+the order of the ring.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hetjax.errors import InputError
+
+HeadRange = tuple[int, int]
+"""Query heads from the first to the one after the last; none where both are the same."""
+
+
+@dataclass(frozen=True)
+class ContextGroup:
+    """Devices that exchange tokens for heads with one another.
+
+    Args:
+        devices: their numbers.
+        tokens: how many tokens each device has; 0 is allowed.
+        heads: the query heads that each device attends with, as ranges; an empty one is allowed.
+
+    Raises:
+        InputError: a device is named twice, there are not as many tokens and ranges as devices, or
+            one of them is negative.
+
+    Example:
+        >>> ContextGroup((0, 1, 2), (5, 3, 0), ((0, 4), (4, 5), (5, 6))).length
+        8
+    """
+
+    devices: tuple[int, ...]
+    tokens: tuple[int, ...]
+    heads: tuple[HeadRange, ...]
+
+    def __post_init__(self) -> None:
+        for field in ("devices", "tokens"):
+            object.__setattr__(self, field, tuple(int(each) for each in getattr(self, field)))
+        ranges = tuple((int(start), int(stop)) for start, stop in self.heads)
+        object.__setattr__(self, "heads", ranges)
+        if not self.devices:
+            raise InputError("devices: none is given: a group has one or more")
+        for field in ("tokens", "heads"):
+            if len(getattr(self, field)) != len(self.devices):
+                raise InputError(
+                    f"{field}: {len(getattr(self, field))} given for {len(self.devices)} devices: "
+                    "each device has one entry"
+                )
+        _check_once(self.devices)
+        for field, numbers in (("devices", self.devices), ("tokens", self.tokens)):
+            for place, number in enumerate(numbers):
+                if number < 0:
+                    raise InputError(
+                        f"{field}[{place}]: {number} is not allowed: it must be 0 or more"
+                    )
+        for place, (start, stop) in enumerate(self.heads):
+            if not 0 <= start <= stop:
+                raise InputError(
+                    f"heads[{place}]: {(start, stop)} is not allowed: the first head is 0 or more, "
+                    "and the end not before it"
+                )
+
+    @property
+    def length(self) -> int:
+        """How many tokens the group has."""
+        return sum(self.tokens)
+
+    @property
+    def head_counts(self) -> tuple[int, ...]:
+        """How many query heads each device has."""
+        return tuple(stop - start for start, stop in self.heads)
+
+
+@dataclass(frozen=True)
+class ContextSplit:
+    """How one sequence lies on groups of devices.
+
+    Args:
+        length: tokens of the sequence.
+        query_heads: query heads of an attention.
+        key_value_heads: heads of keys and values, of which each serves as many query heads.
+        groups: the groups in the order of the ring; in each, the devices' ranges cover all query
+            heads, every head once.
+        is_mirrored: whether a group's tokens are an outer and an inner half around the tokens of
+            the groups after it, which balances causal attention; otherwise they are one run.
+
+    Raises:
+        InputError: heads of keys and values do not divide the query heads, a device is in two
+            groups, the tokens do not add up to the length, a group has none, or heads of a group
+            are missing, given twice, or not there.
+
+    Source: HexiSeq, section 4.1. (There, heads add up over all devices; they must in every group.)
+
+    Example:
+        >>> first = ContextGroup((0, 1), (6, 2), ((0, 3), (3, 4)))
+        >>> second = ContextGroup((2,), (4,), ((0, 4),))
+        >>> split = ContextSplit(12, 4, 2, (first, second))
+        >>> split.group_lengths
+        (8, 4)
+        >>> ContextSplit(13, 4, 2, (first, second))
+        Traceback (most recent call last):
+        hetjax.errors.InputError: groups: their tokens add up to 12, the length is 13
+    """
+
+    length: int
+    query_heads: int
+    key_value_heads: int
+    groups: tuple[ContextGroup, ...]
+    is_mirrored: bool = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "groups", tuple(self.groups))
+        for field in ("length", "query_heads", "key_value_heads"):
+            if getattr(self, field) < 1:
+                raise InputError(
+                    f"{field}: {getattr(self, field)} is not allowed: it must be 1 or more"
+                )
+        if self.query_heads % self.key_value_heads:
+            raise InputError(
+                f"key_value_heads: {self.key_value_heads} is not allowed: it must divide the "
+                f"{self.query_heads} query heads"
+            )
+        check_num_groups(len(self.groups), self.length)
+        _check_once([device for group in self.groups for device in group.devices])
+        for number, group in enumerate(self.groups):
+            if not group.length:
+                raise InputError(
+                    f"groups[{number}].tokens: {group.tokens} are none: a group has one or more"
+                )
+            _check_heads(group, number, self.query_heads)
+        total = sum(self.group_lengths)
+        if total != self.length:
+            raise InputError(f"groups: their tokens add up to {total}, the length is {self.length}")
+
+    @property
+    def group_lengths(self) -> tuple[int, ...]:
+        """How many tokens each group has."""
+        return tuple(group.length for group in self.groups)
+
+    @property
+    def heads_per_key_value(self) -> int:
+        """How many query heads one head of keys and values serves."""
+        return self.query_heads // self.key_value_heads
+
+
+def check_num_groups(num_groups: int, length: int) -> None:
+    """Checks that each group can have a token.
+
+    Args:
+        num_groups: how many groups there are.
+        length: tokens of the sequence.
+
+    Raises:
+        InputError: there is no group, or there are more than tokens.
+    """
+    if not 1 <= num_groups <= length:
+        raise InputError(
+            f"groups: {num_groups} are not allowed for a length of {length}: from 1 to {length}, "
+            "since each has one token or more"
+        )
+
+
+def _check_once(devices: Sequence[int]) -> None:
+    seen: set[int] = set()
+    for device in devices:
+        if device in seen:
+            raise InputError(f"devices: {device} is given twice: each device has one place")
+        seen.add(device)
+
+
+def _check_heads(group: ContextGroup, number: int, query_heads: int) -> None:
+    """Checks that a group's ranges cover each head once."""
+    covered = 0
+    for start, stop in sorted(each for each in group.heads if each[0] < each[1]):
+        if start < covered:
+            raise InputError(
+                f"groups[{number}].heads: {_named(start, min(stop, covered))} is given twice: in "
+                "each group, every head has one device"
+            )
+        if start > covered:
+            break
+        covered = stop
+    if covered > query_heads:
+        raise InputError(
+            f"groups[{number}].heads: {_named(query_heads, covered)} is not allowed: there are "
+            f"{query_heads} heads, from 0 to {query_heads - 1}"
+        )
+    if covered < query_heads:
+        missing = sorted(set(range(query_heads)) - set(_covered(group)))
+        told = " and ".join(_named(*run) for run in _runs(missing))
+        raise InputError(
+            f"groups[{number}].heads: no device has {told} of {query_heads}: in each group, every "
+            "head has one device"
+        )
+
+
+def _covered(group: ContextGroup) -> list[int]:
+    return [head for heads in group.heads for head in range(*heads)]
+
+
+def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
+    """Ascending numbers as runs of neighbours."""
+    grouped = itertools.groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])
+    runs = [[number for _, number in run] for _, run in grouped]
+    return [(run[0], run[-1] + 1) for run in runs]
+
+
+def _named(start: int, stop: int) -> str:
+    return f"head {start}" if stop == start + 1 else f"each of heads {start} to {stop - 1}"
