@@ -65,19 +65,41 @@ def sizes_of(draw, total, count):
 
 
 @st.composite
+def ranges_of(draw, lengths, count):
+    """Ranges of two dimensions that together are an array: runs of some share another dimension."""
+    first = draw(st.integers(1, count))
+    runs = [len(run) for run in np.array_split(range(count), first)]
+    found = []
+    for run, (start, stop) in zip(runs, _ends(draw(sizes_of(lengths[0], first))), strict=True):
+        parts = draw(st.permutations(_ends(draw(sizes_of(lengths[1], run)))))
+        found += [((start, stop), part) for part in parts]
+    return tuple(found)
+
+
+def _ends(sizes):
+    return list(itertools.pairwise(itertools.accumulate(sizes, initial=0)))
+
+
+@st.composite
 def an_annotation(draw, shape, groups, *, partial, hdims=None, like=None):
     """An annotation for a shape on given groups of devices; with the meshes of another one."""
-    choices = [DUPLICATE, *range(len(shape))]
+    choices = [DUPLICATE, *range(len(shape)), *itertools.combinations(range(len(shape)), 2)]
     if partial:
         choices.append(PARTIAL)
     hdim = draw(st.sampled_from(hdims or choices)) if len(groups) > 1 else DUPLICATE
     sizes = draw(sizes_of(shape[hdim], len(groups))) if isinstance(hdim, int) else ()
+    ranges = ()
+    if isinstance(hdim, tuple):
+        ranges = draw(ranges_of([shape[d] for d in hdim], len(groups)))
     found = []
     for i, devices in enumerate(groups):
         widths = [sizes[i] if d == hdim else n for d, n in enumerate(shape)]
+        if isinstance(hdim, tuple):
+            for d, (start, stop) in zip(hdim, ranges[i], strict=True):
+                widths[d] = stop - start
         axes = like.subgroups[i].axes if like else draw(meshes(len(devices)))
         found.append(Subgroup(devices, axes, draw(specs(axes, widths, partial=partial))))
-    return HSharding(tuple(found), hdim, sizes)
+    return HSharding(tuple(found), hdim, sizes, ranges)
 
 
 @st.composite

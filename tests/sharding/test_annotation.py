@@ -148,7 +148,22 @@ def test_axes_may_be_a_mapping_and_devices_any_numbers():
         (lambda: HSharding((TWO, ONE), cast(Any, 1.5)), "hdim: 1.5 is not allowed: a dimension"),
         (lambda: HSharding((TWO, ONE), cast(Any, True)), "hdim: True is not allowed"),
         (lambda: HSharding((TWO, ONE), cast(Any, None)), "hdim: None is not allowed"),
-        (lambda: HSharding((TWO, ONE), cast(Any, [0])), r"hdim: \[0\] is not allowed"),
+        (lambda: HSharding((TWO, ONE), cast(Any, [0])), "ranges: 0 are given for 2 subgroups"),
+        (lambda: HSharding((TWO, ONE), (1, 0)), r"hdim: \(1, 0\) is not allowed: rising"),
+        (lambda: HSharding((TWO, ONE), (0, 1), (4, 2)), r"sizes: given where hdim is \(0, 1\)"),
+        (
+            lambda: HSharding((TWO, ONE), 0, ranges=(((0, 2),), ((2, 6),))),
+            "several dimensions have",
+        ),
+        (
+            lambda: HSharding((TWO, ONE), (0, 1), ranges=(((0, 2),), ((2, 6),))),
+            "a range of each of the dimensions",
+        ),
+        (lambda: HSharding((TWO, ONE), (0,), ranges=(((2, 0),), ((2, 6),))), "ranges: .* a start"),
+        (
+            lambda: HSharding((TWO, ONE), (0,), ranges=(((0, 2),), ((2, 9),))).shards((8,)),
+            "2 to 9 is not allowed: dimension 0",
+        ),
         (lambda: HSharding(cast(Any, (0, 1))), r"subgroups\[0\]: 0 is not allowed: a Subgroup"),
         (lambda: Subgroup((0, 1), cast(Any, {}), P()), "holds 1 devices, and 2 are given"),
         (lambda: Subgroup((0, 1), cast(Any, "x"), P()), "axes: 'x' is not allowed"),

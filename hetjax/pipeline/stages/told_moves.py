@@ -104,6 +104,6 @@ def _moved(node: Move, operand: Operand) -> Step:
         RESHARD.name,
         (operand,),
         (node.output,),
-        lambda x: [reshard(x, node.destination)],
+        lambda x: [reshard(x, node.destination, is_early=node.is_early)],
         None,
     )

@@ -177,7 +177,7 @@ def _reduced_inside(program: AnnotatedProgram) -> AnnotatedProgram:
         for source, destination in ways[:-1]:
             value = builder.moved(value, source, destination)
         source, destination = ways[-1]
-        builder.nodes.append(Move(value, node.output, source, destination))
+        builder.nodes.append(replace(node, input=value, source=source, destination=destination))
     return builder.program()
 
 
@@ -213,6 +213,9 @@ def _moves_together(program: AnnotatedProgram) -> AnnotatedProgram:
     waiting: list[Move] = []
     for node in program.nodes:
         if isinstance(node, Move) and not node.is_inside:
+            if node.is_early and not any(node.input == each.output for each in waiting):
+                nodes.append(node)
+                continue
             ready = all(node.input != each.output for each in waiting)
             if not ready:
                 nodes += waiting

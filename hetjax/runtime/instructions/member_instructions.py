@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from hetjax.runtime.instructions.buffers import Buffer, SegmentValue
@@ -85,22 +85,33 @@ def _expanded(run: Run, stage: int, part: MemberPart) -> Iterator[Instruction]:
     def name(value: int) -> Buffer:
         return names.get(value) or SegmentValue(run.microbatch, run.program, value)
 
+    # What was sent early is on its way while the member computes: it is taken when it is needed.
+    awaited: list[Receive] = []
+
+    def taken_for(needed: Collection[Buffer]) -> Iterator[Receive]:
+        while not all(set(needed).isdisjoint(receive.buffers) for receive in awaited):
+            yield awaited.pop(0)
+
     for place, step in enumerate(divided.steps):
         if isinstance(step, MoveGroup):
             sent, taken = step.within(part.submesh)
             tag = move_tag(stage, run.program, place, run.microbatch)
             if sent:
-                yield Send(tag, tuple(name(move.input) for move in sent))
+                parts = tuple(name(move.input) for move in sent)
+                yield from taken_for(parts)
+                yield Send(tag, parts)
             if taken:
-                yield Receive(tag, tuple(name(move.output) for move in taken))
+                awaited.append(Receive(tag, tuple(name(move.output) for move in taken)))
         elif step.submesh == part.submesh:
             kept, donated = arguments_of(divided, place)
+            yield from taken_for([*map(name, step.inputs)])
             yield Run(
                 segment_name(run.program, place),
                 (tuple(map(name, kept)), tuple(map(name, donated))),
                 tuple(map(name, step.outputs)),
                 run.microbatch,
             )
+    yield from awaited
 
 
 def arguments_of(divided: DividedProgram, place: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -2,7 +2,8 @@
 
 Inside one submesh (the bottom tier) an array is sharded as JAX shards it, by a `PartitionSpec`,
 partial sums included. Among the submeshes (the top tier) it is divided along one dimension, in
-sizes of any kind, or is the same on each, or is the sum of what each holds.
+sizes of any kind, or along several in ranges of any kind, or is the same on each, or is the sum of
+what each holds.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from hetjax.sharding.annotation.checked_fields import (
     checked_axes,
     checked_devices,
     checked_hdim,
+    checked_ranges,
     checked_sizes,
     checked_spec,
 )
@@ -31,9 +33,9 @@ from hetjax.sharding.annotation.symbols import Size, SymbolicSize
 DUPLICATE: Literal["duplicate"] = "duplicate"
 PARTIAL: Literal["partial"] = "partial"
 
-HDim = int | Literal["duplicate", "partial"]
-"""What the submeshes of a union share an array along: a dimension; or each has the whole of it
-(`DUPLICATE`); or each has a summand of it (`PARTIAL`)."""
+HDim = int | tuple[int, ...] | Literal["duplicate", "partial"]
+"""What the submeshes of a union share an array along: a dimension; or several, of which each has a
+range; or each has the whole of it (`DUPLICATE`); or each has a summand of it (`PARTIAL`)."""
 
 
 class Summand(NamedTuple):
@@ -199,9 +201,12 @@ class HSharding:
         hdim: what the submeshes share the array along; of no meaning for one submesh.
         sizes: for a dimension, how much of it each submesh has, in order: numbers from 0, or
             symbols that stand for numbers until an input comes. Empty: all alike.
+        ranges: for several dimensions, the range of each that each submesh has, in any order; what
+            two submeshes have, both have the value of.
 
     Raises:
-        InputError: a device is in two subgroups, or the sizes do not fit `hdim` or the subgroups.
+        InputError: a device is in two subgroups, or the sizes or ranges do not fit `hdim` or the
+            subgroups.
 
     Source: Hetu v2, section 3.2.
 
@@ -214,16 +219,21 @@ class HSharding:
         0 ((0, 6), (0, 2))
         1 ((0, 6), (2, 4))
         2 ((6, 8), (0, 4))
+        >>> ranges = ((0, 8), (0, 2)), ((0, 8), (2, 4))
+        >>> HSharding((two, one), hdim=(0, 1), ranges=ranges).shards((8, 4))[2].bounds
+        ((0, 8), (2, 4))
     """
 
     subgroups: tuple[Subgroup, ...]
     hdim: HDim = DUPLICATE
     sizes: tuple[Size | str, ...] = ()
+    ranges: tuple[Bounds, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "subgroups", _checked_subgroups(self.subgroups))
         object.__setattr__(self, "hdim", checked_hdim(self.hdim))
         object.__setattr__(self, "sizes", checked_sizes(self.sizes))
+        object.__setattr__(self, "ranges", checked_ranges(self.ranges))
         if not self.subgroups:
             raise InputError("subgroups: none is given: an annotation has one or more")
         devices = self.devices
@@ -231,10 +241,13 @@ class HSharding:
         if twice:
             raise InputError(f"subgroups: devices {twice} are in two subgroups; they share none")
         self._check_top_tier()
-        if len(self.subgroups) == 1:
+        if len(self.subgroups) == 1 and not self.ranges:
             object.__setattr__(self, "hdim", DUPLICATE)
 
     def _check_top_tier(self) -> None:
+        if isinstance(self.hdim, tuple) or self.ranges:
+            self._check_ranges()
+            return
         if isinstance(self.hdim, str):
             if self.sizes:
                 raise InputError(f"sizes: given where hdim is {self.hdim!r}; only a dimension has")
@@ -248,6 +261,25 @@ class HSharding:
         for size in self.sizes:
             if isinstance(size, int) and size < 0:
                 raise InputError(f"sizes: {size} is not allowed: each is 0 or more")
+
+    def _check_ranges(self) -> None:
+        if not isinstance(self.hdim, tuple):
+            raise InputError(
+                f"ranges: given where hdim is {self.hdim!r}; only several dimensions have"
+            )
+        if self.sizes:
+            raise InputError(
+                f"sizes: given where hdim is {self.hdim}; several dimensions have ranges"
+            )
+        if len(self.ranges) != len(self.subgroups):
+            raise InputError(
+                f"ranges: {len(self.ranges)} are given for {len(self.subgroups)} subgroups"
+            )
+        for each in self.ranges:
+            if len(each) != len(self.hdim):
+                raise InputError(
+                    f"ranges: {each} is not allowed: a range of each of the dimensions {self.hdim}"
+                )
 
     @classmethod
     def of(cls, sharding: NamedSharding) -> HSharding:
@@ -277,6 +309,11 @@ class HSharding:
         return self.hdim == PARTIAL or any(group.num_summands > 1 for group in self.subgroups)
 
     @property
+    def top_tier(self) -> tuple[HDim, tuple[Size | str, ...], tuple[Bounds, ...]]:
+        """What the submeshes share the array along, and how much of it each has."""
+        return self.hdim, self.sizes, self.ranges
+
+    @property
     def symbols(self) -> frozenset[str]:
         """The symbols that have no number yet."""
         formulas = (size for size in self.sizes if isinstance(size, SymbolicSize))
@@ -296,6 +333,8 @@ class HSharding:
 
         Source: Hetu v2, section 5.5.
         """
+        if not self.symbols:
+            return self
         sizes = (s.bind(values) if isinstance(s, SymbolicSize) else s for s in self.sizes)
         return replace(self, sizes=tuple(sizes))
 
@@ -314,11 +353,27 @@ class HSharding:
         everything = tuple((0, size) for size in shape)
         if isinstance(self.hdim, str):
             return (everything,) * len(self.subgroups)
+        if isinstance(self.hdim, tuple):
+            return tuple(self._region(shape, each) for each in self.ranges)
         ends = itertools.accumulate(self._widths(shape), initial=0)
         return tuple(
             (*everything[: self.hdim], part, *everything[self.hdim + 1 :])
             for part in itertools.pairwise(ends)
         )
+
+    def _region(self, shape: Sequence[int], ranges: Bounds) -> Bounds:
+        assert isinstance(self.hdim, tuple)
+        found = [(0, size) for size in shape]
+        for dimension, (start, stop) in zip(self.hdim, ranges, strict=True):
+            if dimension >= len(shape):
+                raise InputError(f"hdim: {dimension} is no dimension of shape {tuple(shape)}")
+            if stop > shape[dimension]:
+                raise InputError(
+                    f"ranges: {start} to {stop} is not allowed: dimension {dimension} of shape "
+                    f"{tuple(shape)} has {shape[dimension]}"
+                )
+            found[dimension] = (start, stop)
+        return tuple(found)
 
     def _widths(self, shape: Sequence[int]) -> tuple[int, ...]:
         assert isinstance(self.hdim, int)
@@ -354,8 +409,13 @@ class HSharding:
     def __str__(self) -> str:
         if len(self.subgroups) == 1:
             return f"HSharding({_subgroup(self.subgroups[0])})"
-        among = f"split on dimension {self.hdim}" if isinstance(self.hdim, int) else self.hdim
-        sizes = self.sizes or ("",) * len(self.subgroups)
+        if isinstance(self.hdim, tuple):
+            dimensions = ", ".join(map(str, self.hdim))
+            among = f"split on dimensions {dimensions}"
+        else:
+            among = f"split on dimension {self.hdim}" if isinstance(self.hdim, int) else self.hdim
+        parts = (", ".join(f"{start}:{stop}" for start, stop in each) for each in self.ranges)
+        sizes = self.sizes or tuple(parts) or ("",) * len(self.subgroups)
         rows = (
             f"\n  {_subgroup(group)}{f', {size} of it' if size != '' else ''}"
             for group, size in zip(self.subgroups, sizes, strict=True)
@@ -379,8 +439,9 @@ class HSharding:
                 }
                 for group in self.subgroups
             ],
-            "hdim": self.hdim,
+            "hdim": list(self.hdim) if isinstance(self.hdim, tuple) else self.hdim,
             "sizes": [size if isinstance(size, int) else str(size) for size in self.sizes],
+            **({"ranges": self.ranges} if self.ranges else {}),
         }
 
     @classmethod
@@ -400,7 +461,8 @@ class HSharding:
                 Subgroup(tuple(each.devices), tuple(each.axes.items()), spec_of(each))
                 for each in record.subgroups
             )
-            return cls(groups, record.hdim, tuple(record.sizes))  # pyright: ignore[reportArgumentType]
+            hdim: Any = tuple(record.hdim) if isinstance(record.hdim, list) else record.hdim
+            return cls(groups, hdim, tuple(record.sizes), checked_ranges(record.ranges))
         except ValueError as error:  # JAX's own too: of a `PartitionSpec` that cannot be.
             raise InputError(f"{source}: {error}") from None
 

@@ -26,8 +26,9 @@ class AnnotationRecord(Record):
     """What a file says of an annotation."""
 
     subgroups: list[SubgroupRecord]
-    hdim: int | Name
+    hdim: int | Name | list[int]
     sizes: list[int | Name] = pydantic.Field(default=[])
+    ranges: list[list[tuple[int, int]]] = pydantic.Field(default=[])
 
 
 def annotation_record(data: object, source: str) -> AnnotationRecord:

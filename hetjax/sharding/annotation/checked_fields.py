@@ -79,22 +79,60 @@ def checked_hdim(hdim: object) -> Any:
     """What submeshes share an array along.
 
     Raises:
-        InputError: it is neither a dimension nor ``"duplicate"`` nor ``"partial"``.
+        InputError: it is neither a dimension nor several nor ``"duplicate"`` nor ``"partial"``.
 
     Example:
-        >>> checked_hdim(1)
-        1
+        >>> checked_hdim(1), checked_hdim([1, 2])
+        (1, (1, 2))
     """
     if isinstance(hdim, str) and hdim in ("duplicate", "partial"):
         return hdim
+    if isinstance(hdim, tuple | list):
+        found = tuple(map(_checked_dimension, hdim))
+        if not found or list(found) != sorted(set(found)):
+            raise InputError(
+                f"hdim: {shown(hdim)} is not allowed: rising dimensions, such as (1, 2)"
+            )
+        return found
+    return _checked_dimension(hdim)
+
+
+def _checked_dimension(hdim: object) -> int:
     if not _is_whole(hdim):
         raise InputError(
-            f"hdim: {shown(hdim)} is not allowed: a dimension, 'duplicate' or 'partial'"
+            f"hdim: {shown(hdim)} is not allowed: a dimension, several, 'duplicate' or 'partial'"
         )
     number = int(hdim)  # pyright: ignore[reportArgumentType]
     if number < 0:
         raise InputError(f"hdim: {number} is not allowed: dimensions count from 0")
     return number
+
+
+def checked_ranges(ranges: object) -> tuple[tuple[tuple[int, int], ...], ...]:
+    """The range of each of several dimensions that each submesh has.
+
+    Raises:
+        InputError: one is none.
+
+    Example:
+        >>> checked_ranges([[(0, 4), (0, 2)], [(0, 4), (2, 3)]])
+        (((0, 4), (0, 2)), ((0, 4), (2, 3)))
+    """
+    problem = InputError(
+        f"ranges: {shown(ranges)} is not allowed: for each submesh a start and an end of each "
+        f"dimension, such as (((0, 8), (0, 2)), ((0, 8), (2, 4)))"
+    )
+    if not isinstance(ranges, Iterable) or isinstance(ranges, str):
+        raise problem
+    found = []
+    for each in ranges:
+        pairs = tuple(each) if isinstance(each, Iterable) and not isinstance(each, str) else ()
+        for pair in pairs:
+            ends = tuple(pair) if isinstance(pair, tuple | list) else ()
+            if len(ends) != 2 or not all(map(_is_whole, ends)) or not 0 <= ends[0] <= ends[1]:
+                raise problem
+        found.append(tuple((int(start), int(stop)) for start, stop in pairs))
+    return tuple(found)
 
 
 def checked_sizes(sizes: object) -> tuple[Size, ...]:

@@ -80,12 +80,14 @@ class Move:
         output: the same value, as it lies afterwards.
         source: how it lies; None where it is known everywhere.
         destination: how it lies afterwards.
+        is_early: whether it is done as soon as the value is there, and not when it is needed.
     """
 
     input: int
     output: int
     source: HSharding | None
     destination: HSharding
+    is_early: bool = False
 
     @property
     def is_inside(self) -> bool:
@@ -97,7 +99,7 @@ class Move:
         source, destination = self.source, self.destination
         if source is None:
             return True
-        same_top_tier = (source.hdim, source.sizes) == (destination.hdim, destination.sizes)
+        same_top_tier = source.top_tier == destination.top_tier
         has_all = same_top_tier or source.hdim == DUPLICATE
         has_all = has_all or is_padded(source, destination)
         return union_of(source) == union_of(destination) and has_all

@@ -38,6 +38,7 @@ class MoveDone:
         result: the variable that it becomes.
         destination: the number of that one's layout; the same where nothing changes.
         mend: what is told of it, where the program did not ask for it.
+        is_early: whether it is done as soon as the value is there.
     """
 
     variable: int
@@ -45,6 +46,7 @@ class MoveDone:
     result: int
     destination: int
     mend: Mend | None = None
+    is_early: bool = False
 
 
 Chain = tuple[Any, EquationDone | MoveDone] | None
@@ -132,6 +134,6 @@ class _Assembler:
         source, destination = self.layouts[done.source], self.layouts[done.destination]
         assert destination is not None, "a move brings a value somewhere"
         after = self.value(done.result, done.destination)
-        self.nodes.append(Move(before, after, source, destination))
+        self.nodes.append(Move(before, after, source, destination, done.is_early))
         if done.mend is not None:
             self.mends.append(done.mend)

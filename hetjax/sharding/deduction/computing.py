@@ -99,7 +99,7 @@ class EquationLayouts:
         found: list[HSharding | None] = []
         for i, top in enumerate(tops):
             groups = [group.with_spec(specs[place][i]) for place, group in enumerate(node.union)]
-            found.append(HSharding(tuple(groups), top.hdim, top.widths))
+            found.append(HSharding(tuple(groups), top.hdim, top.widths, top.ranges))
         return found
 
     def _specs_on(

@@ -32,6 +32,9 @@ def deduce_control(
     Raises:
         OperandError: the operands cannot be taken so.
     """
+    for place, annotation in enumerate(held):
+        if annotation is not None and annotation.ranges:
+            raise OperandError(place, "submeshes have ranges of several of its dimensions")
     match node.equation.primitive.name:
         case "scan":
             return _scan(node, held, body)

@@ -97,11 +97,25 @@ def _moved_inside(node: Move, place: int, array: Any) -> Any:
     destination = node.destination
     if node.source is None or node.source.hdim == DUPLICATE:
         top = top_tier_of(destination, array.shape)
-        if top != WHOLE:
+        if top.ranges:
+            array = _in_range(array, destination, place)
+        elif top != WHOLE:
             array = _taken(_divisible(array, top), take(top), place, 0)
     elif is_padded(node.source, destination):
         array = _padded(array, node.source, place)
     return resharded(array, destination.subgroups[place].spec)
+
+
+def _in_range(array: Any, destination: HSharding, place: int) -> Any:
+    """What a submesh takes of a whole value, along several dimensions."""
+    spec = spec_of(array)
+    assert isinstance(destination.hdim, tuple)
+    entries = entries_of(spec, array.ndim)
+    for dimension in destination.hdim:
+        entries[dimension] = None
+    array = resharded(array, PartitionSpec(*entries, unreduced=spec.unreduced))
+    starts, stops = zip(*destination.regions(array.shape)[place], strict=True)
+    return jax.lax.slice(array, starts, stops)
 
 
 def _divisible(array: Any, top: TopTier) -> Any:

@@ -74,6 +74,8 @@ def proposals(
     Yields:
         Proposals, some of which may turn out not to do; first those by which devices lack little.
     """
+    if any(annotation is not None and annotation.ranges for annotation in held):
+        return
     signature = signature_of(equation) or indivisible(equation)
     unions = {union_of(annotation): None for annotation in held if annotation is not None}
     found: dict[_Agreed, int] = {}

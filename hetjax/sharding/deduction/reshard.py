@@ -24,11 +24,14 @@ class Resharding:
         annotations: how the value shall lie, one for each strategy; or one for all.
         number: tells reshards of a program apart.
         is_reverse: whether it brings a cotangent back to where the value came from.
+        is_early: whether the value leaves as soon as it is there, in a message of its own; else it
+            waits until something needs it, for others that go the same way.
     """
 
     annotations: tuple[HSharding, ...]
     number: int
     is_reverse: bool = False
+    is_early: bool = False
 
     def annotation(self, strategy: int) -> HSharding:
         """The annotation of a strategy.
@@ -56,12 +59,13 @@ RESHARD = _compat.linear_identity("hetjax_reshard", _transpose)
 """The primitive: as a computation it is the identity; its gradient lies as its operand does."""
 
 
-def reshard(x: Any, annotations: HSharding | Sequence[HSharding]) -> Any:
+def reshard(x: Any, annotations: HSharding | Sequence[HSharding], *, is_early: bool = False) -> Any:
     """Say how a value of a traced function shall lie from here on; see `hetjax.reshard`.
 
     Args:
         x: the value.
         annotations: how it shall lie; several are one for each strategy.
+        is_early: see `Resharding`.
 
     Returns:
         The value.
@@ -78,7 +82,7 @@ def reshard(x: Any, annotations: HSharding | Sequence[HSharding]) -> Any:
         hetjax_reshard
     """
     several = checked_annotations(annotations, np.shape(x))
-    return RESHARD.bind(x, resharding=Resharding(several, next(_numbers)))
+    return RESHARD.bind(x, resharding=Resharding(several, next(_numbers), is_early=is_early))
 
 
 def checked_annotations(

@@ -491,7 +491,8 @@ class Deducer:
         if self._is_searched:
             source = min(copies, key=lambda each: self._bytes_moved(variable, each, number) or 0)
         if source != number:
-            return self._moved(after, MoveDone(variable, source, result, number))
+            moved = MoveDone(variable, source, result, number, is_early=resharding.is_early)
+            return self._moved(after, moved)
         done = before.done, MoveDone(variable, source, result, number)
         return replace(after, held={**before.held, result: (number,)}, done=done)
 

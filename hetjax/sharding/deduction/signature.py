@@ -44,6 +44,8 @@ class Signature:
         is_known: whether there is a rule for the primitive; else nothing may be divided.
         resized: parameters that say sizes: from the label's name and its size to what replaces
             them.
+        located: parameters that say which part is computed: from the ranges of labels to what
+            replaces them; None where sizes say all.
     """
 
     operands: tuple[Labels, ...]
@@ -53,6 +55,20 @@ class Signature:
     base: frozenset[int] = frozenset()
     is_known: bool = True
     resized: Callable[[int, int], Mapping[str, Any]] = field(default=lambda name, size: {})
+    located: Callable[[Mapping[int, tuple[int, int]]], Mapping[str, Any]] | None = None
+
+    def located_params(self, ranges: Mapping[int, tuple[int, int]]) -> Mapping[str, Any]:
+        """What replaces parameters where ranges of labels are computed.
+
+        Args:
+            ranges: by label, its start and its end.
+        """
+        if self.located is not None:
+            return self.located(ranges)
+        found: dict[str, Any] = {}
+        for name, (start, stop) in ranges.items():
+            found |= self.resized(name, stop - start)
+        return found
 
 
 Rule = Callable[[_compat.JaxprEqn], Signature]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -473,3 +474,34 @@ def keys_rule(equation: _compat.JaxprEqn) -> Signature:
     found = [(*_numbered(rank), *(None,) * (len(shape) - rank)) for shape in shapes]
     count = len(equation.invars)
     return Signature(tuple(found[:count]), tuple(found[count:]))
+
+
+class BlockLabel(enum.IntEnum):
+    """The labels of a block of an attention; queries and keys have labels of their own."""
+
+    BATCH = 0
+    QUERIES = 1
+    QUERY_HEADS = 2
+    KEYS = 3
+    KEY_SLOTS = 4
+
+
+def attention_block_rule(equation: _compat.JaxprEqn) -> Signature:
+    """Each member computes a block of its own: of the queries and of the keys that it has."""
+    batch, *of_queries = BlockLabel.BATCH, BlockLabel.QUERIES, BlockLabel.QUERY_HEADS
+    query = (batch, *of_queries, None)
+    key = (batch, BlockLabel.KEYS, BlockLabel.KEY_SLOTS, None)
+    row, block = query[:3], equation.params["block"]
+    segments = [row[:2], key[:2]] if block.has_segments else []
+    is_backward = equation.primitive.name.endswith("backward")
+    results = [query, key, key] if is_backward else [query, row]
+    continued = ([query] if is_backward else results) if block.is_continued else []
+    operands = [query, key, key, *segments, *([query, row, row] * is_backward), *continued]
+
+    def located(ranges: Mapping[int, tuple[int, int]]) -> Mapping[str, Any]:
+        return {"block": block.located(ranges)}
+
+    def labels(names: Sequence[BlockLabel | None]) -> Labels:
+        return tuple(None if name is None else Label(name) for name in names)
+
+    return Signature(tuple(map(labels, operands)), tuple(map(labels, results)), located=located)

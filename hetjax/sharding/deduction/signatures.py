@@ -199,6 +199,11 @@ FAMILIES: tuple[Family, ...] = (
         rules.window_rule,
         "dimensions that no window slides over",
     ),
+    Family(
+        ("attention_block", "attention_block_backward"),
+        rules.attention_block_rule,
+        "tokens and heads of queries, and of keys, in ranges that each member is told",
+    ),
     Family(("random_bits",), rules.random_bits_rule, "dimensions of the keys"),
     Family(
         ("random_split", "random_unwrap", "random_wrap"), rules.keys_rule, "dimensions of the keys"

@@ -19,7 +19,7 @@ from hetjax.sharding.annotation.annotation import (
     axes_of,
     spec_from,
 )
-from hetjax.sharding.annotation.bounds import extent
+from hetjax.sharding.annotation.bounds import Bounds, extent
 from hetjax.sharding.deduction.annotated_program import Compute, Taken, Union, union_of
 from hetjax.sharding.deduction.bottom_tier import OperandError
 from hetjax.sharding.deduction.signature import Label, Labels, Signature, shapes_of
@@ -30,12 +30,14 @@ class TopTier:
     """What the submeshes of a union share a value along.
 
     Args:
-        hdim: a dimension, duplicate or partial.
+        hdim: a dimension, several, duplicate or partial.
         widths: for a dimension, how much of it each submesh has.
+        ranges: for several, the range of each that each submesh has.
     """
 
     hdim: HDim = DUPLICATE
     widths: tuple[int, ...] = ()
+    ranges: tuple[Bounds, ...] = ()
 
 
 WHOLE = TopTier()
@@ -46,12 +48,16 @@ def top_tier_of(annotation: HSharding | None, shape: Sequence[int]) -> TopTier:
     """The top tier of an annotation, with sizes in numbers."""
     if annotation is None or isinstance(annotation.hdim, str):
         return WHOLE if annotation is None else TopTier(annotation.hdim)
+    if isinstance(annotation.hdim, tuple):
+        return TopTier(annotation.hdim, ranges=annotation.ranges)
     regions = annotation.regions(shape)
     return TopTier(annotation.hdim, tuple(extent(each)[annotation.hdim] for each in regions))
 
 
 def sized(annotation: HSharding, shape: Sequence[int]) -> HSharding:
     """An annotation with sizes in numbers, so that those that say the same are equal."""
+    if annotation.ranges:
+        return annotation
     top = top_tier_of(annotation, shape)
     return replace(annotation, sizes=top.widths) if len(annotation.subgroups) > 1 else annotation
 
@@ -85,12 +91,15 @@ class Passed:
         taken: what each member takes of operands that all have whole.
         label: what the operands are divided along; None where nothing is.
         widths: how much of it each member has.
+        located: where operands are divided along several labels, the range of each label that each
+            member has.
     """
 
     results: list[TopTier]
     taken: Mapping[int, Taken] = field(default_factory=dict)
     label: int | None = None
     widths: tuple[int, ...] = ()
+    located: tuple[Mapping[int, tuple[int, int]], ...] = ()
 
 
 def pass_through(node: Compute, tops: Sequence[TopTier]) -> tuple[Compute, list[TopTier]]:
@@ -109,6 +118,9 @@ def pass_through(node: Compute, tops: Sequence[TopTier]) -> tuple[Compute, list[
     Source: Hetu v2, section 5.2 (figure 11).
     """
     passed = shares_passed(node.equation, node.signature, tops)
+    if passed.located:
+        resized = tuple(node.signature.located_params(each) for each in passed.located)
+        return replace(node, resized=resized), passed.results
     if passed.label is None:
         return replace(node, taken=passed.taken) if passed.taken else node, passed.results
     resized = tuple(node.signature.resized(passed.label, width) for width in passed.widths)
@@ -136,6 +148,8 @@ def shares_passed(
             if top != WHOLE:
                 name = equation.primitive.name
                 raise OperandError(place, f"submeshes share it, and {name} has no rule for that")
+    if any(isinstance(top.hdim, tuple) for top in tops):
+        return _ranges_passed(signature, tops)
     partial = {place for place, top in enumerate(tops) if top.hdim == PARTIAL}
     if partial:
         return _sum_of_parts(equation, signature, tops, partial)
@@ -176,6 +190,40 @@ def _sum_of_parts(
             raise OperandError(place, "it is divided among submeshes that have summands")
     taken = {place: Taken(None) for place in together - partial}
     return Passed([TopTier(PARTIAL)] * len(equation.outvars), taken)
+
+
+def _ranges_passed(signature: Signature, tops: Sequence[TopTier]) -> Passed:
+    """An equation of operands of which each member has ranges of several dimensions."""
+    found: dict[int, tuple[tuple[int, int], ...]] = {}
+    for place, (top, labels) in enumerate(zip(tops, signature.operands, strict=True)):
+        if not isinstance(top.hdim, tuple):
+            continue
+        for at, dimension in enumerate(top.hdim):
+            label = labels[dimension]
+            ranges = tuple(each[at] for each in top.ranges)
+            if label is None or label.scale != 1 or label.name in signature.summed:
+                raise OperandError(place, f"submeshes have ranges of its dimension {dimension}")
+            if found.setdefault(label.name, ranges) != ranges:
+                raise OperandError(place, "submeshes have other ranges of it than of the others")
+    for place, (top, labels) in enumerate(zip(tops, signature.operands, strict=True)):
+        own = {label.name for label in labels if label is not None}
+        if not isinstance(top.hdim, tuple) and not (top == WHOLE and own.isdisjoint(found)):
+            raise OperandError(place, "submeshes have no ranges of it, as they have of the others")
+    results = [_with_ranges(labels, found) for labels in signature.results]
+    members = range(len(next(iter(found.values()))))
+    located = tuple({name: each[member] for name, each in found.items()} for member in members)
+    return Passed(results, located=located)
+
+
+def _with_ranges(labels: Labels, found: Mapping[int, tuple[tuple[int, int], ...]]) -> TopTier:
+    """How members have a result, by the ranges that they have of labels."""
+    dimensions = tuple(
+        i for i, each in enumerate(labels) if each is not None and each.name in found
+    )
+    if not dimensions:
+        return WHOLE
+    columns = [found[label.name] for i in dimensions if (label := labels[i]) is not None]
+    return TopTier(dimensions, ranges=tuple(zip(*columns, strict=True)))
 
 
 def _label(signature: Signature, tops: Sequence[TopTier]) -> tuple[int | None, tuple[int, ...]]:
@@ -260,7 +308,7 @@ def cotangent_of(annotation: HSharding) -> HSharding:
         group.with_spec(PartitionSpec(*group.spec.partitions)) for group in annotation.subgroups
     )
     hdim = DUPLICATE if annotation.hdim == PARTIAL else annotation.hdim
-    return HSharding(tuple(groups), hdim, annotation.sizes)
+    return HSharding(tuple(groups), hdim, annotation.sizes, annotation.ranges)
 
 
 def whole_on(annotation: HSharding, union: Union, shape: Sequence[int]) -> HSharding:
@@ -277,7 +325,7 @@ def whole_on(annotation: HSharding, union: Union, shape: Sequence[int]) -> HShar
             for group, spec, region in zip(union, specs, regions, strict=True)
         )
         if union != union_of(annotation):
-            return HSharding(groups, annotation.hdim, annotation.sizes)
+            return HSharding(groups, *annotation.top_tier)
     specs = specs if alike else specs * len(union)
     groups = tuple(
         group.with_spec(_fitting(group, spec, shape))

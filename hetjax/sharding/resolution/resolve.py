@@ -123,9 +123,7 @@ def _same_devices(a: HSharding, b: HSharding) -> bool:
 
 def _same_top_tier(a: HSharding, b: HSharding) -> bool:
     return (
-        len(a.subgroups) == len(b.subgroups)
-        and len(a.subgroups) > 1
-        and (a.hdim, a.sizes) == (b.hdim, b.sizes)
+        len(a.subgroups) == len(b.subgroups) and len(a.subgroups) > 1 and a.top_tier == b.top_tier
     )
 
 
