@@ -126,7 +126,7 @@ def test_links_carry_the_bytes_of_the_transfers(number: int):
         busy["out", is_near, a if is_near else int(devices.card[a])] += seconds
         busy["in", is_near, b if is_near else int(devices.card[b])] += seconds
     ring = RingLinks(devices, work, layout, heads[None])
-    columns = heads[None] + 2 * ring.key_value_heads
+    columns = heads[None] + 2 * ring.copies
     exchange = HeadExchange(devices, work, layout, tokens[None], columns)
     assert exchange.busy[0] == pytest.approx(max(busy.values(), default=0.0), rel=1e-9)
     if len(layout.groups) == 1:
@@ -238,13 +238,11 @@ def test_memory_counts_each_part():
     assert parts.kept[0] == pytest.approx(
         np.array([500, 100, 400]) * (3 * 64 * 2 + work.working_bytes)
     )
-    # Heads 0 to 2 need both heads of keys and values, head 3 the second, and all four both.
-    key_values = np.array([2, 1, 2])
-    heads, length = np.array([3, 1, 4]), np.array([600, 600, 400])
-    item = 16 * ((3 * heads + 2 * key_values) * 2 + (heads + 2 * key_values) * GRADIENT_BYTES)
-    assert parts.exchanged[0] == pytest.approx(length * (item + 8 * heads))
     # Sub-rings are heads 0 to 2 and head 3: the third device gets the second head twice.
     copies = np.array([2, 1, 3])
+    heads, length = np.array([3, 1, 4]), np.array([600, 600, 400])
+    item = 16 * ((3 * heads + 2 * copies) * 2 + (heads + 2 * copies) * GRADIENT_BYTES)
+    assert parts.exchanged[0] == pytest.approx(length * (item + 8 * heads))
     assert parts.ring[0] == pytest.approx(2 * 600 * 2 * 16 * copies * (2 + GRADIENT_BYTES))
     assert parts.logits[0] == pytest.approx(np.array([500, 100, 400]) * 50 * 8)
 

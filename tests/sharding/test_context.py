@@ -105,7 +105,8 @@ def carried(split: ContextSplit, *, only_queries: bool) -> Counter[tuple[int, in
             for receiver, heads in zip(group.devices, group.heads, strict=True):
                 wanted = [("q", head) for head in range(*heads)]
                 if not only_queries:
-                    seen = {head // split.heads_per_key_value for head in range(*heads)}
+                    own = [ring for ring in sub_rings(split) if receiver in ring.owners]
+                    seen = [head for ring in own for head in range(*ring.key_value_heads)]
                     wanted += [(name, head) for name in "kv" for head in seen]
                 if sender != receiver:
                     found[sender, receiver] += tokens * len(wanted) * HEAD.item

@@ -19,8 +19,8 @@ class RingLinks:
         heads: query heads of each device, [divisions, devices].
 
     Attributes:
-        key_value_heads: heads of keys and values that each device attends with, [rows, devices].
-        copies: how many come round to it: one that sub-rings divide comes with each of them.
+        copies: heads of keys and values that each device attends with, [rows, devices]: one that
+            its sub-rings divide counts for each of them.
         token_seconds: what a token takes to each group, on the slowest link, [rows, groups].
         latency: seconds before the first byte, [rows, groups].
     """
@@ -34,10 +34,9 @@ class RingLinks:
         starts = stops - heads
         has_any = heads > 0
         needed = (stops - 1) // served - starts // served + 1
-        self.key_value_heads = np.where(has_any, needed, 0)
         count = layout.num_groups
         if count == 1:
-            self.copies = self.key_value_heads
+            self.copies = np.where(has_any, needed, 0)
             self.token_seconds = self.latency = np.zeros((rows, 1))
             return
         cuts = np.zeros((rows, work.query_heads), bool)

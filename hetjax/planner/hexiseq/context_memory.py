@@ -66,8 +66,7 @@ def context_memory(
     work: ContextWork,
     layout: GroupLayout,
     candidates: Candidates,
-    key_value_heads: np.ndarray,
-    ring_heads: np.ndarray,
+    copies: np.ndarray,
 ) -> ContextMemory:
     """What devices hold.
 
@@ -75,9 +74,8 @@ def context_memory(
         work: the model and its sequences.
         layout: the groups.
         candidates: tokens and heads of its devices.
-        key_value_heads: that each device attends with, [divisions of heads, devices].
-        ring_heads: of keys and values that come round to it, which may be more, [divisions of
-            heads, devices].
+        copies: heads of keys and values that each device has, once for each of its sub-rings that
+            see them, [divisions of heads, devices].
 
     Returns:
         The bytes.
@@ -90,18 +88,18 @@ def context_memory(
     lengths = layout.group_sum(tokens)
     own = lengths[:, layout.group]
     # Queries, outputs, gradients of outputs; keys, values; sums of gradients; two row statistics.
-    by_heads = (3 * heads + 2 * key_value_heads) * item
-    by_heads = size * (by_heads + (heads + 2 * key_value_heads) * GRADIENT_BYTES) + 8 * heads
+    by_heads = (3 * heads + 2 * copies) * item
+    by_heads = size * (by_heads + (heads + 2 * copies) * GRADIENT_BYTES) + 8 * heads
     exchanged = batch * own * by_heads[of]
     if work.is_recomputed:
         kept = batch * tokens * (work.layers * work.width * item + work.working_bytes)
     else:
         kept = batch * tokens * work.layers * work.working_bytes
-        saved = size * (2 * heads + 2 * key_value_heads) * item + 4 * heads
+        saved = size * (2 * heads + 2 * copies) * item + 4 * heads
         kept = kept + batch * (work.layers - 1) * own * saved[of]
     ring = np.zeros(tokens.shape)
     if layout.num_groups > 1:
-        block = 2 * size * ring_heads * (item + GRADIENT_BYTES)
+        block = 2 * size * copies * (item + GRADIENT_BYTES)
         ring = RING_BUFFERS * batch * lengths.max(axis=1)[:, None] * block[of]
     chunk = np.minimum(work.logit_tokens, batch * tokens)
     return ContextMemory(state, kept, exchanged, ring, LOGIT_BYTES * work.vocabulary * chunk)

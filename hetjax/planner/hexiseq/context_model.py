@@ -187,7 +187,7 @@ class ContextModel:
             Bytes, [candidates, devices] each.
         """
         ring = RingLinks(self.devices, self.work, layout, candidates.heads)
-        return context_memory(self.work, layout, candidates, ring.key_value_heads, ring.copies)
+        return context_memory(self.work, layout, candidates, ring.copies)
 
     def memory_told(self, layout: GroupLayout, candidates: Candidates, column: int) -> str:
         """What a device holds, in words.
@@ -230,10 +230,10 @@ class ContextModel:
         lengths = layout.group_sum(tokens).astype(float)
         attending = layout.group_max(candidates.heads * layout.of(self._pair_seconds))[of]
         ring = RingLinks(devices, work, layout, candidates.heads)
-        columns = candidates.heads + 2 * ring.key_value_heads
+        columns = candidates.heads + 2 * ring.copies
         inward = HeadExchange(devices, work, layout, tokens, columns[of])
         outward = HeadExchange(devices, work, layout, tokens, candidates.all_heads)
-        memory = context_memory(work, layout, candidates, ring.key_value_heads, ring.copies).total
+        memory = context_memory(work, layout, candidates, ring.copies).total
         passes, hop = self._passes, ring.token_seconds[of]
         around = hop.max(axis=1) * (work.length - lengths.min(axis=1))
         gathered, once = self._state_seconds(layout)

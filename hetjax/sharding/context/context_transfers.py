@@ -1,7 +1,9 @@
 """What devices send one another for one attention, to the byte.
 
 In a group, queries, keys and values go from those that have the tokens to those that have the
-heads, and outputs back; the backward pass sends the gradients the same ways. Around the ring, each
+heads, and outputs back; the backward pass sends the gradients the same ways. A head of keys and
+values goes to a device once for each of its sub-rings that see it: each has a copy to hand on, and
+gradients of its own. Around the ring, each
 group hands the keys and values that it had to the next: step t brings a group those of the group t
 before it. The backward pass sends them round again, and behind them go their gradients, to which
 each group adds its part; the last step brings them home.
@@ -9,12 +11,13 @@ each group adds its part; the last step brings them home.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hetjax.errors import InputError
 from hetjax.sharding.context.context_split import ContextGroup, ContextSplit, HeadRange
-from hetjax.sharding.context.sub_rings import SubRing, key_value_range, sub_rings
+from hetjax.sharding.context.sub_rings import SubRing, sub_rings
 
 
 @dataclass(frozen=True)
@@ -176,20 +179,20 @@ def _exchanged(
     split: ContextSplit, head: HeadBytes, *, only_queries: bool
 ) -> Iterator[tuple[int, int, int, HeadRange]]:
     """Of each group: who has tokens, who has heads, the bytes between them, which heads."""
+    copies = Counter[int]()
+    for ring in sub_rings(split):
+        first, last = ring.key_value_heads
+        copies.update(dict.fromkeys(ring.owners, last - first))
     for group in split.groups:
+        pairs = zip(group.devices, group.heads, strict=True)
         columns = [
-            _columns(heads, split.heads_per_key_value, only_queries) for heads in group.heads
+            stop - start + (0 if only_queries else 2 * copies[device])
+            for device, (start, stop) in pairs
         ]
         for sender, tokens in zip(group.devices, group.tokens, strict=True):
             for receiver, heads, count in zip(group.devices, group.heads, columns, strict=True):
                 if sender != receiver and tokens and count:
                     yield sender, receiver, tokens * count * head.item, heads
-
-
-def _columns(heads: HeadRange, heads_per_key_value: int, only_queries: bool) -> int:
-    """Heads of queries, keys and values that go to one device."""
-    first, last = key_value_range(heads, heads_per_key_value)
-    return heads[1] - heads[0] + (0 if only_queries else 2 * (last - first))
 
 
 def _round(
