@@ -33,6 +33,7 @@ from hetjax.pipeline.program.loss import (
     sums,
     traced_once,
 )
+from hetjax.pipeline.program.token_dimensions import NO_TOKENS, TokenDimensions
 from hetjax.sharding.annotation.annotation import HSharding
 from hetjax.sharding.attention.match import match_attention
 
@@ -108,6 +109,7 @@ class Program:
         aux: where the loss has figures beside it, the count again, and each figure times the count.
         aux_tree: the structure of these figures; None where there are none.
         frozen: the parameter leaves of which a training step leaves something out.
+        tokens: where tokens are in the order in which members share them.
     """
 
     avals: tuple[jax.ShapeDtypeStruct, ...]
@@ -121,6 +123,7 @@ class Program:
     aux: tuple[Operand, ...] = ()
     aux_tree: Any = None
     frozen: FrozenLeaves = NONE_FROZEN
+    tokens: TokenDimensions = NO_TOKENS
 
     @property
     def outputs(self) -> tuple[Operand, ...]:

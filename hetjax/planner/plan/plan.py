@@ -18,6 +18,7 @@ from hetjax.pipeline.program.traced_program import Program
 from hetjax.pipeline.schedules.schedule import Schedule
 from hetjax.pipeline.stages.cutting import cut, made_between
 from hetjax.planner.plan.checks import check_pipeline
+from hetjax.planner.plan.context_checks import check_context_for, check_contexts
 from hetjax.planner.plan.plan_file import PlannedCluster, checked_plan, plan_content
 from hetjax.planner.plan.plan_text import plan_text
 from hetjax.planner.plan.prediction import Prediction
@@ -128,6 +129,11 @@ class Plan:
     def num_devices(self) -> int:
         """How many devices its stages are on."""
         return sum(pipeline.num_devices for pipeline in self.pipelines)
+
+    @property
+    def shares_context(self) -> bool:
+        """Whether members of its stages share the tokens of sequences."""
+        return any(stage.shares.context is not None for stage in self.stages)
 
     def boundaries(self, pipeline: PipelinePlan) -> tuple[int, ...]:
         """The positions where a pipeline's stages begin, and the program's end."""
@@ -244,6 +250,7 @@ def validate(plan: Plan) -> None:
     for p, pipeline in enumerate(plan.pipelines):
         where = f"plan: pipelines[{p}]"
         check_pipeline(pipeline, len(plan.layers) - 1, plan.cluster, where)
+        check_contexts(pipeline, where)
         for s in (group[0] for group in pipeline.schedule.sharing):
             stage = pipeline.stages[s]
             for m, submesh in enumerate(stage.submeshes):
@@ -319,6 +326,7 @@ def validate_for(plan: Plan, program: Program, batch_size: int | None = None) ->
             where = f"plan: pipelines[{p}].stages[{s}]"
             _check_made(plan, stage, stage.shares.values, program, f"{where}.shares.values")
             check_shares_for(stage, pipeline.microbatch_size, program, where)
+            check_context_for(stage, program, where)
             first, end = (plan.layers[layer] for layer in stage.layers)
             check_module_runs(stage, (first, end), f"{where}.shares")
             _check_held(plan, pipeline, s, program, f"{where}.shares.parameters")

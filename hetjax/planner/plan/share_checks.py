@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 from jax.sharding import PartitionSpec
 
@@ -24,7 +25,7 @@ def check_shares(stage: StagePlan, where: str) -> None:
         InputError: naming the field, its value and what is allowed.
     """
     shares = stage.shares
-    if shares and len(stage.members) == 1:
+    if replace(shares, context=None) and len(stage.members) == 1:
         raise InputError(
             f"{where} is given, and the stage has one member; allowed where it has several"
         )

@@ -15,6 +15,7 @@ from hetjax.mesh.cluster import Cluster, SubMesh
 from hetjax.planner.plan.module_shares import ModuleShares, OperandShare, Share
 from hetjax.planner.plan.plan_file import PlannedSchedule
 from hetjax.sharding.annotation.rules import MESH_AXES
+from hetjax.sharding.context.context_split import ContextSplit
 
 Offloaded = Literal["optimizer_state", "activations"]
 """What a stage may keep in its hosts' memory while its devices do not work on it."""
@@ -63,6 +64,8 @@ class Shares:
             None where every member makes all of it. What is not told of is shared as the examples
             are.
         modules: the moves inside the stage's modules; where given, they are all of the stage.
+        context: which tokens of a sequence and which heads of its attentions each member has; its
+            devices are the members' places.
 
     Example:
         >>> bool(Shares()), bool(Shares(batch=(6, 2)))
@@ -74,6 +77,7 @@ class Shares:
     values: Annotated[Mapping[Index, Share], LEFT_OUT_EMPTY] = field(default_factory=dict)
     updates: Annotated[Mapping[Text, Share | None], LEFT_OUT_EMPTY] = field(default_factory=dict)
     modules: Annotated[tuple[ModuleShares, ...], LEFT_OUT_EMPTY] = ()
+    context: Annotated[ContextSplit | None, LEFT_OUT_EMPTY] = None
 
     def __bool__(self) -> bool:
         return self != Shares()

@@ -173,13 +173,15 @@ class _TableRows:
     def _of_microbatches(self) -> Iterator[tuple[type[Buffer], AnnotatedLeaves]]:
         stage, programs = self.pipelines.stages[self.stage], self.pipelines.programs[self.stage]
         yield BatchLeaf, self._examples(stage.batch, programs.batch)
-        yield ReceivedValue, self._examples(stage.receives, programs.received)
+        places = range(len(stage.receives))
+        yield ReceivedValue, self._passed(stage.receives, stage.receives, places, programs.received)
         given = programs.cotangents_out
-        yield SentCotangent, self._examples(given, [programs.received[i] for i in given])
+        yield SentCotangent, self._passed(given, stage.receives, given, programs.received)
         if not self.pipelines.is_last(self.stage):
-            yield SentValue, self._examples(stage.sends, programs.sent)
+            places = range(len(stage.sends))
+            yield SentValue, self._passed(stage.sends, stage.sends, places, programs.sent)
             wanted = programs.cotangents_in
-            yield ReceivedCotangent, self._examples(wanted, [programs.sent[i] for i in wanted])
+            yield ReceivedCotangent, self._passed(wanted, stage.sends, wanted, programs.sent)
 
     def _of_updates(self) -> Iterator[tuple[type[Buffer], AnnotatedLeaves]]:
         scalar = jax.ShapeDtypeStruct((), self.pipelines.program.loss_dtype)
@@ -210,6 +212,19 @@ class _TableRows:
     ) -> AnnotatedLeaves:
         annotations = (self.lies.example(shape.shape) for shape in shapes)
         return AnnotatedLeaves(tuple(names), tuple(shapes), tuple(annotations))
+
+    def _passed(
+        self,
+        names: Iterable[Hashable],
+        values: Sequence[int],
+        places: Sequence[int],
+        shapes: Sequence[jax.ShapeDtypeStruct],
+    ) -> AnnotatedLeaves:
+        """Of values between stages, or their cotangents, by the places among such values."""
+        chosen = [shapes[place] for place in places]
+        pairs = zip((values[place] for place in places), chosen, strict=True)
+        annotations = (self.lies.passed(value, shape.shape) for value, shape in pairs)
+        return AnnotatedLeaves(tuple(names), tuple(chosen), tuple(annotations))
 
     def _whole(
         self, names: Iterable[Hashable], shapes: Sequence[jax.ShapeDtypeStruct]

@@ -104,7 +104,8 @@ class StageAnnotator:
 
     def __init__(self, pipelines: PipelinePrograms, plan: Plan, stage: int):
         self.pipelines, self.stage, self.plan = pipelines, stage, plan.stages[stage]
-        self.pipeline = plan.pipelines[pipelines.pipeline_of(stage)]
+        self._place = pipelines.pipeline_of(stage)
+        self.pipeline = plan.pipelines[self._place]
         self.held = pipelines.stages[stage].parameters
         self.is_union = len(self.plan.members) > 1
         self._members = MemberLayouts(self.plan, plan.cluster)
@@ -123,6 +124,20 @@ class StageAnnotator:
             return example_spec(shape, shape[0] if sizes else size, mesh_shape)
 
         return self._lying(shape, Share(0, sizes) if sizes else None, rule)
+
+    def passed(self, value: int, shape: Sequence[int]) -> HSharding:
+        """Of a value that comes from another stage or goes to it, or of its cotangent.
+
+        Args:
+            value: its number in the program.
+            shape: its shape, whole.
+        """
+        split = self.plan.shares.context
+        dimension = self.pipelines.traced[self._place].tokens.values.get(value)
+        if split is None or dimension is None or not self.is_union:
+            return self.example(shape)
+        tokens = tuple(each for group in split.groups for each in group.tokens)
+        return self._lying(shape, Share(dimension, tokens), lambda *of: PartitionSpec())
 
     def value(self, shape: Sequence[int], share: Share | None) -> HSharding:
         """Of a value inside a microbatch, of which each member has a share.

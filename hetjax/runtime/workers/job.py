@@ -21,12 +21,14 @@ from hetjax.pipeline.build import (
 from hetjax.pipeline.program.loss import parameter_shapes
 from hetjax.pipeline.program.traced_program import Program, trace, with_examples
 from hetjax.pipeline.stages.cutting import Stage
+from hetjax.pipeline.stages.shared_context import share_context
 from hetjax.pipeline.stages.told_moves import with_told_moves
 from hetjax.pipeline.stages.traced_modules import modules_of, trace_modules
 from hetjax.pipeline.stages.traced_stage import TracedStage, Tracer, trace_stage
 from hetjax.pipeline.update.unchanged_leaves import with_frozen_leaves
 from hetjax.planner.plan.obeyed_reshards import obey_reshards
 from hetjax.planner.plan.plan import Plan, validate, validate_for
+from hetjax.planner.plan.plan_context import ring_of, token_order, with_tokens
 from hetjax.runtime.compilation.compiled_stage import divided_programs
 from hetjax.runtime.instructions.instruction import Expect, Instruction, Receive, Send, Tag
 from hetjax.runtime.instructions.instruction_list import (
@@ -82,7 +84,10 @@ def build(job: Job) -> Placement:
     Raises:
         InputError: the plan does not fit the model, the batch or the optimizer.
     """
-    placement = _placed(job, functools.partial(build_pipelines, tracer_of=_tracers(job.plan)))
+    make = functools.partial(
+        build_pipelines, tracer_of=_tracers(job.plan), adapted=_context_shared(job.plan)
+    )
+    placement = _placed(job, make)
     stages = [s for s, stage in enumerate(job.plan.stages) if len(stage.members) > 1]
     return replace(placement, divided={s: divided_programs(placement, s) for s in stages})
 
@@ -120,7 +125,10 @@ def _placed(job: Job, make: Callable[..., PipelinePrograms]) -> Placement:
         )
         for pipeline in plan.pipelines
     ]
-    obeyed = [obey_reshards(plan, p, traced[p.microbatch_size]) for p in plan.pipelines]
+    obeyed = [
+        with_tokens(obey_reshards(plan, p, traced[p.microbatch_size]), token_order(p))
+        for p in plan.pipelines
+    ]
     pipelines = make(
         [
             told(pipeline, plan.cluster, program)
@@ -132,6 +140,18 @@ def _placed(job: Job, make: Callable[..., PipelinePrograms]) -> Placement:
         divide_state=plan.shard_optimizer_state,
     )
     return Placement.of(pipelines, plan)
+
+
+def _context_shared(plan: Plan) -> Callable[[PipelinePrograms, int], Stage]:
+    """What makes a stage, as it was cut, one whose members share the context as the plan says."""
+
+    def adapted(pipelines: PipelinePrograms, stage: int) -> Stage:
+        place = pipelines.pipeline_of(stage)
+        cut, order = pipelines.stages[stage], token_order(plan.pipelines[place])
+        ring = None if order is None else ring_of(plan.stages[stage], plan.cluster, order)
+        return cut if ring is None else share_context(cut, pipelines.traced[place], ring)
+
+    return adapted
 
 
 def _tracers(plan: Plan) -> Callable[[PipelinePrograms, int], Tracer]:
@@ -150,10 +170,14 @@ def _tracers(plan: Plan) -> Callable[[PipelinePrograms, int], Tracer]:
             seeds: tuple[int, ...],
         ) -> TracedStage:
             sent = jax.eval_shape(cut.function, parameters, batch, received)
-            examples = (*batch, *received, *(sent[i] for i in seeds))
+            values = zip(cut.receives, received, strict=True)
+            # The last stage sends nothing on: its cotangent is that of the loss.
+            sends = dict(enumerate(cut.sends))
             annotations = [
                 *map(lies.part, cut.parameters),
-                *(lies.example(shape.shape) for shape in examples),
+                *(lies.example(shape.shape) for shape in batch),
+                *(lies.passed(value, shape.shape) for value, shape in values),
+                *(lies.passed(sends.get(i, -1), sent[i].shape) for i in seeds),
             ]
             flatten = with_told_moves(annotations)
             shares = lies.plan.shares
@@ -183,7 +207,13 @@ def _tracers(plan: Plan) -> Callable[[PipelinePrograms, int], Tracer]:
 def trace_job(job: Job, microbatch_size: int) -> Program:
     """Trace a job's loss at a size of microbatches; it knows what the optimizer leaves as it is."""
     shapes, parameters = with_examples(job.batch, microbatch_size), job.parameter_shapes()
-    program = trace(job.loss_function, parameters, shapes, has_aux=job.has_aux)
+    program = trace(
+        job.loss_function,
+        parameters,
+        shapes,
+        has_aux=job.has_aux,
+        divides_sequences=job.plan.shares_context,
+    )
     return with_frozen_leaves(program, job.optimizer, parameters)
 
 

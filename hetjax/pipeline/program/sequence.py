@@ -1,0 +1,319 @@
+"""The sequence of a program: which dimension of each value is that of the tokens that attend.
+
+From the tokens of attentions, dimensions that belong together are followed through the program by
+the signatures of its equations. Along them tokens can be put in another order, and divided: what
+else a model does with tokens it does with each alone, or it is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+
+from hetjax import _compat
+from hetjax.errors import InputError
+from hetjax.pipeline.program.token_dimensions import TokenDimensions
+from hetjax.pipeline.program.traced_program import Constant, Operand, Program, Step
+from hetjax.sharding.attention.equation import attention_of
+from hetjax.sharding.attention.primitive import ATTENTION
+from hetjax.sharding.deduction.signature import Labels
+from hetjax.sharding.deduction.signatures import signature_of
+from hetjax.sharding.deduction.top_tier import indivisible
+
+SYMMETRIC = frozenset(
+    ("reduce_sum", "reduce_max", "reduce_min", "reduce_and", "reduce_or", "reduce_prod")
+)
+"""What does not depend on the order of what it reduces."""
+
+
+def token_dimensions(program: Program) -> TokenDimensions:
+    """Find the tokens of a program whose attentions are equations of their own.
+
+    Whole numbers and truth values stay in the model's order where something needs them in it, as
+    the shift between tokens and labels does.
+
+    Args:
+        program: the traced loss function.
+
+    Returns:
+        The dimensions.
+
+    Raises:
+        InputError: there is no attention, or something depends on the order of the tokens; the
+            message has the equation and its line.
+    """
+    equations = [
+        each for place, step in enumerate(program.steps) for each in _equations(place, step)
+    ]
+    seeds = [seed for each in equations for seed in _attended(each)]
+    if not seeds:
+        raise InputError("loss: it has no attention whose context members could share")
+    own: set[Operand] = {*program.parameters, *program.batch}
+    lineage = _whole_numbers(equations, program)
+    small = own | lineage | _of_parameters(equations, program)
+    while True:
+        walk = _TokenWalk(equations, own, small)
+        refused = walk.follow(seeds)
+        if refused is None:
+            return walk.found(program)
+        value, problem = refused
+        if value not in lineage:
+            raise problem
+        own |= _ancestors(value, equations, lineage)
+
+
+@dataclass(frozen=True, eq=False)
+class _Equation:
+    """An equation of a step, or inside one.
+
+    Its operands and results are values of the program, or objects that stand for values inside.
+    """
+
+    place: int
+    name: str
+    equation: _compat.JaxprEqn | None
+    operands: tuple[Any, ...]
+    results: tuple[Any, ...]
+    calls: tuple[_compat.JaxprEqn, ...] = ()
+
+    @property
+    def line(self) -> str:
+        """Where it stands in the user's program, or a call of it."""
+        known = (each for each in (self.equation, *reversed(self.calls)) if each is not None)
+        lines = [line for each in known for line in _compat.source_lines(each)]
+        return lines[0] if lines else "an unknown line"
+
+
+def _equations(place: int, step: Step) -> Iterator[_Equation]:
+    if step.equation is None:
+        yield _Equation(place, step.name, None, step.inputs, step.outputs)
+        return
+    yield from _inside(place, step.equation, step.inputs, step.outputs, step.calls)
+
+
+def _inside(
+    place: int,
+    equation: _compat.JaxprEqn,
+    operands: Sequence[Any],
+    results: Sequence[Any],
+    calls: tuple[_compat.JaxprEqn, ...],
+) -> Iterator[_Equation]:
+    inner = _compat.inlined_jaxpr(equation)
+    if inner is None:
+        name = equation.primitive.name
+        yield _Equation(place, name, equation, tuple(operands), tuple(results), calls)
+        return
+    known: dict[Any, Any] = dict(zip(inner.jaxpr.invars, operands, strict=True))
+    known |= {
+        variable: Constant(value)
+        for variable, value in zip(inner.jaxpr.constvars, inner.consts, strict=True)
+    }
+    known |= {
+        variable: result
+        for variable, result in zip(inner.jaxpr.outvars, results, strict=True)
+        if not isinstance(variable, _compat.Literal) and variable not in known
+    }
+
+    def read(atom: Any) -> Any:
+        if isinstance(atom, _compat.Literal):
+            return Constant(atom.val)
+        return known.setdefault(atom, atom)
+
+    for each in inner.jaxpr.eqns:
+        taken, made = [*map(read, each.invars)], [*map(read, each.outvars)]
+        yield from _inside(place, each, taken, made, (*calls, equation))
+
+
+def _whole_numbers(equations: Sequence[_Equation], program: Program) -> set[Any]:
+    """The values that are whole numbers or truth values, and made of such alone."""
+    found = {v for v in program.batch if not _is_floating(program.avals[v])}
+    for each in equations:
+        variables = [] if each.equation is None else each.equation.outvars
+        floating = not variables or any(_is_floating(variable.aval) for variable in variables)
+        if not floating and all(isinstance(o, Constant) or o in found for o in each.operands):
+            found.update(each.results)
+    return found
+
+
+def _of_parameters(equations: Sequence[_Equation], program: Program) -> set[Any]:
+    """The values that are made of parameters and of constants alone."""
+    found: set[Any] = set(program.parameters)
+    for each in equations:
+        if all(isinstance(operand, Constant) or operand in found for operand in each.operands):
+            found.update(each.results)
+    return found
+
+
+def _is_floating(aval: Any) -> bool:
+    return bool(jnp.issubdtype(aval.dtype, jnp.inexact))
+
+
+def _ancestors(value: Any, equations: Sequence[_Equation], among: set[Any]) -> set[Any]:
+    found = {value}
+    for each in reversed(equations):
+        if not found.isdisjoint(each.results):
+            found |= {o for o in each.operands if not isinstance(o, Constant) and o in among}
+    return found
+
+
+class _TokenWalk:
+    """One way from tokens to tokens.
+
+    Args:
+        equations: all equations.
+        own: the values whose tokens stay in the model's order.
+        small: the values that every member may have whole, to make tokens of.
+    """
+
+    def __init__(self, equations: Sequence[_Equation], own: set[Any], small: set[Any]):
+        self.own, self.small, self.dimensions = own, small, dict[Any, int]()
+        self.made: list[tuple[_Equation, int, int]] = []
+        self.taken: list[tuple[_Equation, int, int]] = []
+        self.makers: dict[Any, tuple[_Equation, int]] = {}
+        self.uses: dict[Any, list[tuple[_Equation, int]]] = {}
+        for each in equations:
+            self.makers |= {result: (each, place) for place, result in enumerate(each.results)}
+            for place, operand in enumerate(each.operands):
+                if not isinstance(operand, Constant):
+                    self.uses.setdefault(operand, []).append((each, place))
+
+    def follow(self, seeds: Sequence[tuple[Any, int]]) -> tuple[Any, InputError] | None:
+        """Follow tokens wherever they go; what cannot be followed, with the reason."""
+        waiting = [(value, dimension, None) for value, dimension in seeds]
+        while waiting:
+            value, dimension, by = waiting.pop()
+            if isinstance(value, Constant) or value in self.own:
+                continue
+            known = self.dimensions.get(value)
+            if known == dimension:
+                continue
+            if known is not None:
+                return value, self._problem(
+                    by, f"has tokens along dimensions {known} and {dimension}"
+                )
+            self.dimensions[value] = dimension
+            if value in self.makers:
+                found = self._origin(*self.makers[value], dimension)
+                if isinstance(found, InputError):
+                    return value, found
+                waiting += found
+            for each, place in self.uses.get(value, ()):
+                found = self._through(each, place, dimension)
+                if isinstance(found, InputError):
+                    return value, found
+                waiting += found
+        return None
+
+    def _origin(
+        self, each: _Equation, place: int, dimension: int
+    ) -> list[tuple[Any, int, _Equation | None]] | InputError:
+        """Where tokens come from that an equation makes."""
+        if _attends(each):
+            return []
+        if each.equation is None or each.name in ("scan", "while", "cond"):
+            return self._problem(each, "makes them inside a body")
+        operands, results = _labels(each)
+        label = results[place][dimension]
+        if label is None or label.scale != 1:
+            # What is repeated for every token is the same in any order.
+            if each.name == "broadcast_in_dim":
+                return []
+            if not all(isinstance(o, Constant) or o in self.small for o in each.operands):
+                return self._problem(each, "goes along them")
+            self.made.append((each, place, dimension))
+            return []
+        return self._alike(each, operands, results, label.name)
+
+    def _through(
+        self, each: _Equation, place: int, dimension: int
+    ) -> list[tuple[Any, int, _Equation | None]] | InputError:
+        """Where tokens go that an equation takes."""
+        if _attends(each):
+            return []
+        if each.equation is None or each.name in ("scan", "while", "cond"):
+            return self._problem(each, "takes them inside a body")
+        operands, results = _labels(each)
+        label = operands[place][dimension]
+        if label is not None and label.scale == 1:
+            return self._alike(each, operands, results, label.name)
+        if each.name in SYMMETRIC:
+            return []
+        return self._problem(each, f"goes along them, operand {place}, dimension {dimension}")
+
+    def _alike(
+        self,
+        each: _Equation,
+        operands: Sequence[Labels],
+        results: Sequence[Labels],
+        name: int,
+    ) -> list[tuple[Any, int, _Equation | None]]:
+        """All that an equation divides as one label, of operands and results."""
+        found: list[tuple[Any, int, _Equation | None]] = []
+        for place, labels in enumerate(operands):
+            for dimension in _places(name, labels):
+                operand = each.operands[place]
+                if isinstance(operand, Constant) or operand in self.own:
+                    if (each, place, dimension) not in self.taken:
+                        self.taken.append((each, place, dimension))
+                else:
+                    found.append((operand, dimension, each))
+        for place, labels in enumerate(results):
+            found += [(each.results[place], d, each) for d in _places(name, labels)]
+        return found
+
+    def _problem(self, each: _Equation | None, what: str) -> InputError:
+        name, line = "an attention", ""
+        if each is not None:
+            name = each.name
+            line = f" at {each.line}"
+        return InputError(
+            f"loss: {name}{line} {what}: the tokens of a sequence whose context members share are "
+            f"in another order; allowed: what treats each token alone, attentions, and sums"
+        )
+
+    def found(self, program: Program) -> TokenDimensions:
+        made: dict[int, dict[int, int]] = {}
+        for each, place, dimension in self.made:
+            outputs = program.steps[each.place].outputs
+            result = each.results[place]
+            if result not in outputs:
+                raise self._problem(each, "makes them inside a call")
+            made.setdefault(each.place, {})[outputs.index(result)] = dimension
+        taken: dict[int, dict[int, int]] = {}
+        for each, place, dimension in self.taken:
+            operand, inputs = each.operands[place], program.steps[each.place].inputs
+            at = [i for i, other in enumerate(inputs) if other is operand or other == operand]
+            if not at:
+                raise self._problem(each, "takes them inside a call")
+            taken.setdefault(each.place, {}).update(dict.fromkeys(at, dimension))
+        values = {v: d for v, d in self.dimensions.items() if isinstance(v, int)}
+        return TokenDimensions(values, made, taken)
+
+
+def _attended(each: _Equation) -> Iterator[tuple[Any, int]]:
+    """The tokens of an attention: of its queries, keys, values, segments, and of what it makes."""
+    if not _attends(each):
+        return
+    assert each.equation is not None
+    found = attention_of(each.equation, each.operands)
+    for value in (found.query, found.key, found.value, *found.segments, *each.results):
+        yield value, found.token_dimension
+
+
+def _attends(each: _Equation) -> bool:
+    return each.name == ATTENTION.name
+
+
+def _labels(each: _Equation) -> tuple[Sequence[Labels], Sequence[Labels]]:
+    """The labels of an equation's operands and results; none where nothing is known of it."""
+    equation = each.equation
+    assert equation is not None
+    signature = signature_of(equation) or indivisible(equation)
+    return signature.operands, signature.results
+
+
+def _places(name: int, labels: Labels) -> list[int]:
+    return [i for i, label in enumerate(labels) if label is not None and label.name == name]

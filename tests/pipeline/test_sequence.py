@@ -1,0 +1,111 @@
+"""The tokens of a program: which dimensions they are, and what is refused along them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import hetjax
+from hetjax.errors import InputError
+from hetjax.pipeline.program.sequence import token_dimensions
+from hetjax.pipeline.program.traced_program import Program, trace
+
+LENGTH, WIDTH, HEADS, VOCABULARY = 6, 8, 2, 11
+
+
+def attend(x: jax.Array) -> jax.Array:
+    heads = x.reshape(*x.shape[:2], HEADS, WIDTH // HEADS)
+    return hetjax.attention(heads, heads, heads, causal=True).reshape(x.shape)
+
+
+def program_of(inner: Any, **more: np.ndarray) -> Program:
+    """A model that embeds tokens, computes something, attends, and predicts the next token."""
+
+    def loss(parameters: Any, batch: Any) -> jax.Array:
+        tokens = batch["tokens"]
+        x = parameters["embedding"][tokens[:, :-1]]
+        x = attend(inner(x, parameters))
+        scores = jax.nn.log_softmax(x @ parameters["embedding"].T)
+        return -jnp.mean(jnp.take_along_axis(scores, tokens[:, 1:, None], -1))
+
+    parameters = {"embedding": np.ones((VOCABULARY, WIDTH), np.float32), **more}
+    batch = {"tokens": jax.ShapeDtypeStruct((3, LENGTH + 1), np.dtype(np.int32))}
+    return trace(loss, parameters, batch)
+
+
+def names_of(program: Program, places: Any) -> list[str]:
+    return [program.steps[place].name for place in places]
+
+
+def test_tokens_and_labels_are_put_in_order_where_they_are_cut_out_of_the_batch():
+    program = program_of(lambda x, parameters: x)
+    found = token_dimensions(program)
+    # The batch has a token more than there are queries, so it stays in its own order.
+    assert not set(program.batch) & set(found.values)
+    assert names_of(program, found.made).count("slice") == 2
+    assert all(set(places.values()) == {1} for places in found.made.values())
+    attention = next(step for step in program.steps if step.name == "attention")
+    assert found.values[attention.outputs[0]] == 1
+
+
+def test_positions_are_put_in_order_where_they_are_made_or_taken():
+    table = np.ones((LENGTH + 3, WIDTH), np.float32)
+
+    def with_positions(x: jax.Array, parameters: Any) -> jax.Array:
+        angles = jnp.arange(LENGTH, dtype=jnp.float32)[:, None] * jnp.ones(WIDTH)
+        return x + jnp.sin(angles) + parameters["table"][:LENGTH] + parameters["whole"]
+
+    program = program_of(with_positions, table=table, whole=table[:LENGTH])
+    found = token_dimensions(program)
+    assert "iota" in names_of(program, found.made)
+    # The rows of one table are cut out, which makes tokens; those of the other come as they are.
+    assert names_of(program, found.made).count("slice") == 3
+    whole = program.parameters[program.parameter_names.index("whole")]
+    assert any(
+        program.steps[place].inputs[operand] == whole and dimension == 0
+        for place, taken in found.taken.items()
+        for operand, dimension in taken.items()
+    )
+
+
+@pytest.mark.parametrize(
+    ("inner", "name"),
+    [
+        (lambda x, _: jnp.cumsum(x, axis=1), "cumsum"),
+        (lambda x, _: jnp.flip(x, 1), "rev"),
+        (lambda x, _: jnp.sort(x, axis=1), "sort"),
+        (lambda x, _: jnp.concatenate([x[:, 1:], x[:, :1]], axis=1), "concatenate"),
+        (lambda x, _: x + jnp.concatenate([x[:, 1:], x[:, :1]], axis=1), "slice|concatenate"),
+        (
+            lambda x, _: jax.lax.conv_general_dilated(
+                x,
+                jnp.ones((3, WIDTH, WIDTH)),
+                (1,),
+                "SAME",
+                dimension_numbers=("NHC", "HIO", "NHC"),
+            ),
+            "conv_general_dilated",
+        ),
+        (
+            lambda x, _: jnp.moveaxis(
+                jax.lax.scan(lambda c, row: (c + row, c), x[:, 0] * 0, jnp.moveaxis(x, 1, 0))[1],
+                0,
+                1,
+            ),
+            "slice|scan",
+        ),
+    ],
+)
+def test_what_goes_along_the_tokens_is_refused_by_name_and_line(inner: Any, name: str):
+    with pytest.raises(InputError, match=rf"loss: ({name}) at .*test_sequence.py:\d+ .*them"):
+        token_dimensions(program_of(inner))
+
+
+def test_a_model_without_attention_is_refused():
+    program = trace(lambda w, x: jnp.mean((x @ w) ** 2), jnp.ones((4, 2)), jnp.ones((8, 4)))
+    with pytest.raises(InputError, match="loss: it has no attention"):
+        token_dimensions(program)
