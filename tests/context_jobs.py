@@ -159,7 +159,7 @@ def context_plan(*splits: ContextSplit, function: Any = loss, **changes: Any) ->
     shapes = jax.eval_shape(lambda: Tokens().batch(0, SIZE))
     program = trace(function, parameters(), shapes, divides_sequences=True)
     link = Link(bandwidth=1e9, latency=1e-5)
-    counts = [sum(len(group.devices) for group in split.groups) for split in splits]
+    counts = [len(split.devices) for split in splits]
     cluster = Cluster("hosts", (Subcluster("host", HOST, sum(counts), 1, link, link),))
     stages, first = [], 0
     for place, (split, count) in enumerate(zip(splits, counts, strict=True)):

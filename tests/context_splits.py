@@ -10,7 +10,7 @@ from random_annotations import sizes_of
 
 from hetjax.sharding.attention.mask import Spans, TokenSpan
 from hetjax.sharding.context.context_split import ContextGroup, ContextSplit
-from hetjax.sharding.context.positions import group_positions
+from hetjax.sharding.context.positions import positions_in_order
 
 
 @st.composite
@@ -32,5 +32,4 @@ def context_splits(draw) -> ContextSplit:
 
 def order_of(split: ContextSplit) -> Spans:
     """The positions of the tokens, member by member."""
-    runs = (group_positions(split, group) for group in range(len(split.groups)))
-    return tuple(TokenSpan(*run) for of_group in runs for run in of_group)
+    return tuple(TokenSpan(*run) for run in positions_in_order(split))

@@ -143,9 +143,7 @@ def build_pipelines(
     *,
     divide_state: bool = False,
     tracer_of: Callable[[PipelinePrograms, int], Tracer] | None = None,
-    adapted: Callable[[PipelinePrograms, int], Stage] = lambda pipelines, stage: pipelines.stages[
-        stage
-    ],
+    adapted: Callable[[PipelinePrograms, int], Stage] | None = None,
 ) -> PipelinePrograms:
     """Cut, differentiate and divide: all programs of some pipelines.
 
@@ -158,7 +156,7 @@ def build_pipelines(
             among them.
         tracer_of: from the pipelines as they are cut, and a stage, to what traces the stage; None:
             `hetjax.pipeline.stages.traced_stage.trace_stage` traces all.
-        adapted: the same, to the stage as its members compute it.
+        adapted: the same, to the stage as its members compute it; None: as it was cut.
 
     Returns:
         The pipelines' programs.
@@ -167,8 +165,9 @@ def build_pipelines(
         InputError: the optimizer cannot be divided so.
     """
     pipelines = cut_pipelines(programs, parameters, optimizer, cuts, divide_state=divide_state)
-    stages = tuple(adapted(pipelines, stage) for stage in range(pipelines.num_stages))
-    pipelines = replace(pipelines, stages=stages)
+    if adapted is not None:
+        stages = tuple(adapted(pipelines, stage) for stage in range(pipelines.num_stages))
+        pipelines = replace(pipelines, stages=stages)
     differentiated: list[StagePrograms] = []
     firsts = itertools.pairwise(pipelines.first_stages)
     for program, each, (first, end) in zip(programs, cuts, firsts, strict=True):

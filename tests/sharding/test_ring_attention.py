@@ -18,6 +18,7 @@ from one_device import float64
 from hetjax.runtime.local.local_program import LocalProgram
 from hetjax.runtime.moves.union_array import HArray
 from hetjax.sharding import Network, Subgroup, deduce, specialize
+from hetjax.sharding.annotation.bounds import volume
 from hetjax.sharding.attention.equation import AttentionEquation
 from hetjax.sharding.attention.mask import Mask
 from hetjax.sharding.context.context_split import ContextGroup, ContextSplit
@@ -39,8 +40,8 @@ MASKS = (Mask(), Mask(after=0), Mask(before=3, after=0), Mask(before=2, after=1)
 
 def make_ring(split: ContextSplit) -> ContextRing:
     """A ring whose members are devices of their own."""
-    count = sum(len(group.devices) for group in split.groups)
-    return ContextRing(tuple(Subgroup((i,), (), P()) for i in range(count)), split, order_of(split))
+    union = tuple(Subgroup((device,), (), P()) for device in split.devices)
+    return ContextRing(union, split, order_of(split))
 
 
 def draw_arrays(split: ContextSplit, dtype: str = "float64") -> list[np.ndarray]:
@@ -127,8 +128,7 @@ def moved(program: AnnotatedProgram) -> list[Counter[tuple[int, int]]]:
             for sender in part.senders:
                 for receiver in part.receivers:
                     if sender != receiver:
-                        sides = (stop - start for start, stop in part.bounds)
-                        sent[sender, receiver] += int(np.prod([*sides])) * shape.dtype.itemsize
+                        sent[sender, receiver] += volume(part.bounds) * shape.dtype.itemsize
         found.append(sent)
     return found
 

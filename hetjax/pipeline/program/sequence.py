@@ -19,6 +19,7 @@ from hetjax.pipeline.program.token_dimensions import TokenDimensions
 from hetjax.pipeline.program.traced_program import Constant, Operand, Program, Step
 from hetjax.sharding.attention.equation import attention_of
 from hetjax.sharding.attention.primitive import ATTENTION
+from hetjax.sharding.deduction.evaluation import holds_jaxprs
 from hetjax.sharding.deduction.signature import Labels
 from hetjax.sharding.deduction.signatures import signature_of
 from hetjax.sharding.deduction.top_tier import indivisible
@@ -213,7 +214,7 @@ class _TokenWalk:
         """Where tokens come from that an equation makes."""
         if _attends(each):
             return []
-        if each.equation is None or each.name in ("scan", "while", "cond"):
+        if each.equation is None or holds_jaxprs(each.equation):
             return self._problem(each, "makes them inside a body")
         operands, results = _labels(each)
         label = results[place][dimension]
@@ -233,7 +234,7 @@ class _TokenWalk:
         """Where tokens go that an equation takes."""
         if _attends(each):
             return []
-        if each.equation is None or each.name in ("scan", "while", "cond"):
+        if each.equation is None or holds_jaxprs(each.equation):
             return self._problem(each, "takes them inside a body")
         operands, results = _labels(each)
         label = operands[place][dimension]

@@ -44,11 +44,11 @@ def check_contexts(pipeline: PipelinePlan, where: str) -> None:
 def _check_context(stage: StagePlan, place: str) -> None:
     split, shares = stage.shares.context, stage.shares
     assert split is not None
-    devices = [device for group in split.groups for device in group.devices]
-    if devices != [*range(len(stage.members))]:
+    places = [*range(len(stage.members))]
+    if [*split.devices] != places:
         raise InputError(
-            f"{place}.groups have the devices {devices}; allowed: the places of the stage's "
-            f"members in order, {[*range(len(stage.members))]}"
+            f"{place}.groups have the devices {[*split.devices]}; allowed: the places of the "
+            f"stage's members in order, {places}"
         )
     if shares.batch:
         raise InputError(

@@ -10,7 +10,7 @@ from hetjax.pipeline.program.traced_program import Program
 from hetjax.planner.plan.member_annotations import union_of_members
 from hetjax.planner.plan.stage_plan import PipelinePlan, StagePlan
 from hetjax.sharding.attention.mask import Spans, TokenSpan
-from hetjax.sharding.context.positions import group_positions
+from hetjax.sharding.context.positions import positions_in_order
 from hetjax.sharding.context.ring_attention import ContextRing
 
 
@@ -31,8 +31,7 @@ def token_order(pipeline: PipelinePlan) -> Spans | None:
     if not known:
         return None
     split = max(known, key=lambda split: len(split.groups))
-    runs = (group_positions(split, group) for group in range(len(split.groups)))
-    return tuple(TokenSpan(*run) for of_group in runs for run in of_group)
+    return tuple(TokenSpan(*run) for run in positions_in_order(split))
 
 
 def with_tokens(program: Program, order: Spans | None) -> Program:

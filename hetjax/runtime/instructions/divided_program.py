@@ -213,14 +213,11 @@ def _moves_together(program: AnnotatedProgram) -> AnnotatedProgram:
     waiting: list[Move] = []
     for node in program.nodes:
         if isinstance(node, Move) and not node.is_inside:
-            if node.is_early and not any(node.input == each.output for each in waiting):
-                nodes.append(node)
-                continue
             ready = all(node.input != each.output for each in waiting)
             if not ready:
                 nodes += waiting
                 waiting = []
-            waiting.append(node)
+            (nodes if node.is_early else waiting).append(node)
             continue
         if not {each.output for each in waiting}.isdisjoint(inputs_of(node)):
             nodes += waiting

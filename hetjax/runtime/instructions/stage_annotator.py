@@ -136,8 +136,7 @@ class StageAnnotator:
         dimension = self.pipelines.traced[self._place].tokens.values.get(value)
         if split is None or dimension is None or not self.is_union:
             return self.example(shape)
-        tokens = tuple(each for group in split.groups for each in group.tokens)
-        return self._lying(shape, Share(dimension, tokens), lambda *of: PartitionSpec())
+        return self._lying(shape, Share(dimension, split.tokens), lambda *of: PartitionSpec())
 
     def value(self, shape: Sequence[int], share: Share | None) -> HSharding:
         """Of a value inside a microbatch, of which each member has a share.

@@ -114,7 +114,15 @@ def _attention_tangent(*operands: Any, largest_tile: int, **params: Any) -> tupl
     return jax.jvp(moving, tuple(primals[:3]), tuple(tangents))[1]
 
 
-def _compiled(function: Any) -> dict[str | None, Any]:
+def by_platform(function: Any) -> dict[str | None, Any]:
+    """What a primitive is compiled as, with the largest tiles of each platform.
+
+    Args:
+        function: from operands, parameters and ``largest_tile`` to results.
+
+    Returns:
+        By platform, as `hetjax._compat.compiled_primitive` takes it.
+    """
     return {
         None: functools.partial(function, largest_tile=LARGEST_ELSEWHERE),
         "cpu": functools.partial(function, largest_tile=LARGEST),
@@ -137,16 +145,16 @@ def _backward_shapes(*avals: Any, **params: Any) -> list[Any]:
     return [_compat.abstract_like(avals, each.shape, each.dtype) for each in avals[:3]]
 
 
-ATTENTION = _compat.compiled_primitive("attention", _shapes, _compiled(_attention), _shared)
+ATTENTION = _compat.compiled_primitive("attention", _shapes, by_platform(_attention), _shared)
 """The primitive; see `bind_attention`."""
 
 ATTENTION_BACKWARD = _compat.compiled_primitive(
-    "attention_backward", _backward_shapes, _compiled(_attention_backward), _shared
+    "attention_backward", _backward_shapes, by_platform(_attention_backward), _shared
 )
 """Its backward equation."""
 
 _TANGENT = _compat.compiled_primitive(
-    "attention_tangent", _shapes, _compiled(_attention_tangent), _shared
+    "attention_tangent", _shapes, by_platform(_attention_tangent), _shared
 )
 
 

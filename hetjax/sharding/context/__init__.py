@@ -14,6 +14,7 @@ from hetjax.sharding.context.positions import (
     group_positions,
     halves,
     places_of,
+    positions_in_order,
     seen_pairs,
     seen_rectangle,
 )
@@ -31,6 +32,7 @@ __all__ = [
     "heads_to_tokens",
     "key_value_range",
     "places_of",
+    "positions_in_order",
     "ring_gradient_step",
     "ring_step",
     "seen_pairs",

@@ -18,8 +18,9 @@ from hetjax import _compat
 from hetjax.sharding.attention.block import attend_block, merge
 from hetjax.sharding.attention.block_backward import attend_block_backward
 from hetjax.sharding.attention.mask import Mask, Spans, Tokens, TokenSpan
+from hetjax.sharding.attention.primitive import by_platform
 from hetjax.sharding.attention.tile_views import accumulator
-from hetjax.sharding.attention.tiles import LARGEST, LARGEST_ELSEWHERE
+from hetjax.sharding.context.positions import places_of
 from hetjax.sharding.deduction.signature_rules import BlockLabel
 
 
@@ -80,14 +81,8 @@ def spans_between(spans: Spans, start: int, stop: int) -> Spans:
         >>> spans_between((TokenSpan(0, 4), TokenSpan(8, 12)), 2, 6)
         (TokenSpan(start=2, stop=4), TokenSpan(start=8, stop=10))
     """
-    found, place = [], 0
-    for span in spans:
-        length = span.stop - span.start
-        first, last = max(start - place, 0), min(stop - place, length)
-        if first < last:
-            found.append(TokenSpan(span.start + first, span.start + last))
-        place += length
-    return tuple(found)
+    runs = tuple((span.start, span.stop) for span in spans)
+    return tuple(TokenSpan(*run) for run in places_of(runs, start, stop))
 
 
 def _by_heads(array: Any, block: Block) -> Any:
@@ -162,13 +157,6 @@ def _backward(*operands: Any, block: Block, largest_tile: int) -> tuple[Any, ...
     return (first, *gradients[1:])
 
 
-def _compiled(function: Any) -> dict[str | None, Any]:
-    return {
-        None: functools.partial(function, largest_tile=LARGEST_ELSEWHERE),
-        "cpu": functools.partial(function, largest_tile=LARGEST),
-    }
-
-
 def _forward_shapes(*avals: Any, block: Block) -> list[Any]:
     query, _, value, *_ = avals
     rows, wide = query.shape[:3], accumulator(query.dtype)
@@ -182,12 +170,12 @@ def _backward_shapes(*avals: Any, block: Block) -> list[Any]:
 
 
 ATTEND = _compat.compiled_primitive(
-    "attention_block", _forward_shapes, _compiled(_forward), lambda params: ()
+    "attention_block", _forward_shapes, by_platform(_forward), lambda params: ()
 )
 """Queries, keys, values, maybe both segments, maybe the results so far -> output, log-sum-exp."""
 
 ATTEND_BACKWARD = _compat.compiled_primitive(
-    "attention_block_backward", _backward_shapes, _compiled(_backward), lambda params: ()
+    "attention_block_backward", _backward_shapes, by_platform(_backward), lambda params: ()
 )
 """Queries, keys and values, maybe both segments, the output's cotangent, log-sum-exp, delta, maybe
 the queries' gradient so far -> the gradients."""

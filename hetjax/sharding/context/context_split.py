@@ -127,7 +127,7 @@ class ContextSplit:
                 f"{self.query_heads} query heads"
             )
         check_num_groups(len(self.groups), self.length)
-        _check_once([device for group in self.groups for device in group.devices])
+        _check_once(self.devices)
         for number, group in enumerate(self.groups):
             if not group.length:
                 raise InputError(
@@ -137,6 +137,16 @@ class ContextSplit:
         total = sum(self.group_lengths)
         if total != self.length:
             raise InputError(f"groups: their tokens add up to {total}, the length is {self.length}")
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        """All devices, group by group."""
+        return tuple(device for group in self.groups for device in group.devices)
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """How many tokens each of them has."""
+        return tuple(tokens for group in self.groups for tokens in group.tokens)
 
     @property
     def group_lengths(self) -> tuple[int, ...]:

@@ -61,6 +61,22 @@ def group_positions(split: ContextSplit, group: int) -> tuple[PositionRun, ...]:
     return _joined(((early, early + first), (end - last, end)))
 
 
+def positions_in_order(split: ContextSplit) -> tuple[PositionRun, ...]:
+    """The positions of all tokens, group by group: the order in which devices have them.
+
+    Args:
+        split: the context split.
+
+    Example:
+        >>> from hetjax.sharding.context.context_split import ContextGroup
+        >>> groups = tuple(ContextGroup((d,), (n,), ((0, 1),)) for d, n in enumerate((6, 4)))
+        >>> positions_in_order(ContextSplit(10, 1, 1, groups))
+        ((0, 3), (7, 10), (3, 7))
+    """
+    groups = range(len(split.groups))
+    return tuple(run for group in groups for run in group_positions(split, group))
+
+
 def device_positions(split: ContextSplit, group: int, place: int) -> tuple[PositionRun, ...]:
     """The positions that a device has before the exchange: a part of its group's, in their order.
 

@@ -80,7 +80,7 @@ class ContextRing:
             dimension: the dimension of tokens.
         """
         several = len(self.union) > 1
-        return HSharding(self.union, dimension, self._tokens if several else ())
+        return HSharding(self.union, dimension, self.split.tokens if several else ())
 
     def queries(self) -> HSharding:
         """Each member has its heads of its group's tokens."""
@@ -105,10 +105,6 @@ class ContextRing:
             for _ in group.devices
         ]
         return HSharding(self.union, (TOKENS,), ranges=tuple(ranges))
-
-    @functools.cached_property
-    def _tokens(self) -> tuple[int, ...]:
-        return tuple(tokens for group in self.split.groups for tokens in group.tokens)
 
     @functools.cached_property
     def _ends(self) -> tuple[tuple[int, int], ...]:
