@@ -99,3 +99,19 @@ def test_a_split_of_another_model_is_refused():
     message = rf"shares.context.length is {LENGTH + 1}, and the model's attentions have {LENGTH}"
     with pytest.raises(InputError, match=message):
         build(Job(**arguments, plan=context_plan(longer)))
+
+
+def test_keys_go_round_in_both_passes_while_members_compute():
+    arguments = {name: each for name, each in JOB.items() if name != "source"}
+    programs = build(Job(**arguments, plan=context_plan(RING))).divided[0]
+    for name in ("forward", "backward"):
+        steps = programs[name].steps
+        early = [i for i in programs[name].moves if steps[i].moves[0].is_early]
+        # Of two blocks keys and values go one turn, and backward their gradients another one.
+        assert len(early) == {"forward": 2, "backward": 4}[name]
+        for place in early[:1]:
+            first = steps[place].moves[0].output
+            member = steps[place + 1].submesh
+            own, *others = [s for s in steps[place + 1 :] if getattr(s, "submesh", 0) == member]
+            assert first not in own.inputs
+            assert first in others[0].inputs

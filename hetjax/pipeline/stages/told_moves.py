@@ -22,7 +22,7 @@ from hetjax.pipeline.program.traced_program import (
 from hetjax.sharding.annotation.annotation import HSharding
 from hetjax.sharding.deduction.annotated_program import AnnotatedProgram, Compute, Move, Node
 from hetjax.sharding.deduction.opening import deduce_opened
-from hetjax.sharding.deduction.reshard import RESHARD, reshard
+from hetjax.sharding.deduction.reshard import EARLY, RESHARD, reshard
 
 Flatten = Callable[[_compat.ClosedJaxpr], FlatJaxpr]
 """What makes a flat jaxpr of a trace."""
@@ -106,4 +106,5 @@ def _moved(node: Move, operand: Operand) -> Step:
         (node.output,),
         lambda x: [reshard(x, node.destination, is_early=node.is_early)],
         None,
+        beside=EARLY if node.is_early else (),
     )

@@ -27,6 +27,7 @@ from hetjax.pipeline.program.traced_program import (
 )
 from hetjax.pipeline.stages.cutting import Body, Stage
 from hetjax.pipeline.stages.residuals import choose_residuals
+from hetjax.sharding.deduction.reshard import leaves_early
 
 
 @dataclass(frozen=True, eq=False)
@@ -265,7 +266,7 @@ def halve(traced: TracedStage, *, is_last: bool) -> TracedPasses:
     def size(value: int) -> int:
         return num_bytes(flat.avals[value])
 
-    residuals = tuple(sorted(choose_residuals(before, inputs, needed, size, is_expensive)))
+    residuals = tuple(sorted(choose_residuals(before, inputs, needed, size, _is_kept)))
     return TracedPasses(
         before=tuple(before),
         forward=needed_steps(before, [*traced.sent, *residuals]),
@@ -274,6 +275,15 @@ def halve(traced: TracedStage, *, is_last: bool) -> TracedPasses:
         returned=returned,
         returned_places=tuple(place for place, _ in alive),
     )
+
+
+def _is_kept(step: Step) -> bool:
+    """Whether what a step makes is kept rather than made again.
+
+    A backward pass moves early what it moves early: it takes keys and values round a ring again,
+    of which a member never has more than two groups' at once.
+    """
+    return is_expensive(step) and not leaves_early(step.equation, step.beside)
 
 
 def _is_zero(operand: Operand, reached: set[int] | None, steps: Sequence[Step]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -57,6 +57,22 @@ def _transpose(cotangent: Any, resharding: Resharding) -> Any:
 
 RESHARD = _compat.linear_identity("hetjax_reshard", _transpose)
 """The primitive: as a computation it is the identity; its gradient lies as its operand does."""
+
+
+EARLY = "early"
+"""What tells a step that is an early reshard without an equation of its own."""
+
+
+def leaves_early(equation: _compat.JaxprEqn | None, beside: Hashable = ()) -> bool:
+    """Whether a step is a reshard whose value leaves as soon as it is there.
+
+    Args:
+        equation: its equation; None where it has none.
+        beside: what is told of it beside.
+    """
+    if equation is None:
+        return beside == EARLY
+    return equation.primitive is RESHARD and equation.params["resharding"].is_early
 
 
 def reshard(x: Any, annotations: HSharding | Sequence[HSharding], *, is_early: bool = False) -> Any:

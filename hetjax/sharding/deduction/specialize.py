@@ -1,7 +1,7 @@
 """Specialization: one program for each submesh, and the communication steps between them.
 
 What a submesh has no part in is not in its program. Between two moves the equations of a submesh
-are one segment, compiled as a whole. A sum among submeshes is moves of the summands, and an
+are one segment, compiled as a whole; what takes a value that was sent early begins another one. A sum among submeshes is moves of the summands, and an
 addition in the segment of each submesh that gets them.
 """
 
@@ -74,13 +74,20 @@ def specialize(program: AnnotatedProgram) -> SpecializedProgram:
             if nodes := opened.pop(submesh, None):
                 steps.append(Segment(submesh, tuple(nodes)))
 
+    # What was sent early comes while a segment runs: what needs it begins another one.
+    coming: set[int] = set()
     for node in program.nodes:
         if isinstance(node, Move) and not node.is_inside:
             assert node.source is not None
             close(union_of(node.source))
             close(union_of(node.destination))
             steps.append(node)
+            if node.is_early:
+                coming.add(node.output)
             continue
+        if not coming.isdisjoint(inputs_of(node)):
+            close(computed_on(node))
+            coming.difference_update(inputs_of(node))
         for place, submesh in enumerate(computed_on(node)):
             opened.setdefault(submesh, []).append((node, place))
     close(tuple(opened))
