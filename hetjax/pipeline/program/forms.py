@@ -45,7 +45,7 @@ def form_of(step: Step) -> Form:
     form = _forms.get(step)
     if form is None:
         shapes = () if step.equation is None else shapes_of(step.equation)
-        key = step.name, step.iterations, step_cost(step), shapes
+        key = step.name, step.iterations, step_cost(step), shapes, step.beside
         form = _forms[step] = _known.setdefault(key, Form(key))
     return form
 

@@ -35,23 +35,43 @@ class _Line:
 def temporary_bytes(program: StepProgram) -> int:
     """The most bytes that a program holds at once, beside its arguments and results.
 
-    Lines run in their order. Elementwise arithmetic is fused into what reads it, and holds nothing
-    of its own, but keeps what it reads. A gradient is added to its sum as soon as it is made.
-
     Args:
         program: the program.
 
     Returns:
-        Bytes, were all of it on one device. What a compiler does otherwise is not known here: one
-        for CPUs puts off gradients of weights where it has the whole of a backward pass before it.
+        Bytes, were all of it on one device; see `Temporaries`.
     """
-    outputs = list(itertools.chain(*program.outputs))
-    results = map(operand_value, outputs)
-    wanted = [*outputs, *(program.summands or ())]
-    stored = fenced_values(program.steps, wanted, program.avals) | _factors(program.steps)
-    lines = [_line_of(step, stored) for step in where_they_belong(program.steps)]
-    given = {*itertools.chain(*program.arguments)}
-    return _most(lines, given | {*results}, lambda value: num_bytes(program.avals[value]))
+    return Temporaries(program).most_bytes()
+
+
+class Temporaries:
+    """What a program holds beside its arguments and results.
+
+    Lines run in their order. Elementwise arithmetic is fused into what reads it, and holds nothing
+    of its own, but keeps what it reads. A gradient is added to its sum as soon as it is made. What
+    a compiler does otherwise is not known here: one for CPUs puts off gradients of weights where it
+    has the whole of a backward pass before it.
+
+    Args:
+        program: the program.
+    """
+
+    def __init__(self, program: StepProgram):
+        self._program, outputs = program, list(itertools.chain(*program.outputs))
+        wanted = [*outputs, *(program.summands or ())]
+        stored = fenced_values(program.steps, wanted, program.avals) | _factors(program.steps)
+        lines = [_line_of(step, stored) for step in where_they_belong(program.steps)]
+        self._apart = {*itertools.chain(*program.arguments), *map(operand_value, outputs)}
+        self._spans = _spans(lines, self._apart)
+
+    def most_bytes(self, size: Callable[[int], int] | None = None) -> int:
+        """The most bytes that are held at once.
+
+        Args:
+            size: the bytes of a value, by its number; None for those of the whole value.
+        """
+        whole = size or (lambda value: num_bytes(self._program.avals[value]))
+        return _most(self._spans, self._apart, whole)
 
 
 def _factors(steps: Iterable[Step]) -> frozenset[int]:
@@ -83,19 +103,28 @@ def _most_of_jaxpr(jaxpr: _compat.Jaxpr) -> int:
         for equation in jaxpr.eqns
     ]
     apart = {*values(jaxpr.invars), *values(jaxpr.constvars), *values(jaxpr.outvars)}
-    return _most(lines, apart, lambda value: num_bytes(value.aval))
+    return _most(_spans(lines, apart), apart, lambda value: num_bytes(value.aval))
 
 
-def _most(lines: Sequence[_Line], apart: set[Any], size: Callable[[Any], int]) -> int:
-    """The most that values hold at once, without those that are counted apart."""
+_Span = tuple[frozenset[Hashable], tuple[Hashable, ...], int]
+"""The values that a line reads from memory, those that it writes, and what is held inside it."""
+
+
+def _spans(lines: Sequence[_Line], apart: set[Any]) -> list[_Span]:
+    """What lines read and write, without what is fused."""
     sources: dict[Hashable, frozenset[Hashable]] = {}
-    spans: list[tuple[frozenset[Hashable], tuple[Hashable, ...], int]] = []
+    spans: list[_Span] = []
     for line in lines:
         read = frozenset[Hashable]().union(*(sources.get(v, frozenset((v,))) for v in line.reads))
         stored = tuple(value for value in line.makes if line.is_stored or value in apart)
         sources.update(dict.fromkeys(line.makes, read))
         sources.update((value, frozenset((value,))) for value in stored)
         spans.append((read, stored, line.inside))
+    return spans
+
+
+def _most(spans: Sequence[_Span], apart: set[Any], size: Callable[[Any], int]) -> int:
+    """The most that values hold at once, without those that are counted apart."""
     last = {value: place for place, (read, made, _) in enumerate(spans) for value in (*read, *made)}
     alive = most = 0
     for place, (read, made, inside) in enumerate(spans):

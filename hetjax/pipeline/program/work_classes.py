@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 from hetjax import _compat
 from hetjax.pipeline.program.costs import convolution_sizes, equation_cost
 from hetjax.pipeline.program.traced_program import Step
-from hetjax.sharding.attention.work import attention_work
+from hetjax.sharding.attention.work import AttentionWork, attention_work
 
 Work = Mapping[str, float]
 """FLOPs of products, and bytes of all else, by class."""
@@ -100,8 +100,7 @@ def _equation_work(equation: _compat.JaxprEqn) -> Work:
         return {**_product_work(*_convolution_sides(equation), cost.flops), CONVOLVED: cost.bytes}
     attention = attention_work(equation)
     if attention is not None:
-        products = _product_work(BATCHED, attention.side, attention.products)
-        return {**products, ARITHMETIC: attention.traffic}
+        return attention_classes(attention)
     inner = [_jaxpr_work(jaxpr) for jaxpr in _compat.inner_jaxprs(equation)]
     if name == "cond":
         return max(inner, key=lambda work: sum(work.values()))
@@ -111,6 +110,16 @@ def _equation_work(equation: _compat.JaxprEqn) -> Work:
         times = float(equation.params["length"]) if name == "scan" else 1.0
         return _added((times, work) for work in inner)
     return {} if name in _FREE else {_class_of(name): cost.bytes}
+
+
+def attention_classes(attention: AttentionWork) -> Work:
+    """The work of an attention, or of a block of one, by class.
+
+    Args:
+        attention: the work.
+    """
+    products = _product_work(BATCHED, attention.side, attention.products)
+    return {**products, ARITHMETIC: attention.traffic}
 
 
 def _jaxpr_work(jaxpr: _compat.Jaxpr) -> Work:

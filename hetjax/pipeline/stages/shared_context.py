@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from hetjax.pipeline.program.forms import form_of
 from hetjax.pipeline.program.token_dimensions import TokenDimensions
 from hetjax.pipeline.program.traced_program import Program, Step
 from hetjax.pipeline.stages.cutting import Body, Stage
@@ -38,7 +39,8 @@ def share_context(stage: Stage, program: Program, ring: ContextRing) -> Stage:
 
 def _shared(step: Step, place: int | None, tokens: TokenDimensions, ring: ContextRing) -> Step:
     if step.name == ATTENTION.name:
-        return replace(step, evaluate=_attention(step, ring), equation=None, beside=ring)
+        beside = ring, form_of(step)
+        return replace(step, evaluate=_attention(step, ring), equation=None, beside=beside)
     if place is None:
         return step
     taken, made = tokens.taken.get(place, {}), tokens.made.get(place, {})

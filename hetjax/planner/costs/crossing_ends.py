@@ -33,10 +33,14 @@ class CrossingPart:
 def end_of(stage: StagePlan) -> End:
     """The end of a transfer that a stage is.
 
+    Members that share the context have tokens in the place of examples, in one order in all stages.
+
     Args:
         stage: the stage.
     """
-    batch = stage.shares.batch or (1,) * len(stage.members)
+    context = stage.shares.context
+    tokens = () if context is None else context.tokens
+    batch = stage.shares.batch or tokens or (1,) * len(stage.members)
     total = sum(batch)
     return tuple((s, size / total) for s, size in zip(stage.submeshes, batch, strict=True))
 

@@ -24,7 +24,7 @@ def member_rates(problem: PlanningProblem, members: Sequence[Member]) -> Rates:
         `hetjax.planner.costs.cost_model.estimate` has; of moves the slowest of each member's links,
         with all that works side by side.
     """
-    classes = _class_rates(problem)
+    classes = class_rates(problem)
     speeds = tuple(
         _speed(problem, member, classes.get(member.submesh.subcluster)) for member in members
     )
@@ -76,8 +76,15 @@ def _speed(problem: PlanningProblem, member: Member, classes: ClassRates | None)
     )
 
 
-def _class_rates(problem: PlanningProblem) -> dict[str, ClassRates]:
-    """What classes of work take on the devices of subclusters where something was measured."""
+def class_rates(problem: PlanningProblem) -> dict[str, ClassRates]:
+    """What classes of work take on the devices of subclusters where something was measured.
+
+    Args:
+        problem: the planning problem, with its profile.
+
+    Returns:
+        By the subcluster's name.
+    """
     found = {}
     for name, rates in problem.profile.classes.items():
         kind = problem.cluster.subcluster(name).kind

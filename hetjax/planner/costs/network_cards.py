@@ -125,7 +125,7 @@ def _transfer(
         # The link's bandwidth times the seconds is the whole transfer, of which this is a share.
         moved = carried if len(parts) == 1 else carried * part.share
         for way, submesh, cards in ends:
-            share = moved * link.bandwidth / _card_bandwidth(cluster, submesh)
+            share = moved * link.bandwidth / card_bandwidth(cluster, submesh)
             share *= submesh.shape[0] / len(cards)
             filled.update({(submesh.subcluster, *card, way): share for card in cards})
     return _Transfer(seconds, carried, dict(filled), lane)
@@ -146,7 +146,16 @@ def _nodes(cluster: Cluster, submesh: SubMesh) -> set[int]:
     return {node for node, _ in cluster.devices(submesh)}
 
 
-def _card_bandwidth(cluster: Cluster, submesh: SubMesh) -> float:
+def card_bandwidth(cluster: Cluster, submesh: SubMesh) -> float:
+    """How fast a network card of a submesh's nodes is: as the fastest link of its subcluster.
+
+    Args:
+        cluster: the cluster.
+        submesh: the submesh.
+
+    Returns:
+        Bytes/s.
+    """
     subcluster = cluster.subcluster(submesh.subcluster)
     links = [link for a, b, link in cluster.links if subcluster.name in (a, b)]
     if subcluster.nodes > 1:

@@ -27,6 +27,7 @@ from hetjax.pipeline.timeline.simulate import StageClock, simulate_schedule, sta
 from hetjax.pipeline.timeline.streamed_update import GroupTimes, stream_update
 from hetjax.pipeline.timeline.timeline import Event, Timeline, host_track, stage_track
 from hetjax.pipeline.timeline.times import StepTimes
+from hetjax.planner.costs.context_cost import predict_context
 from hetjax.planner.costs.cost_model import (
     copies_overlap,
     estimate,
@@ -630,7 +631,10 @@ def _stage_prediction(
     ]
     back = transfer_seconds(links[index - 1], work.returned_bytes) if index else 0.0
     there = transfer_seconds(links[index], sent) if after else 0.0
-    if stage.shares.modules:
+    if stage.shares.context is not None and len(stage.members) > 1:
+        following = after[0] if after else None
+        alone = predict_context(plan, pipeline, index, problem, following, run)
+    elif stage.shares.modules:
         alone = predict_modules(plan, stage, problem, work)
     else:
         of_stage = _of_one_member if len(stage.members) == 1 else _of_members

@@ -77,7 +77,7 @@ def executions_of(cluster: Cluster, stage: StagePlan) -> tuple[Execution, ...]:
 
     Args:
         cluster: the devices.
-        stage: the stage, whose members share nothing but the examples.
+        stage: the stage, whose members share the examples, or their tokens.
 
     Returns:
         One for each member.
@@ -87,9 +87,12 @@ def executions_of(cluster: Cluster, stage: StagePlan) -> tuple[Execution, ...]:
 
 def _execution_of(cluster: Cluster, stage: StagePlan, place: int) -> Execution:
     """How a member of a stage runs."""
-    member, batch = stage.members[place], stage.shares.batch
+    member, batch, context = stage.members[place], stage.shares.batch, stage.shares.context
     subcluster = cluster.subcluster(member.submesh.subcluster)
-    share = batch[place] / sum(batch) if batch else 1.0
+    share = updates = batch[place] / sum(batch) if batch else 1.0
+    if context is not None:
+        share = context.tokens[place] / context.length
+        updates = member.submesh.num_devices / stage.num_devices
     execution = Execution(
         kind=subcluster.kind,
         link=collective_link(cluster, member.submesh),
@@ -100,7 +103,7 @@ def _execution_of(cluster: Cluster, stage: StagePlan, place: int) -> Execution:
         subcluster=subcluster.name,
         shape=member.submesh.shape,
         examples=share,
-        updates=share,
+        updates=updates,
         members=len(stage.members),
     )
     if "activations" in stage.offload:

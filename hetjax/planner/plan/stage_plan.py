@@ -263,11 +263,14 @@ slow[0:1] 1x1; this works on stages of one
     def is_predictable(self) -> bool:
         """Whether the cost model knows it.
 
-        It has one member, or they share the examples alone, or it is told of its modules.
+        It has one member, or they share the examples alone or the context alone, or it is told of
+        its modules.
         """
-        if len(self.members) == 1 or self.shares.modules:
+        shares = self.shares
+        if len(self.members) == 1 or shares.modules:
             return True
-        return bool(self.shares.batch) and self.shares == Shares(batch=self.shares.batch)
+        alone = (Shares(batch=shares.batch), Shares(context=shares.context))
+        return bool(shares) and shares in alone
 
     @property
     def rule_words(self) -> tuple[str, ...]:

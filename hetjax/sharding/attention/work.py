@@ -10,7 +10,7 @@ from typing import Any
 from hetjax import _compat
 from hetjax.sharding.attention.primitive import ATTENTION, ATTENTION_BACKWARD
 from hetjax.sharding.attention.tile_views import accumulator
-from hetjax.sharding.attention.tiles import LARGEST, tiling
+from hetjax.sharding.attention.tiles import LARGEST, Tiling, tiling
 
 BACKWARD_PASSES = 2.5
 """How often the backward equation does the products of the forward one: five to its two."""
@@ -70,13 +70,12 @@ def attention_work(equation: _compat.JaxprEqn) -> AttentionWork | None:
     Args:
         equation: the jaxpr equation.
     """
-    passes = _PASSES.get(equation.primitive)
-    if passes is None:
+    if equation.primitive not in _PASSES:
         return None
     params: Any = equation.params
     avals: list[Any] = [variable.aval for variable in equation.invars[:3]]
     q, k, v = avals
-    pairs = tiling(
+    tiles = tiling(
         q.shape[-3],
         k.shape[-3],
         params["mask"],
@@ -84,12 +83,30 @@ def attention_work(equation: _compat.JaxprEqn) -> AttentionWork | None:
         params["key_spans"],
         params["has_segments"],
         LARGEST,
-    ).num_pairs
-    scores = float(pairs * math.prod(q.shape[:-3]) * q.shape[-2])
-    sizes = passes.by_head * q.shape[-1] + passes.by_value * v.shape[-1]
+    )
+    is_backward = equation.primitive is ATTENTION_BACKWARD
+    return tiles_work(tiles, q, k.shape[-3], v.shape[-1], is_backward=is_backward)
+
+
+def tiles_work(
+    tiles: Tiling, query: Any, num_keys: int, value_size: int, *, is_backward: bool
+) -> AttentionWork:
+    """The work of the pairs of tiles of an attention, or of a block of one.
+
+    Args:
+        tiles: the pairs.
+        query: shape and dtype of the queries, [..., T, N, H].
+        num_keys: how many keys there are.
+        value_size: numbers of a value.
+        is_backward: whether gradients are made.
+    """
+    passes = _PASSES[ATTENTION_BACKWARD if is_backward else ATTENTION]
+    shape = query.shape
+    scores = float(tiles.num_pairs * math.prod(shape[:-3]) * shape[-2])
+    sizes = passes.by_head * shape[-1] + passes.by_value * value_size
     return AttentionWork(
         products=2 * scores * sizes,
         arithmetic=scores * passes.arithmetic,
-        traffic=scores * passes.traffic * accumulator(q.dtype).itemsize,
-        side=min(q.shape[-1], v.shape[-1], q.shape[-3], k.shape[-3]),
+        traffic=scores * passes.traffic * accumulator(query.dtype).itemsize,
+        side=min(shape[-1], value_size, shape[-3], num_keys),
     )

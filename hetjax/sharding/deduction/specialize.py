@@ -1,8 +1,9 @@
 """Specialization: one program for each submesh, and the communication steps between them.
 
 What a submesh has no part in is not in its program. Between two moves the equations of a submesh
-are one segment, compiled as a whole; what takes a value that was sent early begins another one. A sum among submeshes is moves of the summands, and an
-addition in the segment of each submesh that gets them.
+are one segment, compiled as a whole; what takes a value that was sent early begins another one. A
+sum among submeshes is moves of the summands, and an addition in the segment of each submesh that
+gets them.
 """
 
 from __future__ import annotations

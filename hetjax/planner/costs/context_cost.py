@@ -1,0 +1,412 @@
+"""What a stage takes and holds whose members share the context, by the program that they run.
+
+The stage is rewritten and traced as the runtime does, with its attentions as reshards and blocks; a
+walk over the trace tells what each member computes of every equation and sends in every move; and
+the members' timeline is played for each task.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from hetjax.mesh.kinds import DeviceKind
+from hetjax.pipeline.program.step_program import StepProgram
+from hetjax.pipeline.program.temporaries import Temporaries
+from hetjax.pipeline.program.traced_program import Operand, Program, num_bytes
+from hetjax.pipeline.stages.backward import StagePrograms, differentiate
+from hetjax.pipeline.stages.cutting import Body, Stage, cut
+from hetjax.pipeline.stages.shared_context import share_context
+from hetjax.pipeline.stages.traced_stage import TracedStage, trace_stage
+from hetjax.planner.costs.context_timeline import MemberNetwork, Played, network_among, play
+from hetjax.planner.costs.cost_model import handling_seconds, measured_times
+from hetjax.planner.costs.member_rates import class_rates
+from hetjax.planner.costs.union_cost import UnionExecution, union_execution, union_update_seconds
+from hetjax.planner.module_programs.rates import ClassRates
+from hetjax.planner.plan.plan import Plan
+from hetjax.planner.plan.plan_context import ring_of, token_order, with_tokens
+from hetjax.planner.plan.prediction import MemberPrediction, StagePrediction
+from hetjax.planner.plan.stage_plan import PipelinePlan, StagePlan
+from hetjax.planner.problem.problem import PlanningProblem
+from hetjax.planner.work.context_walk import (
+    Amounts,
+    Computed,
+    ContextTrace,
+    Item,
+    Shares,
+    items_of,
+    walk_context,
+)
+from hetjax.planner.work.execution import Execution, parameter_bytes
+from hetjax.planner.work.grouped_stage import Groups
+from hetjax.planner.work.layer_runs import Runs
+from hetjax.planner.work.rates import TRAFFIC_SHARE
+from hetjax.planner.work.stage_work import Work, inputs_of
+from hetjax.sharding.context.context_split import ContextSplit
+from hetjax.sharding.context.ring_attention import ContextRing
+from hetjax.sharding.deduction.top_tier import TopTier
+
+FORWARD, BACKWARD = 0, 1
+"""The two passes, whose times were measured apart."""
+
+
+@dataclass(frozen=True, eq=False)
+class ContextTask:
+    """A task of a stage whose members share the context.
+
+    Args:
+        program: what it computes, of all members together.
+        items: what members compute and move, in turn.
+        direction: of which pass it is.
+    """
+
+    program: StepProgram
+    items: tuple[Item, ...]
+    direction: int
+
+
+@dataclass(frozen=True, eq=False)
+class ContextPrograms:
+    """What the members of a stage do for a microbatch.
+
+    Args:
+        programs: the stage's programs, with moves in them.
+        trace: what members have of the values in them.
+        tasks: by name.
+    """
+
+    programs: StagePrograms
+    trace: ContextTrace
+    tasks: Mapping[str, ContextTask]
+
+
+def predict_context(
+    plan: Plan,
+    pipeline: PipelinePlan,
+    index: int,
+    problem: PlanningProblem,
+    after: Work | None,
+    run: Runs,
+) -> StagePrediction:
+    """Predict a stage of several members that share the context.
+
+    Args:
+        plan: the plan.
+        pipeline: a pipeline of it.
+        index: which of its stages.
+        problem: the problem that it solves; its program has attention as equations of their own.
+        after: the work of the stage after it, on one device; None for the last stage.
+        run: its own work, as `hetjax.planner.work.layer_runs.one_run` has it.
+
+    Returns:
+        The prediction, without what depends on the schedule.
+
+    Raises:
+        InputError: the program has no attention, or something in it depends on the order of tokens.
+    """
+    stage = pipeline.stages[index]
+    found = context_programs(plan, pipeline, index, problem, after)
+    union = union_execution(plan.cluster, stage)
+    network = network_among(plan.cluster, stage.members)
+    costs = _Costs(problem, run, union, network, found)
+    handled = [handling_seconds(problem, run, member) for member in union.members]
+    there, back = (np.array([float(each[way]) for each in handled]) for way in (0, 1))
+    forward, backward = costs.played("F"), costs.played("B")
+    recompute = costs.played("R") if "R" in found.tasks else None
+    again = np.zeros(len(stage.members)) if recompute is None else recompute.computing
+    halves = [costs.played(each) for each in ("input gradient", "weight gradient")]
+    has_backward = float(found.programs.has_backward)
+    held = _held(problem, run, union, found)
+    members = tuple(
+        MemberPrediction(
+            forward_seconds=float(forward.computing[m] + there[m]),
+            backward_seconds=has_backward * float(backward.computing[m] + again[m] + back[m]),
+            memory_bytes=0,
+            memory_limit_bytes=execution.kind.memory_bytes,
+            **held[m],
+        )
+        for m, execution in enumerate(union.members)
+    )
+    first, second = (has_backward * half.seconds for half in halves)
+    return StagePrediction.of_members(
+        members,
+        forward_seconds=float((forward.ends + there).max()),
+        backward_seconds=has_backward * float((backward.ends + back).max()),
+        recompute_seconds=0.0 if recompute is None else recompute.seconds,
+        input_gradient_seconds=first + has_backward * float(back.max()),
+        weight_gradient_seconds=second,
+        update_seconds=float(union_update_seconds(problem, run, union)),
+    )
+
+
+def context_programs(
+    plan: Plan, pipeline: PipelinePlan, index: int, problem: PlanningProblem, after: Work | None
+) -> ContextPrograms:
+    """What the members of a stage compute and move.
+
+    Args:
+        plan: the plan.
+        pipeline: a pipeline of it.
+        index: which of its stages; its members share the context.
+        problem: the problem that it solves.
+        after: the work of the stage after it, on one device; None for the last stage.
+
+    Raises:
+        InputError: the program has no attention, or something in it depends on the order of tokens.
+    """
+    stage = pipeline.stages[index]
+    known = _known.setdefault(problem.program, {})
+    ways = tuple((each.shares.context, each.members, each.recompute) for each in pipeline.stages)
+    key = plan.boundaries(pipeline), ways, index
+    if key not in known:
+        known[key] = _traced(plan, pipeline, stage, index, problem, after)
+        if len(known) > _KEPT:
+            known.pop(next(iter(known)))
+    return known[key]
+
+
+_KEPT = 16
+"""How many stages of a program are kept."""
+
+_known: WeakKeyDictionary[Program, dict[object, ContextPrograms]] = WeakKeyDictionary()
+"""The last stages of programs: a plan is predicted several times until it is complete."""
+
+
+def _traced(
+    plan: Plan,
+    pipeline: PipelinePlan,
+    stage: StagePlan,
+    index: int,
+    problem: PlanningProblem,
+    after: Work | None,
+) -> ContextPrograms:
+    order, split = token_order(pipeline), stage.shares.context
+    assert order is not None, "the stage shares the context"
+    assert split is not None, "the stage shares the context"
+    program = with_tokens(problem.program, order)
+    ring = ring_of(stage, plan.cluster, order)
+    assert ring is not None, "the stage shares the context"
+    runs = cut(program, plan.boundaries(pipeline))
+    inputs = inputs_of(program, runs)[index]
+    is_last = after is None
+    edges = problem.known.groups.edges if problem.known.groups else ()
+    shared = _grouped(runs[index], program, ring, edges, is_last=is_last)
+    traces: list[TracedStage] = []
+
+    def tracer(*arguments: object) -> TracedStage:
+        traces.append(trace_stage(*arguments))  # type: ignore[arg-type]
+        return traces[-1]
+
+    programs = differentiate(
+        shared,
+        *inputs,
+        is_last=is_last,
+        cotangents_in=() if after is None else after.returned,
+        recompute=stage.recompute,
+        tracer=tracer,
+    )
+    (traced,) = traces
+    lies = _inputs_lie(runs[index], traced, program, split)
+    trace = walk_context(traced, ring.union, lies)
+    return ContextPrograms(programs, trace, dict(_tasks(programs, trace)))
+
+
+def _grouped(
+    run: Stage, program: Program, ring: ContextRing, edges: Sequence[int], *, is_last: bool
+) -> Stage:
+    """A stage whose members share the context, in which blocks that are alike are traced once."""
+    shared, before = share_context(run, program, ring), run.function
+    body = shared.function
+    assert isinstance(body, Body), "the context is shared before anything else"
+    assert isinstance(before, Body), "the context is shared before anything else"
+    changed = dict(zip(before.steps, body.steps, strict=True))
+    steps = tuple(changed.get(step, step) for step in program.steps)
+    groups = Groups(replace(program, steps=steps), edges)
+    return groups.grouped(replace(shared, steps=body.steps), is_last=is_last)
+
+
+def _inputs_lie(
+    run: Stage, traced: TracedStage, program: Program, split: ContextSplit
+) -> dict[int, TopTier]:
+    """How values lie that come from other stages, and their cotangents: by tokens."""
+    known = program.tokens.values
+    received = zip(traced.received, run.receives, strict=True)
+    # The last stage sends nothing on: its cotangent is that of the loss.
+    sends = dict(enumerate(run.sends))
+    returned = (
+        (n, sends.get(place, -1)) for n, place in zip(traced.cotangents, traced.seeds, strict=True)
+    )
+    return {
+        number: TopTier(known[value], split.tokens)
+        for number, value in (*received, *returned)
+        if value in known
+    }
+
+
+def _tasks(programs: StagePrograms, trace: ContextTrace) -> Iterator[tuple[str, ContextTask]]:
+    given, returned = trace.given
+
+    def task(program: StepProgram, direction: int, given: float = 0.0) -> ContextTask:
+        return ContextTask(program, items_of(trace, program.steps, given), direction)
+
+    yield "F", task(programs.forward, FORWARD, given)
+    if programs.recompute is not None:
+        yield "R", task(programs.recompute, FORWARD)
+    yield "B", task(programs.backward, BACKWARD, returned)
+    yield "input gradient", task(programs.split.input_gradient, BACKWARD, returned)
+    yield "weight gradient", task(programs.split.weight_gradient, BACKWARD)
+
+
+class _Costs:
+    """What tasks take the members of a stage.
+
+    Args:
+        problem: the planning problem, with its profile.
+        run: the stage's work on one device.
+        union: how the members run.
+        network: what carries their moves.
+        found: what they do.
+    """
+
+    def __init__(
+        self,
+        problem: PlanningProblem,
+        run: Runs,
+        union: UnionExecution,
+        network: MemberNetwork,
+        found: ContextPrograms,
+    ):
+        self._network, self._tasks = network, found.tasks
+        rates = class_rates(problem)
+        self._speeds = [_speed(problem, e, rates.get(e.subcluster)) for e in union.members]
+        self._factors = np.ones((2, len(union.members)))
+        self._factors = np.array([self._measured(problem, run, union, each) for each in ("F", "B")])
+
+    def played(self, name: str) -> Played:
+        """The timeline of a task."""
+        task = self._tasks[name]
+        factors = self._factors[task.direction]
+        seconds = [
+            factors * self._seconds(each, task.direction) if isinstance(each, Computed) else None
+            for each in task.items
+        ]
+        return play(task.items, seconds, self._network)
+
+    def _seconds(self, item: Computed, direction: int) -> Shares:
+        pairs = enumerate(self._speeds)
+        return np.array([speed.seconds(item.amounts, m, direction) for m, speed in pairs])
+
+    def _measured(
+        self, problem: PlanningProblem, run: Runs, union: UnionExecution, name: str
+    ) -> Shares:
+        """By what members take longer than their rates say, where all of the stage was measured."""
+        task, found = self._tasks[name], []
+        for speed, member in zip(self._speeds, union.members, strict=True):
+            times = measured_times(problem, run, replace(member, examples=1.0))
+            if times is None:
+                found.append(1.0)
+                continue
+            whole = times.forward if task.direction == FORWARD else times.backward
+            expected = speed.whole_seconds(task.items, task.direction)
+            found.append(float(run.in_form(whole.of(run.layers))) / expected)
+        return np.array(found)
+
+
+@dataclass(frozen=True, eq=False)
+class _Speed:
+    """What a member computes.
+
+    Args:
+        kind: its devices.
+        dtype: the dtype of products.
+        slowness: by what passes take longer than the kind's figures say, forward and backward.
+        classes: what classes of work take; None where none was measured.
+    """
+
+    kind: DeviceKind
+    dtype: str
+    slowness: tuple[float, float]
+    classes: ClassRates | None
+
+    def seconds(self, amounts: Amounts, member: int, direction: int) -> float:
+        """What a member takes for its part of something."""
+        return self._taken(amounts, lambda figures: float(figures[member]), direction)
+
+    def whole_seconds(self, items: Sequence[Item], direction: int) -> float:
+        """What all members' parts would take this one."""
+        computed = [item.amounts for item in items if isinstance(item, Computed)]
+        return sum(self._taken(each, lambda f: float(f.sum()), direction) for each in computed)
+
+    def _taken(self, of: Amounts, part: Callable[[Shares], float], direction: int) -> float:
+        if self.classes is not None:
+            work = ((name, part(figures)) for name, figures in of.classes.items())
+            return self.classes.seconds(tuple(work))
+        moving = part(of.traffic) * TRAFFIC_SHARE / self.kind.memory_bandwidth
+        computing = part(of.flops) / self.kind.product_flops(self.dtype)
+        return self.slowness[direction] * (computing + moving)
+
+
+def _speed(problem: PlanningProblem, execution: Execution, classes: ClassRates | None) -> _Speed:
+    slowness = problem.profile.slowness(execution.subcluster, execution.shape)
+    return _Speed(execution.kind, problem.dtype, slowness, classes)
+
+
+def _held(
+    problem: PlanningProblem, run: Runs, union: UnionExecution, found: ContextPrograms
+) -> list[dict[str, int]]:
+    """What a device of each member holds."""
+    programs, trace = found.programs, found.trace
+    avals = programs.forward.avals
+    count = len(union.members)
+
+    def held(values: Iterable[Operand]) -> Shares:
+        numbers = dict.fromkeys(value for value in values if isinstance(value, int))
+        parts = (trace.held_bytes(value, num_bytes(avals[value])) for value in numbers)
+        return sum(parts, np.zeros(count))
+
+    _, batch, received, *_ = programs.backward.arguments
+    residuals = programs.backward.arguments[3]
+    kept, again = held((*batch, *received, *residuals)), np.zeros(count)
+    if programs.recompute is not None:
+        _, batch_again, received_again = programs.recompute.arguments
+        kept = held((*batch, *received, *batch_again, *received_again))
+        again = held(residuals)
+    split = programs.split
+    deferred = held(split.input_gradient.outputs[1])
+    sent = held(programs.forward.outputs[0]) + held(received)
+    working = _working_bytes(found)
+    rows = []
+    for m, execution in enumerate(union.members):
+        state = parameter_bytes(problem.program, problem.optimizer_bytes, run, execution).held
+        figures = {
+            "state_bytes": state,
+            "working_bytes": working[m] + sent[m],
+            "activation_bytes": kept[m],
+            "recomputed_bytes": again[m],
+            "deferred_bytes": deferred[m],
+        }
+        rows.append({name: int(figure) for name, figure in figures.items()})
+    return rows
+
+
+def _working_bytes(found: ContextPrograms) -> list[int]:
+    """What tasks hold on each member beside what they are given and give."""
+    trace, working = found.trace, [0] * found.trace.count
+    for name in ("F", "R", "B"):
+        if name not in found.tasks:
+            continue
+        program = found.tasks[name].program
+        held, sizes = Temporaries(program), dict[int, Shares]()
+
+        def size(value: int, member: int, program=program, sizes=sizes) -> int:
+            if value not in sizes:
+                sizes[value] = trace.held_bytes(value, num_bytes(program.avals[value]))
+            return int(sizes[value][member])
+
+        for m in range(trace.count):
+            working[m] = max(working[m], held.most_bytes(functools.partial(size, member=m)))
+    return working

@@ -1,0 +1,539 @@
+"""What members that share the context compute and move, read off the trace of their stage.
+
+A stage whose members share the context is traced with its moves written in it, as reshards. A walk
+over the trace finds how every value lies, and from that what part of each equation each member
+computes, and who sends which bytes to whom.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from hetjax import _compat
+from hetjax.pipeline.program.costs import equation_cost, step_cost
+from hetjax.pipeline.program.traced_program import Constant, Operand, Step, num_bytes
+from hetjax.pipeline.program.work_classes import Work, attention_classes, is_product, step_work
+from hetjax.pipeline.stages.traced_stage import TracedStage
+from hetjax.planner.work.example_shares import ExampleWalk, WalkedEquation, WalkedValue
+from hetjax.sharding.annotation.annotation import DUPLICATE, PARTIAL, HSharding, Subgroup
+from hetjax.sharding.context.block_work import block_work, is_block
+from hetjax.sharding.deduction.annotated_program import Taken
+from hetjax.sharding.deduction.reshard import RESHARD, Resharding
+from hetjax.sharding.deduction.signatures import signature_of
+from hetjax.sharding.deduction.top_tier import WHOLE, TopTier, shares_passed, top_tier_of
+from hetjax.sharding.resolution.crossing import crossing
+from hetjax.sharding.resolution.network import Network
+from hetjax.sharding.resolution.senders import BestLink
+
+Shares = NDArray[np.float64]
+"""Something of each member, ``[members]``."""
+
+Messages = Mapping[tuple[int, int], int]
+"""Bytes by the place of the member that sends them and of the one that gets them."""
+
+
+@dataclass(frozen=True, eq=False)
+class Amounts:
+    """What members compute.
+
+    Args:
+        flops: FLOPs of matrix products.
+        traffic: bytes read and written, were nothing fused.
+        classes: FLOPs and bytes by class of work.
+    """
+
+    flops: Shares
+    traffic: Shares
+    classes: Mapping[str, Shares]
+
+    def __add__(self, other: Amounts) -> Amounts:
+        classes = dict(self.classes)
+        for name, amount in other.classes.items():
+            classes[name] = classes[name] + amount if name in classes else amount
+        return Amounts(self.flops + other.flops, self.traffic + other.traffic, classes)
+
+
+@dataclass(frozen=True, eq=False)
+class ContextMove:
+    """A value that comes to lie in another way.
+
+    Args:
+        value: its number before.
+        moved: its number afterwards.
+        messages: who sends what to whom; none where each member has what it wants.
+        is_early: whether it leaves as soon as it is there.
+    """
+
+    value: int
+    moved: int
+    messages: Messages
+    is_early: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class ContextTrace:
+    """A stage's trace, with what its members have of it.
+
+    Args:
+        count: how many members there are.
+        computed: by step what members compute of it.
+        moves: of the steps that are moves, what is moved.
+        exchanged: by step what all members tell each other before it, in bytes.
+        given: what they tell each other of what the stage gives to others, in bytes.
+        shares: by value what part of it each member has.
+    """
+
+    count: int
+    computed: Mapping[Step, Amounts]
+    moves: Mapping[Step, ContextMove]
+    exchanged: Mapping[Step, float]
+    given: Sequence[float]
+    shares: Mapping[int, Shares]
+
+    def amounts(self, step: Step) -> Amounts:
+        """What members compute of a step; of one that the trace has not, as much as they read."""
+        found = self.computed.get(step)
+        if found is not None:
+            return found
+        read = [self.shares[value] for value in step.values() if value in self.shares]
+        share = np.minimum.reduce(read) if read else np.ones(self.count)
+        cost = step_cost(step)
+        of_classes = _classes(step_work(step), share, share)
+        return Amounts(cost.matmul_flops * share, cost.bytes * share, of_classes)
+
+    def held_bytes(self, value: int, size: int) -> Shares:
+        """What members hold of a value of so many bytes."""
+        found = self.shares.get(value)
+        return np.full(self.count, float(size)) if found is None else size * found
+
+
+def walk_context(
+    traced: TracedStage, union: tuple[Subgroup, ...], lies: Mapping[int, TopTier]
+) -> ContextTrace:
+    """Find what members compute and move.
+
+    Args:
+        traced: the stage's trace, with the moves of its attentions and tokens in it.
+        union: the members.
+        lies: how the inputs of the trace lie that members do not have whole, by their numbers.
+
+    Returns:
+        What was found.
+    """
+    return _Walk(traced, union).found(lies)
+
+
+class _Walk:
+    def __init__(self, traced: TracedStage, union: tuple[Subgroup, ...]):
+        self._traced, self._union, self._count = traced, union, len(union)
+        self._walk = ExampleWalk(self._note_exchange, self._note_equation)
+        self._noted = _Noted()
+        self._equation: _compat.JaxprEqn | None = None
+        # Blocks that are alike have the same equations.
+        self._known: dict[object, tuple[_Noted, tuple[TopTier, ...]]] = {}
+        self._counted: dict[object, Amounts] = {}
+        self._origins: dict[int, TopTier] = {}
+
+    def found(self, lies: Mapping[int, TopTier]) -> ContextTrace:
+        traced, flat = self._traced, self._traced.flat
+        values = {n: WalkedValue(flat.avals[n], lies.get(n, WHOLE)) for n in flat.inputs}
+
+        def value(operand: Operand) -> WalkedValue:
+            if isinstance(operand, Constant):
+                return WalkedValue(jax.typeof(operand.value), constant=operand)
+            assert isinstance(operand, int), "a trace has no slices"
+            return values[operand]
+
+        noted: dict[Step, _Noted] = {}
+        moves: dict[Step, ContextMove] = {}
+        for step in flat.steps:
+            operands = [value(each) for each in step.inputs]
+            assert step.equation is not None, "a trace has equations"
+            if step.equation.primitive is RESHARD:
+                top, moves[step] = self._moved(step, operands[0])
+                values[step.outputs[0]] = WalkedValue(operands[0].shape, top)
+                continue
+            noted[step], results = self._followed(step, step.equation, operands)
+            values.update(zip(step.outputs, results, strict=True))
+        given = []
+        for operands in (traced.sent, traced.returned):
+            numbers = dict.fromkeys(n for n in operands if isinstance(n, int))
+            last = [values[n] for n in numbers if values[n].top.hdim == PARTIAL]
+            given.append(float(sum(each.summand_bytes for each in last)))
+        lying = {n: self._share(v.top, v.shape.shape) for n, v in values.items()}
+        taken = _whole_but_taken(noted, values)
+        return ContextTrace(
+            self._count,
+            {step: self._amounts(step, each, taken) for step, each in noted.items()},
+            moves,
+            {step: each.exchanged for step, each in noted.items() if each.exchanged},
+            given,
+            {**lying, **taken},
+        )
+
+    def _followed(
+        self, step: Step, equation: _compat.JaxprEqn, operands: Sequence[WalkedValue]
+    ) -> tuple[_Noted, list[WalkedValue]]:
+        """What is noted of a step, and what it makes."""
+        tops = tuple(each.top for each in operands)
+        key = id(equation), tops
+        is_sum = any(top.hdim == PARTIAL for top in tops)
+        if not is_sum and key in self._known:
+            noted, made = self._known[key]
+            avals = (self._traced.flat.avals[number] for number in step.outputs)
+            return noted, [WalkedValue(*pair) for pair in zip(avals, made, strict=True)]
+        self._noted, self._equation = _Noted(), equation
+        results = self._walk.follow(equation, operands)
+        if not is_sum:
+            self._known[key] = self._noted, tuple(each.top for each in results)
+        return self._noted, results
+
+    def _moved(self, step: Step, operand: WalkedValue) -> tuple[TopTier, ContextMove]:
+        assert step.equation is not None
+        resharding: Resharding = step.equation.params["resharding"]
+        shape = operand.shape.shape
+        if resharding.is_reverse:
+            before = self._origins[resharding.number]
+            top = WHOLE if before.hdim == PARTIAL else before
+        else:
+            self._origins[resharding.number] = operand.top
+            top = top_tier_of(resharding.annotation(0), shape)
+        (value,) = step.values()
+        messages = _messages(
+            self._union, operand.top, top, tuple(shape), operand.shape.dtype.itemsize
+        )
+        return top, ContextMove(value, step.outputs[0], messages, resharding.is_early)
+
+    def _note_exchange(self, equation: _compat.JaxprEqn, size: float, times: int) -> None:
+        self._noted.exchanged += times * size
+
+    def _note_equation(self, walked: WalkedEquation) -> None:
+        if walked.is_in_body:
+            return
+        shares = [self._share(each.top, each.shape.shape) for each in walked.operands]
+        for place, taken in walked.taken.items():
+            shares[place] = self._taken_share(taken, walked.operands[place].shape.shape)
+        made = [self._share(each.top, each.shape.shape) for each in walked.results]
+        if walked.equation is self._equation:
+            for place, operand in enumerate(walked.operands):
+                if operand.top == WHOLE:
+                    took = shares[place] if place in walked.taken else None
+                    self._noted.taken[place] = took
+        located: tuple[Mapping[int, tuple[int, int]], ...] = ()
+        if is_block(walked.equation):
+            signature = signature_of(walked.equation)
+            assert signature is not None
+            tops = [each.top for each in walked.operands]
+            located = shares_passed(walked.equation, signature, tops).located
+        shapes = [*(each.shape for each in walked.operands), *(v.shape for v in walked.results)]
+        sizes = [float(num_bytes(each)) for each in shapes]
+        self._noted.parts.append(_Part(walked.equation, sizes, [*shares, *made], located))
+
+    def _amounts(self, step: Step, noted: _Noted, taken: Mapping[int, Shares]) -> Amounts:
+        """What members compute of a step."""
+        made = next((taken[number] for number in step.outputs if number in taken), None)
+        key = id(noted), None if made is None else made.tobytes()
+        if key not in self._counted:
+            self._counted[key] = self._found_amounts(step, noted.parts, made)
+        return self._counted[key]
+
+    def _found_amounts(self, step: Step, parts: Sequence[_Part], made: Shares | None) -> Amounts:
+        if len(parts) == 1 and parts[0].located:
+            return _block_amounts(parts[0])
+        cost = step_cost(step)
+        products, traffic = self._mean(parts, "matmul_flops"), self._mean(parts, "bytes")
+        if made is not None:
+            # Nobody makes more of it than is used.
+            traffic = made
+        return Amounts(
+            cost.matmul_flops * products,
+            cost.bytes * traffic,
+            _classes(step_work(step), products, traffic),
+        )
+
+    def _mean(self, parts: Sequence[_Part], figure: str) -> Shares:
+        """What part members have of what equations take, as a mean of them all."""
+        weights = [getattr(equation_cost(part.equation), figure) for part in parts]
+        if not sum(weights):
+            return np.ones(self._count)
+        shares = [part.least if figure == "matmul_flops" else part.of_bytes for part in parts]
+        return np.average(shares, axis=0, weights=weights)
+
+    def _share(self, top: TopTier, shape: Sequence[int]) -> Shares:
+        if top == WHOLE or top.hdim == PARTIAL:
+            return np.ones(self._count)
+        return _share_of(top, tuple(shape))
+
+    def _taken_share(self, taken: Taken, shape: Sequence[int]) -> Shares:
+        if taken.dimension is None:
+            return np.ones(self._count)
+        size = max(1, shape[taken.dimension])
+        return np.array([(stop - start) / size for start, stop in taken.parts])
+
+
+def _whole_but_taken(
+    noted: Mapping[Step, _Noted], values: Mapping[int, WalkedValue]
+) -> dict[int, Shares]:
+    """The values that all members could have whole, but of which each uses a part alone."""
+    uses: dict[int, list[Shares | None]] = {}
+    for step, each in noted.items():
+        for place, took in each.taken.items():
+            operand = step.inputs[place]
+            if isinstance(operand, int):
+                uses.setdefault(operand, []).append(took)
+    made = {number for step in noted for number in step.outputs}
+    found = {}
+    for number, used in uses.items():
+        known = [each for each in used if each is not None]
+        if number in made and values[number].top == WHOLE and len(known) == len(used):
+            found[number] = np.maximum.reduce(known)
+    return found
+
+
+@dataclass(eq=False)
+class _Noted:
+    """What is noted of a step.
+
+    Args:
+        parts: its equations.
+        exchanged: bytes that all members tell each other before it.
+        taken: of the operands that all members have whole, by place, the part that each takes; None
+            for all of it.
+    """
+
+    parts: list[_Part] = field(default_factory=list)
+    exchanged: float = 0.0
+    taken: dict[int, Shares | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """An equation of a step.
+
+    Args:
+        equation: the equation.
+        sizes: bytes of its operands and results, whole.
+        shares: what part of each members have.
+        located: of a block of an attention, the range of each label that each member has.
+    """
+
+    equation: _compat.JaxprEqn
+    sizes: Sequence[float]
+    shares: Sequence[Shares]
+    located: tuple[Mapping[int, tuple[int, int]], ...]
+
+    @property
+    def least(self) -> Shares:
+        """What part members have of what is divided: a product takes as much of its FLOPs."""
+        return np.minimum.reduce(self.shares)
+
+    @property
+    def of_bytes(self) -> Shares:
+        """What part members have of all that is read and written."""
+        return np.average(self.shares, axis=0, weights=self.sizes if sum(self.sizes) else None)
+
+
+@functools.lru_cache(maxsize=1024)
+def _share_of(top: TopTier, shape: tuple[int, ...]) -> Shares:
+    """What part of a value members have that divide it."""
+    if isinstance(top.hdim, int):
+        return np.array(top.widths) / max(1, shape[top.hdim])
+    assert isinstance(top.hdim, tuple)
+    found = np.ones(len(top.ranges))
+    for place, dimension in enumerate(top.hdim):
+        widths = [each[place][1] - each[place][0] for each in top.ranges]
+        found *= np.array(widths) / max(1, shape[dimension])
+    return found
+
+
+def _classes(work: Work, of_products: Shares, of_traffic: Shares) -> dict[str, Shares]:
+    return {
+        name: amount * (of_products if is_product(name) else of_traffic)
+        for name, amount in work.items()
+    }
+
+
+def _block_amounts(part: _Part) -> Amounts:
+    """What members compute of a block of an attention, of which each has another part."""
+    works = [block_work(part.equation, ranges) for ranges in part.located]
+    moved = sum(part.sizes) * part.of_bytes
+    classes: dict[str, Shares] = {}
+    for member, work in enumerate(works):
+        for name, amount in attention_classes(work).items():
+            classes.setdefault(name, np.zeros(len(works)))[member] += amount
+    return Amounts(
+        np.array([each.products for each in works]),
+        moved + np.array([each.traffic for each in works]),
+        classes,
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def _messages(
+    union: tuple[Subgroup, ...],
+    source: TopTier,
+    target: TopTier,
+    shape: tuple[int, ...],
+    itemsize: int,
+) -> Messages:
+    """Who sends what to whom, so that a value comes to lie in another way; as the runtime does."""
+    if source in (target, WHOLE):
+        return {}
+    member_of = {d: place for place, group in enumerate(union) for d in group.devices}
+    before, after = (HSharding(union, *_fields(top)) for top in (source, target))
+    found = crossing(before, after, shape, member_of, BestLink(Network.alike()), itemsize)
+    sent: Counter[tuple[int, int]] = Counter()
+    for part in found.parts:
+        size = itemsize * int(np.prod([stop - start for start, stop in part.bounds]))
+        for sender, receiver in part.messages:
+            if size and member_of[sender] != member_of[receiver]:
+                sent[member_of[sender], member_of[receiver]] += size
+    return dict(sent)
+
+
+def _fields(top: TopTier) -> tuple[Any, Any, Any]:
+    return (DUPLICATE, (), ()) if top == WHOLE else (top.hdim, top.widths, top.ranges)
+
+
+@dataclass(eq=False)
+class Computed:
+    """What members compute between two moves of a task, in one program.
+
+    Args:
+        amounts: what they compute.
+        takes: the moves, by place among the task's items, whose values it reads.
+    """
+
+    amounts: Amounts
+    takes: set[int] = field(default_factory=set)
+
+
+@dataclass(frozen=True, eq=False)
+class Moved:
+    """Values that move together.
+
+    Args:
+        messages: who sends what to whom.
+        takes: the moves, by place among the task's items, whose values are sent on.
+        made: the last item that makes one of the values; -1 where all are there before.
+    """
+
+    messages: Messages
+    takes: frozenset[int]
+    made: int = -1
+
+
+Item = Computed | Moved
+
+
+def items_of(trace: ContextTrace, steps: Sequence[Step], given: float = 0.0) -> tuple[Item, ...]:
+    """What members do in a task, in an order that each of them follows.
+
+    Moves wait until something needs one of them, and then go together; early ones go at once.
+
+    Args:
+        trace: the stage's trace.
+        steps: the task's steps.
+        given: what members tell each other at its end, in bytes.
+
+    Returns:
+        What they compute and move, in turn.
+    """
+    return tuple(_Items(trace).of(steps, given))
+
+
+class _Items:
+    def __init__(self, trace: ContextTrace):
+        self._trace, self._items = trace, list[Item]()
+        # The item by which a value came, and that which made it.
+        self._came: dict[int, int] = {}
+        self._made: dict[int, int] = {}
+        self._waiting: list[ContextMove] = []
+        # What was sent early comes while members compute: what needs it begins another program.
+        self._coming: set[int] = set()
+
+    def of(self, steps: Sequence[Step], given: float) -> list[Item]:
+        for step in steps:
+            move = self._trace.moves.get(step)
+            if move is not None:
+                self._move(move)
+                continue
+            read = step.values()
+            if any(each.moved in read for each in self._waiting):
+                self._flush()
+            if step in self._trace.exchanged:
+                self._flush()
+                self._exchange(self._trace.exchanged[step])
+            self._compute(step, read)
+        self._flush()
+        if given:
+            self._exchange(given)
+        return self._items
+
+    def _move(self, move: ContextMove) -> None:
+        if any(each.moved == move.value for each in self._waiting):
+            self._flush()
+        if not move.messages:
+            # It is there already, or comes with what it is made of.
+            for known in (self._came, self._made):
+                if move.value in known:
+                    known[move.moved] = known[move.value]
+        elif move.is_early:
+            self._together([move])
+            self._coming.add(move.moved)
+        else:
+            self._waiting.append(move)
+
+    def _flush(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        if waiting:
+            self._together(waiting)
+
+    def _together(self, moves: Sequence[ContextMove]) -> None:
+        last = self._items[-1] if self._items else None
+        place = len(self._items) - 1
+        messages = Counter[tuple[int, int]]()
+        takes: set[int] = set()
+        made = -1
+        if isinstance(last, Moved) and all(self._came.get(m.value) != place for m in moves):
+            messages.update(last.messages)
+            takes.update(last.takes)
+            made = last.made
+            self._items.pop()
+        for move in moves:
+            messages.update(move.messages)
+            takes.update(self._taken([move.value]))
+            made = max(made, self._made.get(move.value, -1))
+        self._items.append(Moved(dict(messages), frozenset(takes), made))
+        self._came.update((move.moved, len(self._items) - 1) for move in moves)
+
+    def _exchange(self, size: float) -> None:
+        """All members tell all others."""
+        pairs = itertools.permutations(range(self._trace.count), 2)
+        computed = [n for n, each in enumerate(self._items) if isinstance(each, Computed)]
+        made = computed[-1] if computed else -1
+        self._items.append(Moved(dict.fromkeys(pairs, int(size)), frozenset(), made))
+
+    def _compute(self, step: Step, read: Sequence[int]) -> None:
+        taken = self._coming.intersection(read)
+        if taken or not self._items or isinstance(self._items[-1], Moved):
+            self._coming -= taken
+            nothing = np.zeros(self._trace.count)
+            self._items.append(Computed(Amounts(nothing, nothing, {})))
+        last = self._items[-1]
+        assert isinstance(last, Computed)
+        last.amounts += self._trace.amounts(step)
+        last.takes.update(self._taken(read))
+        self._made.update(dict.fromkeys(step.outputs, len(self._items) - 1))
+
+    def _taken(self, values: Sequence[int]) -> Iterator[int]:
+        return (self._came[value] for value in values if value in self._came)

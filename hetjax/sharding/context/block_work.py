@@ -1,0 +1,50 @@
+"""The work of a member's block of an attention, counted by the tiles that it computes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from hetjax import _compat
+from hetjax.sharding.attention.mask import Mask
+from hetjax.sharding.attention.tiles import LARGEST, tiling
+from hetjax.sharding.attention.work import AttentionWork, tiles_work
+from hetjax.sharding.context.attention_blocks import ATTEND, ATTEND_BACKWARD, Block
+from hetjax.sharding.deduction.signature_rules import BlockLabel
+
+
+def is_block(equation: _compat.JaxprEqn) -> bool:
+    """Whether an equation is a block of an attention, forward or backward."""
+    return equation.primitive in (ATTEND, ATTEND_BACKWARD)
+
+
+def block_work(equation: _compat.JaxprEqn, ranges: Mapping[int, tuple[int, int]]) -> AttentionWork:
+    """What one member computes of a block.
+
+    Args:
+        equation: the block, of all members together.
+        ranges: by `BlockLabel`, what the member has.
+
+    Returns:
+        The work: two products of the pairs that are seen, tile by tile; backward five.
+    """
+    whole: Block = equation.params["block"]
+    block = whole.located(ranges)
+    (q, _, v), sizes = _avals(equation), {label: b - a for label, (a, b) in ranges.items()}
+    queries, keys = sizes[BlockLabel.QUERIES], sizes[BlockLabel.KEYS]
+    mine = q.shape[0], queries, sizes[BlockLabel.QUERY_HEADS], q.shape[3]
+    if 0 in mine or not keys:
+        return AttentionWork(0.0, 0.0, 0.0, 1)
+    mask: Mask = block.mask
+    spans = block.query_spans, block.key_spans
+    tiles = tiling(queries, keys, mask, *spans, block.has_segments, LARGEST)
+    query = jax.ShapeDtypeStruct(mine, q.dtype)
+    is_backward = equation.primitive is ATTEND_BACKWARD
+    return tiles_work(tiles, query, keys, v.shape[3], is_backward=is_backward)
+
+
+def _avals(equation: _compat.JaxprEqn) -> tuple[Any, Any, Any]:
+    query, key, value, *_ = (variable.aval for variable in equation.invars)
+    return query, key, value
