@@ -123,7 +123,7 @@ def published_plan(ingredients: Ingredients, cluster: Cluster) -> Plan | None:
 
     Raises:
         InputError: it is not there, for another batch or cluster, or members of a stage share more
-            than the examples.
+            than the examples or the context.
     """
     path = ingredients.configuration.planner.published
     if path is None:
@@ -156,7 +156,7 @@ def predicted(ingredients: Ingredients, given: Plan) -> Plan:
 
     Raises:
         InputError: the plan was made for another model, or members of a stage share more than the
-            examples.
+            examples or the context.
     """
     return predict(given, *problems_of(ingredients, given))
 
@@ -164,7 +164,7 @@ def predicted(ingredients: Ingredients, given: Plan) -> Plan:
 def unpredicted(ingredients: Ingredients, given: Plan) -> Plan:
     """A plan that was given, of which nothing can be predicted.
 
-    Members of a stage share more than the examples.
+    Members of a stage share more than the examples or the context.
 
     Args:
         ingredients: the model, the data and the optimizer.
@@ -179,7 +179,10 @@ def unpredicted(ingredients: Ingredients, given: Plan) -> Plan:
     parameters = ingredients.parameter_shapes
     for pipeline in given.pipelines:
         shapes = with_examples(ingredients.batch, pipeline.microbatch_size)
-        validate_for(given, trace(ingredients.model.loss, parameters, shapes))
+        program = trace(
+            ingredients.model.loss, parameters, shapes, divides_sequences=given.shares_context
+        )
+        validate_for(given, program)
     return replace(given, prediction=None)
 
 
@@ -203,7 +206,7 @@ def problems_beside(prepared: Prepared, given: Plan) -> tuple[PlanningProblem, .
     Returns:
         As `problems_of`; what was traced for the search is not traced anew.
     """
-    if prepared.planned is None or len(given.pipelines) > 1:
+    if prepared.planned is None or len(given.pipelines) > 1 or given.shares_context:
         return problems_of(prepared.ingredients, given)
     traced = prepared.planned.problems.traced(given.pipeline.num_microbatches)
     # It is rated by the analytic model, on all devices.

@@ -99,6 +99,7 @@ def state_problem(
         optimizer=ingredients.optimizer,
         num_microbatches=num_microbatches,
         options=_options(ingredients.configuration, is_given=given is not None),
+        divides_sequences=given is not None and given.shares_context,
     )
 
 

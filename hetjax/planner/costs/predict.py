@@ -81,7 +81,7 @@ def predict(plan: Plan, problem: PlanningProblem, *others: PlanningProblem) -> P
 
     Raises:
         InputError: the plan was made for another model, or for microbatches of another size, or
-            members of a stage share something else than the examples.
+            members of a stage share something else than the examples or the context.
     """
     return with_stages(plan, predict_stages(plan, problem, *others))
 
@@ -143,15 +143,15 @@ def check_predictable(plan: Plan, where: str = "plan") -> None:
         where: what errors name as the plan.
 
     Raises:
-        InputError: members of a stage share something else than the examples.
+        InputError: members of a stage share something else than the examples or the context.
     """
     for p, pipeline in enumerate(plan.pipelines):
         for s, stage in enumerate(pipeline.stages):
             if not stage.is_predictable:
                 raise InputError(
                     f"{where}: pipelines[{p}].stages[{s}] has {len(stage.members)} members, and "
-                    f"its shares are not those of the batch alone; the cost model knows no other "
-                    f"stages of several members"
+                    f"its shares are not those of the batch or the context alone; the cost model "
+                    f"knows no other stages of several members"
                 )
 
 

@@ -133,7 +133,7 @@ class Plan:
     @property
     def shares_context(self) -> bool:
         """Whether members of its stages share the tokens of sequences."""
-        return any(stage.shares.context is not None for stage in self.stages)
+        return any(pipeline.shares_context for pipeline in self.pipelines)
 
     def boundaries(self, pipeline: PipelinePlan) -> tuple[int, ...]:
         """The positions where a pipeline's stages begin, and the program's end."""

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from hetjax.mesh.cluster import Cluster
 from hetjax.mesh.quantities import format_bytes, format_seconds
-from hetjax.planner.plan.prediction import Prediction, StagePrediction
+from hetjax.planner.plan.prediction import MemberPrediction, Prediction, StagePrediction
 from hetjax.planner.plan.stage_plan import PipelinePlan, StagePlan
+from hetjax.sharding.context.context_split import ContextSplit
 
 
 def plan_text(
@@ -94,26 +95,50 @@ def _stages(
             said = f"{len(stage.members)} members", *stage.rule_words, *memory
         lines.append(f"    stage {first + place}: {layers} on {', '.join(said)}")
         if len(stage.members) > 1:
-            lines += _members(stage, cluster, pipeline.microbatch_size)
+            members = predicted[place].members if predicted else ()
+            lines += _members(stage, cluster, pipeline.microbatch_size, members)
     return lines
 
 
-def _members(stage: StagePlan, cluster: Cluster, microbatch_size: int) -> Iterator[str]:
+def _members(
+    stage: StagePlan, cluster: Cluster, microbatch_size: int, predicted: Sequence[MemberPrediction]
+) -> Iterator[str]:
     """A line for each member: its devices and their kind, its mesh, and what it has."""
     for m, member in enumerate(stage.members):
         kind = cluster.subcluster(member.submesh.subcluster).kind.name
         said = f"{member.submesh} ({kind})", member.axes_text, *_shares(stage, m, microbatch_size)
+        if stage.shares.context is not None and predicted:
+            said = *said, _predicted_member(predicted[m])
         yield f"      {', '.join(said)}"
+
+
+def _predicted_member(member: MemberPrediction) -> str:
+    seconds = format_seconds(member.forward_seconds + member.backward_seconds)
+    return f"{seconds} of computing, {format_bytes(member.memory_bytes)}"
 
 
 def _shares(stage: StagePlan, member: int, microbatch_size: int) -> Iterator[str]:
     shares = stage.shares
     whole = _count(microbatch_size, "example")
+    if shares.context is not None:
+        yield from _context(shares.context, member)
+        return
     yield f"{shares.batch[member]} of {whole}" if shares.batch else f"all of {whole}"
     parts = [share.sizes[member] / sum(share.sizes) for share in shares.parameters.values()]
     if parts:
         some = "" if min(parts) == max(parts) else f"{min(parts):.0%} to "
         yield f"{some}{max(parts):.0%} of {_count(len(parts), 'parameter')}"
+
+
+def _context(split: ContextSplit, member: int) -> Iterator[str]:
+    """The tokens and heads of a member."""
+    yield f"{split.tokens[member]} of {split.length} tokens"
+    start, stop = [heads for group in split.groups for heads in group.heads][member]
+    if stop - start in (0, split.query_heads):
+        yield "all heads" if stop - start else "no heads"
+        return
+    heads = f"head {start}" if stop - start == 1 else f"heads {start}-{stop - 1}"
+    yield f"{heads} of {split.query_heads}"
 
 
 def _memory(stage: StagePrediction) -> str:

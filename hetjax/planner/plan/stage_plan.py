@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
@@ -250,6 +250,8 @@ slow[0:1] 1x1; this works on stages of one
             'data 2 x tensor 2, recompute'
         """
         axes = " + ".join(member.axes_text for member in self.members)
+        if self.shares.context is not None and self.num_devices == len(self.members) > 1:
+            return ", ".join((*self._shares_text, *self.rule_words))
         return ", ".join((axes, *self._shares_text, *self.rule_words))
 
     @property
@@ -288,6 +290,8 @@ slow[0:1] 1x1; this works on stages of one
     def _shares_text(self) -> tuple[str, ...]:
         batch, modules = self.shares.batch, self.shares.modules
         examples = (f"{' + '.join(map(str, batch))} examples",) if batch else ()
+        if self.shares.context is not None and len(self.members) > 1:
+            return (*examples, *_context_words(self.shares.context))
         return (*examples, "tensor by tensor") if modules else examples
 
     @property
@@ -299,6 +303,29 @@ slow[0:1] 1x1; this works on stages of one
                 f"{self.devices_text}; this works on stages of one"
             )
         return self.members[0]
+
+
+def _context_words(split: ContextSplit) -> tuple[str, str]:
+    """Which tokens and heads members have, group by group.
+
+    Example:
+        >>> from hetjax.sharding.context import ContextGroup
+        >>> fast = ContextGroup((0, 1), (3, 2), ((0, 4), (4, 8)))
+        >>> slow = ContextGroup((2,), (3,), ((0, 8),))
+        >>> _context_words(ContextSplit(8, 8, 2, (fast, slow)))
+        ('(3 + 2) + 3 tokens', '(4 + 4) + 8 heads')
+    """
+    counts = [group.head_counts for group in split.groups]
+    tokens = _sum_words([group.tokens for group in split.groups])
+    return f"{tokens} tokens", f"{_sum_words(counts)} heads"
+
+
+def _sum_words(groups: Sequence[Sequence[int]]) -> str:
+    words = [" + ".join(map(str, group)) for group in groups]
+    if len(groups) == 1:
+        return words[0]
+    pairs = zip(words, groups, strict=True)
+    return " + ".join(each if len(group) == 1 else f"({each})" for each, group in pairs)
 
 
 @dataclass(frozen=True)
@@ -321,6 +348,11 @@ class PipelinePlan:
     def num_devices(self) -> int:
         """How many devices its stages are on."""
         return sum(self.stages[group[0]].num_devices for group in self.schedule.sharing)
+
+    @property
+    def shares_context(self) -> bool:
+        """Whether members of its stages share the tokens of sequences."""
+        return any(stage.shares.context is not None for stage in self.stages)
 
     @property
     def batch_size(self) -> int:
