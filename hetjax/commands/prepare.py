@@ -101,7 +101,9 @@ def prepare(
     if isinstance(source, Cluster):
         use_devices(source, runtime, play=play)
         planned = find_plan(ingredients, source, lost, told)
-        plan = complete(planned.found.plan, planned.problem, *planned.beside)
+        plan = planned.found.plan
+        if plan.is_predictable:
+            plan = complete(plan, planned.problem, *planned.beside)
         return Prepared(ingredients, plan, time.perf_counter() - began, planned)
     given = _load(source, ingredients.configuration)
     use_devices(given.cluster, runtime, play=play)
@@ -179,7 +181,10 @@ def unpredicted(ingredients: Ingredients, given: Plan) -> Plan:
     parameters = ingredients.parameter_shapes
     for pipeline in given.pipelines:
         shapes = with_examples(ingredients.batch, pipeline.microbatch_size)
-        validate_for(given, trace(ingredients.model.loss, parameters, shapes))
+        program = trace(
+            ingredients.model.loss, parameters, shapes, divides_sequences=given.shares_context
+        )
+        validate_for(given, program)
     return replace(given, prediction=None)
 
 

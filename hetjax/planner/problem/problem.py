@@ -155,6 +155,7 @@ def make_problem(
     num_microbatches: int,
     has_aux: bool = False,
     options: PlanOptions = DEFAULTS,
+    divides_sequences: bool = False,
 ) -> PlanningProblem:
     """State what is to be planned: trace, find layers, count their work.
 
@@ -167,6 +168,7 @@ def make_problem(
         num_microbatches: into how many microbatches the batch is divided.
         has_aux: whether the loss function returns a pair of the loss and a pytree of scalars.
         options: what a plan may be, and what it makes least.
+        divides_sequences: whether plans may divide sequences; see `hetjax.pipeline.trace`.
 
     Returns:
         The problem.
@@ -183,7 +185,12 @@ def make_problem(
     _check_min_stages(options, cluster)
     parameters = parameter_shapes(parameters)
     program, microbatch_size = trace_microbatch(
-        loss_function, parameters, batch, num_microbatches, has_aux=has_aux
+        loss_function,
+        parameters,
+        batch,
+        num_microbatches,
+        has_aux=has_aux,
+        divides_sequences=divides_sequences,
     )
     program = with_frozen_leaves(program, optimizer, parameters)
     figures = model_figures(program, StageTraces(program), microbatch_size, options.num_layers)
@@ -209,6 +216,7 @@ def trace_microbatch(
     num_microbatches: int,
     *,
     has_aux: bool = False,
+    divides_sequences: bool = False,
 ) -> tuple[Program, int]:
     """Trace a loss function at the size of a microbatch, and say how many examples that has.
 
@@ -218,12 +226,16 @@ def trace_microbatch(
         batch: the batch of a whole step, pytree of arrays or shapes; first axes are the examples.
         num_microbatches: into how many microbatches the batch is divided.
         has_aux: whether the loss function returns a pair of the loss and a pytree of scalars.
+        divides_sequences: whether plans may divide sequences; see `hetjax.pipeline.trace`.
 
     Raises:
         InputError: the batch does not divide, or the loss function cannot be traced.
     """
     shapes, microbatch_size = _microbatch(abstract(batch), num_microbatches)
-    return trace(loss_function, parameters, shapes, has_aux=has_aux), microbatch_size
+    program = trace(
+        loss_function, parameters, shapes, has_aux=has_aux, divides_sequences=divides_sequences
+    )
+    return program, microbatch_size
 
 
 def num_examples(batch: PyTree) -> int:

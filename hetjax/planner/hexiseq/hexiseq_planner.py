@@ -1,0 +1,175 @@
+"""The planner of HexiSeq: one stage whose members share the tokens and heads of long sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from hetjax.errors import DoesNotFitError
+from hetjax.mesh.cluster import SubMesh
+from hetjax.pipeline.schedules.warm_up import one_f_one_b
+from hetjax.planner.hexiseq.context_devices import ContextDevices
+from hetjax.planner.hexiseq.context_model import ContextModel
+from hetjax.planner.hexiseq.context_work import ContextWork
+from hetjax.planner.hexiseq.program_work import attending_layers, context_work
+from hetjax.planner.hexiseq.scheduler import ContextSchedule, schedule_context, schedule_even
+from hetjax.planner.plan.plan import Plan
+from hetjax.planner.plan.stage_plan import Member, PipelinePlan, Shares, StagePlan
+from hetjax.planner.problem.problem import PlanningProblem
+from hetjax.sharding.context.context_split import ContextSplit
+
+EVEN_SYSTEMS = ("ring", "ulysses", "usp")
+"""What all devices have as many tokens and heads by, as `schedule_even` knows them."""
+
+
+@dataclass(frozen=True)
+class ContextChoice:
+    """A context split for a problem, with what its layers do in the backward pass.
+
+    Args:
+        schedule: the split, and what it is predicted to take.
+        work: the work that it is of: whether layers are made again, and how many sequences there
+            are at once.
+    """
+
+    schedule: ContextSchedule
+    work: ContextWork
+
+
+@dataclass(frozen=True)
+class HexiSeqPlanner:
+    """Plans one stage whose members, single devices, share tokens and heads unevenly.
+
+    Layers are made again in the backward pass where that is the only way to fit, or is faster.
+    Devices that would only be in the way are left out.
+
+    Args:
+        system: ``"hexiseq"``, or the even system that the plan is to be of: ``"ring"``,
+            ``"ulysses"`` or ``"usp"``.
+
+    Source: HexiSeq, section 4.
+    """
+
+    system: str = "hexiseq"
+
+    def plan(self, problem: PlanningProblem) -> Plan:
+        """A plan for the problem.
+
+        Args:
+            problem: what to plan; its program was traced with `divides_sequences`.
+
+        Returns:
+            A valid plan.
+
+        Raises:
+            InputError: the model has no attention, or something that goes along the sequence, or it
+                fits in no way that was tried.
+        """
+        return context_plan(problem, self.choose(problem))
+
+    def choose(self, problem: PlanningProblem) -> ContextChoice:
+        """The best context split.
+
+        Args:
+            problem: as for `plan`.
+
+        Returns:
+            The split, whether layers are made again, and what it is predicted to take.
+
+        Raises:
+            InputError: as for `plan`.
+        """
+        return _best(_models(problem), self.system)
+
+    def beside(self, problem: PlanningProblem) -> Mapping[str, ContextChoice]:
+        """Ring attention, Ulysses and USP at their best, by the same model.
+
+        Args:
+            problem: as for `plan`.
+
+        Returns:
+            Those that are legal and fit, by name.
+
+        Raises:
+            InputError: the model has no attention, or something that goes along the sequence.
+        """
+        models, found = _models(problem), {}
+        for system in EVEN_SYSTEMS:
+            try:
+                found[system] = _best(models, system)
+            except DoesNotFitError:
+                continue
+        return found
+
+
+def context_plan(problem: PlanningProblem, choice: ContextChoice) -> Plan:
+    """The plan that a context split makes of a problem.
+
+    Args:
+        problem: the problem.
+        choice: the split, by the numbers of the cluster's devices.
+
+    Returns:
+        One stage, whose members are the split's devices in the order of its groups.
+    """
+    split, count = choice.schedule.split, problem.num_microbatches
+    stage = StagePlan(
+        (0, problem.num_layers),
+        tuple(_member(problem, device) for device in split.devices),
+        shares=Shares(context=_by_places(split)),
+        recompute_layers=attending_layers(problem) if choice.work.is_recomputed else (),
+    )
+    pipeline = PipelinePlan((stage,), count, problem.microbatch_size, one_f_one_b(1, count))
+    return Plan(
+        problem.program.fingerprint,
+        problem.layers,
+        problem.cluster,
+        (pipeline,),
+        planner="HexiSeq",
+        lost_devices=tuple(sorted(problem.lost)),
+    )
+
+
+def _models(problem: PlanningProblem) -> list[ContextModel]:
+    """The cost models of a problem: of layers that are kept, and that are made again."""
+    devices = ContextDevices(problem.cluster, problem.dtype, lost=problem.lost)
+    kept = context_work(problem)
+    works = [kept, replace(kept, is_recomputed=True)] if attending_layers(problem) else [kept]
+    return [ContextModel(devices, work) for work in works]
+
+
+def _best(models: list[ContextModel], system: str) -> ContextChoice:
+    found: list[ContextChoice] = []
+    errors: list[DoesNotFitError] = []
+    for model in models:
+        try:
+            if system == "hexiseq":
+                schedule = schedule_context(model)
+            else:
+                schedule = schedule_even(model, system)
+        except DoesNotFitError as error:
+            errors.append(error)
+            continue
+        found.append(ContextChoice(schedule, model.work))
+    if not found:
+        raise errors[-1]
+    return min(found, key=lambda each: each.schedule.seconds)
+
+
+def _member(problem: PlanningProblem, device: int) -> Member:
+    before = 0
+    for part in problem.cluster.subclusters:
+        if device < before + part.num_devices:
+            return Member(SubMesh(part.name, device - before, (1, 1)), (1, 1))
+        before += part.num_devices
+    raise AssertionError(f"device {device} is not in the cluster")
+
+
+def _by_places(split: ContextSplit) -> ContextSplit:
+    """A split whose devices are their places among all of its devices."""
+    groups, first = [], 0
+    for group in split.groups:
+        stop = first + len(group.devices)
+        groups.append(replace(group, devices=tuple(range(first, stop))))
+        first = stop
+    return replace(split, groups=tuple(groups))
