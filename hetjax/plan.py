@@ -78,6 +78,7 @@ def _plan(arguments: argparse.Namespace) -> int:
         content = {
             **figures.plan_figures(prepared),
             **figures.program_figures(prepared),
+            **figures.context_figures(prepared),
             **published_figures(published),
             **figures.alternatives_figures(prepared, others),
             **figures.parts_figures(alone, prepared.prediction.step_time),

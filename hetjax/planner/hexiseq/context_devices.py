@@ -152,9 +152,21 @@ class ContextDevices:
         Returns:
             Its subcluster, and its number there.
         """
+        subcluster, place = self.place(device)
+        return f"{subcluster}[{place}]"
+
+    def place(self, device: int) -> tuple[str, int]:
+        """Where a device is.
+
+        Args:
+            device: its number.
+
+        Returns:
+            The name of its subcluster, and its number there.
+        """
         part = int(self.subcluster[device])
         first = int(np.searchsorted(self.subcluster, part))
-        return f"{self.cluster.subclusters[part].name}[{device - first}]"
+        return self.cluster.subclusters[part].name, device - first
 
     def _each(self, of_parts: list[float]) -> NDArray[np.float64]:
         """Figures of subclusters as figures of devices."""

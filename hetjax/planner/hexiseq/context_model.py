@@ -54,6 +54,18 @@ class ContextLayerTimes:
     total: Floats
 
 
+class DeviceSeconds(NamedTuple):
+    """For how long devices compute in a step, each [candidates, devices].
+
+    Args:
+        attention: what attends.
+        others: all else.
+    """
+
+    attention: Floats
+    others: Floats
+
+
 class ContextModel:
     """What a step takes by our model.
 
@@ -209,6 +221,28 @@ class ContextModel:
         """
         parts = self._parts(layout, candidates)
         return self._layer(parts, np.arange(len(candidates.tokens)))
+
+    def device_seconds(self, layout: GroupLayout, candidates: Candidates) -> DeviceSeconds:
+        """For how long each device computes in a step, with what is made again.
+
+        Args:
+            layout: the groups.
+            candidates: tokens and heads of its devices.
+
+        Returns:
+            Seconds, of what attends and of all else.
+        """
+        work, tokens = self.work, candidates.tokens
+        lengths = layout.group_sum(tokens)[:, layout.group]
+        products = self._passes * FORWARD_PRODUCTS + BACKWARD_PRODUCTS
+        pairs = candidates.all_heads * layout.of(self._pair_seconds) * lengths * work.length
+        flops, traffic = (tokens * layout.of(e) for e in (self._token_flops, self._token_traffic))
+        others = np.maximum(flops, traffic + layout.of(self._weight_seconds))
+        return DeviceSeconds(
+            work.rounds * work.layers * products * pairs,
+            work.rounds
+            * (work.layers * (self._passes + 2) * others + tokens * layout.of(self._logit_seconds)),
+        )
 
     def _step(self, parts: _Parts, layers: Floats, rows: Numbers | None = None) -> Floats:
         """Seconds of a step whose layers take so long."""

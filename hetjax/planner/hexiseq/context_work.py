@@ -15,8 +15,8 @@ ADAM_BYTES = 16
 float32 copy and Adam's two moments."""
 
 WHOLE_LOGIT_PRODUCTS, CHUNKED_LOGIT_PRODUCTS = 3, 4
-"""Products with the output matrix in a step: one for logits, which is done again where they are made
-chunk by chunk, and two of gradients."""
+"""Products with the output matrix in a step: two of gradients, and one for logits, which is done
+again where they are made chunk by chunk."""
 
 ACTIVATION_TRAFFIC = 20
 """How often a layer's forward pass reads or writes a token's activation (HexiSeq, equation 4)."""

@@ -10,7 +10,6 @@ from hetjax.mesh.cluster import SubMesh
 from hetjax.pipeline.schedules.warm_up import one_f_one_b
 from hetjax.planner.hexiseq.context_devices import ContextDevices
 from hetjax.planner.hexiseq.context_model import ContextModel
-from hetjax.planner.hexiseq.context_work import ContextWork
 from hetjax.planner.hexiseq.program_work import attending_layers, context_work
 from hetjax.planner.hexiseq.scheduler import ContextSchedule, schedule_context, schedule_even
 from hetjax.planner.plan.plan import Plan
@@ -28,12 +27,12 @@ class ContextChoice:
 
     Args:
         schedule: the split, and what it is predicted to take.
-        work: the work that it is of: whether layers are made again, and how many sequences there
-            are at once.
+        model: the cost model that it was found by, whose work says whether layers are made again,
+            and how many sequences there are at once.
     """
 
     schedule: ContextSchedule
-    work: ContextWork
+    model: ContextModel
 
 
 @dataclass(frozen=True)
@@ -113,11 +112,12 @@ def context_plan(problem: PlanningProblem, choice: ContextChoice) -> Plan:
         One stage, whose members are the split's devices in the order of its groups.
     """
     split, count = choice.schedule.split, problem.num_microbatches
+    places = map(choice.model.devices.place, split.devices)
     stage = StagePlan(
         (0, problem.num_layers),
-        tuple(_member(problem, device) for device in split.devices),
+        tuple(Member(SubMesh(*place, (1, 1)), (1, 1)) for place in places),
         shares=Shares(context=_by_places(split)),
-        recompute_layers=attending_layers(problem) if choice.work.is_recomputed else (),
+        recompute_layers=attending_layers(problem) if choice.model.work.is_recomputed else (),
     )
     pipeline = PipelinePlan((stage,), count, problem.microbatch_size, one_f_one_b(1, count))
     return Plan(
@@ -150,19 +150,10 @@ def _best(models: list[ContextModel], system: str) -> ContextChoice:
         except DoesNotFitError as error:
             errors.append(error)
             continue
-        found.append(ContextChoice(schedule, model.work))
+        found.append(ContextChoice(schedule, model))
     if not found:
         raise errors[-1]
     return min(found, key=lambda each: each.schedule.seconds)
-
-
-def _member(problem: PlanningProblem, device: int) -> Member:
-    before = 0
-    for part in problem.cluster.subclusters:
-        if device < before + part.num_devices:
-            return Member(SubMesh(part.name, device - before, (1, 1)), (1, 1))
-        before += part.num_devices
-    raise AssertionError(f"device {device} is not in the cluster")
 
 
 def _by_places(split: ContextSplit) -> ContextSplit:

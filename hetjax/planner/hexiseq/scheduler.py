@@ -101,7 +101,7 @@ def schedule_context(model: ContextCosts) -> ContextSchedule:
             made = _even(model, even, best.score)
             if made.score < best.score:
                 system, best = even.system, made
-    return _schedule(model, system, best)
+    return _schedule(model, system if best.score < UNFIT else "hexiseq", best)
 
 
 def schedule_even(model: ContextCosts, system: str | None = None) -> ContextSchedule:

@@ -107,8 +107,14 @@ def _members(stage: StagePlan, cluster: Cluster, microbatch_size: int) -> Iterat
 
 
 def _shares(stage: StagePlan, member: int, microbatch_size: int) -> Iterator[str]:
-    shares = stage.shares
+    shares, split = stage.shares, stage.shares.context
     whole = _count(microbatch_size, "example")
+    if split is not None:
+        (start, stop), tokens = split.head_ranges[member], split.tokens[member]
+        heads = f"heads {start}-{stop - 1}" if start < stop else "no heads"
+        group = f"group {split.group_of[member]}: " if len(split.groups) > 1 else ""
+        yield f"{group}{tokens:,} of {split.length:,} tokens, {heads} of {split.query_heads}"
+        return
     yield f"{shares.batch[member]} of {whole}" if shares.batch else f"all of {whole}"
     parts = [share.sizes[member] / sum(share.sizes) for share in shares.parameters.values()]
     if parts:
