@@ -168,7 +168,8 @@ def make_problem(
         num_microbatches: into how many microbatches the batch is divided.
         has_aux: whether the loss function returns a pair of the loss and a pytree of scalars.
         options: what a plan may be, and what it makes least.
-        divides_sequences: whether plans may divide sequences; see `hetjax.pipeline.trace`.
+        divides_sequences: whether members of a stage may share the context; see
+            `hetjax.pipeline.trace`.
 
     Returns:
         The problem.
@@ -226,7 +227,7 @@ def trace_microbatch(
         batch: the batch of a whole step, pytree of arrays or shapes; first axes are the examples.
         num_microbatches: into how many microbatches the batch is divided.
         has_aux: whether the loss function returns a pair of the loss and a pytree of scalars.
-        divides_sequences: whether plans may divide sequences; see `hetjax.pipeline.trace`.
+        divides_sequences: whether members of a stage may share the context.
 
     Raises:
         InputError: the batch does not divide, or the loss function cannot be traced.
