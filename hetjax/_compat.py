@@ -338,7 +338,9 @@ def rewritten(equation: JaxprEqn, rewrite: Callable[[JaxprEqn], JaxprEqn]) -> Ja
 
 
 def without_calls(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """A jaxpr with the equations of those that it merely calls, each with its own source lines.
+    """A jaxpr with the equations of those that it merely calls.
+
+    Each has its own source lines, or those of the call where none of its own are the user's.
 
     Args:
         closed: the jaxpr.
@@ -349,11 +351,13 @@ def without_calls(closed: ClosedJaxpr) -> ClosedJaxpr:
     equations: list[JaxprEqn] = []
     consts = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
 
-    def add(jaxpr: Jaxpr, names: dict[Any, Any]) -> None:
+    def add(jaxpr: Jaxpr, names: dict[Any, Any], call: JaxprEqn | None) -> None:
         def read(atom: Any) -> Any:
             return atom if isinstance(atom, Literal) else names.get(atom, atom)
 
         for equation in jaxpr.eqns:
+            if call is not None and not source_lines(equation):
+                equation = equation.replace(source_info=call.source_info)
             operands = [read(atom) for atom in equation.invars]
             inner = called_jaxpr(equation)
             if inner is None:
@@ -365,14 +369,14 @@ def without_calls(closed: ClosedJaxpr) -> ClosedJaxpr:
             for variable, value in zip(inner.jaxpr.constvars, inner.consts, strict=True):
                 own[variable] = _renewed(variable)
                 consts[own[variable]] = value
-            add(inner.jaxpr, own)
+            add(inner.jaxpr, own, equation)
             results = [
                 each if isinstance(each, Literal) else own[each] for each in inner.jaxpr.outvars
             ]
             names.update(zip(equation.outvars, results, strict=True))
 
     names: dict[Any, Any] = {}
-    add(closed.jaxpr, names)
+    add(closed.jaxpr, names, None)
     outputs = [
         each if isinstance(each, Literal) else names.get(each, each)
         for each in closed.jaxpr.outvars
