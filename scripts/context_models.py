@@ -153,7 +153,7 @@ def unlike_cluster() -> Cluster:
         for speed in (2, 1)
     ]
     parts = tuple(Subcluster(kind.name, kind, 1, 1, link, link) for kind in kinds)
-    return Cluster("two unlike hosts", parts, [(parts[0].name, parts[1].name, link)])
+    return Cluster("two unlike hosts", parts, ((parts[0].name, parts[1].name, link),))
 
 
 def batch_of(step: int) -> dict[str, np.ndarray]:

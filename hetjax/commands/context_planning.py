@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from hetjax.configuration import Configuration
 from hetjax.errors import DoesNotFitError, InputError
-from hetjax.planner import Found, PlanningProblem
+from hetjax.mesh import Cluster
+from hetjax.mesh.quantities import format_bytes
+from hetjax.planner import Found, Plan, PlanningProblem, predict
 from hetjax.planner.harp.microbatches import notes_of
 from hetjax.planner.hexiseq.hexiseq_planner import ContextChoice, HexiSeqPlanner, context_plan
 from hetjax.planner.problem.problems import Problems
@@ -87,35 +91,87 @@ def find_context(problems: Problems, counts: Sequence[int], system: str) -> Cont
         InputError: the model has no attention, something in it goes along the sequence, or nothing
             fits.
     """
-    began = time.perf_counter()
-    planner = HexiSeqPlanner(system)
-    found: list[tuple[int, ContextChoice]] = []
+    began, planner = time.perf_counter(), HexiSeqPlanner(system)
     beside: dict[str, ContextChoice] = {}
+    found: list[_Chosen] = []
     errors: list[DoesNotFitError] = []
     for count in counts:
         problem = problems.of(count)
         try:
-            found.append((count, planner.choose(problem)))
+            found += [_Chosen(count, choice) for choice in planner.choices(problem)]
         except DoesNotFitError as error:
             errors.append(error)
             continue
         for name, even in planner.beside(problem).items():
-            known = beside.get(name)
-            if known is None or even.schedule.seconds < known.schedule.seconds:
-                beside[name] = even
+            known = beside.get(name, even)
+            beside[name] = min(known, even, key=lambda each: each.schedule.seconds)
         if notes_of(problem):
             # Another number of microbatches is another loss: the fewest that fit.
             break
     if not found:
         raise errors[-1]
-    count, choice = min(found, key=lambda each: each[1].schedule.seconds)
-    problem = problems.traced(count)
+    chosen, plan = _first_that_fits(found, problems.traced)
     searched = time.perf_counter() - began
-    plan = replace(context_plan(problem, choice), notes=notes_of(problem))
-    seconds = choice.schedule.seconds
-    return ContextFound(
-        problem,
-        Found(plan, seconds, seconds, 0, problem.profile_seconds, searched),
-        choice,
-        beside,
+    problem, seconds = problems.traced(chosen.microbatches), chosen.choice.schedule.seconds
+    plan = replace(plan, notes=notes_of(problem))
+    made = Found(plan, seconds, seconds, 0, problem.profile_seconds, searched)
+    return ContextFound(problem, made, chosen.choice, beside)
+
+
+def context_plan_on(
+    problems: Problems, counts: Sequence[int], part: Cluster, lost: frozenset[int]
+) -> Plan | None:
+    """The plan for a part of a cluster by itself.
+
+    Args:
+        problems: as for `find_context`.
+        counts: the numbers of microbatches.
+        part: some of the cluster's subclusters.
+        lost: devices of the part that cannot be used.
+
+    Returns:
+        The plan with its prediction; None where nothing fits.
+    """
+
+    def on_part(count: int) -> PlanningProblem:
+        return replace(problems.traced(count), cluster=part, lost=lost)
+
+    if len(lost) == part.num_devices:
+        return None
+    found: list[_Chosen] = []
+    for count in counts:
+        with contextlib.suppress(DoesNotFitError):
+            found += [_Chosen(count, each) for each in HexiSeqPlanner().choices(on_part(count))]
+    try:
+        return _first_that_fits(found, on_part)[1] if found else None
+    except DoesNotFitError:
+        return None
+
+
+class _Chosen(NamedTuple):
+    """A context split, and for how many microbatches."""
+
+    microbatches: int
+    choice: ContextChoice
+
+
+def _first_that_fits(
+    found: Sequence[_Chosen], problem_for: Callable[[int], PlanningProblem]
+) -> tuple[_Chosen, Plan]:
+    """The fastest choice that also fits by the cost model of plans, where that knows them."""
+    plan: Plan | None = None
+    for chosen in sorted(found, key=lambda each: each.choice.schedule.seconds):
+        problem = problem_for(chosen.microbatches)
+        plan = context_plan(problem, chosen.choice)
+        if not plan.is_predictable:
+            return chosen, plan
+        plan = predict(plan, problem)
+        if plan.predicted.fits:
+            return chosen, plan
+    assert plan is not None, "there is a choice"
+    over = max(plan.predicted.stages, key=lambda stage: stage.memory_bytes)
+    raise DoesNotFitError(
+        f"planner.name is 'hexiseq': no context split that was found fits; in the last one a "
+        f"device of {plan.stages[0].devices_text} needs {format_bytes(over.memory_bytes)} of "
+        f"{format_bytes(over.memory_limit_bytes)}"
     )

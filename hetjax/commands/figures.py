@@ -265,8 +265,8 @@ def alternatives_figures(prepared: Prepared, alternatives: Sequence[Alternative]
     return {"alternatives": [vars(each) for each in told_alternatives(prepared, alternatives)]}
 
 
-def parts_figures(alone: Sequence[PartAlone], step_time: float) -> dict[str, Any]:
+def parts_figures(alone: Sequence[PartAlone], step_time: float | None) -> dict[str, Any]:
     """What parts of the cluster would do alone, as plain values, and what the whole does more."""
     together = side_by_side(alone)
-    ratio = None if together is None else together / step_time
+    ratio = None if together is None or step_time is None else together / step_time
     return {"parts": [vars(part) for part in alone], "hetero_speedup_ratio": ratio}

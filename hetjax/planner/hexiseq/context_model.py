@@ -232,7 +232,7 @@ class ContextModel:
         Returns:
             Seconds, of what attends and of all else.
         """
-        work, tokens = self.work, candidates.tokens
+        work, tokens = self.work, candidates.tokens.astype(float)
         lengths = layout.group_sum(tokens)[:, layout.group]
         products = self._passes * FORWARD_PRODUCTS + BACKWARD_PRODUCTS
         pairs = candidates.all_heads * layout.of(self._pair_seconds) * lengths * work.length

@@ -13,7 +13,7 @@ from hetjax.planner.hexiseq.costs_of_rows import Candidates
 from hetjax.planner.hexiseq.group_layout import GroupLayout
 from hetjax.planner.hexiseq.hexiseq_planner import ContextChoice
 from hetjax.sharding.context.context_split import ContextSplit, HeadRange
-from hetjax.sharding.context.positions import PositionRun, group_positions
+from hetjax.sharding.context.positions import PositionRun, device_positions, group_positions
 from hetjax.sharding.context.sub_rings import key_value_range, sub_rings
 
 
@@ -26,6 +26,7 @@ class DeviceRow:
         subcluster: its subcluster.
         place: its number there.
         tokens: how many tokens it has.
+        positions: where these are in the sequence.
         heads: the query heads that it attends with.
         key_value_heads: the heads of keys and values that these see.
         attention_seconds: for how long it attends in a step.
@@ -38,6 +39,7 @@ class DeviceRow:
     subcluster: str
     place: int
     tokens: int
+    positions: tuple[PositionRun, ...]
     heads: HeadRange
     key_value_heads: HeadRange
     attention_seconds: float
@@ -164,7 +166,7 @@ def _group_rows(choice: ContextChoice) -> Iterator[GroupRow]:
     )
     for number, group in enumerate(split.groups):
         devices = []
-        for tokens, heads in zip(group.tokens, group.heads, strict=True):
+        for member, heads in enumerate(group.heads):
             device, attention, others, memory, limit = next(rows)
             subcluster, place = model.devices.place(device)
             devices.append(
@@ -172,7 +174,8 @@ def _group_rows(choice: ContextChoice) -> Iterator[GroupRow]:
                     device=model.devices.name(device),
                     subcluster=subcluster,
                     place=place,
-                    tokens=tokens,
+                    tokens=group.tokens[member],
+                    positions=device_positions(split, number, member),
                     heads=heads,
                     key_value_heads=key_value_range(heads, split.heads_per_key_value),
                     attention_seconds=attention,

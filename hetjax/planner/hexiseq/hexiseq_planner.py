@@ -78,7 +78,21 @@ class HexiSeqPlanner:
         Raises:
             InputError: as for `plan`.
         """
-        return _best(_models(problem), self.system)
+        return self.choices(problem)[0]
+
+    def choices(self, problem: PlanningProblem) -> tuple[ContextChoice, ...]:
+        """The best context splits of layers that are kept, and of layers that are made again.
+
+        Args:
+            problem: as for `plan`.
+
+        Returns:
+            Those that fit, the fastest first; one or more.
+
+        Raises:
+            InputError: as for `plan`.
+        """
+        return _choices(_models(problem), self.system)
 
     def beside(self, problem: PlanningProblem) -> Mapping[str, ContextChoice]:
         """Ring attention, Ulysses and USP at their best, by the same model.
@@ -95,7 +109,7 @@ class HexiSeqPlanner:
         models, found = _models(problem), {}
         for system in EVEN_SYSTEMS:
             try:
-                found[system] = _best(models, system)
+                found[system] = _choices(models, system)[0]
             except DoesNotFitError:
                 continue
         return found
@@ -138,7 +152,7 @@ def _models(problem: PlanningProblem) -> list[ContextModel]:
     return [ContextModel(devices, work) for work in works]
 
 
-def _best(models: list[ContextModel], system: str) -> ContextChoice:
+def _choices(models: list[ContextModel], system: str) -> tuple[ContextChoice, ...]:
     found: list[ContextChoice] = []
     errors: list[DoesNotFitError] = []
     for model in models:
@@ -153,7 +167,7 @@ def _best(models: list[ContextModel], system: str) -> ContextChoice:
         found.append(ContextChoice(schedule, model))
     if not found:
         raise errors[-1]
-    return min(found, key=lambda each: each.schedule.seconds)
+    return tuple(sorted(found, key=lambda each: each.schedule.seconds))
 
 
 def _by_places(split: ContextSplit) -> ContextSplit:
