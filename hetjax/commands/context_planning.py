@@ -69,6 +69,11 @@ def check_context_settings(settings: Configuration) -> None:
             f"planner.profile is {planner.profile!r}, and {what}, planned by the devices' figures; "
             f"leave it out"
         )
+    if settings.model.dropout:
+        raise InputError(
+            f"model.dropout is {settings.model.dropout}, and {what}: attention with dropout cannot "
+            f"be shared; set model.dropout = 0"
+        )
     if settings.model.scan_blocks:
         raise InputError(
             f"model.scan_blocks is True, and {what}: attentions in a scan cannot be shared; set "

@@ -400,6 +400,15 @@ class PlannerSettings(SettingsSection):
         default=None, description="plan file whose predicted step time `hetjax.plan` shows beside"
     )
 
+    @model_validator(mode="after")
+    def _of_its_planner(self) -> Self:
+        if self.context != "hexiseq" and self.name != "hexiseq":
+            raise InputError(
+                f"planner.context is {self.context!r}, and planner.name is {self.name!r}, which "
+                f"shares no sequences; set planner.name = 'hexiseq', or leave it out"
+            )
+        return self
+
 
 class RuntimeSettings(SettingsSection):
     """Where the stages run."""

@@ -58,7 +58,10 @@ def token_dimensions(program: Program) -> TokenDimensions:
             )
     seeds = [seed for each in equations for seed in _attended(each)]
     if not seeds:
-        raise InputError("loss: it has no attention whose context members could share")
+        raise InputError(
+            "loss: it has no attention whose context members could share; allowed: "
+            "hetjax.attention, or a softmax of scores between two products, without dropout"
+        )
     own: set[Operand] = {*program.parameters, *program.batch}
     lineage = _whole_numbers(equations, program)
     small = own | lineage | _of_parameters(equations, program)

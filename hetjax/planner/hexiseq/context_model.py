@@ -235,7 +235,8 @@ class ContextModel:
         work, tokens = self.work, candidates.tokens.astype(float)
         lengths = layout.group_sum(tokens)[:, layout.group]
         products = self._passes * FORWARD_PRODUCTS + BACKWARD_PRODUCTS
-        pairs = candidates.all_heads * layout.of(self._pair_seconds) * lengths * work.length
+        heads = candidates.all_heads.astype(float)
+        pairs = heads * layout.of(self._pair_seconds) * lengths * work.length
         flops, traffic = (tokens * layout.of(e) for e in (self._token_flops, self._token_traffic))
         others = np.maximum(flops, traffic + layout.of(self._weight_seconds))
         return DeviceSeconds(
