@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from hetjax.errors import DoesNotFitError
+from hetjax.errors import DoesNotFitError, InputError, unknown_name
 from hetjax.mesh.cluster import SubMesh
 from hetjax.pipeline.schedules.warm_up import one_f_one_b
 from hetjax.planner.hexiseq.context_devices import ContextDevices
@@ -46,10 +46,42 @@ class HexiSeqPlanner:
         system: ``"hexiseq"``, or the even system that the plan is to be of: ``"ring"``,
             ``"ulysses"`` or ``"usp"``.
 
+    Raises:
+        InputError: there is no such system.
+
     Source: HexiSeq, section 4.
+
+    Example:
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> import optax
+        >>> import hetjax
+        >>> from hetjax.mesh import Cluster, Link, Subcluster, kind
+        >>> link = Link(25e9, 1e-5)
+        >>> parts = tuple(Subcluster(n, kind(n), 1, 1, link, link) for n in ("H100", "A100-80"))
+        >>> cluster = Cluster("two cards", parts, (("H100", "A100-80", link),))
+        >>> def loss(weight, x):
+        ...     heads = (x @ weight).reshape(*x.shape[:2], 8, 64)
+        ...     return jnp.mean(hetjax.attention(heads, heads, heads, causal=True) ** 2)
+        >>> made = hetjax.plan(
+        ...     loss,
+        ...     jax.ShapeDtypeStruct((512, 512), jnp.float32),
+        ...     jax.ShapeDtypeStruct((1, 2**16, 512), jnp.float32),
+        ...     cluster=cluster,
+        ...     optimizer=optax.sgd(1e-3),
+        ...     num_microbatches=1,
+        ...     planner=HexiSeqPlanner(),
+        ... )
+        >>> made.stages[0].shares.context.tokens, made.stages[0].devices_text
+        ((51132, 14404), 'H100[0:1] 1x1 + A100-80[0:1] 1x1')
     """
 
     system: str = "hexiseq"
+
+    def __post_init__(self) -> None:
+        systems = ("hexiseq", *EVEN_SYSTEMS)
+        if self.system not in systems:
+            raise InputError(unknown_name("system", self.system, systems))
 
     def plan(self, problem: PlanningProblem) -> Plan:
         """A plan for the problem.
