@@ -180,7 +180,8 @@ def _models(problem: PlanningProblem) -> list[ContextModel]:
     """The cost models of a problem: of layers that are kept, and that are made again."""
     devices = ContextDevices(problem.cluster, problem.dtype, lost=problem.lost)
     kept = context_work(problem)
-    works = [kept, replace(kept, is_recomputed=True)] if attending_layers(problem) else [kept]
+    may_repeat = problem.options.allow_recompute and attending_layers(problem)
+    works = [kept, replace(kept, is_recomputed=True)] if may_repeat else [kept]
     return [ContextModel(devices, work) for work in works]
 
 
