@@ -113,6 +113,26 @@ def linear_identity(
     return primitive
 
 
+def barrier_primitive(name: str) -> core.Primitive:
+    """A primitive that gives back all of its operands, none before all are there.
+
+    Args:
+        name: its name.
+
+    Returns:
+        The primitive, which can be compiled; it is not differentiated.
+    """
+    primitive = core.Primitive(name)
+    primitive.multiple_results = True
+    primitive.def_impl(lambda *arrays: list(jax.lax.optimization_barrier(arrays)))
+    primitive.def_abstract_eval(lambda *avals: list(avals))
+    barrier = mlir.lower_fun(
+        lambda *arrays: jax.lax.optimization_barrier(arrays), multiple_results=True
+    )
+    mlir.register_lowering(primitive, barrier)
+    return primitive
+
+
 def compiled_primitive(
     name: str,
     shapes: Callable[..., Sequence[Any]],
