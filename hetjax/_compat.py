@@ -113,6 +113,26 @@ def linear_identity(
     return primitive
 
 
+def barrier_primitive(name: str) -> core.Primitive:
+    """A primitive that gives back all of its operands, none before all are there.
+
+    Args:
+        name: its name.
+
+    Returns:
+        The primitive, which can be compiled; it is not differentiated.
+    """
+    primitive = core.Primitive(name)
+    primitive.multiple_results = True
+    primitive.def_impl(lambda *arrays: list(jax.lax.optimization_barrier(arrays)))
+    primitive.def_abstract_eval(lambda *avals: list(avals))
+    barrier = mlir.lower_fun(
+        lambda *arrays: jax.lax.optimization_barrier(arrays), multiple_results=True
+    )
+    mlir.register_lowering(primitive, barrier)
+    return primitive
+
+
 def compiled_primitive(
     name: str,
     shapes: Callable[..., Sequence[Any]],
@@ -338,7 +358,9 @@ def rewritten(equation: JaxprEqn, rewrite: Callable[[JaxprEqn], JaxprEqn]) -> Ja
 
 
 def without_calls(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """A jaxpr with the equations of those that it merely calls, each with its own source lines.
+    """A jaxpr with the equations of those that it merely calls.
+
+    Each has its own source lines, or those of the call where none of its own are the user's.
 
     Args:
         closed: the jaxpr.
@@ -349,11 +371,13 @@ def without_calls(closed: ClosedJaxpr) -> ClosedJaxpr:
     equations: list[JaxprEqn] = []
     consts = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
 
-    def add(jaxpr: Jaxpr, names: dict[Any, Any]) -> None:
+    def add(jaxpr: Jaxpr, names: dict[Any, Any], call: JaxprEqn | None) -> None:
         def read(atom: Any) -> Any:
             return atom if isinstance(atom, Literal) else names.get(atom, atom)
 
         for equation in jaxpr.eqns:
+            if call is not None and not source_lines(equation):
+                equation = equation.replace(source_info=call.source_info)
             operands = [read(atom) for atom in equation.invars]
             inner = called_jaxpr(equation)
             if inner is None:
@@ -365,14 +389,14 @@ def without_calls(closed: ClosedJaxpr) -> ClosedJaxpr:
             for variable, value in zip(inner.jaxpr.constvars, inner.consts, strict=True):
                 own[variable] = _renewed(variable)
                 consts[own[variable]] = value
-            add(inner.jaxpr, own)
+            add(inner.jaxpr, own, equation)
             results = [
                 each if isinstance(each, Literal) else own[each] for each in inner.jaxpr.outvars
             ]
             names.update(zip(equation.outvars, results, strict=True))
 
     names: dict[Any, Any] = {}
-    add(closed.jaxpr, names)
+    add(closed.jaxpr, names, None)
     outputs = [
         each if isinstance(each, Literal) else names.get(each, each)
         for each in closed.jaxpr.outvars

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from hetjax.commands.command_line import Parser, configuration_of, run_command
 from hetjax.commands.signals import doing, run_process
+from hetjax.errors import InputError
 from hetjax.files import check_writable
 
 
@@ -74,17 +75,21 @@ def _plan(arguments: argparse.Namespace) -> int:
         prepared = prepare(ingredients, cluster, frozenset(arguments.lost), progress.update)
     published = rated(prepared, given)
     alone, others = parts(prepared), alternatives(prepared)
+    told = prepared.plan.prediction
     if arguments.json:
         content = {
             **figures.plan_figures(prepared),
             **figures.program_figures(prepared),
+            **figures.context_figures(prepared),
             **published_figures(published),
             **figures.alternatives_figures(prepared, others),
-            **figures.parts_figures(alone, prepared.prediction.step_time),
+            **figures.parts_figures(alone, told and told.step_time),
         }
         print(json.dumps(content, indent=1))
     else:
         show.show_plan(show.make_console(), prepared, published, alone, others)
+    if arguments.report and told is None:
+        raise InputError("--report: nothing is predicted of this plan; leave it out")
     if arguments.report:
         write_plan_page(arguments.report, plan_report(prepared, published, alone, others))
         print(f"the report is in {arguments.report}", file=sys.stderr)

@@ -4,6 +4,7 @@
     python scripts/bench_context.py scheduler --json   # seconds of a search, and what it finds
     python scripts/bench_context.py exhaustive --json  # few devices, beside the best of all splits
     python scripts/bench_context.py figures --json     # predicted: the simulations of figure 5
+    python scripts/bench_context.py models --json      # four models, trained as one device does
 
 A part is a function that yields rows; it lives in a file of its own, `context_*.py`, which says
 what its rows mean.
@@ -18,6 +19,7 @@ from collections.abc import Sequence
 from benchmarking import positive
 from context_figures import figure_rows
 from context_kernel import LENGTHS, kernel_rows
+from context_models import model_rows
 from context_scheduler import exhaustive_rows, scheduler_rows
 
 
@@ -30,6 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "scheduler": lambda: scheduler_rows(options.rounds),
         "exhaustive": lambda: exhaustive_rows(options.cases),
         "figures": lambda: figure_rows(options.efficiency),
+        "models": lambda: model_rows(options.steps),
     }
     parser.add_argument("part", choices=parts)
     parser.add_argument("--json", action="store_true", help="a row a line, as JSON")
@@ -37,6 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--lengths", type=positive, nargs="+", default=LENGTHS, help="tokens of `kernel`"
     )
+    parser.add_argument("--steps", type=positive, default=50, help="of `models`")
     parser.add_argument("--cases", type=int, default=20, help="of each size of `exhaustive`")
     parser.add_argument(
         "--efficiency",

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cluster_files import TWO_AND_TWO
 
 from hetjax import planner
 from hetjax.mesh import SubMesh
@@ -362,3 +363,91 @@ def test_hetero_auto_is_told_as_found_and_refined(capsys: pytest.CaptureFixture[
     assert "set planner.name = 'harp'" in capsys.readouterr().err
     assert plan_command("--config", str(QUICKSTART), *HETERO_AUTO, *chosen, "--lost", "1") == 2
     assert "uses all devices, and 1 are lost" in capsys.readouterr().err
+
+
+CONTEXT = """
+cluster.file = "cluster.yaml"
+planner.name = "hexiseq"
+model.recipe = "gpt-quickstart"
+model.blocks = 1
+model.width = 32
+model.heads = 4
+model.sequence = 64
+data.kind = "synthetic"
+data.size = 4000
+train.batch_size = 2
+train.microbatches = 1
+"""
+
+
+@pytest.fixture
+def context_config(tmp_path: Path) -> str:
+    (tmp_path / "cluster.yaml").write_text(TWO_AND_TWO)
+    file = tmp_path / "context.gin"
+    file.write_text(CONTEXT)
+    return str(file)
+
+
+def test_a_context_split_is_told_beside_other_systems(
+    context_config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert plan_command("--config", context_config) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    for part in (
+        "Who shares 64 tokens, 4 query heads and 4 heads of keys and values",
+        "Beside other systems, each at its best settings",
+        "predicted by the scheduler's model",
+        "ring attention",
+        "Ulysses",
+    ):
+        assert part in shown, part
+    file = str(tmp_path / "plan.json")
+    assert plan_command("--config", context_config, "--json", "--out", file) == 0
+    context = json.loads(capsys.readouterr().out)["context"]
+    devices = [device for group in context["groups"] for device in group["devices"]]
+    split = Plan.load(file).stages[0].shares.context
+    assert split is not None
+    assert [device["tokens"] for device in devices] == list(split.tokens)
+    assert [tuple(device["heads"]) for device in devices] == list(split.head_ranges)
+    ours, *others = (system["seconds"] for system in context["systems"])
+    assert all(ours <= seconds for seconds in others if seconds is not None)
+
+
+def test_a_system_can_be_asked_for(context_config: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for system, groups in (("ring", 4), ("ulysses", 1)):
+        one = ("--json", "--gin", f"planner.context = {system!r}")
+        assert plan_command("--config", context_config, *one) == 0
+        context = json.loads(capsys.readouterr().out)["context"]
+        assert context["systems"][0]["system"] == system
+        assert len(context["groups"]) <= groups
+        assert len({d["tokens"] for g in context["groups"] for d in g["devices"]}) == 1
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("planner.objective = 'cost'", "set planner.name = 'harp'"),
+        ("cluster.play = True", "set cluster.play = False"),
+        ("train.tune = True", "train.tune is given"),
+        ("train.beside = '1f1b'", "train.beside is given"),
+        ("planner.min_stages = 2", "planner.min_stages is 2"),
+        ("planner.profile = 'profile'", "planner.profile is 'profile'"),
+        ("model.scan_blocks = True", "set model.scan_blocks = False"),
+        ("model.dropout = 0.1", "set model.dropout = 0"),
+        ("model.recipe = 'resnet-quickstart'", "no attention whose context members could share"),
+        ("planner.name = 'harp'", "planner.context is 'ring', and planner.name is 'harp'"),
+        ("planner.context = 'rings'", "did you mean 'ring'?"),
+    ],
+)
+def test_what_no_context_split_has_is_refused(
+    setting: str, message: str, context_config: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = ["--gin", setting]
+    if "harp" in setting:
+        more += ["--gin", "planner.context = 'ring'"]
+    if "resnet" in setting:
+        shapes = ("blocks", "width", "heads", "sequence")
+        more += [each for name in shapes for each in ("--gin", f"model.{name} = None")]
+        more += ["--gin", "data.kind = 'shapes'", "--gin", "data.size = 8"]
+    assert plan_command("--config", context_config, *more) == 2
+    assert message in capsys.readouterr().err.splitlines()[-1]

@@ -521,3 +521,41 @@ def test_a_plan_with_a_stage_of_several_members_trains_and_goes_on(
     played = ("--plan", str(union), "--gin", "cluster.play = True")
     line = fails(capsys, "--config", str(config), *played)
     assert "which no played cluster holds back; set cluster.play = False" in line
+
+
+ONE_AND_ONE = TWO_AND_TWO.replace("devices_per_node: 2", "devices_per_node: 1")
+
+
+def test_devices_that_share_sequences_have_the_losses_of_one(config: Path, tmp_path: Path) -> None:
+    (tmp_path / "cluster.yaml").write_text(ONE_AND_ONE.replace("1 Gbit/s", "5 GB/s"))
+    alike = (
+        "planner.min_stages = 1",
+        "train.evaluate_every = 4",
+        "train.batch_size = 2",
+        "train.microbatches = 1",
+    )
+    given = ["--config", str(config), *(part for each in alike for part in ("--gin", each))]
+    one, shared = tmp_path / "one", tmp_path / "shared"
+    alone = Plan.load(_planned(given, tmp_path, "--lost", "1"))
+    alone.save(tmp_path / "alone.json")
+    assert main([*given, "--plan", str(tmp_path / "alone.json"), "--workdir", str(one)]) == 0
+    name = ("--gin", "planner.name = 'hexiseq'")
+    assert main([*given, *name, "--workdir", str(shared)]) == 0
+    split = Plan.load(shared / "plan.json").stages[0].shares.context
+    assert split is not None
+    assert sorted(split.tokens) == [5, 11]
+    for field in ("loss", "evaluation_loss"):
+        expected, found = (
+            [record[field] for record in read_metrics(folder) if field in record]
+            for folder in (one, shared)
+        )
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def _planned(given: list[str], folder: Path, *options: str) -> Path:
+    """The file of the plan for a configuration."""
+    from hetjax.plan import main as plan_command
+
+    file = folder / "planned.json"
+    assert plan_command([*given, *options, "--out", str(file)]) == 0
+    return file

@@ -24,6 +24,7 @@ from hetjax.planner import (
     step_parts,
 )
 from hetjax.planner.hap.explain import ProgramReport, explain
+from hetjax.planner.hexiseq.context_report import ContextReport, explain_context
 
 
 def program_report(prepared: Prepared) -> ProgramReport | None:
@@ -39,6 +40,33 @@ def program_report(prepared: Prepared) -> ProgramReport | None:
     if planned is None or not any(stage.shares.modules for stage in plan.stages):
         return None
     return explain(plan, planned.problem)
+
+
+def context_report(prepared: Prepared) -> ContextReport | None:
+    """How devices share sequences.
+
+    Args:
+        prepared: what was planned.
+
+    Returns:
+        The report; None where they share none, or the plan was given.
+    """
+    context = None if prepared.planned is None else prepared.planned.context
+    return context and explain_context(context.choice, context.beside)
+
+
+def context_figures(prepared: Prepared) -> dict[str, Any]:
+    """How devices share sequences as plain values, for ``--json``.
+
+    Args:
+        prepared: what was planned.
+
+    Returns:
+        Groups, sub-rings, and what other systems are predicted to take; nothing of a plan whose
+        devices share none.
+    """
+    report = context_report(prepared)
+    return {} if report is None else {"context": asdict(report)}
 
 
 def program_figures(prepared: Prepared) -> dict[str, Any]:
@@ -136,8 +164,7 @@ def plan_figures(prepared: Prepared) -> dict[str, Any]:
     Returns:
         Numbers in SI units, by name; ``"stages"`` holds one object a stage.
     """
-    plan, prediction = prepared.plan, prepared.prediction
-    model = prepared.ingredients.model
+    plan, model = prepared.plan, prepared.ingredients.model
     return {
         "model": model.name,
         "parameters": model.num_parameters(),
@@ -146,10 +173,19 @@ def plan_figures(prepared: Prepared) -> dict[str, Any]:
         "layers": len(plan.layers) - 1,
         "planner": plan.planner,
         "planning_seconds": prepared.planning_seconds,
-        **_search_figures(prepared),
         "rates": list(rate_lines(prepared)),
         "notes": [*plan.notes, *shared_core_lines(plan, prepared.ingredients.configuration)],
         **schedule_figures(plan),
+        **(_predicted_figures(prepared) if plan.prediction is not None else {}),
+    }
+
+
+def _predicted_figures(prepared: Prepared) -> dict[str, Any]:
+    """What is predicted of a plan."""
+    plan, prediction = prepared.plan, prepared.prediction
+    model = prepared.ingredients.model
+    return {
+        **_search_figures(prepared),
         "sharing_seconds": prediction.sharing_seconds,
         "step_time": prediction.step_time,
         f"{model.unit}_per_second": prepared.ingredients.units_per_step / prediction.step_time,
@@ -229,8 +265,8 @@ def alternatives_figures(prepared: Prepared, alternatives: Sequence[Alternative]
     return {"alternatives": [vars(each) for each in told_alternatives(prepared, alternatives)]}
 
 
-def parts_figures(alone: Sequence[PartAlone], step_time: float) -> dict[str, Any]:
+def parts_figures(alone: Sequence[PartAlone], step_time: float | None) -> dict[str, Any]:
     """What parts of the cluster would do alone, as plain values, and what the whole does more."""
     together = side_by_side(alone)
-    ratio = None if together is None else together / step_time
+    ratio = None if together is None or step_time is None else together / step_time
     return {"parts": [vars(part) for part in alone], "hetero_speedup_ratio": ratio}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from statistics import mean
 
-from hetjax.commands.figures import cost_figures
+from hetjax.commands.figures import context_report, cost_figures
 from hetjax.commands.prepare import Prepared
 from hetjax.commands.published import Published
 from hetjax.commands.words import batch_words, batches, told_alternatives
@@ -61,6 +61,7 @@ def plan_report(
         modules=module_runs(planned.problem.sections) if planned else (),
         alternatives=told_alternatives(prepared, alternatives),
         alone=alone,
+        context=context_report(prepared),
     )
 
 

@@ -1,12 +1,13 @@
-"""How the plan of a configuration is found: by Harp's search, by HAP's or by H2's."""
+"""How the plan of a configuration is found: by the search of Harp, HAP, H2 or HexiSeq."""
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from hetjax.commands.context_planning import ContextFound, check_context_settings, find_context
 from hetjax.commands.problems import state_problems
 from hetjax.commands.profiling import check_measured, profile_database
 from hetjax.configuration import Configuration
@@ -42,6 +43,7 @@ class Planned:
         problems: the problem for each of them.
         others: the plans for the other numbers.
         beside: the problems of the other sizes of microbatches that the plan has.
+        context: how its devices share sequences, where HexiSeq's planner made it.
     """
 
     problem: PlanningProblem
@@ -50,6 +52,7 @@ class Planned:
     problems: Problems
     others: tuple[Alternative, ...] = ()
     beside: tuple[PlanningProblem, ...] = ()
+    context: ContextFound | None = None
 
     @property
     def num_to_measure(self) -> int | None:
@@ -81,19 +84,22 @@ def find_plan(
         InputError: the model fits nowhere, or what is asked for goes with no such plan.
     """
     settings, planner = ingredients.configuration, DynamicProgram()
-    if settings.planner.name == "hap":
-        _check_synthesised(settings)
-    if settings.planner.name == "heteroauto":
-        _check_hetero_auto(settings)
+    _CHECKS.get(settings.planner.name, lambda _: None)(settings)
     batch_size, count = settings.train.batch_size, settings.train.microbatches
     folder = settings.planner.profile
     database = None if folder is None else profile_database(folder)
     counts = divisors(batch_size) if count is None else (count,)
-    problems = state_problems(ingredients, cluster, counts, database, lost)
+    shares_context = settings.planner.name == "hexiseq"
+    problems = state_problems(
+        ingredients, cluster, counts, database, lost, divides_sequences=shares_context
+    )
     if settings.planner.name == "hap":
         return _synthesised(problems, counts)
     if settings.planner.name == "heteroauto":
         return _by_hetero_auto(problems, counts)
+    if shares_context:
+        context = find_context(problems, counts, settings.planner.context)
+        return Planned(context.problem, context.found, tuple(counts), problems, context=context)
     if count is not None:
         problem = problems.of(count)
         if database is not None:
@@ -246,3 +252,11 @@ def _hap_found(problem: PlanningProblem) -> Found:
     searched = time.perf_counter() - began
     step, looked = made.found.seconds, made.found.expansions
     return Found(made.plan, step, step, looked, problem.profile_seconds, searched)
+
+
+_CHECKS: Mapping[str, Callable[[Configuration], None]] = {
+    "hap": _check_synthesised,
+    "heteroauto": _check_hetero_auto,
+    "hexiseq": check_context_settings,
+}
+"""What checks that nothing is asked for that a planner's plans do not have, by its name."""

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from hetjax.collecting import seldom_collected
+from hetjax.commands.context_planning import context_plan_on
 from hetjax.commands.devices import use_devices
 from hetjax.commands.planning import Planned, find_plan, hetero_auto_on
 from hetjax.commands.problems import problems_of, state_problem, state_problems
@@ -101,7 +102,9 @@ def prepare(
     if isinstance(source, Cluster):
         use_devices(source, runtime, play=play)
         planned = find_plan(ingredients, source, lost, told)
-        plan = complete(planned.found.plan, planned.problem, *planned.beside)
+        plan = planned.found.plan
+        if plan.is_predictable:
+            plan = complete(plan, planned.problem, *planned.beside)
         return Prepared(ingredients, plan, time.perf_counter() - began, planned)
     given = _load(source, ingredients.configuration)
     use_devices(given.cluster, runtime, play=play)
@@ -217,8 +220,8 @@ def problems_beside(prepared: Prepared, given: Plan) -> tuple[PlanningProblem, .
 def parts(prepared: Prepared) -> tuple[PartAlone, ...]:
     """What parts of the cluster would do alone, each with its best number of microbatches.
 
-    By HeteroAuto where it made the plan for the whole, else by Harp's search: a program of HAP's
-    wants several devices.
+    By HeteroAuto or HexiSeq's planner where it made the plan for the whole, else by Harp's search:
+    a program of HAP's wants several devices.
 
     Args:
         prepared: a plan that was found.
@@ -238,6 +241,15 @@ def parts(prepared: Prepared) -> tuple[PartAlone, ...]:
 
     if prepared.ingredients.configuration.planner.name == "heteroauto":
         return parts_alone(prepared.plan.cluster, hetero_auto_plan)
+
+    def shared_context_plan(part: Cluster) -> Plan | None:
+        lost = lost_in_part(prepared.plan.cluster, part, planned.problem.lost)
+        return context_plan_on(problems, planned.tried, part, lost)
+
+    if planned.context is not None:
+        if prepared.plan.prediction is None:
+            return ()
+        return parts_alone(prepared.plan.cluster, shared_context_plan)
 
     def plan_on(part: Cluster) -> Plan | None:
         asked = planned.problem.options

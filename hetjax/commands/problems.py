@@ -36,7 +36,13 @@ def problems_of(ingredients: Ingredients, given: Plan) -> tuple[PlanningProblem,
     """
     unlike = {each.microbatch_size: each for each in given.pipelines}.values()
     return tuple(
-        state_problem(ingredients, given.cluster, each.num_microbatches, given=each)
+        state_problem(
+            ingredients,
+            given.cluster,
+            each.num_microbatches,
+            given=each,
+            divides_sequences=given.shares_context,
+        )
         for each in unlike
     )
 
@@ -47,6 +53,8 @@ def state_problems(
     counts: tuple[int, ...],
     database: ProfileDatabase | None = None,
     lost: frozenset[int] = frozenset(),
+    *,
+    divides_sequences: bool = False,
 ) -> Problems:
     """The problems for numbers of microbatches.
 
@@ -56,16 +64,24 @@ def state_problems(
         counts: the numbers.
         database: measurements to plan with; None to plan by the devices' figures.
         lost: devices that cannot be used.
+        divides_sequences: whether plans may divide sequences.
     """
     settings = ingredients.configuration
 
     def state(count: int) -> PlanningProblem:
-        problem = replace(state_problem(ingredients, cluster, count), lost=lost)
+        problem = state_problem(ingredients, cluster, count, divides_sequences=divides_sequences)
+        problem = replace(problem, lost=lost)
         return problem if database is None else with_profile(problem, database)
 
     def trace(count: int) -> Program:
         parameters, batch = ingredients.parameter_shapes, ingredients.batch
-        return trace_microbatch(ingredients.model.loss, parameters, batch, count)[0]
+        return trace_microbatch(
+            ingredients.model.loss,
+            parameters,
+            batch,
+            count,
+            divides_sequences=divides_sequences,
+        )[0]
 
     return Problems(
         state,
@@ -82,6 +98,7 @@ def state_problem(
     num_microbatches: int,
     *,
     given: PipelinePlan | None = None,
+    divides_sequences: bool = False,
 ) -> PlanningProblem:
     """What is to be planned; a pipeline that is given has its own microbatches and stages.
 
@@ -90,6 +107,7 @@ def state_problem(
         cluster: the devices.
         num_microbatches: microbatches in a step.
         given: a pipeline that is predicted as it is.
+        divides_sequences: whether plans may divide sequences.
     """
     return make_problem(
         ingredients.model.loss,
@@ -99,7 +117,7 @@ def state_problem(
         optimizer=ingredients.optimizer,
         num_microbatches=num_microbatches,
         options=_options(ingredients.configuration, is_given=given is not None),
-        divides_sequences=given is not None and given.shares_context,
+        divides_sequences=divides_sequences,
     )
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from hetjax.commands.figures import cost_figures, program_report
+from hetjax.commands.figures import context_report, cost_figures, program_report
 from hetjax.commands.planning import Planned
 from hetjax.commands.prepare import Prepared
 from hetjax.commands.profiling import Profiled
@@ -27,6 +27,7 @@ from hetjax.planner import (
 from hetjax.report import (
     alternatives_table,
     cluster_table,
+    context_table,
     format_rate,
     format_seconds,
     layer_rows,
@@ -37,6 +38,8 @@ from hetjax.report import (
     plan_table,
     profile_table,
     program_lines,
+    rings_table,
+    systems_table,
 )
 
 if TYPE_CHECKING:
@@ -86,9 +89,11 @@ def show_plan(
     if plan.prediction is None:
         console.print(str(plan), highlight=False, markup=False, soft_wrap=True)
         console.print()
+        _show_context(console, prepared)
         return
     console.print(plan_table(plan))
     console.print(lines[1], highlight=False)
+    _show_context(console, prepared)
     report = program_report(prepared)
     if report is not None:
         console.print(layouts_table(report))
@@ -111,6 +116,26 @@ def show_plan(
         console.print()
         used = plan.num_devices
         console.print(parts_table(alone, plan.cluster, prepared.prediction.step_time, used))
+    console.print()
+
+
+def _show_context(console: Console, prepared: Prepared) -> None:
+    """Print how devices share sequences, where a plan was found in which they do."""
+    report = context_report(prepared)
+    if report is None:
+        return
+    console.print(context_table(report))
+    console.print()
+    if report.rings:
+        console.print(rings_table(report))
+        console.print()
+    console.print(systems_table(report))
+    if report.left_out:
+        console.print(
+            f"left out, since the step is faster without them: {', '.join(report.left_out)}",
+            markup=False,
+            highlight=False,
+        )
     console.print()
 
 
@@ -139,10 +164,11 @@ def _quality_lines(prepared: Prepared, published: Published | None) -> Iterator[
         problem, found = prepared.planned.problem, prepared.planned.found
         balance = load_balance(prepared.plan, problem.dtype)
         utilization = flops_utilization(prepared.plan, problem)
+        looked = f"{found.candidates:,} candidates, " if found.candidates else ""
+        profile, search = map(format_seconds, (found.profile_seconds, found.search_seconds))
         yield (
-            f"load balance {balance:.0%}, MFU {utilization:.0%}; {found.candidates:,} candidates, "
-            f"profile {format_seconds(found.profile_seconds)}, search "
-            f"{format_seconds(found.search_seconds)}"
+            f"load balance {balance:.0%}, MFU {utilization:.0%}; {looked}profile {profile}, search "
+            f"{search}"
         )
         yield from _profile_lines(prepared.planned)
     yield from published_lines(published, prepared.prediction.step_time)

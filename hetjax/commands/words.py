@@ -87,7 +87,7 @@ def told_alternatives(prepared: Prepared, alternatives: Sequence[Alternative]) -
     Returns:
         What is different of each, and what it costs.
     """
-    if prepared.planned is None:
+    if prepared.planned is None or not alternatives:
         return []
     found = prepared.planned.found
     # The chosen plan's prediction knows more than the search; the others' is scaled alike.

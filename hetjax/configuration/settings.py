@@ -333,11 +333,18 @@ class OptimizerSettings(SettingsSection):
 class PlannerSettings(SettingsSection):
     """What the planner may do."""
 
-    name: Literal["harp", "hap", "heteroauto"] = Field(
+    name: Literal["harp", "hap", "heteroauto", "hexiseq"] = Field(
         default="harp",
         description="'harp' for stages on submeshes and schedules, 'hap' for one stage over all "
-        "devices, whose tensors are divided among unlike nodes as is fastest, or 'heteroauto' for "
-        "stages that are alike within each kind of devices (H2)",
+        "devices, whose tensors are divided among unlike nodes as is fastest, 'heteroauto' for "
+        "stages that are alike within each kind of devices (H2), or 'hexiseq' for one stage whose "
+        "devices share the tokens and attention heads of long sequences",
+    )
+    context: Literal["hexiseq", "ring", "ulysses", "usp"] = Field(
+        default="hexiseq",
+        description="how planner.name = 'hexiseq' shares sequences: 'hexiseq' for as many tokens "
+        "and heads on each device as is fastest; 'ring', 'ulysses' or 'usp' for as many on each, "
+        "at the best settings of that system, to compare with",
     )
     schedule: ScheduleName = Field(
         default="h_1f1b",
@@ -392,6 +399,15 @@ class PlannerSettings(SettingsSection):
     published: str | None = Field(
         default=None, description="plan file whose predicted step time `hetjax.plan` shows beside"
     )
+
+    @model_validator(mode="after")
+    def _of_its_planner(self) -> Self:
+        if self.context != "hexiseq" and self.name != "hexiseq":
+            raise InputError(
+                f"planner.context is {self.context!r}, and planner.name is {self.name!r}, which "
+                f"shares no sequences; set planner.name = 'hexiseq', or leave it out"
+            )
+        return self
 
 
 class RuntimeSettings(SettingsSection):

@@ -52,6 +52,7 @@ from hetjax.planner.harp.microbatches import (
 )
 from hetjax.planner.harp.mixing import PartAlone, parts_alone, side_by_side
 from hetjax.planner.harp.no_fit import does_not_fit
+from hetjax.planner.hexiseq.hexiseq_planner import HexiSeqPlanner
 from hetjax.planner.plan.module_shares import ModuleShares, OperandShare, Share
 from hetjax.planner.plan.obeyed_reshards import check_reshards
 from hetjax.planner.plan.plan import Plan, validate, validate_for
@@ -81,6 +82,7 @@ __all__ = [
     "Found",
     "HapPlanner",
     "HeteroAuto",
+    "HexiSeqPlanner",
     "Limits",
     "Member",
     "ModuleShares",
@@ -154,7 +156,8 @@ def plan(
             `jax.value_and_grad`.
         options: what the plan may be, such as ``PlanOptions(max_pipelines=1)``, and what it makes
             least.
-        planner: what makes the plan; `DynamicProgram` unless given.
+        planner: what makes the plan; `DynamicProgram` unless given. With `HexiSeqPlanner` devices
+            share the loss's sequences.
         annotations: a pair of pytrees of `HSharding`, of the parameters and of the batch, as
             `jax.jit` takes ``in_shardings``; together with every `hetjax.reshard` in the loss they
             say what the plan is, and nothing is searched for. The batch is that of a whole step;
@@ -237,6 +240,7 @@ def plan(
         optimizer=optimizer,
         has_aux=has_aux,
         options=options,
+        divides_sequences=isinstance(planner, HexiSeqPlanner),
     )
     if num_microbatches is None:
         trace = functools.partial(
@@ -275,9 +279,11 @@ def solve(problem: PlanningProblem, planner: Planner | None = None) -> Plan:
         planner: what chooses stages and submeshes; `DynamicProgram` unless given.
 
     Returns:
-        A plan with its prediction, and with the schedule that the problem names.
+        A plan with its prediction, where the cost model knows it, and with the schedule that the
+        problem names.
 
     Raises:
         InputError: the model fits nowhere.
     """
-    return complete((planner or DynamicProgram()).plan(problem), problem)
+    made = (planner or DynamicProgram()).plan(problem)
+    return complete(made, problem) if made.is_predictable else made

@@ -6,6 +6,7 @@ from hetjax.report.alignment_table import kinds_table, operators_table
 from hetjax.report.alternatives_table import OtherPlan, alternatives_table
 from hetjax.report.annotation_picture import visualize
 from hetjax.report.carrier_table import CarrierRow, carrier_table
+from hetjax.report.context_table import context_table, rings_table, systems_table
 from hetjax.report.layer_table import LayerRow, ModuleRun, layer_rows, layer_table, module_runs
 from hetjax.report.metrics import MetricsWriter, read_metrics
 from hetjax.report.parts_table import parts_table
@@ -45,6 +46,7 @@ __all__ = [
     "carrier_table",
     "check_writers",
     "cluster_table",
+    "context_table",
     "draw_timeline",
     "format_bytes",
     "format_rate",
@@ -63,7 +65,9 @@ __all__ = [
     "profile_table",
     "program_lines",
     "read_metrics",
+    "rings_table",
     "stage_table",
+    "systems_table",
     "visualize",
     "write_alignment_page",
     "write_chrome_trace",

@@ -16,6 +16,7 @@ from hetjax.mesh.cluster import Cluster
 from hetjax.mesh.links import Link
 from hetjax.mesh.quantities import format_bytes, format_rate, format_seconds
 from hetjax.pipeline.timeline.timeline import Timeline
+from hetjax.report.context_pictures import context_article
 from hetjax.report.page_parts import figures_list, page_table
 from hetjax.report.parts_table import name_of_whole, side_by_side_row
 from hetjax.report.plan_pictures import (
@@ -29,6 +30,7 @@ from hetjax.report.timeline_page import fill, part_of_page, timeline_chart
 
 if TYPE_CHECKING:
     from hetjax.planner.harp.mixing import PartAlone
+    from hetjax.planner.hexiseq.context_report import ContextReport
     from hetjax.planner.plan.plan import Plan
     from hetjax.report.alternatives_table import OtherPlan
     from hetjax.report.layer_table import ModuleRun
@@ -53,6 +55,7 @@ class PlanReport:
         modules: the structure that the layers follow; empty where there is none.
         alternatives: the next best plans.
         alone: what parts of the cluster would do.
+        context: how devices share sequences; None where they share none.
     """
 
     title: str
@@ -66,6 +69,7 @@ class PlanReport:
     modules: Sequence[ModuleRun] = ()
     alternatives: Sequence[OtherPlan] = ()
     alone: Sequence[PartAlone] = ()
+    context: ContextReport | None = None
 
 
 def write_plan_page(path: str | os.PathLike[str], report: PlanReport) -> None:
@@ -84,6 +88,7 @@ def write_plan_page(path: str | os.PathLike[str], report: PlanReport) -> None:
         figures=figures_list(report.figures),
         limits="\n".join(share_lane(words, share) for words, share in report.limits),
         cluster=_cluster(plan.cluster, report.dtype),
+        context=context_article(report.context, plan.cluster) if report.context else "",
         stages=stage_picture(plan, report.costs, report.modules) + _stages(plan),
         chart=timeline_chart([("", report.timeline)], MOST_BOXES) + _left_out(report.timeline),
         memory=memory_picture(plan),

@@ -53,7 +53,7 @@ def stage_picture(plan: Plan, costs: Sequence[float], modules: Sequence[ModuleRu
     assert plan.prediction is not None
     edges = _edges(costs)
     styles = subcluster_styles(plan.cluster)
-    lines = [_keys([styles[s.name] for s in plan.cluster.subclusters])]
+    lines = [keys([styles[s.name] for s in plan.cluster.subclusters])]
     if modules:
         lines.append(_module_lane(modules, edges))
     for p, (first, pipeline) in enumerate(plan.numbered_pipelines()):
@@ -68,8 +68,8 @@ def stage_picture(plan: Plan, costs: Sequence[float], modules: Sequence[ModuleRu
             layers = f"{stage.layers[0]}&ndash;{stage.layers[1] - 1}"
             seconds = format_seconds(predicted.compute_seconds)
             for submesh in stage.submeshes:
-                box = _box(begin, end - begin, styles[submesh.subcluster], layers)
-                lines.append(_lane(f"{first + s} {submesh}", box, f"{seconds} each"))
+                drawn = box(begin, end - begin, styles[submesh.subcluster], layers)
+                lines.append(lane(f"{first + s} {submesh}", drawn, f"{seconds} each"))
     return "\n".join(lines)
 
 
@@ -85,11 +85,11 @@ def memory_picture(plan: Plan) -> str:
     assert plan.prediction is not None
     largest = max(stage.memory_limit_bytes for stage in plan.prediction.stages)
     largest = max(largest, *(stage.memory_bytes for stage in plan.prediction.stages))
-    lines = [_keys([_STATE, _LIVE, _WORKING, Style("left", "var(--lane)")])]
+    lines = [keys([_STATE, _LIVE, _WORKING, Style("left", "var(--lane)")])]
     for s, (stage, held) in enumerate(zip(plan.stages, plan.prediction.stages, strict=True)):
         used, limit = format_bytes(held.memory_bytes), format_bytes(held.memory_limit_bytes)
         label = f"{s} {stage.devices_text}"
-        lines.append(_lane(label, _memory_bar(held, largest), f"{used} of {limit}", "memory"))
+        lines.append(lane(label, _memory_bar(held, largest), f"{used} of {limit}", "memory"))
     return "\n".join(lines)
 
 
@@ -105,7 +105,7 @@ def share_lane(label: str, share: float, color: str = _COLORS[0]) -> str:
         HTML.
     """
     bar = f'<i style="left: 0; width: {min(share, 1):.2%}; background: {color}"></i>'
-    return _lane(label, bar, f"{share:.0%}", "limits")
+    return lane(label, bar, f"{share:.0%}", "limits")
 
 
 def _memory_bar(held: StagePrediction, largest: float) -> str:
@@ -115,7 +115,7 @@ def _memory_bar(held: StagePrediction, largest: float) -> str:
     for style, size in ((_STATE, held.state_bytes), (_LIVE, live), (_WORKING, held.working_bytes)):
         width = 100 * size / largest
         if width > 0:
-            parts.append(_box(left, width, style, format_bytes(size), room=8.0))
+            parts.append(box(left, width, style, format_bytes(size), room=8.0))
         left += width
     return "".join(parts)
 
@@ -131,7 +131,7 @@ def _module_lane(modules: Sequence[ModuleRun], edges: Sequence[float]) -> str:
             f'title="module {name or "(between)"}, layers {run.layers[0]} to '
             f'{run.layers[1] - 1}">{shown}</i>'
         )
-    return _lane("modules", "".join(boxes), "", "modules")
+    return lane("modules", "".join(boxes), "", "modules")
 
 
 def _edges(costs: Sequence[float]) -> list[float]:
@@ -141,7 +141,19 @@ def _edges(costs: Sequence[float]) -> list[float]:
     return [100 * each / sums[-1] for each in sums]
 
 
-def _box(left: float, width: float, style: Style, text: str, room: float = _NARROW * 2) -> str:
+def box(left: float, width: float, style: Style, text: str, room: float = _NARROW * 2) -> str:
+    """A box in a lane.
+
+    Args:
+        left: where it begins, in percent of the lane.
+        width: how wide it is, in percent.
+        style: its colour, and what it is of.
+        text: HTML of what stands in it.
+        room: the least width, in percent, at which that is shown.
+
+    Returns:
+        HTML.
+    """
     ink = f"; color: {style.ink}" if style.color.startswith("#") else ""
     return (
         f'<i style="left: {left:.3f}%; width: {width:.3f}%; background: {style.color}{ink}" '
@@ -149,14 +161,33 @@ def _box(left: float, width: float, style: Style, text: str, room: float = _NARR
     )
 
 
-def _lane(label: str, inside: str, after: str, sort: str = "") -> str:
+def lane(label: str, inside: str, after: str, sort: str = "") -> str:
+    """A lane with boxes.
+
+    Args:
+        label: what stands before it.
+        inside: HTML of its boxes.
+        after: what stands behind it.
+        sort: its class in the style sheet.
+
+    Returns:
+        HTML.
+    """
     return (
         f'<div class="lane {sort}"><b>{html.escape(label)}</b><div>{inside}</div>'
         f"<span>{html.escape(after)}</span></div>"
     )
 
 
-def _keys(styles: Sequence[Style]) -> str:
+def keys(styles: Sequence[Style]) -> str:
+    """What colours stand for.
+
+    Args:
+        styles: the colours.
+
+    Returns:
+        HTML.
+    """
     items = (
         f'<li><i class="key" style="background: {style.color}"></i>{html.escape(style.label)}</li>'
         for style in styles

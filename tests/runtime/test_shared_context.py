@@ -39,8 +39,8 @@ def losses(runtime: str, plan: Plan, steps: int = 3) -> list[float]:
 
 @pytest.mark.parametrize(
     ("splits", "changes"),
-    [((UNEVEN,), {"recompute": True}), ((RING, EXCHANGE), {})],
-    ids=["recomputed", "pipeline"],
+    [((UNEVEN,), {"recompute_layers": ((0, 1),)}), ((RING, EXCHANGE), {"recompute": True})],
+    ids=["made again layer by layer", "pipeline, recomputed"],
 )
 def test_it_trains_as_one_device_does(splits: Any, changes: dict[str, Any], tmp_path: Path):
     context_plan(*splits, **changes).save(tmp_path / "plan.json")

@@ -11,8 +11,8 @@ import jax
 import numpy as np
 
 from hetjax import _compat
-from hetjax.pipeline.program.fences import REGION
 from hetjax.pipeline.program.traced_program import Step
+from hetjax.sharding.deduction.region import REGION
 
 _KNOWN_BY_NAME = frozenset({"copy", "select_n", REGION})
 """Steps without an equation whose name and shapes say all; a barrier's equation says no more."""

@@ -30,9 +30,7 @@ from hetjax.pipeline.program.traced_program import (
     num_bytes,
     operand_value,
 )
-
-REGION = "hetjax_region"
-"""The name of a step behind which values are made again, and no sooner than all come to it."""
+from hetjax.sharding.deduction.region import REGION
 
 _READS = 3
 """A value is fenced that takes at least this many times its own bytes to be computed again."""

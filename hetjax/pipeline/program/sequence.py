@@ -43,15 +43,25 @@ def token_dimensions(program: Program) -> TokenDimensions:
         The dimensions.
 
     Raises:
-        InputError: there is no attention, or something depends on the order of the tokens; the
-            message has the equation and its line.
+        InputError: there is no attention, or one inside a body, or something depends on the order
+            of the tokens; the message has the equation and its line.
     """
     equations = [
         each for place, step in enumerate(program.steps) for each in _equations(place, step)
     ]
+    for each in equations:
+        if each.equation is not None and _attends_inside(each.equation):
+            raise InputError(
+                f"loss: {each.name} at {each.line} has attention inside, whose context members "
+                f"cannot share; allowed: attentions that are written one after another, as in "
+                f"hetjax's models with model.scan_blocks = False"
+            )
     seeds = [seed for each in equations for seed in _attended(each)]
     if not seeds:
-        raise InputError("loss: it has no attention whose context members could share")
+        raise InputError(
+            "loss: it has no attention whose context members could share; allowed: "
+            "hetjax.attention, or a softmax of scores between two products, without dropout"
+        )
     own: set[Operand] = {*program.parameters, *program.batch}
     lineage = _whole_numbers(equations, program)
     small = own | lineage | _of_parameters(equations, program)
@@ -306,6 +316,12 @@ def _attended(each: _Equation) -> Iterator[tuple[Any, int]]:
 
 def _attends(each: _Equation) -> bool:
     return each.name == ATTENTION.name
+
+
+def _attends_inside(equation: _compat.JaxprEqn) -> bool:
+    """Whether a body of an equation, or a body inside that, has attention."""
+    inner = [each for jaxpr in _compat.inner_jaxprs(equation) for each in jaxpr.eqns]
+    return any(each.primitive is ATTENTION or _attends_inside(each) for each in inner)
 
 
 def _labels(each: _Equation) -> tuple[Sequence[Labels], Sequence[Labels]]:

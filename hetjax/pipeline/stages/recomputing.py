@@ -15,7 +15,6 @@ from typing import Any
 import jax
 
 from hetjax import _compat
-from hetjax.pipeline.program.fences import REGION
 from hetjax.pipeline.program.traced_program import (
     Step,
     evaluate_steps,
@@ -25,6 +24,7 @@ from hetjax.pipeline.stages.cutting import Body, Stage
 from hetjax.pipeline.stages.scan_pieces import repeating_iterations, split_scan
 from hetjax.pipeline.stages.split_backward import Values, copies, renumbered, values_read
 from hetjax.pipeline.stages.traced_stage import TracedStage
+from hetjax.sharding.deduction.region import REGION, REGION_BARRIER
 
 Run = tuple[int, int]
 """The first position of a run, and the one after its last."""
@@ -166,3 +166,46 @@ def _barrier(moving: Sequence[int], values: Values) -> tuple[Step, dict[int, int
     (step,) = flatten_jaxpr(closed).steps
     inputs, outputs = tuple(moving), tuple(behind.values())
     return replace(step, name=REGION, inputs=inputs, outputs=outputs), behind
+
+
+def with_barriers(
+    closed: _compat.ClosedJaxpr, num_parameters: int, num_cotangents: int
+) -> _compat.ClosedJaxpr:
+    """A trace whose regions that are made again take their operands from behind barriers.
+
+    For whoever opens regions, and so would forget when they are to be made again: a step behind a
+    barrier depends on the cotangents that come to it.
+
+    Args:
+        closed: the trace of a stage that `recomputing` made.
+        num_parameters: how many inputs are parameters, the first ones.
+        num_cotangents: how many are cotangents, the last ones.
+
+    Returns:
+        The trace; as it is where it has no such region.
+    """
+    jaxpr = closed.jaxpr
+    if not any(_compat.checkpointed_jaxpr(each) for each in jaxpr.eqns):
+        return closed
+    held = set(jaxpr.invars[:num_parameters])
+    reached = set(jaxpr.invars[len(jaxpr.invars) - num_cotangents :])
+    equations: list[_compat.JaxprEqn] = []
+    for equation in jaxpr.eqns:
+        reads = [each for each in equation.invars if not isinstance(each, _compat.Literal)]
+        if reached.isdisjoint(reads):
+            equations.append(equation)
+            continue
+        reached.update(equation.outvars)
+        if _compat.checkpointed_jaxpr(equation) is None:
+            equations.append(equation)
+            continue
+        moving = [each for each in dict.fromkeys(reads) if each not in held]
+        made = jax.make_jaxpr(REGION_BARRIER.bind)(*(each.aval for each in moving))
+        (barrier,) = made.jaxpr.eqns
+        behind = dict(zip(moving, barrier.outvars, strict=True))
+        taken = [
+            each if isinstance(each, _compat.Literal) else behind.get(each, each)
+            for each in equation.invars
+        ]
+        equations += [barrier.replace(invars=moving), equation.replace(invars=taken)]
+    return _compat.ClosedJaxpr(jaxpr.replace(eqns=equations), closed.consts)

@@ -20,7 +20,6 @@ import jax
 
 from hetjax import _compat
 from hetjax.pipeline.program.costs import is_expensive, is_heavy, steps_cost
-from hetjax.pipeline.program.fences import REGION
 from hetjax.pipeline.program.traced_program import (
     Constant,
     FlatJaxpr,
@@ -33,6 +32,7 @@ from hetjax.pipeline.program.traced_program import (
     operand_value,
 )
 from hetjax.pipeline.stages.residuals import choose_residuals
+from hetjax.sharding.deduction.region import REGION
 
 
 @dataclass(frozen=True, eq=False)

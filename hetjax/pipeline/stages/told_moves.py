@@ -19,6 +19,7 @@ from hetjax.pipeline.program.traced_program import (
     Step,
     needed_steps,
 )
+from hetjax.pipeline.stages.recomputing import with_barriers
 from hetjax.sharding.annotation.annotation import HSharding
 from hetjax.sharding.deduction.annotated_program import AnnotatedProgram, Compute, Move, Node
 from hetjax.sharding.deduction.opening import deduce_opened
@@ -28,18 +29,25 @@ Flatten = Callable[[_compat.ClosedJaxpr], FlatJaxpr]
 """What makes a flat jaxpr of a trace."""
 
 
-def with_told_moves(annotations: Sequence[HSharding]) -> Flatten:
+def with_told_moves(
+    annotations: Sequence[HSharding], num_parameters: int = 0, num_cotangents: int = 0
+) -> Flatten:
     """What flattens a trace, and writes the moves into it that annotations of its inputs imply.
+
+    What is made again stands behind barriers, as `hetjax.pipeline.stages.recomputing` has them.
 
     Args:
         annotations: how each input of the trace lies.
+        num_parameters: how many inputs are parameters, the first ones.
+        num_cotangents: how many are cotangents, the last ones.
 
     Returns:
         A function as `flatten_jaxpr`; the values of what it gives have annotations.
     """
 
     def flatten(closed: _compat.ClosedJaxpr) -> FlatJaxpr:
-        return told(deduce_opened(closed, annotations))
+        behind = with_barriers(closed, num_parameters, num_cotangents)
+        return told(deduce_opened(behind, annotations))
 
     return flatten
 

@@ -24,6 +24,7 @@ class ContextDevices:
         efficiency: share of the peak FLOP/s that products reach, of all kinds alike; None for what
             is known of each kind.
         usable_memory: share of a device's memory that may be filled.
+        lost: devices that cannot be used.
 
     Raises:
         InputError: a share is not over 0 or over 1.
@@ -41,6 +42,7 @@ class ContextDevices:
     dtype: DTypeLike = "bfloat16"
     efficiency: float | None = None
     usable_memory: float = USABLE_MEMORY
+    lost: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
         for field in ("efficiency", "usable_memory"):
@@ -54,6 +56,11 @@ class ContextDevices:
     def num_devices(self) -> int:
         """How many devices there are."""
         return self.cluster.num_devices
+
+    @functools.cached_property
+    def usable(self) -> NDArray[np.intp]:
+        """The devices that are not lost."""
+        return np.setdiff1d(np.arange(self.num_devices), [*self.lost])
 
     @functools.cached_property
     def subcluster(self) -> NDArray[np.intp]:
@@ -145,9 +152,21 @@ class ContextDevices:
         Returns:
             Its subcluster, and its number there.
         """
+        subcluster, place = self.place(device)
+        return f"{subcluster}[{place}]"
+
+    def place(self, device: int) -> tuple[str, int]:
+        """Where a device is.
+
+        Args:
+            device: its number.
+
+        Returns:
+            The name of its subcluster, and its number there.
+        """
         part = int(self.subcluster[device])
         first = int(np.searchsorted(self.subcluster, part))
-        return f"{self.cluster.subclusters[part].name}[{device - first}]"
+        return self.cluster.subclusters[part].name, device - first
 
     def _each(self, of_parts: list[float]) -> NDArray[np.float64]:
         """Figures of subclusters as figures of devices."""

@@ -83,8 +83,10 @@ def context_memory(
     item, batch, size = work.item_bytes, work.batch, work.head_size
     tokens, heads, of = candidates.tokens, candidates.heads, candidates.division
     members = len(layout.order) if work.divides_state else 1
-    gathered = 3 * work.layer_parameters * item if work.divides_state else 0
-    state = np.full(tokens.shape, work.parameters * work.state_bytes / members + gathered)
+    gathered = 3 * work.layer_parameters * work.sent_weight_bytes if work.divides_state else 0
+    updated = work.parameters * work.updated_bytes / len(layout.order)
+    whole = work.parameters * work.state_bytes / members
+    state = np.full(tokens.shape, whole + gathered + updated)
     lengths = layout.group_sum(tokens)
     own = lengths[:, layout.group]
     # Queries, outputs, gradients of outputs; keys, values; sums of gradients; two row statistics.

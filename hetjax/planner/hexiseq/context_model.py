@@ -25,10 +25,6 @@ from hetjax.planner.hexiseq.ring_timeline import earliest_ends, ring_ends
 FORWARD_PRODUCTS, BACKWARD_PRODUCTS = 2, 5
 """Products of an attention's passes; the backward one makes the scores again."""
 
-LOGIT_PRODUCTS = 8.0
-"""FLOPs of a token for a number of the output matrix: logits twice, as they are made again chunk by
-chunk, and two products of gradients."""
-
 AT_ONCE = 2048
 """Of how many groups of candidates timelines are made at once, until those left cannot be better.
 Fewer would not be quicker."""
@@ -58,6 +54,18 @@ class ContextLayerTimes:
     total: Floats
 
 
+class DeviceSeconds(NamedTuple):
+    """For how long devices compute in a step, each [candidates, devices].
+
+    Args:
+        attention: what attends.
+        others: all else.
+    """
+
+    attention: Floats
+    others: Floats
+
+
 class ContextModel:
     """What a step takes by our model.
 
@@ -84,14 +92,14 @@ class ContextModel:
         self.devices, self.work = devices, work
         self._passes = 2 if work.is_recomputed else 1
         self._more = GRADIENT_BYTES / work.item_bytes
-        self._weight_seconds = work.layer_parameters * work.item_bytes / devices.memory_bandwidth
+        weights = work.layer_parameters * work.sent_weight_bytes
+        self._weight_seconds = weights / devices.memory_bandwidth
         self._token_flops = work.batch * work.token_flops / devices.flops
         traffic = ACTIVATION_TRAFFIC * work.batch * work.width * work.item_bytes
         self._token_traffic = traffic / devices.memory_bandwidth
         pair = 2 * work.head_size * work.batch / (2 if work.is_causal else 1)
         self._pair_seconds = pair / devices.flops
-        logits = LOGIT_PRODUCTS * work.batch * work.width * work.vocabulary
-        self._logit_seconds = logits / devices.flops
+        self._logit_seconds = work.batch * work.logit_flops / devices.flops
 
     def _state_seconds(self, layout: GroupLayout) -> tuple[float, float]:
         """What sending weights and gradients takes: of a layer in a pass, and once a step."""
@@ -101,7 +109,7 @@ class ContextModel:
         if len(set(layout.node.tolist())) > 1:
             parts = list(set(layout.subcluster.tolist()))
             byte = max(byte, float(devices.far_cost[np.ix_(parts, parts)].max()))
-        sent = work.item_bytes * (members - 1) / members * byte
+        sent = work.sent_weight_bytes * (members - 1) / members * byte
         if not work.divides_state:
             return 0.0, 2 * work.parameters * sent
         # Weights are gathered for each pass, and gradients are added up once.
@@ -161,8 +169,7 @@ class ContextModel:
         seen = work.length / (2 if work.is_causal else 1)
         attention = products * 2 * work.head_size * work.query_heads * seen
         layers = work.layers * ((passes + 2) * work.token_flops + attention)
-        logits = LOGIT_PRODUCTS * work.width * work.vocabulary
-        return work.sequences * work.length * (layers + logits) / flops
+        return work.sequences * work.length * (layers + work.logit_flops) / flops
 
     def memory(self, layout: GroupLayout, candidates: Candidates) -> NDArray:
         """Bytes of each device.
@@ -214,6 +221,29 @@ class ContextModel:
         """
         parts = self._parts(layout, candidates)
         return self._layer(parts, np.arange(len(candidates.tokens)))
+
+    def device_seconds(self, layout: GroupLayout, candidates: Candidates) -> DeviceSeconds:
+        """For how long each device computes in a step, with what is made again.
+
+        Args:
+            layout: the groups.
+            candidates: tokens and heads of its devices.
+
+        Returns:
+            Seconds, of what attends and of all else.
+        """
+        work, tokens = self.work, candidates.tokens.astype(float)
+        lengths = layout.group_sum(tokens)[:, layout.group]
+        products = self._passes * FORWARD_PRODUCTS + BACKWARD_PRODUCTS
+        heads = candidates.all_heads.astype(float)
+        pairs = heads * layout.of(self._pair_seconds) * lengths * work.length
+        flops, traffic = (tokens * layout.of(e) for e in (self._token_flops, self._token_traffic))
+        others = np.maximum(flops, traffic + layout.of(self._weight_seconds))
+        return DeviceSeconds(
+            work.rounds * work.layers * products * pairs,
+            work.rounds
+            * (work.layers * (self._passes + 2) * others + tokens * layout.of(self._logit_seconds)),
+        )
 
     def _step(self, parts: _Parts, layers: Floats, rows: Numbers | None = None) -> Floats:
         """Seconds of a step whose layers take so long."""

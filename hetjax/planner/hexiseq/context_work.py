@@ -14,6 +14,10 @@ ADAM_BYTES = 16
 """Bytes of a parameter's state in mixed precision: 2 of the weight, 2 of its gradient, and 12 of a
 float32 copy and Adam's two moments."""
 
+WHOLE_LOGIT_PRODUCTS, CHUNKED_LOGIT_PRODUCTS = 3, 4
+"""Products with the output matrix in a step: two of gradients, and one for logits, which is done
+again where they are made chunk by chunk."""
+
 ACTIVATION_TRAFFIC = 20
 """How often a layer's forward pass reads or writes a token's activation (HexiSeq, equation 4)."""
 
@@ -42,8 +46,14 @@ class ContextWork:
         is_recomputed: whether a layer keeps only its input, and is made again in the backward pass.
         divides_state: whether parameters, gradients and optimizer state are divided among all
             devices; otherwise each has them whole.
-        state_bytes: bytes of a parameter, its gradient and its optimizer state.
-        logit_tokens: for how many tokens logits are there at once.
+        state_bytes: bytes of a parameter, its gradient and its optimizer state; without what is
+            told in `updated_bytes`.
+        updated_bytes: bytes of what only the device has that updates a parameter, where all have
+            the parameters whole and each updates as many.
+        weight_bytes: bytes of a parameter, or of its gradient, as devices send it to each other;
+            None for those of an activation.
+        logit_tokens: for how many tokens logits are there at once; where they are for all, they
+            are not made again.
 
     Raises:
         InputError: a number is out of range.
@@ -67,6 +77,8 @@ class ContextWork:
     is_recomputed: bool = True
     divides_state: bool = True
     state_bytes: float = ADAM_BYTES
+    updated_bytes: float = 0.0
+    weight_bytes: float | None = None
     logit_tokens: int = 2048
 
     def __post_init__(self) -> None:
@@ -74,7 +86,7 @@ class ContextWork:
         for field in (*least_one, "sequences", "batch", "item_bytes", "logit_tokens"):
             _check(field, getattr(self, field), 1)
         others = ("token_flops", "layer_parameters", "other_parameters", "vocabulary")
-        for field in (*others, "working_bytes", "state_bytes"):
+        for field in (*others, "working_bytes", "state_bytes", "updated_bytes"):
             _check(field, getattr(self, field), 0)
         if self.query_heads % self.key_value_heads:
             raise InputError(
@@ -96,6 +108,18 @@ class ContextWork:
     def rounds(self) -> int:
         """How often a step goes through the layers."""
         return self.sequences // self.batch
+
+    @property
+    def sent_weight_bytes(self) -> float:
+        """Bytes of a parameter, or of its gradient, as devices send it to each other."""
+        return self.item_bytes if self.weight_bytes is None else self.weight_bytes
+
+    @property
+    def logit_flops(self) -> float:
+        """FLOPs that logits of a token take in both passes, made again where they are in chunks."""
+        is_whole = self.logit_tokens >= self.batch * self.length
+        products = WHOLE_LOGIT_PRODUCTS if is_whole else CHUNKED_LOGIT_PRODUCTS
+        return 2.0 * products * self.width * self.vocabulary
 
     @property
     def parameters(self) -> int:

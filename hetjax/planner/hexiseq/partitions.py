@@ -46,21 +46,21 @@ def choices_of_devices(devices: ContextDevices) -> list[Members]:
         >>> choices_of_devices(ContextDevices(cluster))
         [((0,), (1,)), ((0,),), ((1,),)]
     """
-    parts = devices.subcluster
-    if devices.num_devices <= SMALL:
-        chosen = _subsets(range(devices.num_devices))
+    parts, usable = devices.subcluster, devices.usable
+    if len(usable) <= SMALL:
+        chosen = _subsets(usable.tolist())
         return [
             tuple(tuple(of) for _, of in itertools.groupby(some, key=parts.__getitem__))
             for some in chosen
         ]
-    count = len(devices.cluster.subclusters)
-    first = np.searchsorted(parts, np.arange(count))
-    found = [tuple(range(count))]
+    left = np.unique(parts[usable])
+    first = np.searchsorted(parts, left)
+    found = [tuple(left.tolist())]
     for figures in (-devices.flops[first], devices.near_cost[first]):
-        order = np.argsort(figures, kind="stable").tolist()
-        found += [tuple(sorted(order[:size])) for size in range(count - 1, 0, -1)]
+        order = left[np.argsort(figures, kind="stable")].tolist()
+        found += [tuple(sorted(order[:size])) for size in range(len(left) - 1, 0, -1)]
     return [
-        tuple(tuple(np.flatnonzero(parts == part).tolist()) for part in each)
+        tuple(tuple(usable[parts[usable] == part].tolist()) for part in each)
         for each in dict.fromkeys(found)
     ]
 
@@ -83,7 +83,7 @@ def partitions(devices: ContextDevices, members: Members, most_groups: int) -> l
         >>> partitions(ContextDevices(Cluster("island", (island,))), [(0, 1)], 8)
         [((0,), (1,)), ((0, 1),)]
     """
-    if devices.num_devices <= SMALL:
+    if len(devices.usable) <= SMALL:
         made = _all_partitions(tuple(itertools.chain(*members)))
         made = (order for each in made for order in _ring_orders(each))
         # Of those that differ only by devices that are alike, the first.

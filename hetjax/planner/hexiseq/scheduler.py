@@ -101,7 +101,7 @@ def schedule_context(model: ContextCosts) -> ContextSchedule:
             made = _even(model, even, best.score)
             if made.score < best.score:
                 system, best = even.system, made
-    return _schedule(model, system, best)
+    return _schedule(model, system if best.score < UNFIT else "hexiseq", best)
 
 
 def schedule_even(model: ContextCosts, system: str | None = None) -> ContextSchedule:
@@ -127,7 +127,7 @@ def schedule_even(model: ContextCosts, system: str | None = None) -> ContextSche
                 best, name = made, even.system
     if best is None:
         raise DoesNotFitError(
-            f"{system}: there is no legal even split of {model.devices.num_devices} devices with "
+            f"{system}: there is no legal even split of {len(model.devices.usable)} devices with "
             f"{model.work.query_heads} query heads"
         )
     return _schedule(model, name, best)
@@ -135,7 +135,7 @@ def schedule_even(model: ContextCosts, system: str | None = None) -> ContextSche
 
 def _refined(model: ContextCosts) -> list[RefinedSplit]:
     """What the three stages end with."""
-    is_small = model.devices.num_devices <= SMALL
+    is_small = len(model.devices.usable) <= SMALL
     plans = _plans(model)
     best = plans[0][2]
     coarse = []
@@ -170,7 +170,7 @@ def _plans(model: ContextCosts) -> list[tuple[TypedLayout, Weights, float]]:
     devices, work = model.devices, model.work
     check_num_groups(1, work.length)
     firsts, best = [], np.inf
-    is_small = devices.num_devices <= SMALL
+    is_small = len(devices.usable) <= SMALL
     for members in choices_of_devices(devices):
         everyone = list(itertools.chain(*members))
         if model.least_seconds(float(devices.flops[everyone].sum())) >= best:

@@ -128,10 +128,10 @@ def _check_recompute_layers(stage: StagePlan, where: str) -> None:
             f"{where}.recompute_layers is given, and recompute is true, which makes all layers of "
             f"the stage again; allowed: one of the two"
         )
-    if len(stage.members) > 1:
+    if len(stage.members) > 1 and stage.shares.context is None:
         raise InputError(
-            f"{where}.recompute_layers is given, and the stage has {len(stage.members)} members; "
-            f"allowed there: recompute true"
+            f"{where}.recompute_layers is given, and the stage has {len(stage.members)} members "
+            f"that do not share the context; allowed there: recompute true"
         )
     first, end = stage.layers
     before = first

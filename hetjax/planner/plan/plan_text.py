@@ -118,10 +118,10 @@ def _predicted_member(member: MemberPrediction) -> str:
 
 
 def _shares(stage: StagePlan, member: int, microbatch_size: int) -> Iterator[str]:
-    shares = stage.shares
+    shares, split = stage.shares, stage.shares.context
     whole = _count(microbatch_size, "example")
-    if shares.context is not None:
-        yield from _context(shares.context, member)
+    if split is not None:
+        yield from _context(split, member)
         return
     yield f"{shares.batch[member]} of {whole}" if shares.batch else f"all of {whole}"
     parts = [share.sizes[member] / sum(share.sizes) for share in shares.parameters.values()]
@@ -132,8 +132,9 @@ def _shares(stage: StagePlan, member: int, microbatch_size: int) -> Iterator[str
 
 def _context(split: ContextSplit, member: int) -> Iterator[str]:
     """The tokens and heads of a member."""
-    yield f"{split.tokens[member]} of {split.length} tokens"
-    start, stop = [heads for group in split.groups for heads in group.heads][member]
+    group = f"group {split.group_of[member]}: " if len(split.groups) > 1 else ""
+    yield f"{group}{split.tokens[member]:,} of {split.length:,} tokens"
+    start, stop = split.head_ranges[member]
     if stop - start in (0, split.query_heads):
         yield "all heads" if stop - start else "no heads"
         return

@@ -179,7 +179,7 @@ def _tracers(plan: Plan) -> Callable[[PipelinePrograms, int], Tracer]:
                 *(lies.passed(value, shape.shape) for value, shape in values),
                 *(lies.passed(sends.get(i, -1), sent[i].shape) for i in seeds),
             ]
-            flatten = with_told_moves(annotations)
+            flatten = with_told_moves(annotations, len(parameters), len(seeds))
             shares = lies.plan.shares
             if not shares.modules:
                 return trace_stage(cut, parameters, batch, received, seeds, flatten)

@@ -149,6 +149,16 @@ class ContextSplit:
         return tuple(tokens for group in self.groups for tokens in group.tokens)
 
     @property
+    def head_ranges(self) -> tuple[HeadRange, ...]:
+        """The query heads of each of them."""
+        return tuple(heads for group in self.groups for heads in group.heads)
+
+    @property
+    def group_of(self) -> tuple[int, ...]:
+        """The number of the group of each of them."""
+        return tuple(number for number, group in enumerate(self.groups) for _ in group.devices)
+
+    @property
     def group_lengths(self) -> tuple[int, ...]:
         """How many tokens each group has."""
         return tuple(group.length for group in self.groups)

@@ -41,6 +41,15 @@ def elementwise_rule(*linear: frozenset[int]) -> Rule:
     return rule
 
 
+def region_rule(equation: _compat.JaxprEqn) -> Signature:
+    """Each result lies as the operand at its place, whatever the others do."""
+    labels, first = [], 0
+    for shape in shapes_of(equation.invars):
+        labels.append(tuple(Label(first + i) for i in range(len(shape))))
+        first += len(shape)
+    return Signature(tuple(labels), tuple(labels))
+
+
 def conversion_rule(equation: _compat.JaxprEqn) -> Signature:
     """Linear where nothing is cut off: among floating types, and to integers no wider."""
     before, after = dtypes_of([*equation.invars, *equation.outvars])

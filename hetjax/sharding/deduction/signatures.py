@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from hetjax import _compat
 from hetjax.sharding.deduction import signature_rules as rules
+from hetjax.sharding.deduction.region import REGION
 from hetjax.sharding.deduction.signature import Rule, Signature
 
 
@@ -68,6 +69,7 @@ FAMILIES: tuple[Family, ...] = (
         "every dimension",
         "the operand",
     ),
+    Family((REGION,), rules.region_rule, "every dimension, of each operand by itself"),
     Family(
         ("convert_element_type",),
         rules.conversion_rule,

@@ -1,0 +1,182 @@
+"""How a plan is found whose devices share long sequences, by HexiSeq's planner."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from hetjax.configuration import Configuration
+from hetjax.errors import DoesNotFitError, InputError
+from hetjax.mesh import Cluster
+from hetjax.mesh.quantities import format_bytes
+from hetjax.planner import Found, Plan, PlanningProblem, predict
+from hetjax.planner.harp.microbatches import notes_of
+from hetjax.planner.hexiseq.hexiseq_planner import ContextChoice, HexiSeqPlanner, context_plan
+from hetjax.planner.problem.problems import Problems
+
+
+@dataclass(frozen=True)
+class ContextFound:
+    """A context split that was found, and what it is compared with.
+
+    Args:
+        problem: the problem that it is for.
+        found: the plan.
+        choice: the split.
+        beside: ring attention, Ulysses and USP, each with its best number of microbatches; those
+            that are legal and fit.
+    """
+
+    problem: PlanningProblem
+    found: Found
+    choice: ContextChoice
+    beside: Mapping[str, ContextChoice]
+
+
+def check_context_settings(settings: Configuration) -> None:
+    """Check that nothing is asked for that a plan of HexiSeq's does not have.
+
+    Args:
+        settings: the configuration.
+
+    Raises:
+        InputError: naming the setting, its value and what is allowed.
+    """
+    train, planner = settings.train, settings.planner
+    what = "planner.name is 'hexiseq', whose plan is one stage of devices that share sequences"
+    if planner.objective == "cost":
+        raise InputError(
+            f"planner.objective is 'cost', and {what}, whatever they cost; set planner.name = "
+            f"'harp'"
+        )
+    if settings.cluster.play and settings.runtime.name == "local":
+        raise InputError(
+            f"cluster.play is True, and {what}, which no played cluster holds back; set "
+            f"cluster.play = False"
+        )
+    if train.tune or train.beside:
+        name = "train.tune" if train.tune else "train.beside"
+        raise InputError(f"{name} is given, and {what}: there is no other schedule; leave it out")
+    if planner.min_stages > 1:
+        raise InputError(
+            f"planner.min_stages is {planner.min_stages}, and {what}; allowed is 1: leave it out"
+        )
+    if planner.profile is not None:
+        raise InputError(
+            f"planner.profile is {planner.profile!r}, and {what}, planned by the devices' figures; "
+            f"leave it out"
+        )
+    if settings.model.dropout:
+        raise InputError(
+            f"model.dropout is {settings.model.dropout}, and {what}: attention with dropout cannot "
+            f"be shared; set model.dropout = 0"
+        )
+    if settings.model.scan_blocks:
+        raise InputError(
+            f"model.scan_blocks is True, and {what}: attentions in a scan cannot be shared; set "
+            f"model.scan_blocks = False"
+        )
+
+
+def find_context(problems: Problems, counts: Sequence[int], system: str) -> ContextFound:
+    """The best context split for some numbers of microbatches.
+
+    Args:
+        problems: the problem for each of them, with sequences that may be divided.
+        counts: the numbers.
+        system: as `HexiSeqPlanner` takes it.
+
+    Returns:
+        The plan, and what it is compared with.
+
+    Raises:
+        InputError: the model has no attention, something in it goes along the sequence, or nothing
+            fits.
+    """
+    began, planner = time.perf_counter(), HexiSeqPlanner(system)
+    beside: dict[str, ContextChoice] = {}
+    found: list[_Chosen] = []
+    errors: list[DoesNotFitError] = []
+    for count in counts:
+        problem = problems.of(count)
+        try:
+            found += [_Chosen(count, choice) for choice in planner.choices(problem)]
+        except DoesNotFitError as error:
+            errors.append(error)
+            continue
+        for name, even in planner.beside(problem).items():
+            known = beside.get(name, even)
+            beside[name] = min(known, even, key=lambda each: each.schedule.seconds)
+        if notes_of(problem):
+            # Another number of microbatches is another loss: the fewest that fit.
+            break
+    if not found:
+        raise errors[-1]
+    chosen, plan = _first_that_fits(found, problems.traced)
+    searched = time.perf_counter() - began
+    problem, seconds = problems.traced(chosen.microbatches), chosen.choice.schedule.seconds
+    plan = replace(plan, notes=notes_of(problem))
+    made = Found(plan, seconds, seconds, 0, problem.profile_seconds, searched)
+    return ContextFound(problem, made, chosen.choice, beside)
+
+
+def context_plan_on(
+    problems: Problems, counts: Sequence[int], part: Cluster, lost: frozenset[int]
+) -> Plan | None:
+    """The plan for a part of a cluster by itself.
+
+    Args:
+        problems: as for `find_context`.
+        counts: the numbers of microbatches.
+        part: some of the cluster's subclusters.
+        lost: devices of the part that cannot be used.
+
+    Returns:
+        The plan with its prediction; None where nothing fits.
+    """
+
+    def on_part(count: int) -> PlanningProblem:
+        return replace(problems.traced(count), cluster=part, lost=lost)
+
+    if len(lost) == part.num_devices:
+        return None
+    found: list[_Chosen] = []
+    for count in counts:
+        with contextlib.suppress(DoesNotFitError):
+            found += [_Chosen(count, each) for each in HexiSeqPlanner().choices(on_part(count))]
+    try:
+        return _first_that_fits(found, on_part)[1] if found else None
+    except DoesNotFitError:
+        return None
+
+
+class _Chosen(NamedTuple):
+    """A context split, and for how many microbatches."""
+
+    microbatches: int
+    choice: ContextChoice
+
+
+def _first_that_fits(
+    found: Sequence[_Chosen], problem_for: Callable[[int], PlanningProblem]
+) -> tuple[_Chosen, Plan]:
+    """The fastest choice that also fits by the cost model of plans, where that knows them."""
+    plan: Plan | None = None
+    for chosen in sorted(found, key=lambda each: each.choice.schedule.seconds):
+        problem = problem_for(chosen.microbatches)
+        plan = context_plan(problem, chosen.choice)
+        if not plan.is_predictable:
+            return chosen, plan
+        plan = predict(plan, problem)
+        if plan.predicted.fits:
+            return chosen, plan
+    assert plan is not None, "there is a choice"
+    over = max(plan.predicted.stages, key=lambda stage: stage.memory_bytes)
+    raise DoesNotFitError(
+        f"planner.name is 'hexiseq': no context split that was found fits; in the last one a "
+        f"device of {plan.stages[0].devices_text} needs {format_bytes(over.memory_bytes)} of "
+        f"{format_bytes(over.memory_limit_bytes)}"
+    )
