@@ -249,6 +249,10 @@ def _results(
         labels = zip(operation.results, operation.labels, strict=True)
         yield {value: place_of(each, label) for value, each in labels}, 0.0
         return
+    if len(operation.results) > 1:
+        sizes = map(costs.size, operation.results)
+        yield dict.fromkeys(operation.results), sum(map(costs.ring.all_reduce, sizes))
+        return
     (result,) = operation.results
     size = costs.size(result)
     for layout in layouts_of(result, costs):
