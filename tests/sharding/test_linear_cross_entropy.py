@@ -63,7 +63,7 @@ def errors(found: Any, exact: Any) -> list[float]:
     """The largest error of each array, in parts of the largest number."""
     return [
         float(np.max(np.abs(np.asarray(a, np.float64) - b)) / max(1.0, np.max(np.abs(b))))
-        for a, b in zip(found, map(lambda x: np.asarray(x, np.float64), exact), strict=True)
+        for a, b in zip(found, (np.asarray(x, np.float64) for x in exact), strict=True)
     ]
 
 
@@ -129,7 +129,7 @@ def test_no_more_logits_than_a_chunks_are_in_memory():
             return jnp.mean(chunked(hidden, weights, labels[:, :tokens]))
 
         gradient = jax.jit(jax.grad(mean, argnums=(0, 1)))
-        compiled = gradient.lower(hidden[:, :tokens], weights).compile()
+        compiled: Any = gradient.lower(hidden[:, :tokens], weights).compile()
         return compiled.memory_analysis().temp_size_in_bytes
 
     logits = 2 * 400 * VOCABULARY * 4
@@ -151,7 +151,7 @@ def test_the_compiler_divides_examples_and_the_vocabulary():
     placed = [
         jax.device_put(x, NamedSharding(mesh, spec)) for x, spec in zip(arrays, specs, strict=True)
     ]
-    compiled = jax.jit(with_gradients(chunked)).lower(*placed).compile()
+    compiled: Any = jax.jit(with_gradients(chunked)).lower(*placed).compile()
     assert max(errors(compiled(*placed), jax.jit(with_gradients(dense))(*arrays))) < 2e-5
     # Each device has the logits of one example of two, and of half of the vocabulary.
     shapes = set(re.findall(r"f32\[([\d,]+)\]", compiled.as_text()))

@@ -17,6 +17,7 @@ from hetjax.sharding.attention.tile_views import accumulator, in_whole_tiles, ti
 
 _ROUNDED = 8
 
+
 def chunk_size(tokens: int, chunk: int) -> int:
     """How many tokens of an example the chunks have, as nearly the same as can be.
 
@@ -102,14 +103,13 @@ def token_gradients(
         d_logits = d_logits.astype(hidden.dtype)
         d_rows = jnp.einsum("...tv,vd->...td", d_logits, narrow, preferred_element_type=wide)
         d_hidden = with_tile(d_hidden, d_rows.astype(hidden.dtype), place, -2)
-        added = jnp.einsum(
-            "...tv,...td->vd", d_logits, rows_of_chunk, preferred_element_type=wide
-        )
+        # Turned, so that compilers for CPUs copy no logits to turn them.
+        added = jnp.einsum("...td,...tv->dv", rows_of_chunk, d_logits, preferred_element_type=wide)
         return d_hidden, d_weights + added
 
-    empty = jnp.zeros_like(padded), jnp.zeros(weights.shape, wide)
+    empty = jnp.zeros_like(padded), jnp.zeros(weights.shape[::-1], wide)
     d_hidden, d_weights = _over_chunks(padded_labels.shape[-1] // size, step, empty)
-    return d_hidden[..., :tokens, :], d_weights
+    return d_hidden[..., :tokens, :], d_weights.T
 
 
 def _over_chunks(count: int, step: Any, state: Any) -> Any:

@@ -57,9 +57,7 @@ def linear_cross_entropy(
     ):
         fits = array.ndim == 2 or (array.ndim > 2 and name == "hidden")
         if not fits or not jnp.issubdtype(array.dtype, jnp.floating):
-            raise InputError(
-                f"{name}: {array.dtype} {array.shape} is not allowed: floating {form}"
-            )
+            raise InputError(f"{name}: {array.dtype} {array.shape} is not allowed: floating {form}")
     if not weights.shape[0] or weights.shape[1] != hidden.shape[-1]:
         raise InputError(
             f"weights: shape {weights.shape} is not allowed: [vocabulary, {hidden.shape[-1]}], the "
