@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     )
     from hetjax.sharding import HSharding, Subgroup
     from hetjax.sharding.attention.attention import attention
+    from hetjax.sharding.cross_entropy.linear_cross_entropy import linear_cross_entropy
 
 _HOMES = {
     "CheckpointError": "hetjax.errors",
@@ -53,6 +54,7 @@ _HOMES = {
     "WorkerLostError": "hetjax.errors",
     "attention": "hetjax.sharding.attention.attention",
     "draw_timeline": "hetjax.report",
+    "linear_cross_entropy": "hetjax.sharding.cross_entropy.linear_cross_entropy",
     "plan": "hetjax.planner",
     "reshard": "hetjax.runtime",
     "simulate": "hetjax.planner",
@@ -80,6 +82,7 @@ __all__ = [
     "WorkerLostError",
     "attention",
     "draw_timeline",
+    "linear_cross_entropy",
     "plan",
     "reshard",
     "simulate",

@@ -137,7 +137,7 @@ def compiled_primitive(
     name: str,
     shapes: Callable[..., Sequence[Any]],
     compiled: Mapping[str | None, Callable[..., Any]],
-    shared: Callable[[Mapping[str, Any]], Sequence[int]],
+    mapped: Mapped,
 ) -> core.Primitive:
     """A primitive of several results, one equation until it is compiled.
 
@@ -146,8 +146,7 @@ def compiled_primitive(
         shapes: from abstract operands and the parameters to abstract results; see `abstract_like`.
         compiled: what it is compiled as, from operands and parameters to a sequence of results, by
             platform; None for all others. JAX traces each once for equations that are alike.
-        shared: from the parameters to the places of operands without the leading axes of the
-            others: an axis that `jax.vmap` adds leads all but these.
+        mapped: what an axis becomes that `jax.vmap` adds.
 
     Returns:
         The primitive, without a derivative.
@@ -160,20 +159,9 @@ def compiled_primitive(
         return jax.jit(lambda *operands: primitive.bind(*operands, **dict(params)))
 
     def batch(operands: Sequence[Any], axes: Sequence[Any], **params: Any) -> Any:
-        size = next(x.shape[a] for x, a in zip(operands, axes, strict=True) if a is not None)
-        of_all = shared(params)
-        moved = []
-        for place, (operand, axis) in enumerate(zip(operands, axes, strict=True)):
-            if place in of_all:
-                if axis is not None:
-                    raise NotImplementedError(
-                        f"{name}: operand {place} differs along a mapped axis"
-                    )
-                moved.append(operand)
-            else:
-                moved.append(batching.bdim_at_front(operand, axis, size))
+        moved, axis = mapped(operands, axes, params)
         results = primitive.bind(*moved, **params)
-        return results, [0] * len(results)
+        return results, [axis] * len(results)
 
     primitive.def_impl(lambda *operands, **params: alone(tuple(params.items()))(*operands))
     primitive.def_abstract_eval(shapes)
@@ -181,6 +169,44 @@ def compiled_primitive(
     for platform, function in compiled.items():
         mlir.register_lowering(primitive, mlir.lower_fun(function), platform=platform)
     return primitive
+
+
+Mapped = Callable[
+    [Sequence[Any], Sequence[int | None], Mapping[str, Any]], tuple[Sequence[Any], int]
+]
+"""From operands, their mapped axes (None where they have none) and parameters to the operands of
+one equation for all, and the mapped axis of its results."""
+
+
+def leading_axis(shared: Callable[[Mapping[str, Any]], Sequence[int]]) -> Mapped:
+    """A mapped axis that leads in all operands but some, which are of all.
+
+    Args:
+        shared: from the parameters to the places of these.
+    """
+
+    def mapped(
+        operands: Sequence[Any], axes: Sequence[int | None], params: Mapping[str, Any]
+    ) -> tuple[list[Any], int]:
+        size, of_all = mapped_size(operands, axes), shared(params)
+        moved = []
+        for place, (operand, axis) in enumerate(zip(operands, axes, strict=True)):
+            if place in of_all and axis is not None:
+                raise NotImplementedError(f"operand {place} differs along a mapped axis")
+            moved.append(operand if place in of_all else led_by(operand, axis, size))
+        return moved, 0
+
+    return mapped
+
+
+def mapped_size(operands: Sequence[Any], axes: Sequence[int | None]) -> int:
+    """The size of a mapped axis."""
+    return next(x.shape[a] for x, a in zip(operands, axes, strict=True) if a is not None)
+
+
+def led_by(operand: Any, axis: int | None, size: int) -> Any:
+    """An operand with a mapped axis in front; repeated along it where it has none."""
+    return batching.bdim_at_front(operand, axis, size)
 
 
 def abstract_like(avals: Sequence[Any], shape: Sequence[int], dtype: Any) -> Any:
@@ -205,27 +231,32 @@ def abstract_like(avals: Sequence[Any], shape: Sequence[int], dtype: Any) -> Any
 
 
 def differentiate(
-    primitive: core.Primitive, tangent: core.Primitive, backward: Callable[..., Sequence[Any]]
+    primitive: core.Primitive,
+    tangent: core.Primitive,
+    backward: Callable[..., Sequence[Any]],
+    *,
+    moving: int,
 ) -> None:
-    """Give a primitive a derivative along its first three operands, with its own backward pass.
+    """Give a primitive a derivative along its first operands, with its own backward pass.
 
     Args:
         primitive: the primitive.
-        tangent: one that makes of its operands, its results and three tangents those of results.
+        tangent: one that makes of its operands, its results and tangents those of results.
         backward: from the primitive's operands, its results and their cotangents, of which those
-            that are zero are None, to cotangents of the first three operands.
+            that are zero are None, to cotangents of the first operands.
+        moving: how many operands these are.
     """
 
     def forward(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
         results = primitive.bind(*primals, **params)
-        moving = tangents[:_MOVING]
-        if all(isinstance(each, ad.Zero) for each in moving):
+        along = tangents[:moving]
+        if all(isinstance(each, ad.Zero) for each in along):
             return results, [ad.Zero(jax.typeof(each).to_tangent_aval()) for each in results]
-        moving = [ad.instantiate_zeros(each) for each in moving]
-        return results, tangent.bind(*primals, *results, *moving, **params)
+        along = [ad.instantiate_zeros(each) for each in along]
+        return results, tangent.bind(*primals, *results, *along, **params)
 
     def transpose(cotangents: Sequence[Any], *operands: Any, **params: Any) -> Any:
-        known, linear = operands[:-_MOVING], operands[-_MOVING:]
+        known, linear = operands[:-moving], operands[-moving:]
         none = [None] * len(known)
         if all(isinstance(each, ad.Zero) for each in cotangents):
             return [*none, *(ad.Zero(each.aval) if _is_linear(each) else None for each in linear)]
@@ -238,7 +269,6 @@ def differentiate(
     ad.primitive_transposes[tangent] = transpose
 
 
-_MOVING = 3
 _is_linear = ad.is_undefined_primal
 
 

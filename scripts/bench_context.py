@@ -1,6 +1,7 @@
 """One long sequence over unlike devices: HexiSeq beside ring attention, Ulysses and USP.
 
     python scripts/bench_context.py kernel --json      # hetjax.attention beside jax.nn's, by length
+    python scripts/bench_context.py logits --json      # losses in chunks beside dense logits
     python scripts/bench_context.py scheduler --json   # seconds of a search, and what it finds
     python scripts/bench_context.py exhaustive --json  # few devices, beside the best of all splits
     python scripts/bench_context.py figures --json     # predicted: the simulations of figure 5
@@ -19,6 +20,7 @@ from collections.abc import Sequence
 from benchmarking import positive
 from context_figures import figure_rows
 from context_kernel import LENGTHS, kernel_rows
+from context_logits import TOKENS, VOCABULARIES, logit_rows
 from context_models import model_rows
 from context_scheduler import exhaustive_rows, scheduler_rows
 
@@ -29,6 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parts = {
         "kernel": lambda: kernel_rows(options.lengths, options.rounds),
+        "logits": lambda: logit_rows(options.tokens, options.vocabularies, options.rounds),
         "scheduler": lambda: scheduler_rows(options.rounds),
         "exhaustive": lambda: exhaustive_rows(options.cases),
         "figures": lambda: figure_rows(options.efficiency),
@@ -41,6 +44,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--lengths", type=positive, nargs="+", default=LENGTHS, help="tokens of `kernel`"
     )
     parser.add_argument("--steps", type=positive, default=50, help="of `models`")
+    parser.add_argument(
+        "--tokens", type=positive, nargs="+", default=TOKENS, help="of an example in `logits`"
+    )
+    parser.add_argument(
+        "--vocabularies", type=positive, nargs="+", default=VOCABULARIES, help="of `logits`"
+    )
     parser.add_argument("--cases", type=int, default=20, help="of each size of `exhaustive`")
     parser.add_argument(
         "--efficiency",

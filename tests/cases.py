@@ -163,6 +163,7 @@ def random_model(rng: Random, max_blocks: int = 2) -> Model:
         tied=rng.random() < 0.5,
         counted=rng.random() < 0.5,
         half_parameters=rng.random() < 0.1,
+        chunk=2 if rng.random() < 0.25 else 0,
     )
 
 

@@ -41,7 +41,9 @@ def dense(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
     return jnp.einsum("bhts,bshd->bthd", jax.nn.softmax(scores), value)
 
 
-def loss(parameters: Any, batch: Any, attend: Attend = attend) -> tuple[jax.Array, jax.Array]:
+def loss(
+    parameters: Any, batch: Any, attend: Attend = attend, chunk: int = 0
+) -> tuple[jax.Array, jax.Array]:
     """Two blocks with rotary positions and a table of positions: the summed loss, and the count."""
     tokens = batch["tokens"]
     x = parameters["embedding"][tokens[:, :-1]] + parameters["positions"][:LENGTH]
@@ -54,8 +56,11 @@ def loss(parameters: Any, batch: Any, attend: Attend = attend) -> tuple[jax.Arra
         mixed = attend(_rotated(query), _rotated(key), value).reshape(x.shape)
         x = x + mixed @ block["out"]
         x = x + jax.nn.silu(_normalized(x) @ block["up"]) @ block["down"]
-    scores = jax.nn.log_softmax(x @ parameters["embedding"].T)
-    losses = -jnp.take_along_axis(scores, tokens[:, 1:, None], -1)
+    if chunk:
+        losses = hetjax.linear_cross_entropy(x, parameters["embedding"], tokens[:, 1:], chunk=chunk)
+    else:
+        scores = jax.nn.log_softmax(x @ parameters["embedding"].T)
+        losses = -jnp.take_along_axis(scores, tokens[:, 1:, None], -1)
     return jnp.sum(losses), jnp.float32(losses.size)
 
 
@@ -152,6 +157,11 @@ def split_of(*groups: Group) -> ContextSplit:
 def written_out(parameters: Any, batch: Any) -> tuple[jax.Array, jax.Array]:
     """The same loss with attention written out."""
     return loss(parameters, batch, dense)
+
+
+def in_chunks(parameters: Any, batch: Any) -> tuple[jax.Array, jax.Array]:
+    """The same loss with the logits of a few tokens at a time."""
+    return loss(parameters, batch, chunk=3)
 
 
 def context_plan(*splits: ContextSplit, function: Any = loss, **changes: Any) -> Plan:

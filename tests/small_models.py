@@ -14,6 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import hetjax
+
 VOCABULARY, WIDTH, LENGTH, DEPTH = 11, 8, 5, 4
 """Tokens; features; tokens that are predicted in an example; iterations of a scan over blocks."""
 
@@ -60,6 +62,7 @@ class Model:
         counted: whether the loss is a weighted total with its count, instead of a mean.
         half_parameters: whether parameters are stored in bfloat16.
         double: whether what else is computed in float32 is computed in float64.
+        chunk: how many tokens have their logits at a time; 0 for all.
     """
 
     blocks: tuple[str, ...]
@@ -67,6 +70,7 @@ class Model:
     counted: bool = True
     half_parameters: bool = False
     double: bool = False
+    chunk: int = 0
 
     @property
     def dtype(self) -> Any:
@@ -105,9 +109,13 @@ class Model:
             features = BLOCKS[name].apply(parameters["blocks"][number], features, context)
         for late in context.late:
             features = late(features)
-        head = parameters["embedding"].T if self.tied else parameters["head"]
-        scores = jax.nn.log_softmax(normalized(features) @ head)
-        losses = -jnp.take_along_axis(scores, tokens[:, 1:, None], -1)[..., 0]
+        features, labels = normalized(features), tokens[:, 1:]
+        table = parameters["embedding"] if self.tied else parameters["head"].T
+        if self.chunk:
+            losses = hetjax.linear_cross_entropy(features, table, labels, chunk=self.chunk)
+        else:
+            scores = jax.nn.log_softmax(features @ table.T)
+            losses = -jnp.take_along_axis(scores, labels[..., None], -1)[..., 0]
         if not self.counted:
             return jnp.mean(losses)
         weights = batch["weights"].astype(self.dtype)

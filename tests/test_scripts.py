@@ -245,6 +245,15 @@ def test_a_card_and_its_host_have_the_losses_of_one_device():
     assert row["largest_difference"] < 1e-5
 
 
+def test_losses_in_chunks_beside_dense_logits():
+    sizes = ("--rounds", "1", "--tokens", "16", "--vocabularies", "32")
+    result = run("bench_context.py", "logits", "--json", *sizes)
+    assert result.returncode == 0, result.stderr
+    rows = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [row["pass"] for row in rows] == ["forward", "forward and backward"]
+    assert all(row["largest_difference"] < 1e-5 for row in rows)
+
+
 def test_attention_beside_jaxs():
     result = run("bench_context.py", "kernel", "--json", "--rounds", "1", "--lengths", "16")
     assert result.returncode == 0, result.stderr

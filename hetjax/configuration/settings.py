@@ -228,6 +228,11 @@ class ModelSettings(SettingsSection):
     expert_balance: float | None = Field(
         default=None, description="weight of the experts' loss of balance (GPT)"
     )
+    logit_chunk: Annotated[int, Field(le=MAX_SEQUENCE)] | None = Field(
+        default=None,
+        description="tokens of each example whose logits are in memory at a time; 0 for all "
+        "(language models)",
+    )
     key_value_heads: Width | None = Field(default=None, description="key and value heads (Llama)")
     ffn_width: Width | None = Field(default=None, description="inner width (Llama, ViT)")
     rope_base: float | None = Field(default=None, description="rotary base (Llama)")

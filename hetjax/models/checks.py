@@ -22,6 +22,17 @@ def positive_integers(config: object, *fields: str) -> None:
             raise InputError(f"{_name(config, field)} is {value!r}; it must be an integer above 0")
 
 
+def whole_number(config: object, field: str) -> None:
+    """Require a field to be an integer of at least 0.
+
+    Raises:
+        InputError: naming the field and its value.
+    """
+    value = getattr(config, field)
+    if not _is_count(value) and (value != 0 or isinstance(value, bool)):
+        raise InputError(f"{_name(config, field)} is {value!r}; it must be an integer, 0 or above")
+
+
 def several_positive_integers(config: object, field: str) -> None:
     """Require a field to be a tuple of one or more integers of at least 1.
 

@@ -53,6 +53,8 @@ class GPTConfig:
         experts: how many experts the feed-forward of every second block has; 0 for none.
         expert_capacity: how many tokens an expert takes of each example, over an even share.
         expert_balance: the weight of the experts' loss of balance.
+        logit_chunk: how many tokens of each example have their logits in memory at a time, in the
+            loss: see `hetjax.linear_cross_entropy`; 0 for all, each computed once.
 
     Raises:
         InputError: naming the field, its value and what is allowed.
@@ -74,6 +76,7 @@ class GPTConfig:
     experts: int = 0
     expert_capacity: float = 1.25
     expert_balance: float = 0.01
+    logit_chunk: int = 0
 
     def __post_init__(self):
         checks.positive_integers(self, "vocabulary", "blocks", "width", "heads", "sequence")
@@ -85,6 +88,7 @@ class GPTConfig:
         checks.divides(self, "heads", "width")
         checks.interval(self, "dropout", 0.0, 1.0)
         checks.compute_dtype(self)
+        checks.whole_number(self, "logit_chunk")
 
     @property
     def head_size(self) -> int:
@@ -124,20 +128,25 @@ class GPT(nnx.Module):
         Returns:
             [B, T, V] float32.
         """
-        return self.with_balance(tokens, keys)[0]
+        return output_logits(self.hidden(tokens, keys)[0], self.output_table)
 
-    def with_balance(
+    @property
+    def output_table(self) -> jax.Array:
+        """The matrix of the output layer, [V, D] float32."""
+        return (self.token_embedding if self.config.tied_embeddings else self.head)[...]
+
+    def hidden(
         self, tokens: jax.Array, keys: jax.Array | None = None
     ) -> tuple[jax.Array, jax.Array | None]:
-        """The logits, and what the experts add to each example's loss.
+        """What the logits are made of, and what the experts add to each example's loss.
 
         Args:
             tokens: [B, T] int32, T at most the configured sequence.
             keys: [B, 2] uint32, a threefry key an example, for dropout; ``None`` for none.
 
         Returns:
-            [B, T, V] float32, and [B] float32, the weighted loss of balance of all layers of
-            experts; ``None`` where there are none.
+            [B, T, D] in the compute dtype, and [B] float32, the weighted loss of balance of all
+            layers of experts; ``None`` where there are none.
         """
         config, balance = self.config, None
         position = self.position_embedding[: tokens.shape[1]].astype(config.compute_dtype)
@@ -152,9 +161,7 @@ class GPT(nnx.Module):
                 balance = weighted if balance is None else balance + weighted
             return x
 
-        x = self.final_norm(run_blocks(self.blocks, x, call, config.blocks))
-        head = self.token_embedding if config.tied_embeddings else self.head
-        return output_logits(x, head[...]), balance
+        return self.final_norm(run_blocks(self.blocks, x, call, config.blocks)), balance
 
 
 def _has_experts(config: GPTConfig, index: int) -> bool:

@@ -19,7 +19,7 @@ from jaxtyping import PyTree
 
 from hetjax.errors import InputError
 from hetjax.models.gpt import GPT, GPTConfig
-from hetjax.models.layers import cross_entropies
+from hetjax.models.layers import cross_entropies, output_logits
 from hetjax.models.llama import Llama, LlamaConfig
 from hetjax.models.pure import (
     counted_rngs,
@@ -28,6 +28,7 @@ from hetjax.models.pure import (
     structure_of,
     with_parameters,
 )
+from hetjax.sharding.cross_entropy.linear_cross_entropy import linear_cross_entropy
 
 Batch = Mapping[str, jax.Array]
 """Arrays whose first axis is the examples'; see `LanguageModel` for the names."""
@@ -131,8 +132,11 @@ def _loss(
             f"batch['tokens'] has shape {tokens.shape}; it must be [batch, positions + 1] with at "
             f"most {config.sequence} positions"
         )
-    logits, balance = _logits(config, params, tokens[:, :-1], batch.get("keys"))
-    losses = cross_entropies(logits, tokens[:, 1:])
+    x, table, balance = _hidden(config, params, tokens[:, :-1], batch.get("keys"))
+    if config.logit_chunk:
+        losses = linear_cross_entropy(x, table, tokens[:, 1:], chunk=config.logit_chunk)
+    else:
+        losses = cross_entropies(output_logits(x, table), tokens[:, 1:])
     weights = batch.get("weights")
     if weights is None:
         weights = jnp.ones_like(losses)
@@ -142,15 +146,19 @@ def _loss(
 
 
 def _next_logits(config: GPTConfig | LlamaConfig, params: PyTree, tokens: jax.Array) -> jax.Array:
-    return _logits(config, params, tokens, None)[0]
+    x, table, _ = _hidden(config, params, tokens, None)
+    return output_logits(x, table)
 
 
-def _logits(
+def _hidden(
     config: GPTConfig | LlamaConfig, params: PyTree, tokens: jax.Array, keys: jax.Array | None
-) -> tuple[jax.Array, jax.Array | None]:
-    """The logits, and what experts add to each example's loss."""
+) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+    """What logits are made of: hidden states and a matrix; and what experts add to the losses."""
     model = with_parameters(_structure(config)[0], params)
-    return model.with_balance(tokens, keys) if isinstance(model, GPT) else (model(tokens), None)
+    if isinstance(model, GPT):
+        x, balance = model.hidden(tokens, keys)
+        return x, model.output_table, balance
+    return model.hidden(tokens), model.output_table, None
 
 
 def _make(config: GPTConfig | LlamaConfig, rngs: nnx.Rngs) -> GPT | Llama:

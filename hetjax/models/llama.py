@@ -46,6 +46,8 @@ class LlamaConfig:
         compute_dtype: ``"float32"``, ``"bfloat16"`` or ``"float16"`` (for devices without bfloat16;
             the loss is not scaled, but its gradients are those of the sum over tokens, which keeps
             them off the smallest numbers); parameters are float32 in any case.
+        logit_chunk: how many tokens of each example have their logits in memory at a time, in the
+            loss: see `hetjax.linear_cross_entropy`; 0 for all, each computed once.
 
     Raises:
         InputError: naming the field, its value and what is allowed.
@@ -62,6 +64,7 @@ class LlamaConfig:
     tied_embeddings: bool = False
     scan_blocks: bool = False
     compute_dtype: str = "float32"
+    logit_chunk: int = 0
 
     def __post_init__(self):
         checks.positive_integers(self, "vocabulary", "blocks", "width", "heads")
@@ -70,6 +73,7 @@ class LlamaConfig:
         checks.divides(self, "key_value_heads", "heads")
         checks.interval(self, "rope_base", 1.0, float("inf"))
         checks.compute_dtype(self)
+        checks.whole_number(self, "logit_chunk")
         if self.head_size % 2:
             raise InputError(
                 f"LlamaConfig.heads is {self.heads}; with width {self.width} a head has size "
@@ -112,11 +116,26 @@ class Llama(nnx.Module):
         Returns:
             [B, T, V] float32.
         """
+        return output_logits(self.hidden(tokens), self.output_table)
+
+    @property
+    def output_table(self) -> jax.Array:
+        """The matrix of the output layer, [V, D] float32."""
+        return (self.token_embedding if self.config.tied_embeddings else self.head)[...]
+
+    def hidden(self, tokens: jax.Array) -> jax.Array:
+        """What the logits are made of.
+
+        Args:
+            tokens: [B, T] int32.
+
+        Returns:
+            [B, T, D] in the compute dtype.
+        """
         config = self.config
         x = look_up(self.token_embedding[...], tokens, config.compute_dtype)
         x = run_blocks(self.blocks, x, lambda block, x, _: block(x), config.blocks)
-        head = self.token_embedding if config.tied_embeddings else self.head
-        return output_logits(self.final_norm(x), head[...])
+        return self.final_norm(x)
 
 
 class LlamaBlock(nnx.Module):

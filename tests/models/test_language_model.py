@@ -77,6 +77,26 @@ def test_loss_starts_near_that_of_chance(program):
     assert abs(float(total / count) - math.log(13)) < 0.3
 
 
+@pytest.mark.parametrize("name", ["gpt", "llama bfloat16"])
+def test_logits_in_chunks_give_the_same_losses_and_gradients(name: str):
+    program = PROGRAMS[name]()
+    chunked = Program(dataclasses.replace(MODELS[name], logit_chunk=3))
+    exact = name == "gpt"
+    for found, expected in zip(
+        jax.tree.leaves(chunked.loss(TOKENS, params=program.params)),
+        jax.tree.leaves(program.loss(TOKENS)),
+        strict=True,
+    ):
+        most = np.max(np.abs(expected))
+        np.testing.assert_allclose(found, expected, atol=most * (1e-5 if exact else 0.02))
+
+
+def test_what_is_no_number_of_tokens_is_refused():
+    for value in (-1, True, 2.5):
+        with pytest.raises(InputError, match=rf"GPTConfig.logit_chunk is {value}; it must be an"):
+            dataclasses.replace(GPT, logit_chunk=value)
+
+
 def test_parameters_are_float32_under_string_keys(program):
     for path, leaf in jax.tree.leaves_with_path(program.params):
         assert leaf.dtype == jnp.float32

@@ -112,6 +112,17 @@ def test_attention_takes_two_products_forward_and_five_backward_of_the_tiles_it_
     assert cost(both, *shapes(8192)).matmul_flops == 3.5 * long.matmul_flops
 
 
+def test_losses_of_tokens_take_a_product_forward_and_three_backward():
+    def losses(hidden: jax.Array, weights: jax.Array) -> jax.Array:
+        labels = jnp.zeros(hidden.shape[:-1], jnp.int32)
+        return jnp.sum(hetjax.linear_cross_entropy(hidden, weights, labels, chunk=4))
+
+    forward = cost(losses, (2, 9, 16), (64, 16))
+    assert forward.matmul_flops == 2 * 2 * 9 * 16 * 64
+    both = cost(jax.grad(losses, argnums=(0, 1)), (2, 9, 16), (64, 16))
+    assert both.matmul_flops == 4 * forward.matmul_flops
+
+
 def test_a_custom_rule_counts_the_function_and_not_the_rule():
     assert cost(lambda x: jax.nn.relu(x), (10,)).flops == 10
 

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+import hetjax
 from hetjax.pipeline.program.temporaries import temporary_bytes
 from hetjax.pipeline.update.alike_leaves import program_of
 
@@ -53,3 +54,20 @@ def test_a_turn_of_a_scan_holds_what_its_body_does():
         return chain(carry), None
 
     assert held(lambda a: jax.lax.scan(body, a, length=3)[0]) == 2 * ONE
+
+
+@pytest.mark.parametrize("tokens", [128, 1024])
+def test_losses_of_tokens_hold_the_logits_of_a_chunk(tokens: int):
+    arrays = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((2, tokens, 32), (512, 32))]
+
+    def gradients(hidden: jax.Array, weights: jax.Array) -> tuple[jax.Array, ...]:
+        def total(*of: jax.Array) -> jax.Array:
+            labels = jnp.zeros((2, tokens), jnp.int32)
+            return jnp.sum(hetjax.linear_cross_entropy(*of, labels, chunk=128))
+
+        return jax.grad(total, argnums=(0, 1))(hidden, weights)
+
+    program, _ = program_of(lambda of: [*gradients(*of)], [arrays])
+    logits, weights = 4 * 2 * 128 * 512, 4 * 512 * 32
+    small = 4 * 4 * 2 * tokens
+    assert 0 <= temporary_bytes(program) - (2 * logits + weights) < small

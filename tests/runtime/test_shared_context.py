@@ -13,6 +13,7 @@ from context_jobs import (
     LENGTH,
     QUERY_HEADS,
     context_plan,
+    in_chunks,
     one_device_losses,
     split_of,
     written_out,
@@ -52,6 +53,13 @@ def test_attention_that_is_written_out_becomes_a_ring():
     # There keys are repeated for every query head before they are used.
     plan = context_plan(replace(RING, key_value_heads=QUERY_HEADS), function=written_out)
     with Trainer(**{**JOB, "loss_function": written_out}, plan=plan) as trainer:
+        found = [trainer.train_step().loss for _ in range(2)]
+    np.testing.assert_allclose(found, one_device_losses(2), rtol=TOLERANCE)
+
+
+def test_members_have_their_tokens_losses_in_chunks():
+    job = {**JOB, "loss_function": in_chunks}
+    with Trainer(**job, plan=context_plan(RING, function=in_chunks)) as trainer:
         found = [trainer.train_step().loss for _ in range(2)]
     np.testing.assert_allclose(found, one_device_losses(2), rtol=TOLERANCE)
 

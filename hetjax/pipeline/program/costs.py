@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from hetjax import _compat
 from hetjax.pipeline.program.traced_program import Step
 from hetjax.sharding.attention.work import attention_work
+from hetjax.sharding.cross_entropy.work import cross_entropy_work
 
 # These move or relabel data, or make it from nothing: they do no arithmetic worth counting.
 FREE = frozenset(
@@ -81,10 +82,10 @@ def equation_cost(equation: _compat.JaxprEqn) -> Cost:
         total = sum(inner[1:], inner[0])
         return total.scaled(equation.params["length"]) if name == "scan" else total
     traffic = float(sum(_bytes(variable) for variable in (*equation.invars, *equation.outvars)))
-    attention = attention_work(equation)
-    if attention is not None:
-        flops = attention.products + attention.arithmetic
-        return Cost(flops, attention.products, traffic + attention.traffic)
+    tiled = attention_work(equation) or cross_entropy_work(equation)
+    if tiled is not None:
+        flops = tiled.products + tiled.arithmetic
+        return Cost(flops, tiled.products, traffic + tiled.traffic)
     heavy = _matmul_flops(equation)
     if heavy:
         return Cost(heavy, heavy, traffic)

@@ -13,6 +13,7 @@ from hetjax.pipeline.program.fences import fenced_values
 from hetjax.pipeline.program.pieces import where_they_belong
 from hetjax.pipeline.program.step_program import StepProgram
 from hetjax.pipeline.program.traced_program import Step, num_bytes, operand_value
+from hetjax.sharding.cross_entropy.work import cross_entropy_work
 
 
 @dataclass(frozen=True)
@@ -80,13 +81,17 @@ def _factors(steps: Iterable[Step]) -> frozenset[int]:
 
 
 def _line_of(step: Step, fenced: Collection[int]) -> _Line:
-    inner = _compat.inner_jaxprs(step.equation) if step.equation is not None else ()
+    inside = _inside(step.equation) if step.equation is not None else 0
     is_stored = is_expensive(step) or any(output in fenced for output in step.outputs)
-    return _Line(tuple(step.values()), tuple(step.outputs), is_stored, _inside(inner) * is_stored)
+    return _Line(tuple(step.values()), tuple(step.outputs), is_stored, inside * is_stored)
 
 
-def _inside(jaxprs: Iterable[_compat.Jaxpr]) -> int:
-    return max(map(_most_of_jaxpr, jaxprs), default=0)
+def _inside(equation: _compat.JaxprEqn) -> int:
+    """The most bytes that an equation holds beside its operands and results."""
+    losses = cross_entropy_work(equation)
+    if losses is not None:
+        return losses.memory
+    return max(map(_most_of_jaxpr, _compat.inner_jaxprs(equation)), default=0)
 
 
 def _most_of_jaxpr(jaxpr: _compat.Jaxpr) -> int:
@@ -98,7 +103,7 @@ def _most_of_jaxpr(jaxpr: _compat.Jaxpr) -> int:
             values(equation.invars),
             values(equation.outvars),
             equation.primitive.name not in REPEATABLE,
-            _inside(_compat.inner_jaxprs(equation)),
+            _inside(equation),
         )
         for equation in jaxpr.eqns
     ]

@@ -18,6 +18,7 @@ from hetjax import _compat
 from hetjax.pipeline.program.costs import convolution_sizes, equation_cost
 from hetjax.pipeline.program.traced_program import Step
 from hetjax.sharding.attention.work import AttentionWork, attention_work
+from hetjax.sharding.cross_entropy.work import cross_entropy_work
 
 Work = Mapping[str, float]
 """FLOPs of products, and bytes of all else, by class."""
@@ -101,6 +102,10 @@ def _equation_work(equation: _compat.JaxprEqn) -> Work:
     attention = attention_work(equation)
     if attention is not None:
         return attention_classes(attention)
+    losses = cross_entropy_work(equation)
+    if losses is not None:
+        products = _product_work(PRODUCT, losses.side, losses.products)
+        return {**products, ARITHMETIC: losses.traffic}
     inner = [_jaxpr_work(jaxpr) for jaxpr in _compat.inner_jaxprs(equation)]
     if name == "cond":
         return max(inner, key=lambda work: sum(work.values()))

@@ -249,7 +249,11 @@ def _results(
         labels = zip(operation.results, operation.labels, strict=True)
         yield {value: place_of(each, label) for value, each in labels}, 0.0
         return
-    (result,) = operation.results
+    result, *others = operation.results
+    if others:
+        sizes = map(costs.size, operation.results)
+        yield dict.fromkeys(operation.results), sum(map(costs.ring.all_reduce, sizes))
+        return
     size = costs.size(result)
     for layout in layouts_of(result, costs):
         # What was scattered comes back as a cotangent that all devices need whole.

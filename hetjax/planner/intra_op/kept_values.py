@@ -51,6 +51,8 @@ def _needed(step: Step, moving: Collection[int]) -> set[int]:
         wanted = {left if right in moving else None, right if left in moving else None}
     elif step.name == "attention":
         wanted = {*inputs, *step.outputs}
+    elif step.name == "linear_cross_entropy":
+        wanted = {*inputs, step.outputs[1]}
     elif step.name == "div":
         wanted = {inputs[1], *(step.outputs if inputs[1] in moving else ())}
     elif step.name in _OF_RESULT:

@@ -13,13 +13,21 @@ from hetjax import _compat
 from hetjax.pipeline.program.costs import REPEATABLE, step_cost
 from hetjax.pipeline.program.traced_program import Constant, Operand, Step, num_bytes, operand_value
 from hetjax.planner.intra_op.collectives import Layout
-from hetjax.sharding.attention.work import BACKWARD_PASSES
+from hetjax.sharding.attention.work import BACKWARD_PASSES as OF_ATTENTION
+from hetjax.sharding.cross_entropy.work import BACKWARD_PASSES as OF_CROSS_ENTROPY
 from hetjax.sharding.deduction.signature import Label, Labels, Signature
 from hetjax.sharding.deduction.signature_rules import elementwise_rule
 from hetjax.sharding.deduction.signatures import signature_of
 
-LEADERS = frozenset({"attention", "dot_general", "conv_general_dilated", "gather", "scatter-add"})
+LEADERS = frozenset(
+    """
+    attention linear_cross_entropy dot_general conv_general_dilated gather scatter-add
+    """.split()
+)
 """The operations that choose how their work is divided; others follow what they read."""
+
+_BACKWARD_PASSES = {"attention": OF_ATTENTION, "linear_cross_entropy": OF_CROSS_ENTROPY}
+"""Of operations of which one equation gives all gradients, how often it does their work."""
 
 _COMPLETED = frozenset({"reduce_max", "reduce_min", "reduce_and", "reduce_or", "reduce_prod"})
 """Reductions that are no sums, but of parts of which an all-reduce makes the whole, too."""
@@ -206,9 +214,8 @@ class Operations:
         self._examples_of(operation)
 
     def _num_gradients(self, step: Step, moves: set[int]) -> float:
-        if step.name == "attention":
-            # One equation gives all of them.
-            return BACKWARD_PASSES if moves else 0
+        if step.name in _BACKWARD_PASSES:
+            return _BACKWARD_PASSES[step.name] if moves else 0
         return len(moves) if step.name in LEADERS else min(len(moves), 1)
 
     def _is_widened(self, step: Step, signature: Signature) -> bool:
@@ -269,7 +276,9 @@ def _signature(step: Step, avals: Sequence[jax.ShapeDtypeStruct]) -> Signature:
         if signature is not None and step.name in _COMPLETED:
             return _completed(step.equation, signature)
         if signature is not None and step.name == "attention":
-            return _of_whole_sequences(signature)
+            return _of_whole_sequences(signature, signature.results[0][-3])
+        if signature is not None and step.name == "linear_cross_entropy":
+            return _with_vocabulary(_of_whole_sequences(signature, signature.results[0][-1]))
         if signature is not None:
             return signature
     shapes = [_shape(operand, avals) for operand in step.inputs]
@@ -277,14 +286,22 @@ def _signature(step: Step, avals: Sequence[jax.ShapeDtypeStruct]) -> Signature:
     return Signature(whole, tuple((None,) * len(avals[o].shape) for o in step.outputs))
 
 
-def _of_whole_sequences(signature: Signature) -> Signature:
-    """Attention as compilers divide it: they would gather queries for the loop over tiles."""
-    queries = signature.results[0][-3]
+def _of_whole_sequences(signature: Signature, tokens: Label | None) -> Signature:
+    """A loop over tiles as compilers divide it: they would gather tokens for it."""
 
     def kept(many: Sequence[Labels]) -> tuple[Labels, ...]:
-        return tuple(tuple(None if each == queries else each for each in labels) for labels in many)
+        return tuple(tuple(None if each == tokens else each for each in labels) for labels in many)
 
     return Signature(kept(signature.operands), kept(signature.results))
+
+
+def _with_vocabulary(signature: Signature) -> Signature:
+    """Losses of parts of the vocabulary, of which sums and the largest logit make the whole."""
+    hidden, weights, labels = signature.operands
+    vocabulary = Label(len(hidden))
+    divided = (*weights[:-2], vocabulary, None)
+    summed = frozenset({vocabulary.name})
+    return Signature((hidden, divided, labels), signature.results, summed=summed)
 
 
 def _completed(equation: _compat.JaxprEqn, signature: Signature) -> Signature:

@@ -391,9 +391,17 @@ def product_dtype(program: Program) -> str:
     return max(flops, key=lambda dtype: flops[dtype]) if flops else "float32"
 
 
+_PRODUCTS = frozenset(
+    """
+    dot_general conv_general_dilated attention attention_backward linear_cross_entropy
+    linear_cross_entropy_backward
+    """.split()
+)
+
+
 def _equation_products(equation: _compat.JaxprEqn, times: float) -> Iterator[Product]:
     name = equation.primitive.name
-    if name in ("dot_general", "conv_general_dilated", "attention", "attention_backward"):
+    if name in _PRODUCTS:
         first: Any = equation.invars[0].aval
         output: Any = equation.outvars[0].aval
         size = num_bytes(jax.ShapeDtypeStruct(output.shape, output.dtype))

@@ -134,6 +134,9 @@ def _shared(params: Any) -> Sequence[int]:
     return () if params["mask"].is_full else (3, 4)
 
 
+_MAPPED = _compat.leading_axis(_shared)
+
+
 def _shapes(*avals: Any, **params: Any) -> list[Any]:
     q, _, v, *_ = avals
     rows, wide = q.shape[:-1], accumulator(q.dtype)
@@ -145,16 +148,16 @@ def _backward_shapes(*avals: Any, **params: Any) -> list[Any]:
     return [_compat.abstract_like(avals, each.shape, each.dtype) for each in avals[:3]]
 
 
-ATTENTION = _compat.compiled_primitive("attention", _shapes, by_platform(_attention), _shared)
+ATTENTION = _compat.compiled_primitive("attention", _shapes, by_platform(_attention), _MAPPED)
 """The primitive; see `bind_attention`."""
 
 ATTENTION_BACKWARD = _compat.compiled_primitive(
-    "attention_backward", _backward_shapes, by_platform(_attention_backward), _shared
+    "attention_backward", _backward_shapes, by_platform(_attention_backward), _MAPPED
 )
 """Its backward equation."""
 
 _TANGENT = _compat.compiled_primitive(
-    "attention_tangent", _shapes, by_platform(_attention_tangent), _shared
+    "attention_tangent", _shapes, by_platform(_attention_tangent), _MAPPED
 )
 
 
@@ -165,4 +168,4 @@ def _bind_backward(known: Sequence[Any], cotangents: Sequence[Any], **params: An
     return ATTENTION_BACKWARD.bind(*known, d_out, **params)
 
 
-_compat.differentiate(ATTENTION, _TANGENT, _bind_backward)
+_compat.differentiate(ATTENTION, _TANGENT, _bind_backward, moving=3)

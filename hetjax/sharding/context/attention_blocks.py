@@ -170,12 +170,18 @@ def _backward_shapes(*avals: Any, block: Block) -> list[Any]:
 
 
 ATTEND = _compat.compiled_primitive(
-    "attention_block", _forward_shapes, by_platform(_forward), lambda params: ()
+    "attention_block",
+    _forward_shapes,
+    by_platform(_forward),
+    _compat.leading_axis(lambda params: ()),
 )
 """Queries, keys, values, maybe both segments, maybe the results so far -> output, log-sum-exp."""
 
 ATTEND_BACKWARD = _compat.compiled_primitive(
-    "attention_block_backward", _backward_shapes, by_platform(_backward), lambda params: ()
+    "attention_block_backward",
+    _backward_shapes,
+    by_platform(_backward),
+    _compat.leading_axis(lambda params: ()),
 )
 """Queries, keys and values, maybe both segments, the output's cotangent, log-sum-exp, delta, maybe
 the queries' gradient so far -> the gradients."""

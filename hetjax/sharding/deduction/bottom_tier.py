@@ -20,7 +20,14 @@ from hetjax import _compat
 from hetjax.sharding.annotation.annotation import axes_of, entries_of, spec_from
 from hetjax.sharding.deduction.signature import Label, Labels, Signature
 
-_TILED = frozenset({"attention", "attention_backward"})
+_TILED = frozenset(
+    {
+        "attention",
+        "attention_backward",
+        "linear_cross_entropy",
+        "linear_cross_entropy_backward",
+    }
+)
 """Equations that are compiled to loops over tiles, which compilers gather what is divided for."""
 
 

@@ -251,6 +251,24 @@ def attention_backward_rule(equation: _compat.JaxprEqn) -> Signature:
     )
 
 
+def linear_cross_entropy_rule(equation: _compat.JaxprEqn) -> Signature:
+    """Tokens are independent, and over them the gradient of the weights is a sum."""
+    hidden, weights, *others = shapes_of(equation.invars)
+    tokens = _numbered(len(hidden) - 1)
+    # Of what `jax.vmap` maps, each has weights of its own.
+    mapped = tokens[: len(weights) - 2]
+    of_weights = (*mapped, None, None)
+    operands = ((*tokens, None), of_weights, *[tokens] * len(others))
+    if not equation.primitive.name.endswith("backward"):
+        return Signature(operands, (tokens, tokens))
+    return Signature(
+        operands,
+        ((*tokens, None), of_weights),
+        summed=frozenset(label.name for label in tokens[len(mapped) :] if label is not None),
+        linear=(frozenset({len(operands) - 1}),),
+    )
+
+
 class _AttentionLabels(NamedTuple):
     """What the dimensions of an attention belong to, beside its examples."""
 

@@ -141,6 +141,15 @@ FAMILIES: tuple[Family, ...] = (
         "the cotangent",
     ),
     Family(
+        ("linear_cross_entropy",), rules.linear_cross_entropy_rule, "tokens; not the vocabulary"
+    ),
+    Family(
+        ("linear_cross_entropy_backward",),
+        rules.linear_cross_entropy_rule,
+        "tokens; over them the gradient of the weights is a partial sum",
+        "the cotangent",
+    ),
+    Family(
         ("concatenate",),
         rules.along_rule("dimension", linear=True),
         _OTHERS,
