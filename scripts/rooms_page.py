@@ -54,7 +54,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
         "program",
     ),
     "models": (),
-    "sharding": ("context", "deduction", "resolution", "annotation", "attention"),
+    "sharding": ("context", "deduction", "resolution", "annotation", "cross_entropy", "attention"),
     "mesh": (),
     "data": (),
 }

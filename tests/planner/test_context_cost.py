@@ -15,7 +15,7 @@ from hetjax.planner import make_problem
 from hetjax.planner.costs.context_cost import ContextPrograms, context_programs
 from hetjax.planner.plan.plan import Plan
 from hetjax.planner.problem.problem import PlanningProblem
-from hetjax.planner.work.context_walk import Computed, Item, Moved
+from hetjax.planner.work.context_walk import ComputedRun, Item, Moved
 from hetjax.runtime.instructions.divided_program import DividedProgram, MoveGroup
 from hetjax.runtime.workers.job import Job, build
 from hetjax.sharding.attention.work import attention_work
@@ -118,7 +118,7 @@ def test_attention_sends_what_the_formulas_say(split: ContextSplit):
 
 def flops(found: ContextPrograms, name: str) -> Any:
     items = found.tasks[name].items
-    return sum(item.amounts.flops for item in items if isinstance(item, Computed))
+    return sum(item.amounts.flops for item in items if isinstance(item, ComputedRun))
 
 
 def test_members_compute_all_products_between_them():

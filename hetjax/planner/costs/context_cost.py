@@ -34,7 +34,7 @@ from hetjax.planner.plan.stage_plan import PipelinePlan, StagePlan
 from hetjax.planner.problem.problem import PlanningProblem
 from hetjax.planner.work.context_walk import (
     Amounts,
-    Computed,
+    ComputedRun,
     ContextTrace,
     Item,
     Shares,
@@ -291,12 +291,12 @@ class _Costs:
         task = self._tasks[name]
         factors = self._factors[task.direction]
         seconds = [
-            factors * self._seconds(each, task.direction) if isinstance(each, Computed) else None
+            factors * self._seconds(each, task.direction) if isinstance(each, ComputedRun) else None
             for each in task.items
         ]
         return play(task.items, seconds, self._network)
 
-    def _seconds(self, item: Computed, direction: int) -> Shares:
+    def _seconds(self, item: ComputedRun, direction: int) -> Shares:
         pairs = enumerate(self._speeds)
         return np.array([speed.seconds(item.amounts, m, direction) for m, speed in pairs])
 
@@ -338,7 +338,7 @@ class _Speed:
 
     def whole_seconds(self, items: Sequence[Item], direction: int) -> float:
         """What all members' parts would take this one."""
-        computed = [item.amounts for item in items if isinstance(item, Computed)]
+        computed = [item.amounts for item in items if isinstance(item, ComputedRun)]
         return sum(self._taken(each, lambda f: float(f.sum()), direction) for each in computed)
 
     def _taken(self, of: Amounts, part: Callable[[Shares], float], direction: int) -> float:

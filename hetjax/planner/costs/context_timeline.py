@@ -17,12 +17,12 @@ from hetjax.mesh.cluster import Cluster
 from hetjax.mesh.links import Link
 from hetjax.planner.costs.network_cards import card_bandwidth, is_in_one_node
 from hetjax.planner.plan.stage_plan import Member
-from hetjax.planner.work.context_walk import Computed, Item, Moved, Shares
+from hetjax.planner.work.context_walk import ComputedRun, Item, Moved, Shares
 from hetjax.planner.work.rates import TASK_SECONDS
 
 
 @dataclass(frozen=True)
-class Way:
+class MessageWay:
     """The way of messages from one member to another.
 
     Args:
@@ -45,7 +45,7 @@ class MemberNetwork:
         message_loads: the same of a message.
     """
 
-    ways: Mapping[tuple[int, int], Way]
+    ways: Mapping[tuple[int, int], MessageWay]
     byte_loads: tuple[float, ...]
     message_loads: tuple[float, ...]
 
@@ -71,18 +71,18 @@ def network_among(cluster: Cluster, members: Sequence[Member]) -> MemberNetwork:
     )
 
 
-def _way(cluster: Cluster, members: Sequence[Member], sender: int, receiver: int) -> Way:
+def _way(cluster: Cluster, members: Sequence[Member], sender: int, receiver: int) -> MessageWay:
     source, target = members[sender].submesh, members[receiver].submesh
     link = cluster.link_between(source, target)
     lane: dict[Hashable, float] = {(sender, receiver): 1 / link.bandwidth}
     if is_in_one_node(cluster, source, target):
         own = {("out", sender): 1 / link.bandwidth, ("in", receiver): 1 / link.bandwidth}
-        return Way(link, {**lane, **own})
+        return MessageWay(link, {**lane, **own})
     for way, submesh in (("out", source), ("in", target)):
         cards = cluster.cards(submesh)
         byte = 1 / card_bandwidth(cluster, submesh) / len(cards)
         lane |= {(way, submesh.subcluster, *card): byte for card in cards}
-    return Way(link, lane)
+    return MessageWay(link, lane)
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ def play(items: Sequence[Item], seconds: Sequence[Shares | None], network: Membe
             clock.move(place, item)
         else:
             assert taken is not None
-            if place and isinstance(items[place - 1], Computed):
+            if place and isinstance(items[place - 1], ComputedRun):
                 clock.end_programs()
             clock.compute(place, item, taken)
     return clock.done()
@@ -164,7 +164,7 @@ class _Clock:
         self._spans: list[list[tuple[float, float]]] = [[] for _ in range(count)]
         self._sent: list[Sent] = []
 
-    def compute(self, place: int, item: Computed, seconds: Shares) -> None:
+    def compute(self, place: int, item: ComputedRun, seconds: Shares) -> None:
         """All compute what they have of something, as soon as it is there."""
         for member, own in enumerate(seconds.tolist()):
             if own:

@@ -129,10 +129,10 @@ def walk_context(
     Returns:
         What was found.
     """
-    return _Walk(traced, union).found(lies)
+    return _ContextWalk(traced, union).found(lies)
 
 
-class _Walk:
+class _ContextWalk:
     def __init__(self, traced: TracedStage, union: tuple[Subgroup, ...]):
         self._traced, self._union, self._count = traced, union, len(union)
         self._walk = ExampleWalk(self._note_exchange, self._note_equation)
@@ -405,7 +405,7 @@ def _fields(top: TopTier) -> tuple[Any, Any, Any]:
 
 
 @dataclass(eq=False)
-class Computed:
+class ComputedRun:
     """What members compute between two moves of a task, in one program.
 
     Args:
@@ -432,7 +432,7 @@ class Moved:
     made: int = -1
 
 
-Item = Computed | Moved
+Item = ComputedRun | Moved
 
 
 def items_of(trace: ContextTrace, steps: Sequence[Step], given: float = 0.0) -> tuple[Item, ...]:
@@ -519,7 +519,7 @@ class _Items:
     def _exchange(self, size: float) -> None:
         """All members tell all others."""
         pairs = itertools.permutations(range(self._trace.count), 2)
-        computed = [n for n, each in enumerate(self._items) if isinstance(each, Computed)]
+        computed = [n for n, each in enumerate(self._items) if isinstance(each, ComputedRun)]
         made = computed[-1] if computed else -1
         self._items.append(Moved(dict.fromkeys(pairs, int(size)), frozenset(), made))
 
@@ -528,9 +528,9 @@ class _Items:
         if taken or not self._items or isinstance(self._items[-1], Moved):
             self._coming -= taken
             nothing = np.zeros(self._trace.count)
-            self._items.append(Computed(Amounts(nothing, nothing, {})))
+            self._items.append(ComputedRun(Amounts(nothing, nothing, {})))
         last = self._items[-1]
-        assert isinstance(last, Computed)
+        assert isinstance(last, ComputedRun)
         last.amounts += self._trace.amounts(step)
         last.takes.update(self._taken(read))
         self._made.update(dict.fromkeys(step.outputs, len(self._items) - 1))

@@ -17,7 +17,7 @@ BACKWARD_PASSES = 3
 gradients."""
 
 
-class _Passes(NamedTuple):
+class _LossPasses(NamedTuple):
     """How often an equation goes over its logits.
 
     Args:
@@ -31,12 +31,12 @@ class _Passes(NamedTuple):
     traffic: int
 
 
-_PASSES: Mapping[Any, _Passes] = {
+_PASSES: Mapping[Any, _LossPasses] = {
     # Compared, shifted, exponentiated, added up, and picked; written, and read three times.
-    CROSS_ENTROPY: _Passes(1, 5, 4),
+    CROSS_ENTROPY: _LossPasses(1, 5, 4),
     # Shifted, exponentiated, less the label, scaled; logits and their cotangents are written, and
     # read by what comes after.
-    CROSS_ENTROPY_BACKWARD: _Passes(BACKWARD_PASSES, 4, 5),
+    CROSS_ENTROPY_BACKWARD: _LossPasses(BACKWARD_PASSES, 4, 5),
 }
 
 
