@@ -20,7 +20,7 @@ FREE = frozenset(
     """
     broadcast_in_dim reshape squeeze expand_dims transpose slice dynamic_slice
     dynamic_update_slice concatenate pad rev iota copy convert_element_type bitcast_convert_type
-    stop_gradient gather random_wrap random_unwrap hetjax_constraint
+    stop_gradient gather random_wrap random_unwrap hetjax_constraint hetjax_region
     """.split()
 )
 

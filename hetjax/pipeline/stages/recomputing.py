@@ -24,7 +24,7 @@ from hetjax.pipeline.stages.cutting import Body, Stage
 from hetjax.pipeline.stages.scan_pieces import repeating_iterations, split_scan
 from hetjax.pipeline.stages.split_backward import Values, copies, renumbered, values_read
 from hetjax.pipeline.stages.traced_stage import TracedStage
-from hetjax.sharding.deduction.region import REGION, REGION_BARRIER
+from hetjax.sharding.deduction.region import REGION_BARRIER
 
 Run = tuple[int, int]
 """The first position of a run, and the one after its last."""
@@ -162,10 +162,8 @@ def _barrier(moving: Sequence[int], values: Values) -> tuple[Step, dict[int, int
         value: values.new(shape.shape, shape.dtype)
         for value, shape in zip(moving, shapes, strict=True)
     }
-    closed = jax.make_jaxpr(lambda *arrays: jax.lax.optimization_barrier(arrays))(*shapes)
-    (step,) = flatten_jaxpr(closed).steps
-    inputs, outputs = tuple(moving), tuple(behind.values())
-    return replace(step, name=REGION, inputs=inputs, outputs=outputs), behind
+    (step,) = flatten_jaxpr(jax.make_jaxpr(REGION_BARRIER.bind)(*shapes)).steps
+    return replace(step, inputs=tuple(moving), outputs=tuple(behind.values())), behind
 
 
 def with_barriers(

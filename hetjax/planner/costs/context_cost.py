@@ -20,6 +20,7 @@ from hetjax.pipeline.program.temporaries import Temporaries
 from hetjax.pipeline.program.traced_program import Operand, Program, num_bytes
 from hetjax.pipeline.stages.backward import StagePrograms, differentiate
 from hetjax.pipeline.stages.cutting import Body, Stage, cut
+from hetjax.pipeline.stages.recomputing import with_open_regions
 from hetjax.pipeline.stages.shared_context import share_context
 from hetjax.pipeline.stages.traced_stage import TracedStage, trace_stage
 from hetjax.planner.costs.context_timeline import MemberNetwork, Played, network_among, play
@@ -160,7 +161,10 @@ def context_programs(
     """
     stage = pipeline.stages[index]
     known = _known.setdefault(problem.program, {})
-    ways = tuple((each.shares.context, each.members, each.recompute) for each in pipeline.stages)
+    ways = tuple(
+        (each.shares.context, each.members, each.recompute, each.recompute_layers)
+        for each in pipeline.stages
+    )
     key = plan.boundaries(pipeline), ways, index
     if key not in known:
         known[key] = _traced(plan, pipeline, stage, index, problem, after)
@@ -194,11 +198,17 @@ def _traced(
     inputs = inputs_of(program, runs)[index]
     is_last = after is None
     edges = problem.known.groups.edges if problem.known.groups else ()
-    shared = _grouped(runs[index], program, ring, edges, is_last=is_last)
+    made_again = plan.recompute_positions(stage)
+    if made_again:
+        # What is traced of pieces that are alike makes nothing again.
+        shared = share_context(runs[index], program, ring)
+    else:
+        shared = _grouped(runs[index], program, ring, edges, is_last=is_last)
     traces: list[TracedStage] = []
 
     def tracer(*arguments: object) -> TracedStage:
-        traces.append(trace_stage(*arguments))  # type: ignore[arg-type]
+        traced = trace_stage(*arguments)  # type: ignore[arg-type]
+        traces.append(with_open_regions(traced) if made_again else traced)
         return traces[-1]
 
     programs = differentiate(
@@ -207,6 +217,7 @@ def _traced(
         is_last=is_last,
         cotangents_in=() if after is None else after.returned,
         recompute=stage.recompute,
+        recompute_runs=made_again,
         tracer=tracer,
     )
     (traced,) = traces

@@ -157,7 +157,10 @@ class _ContextWalk:
         moves: dict[Step, ContextMove] = {}
         for step in flat.steps:
             operands = [value(each) for each in step.inputs]
-            assert step.equation is not None, "a trace has equations"
+            if step.equation is None:
+                # It gives a value another number.
+                noted[step], values[step.outputs[0]] = _Noted(), operands[0]
+                continue
             if step.equation.primitive is RESHARD:
                 top, moves[step] = self._moved(step, operands[0])
                 values[step.outputs[0]] = WalkedValue(operands[0].shape, top)

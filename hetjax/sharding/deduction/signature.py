@@ -41,6 +41,7 @@ class Signature:
         linear: sets of operands in which the results are linear together: where these are partial
             sums, so are the results.
         base: operands to which such a sum is added; they count once.
+        is_apart: whether each result is the operand at its place, however that lies.
         is_known: whether there is a rule for the primitive; else nothing may be divided.
         resized: parameters that say sizes: from the label's name and its size to what replaces
             them.
@@ -53,6 +54,7 @@ class Signature:
     summed: frozenset[int] = frozenset()
     linear: tuple[frozenset[int], ...] = ()
     base: frozenset[int] = frozenset()
+    is_apart: bool = False
     is_known: bool = True
     resized: Callable[[int, int], Mapping[str, Any]] = field(default=lambda name, size: {})
     located: Callable[[Mapping[int, tuple[int, int]]], Mapping[str, Any]] | None = None

@@ -42,12 +42,12 @@ def elementwise_rule(*linear: frozenset[int]) -> Rule:
 
 
 def region_rule(equation: _compat.JaxprEqn) -> Signature:
-    """Each result lies as the operand at its place, whatever the others do."""
-    labels, first = [], 0
+    """Each result is the operand at its place, whatever the others are."""
+    labels: list[Labels] = []
     for shape in shapes_of(equation.invars):
+        first = sum(map(len, labels))
         labels.append(tuple(Label(first + i) for i in range(len(shape))))
-        first += len(shape)
-    return Signature(tuple(labels), tuple(labels))
+    return Signature(tuple(labels), tuple(labels), is_apart=True)
 
 
 def conversion_rule(equation: _compat.JaxprEqn) -> Signature:

@@ -148,6 +148,8 @@ def shares_passed(
             if top != WHOLE:
                 name = equation.primitive.name
                 raise OperandError(place, f"submeshes share it, and {name} has no rule for that")
+    if signature.is_apart:
+        return Passed(list(tops))
     if any(isinstance(top.hdim, tuple) for top in tops):
         return _ranges_passed(signature, tops)
     partial = {place for place, top in enumerate(tops) if top.hdim == PARTIAL}
