@@ -71,10 +71,16 @@ def _fewest(stage: StagePlan, predicted: StagePrediction, kept_bytes: Sequence[f
         return 0
     held = predicted.memory_bytes - predicted.state_bytes - predicted.working_bytes
     live = held / predicted.activation_bytes if predicted.activation_bytes else 0.0
-    saved = (live * each / stage.mesh_shape[0] for each in kept_bytes)
+    saved = (live * each * _largest_part(stage) for each in kept_bytes)
     room = USABLE_MEMORY * predicted.memory_limit_bytes - predicted.memory_bytes
     kept = sum(total <= room for total in itertools.accumulate(saved))
     return len(stage.recompute_layers) - kept
+
+
+def _largest_part(stage: StagePlan) -> float:
+    """What part of a microbatch's values a device has at most."""
+    split = stage.shares.context
+    return max(split.tokens) / split.length if split else 1 / stage.mesh_shape[0]
 
 
 def _has_room(stage: StagePrediction) -> bool:
