@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from hetjax.errors import InputError
-from hetjax.mesh.cluster import Cluster
+from hetjax.mesh.cluster import Cluster, Subcluster
 from hetjax.planner.work.rates import USABLE_MEMORY
 
 
@@ -25,6 +26,7 @@ class ContextDevices:
             is known of each kind.
         usable_memory: share of a device's memory that may be filled.
         lost: devices that cannot be used.
+        rates: FLOP/s that products reach, by subcluster, in place of what is known of kinds.
 
     Raises:
         InputError: a share is not over 0 or over 1.
@@ -43,13 +45,14 @@ class ContextDevices:
     efficiency: float | None = None
     usable_memory: float = USABLE_MEMORY
     lost: frozenset[int] = frozenset()
+    rates: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for field in ("efficiency", "usable_memory"):
-            share = getattr(self, field)
+        for name in ("efficiency", "usable_memory"):
+            share = getattr(self, name)
             if share is not None and not (math.isfinite(share) and 0 < share <= 1):
                 raise InputError(
-                    f"{field}: {share!r} is not allowed: it must be over 0, and at most 1"
+                    f"{name}: {share!r} is not allowed: it must be over 0, and at most 1"
                 )
 
     @property
@@ -90,9 +93,12 @@ class ContextDevices:
     @functools.cached_property
     def flops(self) -> NDArray[np.float64]:
         """FLOP/s that each device's products reach."""
-        return self._each([self._rate(part.kind) for part in self.cluster.subclusters])
+        return self._each([self._rate(part) for part in self.cluster.subclusters])
 
-    def _rate(self, kind) -> float:
+    def _rate(self, part: Subcluster) -> float:
+        kind = part.kind
+        if part.name in self.rates:
+            return self.rates[part.name]
         if self.efficiency is None:
             return kind.product_flops(self.dtype)
         return self.efficiency * kind.flops(self.dtype)

@@ -8,6 +8,7 @@ at the time, of all groups.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from hetjax.planner.hexiseq.context_devices import ContextDevices
 from hetjax.planner.hexiseq.context_links import HeadExchange, RingLinks
 from hetjax.planner.hexiseq.context_memory import GRADIENT_BYTES, ContextMemory, context_memory
+from hetjax.planner.hexiseq.context_pace import ContextPace
 from hetjax.planner.hexiseq.context_work import ACTIVATION_TRAFFIC, ContextWork
 from hetjax.planner.hexiseq.costs_of_rows import Candidates, RowCosts, by_rows
 from hetjax.planner.hexiseq.group_layout import Floats, GroupLayout, Numbers
@@ -24,6 +26,9 @@ from hetjax.planner.hexiseq.ring_timeline import earliest_ends, ring_ends
 
 FORWARD_PRODUCTS, BACKWARD_PRODUCTS = 2, 5
 """Products of an attention's passes; the backward one makes the scores again."""
+
+_NOTHING = 1e-30
+"""Seconds that stand for none, where something is divided by them."""
 
 AT_ONCE = 2048
 """Of how many groups of candidates timelines are made at once, until those left cannot be better.
@@ -72,6 +77,7 @@ class ContextModel:
     Args:
         devices: the cluster's devices.
         work: the model and its sequences.
+        paces: what devices take, by subcluster; by their figures and the work's unless given.
 
     Example:
         >>> from hetjax.mesh import Cluster, Link, Subcluster, kind
@@ -88,18 +94,40 @@ class ContextModel:
         (3.0, 0.85)
     """
 
-    def __init__(self, devices: ContextDevices, work: ContextWork):
+    def __init__(
+        self,
+        devices: ContextDevices,
+        work: ContextWork,
+        paces: Mapping[str, ContextPace] | None = None,
+    ):
         self.devices, self.work = devices, work
         self._passes = 2 if work.is_recomputed else 1
         self._more = GRADIENT_BYTES / work.item_bytes
+        if paces is not None:
+            self._told_by(paces)
+            return
         weights = work.layer_parameters * work.sent_weight_bytes
         self._weight_seconds = weights / devices.memory_bandwidth
         self._token_flops = work.batch * work.token_flops / devices.flops
         traffic = ACTIVATION_TRAFFIC * work.batch * work.width * work.item_bytes
         self._token_traffic = traffic / devices.memory_bandwidth
-        pair = 2 * work.head_size * work.batch / (2 if work.is_causal else 1)
-        self._pair_seconds = pair / devices.flops
+        self._backward = np.full(devices.num_devices, 2.0)
+        pair = 2 * work.head_size * work.batch / (2 if work.is_causal else 1) / devices.flops
+        self._pairs = FORWARD_PRODUCTS * pair, BACKWARD_PRODUCTS * pair
         self._logit_seconds = work.batch * work.logit_flops / devices.flops
+
+    def _told_by(self, paces: Mapping[str, ContextPace]) -> None:
+        """What devices take by their paces; the weights are read among that."""
+        parts = [paces[part.name] for part in self.devices.cluster.subclusters]
+
+        def each(field: str) -> Floats:
+            return np.array([getattr(of, field) for of in parts])[self.devices.subcluster]
+
+        self._weight_seconds = self._token_traffic = np.zeros(self.devices.num_devices)
+        self._token_flops = each("token_forward")
+        self._backward = each("token_backward") / np.maximum(self._token_flops, _NOTHING)
+        self._pairs = each("pair_forward"), each("pair_backward")
+        self._logit_seconds = each("logit")
 
     def _state_seconds(self, layout: GroupLayout) -> tuple[float, float]:
         """What sending weights and gradients takes: of a layer in a pass, and once a step."""
@@ -164,12 +192,7 @@ class ContextModel:
         Returns:
             Seconds.
         """
-        work, passes = self.work, self._passes
-        products = passes * FORWARD_PRODUCTS + BACKWARD_PRODUCTS
-        seen = work.length / (2 if work.is_causal else 1)
-        attention = products * 2 * work.head_size * work.query_heads * seen
-        layers = work.layers * ((passes + 2) * work.token_flops + attention)
-        return work.sequences * work.length * (layers + work.logit_flops) / flops
+        return work_flops(self.work) / flops
 
     def memory(self, layout: GroupLayout, candidates: Candidates) -> NDArray:
         """Bytes of each device.
@@ -234,15 +257,15 @@ class ContextModel:
         """
         work, tokens = self.work, candidates.tokens.astype(float)
         lengths = layout.group_sum(tokens)[:, layout.group]
-        products = self._passes * FORWARD_PRODUCTS + BACKWARD_PRODUCTS
-        heads = candidates.all_heads.astype(float)
-        pairs = heads * layout.of(self._pair_seconds) * lengths * work.length
+        forward, backward = map(layout.of, self._pairs)
+        pairs = candidates.all_heads * lengths * work.length * (self._passes * forward + backward)
         flops, traffic = (tokens * layout.of(e) for e in (self._token_flops, self._token_traffic))
         others = np.maximum(flops, traffic + layout.of(self._weight_seconds))
+        passes = self._passes + layout.of(self._backward)
+        logits = tokens * layout.of(self._logit_seconds)
         return DeviceSeconds(
-            work.rounds * work.layers * products * pairs,
-            work.rounds
-            * (work.layers * (self._passes + 2) * others + tokens * layout.of(self._logit_seconds)),
+            work.rounds * work.layers * pairs,
+            work.rounds * (work.layers * passes * others + logits),
         )
 
     def _step(self, parts: _Parts, layers: Floats, rows: Numbers | None = None) -> Floats:
@@ -256,9 +279,12 @@ class ContextModel:
         tokens, of = candidates.tokens, candidates.division
         products = tokens * layout.of(self._token_flops)
         traffic = tokens * layout.of(self._token_traffic) + layout.of(self._weight_seconds)
-        others = layout.group_max(np.maximum(products, traffic))
+        of_devices = np.maximum(products, traffic)
+        others = layout.group_max(of_devices)
+        others_back = layout.group_max(layout.of(self._backward) * of_devices)
         lengths = layout.group_sum(tokens).astype(float)
-        attending = layout.group_max(candidates.heads * layout.of(self._pair_seconds))[of]
+        ways = (layout.group_max(candidates.heads * layout.of(each))[of] for each in self._pairs)
+        block, block_back = (each * lengths for each in ways)
         ring = RingLinks(devices, work, layout, candidates.heads)
         columns = candidates.heads + 2 * ring.copies
         inward = HeadExchange(devices, work, layout, tokens, columns[of])
@@ -269,15 +295,17 @@ class ContextModel:
         gathered, once = self._state_seconds(layout)
         busy = (passes + 1) * (inward.busy + outward.busy) + gathered
         busy = busy + (passes + 1 + self._more) * around
-        block, latency = attending * lengths, ring.latency[of]
+        latency = ring.latency[of]
         more = self._more * hop
-        forward = others + inward.seconds, FORWARD_PRODUCTS * block, hop
-        backward = 2 * others + outward.seconds, BACKWARD_PRODUCTS * block, hop + more
+        forward = others + inward.seconds, block, hop
+        backward = others_back + outward.seconds, block_back, hop + more
         bound = passes * (earliest_ends(*forward, latency, lengths) + outward.seconds).max(axis=1)
         bound += (earliest_ends(*backward, latency, lengths) + inward.seconds).max(axis=1)
         return _Parts(
             others=others,
+            others_back=others_back,
             block=block,
+            block_back=block_back,
             lengths=lengths,
             inward=inward.seconds,
             outward=outward.seconds,
@@ -292,29 +320,41 @@ class ContextModel:
 
     def _layer(self, parts: _Parts, rows: Numbers) -> ContextLayerTimes:
         """The timelines of some candidates."""
-        lengths, block, others = parts.lengths[rows], parts.block[rows], parts.others[rows]
+        lengths, others, back = parts.lengths[rows], parts.others[rows], parts.others_back[rows]
+        block, block_back = parts.block[rows], parts.block_back[rows]
         hop, latency = parts.hop[rows], parts.latency[rows]
         inward, outward = parts.inward[rows], parts.outward[rows]
-        ends = ring_ends(others + inward, FORWARD_PRODUCTS * block, hop, latency, lengths)
+        ends = ring_ends(others + inward, block, hop, latency, lengths)
         forward = (ends + outward).max(axis=1)
         # Gradients of keys and values follow on the same links, and the last come home after all.
         more = self._more * hop
-        ends = ring_ends(
-            2 * others + outward, BACKWARD_PRODUCTS * block, hop + more, latency, lengths
-        )
+        ends = ring_ends(back + outward, block_back, hop + more, latency, lengths)
         if lengths.shape[1] > 1:
             ends = np.maximum(ends, np.roll(ends, 1, axis=1) + latency + more * lengths)
         backward = (ends + inward).max(axis=1)
-        both = (FORWARD_PRODUCTS + BACKWARD_PRODUCTS) * self.work.length
         return ContextLayerTimes(
             forward=forward,
             backward=backward,
-            others=3 * others.max(axis=1),
-            attention=both * block.max(axis=1),
+            others=(others + back).max(axis=1),
+            attention=self.work.length * (block + block_back).max(axis=1),
             exchange=2 * (inward + outward).max(axis=1),
             cards=parts.busy[rows],
             total=np.maximum(self._passes * forward + backward, parts.busy[rows]),
         )
+
+
+def work_flops(work: ContextWork) -> float:
+    """FLOPs of products in a step, with those of layers that are made again.
+
+    Args:
+        work: the model and its sequences.
+    """
+    passes = 2 if work.is_recomputed else 1
+    products = passes * FORWARD_PRODUCTS + BACKWARD_PRODUCTS
+    seen = work.length / (2 if work.is_causal else 1)
+    attention = products * 2 * work.head_size * work.query_heads * seen
+    layers = work.layers * ((passes + 2) * work.token_flops + attention)
+    return work.sequences * work.length * (layers + work.logit_flops)
 
 
 class _Parts(NamedTuple):
@@ -322,7 +362,9 @@ class _Parts(NamedTuple):
 
     Args:
         others: what does not attend, of a forward pass, [rows, groups].
-        block: what one product with a key token takes, [rows, groups].
+        others_back: the same of a backward pass.
+        block: what a key token takes in a forward pass, [rows, groups].
+        block_back: the same in a backward pass.
         lengths: tokens, [rows, groups].
         inward: the exchange of queries, keys and values, [rows, groups].
         outward: the exchange of outputs, [rows, groups].
@@ -336,7 +378,9 @@ class _Parts(NamedTuple):
     """
 
     others: Floats
+    others_back: Floats
     block: Floats
+    block_back: Floats
     lengths: Floats
     inward: Floats
     outward: Floats

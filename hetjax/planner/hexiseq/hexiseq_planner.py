@@ -9,7 +9,9 @@ from hetjax.errors import DoesNotFitError, InputError, unknown_name
 from hetjax.mesh.cluster import SubMesh
 from hetjax.pipeline.schedules.warm_up import one_f_one_b
 from hetjax.planner.hexiseq.context_devices import ContextDevices
-from hetjax.planner.hexiseq.context_model import ContextModel
+from hetjax.planner.hexiseq.context_model import ContextModel, work_flops
+from hetjax.planner.hexiseq.context_pace import ContextPace, context_paces
+from hetjax.planner.hexiseq.context_work import ContextWork
 from hetjax.planner.hexiseq.program_work import attending_layers, context_work
 from hetjax.planner.hexiseq.scheduler import ContextSchedule, schedule_context, schedule_even
 from hetjax.planner.plan.plan import Plan
@@ -73,7 +75,7 @@ class HexiSeqPlanner:
         ...     planner=HexiSeqPlanner(),
         ... )
         >>> made.stages[0].shares.context.tokens, made.stages[0].devices_text
-        ((51132, 14404), 'H100[0:1] 1x1 + A100-80[0:1] 1x1')
+        ((49704, 15832), 'H100[0:1] 1x1 + A100-80[0:1] 1x1')
     """
 
     system: str = "hexiseq"
@@ -178,11 +180,20 @@ def context_plan(problem: PlanningProblem, choice: ContextChoice) -> Plan:
 
 def _models(problem: PlanningProblem) -> list[ContextModel]:
     """The cost models of a problem: of layers that are kept, and that are made again."""
-    devices = ContextDevices(problem.cluster, problem.dtype, lost=problem.lost)
     kept = context_work(problem)
     may_repeat = problem.options.allow_recompute and attending_layers(problem)
     works = [kept, replace(kept, is_recomputed=True)] if may_repeat else [kept]
-    return [ContextModel(devices, work) for work in works]
+    paces = context_paces(problem, kept)
+    return [_model(problem, work, paces) for work in works]
+
+
+def _model(
+    problem: PlanningProblem, work: ContextWork, paces: Mapping[str, ContextPace]
+) -> ContextModel:
+    step = work_flops(work)
+    rates = {name: step / pace.step_seconds(work) for name, pace in paces.items()}
+    devices = ContextDevices(problem.cluster, problem.dtype, lost=problem.lost, rates=rates)
+    return ContextModel(devices, work, paces)
 
 
 def _choices(models: list[ContextModel], system: str) -> tuple[ContextChoice, ...]:

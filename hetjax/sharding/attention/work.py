@@ -61,7 +61,9 @@ _PASSES: Mapping[Any, _Passes] = {
 }
 
 
-def attention_work(equation: _compat.JaxprEqn) -> AttentionWork | None:
+def attention_work(
+    equation: _compat.JaxprEqn, *, is_backward: bool = False
+) -> AttentionWork | None:
     """The work of an equation of attention; None for any other.
 
     Pairs of tiles in which no query sees a key are no work: of a long causal sequence half.
@@ -69,6 +71,7 @@ def attention_work(equation: _compat.JaxprEqn) -> AttentionWork | None:
 
     Args:
         equation: the jaxpr equation.
+        is_backward: of a forward equation, whether the work of its backward one is asked for.
     """
     if equation.primitive not in _PASSES:
         return None
@@ -84,7 +87,7 @@ def attention_work(equation: _compat.JaxprEqn) -> AttentionWork | None:
         params["has_segments"],
         LARGEST,
     )
-    is_backward = equation.primitive is ATTENTION_BACKWARD
+    is_backward = is_backward or equation.primitive is ATTENTION_BACKWARD
     return tiles_work(tiles, q, k.shape[-3], v.shape[-1], is_backward=is_backward)
 
 

@@ -1,0 +1,130 @@
+"""What devices take for the tokens and the pairs of a traced program, as predictions of plans say.
+
+A search over context splits cannot predict each as a plan is predicted. It costs tokens, and pairs
+of a query and a key, by what these take in a step of the whole program on one device of each kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hetjax.mesh.cluster import Subcluster
+from hetjax.pipeline.program.costs import step_cost
+from hetjax.pipeline.program.traced_program import Step
+from hetjax.pipeline.program.work_classes import Work, attention_classes, step_work
+from hetjax.planner.costs.cost_model import estimate, handling_seconds
+from hetjax.planner.costs.member_rates import class_rates
+from hetjax.planner.hexiseq.context_work import ContextWork
+from hetjax.planner.hexiseq.program_attentions import positioned_steps
+from hetjax.planner.hexiseq.program_work import logit_share
+from hetjax.planner.module_programs.rates import ClassRates
+from hetjax.planner.problem.problem import PlanningProblem
+from hetjax.planner.work.execution import Execution
+from hetjax.planner.work.layer_runs import Runs, one_run
+from hetjax.planner.work.rates import TRAFFIC_SHARE
+from hetjax.planner.work.stage_work import measure
+from hetjax.sharding.attention.primitive import ATTENTION
+from hetjax.sharding.attention.work import attention_work
+
+
+@dataclass(frozen=True)
+class ContextPace:
+    """Seconds of a device, of one layer where nothing else is said.
+
+    Args:
+        token_forward: the forward pass of a token, but for what attends.
+        token_backward: its backward pass.
+        pair_forward: the forward pass of a pair of a query head and a key, whether or not a mask
+            hides it.
+        pair_backward: its backward pass.
+        logit: both passes of the logits of a token.
+    """
+
+    token_forward: float
+    token_backward: float
+    pair_forward: float
+    pair_backward: float
+    logit: float
+
+    def step_seconds(self, work: ContextWork) -> float:
+        """What a step takes the device by itself.
+
+        Args:
+            work: the model and its sequences.
+        """
+        again = 2 if work.is_recomputed else 1
+        tokens, pairs = work.length, work.query_heads * work.length**2
+        layer = tokens * (again * self.token_forward + self.token_backward)
+        layer += pairs * (again * self.pair_forward + self.pair_backward)
+        return work.rounds * (work.layers * layer + tokens * self.logit)
+
+
+def context_paces(problem: PlanningProblem, work: ContextWork) -> Mapping[str, ContextPace]:
+    """The paces of a cluster's devices.
+
+    Args:
+        problem: the planning problem, with its profile.
+        work: its program's work.
+
+    Returns:
+        By the name of the subcluster.
+    """
+    program = problem.program
+    (whole,) = measure(program, (0, program.num_positions), known=problem.known)
+    run = one_run(program, whole, 0, (0, problem.num_layers))
+    steps = [step for _, step in positioned_steps(program) if step.name == ATTENTION.name]
+    rates, share = class_rates(problem), logit_share(problem)
+    return {
+        part.name: _pace(problem, work, part, run, steps, rates.get(part.name), share)
+        for part in problem.cluster.subclusters
+    }
+
+
+def _pace(
+    problem: PlanningProblem,
+    work: ContextWork,
+    part: Subcluster,
+    run: Runs,
+    attentions: list[Step],
+    classes: ClassRates | None,
+    logit_share: float,
+) -> ContextPace:
+    execution = Execution(part.kind, part.intra_node, (1, 1), subcluster=part.name)
+    whole = estimate(problem, run, execution)
+    slowness = problem.profile.slowness(part.name, (1, 1))
+    attending = [0.0, 0.0]
+    for step in attentions:
+        for way, (flops, moved, of_classes) in enumerate(_work_of(step)):
+            if classes is not None:
+                attending[way] += classes.seconds(tuple(of_classes.items()))
+                continue
+            moving = moved * TRAFFIC_SHARE / part.kind.memory_bandwidth
+            computing = flops / part.kind.product_flops(problem.dtype)
+            attending[way] += slowness[way] * (computing + moving)
+    # What a task takes beside its work does not grow with tokens.
+    fixed = map(float, handling_seconds(problem, run, execution))
+    passes = float(whole.forward_seconds), float(whole.backward_seconds)
+    seconds = [all_ - of_task for all_, of_task in zip(passes, fixed, strict=True)]
+    others = [max(0.0, all_ - some) for all_, some in zip(seconds, attending, strict=True)]
+    # A microbatch has as many sequences as are there at once.
+    tokens, pairs = work.length * work.layers, work.query_heads * work.length**2 * work.layers
+    forward, backward = ((1 - logit_share) * each / tokens for each in others)
+    return ContextPace(
+        token_forward=forward,
+        token_backward=backward,
+        pair_forward=attending[0] / pairs,
+        pair_backward=attending[1] / pairs,
+        logit=logit_share * sum(others) / work.length,
+    )
+
+
+def _work_of(step: Step) -> list[tuple[float, float, Work]]:
+    """FLOPs, bytes and work by class of an attention's forward and its backward pass."""
+    assert step.equation is not None, "an attention is an equation"
+    cost, backward = step_cost(step), attention_work(step.equation, is_backward=True)
+    assert backward is not None, "it is one"
+    return [
+        (cost.matmul_flops, cost.bytes, step_work(step)),
+        (backward.products, backward.traffic, attention_classes(backward)),
+    ]
