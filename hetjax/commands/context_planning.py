@@ -123,10 +123,10 @@ def find_context(problems: Problems, counts: Sequence[int], system: str) -> Cont
     return ContextFound(problem, made, chosen.choice, beside)
 
 
-def context_plan_on(
+def least_seconds_on(
     problems: Problems, counts: Sequence[int], part: Cluster, lost: frozenset[int]
-) -> Plan | None:
-    """The plan for a part of a cluster by itself.
+) -> float | None:
+    """What a part of a cluster takes by itself, by the scheduler's model.
 
     Args:
         problems: as for `find_context`.
@@ -135,22 +135,16 @@ def context_plan_on(
         lost: devices of the part that cannot be used.
 
     Returns:
-        The plan with its prediction; None where nothing fits.
+        Seconds of a step of the best split for the part; None where nothing fits.
     """
-
-    def on_part(count: int) -> PlanningProblem:
-        return replace(problems.traced(count), cluster=part, lost=lost)
-
     if len(lost) == part.num_devices:
         return None
-    found: list[_Chosen] = []
+    found: list[float] = []
     for count in counts:
+        problem = replace(problems.of(count), cluster=part, lost=lost)
         with contextlib.suppress(DoesNotFitError):
-            found += [_Chosen(count, each) for each in HexiSeqPlanner().choices(on_part(count))]
-    try:
-        return _first_that_fits(found, on_part)[1] if found else None
-    except DoesNotFitError:
-        return None
+            found.append(HexiSeqPlanner().choose(problem).schedule.seconds)
+    return min(found, default=None)
 
 
 class _Chosen(NamedTuple):

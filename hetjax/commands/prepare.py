@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from hetjax.collecting import seldom_collected
-from hetjax.commands.context_planning import context_plan_on
+from hetjax.commands.context_planning import least_seconds_on
 from hetjax.commands.devices import use_devices
 from hetjax.commands.planning import Planned, find_plan, hetero_auto_on
 from hetjax.commands.problems import problems_of, state_problem, state_problems
@@ -40,6 +40,7 @@ from hetjax.planner.harp.microbatches import (
     look_at,
     or_several_pipelines,
 )
+from hetjax.planner.harp.mixing import combinations
 from hetjax.planner.plan.plan import validate_for
 from hetjax.planner.work.profile import Profile
 from hetjax.report import format_bytes
@@ -242,14 +243,8 @@ def parts(prepared: Prepared) -> tuple[PartAlone, ...]:
     if prepared.ingredients.configuration.planner.name == "heteroauto":
         return parts_alone(prepared.plan.cluster, hetero_auto_plan)
 
-    def shared_context_plan(part: Cluster) -> Plan | None:
-        lost = lost_in_part(prepared.plan.cluster, part, planned.problem.lost)
-        return context_plan_on(problems, planned.tried, part, lost)
-
     if planned.context is not None:
-        if prepared.plan.prediction is None:
-            return ()
-        return parts_alone(prepared.plan.cluster, shared_context_plan)
+        return _parts_sharing_context(prepared, planned)
 
     def plan_on(part: Cluster) -> Plan | None:
         asked = planned.problem.options
@@ -289,6 +284,21 @@ def parts(prepared: Prepared) -> tuple[PartAlone, ...]:
         )
 
     return parts_alone(prepared.plan.cluster, plan_on)
+
+
+def _parts_sharing_context(prepared: Prepared, planned: Planned) -> tuple[PartAlone, ...]:
+    """The same where devices share sequences, by the scheduler's model."""
+    if prepared.plan.prediction is None:
+        return ()
+    cluster, found = prepared.plan.cluster, []
+    # The plan's prediction knows more than the scheduler; the others' is scaled alike.
+    scale = prepared.prediction.step_time / planned.found.step_time
+    for names in combinations(cluster):
+        part = cluster.part(names)
+        lost = lost_in_part(cluster, part, planned.problem.lost)
+        seconds = least_seconds_on(planned.problems, planned.tried, part, lost)
+        found.append(PartAlone(names, part.num_devices, seconds and scale * seconds))
+    return tuple(sorted(found, key=lambda part: part.step_time or float("inf")))
 
 
 def problem_to_profile(ingredients: Ingredients, cluster: Cluster) -> PlanningProblem:

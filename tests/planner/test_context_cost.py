@@ -81,15 +81,32 @@ def really_sent(program: DividedProgram) -> Counter[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("split", [UNEVEN, RINGS, EXCHANGE], ids=["uneven", "rings", "exchange"])
-@pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
-def test_what_is_sent_is_what_the_runtime_sends(split: ContextSplit, recompute: bool):
-    plan = context_plan(split, recompute=recompute)
+@pytest.mark.parametrize(
+    "again",
+    [{}, {"recompute": True}, {"recompute_layers": ((0, 1),)}],
+    ids=["kept", "recomputed", "layer by layer"],
+)
+def test_what_is_sent_is_what_the_runtime_sends(split: ContextSplit, again: dict[str, Any]):
+    plan = context_plan(split, **again)
     found = programs_of(plan).tasks
     arguments = {name: each for name, each in JOB.items() if name != "source"}
     divided = build(Job(**arguments, plan=plan)).divided[0]
-    names = {"F": "forward", "B": "backward", **({"R": "recompute"} if recompute else {})}
+    names = {
+        "F": "forward",
+        "B": "backward",
+        **({"R": "recompute"} if "recompute" in again else {}),
+    }
     for task, name in names.items():
         assert sent(found[task].items) == really_sent(divided[name])
+
+
+def test_layers_that_are_made_again_keep_little():
+    kept, again = (
+        programs_of(context_plan(UNEVEN, recompute_layers=runs)).programs.residual_bytes
+        for runs in ((), ((0, 1),))
+    )
+    # Of all that blocks make nothing is kept, but for tables of angles and of tokens.
+    assert again < kept / 4
 
 
 def all_transfers(split: ContextSplit, *, is_backward: bool) -> Iterator[ContextTransfer]:

@@ -18,6 +18,13 @@ from hetjax.planner import (
     StagePrediction,
     simulate,
 )
+from hetjax.planner.hexiseq.context_report import (
+    ContextReport,
+    DeviceRow,
+    GroupRow,
+    RingRow,
+    SystemRow,
+)
 from hetjax.report import ModuleRun, OtherPlan, PlanReport, write_plan_page
 from hetjax.report.shortened import MIDDLE, shortened
 
@@ -50,7 +57,29 @@ def report() -> PlanReport:
         modules=[ModuleRun("A", (0, 1)), ModuleRun("A", (1, 2))],
         alternatives=[OtherPlan("1 stage instead of 2", 22.5, 1.5)],
         alone=[PartAlone(("old",), 2, 30.0), PartAlone(("new<b>",), 2, None)],
+        context=context(),
     )
+
+
+def context() -> ContextReport:
+    """Two groups, the second of which has no tokens on its second device."""
+
+    def row(name: str, tokens: int, positions: PositionRuns, heads: tuple[int, int]) -> DeviceRow:
+        return DeviceRow(f"{name}[0]", name, 0, tokens, positions, heads, heads, 2.0, 1.0, 5e9, 9e9)
+
+    halves = ((0, 30), (70, 100))
+    first = GroupRow(halves, 60, (row("new<b>", 60, halves, (0, 4)),))
+    inner = ((30, 70),)
+    second = GroupRow(inner, 40, (row("old", 40, inner, (0, 3)), row("old", 0, (), (3, 4))))
+    rings = (RingRow((0, 3), (0, 3), ("new<b>[0]", "old[0]")),)
+    systems = (
+        SystemRow("hexiseq", (1, 2), 2, False, 4.0),
+        SystemRow("ring", (1,) * 3, 1, True, 6.0),
+    )
+    return ContextReport(100, 4, 4, (first, second), rings, (), (*systems, SystemRow("usp")))
+
+
+PositionRuns = tuple[tuple[int, int], ...]
 
 
 def test_the_page_holds_all_of_a_plan_and_asks_for_nothing(tmp_path: Path):
@@ -71,6 +100,12 @@ def test_the_page_holds_all_of_a_plan_and_asks_for_nothing(tmp_path: Path):
         "22.5 s",
         "2.00 times",
         "does not fit",
+        "Who shares the sequence",
+        "left: 70.000%; width: 30.000%",
+        "left: 75.000%; width: 25.000%",
+        "new&lt;b&gt;[0], old[0]",
+        "not legal, or fits in no way",
+        "1.50",
     ):
         assert part in text, part
 

@@ -19,7 +19,8 @@ def complete(
 
     Stages that offload or make layers again do so as far as they must, or offload activations
     instead where that is faster; those with a tensor axis are annotated by intra-operator sharding.
-    Where the schedule is searched for, the pipeline may pass its submeshes more than once.
+    Where the schedule is searched for, the pipeline may pass its submeshes more than once. Where
+    members share the context, all of that is as the plan has it.
 
     Args:
         plan: a plan for the problem, with the warm-up schedule that its stages were chosen for.
@@ -30,6 +31,8 @@ def complete(
     Returns:
         The plan with that schedule and its prediction.
     """
+    if plan.shares_context:
+        return predict(plan, problem, *others)
     kept = keeping_state_that_fits(predict(plan, problem, *others), problem, *others)
     made = keeping_or_offloading(keeping_what_fits(kept, problem, *others), problem, *others)
     if annotate:

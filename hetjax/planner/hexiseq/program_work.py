@@ -13,7 +13,7 @@ from hetjax.pipeline.program.costs import step_cost
 from hetjax.pipeline.program.loss import accumulator_dtype
 from hetjax.pipeline.program.sequence import token_dimensions
 from hetjax.pipeline.program.token_dimensions import TokenDimensions
-from hetjax.pipeline.program.traced_program import Program, num_bytes
+from hetjax.pipeline.program.traced_program import Program, Step, num_bytes
 from hetjax.planner.hexiseq.context_work import ContextWork
 from hetjax.planner.hexiseq.program_attentions import (
     AttentionShape,
@@ -23,6 +23,7 @@ from hetjax.planner.hexiseq.program_attentions import (
 from hetjax.planner.problem.problem import PlanningProblem
 from hetjax.planner.work.repeating_layers import LayerRun
 from hetjax.sharding.annotation.rules import REDUCTION_GROUPS
+from hetjax.sharding.cross_entropy.primitive import CROSS_ENTROPY
 
 
 def context_work(problem: PlanningProblem) -> ContextWork:
@@ -68,7 +69,7 @@ def context_work(problem: PlanningProblem) -> ContextWork:
         state_bytes=state.whole / state.elements,
         updated_bytes=state.updated / state.elements,
         weight_bytes=state.sent / state.elements,
-        logit_tokens=count,
+        logit_tokens=count if flops.chunk is None else min(count, first.batch * flops.chunk),
     )
 
 
@@ -108,11 +109,13 @@ class _Flops(NamedTuple):
         others: all but those of the logits.
         logits: those of the last product with tokens.
         logits_position: where it stands; the program's end where there is none.
+        chunk: of how many tokens of a sequence there are logits at once; None for all.
     """
 
     others: float
     logits: float
     logits_position: int
+    chunk: int | None
 
 
 def _flops(
@@ -120,15 +123,23 @@ def _flops(
 ) -> _Flops:
     attending = {each.position for each in attentions}
     others = logits = 0.0
-    place = program.num_positions
+    place, chunk = program.num_positions, None
     for position, step in positioned_steps(program):
         flops = 0.0 if position in attending else step_cost(step).matmul_flops
         has_tokens = any(value in tokens.values for value in step.outputs)
         if flops and has_tokens and position > attentions[-1].position:
             others, logits, place = others + logits, flops, position
+            chunk = _chunk_of(step)
         else:
             others += flops
-    return _Flops(others, logits, place)
+    return _Flops(others, logits, place, chunk)
+
+
+def _chunk_of(step: Step) -> int | None:
+    """Of how many tokens of a sequence a product makes something at once; None for all."""
+    if step.equation is None or step.equation.primitive is not CROSS_ENTROPY:
+        return None
+    return step.equation.params["chunk"]
 
 
 def _width(problem: PlanningProblem, attentions: Sequence[AttentionShape], count: int) -> int:
