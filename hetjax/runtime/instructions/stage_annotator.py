@@ -247,7 +247,8 @@ class StageAnnotator:
         if self._is_told(part):
             return self.plan.shares.updates[self._name(part)]
         dimension = max(range(len(shape)), key=lambda place: shape[place])
-        weights = self.plan.shares.batch or self._members.sizes
+        shares = self.plan.shares
+        weights = shares.batch or (shares.context and shares.context.tokens) or self._members.sizes
         return Share(dimension, proportional_sizes(shape[dimension], weights))
 
     def updates_alone(self, part: ParameterPart) -> bool:
