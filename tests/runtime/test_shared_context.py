@@ -24,7 +24,8 @@ from ray_jobs import RUNTIMES
 
 from hetjax import Trainer
 from hetjax.errors import InputError
-from hetjax.planner import Share, Shares
+from hetjax.mesh import Cluster, Subcluster, SubMesh
+from hetjax.planner import Member, Share, Shares
 from hetjax.planner.plan.plan import Plan, validate
 from hetjax.runtime.instructions.buffers import OptimizerState, Parameter
 from hetjax.runtime.workers.job import Job, build
@@ -67,9 +68,20 @@ def num_bytes(arrays: list[np.ndarray]) -> int:
     return sum(each.nbytes for each in arrays)
 
 
-def test_losses_come_in_chunks_and_the_update_is_divided_as_tokens_are():
-    job = {**JOB, "loss_function": in_chunks}
-    with Trainer(**job, plan=context_plan(RING, function=in_chunks)) as trainer:
+def on_unlike_hosts(plan: Plan) -> Plan:
+    """A plan of two members, of which the second has three times the memory of the first."""
+    (host,), link = plan.cluster.subclusters, plan.cluster.subclusters[0].inter_node
+    kind = replace(host.kind, name="large", memory_bytes=3 * host.kind.memory_bytes)
+    large = Subcluster("large", kind, 1, 1, link, link)
+    cluster = Cluster("two", (replace(host, nodes=1), large), links=((host.name, "large", link),))
+    first, _ = plan.stages[0].members
+    second = Member(SubMesh("large", 0, (1, 1)), (1, 1))
+    return replace(with_stage(plan, 0, members=(first, second)), cluster=cluster)
+
+
+def test_losses_come_in_chunks_and_the_update_is_divided_by_memory():
+    job, plan = {**JOB, "loss_function": in_chunks}, context_plan(RING, function=in_chunks)
+    with Trainer(**job, plan=on_unlike_hosts(plan)) as trainer:
         found = [trainer.train_step().loss for _ in range(2)]
         first, second = held_by_members(trainer, Parameter)
         states = [num_bytes(each) for each in held_by_members(trainer, OptimizerState)]
@@ -78,7 +90,7 @@ def test_losses_come_in_chunks_and_the_update_is_divided_as_tokens_are():
     assert all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
     # Two moments of each parameter, and a counter; rows are not cut.
     assert sum(states) == pytest.approx(2 * num_bytes(first), rel=1e-3)
-    assert states[0] / sum(states) == pytest.approx(13 / LENGTH, abs=0.02)
+    assert states[0] / sum(states) == pytest.approx(1 / 4, abs=0.02)
 
 
 def test_parameters_may_be_divided_unlike_the_tokens():
