@@ -47,7 +47,7 @@ def long_rows(lengths: Sequence[int]) -> Iterator[dict[str, Any]]:
         lengths: tokens of the sequence, in rising order; multiples of 16.
 
     Yields:
-        Tokens and peak bytes of each device, by XLA; the most of the process, and how much of it
+        Tokens and peak bytes of each device, by XLA, and the program that runs then; the most of the process, and how much of it
         the step took; from the second length on, for each token that there is more than in the
         last row how many bytes more.
     """
@@ -110,11 +110,12 @@ def measured(length: int) -> dict[str, Any]:
         loss = trainer.train_step(batch).loss
         seconds = time.perf_counter() - began
         tokens = [length * part // sum(PARTS) for part in PARTS]
-        by_xla = [peak(worker)[0] for worker in executor.workers]
+        by_xla, _, at = zip(*map(peak, executor.workers), strict=True)
         return {
             "length": length,
             "tokens": tokens,
             "xla_bytes": by_xla,
+            "at": at,
             "bytes_a_token": [a / b for a, b in zip(by_xla, tokens, strict=True)],
             "process_bytes": _most_held(),
             "step_bytes": _most_held() - held,
