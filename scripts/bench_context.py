@@ -2,6 +2,7 @@
 
     python scripts/bench_context.py kernel --json      # hetjax.attention beside jax.nn's, by length
     python scripts/bench_context.py logits --json      # losses in chunks beside dense logits
+    python scripts/bench_context.py long --json        # a layer's memory, up to 128K tokens
     python scripts/bench_context.py scheduler --json   # seconds of a search, and what it finds
     python scripts/bench_context.py exhaustive --json  # few devices, beside the best of all splits
     python scripts/bench_context.py figures --json     # predicted: the simulations of figure 5
@@ -21,6 +22,8 @@ from benchmarking import positive
 from context_figures import figure_rows
 from context_kernel import LENGTHS, kernel_rows
 from context_logits import TOKENS, VOCABULARIES, logit_rows
+from context_long import LENGTHS as LONG
+from context_long import long_rows
 from context_models import model_rows
 from context_scheduler import exhaustive_rows, scheduler_rows
 
@@ -30,8 +33,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parts = {
-        "kernel": lambda: kernel_rows(options.lengths, options.rounds),
+        "kernel": lambda: kernel_rows(options.lengths or LENGTHS, options.rounds),
         "logits": lambda: logit_rows(options.tokens, options.vocabularies, options.rounds),
+        "long": lambda: long_rows(options.lengths or LONG),
         "scheduler": lambda: scheduler_rows(options.rounds),
         "exhaustive": lambda: exhaustive_rows(options.cases),
         "figures": lambda: figure_rows(options.efficiency),
@@ -40,9 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("part", choices=parts)
     parser.add_argument("--json", action="store_true", help="a row a line, as JSON")
     parser.add_argument("--rounds", type=int, default=3, help="runs whose median counts")
-    parser.add_argument(
-        "--lengths", type=positive, nargs="+", default=LENGTHS, help="tokens of `kernel`"
-    )
+    parser.add_argument("--lengths", type=positive, nargs="+", help="tokens of `kernel` and `long`")
     parser.add_argument("--steps", type=positive, default=50, help="of `models`")
     parser.add_argument(
         "--tokens", type=positive, nargs="+", default=TOKENS, help="of an example in `logits`"

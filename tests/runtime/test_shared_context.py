@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from context_jobs import (
@@ -23,8 +24,10 @@ from ray_jobs import RUNTIMES
 
 from hetjax import Trainer
 from hetjax.errors import InputError
-from hetjax.planner import Shares
+from hetjax.mesh import Cluster, Subcluster, SubMesh
+from hetjax.planner import Member, Share, Shares
 from hetjax.planner.plan.plan import Plan, validate
+from hetjax.runtime.instructions.buffers import OptimizerState, Parameter
 from hetjax.runtime.workers.job import Job, build
 
 UNEVEN = split_of(((7, (0, 4)), (5, (4, 6))), ((8, (0, 6)),))
@@ -49,17 +52,68 @@ def test_it_trains_as_one_device_does(splits: Any, changes: dict[str, Any], tmp_
     np.testing.assert_allclose(losses("local", plan), one_device_losses(3), rtol=TOLERANCE)
 
 
+def held_by_members(trainer: Trainer, kind: Any) -> list[list[np.ndarray]]:
+    """What each member of the only stage has of a kind of buffer."""
+    executor: Any = trainer._executor
+    return [
+        [
+            np.asarray(each.buffers[name])
+            for name in sorted(n for n in each.buffers if type(n) is kind)
+        ]
+        for each in executor.workers
+    ]
+
+
+def num_bytes(arrays: list[np.ndarray]) -> int:
+    return sum(each.nbytes for each in arrays)
+
+
+def on_unlike_hosts(plan: Plan) -> Plan:
+    """A plan of two members, of which the second has three times the memory of the first."""
+    (host,), link = plan.cluster.subclusters, plan.cluster.subclusters[0].inter_node
+    kind = replace(host.kind, name="large", memory_bytes=3 * host.kind.memory_bytes)
+    large = Subcluster("large", kind, 1, 1, link, link)
+    cluster = Cluster("two", (replace(host, nodes=1), large), links=((host.name, "large", link),))
+    first, _ = plan.stages[0].members
+    second = Member(SubMesh("large", 0, (1, 1)), (1, 1))
+    return replace(with_stage(plan, 0, members=(first, second)), cluster=cluster)
+
+
+def test_losses_come_in_chunks_and_the_update_is_divided_by_memory():
+    job, plan = {**JOB, "loss_function": in_chunks}, context_plan(RING, function=in_chunks)
+    with Trainer(**job, plan=on_unlike_hosts(plan)) as trainer:
+        found = [trainer.train_step().loss for _ in range(2)]
+        first, second = held_by_members(trainer, Parameter)
+        states = [num_bytes(each) for each in held_by_members(trainer, OptimizerState)]
+    np.testing.assert_allclose(found, one_device_losses(2), rtol=TOLERANCE)
+    # Every member has the same bits.
+    assert all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
+    # Two moments of each parameter, and a counter; rows are not cut.
+    assert sum(states) == pytest.approx(2 * num_bytes(first), rel=1e-3)
+    assert states[0] / sum(states) == pytest.approx(1 / 4, abs=0.02)
+
+
+def test_parameters_may_be_divided_unlike_the_tokens():
+    """Each is gathered before it is used; here the member with fewer tokens has more of all."""
+    leaves = jax.tree_util.tree_leaves_with_path(JOB["parameters"]())
+    names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves]
+    parts = {
+        name: Share(0, (len(leaf) // 3, len(leaf) - len(leaf) // 3))
+        for name, (_, leaf) in zip(names, leaves, strict=True)
+    }
+    shares = Shares(context=RING, parameters=parts)
+    with Trainer(**JOB, plan=context_plan(RING, shares=shares)) as trainer:
+        found = [trainer.train_step().loss for _ in range(2)]
+        for kind in (Parameter, OptimizerState):
+            first, second = map(num_bytes, held_by_members(trainer, kind))
+            assert first / (first + second) == pytest.approx(1 / 3, abs=0.02)
+    np.testing.assert_allclose(found, one_device_losses(2), rtol=TOLERANCE)
+
+
 def test_attention_that_is_written_out_becomes_a_ring():
     # There keys are repeated for every query head before they are used.
     plan = context_plan(replace(RING, key_value_heads=QUERY_HEADS), function=written_out)
     with Trainer(**{**JOB, "loss_function": written_out}, plan=plan) as trainer:
-        found = [trainer.train_step().loss for _ in range(2)]
-    np.testing.assert_allclose(found, one_device_losses(2), rtol=TOLERANCE)
-
-
-def test_members_have_their_tokens_losses_in_chunks():
-    job = {**JOB, "loss_function": in_chunks}
-    with Trainer(**job, plan=context_plan(RING, function=in_chunks)) as trainer:
         found = [trainer.train_step().loss for _ in range(2)]
     np.testing.assert_allclose(found, one_device_losses(2), rtol=TOLERANCE)
 

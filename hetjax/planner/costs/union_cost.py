@@ -20,6 +20,7 @@ from hetjax.pipeline.program.loss import accumulator_dtype
 from hetjax.planner.costs.cost_model import Estimate, estimate, update_seconds
 from hetjax.planner.costs.sharing_cost import exchange_bandwidth
 from hetjax.planner.plan.stage_plan import StagePlan
+from hetjax.planner.plan.update_weights import update_weights
 from hetjax.planner.problem.problem import PlanningProblem
 from hetjax.planner.work.arrays import FloatArray
 from hetjax.planner.work.execution import Execution, parameter_bytes
@@ -92,7 +93,8 @@ def _execution_of(cluster: Cluster, stage: StagePlan, place: int) -> Execution:
     share = updates = batch[place] / sum(batch) if batch else 1.0
     if context is not None:
         share = context.tokens[place] / context.length
-        updates = member.submesh.num_devices / stage.num_devices
+        weights = update_weights(stage, cluster)
+        updates = weights[place] / sum(weights)
     execution = Execution(
         kind=subcluster.kind,
         link=collective_link(cluster, member.submesh),

@@ -62,7 +62,7 @@ class Shares:
         values: how values lie that the stage makes, by their number in the program.
         updates: how the update is shared of parameters that every member has whole, by their path;
             None where every member makes all of it. What is not told of is shared as the examples
-            are.
+            are; where members share the context, as their devices have memory.
         modules: the moves inside the stage's modules; where given, they are all of the stage.
         context: which tokens of a sequence and which heads of its attentions each member has; its
             devices are the members' places.

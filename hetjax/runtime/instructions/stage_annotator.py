@@ -20,6 +20,7 @@ from hetjax.planner.plan.member_annotations import union_of_members
 from hetjax.planner.plan.module_shares import Share
 from hetjax.planner.plan.plan import Plan
 from hetjax.planner.plan.stage_plan import StagePlan
+from hetjax.planner.plan.update_weights import update_weights
 from hetjax.sharding.annotation.annotation import DUPLICATE, HSharding, axes_of
 from hetjax.sharding.annotation.rules import (
     DATA,
@@ -46,11 +47,6 @@ class MemberLayouts:
         self._members = stage.members
         self._groups = union_of_members(stage.members, cluster)
         self._known: dict[Hashable, HSharding] = {}
-
-    @property
-    def sizes(self) -> list[int]:
-        """How many devices each member has."""
-        return [len(group.devices) for group in self._groups]
 
     def lying(self, shape: Sequence[int], share: Share | None, rule: SpecRule) -> HSharding:
         """How an array lies of which each member has a share, divided inside it by a rule.
@@ -110,6 +106,7 @@ class StageAnnotator:
         self.is_union = len(self.plan.members) > 1
         self._members = MemberLayouts(self.plan, plan.cluster)
         self._lying = self._members.lying
+        self._update_weights = update_weights(self.plan, plan.cluster)
         self.whole = self._lying((), None, lambda shape, mesh_shape: PartitionSpec())
 
     def example(self, shape: Sequence[int]) -> HSharding:
@@ -247,8 +244,7 @@ class StageAnnotator:
         if self._is_told(part):
             return self.plan.shares.updates[self._name(part)]
         dimension = max(range(len(shape)), key=lambda place: shape[place])
-        weights = self.plan.shares.batch or self._members.sizes
-        return Share(dimension, proportional_sizes(shape[dimension], weights))
+        return Share(dimension, proportional_sizes(shape[dimension], self._update_weights))
 
     def updates_alone(self, part: ParameterPart) -> bool:
         """Whether each member updates all of a part by itself, as the plan says."""
