@@ -2,14 +2,12 @@
 
     python scripts/context_memory.py
 
-Each member is a host device of this process. "By XLA" is the peak over a member's instruction list:
-the buffers that are there, by their own sizes, and what XLA's `memory_analysis` says of each program
-that runs on them; see `h2_memory.py`.
+Each member is a host device of this process. "By XLA" is the peak over a member's instructions:
+the buffers that are there, by their own sizes, and what XLA's `memory_analysis` says of each
+program that runs on them; see `h2_memory.py`.
 
 Rows of `bench_context.py memory`, which runs this in a process of its own: `case`, `stage`,
-`member`, `predicted_bytes`, `xla_bytes` and their `ratio`; `at`, what runs at the peak; and then of
-every model and length `longest`: whether each case fits where no member holds more than the even
-ring's fullest does, once on unlike members (`limit_bytes` of each).
+`member`, `predicted_bytes`, `xla_bytes` and their `ratio`; `at`, what runs at the peak.
 """
 
 from __future__ import annotations
