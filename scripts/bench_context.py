@@ -7,6 +7,8 @@
     python scripts/bench_context.py exhaustive --json  # few devices, beside the best of all splits
     python scripts/bench_context.py figures --json     # predicted: the simulations of figure 5
     python scripts/bench_context.py models --json      # four models, trained as one device does
+    python scripts/bench_context.py memory --json      # what members hold: predicted, and by XLA
+    sudo python scripts/bench_context.py accuracy --json  # steps in the lab: predicted, measured
 
 A part is a function that yields rows; it lives in a file of its own, `context_*.py`, which says
 what its rows mean.
@@ -21,9 +23,11 @@ from collections.abc import Sequence
 from benchmarking import positive
 from context_figures import figure_rows
 from context_kernel import LENGTHS, kernel_rows
+from context_lab import accuracy_rows
 from context_logits import TOKENS, VOCABULARIES, logit_rows
 from context_long import LENGTHS as LONG
 from context_long import long_rows
+from context_memory import memory_rows
 from context_models import model_rows
 from context_scheduler import exhaustive_rows, scheduler_rows
 
@@ -40,6 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "exhaustive": lambda: exhaustive_rows(options.cases),
         "figures": lambda: figure_rows(options.efficiency),
         "models": lambda: model_rows(options.steps),
+        "memory": memory_rows,
+        "accuracy": lambda: accuracy_rows(options),
     }
     parser.add_argument("part", choices=parts)
     parser.add_argument("--json", action="store_true", help="a row a line, as JSON")
@@ -59,6 +65,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         default=0.5,
         help="share of the peak that products reach on all kinds in `figures`; 0 for what is "
         "known of each kind",
+    )
+    parser.add_argument(
+        "--every", type=positive, default=1, help="of `accuracy` each so manyth case"
     )
     options = parser.parse_args(arguments)
     for row in parts[options.part]():

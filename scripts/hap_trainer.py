@@ -146,16 +146,8 @@ class Server:
     def do_at_pace(self, name: str, moments: Sequence[Mapping[str, float]]) -> float:
         """Predict a step again, by the hosts' pace at some moments; its seconds."""
         each = self.training[name]
-        profile = each.problem.profile
         pace = {host: mean(moment[host] for moment in moments) for host in moments[0]}
-        paced = replace(
-            profile,
-            classes={
-                host: {kind: pace[host] * seconds for kind, seconds in rates.items()}
-                for host, rates in profile.classes.items()
-            },
-            updates={host: rate / pace[host] for host, rate in profile.updates.items()},
-        )
+        paced = each.problem.profile.at_pace(pace)
         prediction = predict(each.plan, replace(each.problem, profile=paced)).prediction
         assert prediction is not None, "it is predicted"
         return prediction.step_time

@@ -61,18 +61,31 @@ class Temporaries:
         self._program, outputs = program, list(itertools.chain(*program.outputs))
         wanted = [*outputs, *(program.summands or ())]
         stored = fenced_values(program.steps, wanted, program.avals) | _factors(program.steps)
-        lines = [_line_of(step, stored) for step in where_they_belong(program.steps)]
+        self._steps = where_they_belong(program.steps)
+        lines = [_line_of(step, stored) for step in self._steps]
         self._apart = {*itertools.chain(*program.arguments), *map(operand_value, outputs)}
         self._spans = _spans(lines, self._apart)
 
-    def most_bytes(self, size: Callable[[int], int] | None = None) -> int:
+    def most_bytes(
+        self,
+        size: Callable[[int], int] | None = None,
+        inside: Callable[[Step], int | None] | None = None,
+    ) -> int:
         """The most bytes that are held at once.
 
         Args:
             size: the bytes of a value, by its number; None for those of the whole value.
+            inside: the most bytes that a step holds by itself; None where that is not told.
         """
         whole = size or (lambda value: num_bytes(self._program.avals[value]))
-        return _most(self._spans, self._apart, whole)
+        spans = self._spans
+        if inside is not None:
+            told = map(inside, self._steps)
+            spans = [
+                span if known is None else (*span[:2], known)
+                for span, known in zip(spans, told, strict=True)
+            ]
+        return _most(spans, self._apart, whole)
 
 
 def _factors(steps: Iterable[Step]) -> frozenset[int]:

@@ -7,22 +7,22 @@ the members' timeline is played for each task.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from hetjax.mesh.kinds import DeviceKind
+from hetjax.pipeline.program.pieces import where_they_belong
 from hetjax.pipeline.program.step_program import StepProgram
-from hetjax.pipeline.program.temporaries import Temporaries
-from hetjax.pipeline.program.traced_program import Operand, Program, num_bytes
+from hetjax.pipeline.program.traced_program import Program
 from hetjax.pipeline.stages.backward import StagePrograms, differentiate
 from hetjax.pipeline.stages.cutting import Body, Stage, cut
 from hetjax.pipeline.stages.recomputing import with_open_regions
 from hetjax.pipeline.stages.shared_context import share_context
 from hetjax.pipeline.stages.traced_stage import TracedStage, trace_stage
+from hetjax.planner.costs.context_memory import ContextPrograms, ContextTask, held_bytes
 from hetjax.planner.costs.context_timeline import MemberNetwork, Played, network_among, play
 from hetjax.planner.costs.cost_model import handling_seconds, measured_times
 from hetjax.planner.costs.member_rates import class_rates
@@ -42,7 +42,7 @@ from hetjax.planner.work.context_walk import (
     items_of,
     walk_context,
 )
-from hetjax.planner.work.execution import Execution, parameter_bytes
+from hetjax.planner.work.execution import Execution
 from hetjax.planner.work.grouped_stage import Groups
 from hetjax.planner.work.layer_runs import Runs
 from hetjax.planner.work.rates import TRAFFIC_SHARE
@@ -53,36 +53,6 @@ from hetjax.sharding.deduction.top_tier import TopTier
 
 FORWARD, BACKWARD = 0, 1
 """The two passes, whose times were measured apart."""
-
-
-@dataclass(frozen=True, eq=False)
-class ContextTask:
-    """A task of a stage whose members share the context.
-
-    Args:
-        program: what it computes, of all members together.
-        items: what members compute and move, in turn.
-        direction: of which pass it is.
-    """
-
-    program: StepProgram
-    items: tuple[Item, ...]
-    direction: int
-
-
-@dataclass(frozen=True, eq=False)
-class ContextPrograms:
-    """What the members of a stage do for a microbatch.
-
-    Args:
-        programs: the stage's programs, with moves in them.
-        trace: what members have of the values in them.
-        tasks: by name.
-    """
-
-    programs: StagePrograms
-    trace: ContextTrace
-    tasks: Mapping[str, ContextTask]
 
 
 def predict_context(
@@ -121,7 +91,7 @@ def predict_context(
     again = np.zeros(len(stage.members)) if recompute is None else recompute.computing
     halves = [costs.played(each) for each in ("input gradient", "weight gradient")]
     has_backward = float(found.programs.has_backward)
-    held = _held(problem, run, union, found)
+    held = held_bytes(problem, run, union, found)
     members = tuple(
         MemberPrediction(
             forward_seconds=float(forward.computing[m] + there[m]),
@@ -262,6 +232,8 @@ def _tasks(programs: StagePrograms, trace: ContextTrace) -> Iterator[tuple[str, 
     given, returned = trace.given
 
     def task(program: StepProgram, direction: int, given: float = 0.0) -> ContextTask:
+        # As the runtime divides it: what is cheap is made where it is needed.
+        program = replace(program, steps=tuple(where_they_belong(program.steps)))
         return ContextTask(program, items_of(trace, program.steps, given), direction)
 
     yield "F", task(programs.forward, FORWARD, given)
@@ -364,60 +336,3 @@ class _Speed:
 def _speed(problem: PlanningProblem, execution: Execution, classes: ClassRates | None) -> _Speed:
     slowness = problem.profile.slowness(execution.subcluster, execution.shape)
     return _Speed(execution.kind, problem.dtype, slowness, classes)
-
-
-def _held(
-    problem: PlanningProblem, run: Runs, union: UnionExecution, found: ContextPrograms
-) -> list[dict[str, int]]:
-    """What a device of each member holds."""
-    programs, trace = found.programs, found.trace
-    avals = programs.forward.avals
-    count = len(union.members)
-
-    def held(values: Iterable[Operand]) -> Shares:
-        numbers = dict.fromkeys(value for value in values if isinstance(value, int))
-        parts = (trace.held_bytes(value, num_bytes(avals[value])) for value in numbers)
-        return sum(parts, np.zeros(count))
-
-    _, batch, received, *_ = programs.backward.arguments
-    residuals = programs.backward.arguments[3]
-    kept, again = held((*batch, *received, *residuals)), np.zeros(count)
-    if programs.recompute is not None:
-        _, batch_again, received_again = programs.recompute.arguments
-        kept = held((*batch, *received, *batch_again, *received_again))
-        again = held(residuals)
-    split = programs.split
-    deferred = held(split.input_gradient.outputs[1])
-    sent = held(programs.forward.outputs[0]) + held(received)
-    working = _working_bytes(found)
-    rows = []
-    for m, execution in enumerate(union.members):
-        state = parameter_bytes(problem.program, problem.optimizer_bytes, run, execution).held
-        figures = {
-            "state_bytes": state,
-            "working_bytes": working[m] + sent[m],
-            "activation_bytes": kept[m],
-            "recomputed_bytes": again[m],
-            "deferred_bytes": deferred[m],
-        }
-        rows.append({name: int(figure) for name, figure in figures.items()})
-    return rows
-
-
-def _working_bytes(found: ContextPrograms) -> list[int]:
-    """What tasks hold on each member beside what they are given and give."""
-    trace, working = found.trace, [0] * found.trace.count
-    for name in ("F", "R", "B"):
-        if name not in found.tasks:
-            continue
-        program = found.tasks[name].program
-        held, sizes = Temporaries(program), dict[int, Shares]()
-
-        def size(value: int, member: int, program=program, sizes=sizes) -> int:
-            if value not in sizes:
-                sizes[value] = trace.held_bytes(value, num_bytes(program.avals[value]))
-            return int(sizes[value][member])
-
-        for m in range(trace.count):
-            working[m] = max(working[m], held.most_bytes(functools.partial(size, member=m)))
-    return working

@@ -25,7 +25,7 @@ from hetjax.pipeline.program.work_classes import Work, attention_classes, is_pro
 from hetjax.pipeline.stages.traced_stage import TracedStage
 from hetjax.planner.work.example_shares import ExampleWalk, WalkedEquation, WalkedValue
 from hetjax.sharding.annotation.annotation import DUPLICATE, PARTIAL, HSharding, Subgroup
-from hetjax.sharding.context.block_work import block_work, is_block
+from hetjax.sharding.context.block_work import block_bytes, block_work, is_block
 from hetjax.sharding.deduction.annotated_program import Taken
 from hetjax.sharding.deduction.reshard import RESHARD, Resharding
 from hetjax.sharding.deduction.signatures import signature_of
@@ -90,6 +90,8 @@ class ContextTrace:
         exchanged: by step what all members tell each other before it, in bytes.
         given: what they tell each other of what the stage gives to others, in bytes.
         shares: by value what part of it each member has.
+        blocks: of steps that are blocks of an attention, what each member holds while it computes
+            its own.
     """
 
     count: int
@@ -98,6 +100,7 @@ class ContextTrace:
     exchanged: Mapping[Step, float]
     given: Sequence[float]
     shares: Mapping[int, Shares]
+    blocks: Mapping[Step, tuple[int, ...]]
 
     def amounts(self, step: Step) -> Amounts:
         """What members compute of a step; of one that the trace has not, as much as they read."""
@@ -181,6 +184,7 @@ class _ContextWalk:
             {step: each.exchanged for step, each in noted.items() if each.exchanged},
             given,
             {**lying, **taken},
+            {step: each.block_bytes for step, each in noted.items() if each.block_bytes},
         )
 
     def _followed(
@@ -317,6 +321,13 @@ class _Noted:
     exchanged: float = 0.0
     taken: dict[int, Shares | None] = field(default_factory=dict)
 
+    @functools.cached_property
+    def block_bytes(self) -> tuple[int, ...]:
+        """Of a block of an attention, what each member holds while it computes its own."""
+        return tuple(
+            block_bytes(part.equation, ranges) for part in self.parts for ranges in part.located
+        )
+
 
 @dataclass(frozen=True, eq=False)
 class _Part:
@@ -414,10 +425,12 @@ class ComputedRun:
     Args:
         amounts: what they compute.
         takes: the moves, by place among the task's items, whose values it reads.
+        steps: what it is made of.
     """
 
     amounts: Amounts
     takes: set[int] = field(default_factory=set)
+    steps: list[Step] = field(default_factory=list)
 
 
 @dataclass(frozen=True, eq=False)
@@ -428,11 +441,13 @@ class Moved:
         messages: who sends what to whom.
         takes: the moves, by place among the task's items, whose values are sent on.
         made: the last item that makes one of the values; -1 where all are there before.
+        moves: the values; none of what all members tell each other, which is little.
     """
 
     messages: Messages
     takes: frozenset[int]
     made: int = -1
+    moves: tuple[ContextMove, ...] = ()
 
 
 Item = ComputedRun | Moved
@@ -468,7 +483,7 @@ class _Items:
         for step in steps:
             move = self._trace.moves.get(step)
             if move is not None:
-                self._move(move)
+                self._move(step, move)
                 continue
             read = step.values()
             if any(each.moved in read for each in self._waiting):
@@ -482,14 +497,14 @@ class _Items:
             self._exchange(given)
         return self._items
 
-    def _move(self, move: ContextMove) -> None:
+    def _move(self, step: Step, move: ContextMove) -> None:
         if any(each.moved == move.value for each in self._waiting):
             self._flush()
         if not move.messages:
-            # It is there already, or comes with what it is made of.
-            for known in (self._came, self._made):
-                if move.value in known:
-                    known[move.moved] = known[move.value]
+            # It is there already, or comes with what it is made of: each takes its own part.
+            self._compute(step, step.values())
+            if move.value in self._came:
+                self._came[move.moved] = self._came[move.value]
         elif move.is_early:
             self._together([move])
             self._coming.add(move.moved)
@@ -506,17 +521,18 @@ class _Items:
         place = len(self._items) - 1
         messages = Counter[tuple[int, int]]()
         takes: set[int] = set()
-        made = -1
+        made, before = -1, tuple[ContextMove, ...]()
         if isinstance(last, Moved) and all(self._came.get(m.value) != place for m in moves):
             messages.update(last.messages)
             takes.update(last.takes)
-            made = last.made
+            made, before = last.made, last.moves
             self._items.pop()
         for move in moves:
             messages.update(move.messages)
             takes.update(self._taken([move.value]))
             made = max(made, self._made.get(move.value, -1))
-        self._items.append(Moved(dict(messages), frozenset(takes), made))
+        moved = Moved(dict(messages), frozenset(takes), made, (*before, *moves))
+        self._items.append(moved)
         self._came.update((move.moved, len(self._items) - 1) for move in moves)
 
     def _exchange(self, size: float) -> None:
@@ -534,7 +550,9 @@ class _Items:
             self._items.append(ComputedRun(Amounts(nothing, nothing, {})))
         last = self._items[-1]
         assert isinstance(last, ComputedRun)
-        last.amounts += self._trace.amounts(step)
+        last.steps.append(step)
+        if step not in self._trace.moves:
+            last.amounts += self._trace.amounts(step)
         last.takes.update(self._taken(read))
         self._made.update(dict.fromkeys(step.outputs, len(self._items) - 1))
 

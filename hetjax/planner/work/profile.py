@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -46,6 +46,11 @@ class Composition:
     layers: FloatArray
     measured: Mapping[tuple[int, int], float] = field(default_factory=dict)
 
+    def scaled(self, factor: float) -> Composition:
+        """The same of all figures, so many times as large."""
+        measured = {run: factor * figure for run, figure in self.measured.items()}
+        return Composition(factor * self.start, factor * self.layers, measured)
+
     def of(self, run: tuple[int, int] | None) -> FloatArray:
         """The figure of runs.
 
@@ -82,6 +87,11 @@ class WayTimes:
     backward: Composition
     temporary_bytes: Composition
     composition_error: float | None = None
+
+    def slower(self, factor: float) -> WayTimes:
+        """The same where all takes so many times as long."""
+        forward, backward = (each.scaled(factor) for each in (self.forward, self.backward))
+        return replace(self, forward=forward, backward=backward)
 
 
 @dataclass(frozen=True)
@@ -125,6 +135,26 @@ class Profile:
             return 1.0, 1.0
         nearest = shape if shape in measured else max(measured)
         return self.calibration[subcluster, nearest]
+
+    def at_pace(self, pace: Mapping[str, float]) -> Profile:
+        """The profile of devices that have become faster or slower.
+
+        Args:
+            pace: by subcluster, by what its devices take longer now.
+        """
+        return replace(
+            self,
+            ways={way: times.slower(pace[way.subcluster]) for way, times in self.ways.items()},
+            calibration={
+                key: (pace[key[0]] * forward, pace[key[0]] * backward)
+                for key, (forward, backward) in self.calibration.items()
+            },
+            updates={name: rate / pace[name] for name, rate in self.updates.items()},
+            classes={
+                name: {kind: pace[name] * seconds for kind, seconds in rates.items()}
+                for name, rates in self.classes.items()
+            },
+        )
 
     @property
     def composition_error(self) -> float | None:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from hetjax.pipeline.program.fences import fenced
-from hetjax.pipeline.program.pieces import pieces_of
+from hetjax.pipeline.program.pieces import pieces_of, where_they_belong
 from hetjax.pipeline.program.step_program import StepProgram
 from hetjax.pipeline.program.traced_program import num_bytes
 from hetjax.pipeline.update.alike_leaves import is_divided, leafwise_pieces, program_of
@@ -244,6 +244,9 @@ class UnionPartitioner:
         keeps_sums: bool = True,
     ) -> DividedProgram:
         """Segments and the moves that its trace has been told; sums stay partial."""
+        if isinstance(function, StepProgram):
+            # What is cheap would else be made by the first segment, for all that come after it.
+            function = replace(function, steps=tuple(where_they_belong(function.steps)))
         return self._divided(function, arguments, outputs, is_told=True)
 
     def update(

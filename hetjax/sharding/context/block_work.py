@@ -9,6 +9,7 @@ import jax
 
 from hetjax import _compat
 from hetjax.sharding.attention.mask import Mask
+from hetjax.sharding.attention.tile_views import accumulator
 from hetjax.sharding.attention.tiles import LARGEST, tiling
 from hetjax.sharding.attention.work import AttentionWork, tiles_work
 from hetjax.sharding.context.attention_blocks import ATTEND, ATTEND_BACKWARD, Block
@@ -43,6 +44,35 @@ def block_work(equation: _compat.JaxprEqn, ranges: Mapping[int, tuple[int, int]]
     query = jax.ShapeDtypeStruct(mine, q.dtype)
     is_backward = equation.primitive is ATTEND_BACKWARD
     return tiles_work(tiles, query, keys, v.shape[3], is_backward=is_backward)
+
+
+def block_bytes(equation: _compat.JaxprEqn, ranges: Mapping[int, tuple[int, int]]) -> int:
+    """What one member holds while it computes a block, beside what goes in and comes out.
+
+    It is the scores of a pair of tiles and what is made of them, and queries, keys and values as
+    tiles want them.
+
+    Args:
+        equation: the block, of all members together.
+        ranges: by `BlockLabel`, what the member has.
+    """
+    block: Block = equation.params["block"].located(ranges)
+    (q, k, v), sizes = _avals(equation), {label: b - a for label, (a, b) in ranges.items()}
+    queries, keys = sizes[BlockLabel.QUERIES], sizes[BlockLabel.KEYS]
+    heads, slots = sizes[BlockLabel.QUERY_HEADS], sizes[BlockLabel.KEY_SLOTS]
+    if not queries * keys * heads:
+        return 0
+    spans = block.query_spans, block.key_spans
+    tiles = tiling(queries, keys, block.mask, *spans, block.has_segments, LARGEST)
+    if not tiles.num_pairs:
+        return 0
+    is_backward = equation.primitive is ATTEND_BACKWARD
+    scores = q.shape[0] * heads * tiles.query_tile * tiles.key_tile
+    # Scores and weights; backward their cotangents too, and the sum of both products.
+    scored = (5 if is_backward else 2) * scores * accumulator(q.dtype).itemsize
+    rows = queries * heads * (q.shape[3] + is_backward * v.shape[3])
+    columns = keys * slots * (k.shape[3] + v.shape[3])
+    return scored + q.shape[0] * (rows + columns) * q.dtype.itemsize
 
 
 def _avals(equation: _compat.JaxprEqn) -> tuple[Any, Any, Any]:

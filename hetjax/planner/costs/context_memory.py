@@ -1,0 +1,171 @@
+"""What the members of a stage hold that share the context, program by program.
+
+A member runs a task as several programs, between moves. While one runs, there is what it takes and
+makes, what XLA needs beside that, and all that earlier programs have made for later ones. What is
+kept of a microbatch goes as soon as nothing reads it any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hetjax.pipeline.program.step_program import StepProgram
+from hetjax.pipeline.program.temporaries import Temporaries
+from hetjax.pipeline.program.traced_program import Operand, Step, num_bytes
+from hetjax.pipeline.stages.backward import StagePrograms
+from hetjax.planner.costs.union_cost import UnionExecution
+from hetjax.planner.problem.problem import PlanningProblem
+from hetjax.planner.work.context_walk import Computed, ContextTrace, Item, Shares
+from hetjax.planner.work.execution import parameter_bytes
+from hetjax.planner.work.layer_runs import Runs
+
+
+@dataclass(frozen=True, eq=False)
+class ContextTask:
+    """A task of a stage whose members share the context.
+
+    Args:
+        program: what it computes, of all members together.
+        items: what members compute and move, in turn.
+        direction: of which pass it is.
+    """
+
+    program: StepProgram
+    items: tuple[Item, ...]
+    direction: int
+
+
+@dataclass(frozen=True, eq=False)
+class ContextPrograms:
+    """What the members of a stage do for a microbatch.
+
+    Args:
+        programs: the stage's programs, with moves in them.
+        trace: what members have of the values in them.
+        tasks: by name.
+    """
+
+    programs: StagePrograms
+    trace: ContextTrace
+    tasks: Mapping[str, ContextTask]
+
+
+def held_bytes(
+    problem: PlanningProblem, run: Runs, union: UnionExecution, found: ContextPrograms
+) -> list[dict[str, int]]:
+    """What a device of each member holds.
+
+    Args:
+        problem: the planning problem.
+        run: the stage's work on one device.
+        union: how the members run.
+        found: what they do.
+
+    Returns:
+        For each member fields of a `hetjax.planner.plan.prediction.MemberPrediction`.
+    """
+    programs, sizes = found.programs, _Sizes(found)
+    _, batch, received, residuals, *_ = programs.backward.arguments
+    inputs, again = (*batch, *received), np.zeros(found.trace.count)
+    kept = sizes.of((*inputs, *residuals))
+    if programs.recompute is not None:
+        _, *read = programs.recompute.arguments
+        kept, again = sizes.of((*inputs, *(v for each in read for v in each))), sizes.of(residuals)
+    deferred = sizes.of(programs.split.input_gradient.outputs[1])
+    waiting = sizes.of(programs.forward.outputs[0]) + sizes.of(received)
+    peaks = {
+        name: sizes.peak(task) for name, task in found.tasks.items() if name in ("F", "R", "B")
+    }
+    most = np.maximum.reduce(
+        [each - kept - (again if name != "F" else 0.0) for name, each in peaks.items()]
+    )
+    rows = []
+    for m, execution in enumerate(union.members):
+        figures = {
+            "state_bytes": parameter_bytes(
+                problem.program, problem.optimizer_bytes, run, execution
+            ).held,
+            "working_bytes": max(0.0, most[m]) + waiting[m],
+            "activation_bytes": kept[m],
+            "recomputed_bytes": again[m],
+            "deferred_bytes": deferred[m],
+        }
+        rows.append({name: int(figure) for name, figure in figures.items()})
+    return rows
+
+
+class _Sizes:
+    """What members hold of values, and of tasks.
+
+    Args:
+        found: what they do.
+    """
+
+    def __init__(self, found: ContextPrograms):
+        self._trace, self._avals = found.trace, found.programs.forward.avals
+        self._known: dict[int, Shares] = {}
+
+    def size(self, value: int) -> Shares:
+        """Bytes of a value on each member."""
+        if value not in self._known:
+            size = num_bytes(self._avals[value])
+            self._known[value] = self._trace.held_bytes(value, size)
+        return self._known[value]
+
+    def of(self, values: Iterable[Operand]) -> Shares:
+        """Bytes of several values."""
+        numbers = dict.fromkeys(value for value in values if isinstance(value, int))
+        return sum(map(self.size, numbers), np.zeros(self._trace.count))
+
+    def peak(self, task: ContextTask) -> Shares:
+        """The most that a task holds, with all that it is given but parameters and sums."""
+        program = task.program
+        _, *arguments = program.arguments
+        alive = {value for argument in arguments for value in argument}
+        returned = {value for part in program.outputs for value in part}
+        sums = {*(program.summands or ())}
+        held, most = self.of(alive), np.zeros(self._trace.count)
+        used = list(_uses(task.items))
+        last = {value: place for place, (read, made) in enumerate(used) for value in (*read, *made)}
+        for place, (item, (read, made)) in enumerate(zip(task.items, used, strict=True)):
+            kept = [v for v in made if v in returned or (last[v] > place and v not in sums)]
+            added = self.of(kept)
+            most = np.maximum(most, held + added)
+            if isinstance(item, Computed):
+                outputs = (*kept, *(v for v in made if v in sums))
+                most = np.maximum(most, held + added + self._inside(item, read, outputs))
+            held = held + added
+            alive.update(kept)
+            gone = {v for v in (*read, *made) if last[v] == place and v in alive} - returned
+            held = held - self.of(gone)
+            alive -= gone
+        return most
+
+    def _inside(self, item: Computed, read: Sequence[int], outputs: Sequence[int]) -> Shares:
+        """What a program holds beside what goes in and comes out."""
+        program = StepProgram(tuple(item.steps), (tuple(read),), (tuple(outputs),), self._avals)
+        temporaries = Temporaries(program)
+
+        def most(member: int) -> int:
+            def inside(step: Step) -> int | None:
+                blocks = self._trace.blocks.get(step)
+                return None if blocks is None else blocks[member]
+
+            return temporaries.most_bytes(lambda value: int(self.size(value)[member]), inside)
+
+        return np.array([float(most(member)) for member in range(self._trace.count)])
+
+
+def _uses(items: Sequence[Item]) -> Iterator[tuple[list[int], list[int]]]:
+    """The values that each item reads which another one made, and those that it makes."""
+    for item in items:
+        if isinstance(item, Computed):
+            made = [value for step in item.steps for value in step.outputs]
+            own = set(made)
+            reads = dict.fromkeys(value for step in item.steps for value in step.values())
+            yield [value for value in reads if value not in own], made
+        else:
+            yield [move.value for move in item.moves], [move.moved for move in item.moves]
