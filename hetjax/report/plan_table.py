@@ -43,13 +43,21 @@ def plan_table(plan: Plan) -> Table:
     )
 
 
+MOST_MEMBERS = 4
+"""A stage of more members that share the context is told in short, as all would fill pages."""
+
+
 def _row(pipeline: PipelinePlan, index: int, first: int, predicted: StagePrediction) -> StageRow:
     stage = pipeline.stages[index]
+    submesh, sharding = stage.devices_text, stage.sharding_text
+    if stage.shares.context is not None and len(stage.members) > MOST_MEMBERS:
+        submesh = f"{len(stage.members)} members on {stage.subclusters_text}"
+        sharding = ", ".join(("tokens and heads", *stage.rule_words))
     return StageRow(
         stage=first + index,
         layers=f"{stage.layers[0]}-{stage.layers[1] - 1}",
-        submesh=stage.devices_text,
-        sharding=stage.sharding_text,
+        submesh=submesh,
+        sharding=sharding,
         warm_up=pipeline.schedule.warm_up_counts[index],
         compute_seconds=predicted.compute_seconds,
         communication_seconds=predicted.communication_seconds,
