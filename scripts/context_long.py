@@ -47,9 +47,9 @@ def long_rows(lengths: Sequence[int]) -> Iterator[dict[str, Any]]:
         lengths: tokens of the sequence, in rising order; multiples of 16.
 
     Yields:
-        Tokens and peak bytes of each device, by XLA, and the program that runs then; the most of the process, and how much of it
-        the step took; from the second length on, for each token that there is more than in the
-        last row how many bytes more.
+        Tokens and peak bytes of each device, by XLA, and the program that runs then; the most of
+        the process, and how much of it the step took; from the second length on, for each token
+        that there is more than in the last row how many bytes more.
     """
     before: dict[str, Any] | None = None
     for length in lengths:

@@ -18,7 +18,7 @@ from hetjax.pipeline.program.traced_program import Operand, Step, num_bytes
 from hetjax.pipeline.stages.backward import StagePrograms
 from hetjax.planner.costs.union_cost import UnionExecution
 from hetjax.planner.problem.problem import PlanningProblem
-from hetjax.planner.work.context_walk import Computed, ContextTrace, Item, Shares
+from hetjax.planner.work.context_walk import ComputedRun, ContextTrace, Item, Shares
 from hetjax.planner.work.execution import parameter_bytes
 from hetjax.planner.work.layer_runs import Runs
 
@@ -134,7 +134,7 @@ class _Sizes:
             kept = [v for v in made if v in returned or (last[v] > place and v not in sums)]
             added = self.of(kept)
             most = np.maximum(most, held + added)
-            if isinstance(item, Computed):
+            if isinstance(item, ComputedRun):
                 outputs = (*kept, *(v for v in made if v in sums))
                 most = np.maximum(most, held + added + self._inside(item, read, outputs))
             held = held + added
@@ -144,7 +144,7 @@ class _Sizes:
             alive -= gone
         return most
 
-    def _inside(self, item: Computed, read: Sequence[int], outputs: Sequence[int]) -> Shares:
+    def _inside(self, item: ComputedRun, read: Sequence[int], outputs: Sequence[int]) -> Shares:
         """What a program holds beside what goes in and comes out."""
         program = StepProgram(tuple(item.steps), (tuple(read),), (tuple(outputs),), self._avals)
         temporaries = Temporaries(program)
@@ -162,7 +162,7 @@ class _Sizes:
 def _uses(items: Sequence[Item]) -> Iterator[tuple[list[int], list[int]]]:
     """The values that each item reads which another one made, and those that it makes."""
     for item in items:
-        if isinstance(item, Computed):
+        if isinstance(item, ComputedRun):
             made = [value for step in item.steps for value in step.outputs]
             own = set(made)
             reads = dict.fromkeys(value for step in item.steps for value in step.values())
