@@ -25,7 +25,8 @@ from benchmarking import positive, take_turns
 
 import hetjax
 from hetjax.models import GPTConfig, LanguageModel, language_model
-from hetjax.pipeline.program.traced_program import trace, with_examples
+from hetjax.pipeline.program.traced_program import with_examples
+from hetjax.pipeline.program.tracing import trace
 from hetjax.runtime.compilation import partitioners
 
 BLOCKS = (4, 16, 32, 80)

@@ -19,7 +19,8 @@ from hetjax.configuration import read_configuration
 from hetjax.configuration.make import make_ingredients
 from hetjax.errors import InputError
 from hetjax.mesh import Cluster, SubMesh
-from hetjax.pipeline.program.traced_program import Program, trace, with_examples
+from hetjax.pipeline.program.traced_program import Program, with_examples
+from hetjax.pipeline.program.tracing import trace
 from hetjax.pipeline.schedules.warm_up import one_f_one_b
 from hetjax.planner import PipelinePlan, Plan, StagePlan
 from hetjax.planner.plan.plan import validate

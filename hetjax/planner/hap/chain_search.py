@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
@@ -124,8 +123,7 @@ class ChainSearch:
         for kind, trace in enumerate(self.chain.kinds):
             module = next(each for each in self.chain.modules if each.kind == kind)
             places = frozenset(i for i, part in enumerate(module.parameters) if part in shared)
-            rows = frozenset(i for i, part in enumerate(module.parameters) if part.stop is not None)
-            where = (trace, kind, self.dimensions, self.state_bytes, places, rows)
+            where = (trace, kind, self.dimensions, self.state_bytes, places)
             networks.append(ModuleNetwork(*where))
         return networks
 
@@ -151,44 +149,21 @@ class ChainSearch:
         Returns:
             The program, and the bound that its weighted time is under all programs.
         """
-        least, modules = self._joined(rates, ratios, weights, self._allowed)
-        alike = self._with_rows_alike(modules)
-        if alike is not None:
-            _, modules = self._joined(rates, ratios, weights, alike)
+        least, modules = self._joined(rates, ratios, weights)
         time = step_time(self.chain, modules, rates, ratios, self.state_bytes)
         return ChainProgram(modules, least, time.step(self.num_microbatches), time)
 
     def _joined(
-        self, rates: Rates, ratios: Ratios, weights: FloatArray, allowed: Sequence[Allowed | None]
+        self, rates: Rates, ratios: Ratios, weights: FloatArray
     ) -> tuple[float, tuple[ModuleProgram, ...]]:
-        """The cheapest program among choices that may be made, and what it takes."""
+        """The cheapest program, and what it takes."""
         solved = []
         for kind, network in enumerate(self.networks):
             self.expansions += network.order.entries
             costs = self.costs(kind, rates, ratios[kind], weights)
-            solved.append(network.minimum(*costs, allowed[kind]))
+            solved.append(network.minimum(*costs, self._allowed[kind]))
         joined = _Joined(self, solved, rates, ratios, weights)
         return min(map(joined.best, self._held()), key=lambda found: found[0])
-
-    def _with_rows_alike(self, modules: Sequence[ModuleProgram]) -> list[Allowed | None] | None:
-        """What may be chosen so that all rows of a parameter are stored alike; None if they are."""
-        votes: dict[int, Counter[Stored]] = {}
-        for module, program in zip(self.chain.modules, modules, strict=True):
-            for part, stored in zip(module.parameters, program.stored, strict=True):
-                if part.stop is not None:
-                    votes.setdefault(part.leaf, Counter())[stored] += 1
-        if all(len(each) == 1 for each in votes.values()):
-            return None
-        allowed = [dict(each or {}) for each in self._allowed]
-        for module in self.chain.modules:
-            network = self.networks[module.kind]
-            for place, part in enumerate(module.parameters):
-                if part.stop is not None:
-                    ((most, _),) = votes[part.leaf].most_common(1)
-                    variable = network.stored[place]
-                    may = [each == most for each in network.choices[variable]]
-                    allowed[module.kind][variable] = np.array(may)
-        return list(allowed)
 
     def costs(
         self, kind: int, rates: Rates, shares: FloatArray, weights: FloatArray

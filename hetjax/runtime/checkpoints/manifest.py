@@ -22,11 +22,11 @@ from hetjax.checked_files import first_problem, parse_json
 from hetjax.errors import CheckpointError, InputError, shown
 from hetjax.sharding.annotation.bounds import Bounds, overlap, volume
 
-FORMAT = 3
+FORMAT = 4
 MANIFEST = "manifest.json"
 
 _FIRST_FORMAT = 1
-_READABLE_FORMATS = (_FIRST_FORMAT, 2, FORMAT)
+_READABLE_FORMATS = (_FIRST_FORMAT, 2, 3, FORMAT)
 _LONGEST_NAME = 255
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
@@ -45,6 +45,7 @@ class SavedPart:
         item: the item's folder.
         across: of each dimension after the first, what is held of these rows; empty where that is
             all of each.
+        is_row: whether it is one row, whose array has no dimension for it.
     """
 
     kind: str
@@ -55,6 +56,7 @@ class SavedPart:
     dtype: str
     item: str
     across: Bounds = ()
+    is_row: bool = False
 
     @property
     def leaf(self) -> tuple[str, str]:
@@ -70,8 +72,10 @@ class SavedPart:
             'parameters/blocks/query[2:5]'
         """
         held = () if self.stop is None and not self.across else (self.rows, *self.across)
-        ranges = ",".join(f"{start}:{stop}" for start, stop in held)
-        return f"{self.kind}/{self.path}{f'[{ranges}]' if held else ''}"
+        ranges = [f"{start}:{stop}" for start, stop in held]
+        if self.is_row:
+            ranges[0] = str(self.start)
+        return f"{self.kind}/{self.path}" + (f"[{','.join(ranges)}]" if held else "")
 
     @property
     def rows(self) -> tuple[int, int]:
@@ -87,6 +91,10 @@ class SavedPart:
             ((2, 5), (0, 4))
         """
         return (self.rows, *(self.across or ((0, size) for size in self.shape[1:])))
+
+    def with_rows(self, array: Any) -> Any:
+        """An array of it with a dimension for its rows."""
+        return array[None] if self.is_row else array
 
     @property
     def is_empty(self) -> bool:
@@ -200,6 +208,7 @@ class _LeafPart(_Record):
     across: list[Annotated[list[Count], Field(min_length=2, max_length=2)]] = Field(
         default_factory=list
     )
+    is_row: bool = False
 
     def part(self) -> SavedPart:
         across = tuple((start, stop) for start, stop in self.across)

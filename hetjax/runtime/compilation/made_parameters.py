@@ -18,6 +18,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
 from hetjax.pipeline.program.pieces import key_of, needed_before
+from hetjax.pipeline.program.stacked_leaves import StackedLeaves
 from hetjax.pipeline.program.step_program import StepProgram
 from hetjax.pipeline.program.traced_program import (
     FlatJaxpr,
@@ -37,7 +38,10 @@ _SMALL = 1024
 
 
 def made_parameters(
-    make: Callable[[], PyTree], parts: Sequence[ParameterPart], shardings: Sequence[NamedSharding]
+    make: Callable[[], PyTree],
+    parts: Sequence[ParameterPart],
+    shardings: Sequence[NamedSharding],
+    leaves: StackedLeaves,
 ) -> list[jax.Array]:
     """Make parameter parts on their devices.
 
@@ -45,6 +49,7 @@ def made_parameters(
         make: makes all parameters.
         parts: those that are wanted.
         shardings: how they lie.
+        leaves: which leaves count as a parameter for each row.
 
     Returns:
         The parts.
@@ -52,25 +57,36 @@ def made_parameters(
     # As it is, so that JAX knows the trace: its shapes were asked for before.
     flat = flatten_jaxpr(jax.make_jaxpr(make)())
     small = _small_values(flat)
-    wanted = [flat.outputs[part.leaf] for part in parts]
+    # Of a leaf all parts are made together.
+    together: dict[int, list[int]] = {}
+    for place, part in enumerate(parts):
+        together.setdefault(leaves.places[part.leaf][0], []).append(place)
+    wanted = [flat.outputs[leaf] for leaf in together]
     large = {v: step for step in flat.steps for v in step.outputs if v not in small}
     programs = [_leaf_program(flat, operand, large) for operand in wanted]
     # What several leaves are drawn from together would be drawn for each of them.
     at_once = needed_steps(flat.steps, wanted, [*small])
     if sum(len(program.steps) for program in programs) > len(at_once):
-        return _made_at_once(make, parts, shardings)
+        return _made_at_once(make, parts, shardings, leaves)
     told = {value for program in programs for value in program.arguments[0]}
     known = _one_by_one(needed_steps(flat.steps, [*told]), [*told])
     compiled: dict[Hashable, Any] = {}
-    made: list[jax.Array] = []
-    for program, part, sharding in zip(programs, parts, shardings, strict=True):
+    made: dict[int, jax.Array] = {}
+    for program, places in zip(programs, together.values(), strict=True):
         arrays = [known[value] for value in program.arguments[0]]
-        key = key_of(program), part.start, part.stop, sharding
+        wanted_parts = [(leaves.places[parts[place].leaf][1], parts[place]) for place in places]
+        lie = [shardings[place] for place in places]
+        key = (
+            key_of(program),
+            *((row, part.start, part.stop) for row, part in wanted_parts),
+            *lie,
+        )
         if key not in compiled:
-            compiled[key] = _compiled(program, arrays, part, sharding)
-        whole = NamedSharding(sharding.mesh, PartitionSpec())
-        made.append(compiled[key]([put_whole(_on_host(array), whole) for array in arrays]))
-    return made
+            compiled[key] = _compiled(program, arrays, wanted_parts, lie)
+        whole = NamedSharding(lie[0].mesh, PartitionSpec())
+        of_leaf = compiled[key]([put_whole(_on_host(array), whole) for array in arrays])
+        made |= zip(places, of_leaf, strict=True)
+    return [made[place] for place in range(len(parts))]
 
 
 def _small_values(flat: FlatJaxpr) -> set[int]:
@@ -121,20 +137,24 @@ def _evaluated(step: Step, operands: Sequence[Any]) -> Sequence[Any]:
 
 
 def _compiled(
-    program: StepProgram, told: Sequence[Any], part: ParameterPart, sharding: NamedSharding
-) -> Callable[[Sequence[jax.Array]], jax.Array]:
-    """Makes a leaf's part of what it is told, of random keys the words."""
+    program: StepProgram,
+    told: Sequence[Any],
+    parts: Sequence[tuple[int | None, ParameterPart]],
+    shardings: Sequence[NamedSharding],
+) -> Callable[[Sequence[jax.Array]], list[jax.Array]]:
+    """Makes a leaf's parts, each of a row or of all, of what it is told, of keys the words."""
 
-    def leaf(arrays: Sequence[jax.Array]) -> jax.Array:
+    def made(arrays: Sequence[jax.Array]) -> list[jax.Array]:
         keys = [
             jax.random.wrap_key_data(array, impl=jax.random.key_impl(key))
             if _is_key(key)
             else array
             for array, key in zip(arrays, told, strict=True)
         ]
-        return part.take(program(keys)[0][0])
+        leaf = program(keys)[0][0]
+        return [part.take(leaf if row is None else leaf[row]) for row, part in parts]
 
-    return jax.jit(leaf, out_shardings=sharding)
+    return jax.jit(made, out_shardings=list(shardings))
 
 
 def _on_host(array: Any) -> np.ndarray:
@@ -146,10 +166,13 @@ def _is_key(array: Any) -> bool:
 
 
 def _made_at_once(
-    make: Callable[[], PyTree], parts: Sequence[ParameterPart], shardings: Sequence[NamedSharding]
+    make: Callable[[], PyTree],
+    parts: Sequence[ParameterPart],
+    shardings: Sequence[NamedSharding],
+    leaves: StackedLeaves,
 ) -> list[jax.Array]:
     def made() -> list[jax.Array]:
-        leaves = jax.tree.leaves(make())
-        return [part.take(leaves[part.leaf]) for part in parts]
+        parameters = leaves.split(jax.tree.leaves(make()))
+        return [part.take(parameters[part.leaf]) for part in parts]
 
     return jax.jit(made, out_shardings=list(shardings))()
