@@ -203,15 +203,18 @@ def make_plan(name: str, program: Program) -> Plan:
 
 def _layers(program: Program) -> tuple[int, ...]:
     """Where blocks begin: the first has the embedding too, the last all that follows."""
-    position, scans = 0, []
-    for step in program.steps:
-        if step.iterations > 1:
-            scans.append((position, step.iterations))
-        position += step.iterations
-    if len(scans) != 1:
-        raise InputError(f"the program has {len(scans)} scans; set model.scan_blocks = True")
-    (start, blocks) = scans[0]
-    return (0, *range(start + 1, start + blocks), position)
+    counts = {count for count in program.leaves.rows if count is not None}
+    inside = [
+        position
+        for position, step in enumerate(program.steps)
+        if any(call.primitive.name == "scan" for call in step.calls)
+    ]
+    if len(counts) != 1:
+        raise InputError(f"the program has {len(counts)} loops; set model.scan_blocks = True")
+    (blocks,) = counts
+    size = len(inside) // blocks
+    starts = range(inside[0] + size, inside[-1], size)
+    return (0, *starts, program.num_positions)
 
 
 def _pipeline(line: str, cluster: Cluster, program: Program) -> PipelinePlan:
@@ -233,19 +236,21 @@ def _stage(text: str, cluster: Cluster, program: Program) -> StagePlan:
         (first_layer, last_layer + 1),
         SubMesh(cluster.subclusters[place].name, first, (1, width)),
         (1, width),
-        parameters=_specs(program) if width > 1 else {},
+        parameters=_specs(program, range(first_layer, last_layer + 1)) if width > 1 else {},
     )
 
 
-def _specs(program: Program) -> dict[str, Spec]:
-    """The specification of every parameter, by its path."""
+def _specs(program: Program, blocks: range) -> dict[str, Spec]:
+    """The specification of every parameter of some blocks, and of those outside of blocks."""
     found: dict[str, Spec] = {}
-    for name, value in zip(program.parameter_names, program.parameters, strict=True):
+    rows = (row for _, row in program.leaves.places)
+    for name, value, row in zip(program.parameter_names, program.parameters, rows, strict=True):
+        if row is not None and row not in blocks:
+            continue
         keys = [key for key in SPECS if key in name.split("/")]
         spec = SPECS[keys[0]] if keys else ()
-        # Stacked blocks have a dimension more.
-        stacked = len(program.avals[value].shape) - len(spec)
-        found[name] = (*[None] * stacked, *spec)
+        assert len(spec) in (0, len(program.avals[value].shape)), name
+        found[name] = spec
     return found
 
 
