@@ -23,6 +23,7 @@ from hetjax.pipeline.program.traced_program import Program, with_examples
 from hetjax.pipeline.program.tracing import trace
 from hetjax.pipeline.schedules.warm_up import one_f_one_b
 from hetjax.planner import PipelinePlan, Plan, StagePlan
+from hetjax.planner.plan.parameter_names import leaf_name
 from hetjax.planner.plan.plan import validate
 from hetjax.planner.plan.stage_plan import Spec
 
@@ -236,21 +237,18 @@ def _stage(text: str, cluster: Cluster, program: Program) -> StagePlan:
         (first_layer, last_layer + 1),
         SubMesh(cluster.subclusters[place].name, first, (1, width)),
         (1, width),
-        parameters=_specs(program, range(first_layer, last_layer + 1)) if width > 1 else {},
+        parameters=_specs(program) if width > 1 else {},
     )
 
 
-def _specs(program: Program, blocks: range) -> dict[str, Spec]:
-    """The specification of every parameter of some blocks, and of those outside of blocks."""
+def _specs(program: Program) -> dict[str, Spec]:
+    """The specification of every parameter, by its path; of all blocks' by one."""
     found: dict[str, Spec] = {}
-    rows = (row for _, row in program.leaves.places)
-    for name, value, row in zip(program.parameter_names, program.parameters, rows, strict=True):
-        if row is not None and row not in blocks:
-            continue
+    for name, value in zip(program.parameter_names, program.parameters, strict=True):
         keys = [key for key in SPECS if key in name.split("/")]
         spec = SPECS[keys[0]] if keys else ()
         assert len(spec) in (0, len(program.avals[value].shape)), name
-        found[name] = spec
+        found[leaf_name(name)] = spec
     return found
 
 
