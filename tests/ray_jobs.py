@@ -182,12 +182,8 @@ def make_plan_of_two_pipelines() -> Plan:
     return replace(two, pipelines=pipelines)
 
 
-PARAMETERS = {
-    f"blocks/{name}[{block}]": Share(dimension, (10, 6))
-    for name, dimension in (("in", 1), ("out", 0))
-    for block in range(DEPTH)
-}
-"""Columns of the one product and rows of the other, as tensor parallelism has them."""
+PARAMETERS = {"blocks/in": Share(1, (10, 6)), "blocks/out": Share(0, (10, 6))}
+"""Columns of the one product and rows of the other, in all blocks, as tensor parallelism has them."""
 
 SHARES = {
     "batch": Shares(batch=(2, 2)),
