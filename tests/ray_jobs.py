@@ -183,7 +183,7 @@ def make_plan_of_two_pipelines() -> Plan:
 
 
 PARAMETERS = {"blocks/in": Share(1, (10, 6)), "blocks/out": Share(0, (10, 6))}
-"""Columns of the one product and rows of the other, in all blocks, as tensor parallelism has them."""
+"""Columns of the one product and rows of the other, of all blocks, as tensor parallelism has."""
 
 SHARES = {
     "batch": Shares(batch=(2, 2)),
