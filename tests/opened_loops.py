@@ -17,7 +17,9 @@ def positions_in_loops(program: Program) -> list[int]:
 def iteration_starts(program: Program, count: int) -> list[int]:
     """Where each of so many iterations of the program's one opened loop begins, and the end."""
     inside = positions_in_loops(program)
-    size, rest = divmod(len(inside), count)
-    assert rest == 0, "iterations are alike"
     assert inside == list(range(inside[0], inside[-1] + 1)), "iterations follow each other"
-    return [inside[0] + place * size for place in range(count + 1)]
+    # What nothing reads of an iteration is not there, so that some are shorter than others.
+    first = program.steps[inside[0]]
+    starts = [p for p in inside if program.steps[p].equation is first.equation]
+    assert len(starts) == count, "each iteration begins with the same step"
+    return [*starts, inside[-1] + 1]
