@@ -268,6 +268,8 @@ def uncovered(parts: Iterable[SavedPart]) -> str | None:
     """
     leaves: dict[tuple[str, str], list[SavedPart]] = {}
     for part in sorted(parts, key=lambda part: (part.leaf, part.rows)):
+        if part.is_row and not (part.shape and part.stop == part.start + 1):
+            return f"{part.kind}/{part.path} is said to be one row, and holds another number"
         leaves.setdefault(part.leaf, []).append(part)
     for held in leaves.values():
         first = held[0]
@@ -306,9 +308,12 @@ def _uncovered_elements(held: Sequence[SavedPart]) -> str | None:
             start <= stop <= size for (start, stop), size in zip(part.bounds, shape, strict=True)
         ):
             return f"{part.key} is no part of a leaf of shape {list(shape)}"
-    for one, other in itertools.combinations(held, 2):
-        if overlap(one.bounds, other.bounds):
-            return f"{one.key} and {other.key} have elements in common"
+    for place, one in enumerate(held, 1):
+        for other in held[place:]:
+            if other.rows[0] >= one.rows[1]:
+                break  # They are in the order of their first rows.
+            if overlap(one.bounds, other.bounds):
+                return f"{one.key} and {other.key} have elements in common"
     found, count = sum(volume(part.bounds) for part in held), math.prod(shape)
     if found != count:
         return f"{held[-1].key} is a part of a leaf of which {count - found} elements are missing"
