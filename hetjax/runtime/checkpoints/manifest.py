@@ -6,7 +6,6 @@ held row for row, and no path leads out of the checkpoint's folder.
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import re
