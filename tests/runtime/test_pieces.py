@@ -26,7 +26,7 @@ import hetjax
 from hetjax.mesh import Cluster
 from hetjax.models import GPTConfig, language_model
 from hetjax.pipeline.program.pieces import pieces_of
-from hetjax.pipeline.program.stacked_leaves import whole_leaves
+from hetjax.pipeline.program.stacked_leaves import StackedLeaves, whole_leaves
 from hetjax.pipeline.program.tracing import trace
 from hetjax.pipeline.stages import traced_stage
 from hetjax.pipeline.stages.cutting import ParameterPart
@@ -137,6 +137,26 @@ def test_parameters_that_are_drawn_together_are_drawn_once(monkeypatch: pytest.M
     )
     for ours, theirs in zip(found, jax.tree.leaves(jax.jit(init)()), strict=True):
         np.testing.assert_array_equal(ours, theirs)
+
+
+def test_rows_are_those_of_their_leaf_however_it_is_drawn():
+    def init() -> dict[str, jax.Array]:
+        keys = jax.random.split(jax.random.key(0), 3)
+        together = jax.random.normal(keys[0], (3, 4, 4))
+        return {
+            "each": jax.vmap(lambda key: 0.1 * jax.random.normal(key, (4, 2)))(keys),
+            "mixed": jnp.cumsum(together[:, 0], axis=0),
+            "repeated": jnp.broadcast_to(jnp.arange(5.0), (3, 5)),
+            "together": together,
+        }
+
+    leaves = StackedLeaves((3, 3, 3, 3))
+    whole = NamedSharding(Mesh(np.array(jax.devices()[:1]), ("d",)), PartitionSpec())
+    parts = [ParameterPart(place) for place in range(1, 12)]
+    found = made_parameters(init, parts, [whole] * len(parts), leaves)
+    expected = leaves.split(jax.tree.leaves(jax.jit(init)()))
+    for ours, theirs in zip(found, expected[1:], strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6)
 
 
 @pytest.mark.usefixtures("small_pieces")

@@ -28,10 +28,10 @@ from hetjax.pipeline.program.values import Values, renumbered
 
 ELEMENTWISE = frozenset(
     """
-    abs add add_any and atan2 cbrt ceil clamp convert_element_type copy cos cosh div eq erf erf_inv
-    exp exp2 expm1 floor ge gt integer_pow is_finite le log log1p logistic lt max min mul ne
-    neg nextafter not or pow real reduce_precision rem round rsqrt select_n sign sin sqrt square
-    stop_gradient sub tan tanh xor
+    abs add add_any and atan2 bitcast_convert_type cbrt ceil clamp convert_element_type copy cos
+    cosh div eq erf erf_inv exp exp2 expm1 floor ge gt integer_pow is_finite le log log1p
+    logistic lt max min mul ne neg nextafter not or pow real reduce_precision rem round rsqrt
+    select_n shift_left shift_right_logical sign sin sqrt square stop_gradient sub tan tanh xor
     """.split()
 )
 """Work on each element alone, whatever the shape."""
@@ -79,7 +79,7 @@ def row_function(
     made, params, name = avals[step.outputs[0]].shape, equation.params, step.name
     keeps = bool(made) and made[0] == count
     if name in ELEMENTWISE:
-        same = all(shape_of(operand, avals) in ((), made) for operand in step.inputs)
+        same = all(_goes_with(shape_of(operand, avals), made) for operand in step.inputs)
         return RowFunction(functools.partial(_bound, equation, {})) if keeps and same else None
     if name in JOINS:
         axes = tuple(axis - 1 for axis in params["axes"] if axis)
@@ -89,8 +89,17 @@ def row_function(
     return None if changed is None else RowFunction(functools.partial(_bound, equation, changed))
 
 
+def _goes_with(shape: Sequence[int], made: Sequence[int]) -> bool:
+    """Whether an operand has an element for each that is made, or repeats one along dimensions."""
+    if len(shape) not in (0, len(made)):
+        return False
+    return all(a in (1, b) for a, b in zip(shape, made, strict=False))
+
+
 def _changed(name: str, params: Mapping[str, Any], made: Sequence[int]) -> dict[str, Any] | None:
     """The parameters of a step in another form for one row; None where it mixes rows."""
+    if name == "random_bits":
+        return {}  # Each key draws for itself.
     if name == "broadcast_in_dim" and params["broadcast_dimensions"][:1] == (0,):
         dimensions = tuple(d - 1 for d in params["broadcast_dimensions"][1:])
         return {"shape": tuple(made[1:]), "broadcast_dimensions": dimensions}
@@ -147,7 +156,7 @@ class StepsByRows:
         self.counts: dict[int, int] = {}
         self._rows: dict[int, tuple[Operand, ...]] = {}
         self._stacked: dict[int, Operand] = {}
-        self._scalars: dict[int, Operand] = {}
+        self._repeated: dict[int, tuple[Operand, tuple[int, ...]]] = {}
         self._same: dict[int, Operand] = {}
 
     def give(self, value: int) -> tuple[int, ...]:
@@ -187,8 +196,10 @@ class StepsByRows:
             return
         inputs = tuple(self.whole(operand) for operand in step.inputs)
         self.steps.append(step if inputs == step.inputs else replace(step, inputs=inputs))
-        if step.name == "broadcast_in_dim" and not shape_of(inputs[0], self.values.avals):
-            self._scalars[step.outputs[0]] = inputs[0]
+        if step.name == "broadcast_in_dim" and step.equation is not None:
+            dimensions = tuple(step.equation.params["broadcast_dimensions"])
+            if 0 not in dimensions:
+                self._repeated[step.outputs[0]] = inputs[0], tuple(d - 1 for d in dimensions)
 
     def _is_one_row(self, step: Step) -> bool:
         """Whether a step takes the only row out of a value that comes in rows."""
@@ -218,7 +229,8 @@ class StepsByRows:
         """The rows of an operand, which are so many."""
         operand = self._known(operand)
         if isinstance(operand, Constant):
-            return tuple(Constant(operand.value[row]) for row in range(count))
+            repeats = jnp.shape(operand.value)[0] == 1
+            return tuple(Constant(operand.value[0 if repeats else row]) for row in range(count))
         assert isinstance(operand, int), "nothing is sliced before a program is cut"
         if operand not in self._rows:
             self._stacked[operand] = operand
@@ -227,9 +239,16 @@ class StepsByRows:
 
     def _rows_of_whole(self, value: int, count: int) -> list[Operand]:
         shape = self.values.avals[value].shape
-        if value in self._scalars:
-            scalar = self._scalars[value]
-            return self.computed(lambda x: [jnp.broadcast_to(x, shape[1:])], [scalar]) * count
+        if value in self._repeated:
+            source, dimensions = self._repeated[value]
+            return (
+                self.computed(
+                    lambda x: [jax.lax.broadcast_in_dim(x, shape[1:], dimensions)], [source]
+                )
+                * count
+            )
+        if shape[0] == 1:
+            return self.computed(lambda x: [jax.lax.squeeze(x, (0,))], [value]) * count
         return [
             each
             for row in range(count)

@@ -88,7 +88,7 @@ def _state_in_rows(
             if by_rows is None:
                 continue
             (count,) = {counts[value] for value in step.values() if value in counts}
-            touched |= {v: count for v in step.values() if shape_of(v, flat.avals)}
+            touched |= {v: count for v in step.values() if shape_of(v, flat.avals)[:1] == (count,)}
             if by_rows.join is None:
                 counts[step.outputs[0]] = count
         ends = {

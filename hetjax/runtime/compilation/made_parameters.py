@@ -8,7 +8,8 @@ same shape and distribution share one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -18,6 +19,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
 from hetjax.pipeline.program.pieces import key_of, needed_before
+from hetjax.pipeline.program.row_steps import StepsByRows
 from hetjax.pipeline.program.stacked_leaves import StackedLeaves
 from hetjax.pipeline.program.step_program import StepProgram
 from hetjax.pipeline.program.traced_program import (
@@ -70,23 +72,94 @@ def made_parameters(
         return _made_at_once(make, parts, shardings, leaves)
     told = {value for program in programs for value in program.arguments[0]}
     known = _one_by_one(needed_steps(flat.steps, [*told]), [*told])
+    draws: list[_Draw] = []
+    for program, places in zip(programs, together.values(), strict=True):
+        draws += _draws_of_leaf(program, known, [(place, parts[place]) for place in places], leaves)
     compiled: dict[Hashable, Any] = {}
     made: dict[int, jax.Array] = {}
-    for program, places in zip(programs, together.values(), strict=True):
-        arrays = [known[value] for value in program.arguments[0]]
-        wanted_parts = [(leaves.places[parts[place].leaf][1], parts[place]) for place in places]
-        lie = [shardings[place] for place in places]
-        key = (
-            key_of(program),
-            *((row, part.start, part.stop) for row, part in wanted_parts),
-            *lie,
-        )
+    for draw in draws:
+        lie = [shardings[place] for place in draw.places]
+        key = key_of(draw.program), draw.parts, *lie
         if key not in compiled:
-            compiled[key] = _compiled(program, arrays, wanted_parts, lie)
+            compiled[key] = _compiled(draw, lie)
         whole = NamedSharding(lie[0].mesh, PartitionSpec())
-        of_leaf = compiled[key]([put_whole(_on_host(array), whole) for array in arrays])
-        made |= zip(places, of_leaf, strict=True)
+        arrays = compiled[key]([put_whole(array, whole) for array in map(_on_host, draw.told)])
+        made |= zip(draw.places, arrays, strict=True)
     return [made[place] for place in range(len(parts))]
+
+
+@dataclass(frozen=True, eq=False)
+class _Draw:
+    """A call that makes some parts of one leaf.
+
+    Args:
+        program: from what it is told to the leaf, or to a row of it.
+        told: what it is told, of keys one or several.
+        places: the places of the parts among those that are wanted.
+        parts: for each the row of what the program makes, None for all of it; and what of that.
+    """
+
+    program: StepProgram
+    told: Sequence[Any]
+    places: tuple[int, ...]
+    parts: tuple[tuple[int | None, ParameterPart], ...]
+
+
+def _draws_of_leaf(
+    program: StepProgram,
+    known: Mapping[int, Any],
+    wanted: Sequence[tuple[int, ParameterPart]],
+    leaves: StackedLeaves,
+) -> Iterator[_Draw]:
+    """The calls that make parts of a leaf: row by row where each is drawn by itself."""
+    told = [known[value] for value in program.arguments[0]]
+    (leaf, _) = leaves.places[wanted[0][1].leaf]
+    count = leaves.rows[leaf]
+    by_rows = None if count is None else _by_rows(program, count)
+    if by_rows is None:
+        places, parts = zip(*wanted, strict=True)
+        rows = [(leaves.places[part.leaf][1], replace(part, leaf=0)) for part in parts]
+        yield _Draw(program, told, places, tuple(rows))
+        return
+    for place, part in wanted:
+        row = leaves.places[part.leaf][1]
+        assert row is not None, "the leaf counts as rows"
+        of_row = [known[value] if at is None else known[value][at] for value, at in by_rows[row][1]]
+        yield _Draw(by_rows[row][0], of_row, (place,), ((None, replace(part, leaf=0)),))
+
+
+_Told = tuple[tuple[int, int | None], ...]
+"""Values, each with its row; None for all of it."""
+
+
+def _by_rows(program: StepProgram, count: int) -> list[tuple[StepProgram, _Told]] | None:
+    """A leaf by rows: programs, each with what it is told; None where they are drawn together."""
+    (told,), (leaf,) = program.arguments, program.outputs[0]
+    made = StepsByRows(FlatJaxpr(tuple(program.avals), told, program.steps, (leaf,)))
+    of: dict[int, tuple[int, int | None]] = {}
+    for value in told:
+        if program.avals[value].shape[:1] == (count,):
+            of |= {each: (value, row) for row, each in enumerate(made.give(value))}
+        else:
+            of[value] = value, None
+    for step in program.steps:
+        made.add(step)
+    of_leaf, found = _made_bytes(program.steps, program.avals), []
+    for row in made.rows(leaf, count):
+        steps = needed_steps(made.steps, [row])
+        if count * _made_bytes(steps, made.values.avals) > 2 * of_leaf:
+            return None
+        made_here = {output for step in steps for output in step.outputs}
+        reads = [value for step in steps for value in step.values()]
+        reads += [row] if isinstance(row, int) else []
+        inputs = tuple(dict.fromkeys(value for value in reads if value not in made_here))
+        of_row = StepProgram(steps, (inputs,), ((row,),), tuple(made.values.avals))
+        found.append((of_row, tuple(of[value] for value in inputs)))
+    return found
+
+
+def _made_bytes(steps: Sequence[Step], avals: Sequence[jax.ShapeDtypeStruct]) -> int:
+    return sum(num_bytes(avals[output]) for step in steps for output in step.outputs)
 
 
 def _small_values(flat: FlatJaxpr) -> set[int]:
@@ -137,22 +210,19 @@ def _evaluated(step: Step, operands: Sequence[Any]) -> Sequence[Any]:
 
 
 def _compiled(
-    program: StepProgram,
-    told: Sequence[Any],
-    parts: Sequence[tuple[int | None, ParameterPart]],
-    shardings: Sequence[NamedSharding],
+    draw: _Draw, shardings: Sequence[NamedSharding]
 ) -> Callable[[Sequence[jax.Array]], list[jax.Array]]:
-    """Makes a leaf's parts, each of a row or of all, of what it is told, of keys the words."""
+    """What makes parts of what it is told, of keys the words."""
 
     def made(arrays: Sequence[jax.Array]) -> list[jax.Array]:
         keys = [
             jax.random.wrap_key_data(array, impl=jax.random.key_impl(key))
             if _is_key(key)
             else array
-            for array, key in zip(arrays, told, strict=True)
+            for array, key in zip(arrays, draw.told, strict=True)
         ]
-        leaf = program(keys)[0][0]
-        return [part.take(leaf if row is None else leaf[row]) for row, part in parts]
+        leaf = draw.program(keys)[0][0]
+        return [part.take(leaf if row is None else leaf[row]) for row, part in draw.parts]
 
     return jax.jit(made, out_shardings=list(shardings))
 

@@ -121,10 +121,11 @@ def initial_parameters(
     """A stage's parameter parts, from all parameters or from what makes them."""
     if makes_parameters(parameters):
         return made_parameters(parameters, parts, shardings, leaves)
-    held = leaves.split([np.asarray(leaf) for leaf in jax.tree.leaves(parameters)])
+    arrays, places = jax.tree.leaves(parameters), [leaves.places[part.leaf] for part in parts]
+    held = {leaf: np.asarray(arrays[leaf]) for leaf, _ in places}
     return [
-        put_whole(part.take(held[part.leaf]), sharding)
-        for part, sharding in zip(parts, shardings, strict=True)
+        put_whole(part.take(held[leaf] if row is None else held[leaf][row]), sharding)
+        for part, (leaf, row), sharding in zip(parts, places, shardings, strict=True)
     ]
 
 
