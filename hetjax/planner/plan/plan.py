@@ -310,7 +310,6 @@ def validate_for(plan: Plan, program: Program, batch_size: int | None = None) ->
             f"the plan computes {plan.batch_size} examples a step, the configuration asks for "
             f"batch_size = {batch_size}; make them equal"
         )
-    names = set(program.parameter_names)
     shapes = [program.avals[value] for value in program.parameters]
     meant = dict(zip(map(leaf_name, program.parameter_names), shapes, strict=True))
     meant |= dict(zip(program.parameter_names, shapes, strict=True))
@@ -319,7 +318,7 @@ def validate_for(plan: Plan, program: Program, batch_size: int | None = None) ->
             for name, spec in stage.parameters.items():
                 if name not in meant:
                     what = f"plan: stages[{s}].parameters: parameter"
-                    raise InputError(unknown_name(what, name, names))
+                    raise InputError(unknown_name(what, name, meant))
                 shape = meant[name].shape
                 if len(spec) > len(shape):
                     raise InputError(
