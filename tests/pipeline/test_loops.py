@@ -64,6 +64,14 @@ def test_a_scan_over_blocks_is_the_program_of_these_blocks(reverse: bool):
     check_computes(ours, functools.partial(scanned, reverse=reverse), STACKED, X)
 
 
+def test_training_states_are_saved_under_the_loss_as_it_is_written():
+    """So those from before loops were opened can be read."""
+    program, other = trace(scanned, STACKED, X), trace(one_by_one, rows_of(STACKED), X)
+    assert program.model == "acde3f4e2d605b3f"
+    assert program.model != program.fingerprint
+    assert other.model == other.fingerprint
+
+
 def with_casts(parameters: Any, x: jax.Array) -> jax.Array:
     half = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16) * 2, parameters)
     return scanned(half, x.astype(jnp.bfloat16)).astype(jnp.float32)

@@ -301,7 +301,7 @@ def test_losses_after_resuming_are_those_of_the_uninterrupted_run(placements, tm
     uninterrupted = losses(2, 5)  # these steps donate the arrays while they are being written
     folder.commit(2, records(executor), DataPosition(0, 1), {})
 
-    found = folder.newest_whole(PROGRAM.fingerprint)
+    found = folder.newest_whole(PROGRAM.model)
     assert found is not None
     with folder.reading(found.step):
         executor.load(str(found.path))

@@ -98,6 +98,7 @@ class Program:
         aux: where the loss has figures beside it, the count again, and each figure times the count.
         aux_tree: the structure of these figures; None where there are none.
         leaves: which leaves of the parameters' pytree count as a parameter for each of their rows.
+        model: fingerprint of the loss as it was written, whose training state is saved under it.
         frozen: the parameters of which a training step leaves something out.
         tokens: where tokens are in the order in which members share them.
     """
@@ -111,6 +112,7 @@ class Program:
     total: Operand
     count: Operand
     leaves: StackedLeaves
+    model: str
     aux: tuple[Operand, ...] = ()
     aux_tree: Any = None
     frozen: FrozenLeaves = NONE_FROZEN
@@ -137,17 +139,30 @@ class Program:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """What tells this model from another: its parameters and its sequence of primitives.
+        """What tells this program from another: its parameters and its sequence of primitives.
 
         It does not depend on the batch size, so a plan may change the size of its microbatches.
         """
-        digest = hashlib.sha256()
-        for name, value in zip(self.parameter_names, self.parameters, strict=True):
-            aval = self.avals[value]
-            digest.update(f"{name}:{aval.dtype}{list(aval.shape)};".encode())
-        for step in self.steps:
-            digest.update(f"{step.name}*{step.iterations};".encode())
-        return digest.hexdigest()[:16]
+        shapes = [self.avals[value] for value in self.parameters]
+        return fingerprint_of(self.parameter_names, shapes, self.steps)
+
+
+def fingerprint_of(
+    names: Sequence[str], shapes: Sequence[jax.ShapeDtypeStruct], steps: Sequence[Step]
+) -> str:
+    """What tells a function of parameters from another one.
+
+    Args:
+        names: the paths of its parameters.
+        shapes: their shapes.
+        steps: what it computes.
+    """
+    digest = hashlib.sha256()
+    for name, aval in zip(names, shapes, strict=True):
+        digest.update(f"{name}:{aval.dtype}{list(aval.shape)};".encode())
+    for step in steps:
+        digest.update(f"{step.name}*{step.iterations};".encode())
+    return digest.hexdigest()[:16]
 
 
 def with_examples(batch: PyTree, num_examples: int) -> PyTree:

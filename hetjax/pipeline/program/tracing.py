@@ -21,7 +21,7 @@ from hetjax.pipeline.program.loss import (
     sums,
     traced_once,
 )
-from hetjax.pipeline.program.traced_program import Program, flatten_jaxpr
+from hetjax.pipeline.program.traced_program import Program, fingerprint_of, flatten_jaxpr
 from hetjax.sharding.attention.match import match_attention
 
 
@@ -79,13 +79,15 @@ def trace(
         return [total, count, *([count] if has_aux else []), *aux]
 
     closed = jax.make_jaxpr(flat_loss)(parameter_leaves, [host_shape(x) for x in batch_leaves])
+    split, names = len(parameter_leaves), path_names(parameters)
+    check_count(_compat.depends_on(closed, 1)[:split], names)
+    written = flatten_jaxpr(closed)
+    model = fingerprint_of(names, [written.avals[v] for v in written.inputs[:split]], written.steps)
     if divides_sequences:
         matched = match_attention(closed)
         matched.check()
-        closed = matched.program
-    split, names = len(parameter_leaves), path_names(parameters)
-    check_count(_compat.depends_on(closed, 1)[:split], names)
-    flat, leaves = with_open_loops(flatten_jaxpr(closed), split)
+        written = flatten_jaxpr(matched.program)
+    flat, leaves = with_open_loops(written, split)
     split = len(leaves.places)
     return Program(
         avals=flat.avals,
@@ -97,6 +99,7 @@ def trace(
         total=flat.outputs[0],
         count=flat.outputs[1],
         leaves=leaves,
+        model=model,
         aux=flat.outputs[2:],
         aux_tree=aux_trees[-1] if has_aux else None,
     )

@@ -340,7 +340,7 @@ class StageSaver:
         if jax.process_index() != 0:
             return None
         files = record_files(folder, self.item) if wrote else ()
-        return StageRecord(self.pipelines.program.fingerprint, parts, files)
+        return StageRecord(self.pipelines.program.model, parts, files)
 
 
 def waited(saver: StageSaver, worker: str) -> StageRecord | SaveFailure | None:

@@ -143,7 +143,7 @@ class Manifest:
 
     Args:
         step: the number of steps done.
-        model: fingerprint of the program whose state it is.
+        model: fingerprint of the loss whose state it is.
         parts: every part of every leaf, and the item that holds it.
         files: every file but the manifest itself.
         data: the place in the data; None in a checkpoint of format 1, which did not say.
