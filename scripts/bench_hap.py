@@ -44,7 +44,8 @@ from hap_models import HapModel, bert, vgg19, vit
 from hap_systems import DEEPSPEED
 
 from hetjax.collecting import seldom_collected
-from hetjax.pipeline.program.traced_program import Program, trace
+from hetjax.pipeline.program.traced_program import Program
+from hetjax.pipeline.program.tracing import trace
 from hetjax.planner.hap.chain_search import ChainSearch
 from hetjax.planner.hap.forced import DATA_PARALLEL
 from hetjax.planner.hap.synthesis import synthesise, synthesise_at

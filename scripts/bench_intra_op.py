@@ -57,7 +57,7 @@ def blocks_program(case: Case) -> Any:
     from flax import nnx
 
     from hetjax.models.gpt import GPTBlock, GPTConfig
-    from hetjax.pipeline.program.traced_program import trace
+    from hetjax.pipeline.program.tracing import trace
 
     config = GPTConfig(
         vocabulary=2,

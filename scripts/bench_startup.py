@@ -1,4 +1,4 @@
-"""How long it takes until a model of many unrolled blocks trains, and what that costs a step.
+"""How long it takes until a model of many blocks trains, and what that costs a step.
 
 Each number of blocks is started in a process of its own, as a user's run is: the loss is traced, a
 plan is found for one device, the programs are compiled, the parameters made, and a first step done.
@@ -25,7 +25,8 @@ from benchmarking import positive, take_turns
 
 import hetjax
 from hetjax.models import GPTConfig, LanguageModel, language_model
-from hetjax.pipeline.program.traced_program import trace, with_examples
+from hetjax.pipeline.program.traced_program import with_examples
+from hetjax.pipeline.program.tracing import trace
 from hetjax.runtime.compilation import partitioners
 
 BLOCKS = (4, 16, 32, 80)
@@ -37,10 +38,14 @@ EXAMPLES, MICROBATCHES = 8, 2
 PARTS = ("trace", "plan", "compile", "first_step")
 
 
-def model_of(blocks: int, width: int, sequence: int) -> LanguageModel:
-    """The GPT: its blocks are unrolled."""
-    heads = max(1, width // 64)
-    return language_model(GPTConfig(1024, blocks, width, heads, sequence, tied_embeddings=False))
+def model_of(options: argparse.Namespace, blocks: int) -> LanguageModel:
+    """The GPT: its blocks are unrolled, or scanned over."""
+    width, sequence = options.width, options.sequence
+    heads, scanned = max(1, width // 64), options.scanned
+    config = GPTConfig(
+        1024, blocks, width, heads, sequence, tied_embeddings=False, scan_blocks=scanned
+    )
+    return language_model(config)
 
 
 def optimizer() -> optax.GradientTransformation:
@@ -60,7 +65,7 @@ def start(options: argparse.Namespace, blocks: int) -> tuple[dict[str, float], h
     Returns:
         The seconds of each part, by the clock and of the process's own work; and the trainer.
     """
-    model, batch = model_of(blocks, options.width, options.sequence), batch_of(options.sequence)
+    model, batch = model_of(options, blocks), batch_of(options.sequence)
     update = optimizer()
     found: dict[str, float] = {"blocks": blocks}
 
@@ -144,7 +149,7 @@ def measured(options: argparse.Namespace, blocks: int, flag: str) -> dict[str, f
     own = [sys.executable, __file__, flag, str(blocks), "--json"]
     names = ("width", "sequence", "rounds", "steps")
     own += [part for name in names for part in (f"--{name}", str(getattr(options, name)))]
-    own += ["--work"] if options.work else []
+    own += [each for each in ("--work", "--scanned") if getattr(options, each[2:])]
     return json.loads(subprocess.run(own, check=True, capture_output=True, text=True).stdout)
 
 
@@ -157,6 +162,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=positive, default=9, help="rounds of the comparison")
     parser.add_argument("--steps", type=positive, default=2, help="steps in a round")
     parser.add_argument("--work", action="store_true", help="compare the processors' time")
+    parser.add_argument("--scanned", action="store_true", help="the blocks are scanned over")
     parser.add_argument("--blocks", type=positive, nargs="*", default=BLOCKS)
     parser.add_argument("--compared", type=positive, nargs="*", default=COMPARED)
     parser.add_argument("--start", type=positive, help=argparse.SUPPRESS)

@@ -33,7 +33,7 @@ from hetjax.commands.devices import host_device_flags
 from hetjax.configuration import read_configuration
 from hetjax.configuration.make import make_ingredients
 from hetjax.mesh import Cluster
-from hetjax.pipeline.program.traced_program import trace
+from hetjax.pipeline.program.tracing import trace
 
 CONFIGURATIONS = CLUSTERS / "papers" / "hetu"
 TINY = (

@@ -306,13 +306,15 @@ def state_of(executor: Any) -> Iterator[tuple[str, Any]]:
     from hetjax.runtime.checkpoints.saved_leaves import saved_leaves
 
     pipelines = executor.workers[0].pipelines
-    parameters, optimizer = saved_leaves(pipelines)
+    parameters, optimizer = (
+        kind.leaves.split_names(kind.names) for kind in saved_leaves(pipelines)
+    )
     for worker in executor.workers:
         state, stage = worker.state(), worker.stage
         for part, array in zip(pipelines.stages[stage].parameters, state.parameters, strict=True):
-            yield f"{stage} parameters {parameters.names[part.leaf]}", array
+            yield f"{stage} parameters {parameters[part.leaf]}", array
         for part, array in zip(pipelines.updates[stage].state, state.optimizer, strict=True):
-            yield f"{stage} optimizer {optimizer.names[part.leaf]}", array
+            yield f"{stage} optimizer {optimizer[part.leaf]}", array
 
 
 def measured(settings: Sequence[Setting], steps: int) -> tuple[list[float], list[list[int]]]:

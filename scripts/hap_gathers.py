@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from hetjax.mesh import Cluster, SubMesh
-from hetjax.pipeline.program.traced_program import Program, trace
+from hetjax.pipeline.program.traced_program import Program
+from hetjax.pipeline.program.tracing import trace
 from hetjax.pipeline.schedules.warm_up import one_f_one_b
 from hetjax.planner import (
     Member,

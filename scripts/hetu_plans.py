@@ -19,9 +19,11 @@ from hetjax.configuration import read_configuration
 from hetjax.configuration.make import make_ingredients
 from hetjax.errors import InputError
 from hetjax.mesh import Cluster, SubMesh
-from hetjax.pipeline.program.traced_program import Program, trace, with_examples
+from hetjax.pipeline.program.traced_program import Program, with_examples
+from hetjax.pipeline.program.tracing import trace
 from hetjax.pipeline.schedules.warm_up import one_f_one_b
 from hetjax.planner import PipelinePlan, Plan, StagePlan
+from hetjax.planner.plan.parameter_names import leaf_name
 from hetjax.planner.plan.plan import validate
 from hetjax.planner.plan.stage_plan import Spec
 
@@ -202,15 +204,18 @@ def make_plan(name: str, program: Program) -> Plan:
 
 def _layers(program: Program) -> tuple[int, ...]:
     """Where blocks begin: the first has the embedding too, the last all that follows."""
-    position, scans = 0, []
-    for step in program.steps:
-        if step.iterations > 1:
-            scans.append((position, step.iterations))
-        position += step.iterations
-    if len(scans) != 1:
-        raise InputError(f"the program has {len(scans)} scans; set model.scan_blocks = True")
-    (start, blocks) = scans[0]
-    return (0, *range(start + 1, start + blocks), position)
+    counts = {count for count in program.leaves.rows if count is not None}
+    inside = [
+        position
+        for position, step in enumerate(program.steps)
+        if any(call.primitive.name == "scan" for call in step.calls)
+    ]
+    if len(counts) != 1:
+        raise InputError(f"the program has {len(counts)} loops; set model.scan_blocks = True")
+    (blocks,) = counts
+    size = len(inside) // blocks
+    starts = range(inside[0] + size, inside[-1], size)
+    return (0, *starts, program.num_positions)
 
 
 def _pipeline(line: str, cluster: Cluster, program: Program) -> PipelinePlan:
@@ -237,14 +242,13 @@ def _stage(text: str, cluster: Cluster, program: Program) -> StagePlan:
 
 
 def _specs(program: Program) -> dict[str, Spec]:
-    """The specification of every parameter, by its path."""
+    """The specification of every parameter, by its path; of all blocks' by one."""
     found: dict[str, Spec] = {}
     for name, value in zip(program.parameter_names, program.parameters, strict=True):
         keys = [key for key in SPECS if key in name.split("/")]
         spec = SPECS[keys[0]] if keys else ()
-        # Stacked blocks have a dimension more.
-        stacked = len(program.avals[value].shape) - len(spec)
-        found[name] = (*[None] * stacked, *spec)
+        assert len(spec) in (0, len(program.avals[value].shape)), name
+        found[leaf_name(name)] = spec
     return found
 
 

@@ -22,7 +22,7 @@ from hetjax.commands.switch_report import arrays_between, switch_figures
 from hetjax.configuration import read_configuration
 from hetjax.configuration.make import Ingredients, make_ingredients
 from hetjax.mesh import KINDS, Cluster, Link, Subcluster, SubMesh
-from hetjax.pipeline.program.traced_program import trace
+from hetjax.pipeline.program.tracing import trace
 from hetjax.pipeline.schedules.warm_up import one_f_one_b
 from hetjax.planner import PipelinePlan, StagePlan
 from hetjax.runtime.compilation.state import StageState

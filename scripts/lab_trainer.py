@@ -34,7 +34,7 @@ from moves_trainer import MovesTrainer
 import hetjax
 from hetjax.errors import WorkerLostError
 from hetjax.mesh import SubMesh
-from hetjax.pipeline.program.traced_program import trace
+from hetjax.pipeline.program.tracing import trace
 from hetjax.pipeline.schedules.warm_up import one_f_one_b
 from hetjax.pipeline.timeline.measured_times import measured_times
 from hetjax.pipeline.timeline.overlap import overlap

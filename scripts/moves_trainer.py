@@ -19,7 +19,7 @@ from moves_program import OneProgram
 
 import hetjax
 from hetjax.mesh import KINDS, Cluster, Link, Subcluster, SubMesh
-from hetjax.pipeline.program.traced_program import trace
+from hetjax.pipeline.program.tracing import trace
 from hetjax.pipeline.schedules.warm_up import one_f_one_b
 from hetjax.pipeline.timeline.timeline import stage_track
 from hetjax.planner import Member, PipelinePlan, Share, Shares, StagePlan

@@ -15,11 +15,13 @@ from typing import Any
 import jax
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
+from opened_loops import positions_in_loops
 from random_schedules import random_schedule as random_order
 from small_models import BLOCKS, Model, make_batch
 
 from hetjax.mesh import KINDS, Cluster, Link, Subcluster, SubMesh
-from hetjax.pipeline.program.traced_program import Program, trace
+from hetjax.pipeline.program.traced_program import Program
+from hetjax.pipeline.program.tracing import trace
 from hetjax.pipeline.schedule_search.named_schedules import make_schedule
 from hetjax.pipeline.schedules.schedule import WARM_UP_SCHEDULES, Schedule
 from hetjax.pipeline.timeline.times import StepTimes
@@ -189,23 +191,13 @@ def random_schedule(rng: Random, stages: Sequence[StagePlan], num_microbatches: 
 def random_boundaries(rng: Random, program: Program, max_stages: int) -> tuple[int, ...]:
     """The positions where one to a few stages begin, and the end; often inside a scan."""
     end = program.num_positions
-    inside = positions_inside_scans(program)
+    inside = positions_in_loops(program)
     wanted = rng.randint(1, max_stages) - 1
     cuts: set[int] = set()
     for _ in range(wanted):
         pool = inside if inside and rng.random() < 0.5 else range(1, end)
         cuts.add(rng.choice(pool))
     return (0, *sorted(cuts), end)
-
-
-def positions_inside_scans(program: Program) -> list[int]:
-    """The positions between two iterations of a scan."""
-    starts = itertools.accumulate((step.iterations for step in program.steps), initial=0)
-    return [
-        start + iteration
-        for start, step in zip(starts, program.steps, strict=False)
-        for iteration in range(1, step.iterations)
-    ]
 
 
 def random_submeshes(rng: Random, num_stages: int) -> tuple[SubMesh, ...]:

@@ -14,7 +14,7 @@ from ray_jobs import HOST
 
 import hetjax
 from hetjax.mesh import Cluster, Link, Subcluster, SubMesh
-from hetjax.pipeline.program.traced_program import trace
+from hetjax.pipeline.program.tracing import trace
 from hetjax.pipeline.schedules.warm_up import one_f_one_b
 from hetjax.planner.plan.plan import Plan
 from hetjax.planner.plan.stage_plan import Member, PipelinePlan, Shares, StagePlan
@@ -45,22 +45,44 @@ def loss(
     parameters: Any, batch: Any, attend: Attend = attend, chunk: int = 0
 ) -> tuple[jax.Array, jax.Array]:
     """Two blocks with rotary positions and a table of positions: the summed loss, and the count."""
-    tokens = batch["tokens"]
-    x = parameters["embedding"][tokens[:, :-1]] + parameters["positions"][:LENGTH]
+    x = _embedded(parameters, batch)
     for block in parameters["blocks"]:
-        scaled = _normalized(x)
-        query, key, value = (
-            (scaled @ block[name]).reshape(*x.shape[:2], -1, WIDTH // QUERY_HEADS)
-            for name in ("query", "key", "value")
-        )
-        mixed = attend(_rotated(query), _rotated(key), value).reshape(x.shape)
-        x = x + mixed @ block["out"]
-        x = x + jax.nn.silu(_normalized(x) @ block["up"]) @ block["down"]
+        x = _block(x, block, attend)
+    return _sums(parameters, batch, x, chunk)
+
+
+def scanned(parameters: Any, batch: Any, attend: Attend = attend) -> tuple[jax.Array, jax.Array]:
+    """The same loss of stacked blocks that are scanned over."""
+    x, _ = jax.lax.scan(
+        lambda x, block: (_block(x, block, attend), None),
+        _embedded(parameters, batch),
+        parameters["blocks"],
+    )
+    return _sums(parameters, batch, x)
+
+
+def _embedded(parameters: Any, batch: Any) -> jax.Array:
+    return parameters["embedding"][batch["tokens"][:, :-1]] + parameters["positions"][:LENGTH]
+
+
+def _block(x: jax.Array, block: Any, attend: Attend) -> jax.Array:
+    scaled = _normalized(x)
+    query, key, value = (
+        (scaled @ block[name]).reshape(*x.shape[:2], -1, WIDTH // QUERY_HEADS)
+        for name in ("query", "key", "value")
+    )
+    mixed = attend(_rotated(query), _rotated(key), value).reshape(x.shape)
+    x = x + mixed @ block["out"]
+    return x + jax.nn.silu(_normalized(x) @ block["up"]) @ block["down"]
+
+
+def _sums(parameters: Any, batch: Any, x: jax.Array, chunk: int = 0) -> tuple[jax.Array, jax.Array]:
+    labels = batch["tokens"][:, 1:]
     if chunk:
-        losses = hetjax.linear_cross_entropy(x, parameters["embedding"], tokens[:, 1:], chunk=chunk)
-    else:
-        scores = jax.nn.log_softmax(x @ parameters["embedding"].T)
-        losses = -jnp.take_along_axis(scores, tokens[:, 1:, None], -1)
+        losses = hetjax.linear_cross_entropy(x, parameters["embedding"], labels, chunk=chunk)
+        return jnp.sum(losses), jnp.float32(losses.size)
+    scores = jax.nn.log_softmax(x @ parameters["embedding"].T)
+    losses = -jnp.take_along_axis(scores, labels[..., None], -1)
     return jnp.sum(losses), jnp.float32(losses.size)
 
 
@@ -96,6 +118,12 @@ def parameters() -> Any:
     blocks = [{name: draw(*shape) for name, shape in shapes.items()} for _ in range(2)]
     table = draw(LENGTH + 4, WIDTH)
     return {"embedding": draw(VOCABULARY, WIDTH), "positions": table, "blocks": blocks}
+
+
+def stacked() -> Any:
+    """The initial parameters, those of the blocks stacked."""
+    made = parameters()
+    return {**made, "blocks": jax.tree.map(lambda *rows: np.stack(rows), *made["blocks"])}
 
 
 @dataclass(frozen=True)
@@ -164,7 +192,9 @@ def in_chunks(parameters: Any, batch: Any) -> tuple[jax.Array, jax.Array]:
     return loss(parameters, batch, chunk=3)
 
 
-def context_plan(*splits: ContextSplit, function: Any = loss, **changes: Any) -> Plan:
+def context_plan(
+    *splits: ContextSplit, function: Any = loss, parameters: Any = parameters, **changes: Any
+) -> Plan:
     """A stage for each split, each member a host of one device."""
     shapes = jax.eval_shape(lambda: Tokens().batch(0, SIZE))
     program = trace(function, parameters(), shapes, divides_sequences=True)

@@ -124,7 +124,7 @@ def gathered_parameters(executor: LocalExecutor) -> list[np.ndarray]:
         (stage.parameters, _of_stage(executor, stage.index, Parameter))
         for stage in pipelines.stages
     ]
-    return gather(held, pipelines.parameter_shapes)
+    return pipelines.program.leaves.join(gather(held, pipelines.parameter_shapes), np.stack)
 
 
 def gathered_state(executor: LocalExecutor, *, rounded: bool = False) -> list[np.ndarray]:
@@ -138,7 +138,8 @@ def gathered_state(executor: LocalExecutor, *, rounded: bool = False) -> list[np
     # a stage has several members, copies of the state differ in their last bits.
     rounding = 1e-14 if any(s.dtype == np.float64 for s in pipelines.state_shapes) else 1e-6
     has_unions = executor.workers[0].placement.plan.has_unions
-    return gather(held, pipelines.state_shapes, rounding if has_unions or rounded else 0.0)
+    tolerance = rounding if has_unions or rounded else 0.0
+    return pipelines.state_leaves.join(gather(held, pipelines.state_shapes, tolerance), np.stack)
 
 
 def _of_stage(

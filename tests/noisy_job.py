@@ -17,7 +17,7 @@ import optax
 from ray_jobs import RUNTIMES, make_cluster
 
 from hetjax.mesh import SubMesh
-from hetjax.pipeline.program.traced_program import trace
+from hetjax.pipeline.program.tracing import trace
 from hetjax.pipeline.schedules.warm_up import one_f_one_b
 from hetjax.planner.plan.plan import Plan
 from hetjax.planner.plan.stage_plan import PipelinePlan, StagePlan

@@ -13,7 +13,8 @@ import numpy as np
 import optax
 
 from hetjax.mesh import KINDS, Cluster, DeviceKind, Link, Subcluster, SubMesh
-from hetjax.pipeline.program.traced_program import trace
+from hetjax.pipeline.program.traced_program import Program
+from hetjax.pipeline.program.tracing import trace
 from hetjax.pipeline.schedules.interleaved import interleaved
 from hetjax.pipeline.schedules.warm_up import one_f_one_b
 from hetjax.planner.plan.module_shares import Share
@@ -104,6 +105,13 @@ def make_cluster(nodes: int, kind: DeviceKind = HOST) -> Cluster:
     return Cluster("test", (first, second), (("first", "second", _LINK),))
 
 
+def block_start(program: Program, block: int) -> int:
+    """The position where a block begins."""
+    named = zip(program.parameter_names, program.parameters, strict=True)
+    own = {value for name, value in named if name.endswith(f"[{block}]")}
+    return next(p for p, step in enumerate(program.steps) if own.intersection(step.values()))
+
+
 def make_plan(
     hosts: int = 1,
     cluster: Cluster | None = None,
@@ -125,8 +133,7 @@ def make_plan(
     if weighted:
         shapes["weight"] = jax.ShapeDtypeStruct((SIZE,), np.dtype(np.float32))
     program = trace(function, parameters(), shapes)
-    names = [step.name for step in program.steps]
-    middle = sum(s.iterations for s in program.steps[: names.index("scan")]) + DEPTH // 2
+    middle = block_start(program, DEPTH // 2)
     stages = (
         StagePlan.on(
             (0, 1),
@@ -157,7 +164,9 @@ def make_plan_of_two_passes() -> Plan:
         replace(second, layers=(3, 4), recompute=False),
     )
     pipeline = replace(plan.pipeline, stages=stages, schedule=interleaved(2, 2, MICROBATCHES))
-    layers = (start, middle - 1, middle, middle + 1, end)
+    program = trace(loss, parameters(), jax.eval_shape(lambda: Tokens().batch(0, SIZE)))
+    before, after = (block_start(program, DEPTH // 2 + way) for way in (-1, 1))
+    layers = (start, before, middle, after, end)
     return replace(plan, layers=layers, pipelines=(pipeline,))
 
 
@@ -173,8 +182,8 @@ def make_plan_of_two_pipelines() -> Plan:
     return replace(two, pipelines=pipelines)
 
 
-PARAMETERS = {"blocks/in": Share(2, (10, 6)), "blocks/out": Share(1, (10, 6))}
-"""Columns of the one product and rows of the other, as tensor parallelism has them."""
+PARAMETERS = {"blocks/in": Share(1, (10, 6)), "blocks/out": Share(0, (10, 6))}
+"""Columns of the one product and rows of the other, of all blocks, as tensor parallelism has."""
 
 SHARES = {
     "batch": Shares(batch=(2, 2)),

@@ -40,8 +40,10 @@ def state_of(trainer: Trainer, *, fresh: bool = False) -> list[np.ndarray]:
         for update, worker in zip(pipelines.updates, executor.workers, strict=True)
     ]
     return [
-        *gather(parameters, pipelines.parameter_shapes),
-        *(gather if fresh else first_copies)(optimizer, pipelines.state_shapes),
+        *pipelines.program.leaves.join(gather(parameters, pipelines.parameter_shapes), np.stack),
+        *pipelines.state_leaves.join(
+            (gather if fresh else first_copies)(optimizer, pipelines.state_shapes), np.stack
+        ),
     ]
 
 

@@ -40,7 +40,7 @@ from hetjax.configuration import read_configuration
 from hetjax.configuration.make import make_model, make_optimizer
 from hetjax.data import images
 from hetjax.data.corpus import TextFiles
-from hetjax.errors import InputError
+from hetjax.errors import CheckpointError, InputError
 from hetjax.file_content import to_content
 from hetjax.mesh import Cluster, Link, Subcluster, kind
 from hetjax.planner import Plan, PlanOptions
@@ -181,6 +181,9 @@ WRITTEN = Manifest(
         SavedPart("optimizer", "0/mu/w", 2, 4, (4, 2), "float32", "stage_1"),
         SavedPart("optimizer", "0/nu/w", 0, None, (4, 2), "float32", "stage_0", ((0, 1),)),
         SavedPart("optimizer", "0/nu/w", 0, None, (4, 2), "float32", "stage_1", ((1, 2),)),
+        SavedPart("parameters", "v", 0, 1, (2, 3), "float32", "stage_0", (), True),
+        SavedPart("parameters", "v", 1, 2, (2, 3), "float32", "stage_1", ((0, 2),), True),
+        SavedPart("parameters", "v", 1, 2, (2, 3), "float32", "stage_0", ((2, 3),), True),
         SavedPart("parameters", "w", 0, None, (4, 2), "float32", "stage_0"),
     ),
     files=(SavedFile("stage_0/a", 3, 7), SavedFile("stage_1/d/0", 0, 0)),
@@ -189,15 +192,25 @@ WRITTEN = Manifest(
 )
 
 
+def is_of_format(part: SavedPart, version: int) -> bool:
+    """Whether a format could say what a part holds."""
+    return version == 4 or not (part.is_row or (part.across and version < 3))
+
+
 def manifest_bodies() -> list[dict[str, Any]]:
-    """A manifest as it is written now, and as formats 2 and 1, all without their checksum."""
+    """A manifest as it is written now, and as formats before, all without their checksum."""
     now = json.loads(WRITTEN.to_json())
     del now["crc32"]
-    rows = [part for part in now["parts"] if not part["across"]]
-    plain = [{name: part[name] for name in part if name != "across"} for part in rows]
-    second = {**now, "format": 2, "parts": plain}
-    first = {name: second[name] for name in second if name != "data"}
-    return [now, second, {**first, "format": 1}]
+    bodies = [now]
+    for version, later in ((3, {"is_row"}), (2, {"is_row", "across"}), (1, {"is_row", "across"})):
+        parts = [
+            {name: value for name, value in told.items() if name not in later}
+            for part, told in zip(WRITTEN.parts, now["parts"], strict=True)
+            if is_of_format(part, version)
+        ]
+        bodies.append({**now, "format": version, "parts": parts})
+    del bodies[-1]["data"]
+    return bodies
 
 
 def with_checksum(body: Any) -> Any:
@@ -216,8 +229,18 @@ def read_checkpoint(path: Path) -> None:
 @pytest.mark.parametrize("body", manifest_bodies(), ids=lambda body: f"format {body['format']}")
 def test_the_manifests_that_are_damaged_are_good_ones(body: dict[str, Any]) -> None:
     found = Manifest.from_json(json.dumps(with_checksum(body)))
-    rows = replace(WRITTEN, parts=tuple(part for part in WRITTEN.parts if not part.across))
-    assert found == {3: WRITTEN, 2: rows, 1: replace(rows, data=None)}[body["format"]]
+    version = body["format"]
+    parts = tuple(part for part in WRITTEN.parts if is_of_format(part, version))
+    assert found == replace(WRITTEN, parts=parts, data=WRITTEN.data if version > 1 else None)
+
+
+@pytest.mark.parametrize("change", [{"stop": 2}, {"stop": None}, {"shape": [], "stop": None}])
+def test_a_row_that_is_none_is_refused(change: dict[str, Any]) -> None:
+    body = manifest_bodies()[0]
+    (row,) = [part for part in body["parts"] if part["is_row"] and not part["across"]]
+    row.update(change)
+    with pytest.raises(CheckpointError, match=r"parameters/v is said to be one row"):
+        Manifest.from_json(json.dumps(with_checksum(body)))
 
 
 @cases

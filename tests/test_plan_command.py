@@ -432,7 +432,6 @@ def test_a_system_can_be_asked_for(context_config: str, capsys: pytest.CaptureFi
         ("train.beside = '1f1b'", "train.beside is given"),
         ("planner.min_stages = 2", "planner.min_stages is 2"),
         ("planner.profile = 'profile'", "planner.profile is 'profile'"),
-        ("model.scan_blocks = True", "set model.scan_blocks = False"),
         ("model.dropout = 0.1", "set model.dropout = 0"),
         ("model.recipe = 'resnet-quickstart'", "no attention whose context members could share"),
         ("planner.name = 'harp'", "planner.context is 'ring', and planner.name is 'harp'"),

@@ -74,11 +74,6 @@ def check_context_settings(settings: Configuration) -> None:
             f"model.dropout is {settings.model.dropout}, and {what}: attention with dropout cannot "
             f"be shared; set model.dropout = 0"
         )
-    if settings.model.scan_blocks:
-        raise InputError(
-            f"model.scan_blocks is True, and {what}: attentions in a scan cannot be shared; set "
-            f"model.scan_blocks = False"
-        )
 
 
 def find_context(problems: Problems, counts: Sequence[int], system: str) -> ContextFound:

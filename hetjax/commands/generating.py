@@ -121,7 +121,7 @@ class TextModel:
             raise CheckpointError(f"there is no checkpoint in {path}; has the run saved one yet?")
         model = self._model
         shapes = model.parameter_shapes()
-        fingerprint = trace(model.loss, shapes, model.batch_shapes(1)).fingerprint
+        fingerprint = trace(model.loss, shapes, model.batch_shapes(1)).model
         if step is None:
             found = folder.newest_whole(fingerprint)
             assert found is not None

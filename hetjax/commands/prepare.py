@@ -17,7 +17,8 @@ from hetjax.configuration import Configuration
 from hetjax.configuration.make import Ingredients
 from hetjax.errors import InputError
 from hetjax.mesh import Cluster
-from hetjax.pipeline.program.traced_program import trace, with_examples
+from hetjax.pipeline.program.traced_program import with_examples
+from hetjax.pipeline.program.tracing import trace
 from hetjax.planner import (
     Alternative,
     DynamicProgram,

@@ -1,8 +1,7 @@
 """A model's run of equal blocks: one after another, or stacked and scanned over.
 
 Both forms hold the same numbers: made from the same key, the stacked parameters are the others'
-stacked along a new leading axis. Scanning makes the jaxpr and the compile time independent of the
-number of blocks.
+stacked along a new leading axis. Of a scan JAX traces one block, however many there are.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 from hetjax.pipeline.build import PipelineCut, PipelinePrograms, build_pipelines
 from hetjax.pipeline.layers.modules import find_modules
 from hetjax.pipeline.layers.structural_layers import StructuralLayers, structural_layers
-from hetjax.pipeline.program.traced_program import Program, trace
+from hetjax.pipeline.program.traced_program import Program
+from hetjax.pipeline.program.tracing import trace
 from hetjax.pipeline.schedule_search.interleaved_search import search_interleaved
 from hetjax.pipeline.schedule_search.named_schedules import make_schedule
 from hetjax.pipeline.schedule_search.schedule_search import (

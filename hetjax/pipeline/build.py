@@ -10,17 +10,19 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 from jaxtyping import PyTree
 
-from hetjax.pipeline.program.loss import abstract, accumulator_dtype
+from hetjax.pipeline.program.loss import abstract, accumulator_dtype, path_names
+from hetjax.pipeline.program.stacked_leaves import StackedLeaves
 from hetjax.pipeline.program.traced_program import Program
 from hetjax.pipeline.stages.backward import Shapes, StagePrograms, differentiate
 from hetjax.pipeline.stages.cutting import ParameterPart, Stage, cut
 from hetjax.pipeline.stages.holders import Shared, updated_parts, with_updates
 from hetjax.pipeline.stages.recomputing import Run
 from hetjax.pipeline.stages.traced_stage import Tracer, trace_stage
-from hetjax.pipeline.update.divided_update import StageUpdate, divide_update
+from hetjax.pipeline.update.divided_update import StageUpdate, divide_update, divided_trace
 
 
 @dataclass(frozen=True)
@@ -56,12 +58,14 @@ class PipelinePrograms:
         shared: who holds and who updates the parameters that several stages hold; without those
             that no stage updates.
         updates: each stage's share of the optimizer's update.
-        parameter_tree: structure of the parameters.
-        parameter_shapes: shape of every parameter leaf, whole.
+        parameter_tree: structure of the parameters, of whose leaves `Program.leaves` says which
+            count as rows.
+        parameter_shapes: shape of every parameter, whole.
         state_tree: structure of the optimizer's state.
-        state_shapes: shape of every leaf of the optimizer's state, whole.
+        state_leaves: which of its leaves count as rows.
+        state_shapes: shape of everything that they count as, whole.
         messages: for each phase of the update, for each stage, the shapes of what it tells others.
-        init_state: the optimizer's ``init``.
+        init_state: from all parameters to all of the optimizer's initial state, a list of each.
     """
 
     traced: tuple[Program, ...]
@@ -73,9 +77,10 @@ class PipelinePrograms:
     parameter_tree: Any
     parameter_shapes: Shapes
     state_tree: Any
+    state_leaves: StackedLeaves
     state_shapes: Shapes
     messages: tuple[tuple[Shapes, ...], ...]
-    init_state: Callable[[PyTree], Any]
+    init_state: Callable[[Sequence[Any]], list[Any]]
 
     @property
     def program(self) -> Program:
@@ -127,6 +132,12 @@ class PipelinePrograms:
         """Shape and dtype of a part of a leaf of the optimizer's state."""
         whole = self.state_shapes[part.leaf]
         return jax.ShapeDtypeStruct(part.shape(whole.shape), whole.dtype)
+
+    @functools.cached_property
+    def state_names(self) -> tuple[str, ...]:
+        """The paths of the optimizer's state."""
+        places = jax.tree.unflatten(self.state_tree, range(self.state_tree.num_leaves))
+        return self.state_leaves.split_names(path_names(places))
 
     @functools.cached_property
     def shared_of_leaf(self) -> Mapping[int, tuple[ParameterPart, ...]]:
@@ -208,27 +219,28 @@ def cut_pipelines(
     leaves, tree = jax.tree.flatten(abstract(parameters))
     stages: list[Stage] = []
     first_stages = [0]
-    for program, each in zip(programs, cuts, strict=True):
-        found = cut(program, each.boundaries)
+    for traced, each in zip(programs, cuts, strict=True):
+        found = cut(traced, each.boundaries)
         stages += [replace(stage, index=first_stages[-1] + stage.index) for stage in found]
         first_stages.append(len(stages))
 
     def unflatten(values: Sequence[Any]) -> PyTree:
         return jax.tree.unflatten(tree, values)
 
-    frozen = programs[0].frozen
+    program = programs[0]
+    frozen, shapes = program.frozen, program.leaves.split_shapes(leaves)
     held = [
         [part for part in stage.parameters if part.leaf not in frozen.without_update]
         for stage in stages
     ]
-    shared = with_updates(held, [tuple(leaf.shape) for leaf in leaves], divided=divide_state)
+    shared = with_updates(held, [tuple(each.shape) for each in shapes], divided=divide_state)
     updates = divide_update(
         optimizer,
         leaves,
         [updated_parts(parts, shared, stage) for stage, parts in enumerate(held)],
-        programs[0].parameter_names,
+        program.parameter_names,
         unflatten,
-        programs[0].loss_dtype,
+        program.loss_dtype,
         first_pipeline=first_stages[1],
         frozen=frozen,
         streamed=[
@@ -237,8 +249,17 @@ def cut_pipelines(
             for stage, is_streamed in enumerate(each.stream_state)
             if is_streamed
         ],
+        leaves=program.leaves,
     )
     state = jax.eval_shape(optimizer.init, unflatten(leaves))
+    state_leaves = divided_trace(
+        optimizer, leaves, unflatten, program.loss_dtype, frozen, program.leaves
+    ).state
+
+    def init_state(values: Sequence[Any]) -> list[Any]:
+        made = optimizer.init(unflatten(program.leaves.join(values, jnp.stack)))
+        return state_leaves.split(jax.tree.leaves(made))
+
     return PipelinePrograms(
         traced=tuple(programs),
         first_stages=tuple(first_stages),
@@ -247,11 +268,12 @@ def cut_pipelines(
         shared=shared,
         updates=updates,
         parameter_tree=tree,
-        parameter_shapes=tuple(leaves),
+        parameter_shapes=tuple(shapes),
         state_tree=jax.tree.structure(state),
-        state_shapes=tuple(jax.tree.leaves(state)),
+        state_leaves=state_leaves,
+        state_shapes=tuple(state_leaves.split_shapes(jax.tree.leaves(state))),
         messages=(),
-        init_state=optimizer.init,
+        init_state=init_state,
     )
 
 

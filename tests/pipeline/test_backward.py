@@ -17,7 +17,8 @@ from small_models import Model, make_batch
 
 from hetjax.pipeline.build import PipelinePrograms
 from hetjax.pipeline.program.loss import accumulator_dtype
-from hetjax.pipeline.program.traced_program import Program, num_bytes, trace
+from hetjax.pipeline.program.traced_program import Program, num_bytes
+from hetjax.pipeline.program.tracing import trace
 from hetjax.pipeline.stages.recomputing import Run
 
 
@@ -47,7 +48,8 @@ def evenly(program: Program, num_stages: int) -> tuple[int, ...]:
 
 def run(pipeline: PipelinePrograms, parameters: Any, batch: Any, *, split: bool) -> tuple[Any, Any]:
     """Loss and gradients of one microbatch through all stages' programs, without a device mesh."""
-    leaves, batch_leaves = jax.tree.leaves(parameters), jax.tree.leaves(batch)
+    counted, batch_leaves = pipeline.program.leaves, jax.tree.leaves(batch)
+    leaves = counted.split(jax.tree.leaves(parameters))
     gradients = [jnp.zeros(leaf.shape, accumulator_dtype(leaf.dtype)) for leaf in leaves]
     parts = [[p.take(leaves[p.leaf]) for p in stage.parameters] for stage in pipeline.stages]
     batches = [[batch_leaves[leaf] for leaf in stage.batch] for stage in pipeline.stages]
@@ -72,7 +74,7 @@ def run(pipeline: PipelinePrograms, parameters: Any, batch: Any, *, split: bool)
         for part, found in zip(pipeline.stages[i].parameters, sums, strict=True):
             rows = slice(part.start, part.stop) if part.stop is not None else ...
             gradients[part.leaf] = gradients[part.leaf].at[rows].add(found)
-    return total, gradients
+    return total, counted.join(gradients, jnp.stack)
 
 
 def test_cotangents_are_sent_where_they_are_awaited_and_nothing_else_is():

@@ -10,7 +10,7 @@ import pytest
 import hetjax
 from hetjax.models import RECIPES, model_of
 from hetjax.pipeline.program.costs import Cost, jaxpr_cost, steps_cost
-from hetjax.pipeline.program.traced_program import trace
+from hetjax.pipeline.program.tracing import trace
 
 
 def cost(function: Callable[..., Any], *shapes: tuple[int, ...]) -> Cost:

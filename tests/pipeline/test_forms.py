@@ -10,7 +10,8 @@ from hetjax import _compat
 from hetjax.pipeline.program import forms
 from hetjax.pipeline.program.costs import step_cost
 from hetjax.pipeline.program.forms import form_of, share_form
-from hetjax.pipeline.program.traced_program import Program, Step, trace
+from hetjax.pipeline.program.traced_program import Program, Step
+from hetjax.pipeline.program.tracing import trace
 from hetjax.pipeline.stages.resized import Between, SizedProgram
 
 

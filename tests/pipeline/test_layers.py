@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from hetjax.errors import InputError
 from hetjax.pipeline.layers.cost_layers import cluster_layers, crossing_bytes, position_flops
-from hetjax.pipeline.program.traced_program import Program, num_bytes, trace
+from hetjax.pipeline.program.traced_program import Program, num_bytes
+from hetjax.pipeline.program.tracing import trace
 from hetjax.pipeline.stages.cutting import crossing_values, cut
 
 
@@ -98,12 +99,8 @@ def test_equal_blocks_make_equal_layers():
 def test_a_scan_is_cut_between_its_iterations():
     program = scanned(8, stacked_outputs=False)
     layers = cluster_layers(program, 4)
-    first = next(
-        sum(step.iterations for step in program.steps[:place])
-        for place, step in enumerate(program.steps)
-        if step.name == "scan"
-    )
-    assert len([edge for edge in layers if first < edge < first + 8]) >= 2
+    products = [place for place, step in enumerate(program.steps) if step.name == "dot_general"]
+    assert len([edge for edge in layers if products[1] < edge <= products[-1]]) >= 2
 
 
 def test_cuts_are_where_few_bytes_cross():

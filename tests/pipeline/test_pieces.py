@@ -21,7 +21,8 @@ from hetjax.pipeline.program.computations import computation_of, constant_of
 from hetjax.pipeline.program.constraints import constrained
 from hetjax.pipeline.program.pieces import Piece, pieces_of
 from hetjax.pipeline.program.step_program import StepProgram
-from hetjax.pipeline.program.traced_program import Step, flatten_jaxpr, trace
+from hetjax.pipeline.program.traced_program import Step, flatten_jaxpr
+from hetjax.pipeline.program.tracing import trace
 from hetjax.pipeline.stages import traced_stage
 from hetjax.pipeline.stages.cutting import cut
 from hetjax.pipeline.stages.traced_stage import called_by_pieces

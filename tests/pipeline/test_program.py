@@ -11,22 +11,22 @@ from cases import trace_model
 from small_models import BLOCKS, Model, make_batch
 
 from hetjax.errors import InputError
+from hetjax.pipeline.program.loss import abstract, path_names
 from hetjax.pipeline.program.traced_program import (
     Constant,
     Program,
-    SliceOf,
-    abstract,
     evaluate_steps,
     flatten_jaxpr,
     num_bytes,
-    path_names,
     read_operand,
-    trace,
 )
+from hetjax.pipeline.program.tracing import trace
 
 
 def evaluate(program: Program, parameters: Any, batch: Any) -> tuple[Any, Any]:
-    environment = dict(zip(program.parameters, jax.tree.leaves(parameters), strict=True))
+    environment = dict(
+        zip(program.parameters, program.leaves.split(jax.tree.leaves(parameters)), strict=True)
+    )
     environment.update(zip(program.batch, jax.tree.leaves(batch), strict=True))
     total, count = evaluate_steps(program.steps, environment, [program.total, program.count])
     return total, count
@@ -41,27 +41,15 @@ def test_a_program_computes_the_loss(block: str):
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
-def test_calls_are_inlined_and_scans_are_not():
+def test_calls_are_inlined():
     inner = jax.jit(lambda w, x: jax.jit(jnp.tanh)(x @ w))
-
-    def loss(w: jax.Array, x: jax.Array) -> jax.Array:
-        y, _ = jax.lax.scan(lambda y, row: (inner(row, y), None), x, w)
-        return jnp.mean(inner(w[0], y))
-
-    program = trace(loss, jnp.ones((3, 2, 2)), jnp.ones((4, 2)))
+    program = trace(
+        lambda w, x: jnp.mean(inner(w, inner(w, x))), jnp.ones((2, 2)), jnp.ones((4, 2))
+    )
     names = [step.name for step in program.steps]
     assert not {"jit", "pjit", "closed_call"}.intersection(names)
-    assert names.count("scan") == 1
-    assert names.count("tanh") == 1
-    assert program.num_positions == len(names) - 1 + 3
-
-
-def test_a_loop_of_known_length_can_be_cut_too():
-    def loss(w: jax.Array, x: jax.Array) -> jax.Array:
-        return jnp.mean(jax.lax.fori_loop(0, 5, lambda i, y: y @ w, x))
-
-    program = trace(loss, jnp.ones((2, 2)), jnp.ones((4, 2)))
-    assert [step.iterations for step in program.steps if step.name == "scan"] == [5]
+    assert names.count("tanh") == 2
+    assert program.num_positions == len(names)
 
 
 def test_steps_without_use_are_dropped():
@@ -92,11 +80,6 @@ def test_the_fingerprint_tells_models_but_not_batch_sizes_apart():
 def test_a_literal_operand_is_its_value():
     closed = jax.make_jaxpr(lambda x: (x, 2.5))(1.0)
     assert float(read_operand({}, flatten_jaxpr(closed).outputs[1])) == 2.5
-
-
-def test_a_slice_reads_rows():
-    rows = read_operand({7: jnp.arange(5)}, SliceOf(7, 1, 3))
-    assert rows.tolist() == [1, 2]
 
 
 @pytest.mark.parametrize("gate", [-1.0, 1.0])

@@ -1,5 +1,6 @@
 """Runs of layers that are made again: they keep their inputs alone, and are there one at a time."""
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,13 +9,14 @@ import jax.numpy as jnp
 import pytest
 from backward_passes import take
 from cases import trace_model
+from opened_loops import iteration_starts
 from small_models import DEPTH, LENGTH, WIDTH, Model, make_batch
 
 from hetjax.pipeline.program.fences import fenced
-from hetjax.pipeline.program.traced_program import Program, Step, num_bytes
+from hetjax.pipeline.program.traced_program import Program, num_bytes
 from hetjax.pipeline.stages.backward import StagePrograms, differentiate
 from hetjax.pipeline.stages.cutting import cut
-from hetjax.pipeline.stages.recomputing import Run, _spans
+from hetjax.pipeline.stages.recomputing import Run
 
 EXAMPLES = 2
 
@@ -32,23 +34,11 @@ def one_stage(program: Program, runs: Sequence[Run] = ()) -> StagePrograms:
     )
 
 
-def position_of(program: Program, wanted: Step) -> int:
-    position = 0
-    for step in program.steps:
-        if step is wanted:
-            return position
-        position += step.iterations
-    raise AssertionError("the step is not of the program")
-
-
 def scan_runs(program: Program, lengths: Sequence[int]) -> list[Run]:
     """Runs of some iterations of the program's scan, one after another."""
-    (scan,) = (step for step in program.steps if step.iterations > 1)
-    start, runs = position_of(program, scan), []
-    for length in lengths:
-        runs.append((start, start + length))
-        start += length
-    return runs
+    starts = iteration_starts(program, DEPTH)
+    ends = itertools.accumulate(lengths, initial=0)
+    return [(starts[first], starts[end]) for first, end in itertools.pairwise(ends)]
 
 
 def test_an_iteration_that_is_made_again_keeps_its_carry_alone():
@@ -68,7 +58,7 @@ def test_what_is_made_again_is_counted():
     model = Model(("dense", "dense", "dense"), tied=False)
     program = trace_model(model, EXAMPLES)
     products = [s for s in program.steps if s.name == "dot_general"]
-    first, end = position_of(program, products[0]), position_of(program, products[-1])
+    first, end = (program.steps.index(products[place]) for place in (0, -1))
     whole, again = one_stage(program), one_stage(program, [(first, end)])
     assert again.forward_cost == whole.forward_cost
     assert again.backward_cost.matmul_flops > whole.backward_cost.matmul_flops
@@ -115,7 +105,8 @@ def test_some_iterations_give_the_gradients_of_all(block: str, lengths: tuple[in
 def gradients(program: Program, runs: Sequence[Run], model: Model) -> list[jax.Array]:
     programs = one_stage(program, runs)
     (stage,) = cut(program, (0, program.num_positions))
-    parameters, leaves = jax.tree.leaves(model.init()), jax.tree.leaves(make_batch(EXAMPLES))
+    parameters = program.leaves.split(jax.tree.leaves(model.init()))
+    leaves = jax.tree.leaves(make_batch(EXAMPLES))
 
     @jax.jit
     def both(parameters: Any, batch: Any) -> Any:
@@ -125,14 +116,3 @@ def gradients(program: Program, runs: Sequence[Run], model: Model) -> list[jax.A
         return programs.backward(parameters, *take(programs.backward_reads, groups), sums)[1]
 
     return both(parameters, [leaves[leaf] for leaf in stage.batch])
-
-
-def test_runs_of_one_iteration_side_by_side_stay_one_scan():
-    assert _spans([(2, 3), (3, 4), (5, 7), (7, 8)], 1, 9) == [
-        (1, None),
-        (2, -1),
-        (4, None),
-        (5, 2),
-        (7, -1),
-        (8, None),
-    ]

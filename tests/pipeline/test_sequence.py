@@ -12,7 +12,8 @@ import pytest
 import hetjax
 from hetjax.errors import InputError
 from hetjax.pipeline.program.sequence import token_dimensions
-from hetjax.pipeline.program.traced_program import Program, trace
+from hetjax.pipeline.program.traced_program import Program
+from hetjax.pipeline.program.tracing import trace
 
 LENGTH, WIDTH, HEADS, VOCABULARY = 6, 8, 2, 11
 
@@ -109,3 +110,29 @@ def test_a_model_without_attention_is_refused():
     program = trace(lambda w, x: jnp.mean((x @ w) ** 2), jnp.ones((4, 2)), jnp.ones((8, 4)))
     with pytest.raises(InputError, match="loss: it has no attention"):
         token_dimensions(program)
+
+
+def test_attention_in_a_loop_that_is_one_step_is_refused_with_its_line():
+    """The same weights in each turn: there is no parameter for each."""
+
+    def inner(x: jax.Array, parameters: Any) -> jax.Array:
+        return jax.lax.fori_loop(0, 3, lambda _, x: jnp.tanh(attend(x)), x)
+
+    with pytest.raises(InputError, match=r"test_sequence.py:\d+ stands in a scan at .*test_seq"):
+        token_dimensions(program_of(inner))
+
+
+def test_attention_that_is_written_out_in_a_scan_over_blocks_is_found():
+    def loss(parameters: Any, x: jax.Array) -> jax.Array:
+        def body(x: jax.Array, w: jax.Array) -> tuple[jax.Array, None]:
+            heads = (x @ w).reshape(*x.shape[:2], HEADS, WIDTH // HEADS)
+            return x + jax.nn.dot_product_attention(heads, heads, heads).reshape(x.shape), None
+
+        return jnp.mean(jax.lax.scan(body, x, parameters)[0])
+
+    shapes = np.ones((3, WIDTH, WIDTH), np.float32), np.ones((2, LENGTH, WIDTH), np.float32)
+    program = trace(loss, *shapes, divides_sequences=True)
+    assert names_of(program, range(len(program.steps))).count("attention") == 3
+    found = token_dimensions(program).values
+    attentions = [step for step in program.steps if step.name == "attention"]
+    assert [found[step.outputs[0]] for step in attentions] == [1, 1, 1]

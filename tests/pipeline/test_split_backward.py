@@ -24,7 +24,7 @@ from hetjax.models import (
 )
 from hetjax.pipeline.build import PipelinePrograms
 from hetjax.pipeline.program.loss import accumulator_dtype
-from hetjax.pipeline.program.traced_program import trace
+from hetjax.pipeline.program.tracing import trace
 from hetjax.pipeline.stages.backward import StagePrograms
 
 SIZES: dict[str, Any] = {"vocabulary": 32, "blocks": 4, "width": 32, "heads": 4, "sequence": 16}

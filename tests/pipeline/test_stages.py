@@ -9,25 +9,25 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from cases import Case, cases, examples, trace_model
 from hypothesis import given
 from small_models import LENGTH, WIDTH, Model
 
-from hetjax.pipeline.program.traced_program import Program, Step, evaluate_steps, trace
+from hetjax.pipeline.program.traced_program import Program
+from hetjax.pipeline.program.tracing import trace
 from hetjax.pipeline.stages.cutting import (
     ParameterPart,
     Stage,
     crossing_values,
     cut,
     shared_steps,
-    split_scan,
 )
 
 
-def chained(stages: Sequence[Stage], parameters: Any, batch: Any) -> list[Any]:
+def chained(program: Program, stages: Sequence[Stage], parameters: Any, batch: Any) -> list[Any]:
     """The total and the count, by way of all stages."""
-    leaves, inputs = jax.tree.leaves(parameters), jax.tree.leaves(batch)
+    leaves = program.leaves.split(jax.tree.leaves(parameters))
+    inputs = jax.tree.leaves(batch)
     received: list[Any] = []
     for stage in stages:
         received = stage.function(
@@ -43,17 +43,17 @@ def small_loss(w: Any, x: jax.Array) -> Any:
     first = x @ w["first"]
 
     def body(y: jax.Array, row: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return jnp.tanh(y + row), y[:, 0]
+        return jnp.tanh(y @ row), y[:, 0]
 
     y, heads = jax.lax.scan(body, first, w["rows"], reverse=True)
-    y, _ = jax.lax.scan(lambda y, row: (y * row, None), y, w["rows"])
+    y, _ = jax.lax.scan(lambda y, row: (y * row[0], None), y, w["rows"])
     y = y + first + jnp.sum(heads, axis=0)[:, None]
     return jnp.sum(y @ w["first"]) * w["scale"], jnp.sum(x)
 
 
 SMALL_PARAMETERS = {
     "first": jnp.array([[1.0, 0.5], [-0.3, 0.2]]),
-    "rows": jnp.array([[0.1, 0.2], [0.3, -0.4], [0.5, 0.6]]),
+    "rows": jnp.array([[[0.1, 0.2], [0.3, -0.4]], [[0.5, 0.6], [-0.7, 0.8]]]),
     "scale": jnp.float32(1.5),
 }
 SMALL_BATCH = jnp.array([[1.0, 2.0], [3.0, 4.0], [-1.0, 0.0]])
@@ -66,7 +66,7 @@ def test_every_pair_of_cuts_computes_the_program():
     with jax.disable_jit():
         for a, b in itertools.combinations(range(1, end), 2):
             stages = cut(program, (0, a, b, end))
-            found = chained(stages, SMALL_PARAMETERS, SMALL_BATCH)
+            found = chained(program, stages, SMALL_PARAMETERS, SMALL_BATCH)
             np.testing.assert_allclose(found, expected, rtol=1e-6, err_msg=f"cuts {a}, {b}")
 
 
@@ -97,7 +97,7 @@ def test_a_cut_at_every_position_computes_the_program():
     program = trace(small_loss, SMALL_PARAMETERS, SMALL_BATCH)
     with jax.disable_jit():
         stages = cut(program, range(program.num_positions + 1))
-        found = chained(stages, SMALL_PARAMETERS, SMALL_BATCH)
+        found = chained(program, stages, SMALL_PARAMETERS, SMALL_BATCH)
     np.testing.assert_allclose(found, small_loss(SMALL_PARAMETERS, SMALL_BATCH), rtol=1e-6)
 
 
@@ -188,51 +188,15 @@ def test_unused_parameters_belong_to_the_first_stage():
     assert ParameterPart(unused) not in stages[1].parameters
 
 
-def test_a_leaf_cut_in_two_scans_alike_is_held_whole_where_it_is_used():
-    """Both scans of `two_scans` read each row, so rows cannot belong to one stage."""
+def test_a_row_that_two_loops_read_is_held_by_both_stages():
     program = trace_model(Model(("two_scans",), tied=False), 3)
-    starts = list(itertools.accumulate((s.iterations for s in program.steps), initial=0))
-    first, second = (i for i, step in enumerate(program.steps) if step.name == "scan")
-    stages = cut(program, (0, starts[first] + 2, starts[second] + 2, program.num_positions))
-    leaf = program.parameter_names.index("blocks/0/in")
-    assert all(ParameterPart(leaf) in stage.parameters for stage in stages)
-
-
-def scan_step(reverse: bool) -> tuple[Step, Any]:
-    """A scan with a constant, a carry, stacked inputs and stacked outputs; and its inputs."""
-
-    def function(shift: jax.Array, start: jax.Array, rows: jax.Array) -> tuple[Any, Any]:
-        def body(total: jax.Array, row: jax.Array) -> tuple[jax.Array, Any]:
-            total = total * 0.5 + row + shift
-            return total, (total, row > 2)
-
-        return jax.lax.scan(body, start, rows, reverse=reverse)
-
-    arrays = (jnp.float32(0.25), jnp.float32(1.0), jnp.arange(6.0))
-    program = trace(lambda w, x: function(*w)[0] + jnp.sum(function(*w)[1][0]), arrays, jnp.ones(1))
-    step = next(step for step in program.steps if step.name == "scan")
-    return step, (arrays, function(*arrays))
-
-
-@pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.parametrize("cuts", [(1,), (5,), (2, 3), (1, 2, 3, 4, 5)])
-def test_the_pieces_of_a_scan_compute_the_scan(reverse: bool, cuts: tuple[int, ...]):
-    step, (arrays, (final, stacked)) = scan_step(reverse)
-    fresh = itertools.count(1000)
-    pieces, joins = split_scan(step, cuts, lambda shape, dtype: next(fresh))
-    assert [piece.iterations for piece in pieces] == np.diff((0, *cuts, 6)).tolist()
-    environment = dict(zip(step.values(), arrays, strict=True))
-    found = evaluate_steps([*pieces, *joins], environment, step.outputs)
-    for ours, theirs in zip(found, (final, *stacked), strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-6)
-
-
-def test_a_reverse_scan_begins_with_the_last_rows():
-    step, _ = scan_step(reverse=True)
-    fresh = itertools.count(1000)
-    pieces, _ = split_scan(step, (2,), lambda shape, dtype: next(fresh))
-    rows = [(piece.inputs[-1].start, piece.inputs[-1].stop) for piece in pieces]  # type: ignore[union-attr]
-    assert rows == [(4, 6), (0, 4)]
+    places = [
+        place for place, name in enumerate(program.parameter_names) if name == "blocks/0/in[0]"
+    ]
+    row = program.parameters[places[0]]
+    first, *_, last = (p for p, step in enumerate(program.steps) if row in step.values())
+    stages = cut(program, (0, first + 1, last, program.num_positions))
+    assert [ParameterPart(places[0]) in stage.parameters for stage in stages] == [True, False, True]
 
 
 def test_weights_cast_at_the_top_are_cast_where_they_are_used():

@@ -17,7 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetjax.models import model_of, recipe
-from hetjax.pipeline.program.traced_program import Program, evaluate_steps, trace
+from hetjax.pipeline.program.traced_program import Program, evaluate_steps
+from hetjax.pipeline.program.tracing import trace
 from hetjax.planner.work.coupled_examples import NUMBER, OTHERS, PLACE, Coupling, coupling_of
 
 Batch = Mapping[str, jax.Array]

@@ -13,7 +13,8 @@ from small_models import BLOCKS, Model, make_batch
 from hetjax.models import GPTConfig, LlamaConfig, language_model
 from hetjax.pipeline.layers.cost_layers import crossing_bytes
 from hetjax.pipeline.layers.modules import find_modules
-from hetjax.pipeline.program.traced_program import Program, trace
+from hetjax.pipeline.program.traced_program import Program
+from hetjax.pipeline.program.tracing import trace
 from hetjax.planner.problem.problem import groups_of
 from hetjax.planner.work.grouped_stage import Groups
 from hetjax.planner.work.stage_work import Known, measure

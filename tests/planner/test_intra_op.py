@@ -13,7 +13,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from hetjax.mesh import DeviceKind, Link
-from hetjax.pipeline.program.traced_program import Program, trace
+from hetjax.pipeline.program.traced_program import Program
+from hetjax.pipeline.program.tracing import trace
 from hetjax.pipeline.stages.cutting import Stage, cut
 from hetjax.planner.intra_op import StageDevices, Training
 from hetjax.planner.intra_op.alike_nodes import solve_alike

@@ -15,7 +15,7 @@ import pytest
 from hetjax import Trainer
 from hetjax.errors import InputError
 from hetjax.mesh import KINDS, Cluster, Link, Subcluster, SubMesh
-from hetjax.pipeline.program.traced_program import trace
+from hetjax.pipeline.program.tracing import trace
 from hetjax.pipeline.schedules.warm_up import one_f_one_b
 from hetjax.planner import (
     Member,

@@ -19,7 +19,8 @@ from visible_text import VISIBLE
 
 from hetjax.errors import InputError
 from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster, SubMesh
-from hetjax.pipeline.program.traced_program import Program, trace
+from hetjax.pipeline.program.traced_program import Program
+from hetjax.pipeline.program.tracing import trace
 from hetjax.pipeline.schedules.schedule import EXPLICIT, WARM_UP_SCHEDULES, Schedule, Task
 from hetjax.pipeline.schedules.warm_up import from_warm_up_counts, gpipe, one_f_one_b
 from hetjax.planner.plan.module_shares import Share

@@ -56,7 +56,6 @@ def test_a_stage_with_a_tensor_axis_is_annotated():
 
 
 def test_a_scan_that_is_cut_between_stages_is_annotated():
-    """The values between its pieces have no number in the program."""
     config = GPTConfig(vocabulary=64, blocks=4, width=128, heads=4, sequence=32, scan_blocks=True)
     problem = problem_with(50_000_000, model=language_model(config))
     layers = problem.num_layers

@@ -11,7 +11,7 @@ import pytest
 
 from hetjax.errors import InputError
 from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster
-from hetjax.pipeline.program.traced_program import trace
+from hetjax.pipeline.program.tracing import trace
 from hetjax.planner import PlanOptions
 from hetjax.planner.problem.problem import PlanningProblem, make_problem, optimizer_bytes
 from hetjax.planner.work import stage_work as work_module

@@ -9,7 +9,7 @@ import pytest
 
 from hetjax.models import GPTConfig, language_model
 from hetjax.pipeline.layers.structural_layers import structural_layers
-from hetjax.pipeline.program.traced_program import trace
+from hetjax.pipeline.program.tracing import trace
 from hetjax.planner.work.layer_runs import all_runs
 from hetjax.planner.work.stage_work import Known, measure, measure_layers
 

@@ -20,7 +20,8 @@ from hetjax.errors import InputError
 from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster, SubMesh
 from hetjax.models import model_of, recipe
 from hetjax.pipeline.layers.structural_layers import structural_layers
-from hetjax.pipeline.program.traced_program import Program, Step, num_bytes, trace
+from hetjax.pipeline.program.traced_program import Program, Step, num_bytes
+from hetjax.pipeline.program.tracing import trace
 from hetjax.pipeline.schedules.warm_up import one_f_one_b
 from hetjax.pipeline.stages.cutting import cut
 from hetjax.pipeline.stages.told_moves import with_told_moves

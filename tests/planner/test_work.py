@@ -4,7 +4,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from hetjax.pipeline.program.traced_program import Program, trace
+from hetjax.pipeline.program.traced_program import Program
+from hetjax.pipeline.program.tracing import trace
 from hetjax.planner.work import stage_work as work
 from hetjax.planner.work.stage_work import Known, SplitWork, StagePrograms, measure
 

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import settings
 from jax.sharding import Mesh
 from one_pipeline import one_pipeline
+from opened_loops import iteration_starts
 
 from hetjax.errors import CheckpointError
 from hetjax.mesh.cluster import Cluster, SubMesh
@@ -21,7 +22,7 @@ from hetjax.mesh.hetero import HeteroMesh
 from hetjax.mesh.kinds import kind
 from hetjax.mesh.links import Link
 from hetjax.mesh.subcluster import Subcluster
-from hetjax.pipeline.program.traced_program import trace
+from hetjax.pipeline.program.tracing import trace
 from hetjax.pipeline.schedules.warm_up import one_f_one_b
 from hetjax.planner.plan.plan import Plan
 from hetjax.planner.plan.stage_plan import PipelinePlan, StagePlan
@@ -94,13 +95,11 @@ ADAM: optax.GradientTransformation = optax.chain(
 PROGRAM = trace(
     loss, make_parameters(), {"tokens": jax.ShapeDtypeStruct((SIZE, 7), np.dtype("int32"))}
 )
-SCAN = sum(  # where the scan begins
-    step.iterations for step in PROGRAM.steps[: [step.name for step in PROGRAM.steps].index("scan")]
-)
+STARTS = iteration_starts(PROGRAM, BLOCKS)
 END = PROGRAM.num_positions
 
 THREE = (
-    ((0, SCAN + 2, SCAN + 3, END)),
+    ((0, STARTS[2], STARTS[3], END)),
     (
         (SubMesh("fast", 0, (1, 4)), (2, 2), "fully_sharded"),
         (SubMesh("slow", 0, (1, 1)), (1, 1), "data"),
@@ -108,7 +107,7 @@ THREE = (
     ),
 )
 TWO = (
-    (0, SCAN + 4, END),
+    (0, STARTS[4], END),
     (
         (SubMesh("slow", 0, (1, 2)), (2, 1), "fully_sharded"),
         (SubMesh("fast", 0, (1, 2)), (1, 2), "fully_sharded"),
@@ -254,12 +253,13 @@ def saved(placements, tmp_path_factory):
     }
 
 
-def test_the_plans_cut_the_scan_and_tie_the_embedding(placements):
+def test_the_plans_cut_the_loop_and_tie_the_embedding(placements):
     names = PROGRAM.parameter_names
     for name in ("TWO", "THREE"):
         pipelines = placements[name].pipelines
-        cut = {names[p.leaf] for stage in pipelines.stages for p in stage.parameters if p.stop}
-        assert cut == {"blocks/in", "blocks/out", "blocks/bias"}
+        first, *_, last = ({names[p.leaf] for p in s.parameters} for s in pipelines.stages)
+        assert "blocks/in[0]" in first - last
+        assert "blocks/in[4]" in last - first
         assert [names[part.leaf] for part in pipelines.shared] == ["embedding"]
 
 
@@ -277,9 +277,9 @@ def test_a_tied_leaf_and_a_shared_count_are_saved_once(saved):
         items.setdefault(part.path, []).append(part.item)
     assert items["embedding"] == ["stage_0"]
     assert items["1/0/count"] == ["stage_0"]
-    assert items["blocks/in"] == ["stage_0", "stage_1", "stage_2"]
+    assert items["blocks/in"] == [f"stage_{stage}" for stage in (0, 0, 1, 2, 2)]
     keys = [part.key for part in manifest.parts if part.path == "1/0/mu/blocks/in"]
-    assert keys == [f"optimizer/1/0/mu/blocks/in[{rows}]" for rows in ("0:2", "2:3", "3:5")]
+    assert keys == [f"optimizer/1/0/mu/blocks/in[{rows}]" for rows in range(BLOCKS)]
 
 
 def test_losses_after_resuming_are_those_of_the_uninterrupted_run(placements, tmp_path):
@@ -301,7 +301,7 @@ def test_losses_after_resuming_are_those_of_the_uninterrupted_run(placements, tm
     uninterrupted = losses(2, 5)  # these steps donate the arrays while they are being written
     folder.commit(2, records(executor), DataPosition(0, 1), {})
 
-    found = folder.newest_whole(PROGRAM.fingerprint)
+    found = folder.newest_whole(PROGRAM.model)
     assert found is not None
     with folder.reading(found.step):
         executor.load(str(found.path))

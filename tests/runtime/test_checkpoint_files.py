@@ -12,6 +12,7 @@ from hetjax.runtime.checkpoints.checkpoint_files import (
     record_files,
 )
 from hetjax.runtime.checkpoints.manifest import (
+    FORMAT,
     MANIFEST,
     DataPosition,
     Manifest,
@@ -124,7 +125,7 @@ def flip_a_bit(path):
 
 
 def other_format(path):
-    path.write_text(path.read_text().replace('"format": 3', '"format": 99'))
+    path.write_text(path.read_text().replace(f'"format": {FORMAT}', '"format": 99'))
 
 
 @pytest.mark.parametrize(
@@ -138,7 +139,7 @@ def other_format(path):
         (MANIFEST, truncate, "manifest.json is not a whole manifest"),
         (MANIFEST, lambda path: path.write_text("[]"), "manifest.json is not a whole manifest"),
         (MANIFEST, flip_a_bit, r"manifest.json (does not match its checksum|is not|cannot be)"),
-        (MANIFEST, other_format, "manifest.json has format 99, 3 expected"),
+        (MANIFEST, other_format, f"manifest.json has format 99, {FORMAT} expected"),
     ],
 )
 def test_the_newest_whole_one_is_used_and_said(checkpoints, file, damage, reason):

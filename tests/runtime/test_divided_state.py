@@ -9,6 +9,7 @@ import optax
 import pytest
 from cases import CLUSTER
 from execution import train
+from opened_loops import iteration_starts
 
 from hetjax import InputError, Trainer
 from hetjax.mesh import SubMesh
@@ -73,21 +74,12 @@ def plan_of(*pipelines: tuple[int, ...], divided: bool = True) -> Plan:
     return Plan(PROGRAM.fingerprint, layers, CLUSTER, tuple(made), shard_optimizer_state=divided)
 
 
-def inside_the_scan() -> int:
-    """A position between two blocks."""
-    before = 0
-    for step in PROGRAM.steps:
-        if step.iterations == BLOCKS:
-            return before + 1
-        before += step.iterations
-    raise AssertionError("the program has no scan")
-
-
+STARTS = iteration_starts(PROGRAM, BLOCKS)
 PLANS = {
     "one stage each": plan_of((), ()),
-    "cut alike": plan_of((inside_the_scan(),), (inside_the_scan(),)),
-    "cut at unlike places": plan_of((inside_the_scan(),), (inside_the_scan() + 2,)),
-    "of unlike depth": plan_of((inside_the_scan(),), ()),
+    "cut alike": plan_of((STARTS[1],), (STARTS[1],)),
+    "cut at unlike places": plan_of((STARTS[1],), (STARTS[3],)),
+    "of unlike depth": plan_of((STARTS[1],), ()),
 }
 
 
@@ -182,7 +174,7 @@ def state_of(trainer: Trainer) -> list[np.ndarray]:
         for part, array in zip(update.state, worker.state().optimizer, strict=True):
             rows = ... if part.stop is None else slice(part.start, part.stop)
             leaves[part.leaf][rows] = np.asarray(array)
-    return leaves
+    return pipelines.state_leaves.join(leaves, np.stack)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import pytest
 import hetjax
 from hetjax.errors import InputError
 from hetjax.pipeline.program.loss import makes_parameters
-from hetjax.pipeline.program.traced_program import trace
+from hetjax.pipeline.program.tracing import trace
 
 CLUSTER = Path(__file__).parents[2] / "configs" / "clusters" / "quickstart.yaml"
 SHAPES = [(4, 8), (8, 8), (8, 2)]

@@ -28,6 +28,7 @@ from ray_jobs import make_trainer, parameters
 from small_models import Model, make_batch
 
 from hetjax import CheckpointError, Trainer
+from hetjax.pipeline.program.loss import path_names
 from hetjax.runtime.checkpoints.saving import check_resumable
 from hetjax.runtime.instructions.buffers import Gradient
 from hetjax.runtime.instructions.instruction import Receive, RouteKind, Run, Send
@@ -43,15 +44,15 @@ EMBEDDING = {"embedding": "frozen", "blocks": {"in": "trained", "out": "trained"
 def freezing(
     model: Model, trained: optax.GradientTransformation, frozen: Sequence[bool]
 ) -> optax.GradientTransformation:
-    """An optimizer of a model's parameters that leaves some of them as they are."""
+    """An optimizer of a model's parameters that leaves some leaves of them as they are."""
     tree = jax.tree.structure(model.init())
     labels = jax.tree.unflatten(tree, ["frozen" if each else "trained" for each in frozen])
     return optax.multi_transform({"trained": trained, "frozen": optax.set_to_zero()}, labels)
 
 
 def random_frozen(rng: Random, case: Case) -> list[bool]:
-    """Which parameters are frozen: not all."""
-    count = len(case.program.parameters)
+    """Which leaves of the parameters are frozen: not all."""
+    count = len(case.program.leaves.rows)
     frozen = [rng.random() < 0.6 for _ in range(count)]
     frozen[rng.randrange(count)] = False
     return frozen
@@ -65,8 +66,9 @@ def check_gradients(case: Case, frozen: Sequence[bool]) -> None:
     with running(job_of(case, freezing(case.model, keep_gradients(), frozen))) as executor:
         *_, (reported, _) = train(executor, [before, batch])
         found = gathered_state(executor, rounded=True)
-        left_out = executor.workers[0].pipelines.program.frozen
-    assert left_out.without_update == {i for i, each in enumerate(frozen) if each}
+        program = executor.workers[0].pipelines.program
+    leaves = [leaf for leaf, is_frozen in enumerate(frozen) if is_frozen]
+    assert program.frozen.without_update == program.leaves.split_places(leaves)
     np.testing.assert_allclose(reported, expected, rtol=tolerance)
     trained = [g for g, is_frozen in zip(gradients, frozen, strict=True) if not is_frozen]
     assert len(found) == len(trained)
@@ -125,8 +127,7 @@ def test_below_what_is_trained_there_is_neither_backward_pass_nor_exchange():
         for case in iter(lambda: random_case(rng, 4, 4), None)
         if len(case.plan.stages) > 1 and not case.model.tied
     )
-    names = case.program.parameter_names
-    frozen = [name != "head" for name in names]
+    frozen = [name != "head" for name in path_names(case.model.init())]
     pipelines = build(job_of(case, freezing(case.model, optax.adam(1e-3), frozen))).pipelines
     *lower, last = range(pipelines.num_stages)
     assert [pipelines.programs[stage].has_backward for stage in lower] == [False] * len(lower)

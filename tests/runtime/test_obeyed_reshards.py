@@ -18,7 +18,7 @@ from hetjax import HSharding, Subgroup, Trainer, reshard
 from hetjax.errors import InputError
 from hetjax.mesh import SubMesh
 from hetjax.pipeline.program.reshards import is_constrained
-from hetjax.pipeline.program.traced_program import trace
+from hetjax.pipeline.program.tracing import trace
 from hetjax.pipeline.schedules.warm_up import one_f_one_b
 from hetjax.planner import Member, PipelinePlan, Plan, Share, Shares, StagePlan
 from hetjax.planner.plan.obeyed_reshards import obey_reshards

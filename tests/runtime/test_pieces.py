@@ -26,6 +26,8 @@ import hetjax
 from hetjax.mesh import Cluster
 from hetjax.models import GPTConfig, language_model
 from hetjax.pipeline.program.pieces import pieces_of
+from hetjax.pipeline.program.stacked_leaves import StackedLeaves, whole_leaves
+from hetjax.pipeline.program.tracing import trace
 from hetjax.pipeline.stages import traced_stage
 from hetjax.pipeline.stages.cutting import ParameterPart
 from hetjax.pipeline.update import alike_leaves
@@ -91,23 +93,31 @@ def test_a_deeper_model_compiles_no_more_programs():
     assert few == many
 
 
+@pytest.mark.parametrize("scanned", [False, True])
 def test_parameters_that_are_made_alike_are_those_of_one_program(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, scanned: bool
 ):
     compiled: list[int] = []
     compile_leaf = making._compiled
     monkeypatch.setattr(
         making, "_compiled", lambda *given: compiled.append(0) or compile_leaf(*given)
     )
-    model = language_model(GPTConfig(vocabulary=16, blocks=4, width=8, heads=2, sequence=4))
+    model = language_model(
+        GPTConfig(vocabulary=16, blocks=4, width=8, heads=2, sequence=4, scan_blocks=scanned)
+    )
 
     def init() -> object:
         return model.init(jax.random.key(3))
 
-    expected = jax.tree.leaves(jax.jit(init)())
+    made = jax.tree.leaves(jax.jit(init)())
+    leaves = trace(
+        model.loss, model.parameter_shapes, {"tokens": np.zeros((1, 5), np.int32)}
+    ).leaves
+    expected = leaves.split(made)
+    assert (len(expected) > len(made)) == scanned
     whole = NamedSharding(Mesh(np.array(jax.devices()[:1]), ("d",)), PartitionSpec())
     parts = [ParameterPart(leaf) for leaf in range(len(expected))]
-    found = made_parameters(init, parts, [whole] * len(parts))
+    found = made_parameters(init, parts, [whole] * len(parts), leaves)
     assert len(compiled) < len(parts) / 3
     for ours, theirs in zip(found, expected, strict=True):
         # Two programs may round a product of constants differently in its last bit.
@@ -122,9 +132,31 @@ def test_parameters_that_are_drawn_together_are_drawn_once(monkeypatch: pytest.M
         return [*drawn, jnp.ones(3), np.arange(2.0, dtype=np.float32)]
 
     whole = NamedSharding(Mesh(np.array(jax.devices()[:1]), ("d",)), PartitionSpec())
-    found = made_parameters(init, [ParameterPart(leaf) for leaf in range(8)], [whole] * 8)
+    found = made_parameters(
+        init, [ParameterPart(leaf) for leaf in range(8)], [whole] * 8, whole_leaves(8)
+    )
     for ours, theirs in zip(found, jax.tree.leaves(jax.jit(init)()), strict=True):
         np.testing.assert_array_equal(ours, theirs)
+
+
+def test_rows_are_those_of_their_leaf_however_it_is_drawn():
+    def init() -> dict[str, jax.Array]:
+        keys = jax.random.split(jax.random.key(0), 3)
+        together = jax.random.normal(keys[0], (3, 4, 4))
+        return {
+            "each": jax.vmap(lambda key: 0.1 * jax.random.normal(key, (4, 2)))(keys),
+            "mixed": jnp.cumsum(together[:, 0], axis=0),
+            "repeated": jnp.broadcast_to(jnp.arange(5.0), (3, 5)),
+            "together": together,
+        }
+
+    leaves = StackedLeaves((3, 3, 3, 3))
+    whole = NamedSharding(Mesh(np.array(jax.devices()[:1]), ("d",)), PartitionSpec())
+    parts = [ParameterPart(place) for place in range(1, 12)]
+    found = made_parameters(init, parts, [whole] * len(parts), leaves)
+    expected = leaves.split(jax.tree.leaves(jax.jit(init)()))
+    for ours, theirs in zip(found, expected[1:], strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6)
 
 
 @pytest.mark.usefixtures("small_pieces")
@@ -202,7 +234,10 @@ def test_more_blocks_are_made_by_no_more_programs():
         leaves = range(2 * blocks)
         with counted_compilations() as counter:
             made_parameters(
-                Asked(blocks).init, [*map(ParameterPart, leaves)], [whole] * len(leaves)
+                Asked(blocks).init,
+                [*map(ParameterPart, leaves)],
+                [whole] * len(leaves),
+                whole_leaves(len(leaves)),
             )
         return sum("backend_compile" in event for event in counter.seen)
 

@@ -29,7 +29,7 @@ from small_models import make_batch
 
 from hetjax import Trainer
 from hetjax.mesh import Link, SubMesh
-from hetjax.pipeline.program.traced_program import trace
+from hetjax.pipeline.program.tracing import trace
 from hetjax.pipeline.schedules.warm_up import one_f_one_b
 from hetjax.planner import HapPlanner, Member, PipelinePlan, Plan, plan
 from hetjax.planner.hap.chain_search import ChainSearch

@@ -16,7 +16,9 @@ from context_jobs import (
     context_plan,
     in_chunks,
     one_device_losses,
+    scanned,
     split_of,
+    stacked,
     written_out,
 )
 from one_device import TOLERANCE
@@ -114,6 +116,14 @@ def test_attention_that_is_written_out_becomes_a_ring():
     # There keys are repeated for every query head before they are used.
     plan = context_plan(replace(RING, key_value_heads=QUERY_HEADS), function=written_out)
     with Trainer(**{**JOB, "loss_function": written_out}, plan=plan) as trainer:
+        found = [trainer.train_step().loss for _ in range(2)]
+    np.testing.assert_allclose(found, one_device_losses(2), rtol=TOLERANCE)
+
+
+def test_blocks_that_are_scanned_over_share_the_context():
+    plan = context_plan(RING, function=scanned, parameters=stacked)
+    job = {**JOB, "loss_function": scanned, "parameters": stacked}
+    with Trainer(**job, plan=plan) as trainer:
         found = [trainer.train_step().loss for _ in range(2)]
     np.testing.assert_allclose(found, one_device_losses(2), rtol=TOLERANCE)
 

@@ -12,7 +12,7 @@ import ray_jobs
 from ray_jobs import MICROBATCHES, SIZE, make_cluster, make_plan, make_trainer
 
 from hetjax.mesh import SubMesh
-from hetjax.pipeline.program.traced_program import trace
+from hetjax.pipeline.program.tracing import trace
 from hetjax.pipeline.schedules.warm_up import one_f_one_b
 from hetjax.planner.plan.plan import Plan
 from hetjax.planner.plan.stage_plan import Member, PipelinePlan, Shares, StagePlan

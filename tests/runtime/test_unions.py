@@ -32,7 +32,7 @@ from small_models import make_batch
 
 from hetjax import Trainer
 from hetjax.mesh import SubMesh
-from hetjax.pipeline.program.traced_program import trace
+from hetjax.pipeline.program.tracing import trace
 from hetjax.pipeline.schedules.warm_up import gpipe, one_f_one_b
 from hetjax.planner import Member, Share, Shares, StagePlan
 from hetjax.runtime.workers.job import Job, build, transfers
@@ -202,11 +202,12 @@ def _on_two_devices(stage: StagePlan, shares: Shares) -> StagePlan:
 
 
 def test_rows_of_a_part_are_those_that_its_members_have():
-    """Stages hold rows of a parameter where a scan is cut, and update rows for all pipelines."""
+    """Stages of unlike pipelines update rows of what they hold for each other."""
     plan = replace(make_plan_of_two_pipelines(), shard_optimizer_state=True)
-    parameters = {"embedding": Share(0, (5, 8)), "blocks/in": Share(0, (1, 3))}
+    parameters = {"embedding": Share(0, (5, 8)), "blocks/in[0]": Share(0, (3, 5))}
+    others = {"blocks/in[3]": Share(0, (3, 5))}
     one, two = plan.pipelines
-    whole = _on_two_devices(one.stages[0], Shares(batch=(3, 1), parameters=parameters))
+    whole = _on_two_devices(one.stages[0], Shares(batch=(3, 1), parameters=parameters | others))
     half = _on_two_devices(two.stages[0], Shares(parameters=parameters))
     one, two = replace(one, stages=(whole,)), replace(two, stages=(half, two.stages[1]))
     with make_trainer("local", replace(plan, pipelines=(one, two))) as trainer:

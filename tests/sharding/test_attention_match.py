@@ -11,7 +11,7 @@ import pytest
 from flax import nnx
 
 from hetjax import InputError, _compat
-from hetjax.pipeline.program.traced_program import trace
+from hetjax.pipeline.program.tracing import trace
 from hetjax.sharding.attention.match import match_attention
 
 plain = jax.nn.dot_product_attention

@@ -5,14 +5,12 @@ They are found by arithmetic alone: runs of similar FLOPs, cut where few bytes c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import NDArray
 
 from hetjax.errors import InputError
 from hetjax.pipeline.program.costs import step_cost
-from hetjax.pipeline.program.traced_program import Program, Step, num_bytes, operand_value
+from hetjax.pipeline.program.traced_program import Program, num_bytes, operand_value
 from hetjax.pipeline.stages.cutting import shared_steps
 
 # Cuts are chosen among this many places a layer, each the one that the fewest bytes cross in its
@@ -45,7 +43,7 @@ def cluster_layers(program: Program, num_layers: int) -> tuple[int, ...]:
 
     Example:
         >>> import jax.numpy as jnp
-        >>> from hetjax.pipeline.program.traced_program import trace
+        >>> from hetjax.pipeline.program.tracing import trace
         >>> def loss(weights, x):
         ...     for weight in weights:
         ...         x = jnp.tanh(x @ weight)
@@ -91,11 +89,12 @@ def position_flops(program: Program) -> NDArray[np.float64]:
         FLOPs of one microbatch's forward pass, `num_positions` long.
     """
     shared = shared_steps(program)
-    flops: list[float] = []
-    for step in program.steps:
-        once = 0.0 if shared.issuperset(step.outputs) else step_cost(step).flops / step.iterations
-        flops += [once] * step.iterations
-    return np.array(flops)
+    return np.array(
+        [
+            0.0 if shared.issuperset(step.outputs) else step_cost(step).flops
+            for step in program.steps
+        ]
+    )
 
 
 def crossing_bytes(program: Program) -> NDArray[np.float64]:
@@ -112,64 +111,28 @@ def crossing_bytes(program: Program) -> NDArray[np.float64]:
     """
     end = program.num_positions
     shared = shared_steps(program)
-    starts = np.concatenate([[0], np.cumsum([step.iterations for step in program.steps])])
-    last_use = _last_uses(program, starts)
+    last_use = _last_uses(program)
     change = np.zeros(end + 2)
-    for step, start in zip(program.steps, starts, strict=False):
-        stop = start + step.iterations
-        for place, value in enumerate(step.outputs):
+    for position, step in enumerate(program.steps):
+        for value in step.outputs:
             if value in shared or value not in last_use:
                 continue
             size = num_bytes(program.avals[value])
-            change[stop] += size
+            change[position + 1] += size
             change[last_use[value] + 1] -= size
-            if step.iterations > 1:
-                _add_inside_scan(change, step, place, int(start), size)
     crossing = np.cumsum(change)[: end + 1]
     crossing[[0, end]] = 0
     return crossing
 
 
-def _last_uses(program: Program, starts: Sequence[int] | NDArray[np.int64]) -> dict[int, int]:
+def _last_uses(program: Program) -> dict[int, int]:
     """The last position at which each value is used."""
-    last: dict[int, int] = {}
-    for step, start in zip(program.steps, starts, strict=False):
-        first_carry, num_carry = _carry(step)
-        for place, operand in enumerate(step.inputs):
-            value = operand_value(operand)
-            if value is None:
-                continue
-            # A carry is used by the first iteration alone, anything else by all of them.
-            is_carry = first_carry <= place < first_carry + num_carry
-            stop = int(start) + (1 if is_carry else step.iterations)
-            last[value] = max(last.get(value, 0), stop - 1)
+    last = {value: p for p, step in enumerate(program.steps) for value in step.values()}
     for operand in program.outputs:
         value = operand_value(operand)
         if value is not None:
             last[value] = program.num_positions - 1
     return last
-
-
-def _carry(step: Step) -> tuple[int, int]:
-    """The place of a scan's first carry among its inputs, and how many it has."""
-    if step.equation is None or step.name != "scan":
-        return 0, 0
-    return step.equation.params["num_consts"], step.equation.params["num_carry"]
-
-
-def _add_inside_scan(
-    change: NDArray[np.float64], step: Step, place: int, start: int, size: int
-) -> None:
-    """Adds what crosses between a scan's iterations: a carry whole, stacked rows so far."""
-    inside = slice(start + 1, start + step.iterations)
-    end = start + step.iterations
-    if place < _carry(step)[1]:
-        change[inside.start] += size
-        change[end] -= size
-        return
-    row = size / step.iterations
-    change[inside] += row
-    change[end] -= row * (step.iterations - 1)
 
 
 def _places(

@@ -4,8 +4,7 @@ Deep models are mostly repetitions. Steps that look alike (the same primitive on
 shapes) get the same letter; the most frequent word with enough matrix products is a module, taken
 out wherever it stands, and so on with what is left. A word whose edges more bytes cross than places
 inside is a module only where there is no other: the end of a residual block that begins otherwise
-than its like is such a word, and blocks that are alike throughout come before it. The iterations of
-a ``scan`` are a module of themselves.
+than its like is such a word, and blocks that are alike throughout come before it.
 """
 
 from __future__ import annotations
@@ -76,7 +75,7 @@ def find_modules(
     Example:
         >>> import jax.numpy as jnp
         >>> from hetjax.pipeline.layers.cost_layers import crossing_bytes
-        >>> from hetjax.pipeline.program.traced_program import trace
+        >>> from hetjax.pipeline.program.tracing import trace
         >>> def loss(weights, x):
         ...     for weight in weights:
         ...         x = jnp.tanh(x @ weight)
@@ -94,22 +93,13 @@ class _Finder:
         self.steps, self.crossing, self.min_products = program.steps, crossing, min_products
         letters: dict[Form, int] = {}
         self.letters = [letters.setdefault(form_of(step), len(letters)) for step in self.steps]
-        self.heavy = [step.iterations == 1 and is_heavy(step) for step in self.steps]
-        iterations = [step.iterations for step in self.steps]
-        self.positions = np.concatenate([[0], np.cumsum(iterations)])
+        self.heavy = [is_heavy(step) for step in self.steps]
         self.flops = np.array([step_cost(step).flops for step in self.steps])
 
     def sections(self) -> Iterator[Section]:
         """The sections in order, with modules numbered by their first occurrence."""
         found: list[tuple[int, int, Hashable]] = []
-        runs: list[_LetterRun] = []
-        start = 0
-        for place, step in enumerate(self.steps):
-            if step.iterations > 1:
-                runs.append(_LetterRun(start, place))
-                found.append((place, place + 1, ("scan", self.letters[place])))
-                start = place + 1
-        runs.append(_LetterRun(start, len(self.steps)))
+        runs = [_LetterRun(0, len(self.steps))]
         while (grown := self._next_module(runs)) is not None:
             found += [(start, stop, ("word", grown[0])) for start, stop in grown]
             runs = _without(runs, grown)
@@ -117,15 +107,7 @@ class _Finder:
         numbers: dict[Hashable, int] = {}
         for start, stop, module in sorted(found, key=lambda each: each[0]):
             number = None if module is None else numbers.setdefault(module, len(numbers))
-            yield from self._sections_of(start, stop, number)
-
-    def _sections_of(self, start: int, stop: int, module: int | None) -> Iterator[Section]:
-        first, end = int(self.positions[start]), int(self.positions[stop])
-        if stop - start == 1 and self.steps[start].iterations > 1:
-            for position in range(first, end):
-                yield Section(position, position + 1, module)
-        else:
-            yield Section(first, end, module)
+            yield Section(start, stop, number)
 
     def _next_module(self, runs: Sequence[_LetterRun]) -> list[tuple[int, int]] | None:
         """The occurrences of the most frequent module that is in one piece; None for none.
@@ -154,7 +136,7 @@ class _Finder:
 
     def _is_one_piece(self, occurrence: tuple[int, int]) -> bool:
         """Whether no more bytes cross the edges of a run of steps than any place inside."""
-        first, end = (self.positions[place] for place in occurrence)
+        first, end = occurrence
         edges = max(self.crossing[first], self.crossing[end])
         return bool(edges <= _NEARLY * self.crossing[first + 1 : end].min(initial=np.inf))
 
@@ -184,9 +166,7 @@ class _Finder:
         longest = max(sum(split) for split in splits)
         to_left, to_right = min(
             (split for split in splits if sum(split) == longest),
-            key=lambda split: sum(
-                self.crossing[self.positions[start - split[0]]] for start, _ in occurrences
-            ),
+            key=lambda split: sum(self.crossing[start - split[0]] for start, _ in occurrences),
         )
         to_left = self._to_narrow_edges([start for start, _ in occurrences], -1, to_left)
         to_right = self._to_narrow_edges([stop for _, stop in occurrences], 1, to_right)
@@ -195,7 +175,7 @@ class _Finder:
     def _to_narrow_edges(self, edges: Sequence[int], way: int, most: int) -> int:
         """How far to move edges, as far as may be, to where nearly the fewest bytes cross them."""
         widths = [
-            max(self.crossing[self.positions[edge + way * distance]] for edge in edges)
+            max(self.crossing[edge + way * distance] for edge in edges)
             for distance in range(most + 1)
         ]
         return max(d for d, width in enumerate(widths) if width <= _NEARLY * min(widths))

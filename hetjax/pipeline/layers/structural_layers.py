@@ -17,7 +17,7 @@ from hetjax.pipeline.layers.cost_layers import (
 )
 from hetjax.pipeline.layers.modules import Section, find_modules
 from hetjax.pipeline.program.costs import is_heavy, step_cost
-from hetjax.pipeline.program.traced_program import Program, Step
+from hetjax.pipeline.program.traced_program import Program
 from hetjax.pipeline.stages.cutting import cut
 
 # What stands between modules is a layer of its own where it has at least this share of a usual
@@ -67,8 +67,8 @@ def structural_layers(
     """Divide a program into layers that follow its repeated modules.
 
     A module is cut into as many layers of similar FLOPs as its dearest product goes into it, where
-    few bytes cross, and all its occurrences at the same places; an iteration of a ``scan`` is a
-    layer. What stands between modules is cut alike, or goes with its neighbour where it is light.
+    few bytes cross, and all its occurrences at the same places; each iteration of a loop is one.
+    What stands between modules is cut alike, or goes with its neighbour where it is light.
 
     Args:
         program: the traced loss function.
@@ -83,7 +83,7 @@ def structural_layers(
 
     Example:
         >>> import jax.numpy as jnp
-        >>> from hetjax.pipeline.program.traced_program import trace
+        >>> from hetjax.pipeline.program.tracing import trace
         >>> def loss(weights, x):
         ...     for weight in weights:
         ...         x = jnp.tanh(x @ weight)
@@ -120,19 +120,13 @@ def _usual_flops(
 ) -> float:
     """The FLOPs of a usual layer: of the dearest product of any module, or scan's iteration."""
     repeated = [section for section in sections if section.module is not None]
-    starts = np.cumsum([0, *(step.iterations for step in program.steps)])
-    steps = dict(zip(starts.tolist(), program.steps, strict=False))
     products = [
-        step_cost(steps[position]).flops
+        step_cost(step).flops
         for section in repeated
-        for position in range(section.start, section.stop)
-        if position in steps and _is_product(steps[position])
+        for step in program.steps[section.start : section.stop]
+        if is_heavy(step)
     ]
     return max(products or [_total(flops, section) for section in repeated], default=0.0)
-
-
-def _is_product(step: Step) -> bool:
-    return step.iterations == 1 and is_heavy(step)
 
 
 def _total(flops: NDArray[np.float64], section: Section) -> float:

@@ -30,7 +30,7 @@ def constrained(program: Program, lies: Mapping[int, NamedSharding | HSharding])
     Example:
         >>> import jax.numpy as jnp
         >>> from jax.sharding import AbstractMesh, PartitionSpec
-        >>> from hetjax.pipeline.program.traced_program import trace
+        >>> from hetjax.pipeline.program.tracing import trace
         >>> program = trace(lambda w, x: jnp.sum(x @ w), jnp.ones((4, 2)), jnp.ones((8, 4)))
         >>> product = program.steps[0].outputs[0]
         >>> mesh = AbstractMesh((2,), ("tensor",))

@@ -22,7 +22,6 @@ from hetjax.pipeline.program.step_program import StepProgram
 from hetjax.pipeline.program.traced_program import (
     Constant,
     Operand,
-    SliceOf,
     Step,
     num_bytes,
     operand_value,
@@ -308,8 +307,6 @@ def key_of(program: StepProgram, *, differentiated: bool = False) -> Hashable:
     def code(operand: Operand) -> Hashable:
         if isinstance(operand, Constant):
             return constant_of(operand.value)
-        if isinstance(operand, SliceOf):
-            return codes[operand.value], operand.start, operand.stop
         return codes[operand]
 
     def number(values: Iterable[int]) -> Hashable:

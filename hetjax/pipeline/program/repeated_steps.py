@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from hetjax import _compat
 from hetjax.pipeline.program.computations import constant_of
-from hetjax.pipeline.program.traced_program import Constant, FlatJaxpr, Operand, SliceOf, Step
+from hetjax.pipeline.program.traced_program import Constant, FlatJaxpr, Operand, Step
 
 
 def without_repeats(flat: FlatJaxpr) -> FlatJaxpr:
@@ -33,8 +33,6 @@ def without_repeats(flat: FlatJaxpr) -> FlatJaxpr:
     same: dict[int, int] = {}
 
     def known(operand: Operand) -> Operand:
-        if isinstance(operand, SliceOf):
-            return replace(operand, value=same.get(operand.value, operand.value))
         return operand if isinstance(operand, Constant) else same.get(operand, operand)
 
     kept: list[Step] = []

@@ -53,7 +53,7 @@ def reshards_of(program: Program) -> Iterator[FoundReshard]:
     Example:
         >>> import jax.numpy as jnp
         >>> from jax.sharding import PartitionSpec
-        >>> from hetjax.pipeline.program.traced_program import trace
+        >>> from hetjax.pipeline.program.tracing import trace
         >>> from hetjax import reshard
         >>> from hetjax.sharding import Subgroup
         >>> third = HSharding((Subgroup((3,), (), PartitionSpec()),))
@@ -62,11 +62,9 @@ def reshards_of(program: Program) -> Iterator[FoundReshard]:
         >>> [(each.start, each.shape.shape) for each in reshards_of(program)]
         [(1, (8, 2))]
     """
-    position = 0
-    for step in program.steps:
+    for position, step in enumerate(program.steps):
         for equation in _equations_of(RESHARD, step.equation):
-            yield _found(equation, step, position)
-        position += step.iterations
+            yield _found(equation, position)
 
 
 def with_obeyed_reshards(program: Program, obey: Obey) -> Program:
@@ -82,10 +80,7 @@ def with_obeyed_reshards(program: Program, obey: Obey) -> Program:
     Raises:
         InputError: a reshard stands in a function with a derivative of its own.
     """
-    steps, position = [], 0
-    for step in program.steps:
-        steps.append(_obeyed(step, position, obey))
-        position += step.iterations
+    steps = (_obeyed(step, position, obey) for position, step in enumerate(program.steps))
     return replace(program, steps=tuple(steps))
 
 
@@ -102,7 +97,7 @@ def _obeyed(step: Step, position: int, obey: Obey) -> Step:
             )
         if equation.primitive is not RESHARD:
             return equation
-        lies = obey(_found(equation, step, position))
+        lies = obey(_found(equation, position))
         if lies is None:
             return equation
         if isinstance(lies, NamedSharding):
@@ -137,11 +132,11 @@ def _equations_of(primitive: Any, equation: _compat.JaxprEqn | None) -> Iterator
             yield from _equations_of(primitive, each)
 
 
-def _found(equation: _compat.JaxprEqn, step: Step, position: int) -> FoundReshard:
+def _found(equation: _compat.JaxprEqn, position: int) -> FoundReshard:
     aval: Any = equation.outvars[0].aval
     return FoundReshard(
         position,
-        position + step.iterations,
+        position + 1,
         equation.params["resharding"].annotations,
         jax.ShapeDtypeStruct(aval.shape, aval.dtype),
         _compat.source_line(equation),

@@ -43,19 +43,14 @@ def token_dimensions(program: Program) -> TokenDimensions:
         The dimensions.
 
     Raises:
-        InputError: there is no attention, or one inside a body, or something depends on the order
-            of the tokens; the message has the equation and its line.
+        InputError: there is no attention, one stands in a loop that is a single step, or something
+            depends on the order of the tokens; the message has the equation and its line.
     """
     equations = [
         each for place, step in enumerate(program.steps) for each in _equations(place, step)
     ]
     for each in equations:
-        if each.equation is not None and _attends_inside(each.equation):
-            raise InputError(
-                f"loss: {each.name} at {each.line} has attention inside, whose context members "
-                f"cannot share; allowed: attentions that are written one after another, as in "
-                f"hetjax's models with model.scan_blocks = False"
-            )
+        _check_bodies(each)
     seeds = [seed for each in equations for seed in _attended(each)]
     if not seeds:
         raise InputError(
@@ -96,6 +91,30 @@ class _Equation:
         known = (each for each in (self.equation, *reversed(self.calls)) if each is not None)
         lines = [line for each in known for line in _compat.source_lines(each)]
         return lines[0] if lines else "an unknown line"
+
+
+def _check_bodies(each: _Equation) -> None:
+    """Check that no attention stands in a loop or a conditional that is one step."""
+    if each.equation is None or not holds_jaxprs(each.equation):
+        return
+    line = _attention_line(_compat.inner_jaxprs(each.equation))
+    if line is not None:
+        raise InputError(
+            f"loss: an attention at {line} stands in a {each.name} at {each.line} that is one "
+            f"step, so members cannot share its context; allowed: blocks one after another, or a "
+            f"scan over their stacked parameters, whose iterations are steps of their own"
+        )
+
+
+def _attention_line(jaxprs: Sequence[_compat.Jaxpr]) -> str | None:
+    """The line of an attention in some bodies; None where there is none."""
+    for equation in (each for jaxpr in jaxprs for each in jaxpr.eqns):
+        if equation.primitive is ATTENTION:
+            return _compat.source_line(equation)
+        line = _attention_line(_compat.inner_jaxprs(equation))
+        if line is not None:
+            return line
+    return None
 
 
 def _equations(place: int, step: Step) -> Iterator[_Equation]:
@@ -316,12 +335,6 @@ def _attended(each: _Equation) -> Iterator[tuple[Any, int]]:
 
 def _attends(each: _Equation) -> bool:
     return each.name == ATTENTION.name
-
-
-def _attends_inside(equation: _compat.JaxprEqn) -> bool:
-    """Whether a body of an equation, or a body inside that, has attention."""
-    inner = [each for jaxpr in _compat.inner_jaxprs(equation) for each in jaxpr.eqns]
-    return any(each.primitive is ATTENTION or _attends_inside(each) for each in inner)
 
 
 def _labels(each: _Equation) -> tuple[Sequence[Labels], Sequence[Labels]]:

@@ -1,8 +1,8 @@
 """The traced program: a loss function as a flat list of steps that can be cut anywhere.
 
-A loss function is traced once to a jaxpr. Calls are inlined, so that a cut may fall between any two
-equations, inside a Transformer block too; a ``scan`` is one step of many iterations that can be cut
-between two of them.
+A loss function is traced once to a jaxpr. Calls are inlined and loops over parameters opened, so
+that a cut may fall between any two equations, inside a Transformer block too, however its author
+repeats it.
 """
 
 from __future__ import annotations
@@ -22,20 +22,11 @@ from jaxtyping import PyTree
 from hetjax import _compat
 from hetjax.pipeline.program.frozen_leaves import NONE_FROZEN, FrozenLeaves
 from hetjax.pipeline.program.loss import (
-    abstract,
     accumulator_dtype,
-    check_count,
-    check_examples,
-    from_host,
-    host_shape,
-    parameter_shapes,
-    path_names,
-    sums,
-    traced_once,
 )
+from hetjax.pipeline.program.stacked_leaves import StackedLeaves
 from hetjax.pipeline.program.token_dimensions import NO_TOKENS, TokenDimensions
 from hetjax.sharding.annotation.annotation import HSharding
-from hetjax.sharding.attention.match import match_attention
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,17 +36,8 @@ class Constant:
     value: Any
 
 
-@dataclass(frozen=True)
-class SliceOf:
-    """An operand that is the rows ``[start, stop)`` of a value's first dimension."""
-
-    value: int
-    start: int
-    stop: int
-
-
-Operand = int | Constant | SliceOf
-"""A value's number, a constant, or rows of a value."""
+Operand = int | Constant
+"""A value's number, or a constant."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,8 +49,7 @@ class Step:
         inputs: the operands.
         outputs: the numbers of the values that it makes.
         evaluate: from one array for each input to one for each output.
-        equation: the jaxpr equation behind it; None for a concatenation of a scan's outputs.
-        iterations: how many places to cut it has: a scan's length, 1 for all else.
+        equation: the jaxpr equation behind it, if it is one.
         calls: the equations whose calls were inlined to get to it, the outermost first.
         beside: what `evaluate` does beside its equation, as a value to compare; it tells apart
             steps of equal equations.
@@ -79,13 +60,19 @@ class Step:
     outputs: tuple[int, ...]
     evaluate: Callable[..., list[Any]]
     equation: _compat.JaxprEqn | None
-    iterations: int = 1
     calls: tuple[_compat.JaxprEqn, ...] = ()
     beside: Hashable = ()
 
     def values(self) -> tuple[int, ...]:
         """The numbers of the values that it reads."""
         return self._values
+
+    @property
+    def iterations(self) -> int:
+        """How many turns of a loop it takes: a scan's length, 1 for all else."""
+        if self.name != "scan" or self.equation is None:
+            return 1
+        return self.equation.params["length"]
 
     @functools.cached_property
     def _values(self) -> tuple[int, ...]:
@@ -99,8 +86,10 @@ class Program:
 
     Args:
         avals: shape and dtype of each value, by its number.
-        parameters: the numbers of the parameter leaves, in the order of their pytree.
-        parameter_names: their paths, e.g. ``"blocks/0/attention/query"``.
+        parameters: the numbers of the parameters: leaves of their pytree in its order, each row of
+            those that `leaves` says.
+        parameter_names: their paths, e.g. ``"blocks/0/attention/query"``, or
+            ``"blocks/attention/query[0]"`` for a row.
         batch: the numbers of the batch leaves, whose first axis is that of the examples.
         batch_names: their paths.
         steps: the computation, in order.
@@ -108,7 +97,9 @@ class Program:
         count: the operand that holds what the summed loss is divided by.
         aux: where the loss has figures beside it, the count again, and each figure times the count.
         aux_tree: the structure of these figures; None where there are none.
-        frozen: the parameter leaves of which a training step leaves something out.
+        leaves: which leaves of the parameters' pytree count as a parameter for each of their rows.
+        model: fingerprint of the loss as it was written, whose training state is saved under it.
+        frozen: the parameters of which a training step leaves something out.
         tokens: where tokens are in the order in which members share them.
     """
 
@@ -120,6 +111,8 @@ class Program:
     steps: tuple[Step, ...]
     total: Operand
     count: Operand
+    leaves: StackedLeaves
+    model: str
     aux: tuple[Operand, ...] = ()
     aux_tree: Any = None
     frozen: FrozenLeaves = NONE_FROZEN
@@ -139,24 +132,37 @@ class Program:
         assert isinstance(self.total, Constant), "a loss is a value or a constant"
         return accumulator_dtype(jnp.result_type(self.total.value))
 
-    @functools.cached_property
+    @property
     def num_positions(self) -> int:
-        """How many places there are: one a step, one an iteration of a scan."""
-        return sum(step.iterations for step in self.steps)
+        """How many places there are: one a step."""
+        return len(self.steps)
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """What tells this model from another: its parameters and its sequence of primitives.
+        """What tells this program from another: its parameters and its sequence of primitives.
 
         It does not depend on the batch size, so a plan may change the size of its microbatches.
         """
-        digest = hashlib.sha256()
-        for name, value in zip(self.parameter_names, self.parameters, strict=True):
-            aval = self.avals[value]
-            digest.update(f"{name}:{aval.dtype}{list(aval.shape)};".encode())
-        for step in self.steps:
-            digest.update(f"{step.name}*{step.iterations};".encode())
-        return digest.hexdigest()[:16]
+        shapes = [self.avals[value] for value in self.parameters]
+        return fingerprint_of(self.parameter_names, shapes, self.steps)
+
+
+def fingerprint_of(
+    names: Sequence[str], shapes: Sequence[jax.ShapeDtypeStruct], steps: Sequence[Step]
+) -> str:
+    """What tells a function of parameters from another one.
+
+    Args:
+        names: the paths of its parameters.
+        shapes: their shapes.
+        steps: what it computes.
+    """
+    digest = hashlib.sha256()
+    for name, aval in zip(names, shapes, strict=True):
+        digest.update(f"{name}:{aval.dtype}{list(aval.shape)};".encode())
+    for step in steps:
+        digest.update(f"{step.name}*{step.iterations};".encode())
+    return digest.hexdigest()[:16]
 
 
 def with_examples(batch: PyTree, num_examples: int) -> PyTree:
@@ -175,81 +181,6 @@ def with_examples(batch: PyTree, num_examples: int) -> PyTree:
     """
     return jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct((num_examples, *leaf.shape[1:]), leaf.dtype), batch
-    )
-
-
-def trace(
-    loss_function: Callable[..., Any],
-    parameters: PyTree,
-    batch: PyTree,
-    *,
-    has_aux: bool = False,
-    divides_sequences: bool = False,
-) -> Program:
-    """Trace a loss function to a program.
-
-    Args:
-        loss_function: ``loss_function(parameters, batch)``, a plain JAX function. It returns either
-            a scalar (the mean over the batch's examples) or a pair of scalars ``(total, count)``:
-            the loss is then the sum of totals over the sum of counts, over all microbatches.
-        parameters: pytree of arrays or shapes, all of floating dtype, or a function that makes it.
-        batch: pytree of arrays or shapes; the first axis of each leaf is that of the examples.
-        has_aux: whether it returns a pair of that and a pytree of scalars.
-        divides_sequences: whether sequences will be divided: then all attention is put in single
-            equations, also where it is written as a softmax between two products.
-
-    Returns:
-        The program.
-
-    Raises:
-        InputError: a parameter is not floating, a batch leaf has no example axis, the loss is
-            not a floating scalar, its count depends on the parameters, or there is attention that
-            cannot be put in an equation and shall be.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> loss = lambda w, x: jnp.mean((x @ w) ** 2)
-        >>> program = trace(loss, jnp.ones((4, 2)), jnp.ones((8, 4)))
-        >>> [step.name for step in program.steps][0]
-        'dot_general'
-    """
-    parameters, batch = parameter_shapes(parameters), abstract(batch)
-    check_examples(batch)
-    parameter_leaves, parameter_tree = jax.tree.flatten(parameters)
-    batch_leaves, batch_tree = jax.tree.flatten(batch)
-    aux_trees: list[Any] = []
-
-    def flat_loss(parameter_values: Sequence[Any], batch_values: Sequence[Any]) -> list[Any]:
-        values = map(from_host, batch_values, batch_leaves)
-        result = traced_once(
-            loss_function,
-            jax.tree.unflatten(parameter_tree, parameter_values),
-            jax.tree.unflatten(batch_tree, values),
-        )
-        total, count, aux, aux_tree = sums(result, batch_leaves[0].shape[0], has_aux=has_aux)
-        aux_trees.append(aux_tree)
-        # Whoever adds up the figures needs the count beside them.
-        return [total, count, *([count] if has_aux else []), *aux]
-
-    closed = jax.make_jaxpr(flat_loss)(parameter_leaves, [host_shape(x) for x in batch_leaves])
-    if divides_sequences:
-        matched = match_attention(closed)
-        matched.check()
-        closed = matched.program
-    split, names = len(parameter_leaves), path_names(parameters)
-    check_count(_compat.depends_on(closed, 1)[:split], names)
-    flat = flatten_jaxpr(closed)
-    return Program(
-        avals=flat.avals,
-        parameters=flat.inputs[:split],
-        parameter_names=names,
-        batch=flat.inputs[split:],
-        batch_names=path_names(batch),
-        steps=flat.steps,
-        total=flat.outputs[0],
-        count=flat.outputs[1],
-        aux=flat.outputs[2:],
-        aux_tree=aux_trees[-1] if has_aux else None,
     )
 
 
@@ -396,13 +327,10 @@ def _step_of(
     outputs: tuple[int, ...],
     calls: tuple[_compat.JaxprEqn, ...],
 ) -> Step:
-    name = equation.primitive.name
-    iterations = equation.params["length"] if name == "scan" else 1
-
     def evaluate(*arguments: Any) -> list[Any]:
         return _compat.bind(equation, arguments)
 
-    return Step(name, operands, outputs, evaluate, equation, iterations, calls)
+    return Step(equation.primitive.name, operands, outputs, evaluate, equation, calls)
 
 
 def evaluate_steps(
@@ -428,17 +356,12 @@ def read_operand(environment: Mapping[int, Any], operand: Operand) -> Any:
     """The value of an operand in an environment."""
     if isinstance(operand, Constant):
         return operand.value
-    if isinstance(operand, SliceOf):
-        value = environment[operand.value]
-        return jax.lax.slice_in_dim(value, operand.start, operand.stop)
     return environment[operand]
 
 
 def operand_value(operand: Operand) -> int | None:
     """The number of the value that an operand reads, None for a constant."""
-    if isinstance(operand, int):
-        return operand
-    return operand.value if isinstance(operand, SliceOf) else None
+    return operand if isinstance(operand, int) else None
 
 
 def num_bytes(aval: jax.ShapeDtypeStruct) -> int:

@@ -20,9 +20,10 @@ from hetjax.pipeline.program.costs import Cost, steps_cost
 from hetjax.pipeline.program.loss import abstract
 from hetjax.pipeline.program.step_program import StepProgram
 from hetjax.pipeline.program.traced_program import Operand, Step, needed_steps, num_bytes
+from hetjax.pipeline.program.values import Values
 from hetjax.pipeline.stages.cutting import Stage
 from hetjax.pipeline.stages.recomputing import Run, recomputing, with_open_regions
-from hetjax.pipeline.stages.split_backward import Values, divide
+from hetjax.pipeline.stages.split_backward import divide
 from hetjax.pipeline.stages.traced_stage import (
     TracedPasses,
     TracedStage,

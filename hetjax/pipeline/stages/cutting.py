@@ -5,23 +5,21 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import jax
 
-from hetjax import _compat
 from hetjax.pipeline.program.costs import REPEATABLE, is_heavy
 from hetjax.pipeline.program.traced_program import (
     Operand,
     Program,
-    SliceOf,
     Step,
     evaluate_steps,
     operand_value,
 )
-from hetjax.pipeline.stages.scan_pieces import keeping_little, split_scan
+from hetjax.pipeline.stages.lean_scans import keeping_little
 from hetjax.sharding.deduction.reshard import RESHARD
 
 
@@ -32,8 +30,8 @@ class ParameterPart:
     Args:
         leaf: the leaf's place in the parameters' pytree.
         start: first row held; 0 where the leaf is whole.
-        stop: the row after the last one held; None where the leaf is whole. A leaf stacked over the
-            iterations of a ``scan`` is cut along its first dimension where the scan is cut.
+        stop: the row after the last one held; None where the leaf is whole. Stages that hold the
+            same leaf may divide its update by rows.
     """
 
     leaf: int
@@ -65,7 +63,7 @@ class Body:
         inputs: the numbers by which its steps know these, in this order.
         steps: its steps.
         positions: where in the program each stands; of a cheap step that every stage computes for
-            itself -1, and of what joins a scan's pieces the position after the scan.
+            itself -1.
         outputs: what it returns.
     """
 
@@ -96,8 +94,7 @@ class Stage:
             values that it sends; the last stage returns the program's outputs instead: the summed
             loss, the count, and what the loss has beside it. As a program is cut, a `Body`.
         steps: the steps that it computes.
-        avals: shape and dtype of each value by its number: the program's, and after them those of
-            the pieces of scans that are cut, which only the stages of one cut know.
+        avals: shape and dtype of each value by its number.
         trained: the places of the parameter parts whose gradients are wanted.
         moving: the places of the values received that a trained parameter reaches: no other has a
             cotangent to give back.
@@ -163,12 +160,7 @@ def made_between(program: Program, first: int, end: int) -> frozenset[int]:
     Returns:
         Numbers of values; not those of cheap steps that every stage computes for itself.
     """
-    found: set[int] = set()
-    position = 0
-    for step in program.steps:
-        if first <= position and position + step.iterations <= end:
-            found.update(step.outputs)
-        position += step.iterations
+    found = {output for step in program.steps[first:end] for output in step.outputs}
     return frozenset(found - shared_steps(program))
 
 
@@ -194,8 +186,7 @@ def shared_steps(program: Program) -> frozenset[int]:
     """The outputs of cheap steps that every stage computes for itself, where it needs them.
 
     They are of two sorts: what no parameter reaches (masks, positions, one-hot targets, keys), and
-    parameters in another form (cast, transposed), which cost less to make again than to send. What
-    a scan takes in rows is not among these: its rows belong to the stages of their iterations.
+    parameters in another form (cast, transposed), which cost less to make again than to send.
     """
     if program not in _shared:
         _shared[program] = _shared_steps(program)
@@ -203,13 +194,6 @@ def shared_steps(program: Program) -> frozenset[int]:
 
 
 def _shared_steps(program: Program) -> frozenset[int]:
-    rows = {
-        value
-        for step in program.steps
-        if step.iterations > 1 and step.equation is not None
-        for operand in step.inputs[_num_unstacked(step.equation) :]
-        if (value := operand_value(operand)) is not None
-    }
     weights, examples = set(program.parameters), set(program.batch)
     learned: set[int] = set()
     shared: set[int] = set()
@@ -218,7 +202,7 @@ def _shared_steps(program: Program) -> frozenset[int]:
         # A reshard stands where the program says so: it is of one stage.
         heavy = step.iterations > 1 or is_heavy(step) or step.name == RESHARD.name
         of_weights, of_examples = bool(values & weights), bool(values & examples)
-        costly = step.name not in REPEATABLE or bool(outputs & rows) or of_examples
+        costly = step.name not in REPEATABLE or of_examples
         if heavy or values & learned or (of_weights and costly):
             learned |= outputs
             continue
@@ -228,11 +212,6 @@ def _shared_steps(program: Program) -> frozenset[int]:
         elif of_examples:
             examples |= outputs
     return frozenset(shared)
-
-
-def _num_unstacked(equation: _compat.JaxprEqn) -> int:
-    """How many of a scan's inputs come before those that it takes in rows."""
-    return equation.params["num_consts"] + equation.params["num_carry"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -258,14 +237,12 @@ def _shares_of(program: Program) -> _Shares:
     if program not in _known_shares:
         shared = shared_steps(program)
         found, places, others = {}, {}, []
-        position = 0
         for place, step in enumerate(program.steps):
             if shared.issuperset(step.outputs):
                 found.update(dict.fromkeys(step.outputs, step))
                 places.update(dict.fromkeys(step.outputs, place))
             else:
-                others.append((position, step))
-            position += step.iterations
+                others.append((place, keeping_little(step)))
         _known_shares[program] = _Shares(found, places, others)
     return _known_shares[program]
 
@@ -273,7 +250,7 @@ def _shares_of(program: Program) -> _Shares:
 class _Cutter:
     def __init__(self, program: Program, boundaries: Sequence[int]):
         self.program = program
-        self.avals = list(program.avals)
+        self.avals = program.avals
         self.shares = _shares_of(program)
         self.shared_step, self.shared_place = self.shares.step, self.shares.place
         self.num_stages = len(boundaries) - 1
@@ -282,59 +259,29 @@ class _Cutter:
         self.producer: dict[int, int] = {}
         self._assign(boundaries)
         self.needs = [self._needs(index) for index in range(self.num_stages)]
-        self.whole_leaves = self._whole_leaves()
         self.leaf_of = {value: leaf for leaf, value in enumerate(program.parameters)}
         self.crossings = self._crossings()
-
-    @functools.cached_property
-    def used(self) -> set[int]:
-        """The values that a step or the program's result reads."""
-        operands = [*(o for step in self.program.steps for o in step.inputs), *self.program.outputs]
-        return {value for operand in operands if (value := operand_value(operand)) is not None}
 
     def _assign(self, boundaries: Sequence[int]) -> None:
         stage = 0
         for position, step in self.shares.others:
-            end = position + step.iterations
-            inside = boundaries if step.iterations > 1 else ()
-            cuts = [b - position for b in inside if position < b < end]
-            for piece, start, advance in self._pieces(step, cuts):
-                stage += advance
-                while position >= boundaries[stage + 1]:
-                    stage += 1
-                self.steps[stage].append(piece)
-                self.positions[stage].append(position + start)
-        for stage, steps in enumerate(self.steps):
-            for step in steps:
-                for output in step.outputs:
-                    self.producer[output] = stage
+            while position >= boundaries[stage + 1]:
+                stage += 1
+            self.steps[stage].append(step)
+            self.positions[stage].append(position)
+            self.producer.update(dict.fromkeys(step.outputs, stage))
 
-    def _pieces(self, step: Step, cuts: Sequence[int]) -> list[tuple[Step, int, int]]:
-        """A step in pieces: each, the iteration where it begins, and 1 where a stage does, too."""
-        if not cuts:
-            return [(keeping_little(step), 0, 0)]
-        pieces, joins = split_scan(step, cuts, self._new_value)
-        joins = [join for join in joins if self.used.intersection(join.outputs)]
-        begins = zip(pieces, (0, *cuts), strict=True)
-        found = [(piece, start, int(start > 0)) for piece, start in begins]
-        return found + [(join, step.iterations, 0) for join in joins]
-
-    def _new_value(self, shape: Sequence[int], dtype: Any) -> int:
-        self.avals.append(jax.ShapeDtypeStruct(tuple(shape), dtype))
-        return len(self.avals) - 1
-
-    def _closure(self, operands: Iterable[Operand]) -> list[Operand]:
-        """Operands with those of the shared steps behind them in place of their outputs."""
-        found: list[Operand] = []
+    def _closure(self, operands: Iterable[Operand]) -> list[int]:
+        """Values with those of the shared steps behind them in place of their outputs."""
+        found: list[int] = []
         pending = list(operands)
         seen: set[int] = set()
         while pending:
-            operand = pending.pop()
-            value = operand_value(operand)
+            value = operand_value(pending.pop())
             if value is None:
                 continue
             if value not in self.shared_step:
-                found.append(operand)
+                found.append(value)
             elif value not in seen:
                 seen.add(value)
                 pending.extend(self.shared_step[value].inputs)
@@ -346,29 +293,10 @@ class _Cutter:
             operands += self.program.outputs
         return operands
 
-    def _needs(self, index: int) -> list[Operand]:
+    def _needs(self, index: int) -> list[int]:
         """What a stage reads that it does not make: parameters, batch leaves, earlier values."""
         own = {output for step in self.steps[index] for output in step.outputs}
-        operands = self._closure(self._demands(index))
-        return [operand for operand in operands if operand_value(operand) not in own]
-
-    def _whole_leaves(self) -> set[int]:
-        """Parameter values that some stage reads whole, or whose slices overlap between stages."""
-        whole: set[int] = set()
-        rows: dict[int, dict[tuple[int, int], int]] = {}
-        for index, needs in enumerate(self.needs):
-            for operand in needs:
-                if isinstance(operand, int):
-                    whole.add(operand)
-                elif isinstance(operand, SliceOf):
-                    owner = rows.setdefault(operand.value, {})
-                    if owner.setdefault((operand.start, operand.stop), index) != index:
-                        whole.add(operand.value)
-        for value, owners in rows.items():
-            spans = sorted(owners)
-            if any(a[1] > b[0] for a, b in itertools.pairwise(spans)):
-                whole.add(value)
-        return whole
+        return [value for value in self._closure(self._demands(index)) if value not in own]
 
     def crossing(self, index: int) -> tuple[int, ...]:
         """The values made in stages up to ``index`` and needed after it."""
@@ -379,8 +307,8 @@ class _Cutter:
         last_need = {
             value: index
             for index, needs in enumerate(self.needs)
-            for operand in needs
-            if (value := operand_value(operand)) in self.producer
+            for value in needs
+            if value in self.producer
         }
         crossing: list[list[int]] = [[] for _ in range(self.num_stages)]
         for value in sorted(last_need):
@@ -396,27 +324,24 @@ class _Cutter:
         sends = () if last else self.crossing(index)
         outputs = self.program.outputs if last else sends
         steps = self._with_shared(index)
-        slots = {o: slot for slot, (o, _) in enumerate(parts) if isinstance(o, SliceOf)}
-        bound = tuple(_rebind(step, slots) for step in steps) if slots else steps
-        held = [o if isinstance(o, int) else -1 - slot for slot, (o, _) in enumerate(parts)]
         shared = len(steps) - len(self.steps[index])
         body = Body(
-            (*held, *(self.program.batch[leaf] for leaf in batch), *receives),
-            bound,
+            (*parts, *(self.program.batch[leaf] for leaf in batch), *receives),
+            steps,
             (*(-1 for _ in range(shared)), *self.positions[index]),
             tuple(outputs),
         )
         frozen = self.program.frozen.without_gradient
         return Stage(
             index,
-            tuple(part for _, part in parts),
+            tuple(parts.values()),
             batch,
             receives,
             tuple(sends),
             body,
             steps,
             self.avals,
-            tuple(place for place, (_, part) in enumerate(parts) if part.leaf not in frozen),
+            tuple(place for place, part in enumerate(parts.values()) if part.leaf not in frozen),
             tuple(p for p, v in enumerate(receives) if not frozen or v in self.moving),
         )
 
@@ -430,26 +355,16 @@ class _Cutter:
                 moving.update(step.outputs)
         return moving
 
-    def _parts(self, index: int) -> list[tuple[Operand, ParameterPart]]:
-        leaf_of = self.leaf_of
-        parts: dict[Operand, ParameterPart] = {}
-        for operand in self.needs[index]:
-            value = operand_value(operand)
-            if value not in leaf_of:
-                continue
-            if isinstance(operand, SliceOf) and value not in self.whole_leaves:
-                parts[operand] = ParameterPart(leaf_of[value], operand.start, operand.stop)
-            else:
-                parts[value] = ParameterPart(leaf_of[value])
+    def _parts(self, index: int) -> dict[int, ParameterPart]:
+        """The parameters that a stage holds, by their values; the first one has the unused, too."""
+        found = {value for value in self.needs[index] if value in self.leaf_of}
         if index == 0:
-            used = {operand_value(o) for needs in self.needs for o in needs}
-            for value, leaf in leaf_of.items():
-                if value not in used:
-                    parts[value] = ParameterPart(leaf)
-        return sorted(parts.items(), key=lambda item: (item[1].leaf, item[1].start))
+            found |= self.leaf_of.keys() - set(itertools.chain(*self.needs))
+        in_order = sorted(found, key=self.leaf_of.__getitem__)
+        return {value: ParameterPart(self.leaf_of[value]) for value in in_order}
 
     def _batch(self, index: int) -> tuple[int, ...]:
-        values = {operand_value(operand) for operand in self.needs[index]}
+        values = set(self.needs[index])
         return tuple(leaf for leaf, value in enumerate(self.program.batch) if value in values)
 
     def _with_shared(self, index: int) -> tuple[Step, ...]:
@@ -464,12 +379,3 @@ class _Cutter:
         places = sorted({self.shared_place[value] for value in wanted})
         shared = [self.program.steps[place] for place in places]
         return (*shared, *self.steps[index])
-
-
-def _rebind(step: Step, slots: dict[SliceOf, int]) -> Step:
-    """A step whose slices of a parameter read the part that the stage holds."""
-    inputs = tuple(
-        -1 - slots[operand] if isinstance(operand, SliceOf) and operand in slots else operand
-        for operand in step.inputs
-    )
-    return step if inputs == step.inputs else replace(step, inputs=inputs)

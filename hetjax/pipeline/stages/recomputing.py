@@ -1,14 +1,13 @@
 """Stages that keep of some runs of positions only what goes in, and compute these runs again.
 
 Each run is made again right before its own backward pass, so that what it would have kept is there
-for one run at a time. Iterations of a scan that each are a run stay one scan, whose backward pass
-makes one iteration after another again.
+for one run at a time.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,9 +19,9 @@ from hetjax.pipeline.program.traced_program import (
     evaluate_steps,
     flatten_jaxpr,
 )
+from hetjax.pipeline.program.values import Values, renumbered
 from hetjax.pipeline.stages.cutting import Body, Stage
-from hetjax.pipeline.stages.scan_pieces import repeating_iterations, split_scan
-from hetjax.pipeline.stages.split_backward import Values, copies, renumbered, values_read
+from hetjax.pipeline.stages.split_backward import copies, values_read
 from hetjax.pipeline.stages.traced_stage import TracedStage
 from hetjax.sharding.deduction.region import REGION_BARRIER
 
@@ -43,7 +42,10 @@ def recomputing(stage: Stage, runs: Sequence[Run]) -> Stage:
     body = stage.function
     assert isinstance(body, Body), "the stage is as it was cut"
     values = Values(stage.avals)
-    pieces = list(_pieces(body, runs, values))
+    pieces = [
+        (step, _run_at(runs, position))
+        for step, position in zip(body.steps, body.positions, strict=True)
+    ]
     steps: list[Step] = []
     # By value, the place of the last step that reads it.
     last_read = {value: p for p, (step, _) in enumerate(pieces) for value in step.values()}
@@ -56,41 +58,6 @@ def recomputing(stage: Stage, runs: Sequence[Run]) -> Stage:
     # Where a step stands is of no use once it is a part of a region.
     function = replace(body, steps=tuple(steps), positions=(-1,) * len(steps))
     return replace(stage, function=function, avals=values.avals)
-
-
-def _pieces(body: Body, runs: Sequence[Run], values: Values) -> Iterator[tuple[Step, int | None]]:
-    """A stage's steps, cut where runs begin and end, each with the number of its run."""
-    for step, position in zip(body.steps, body.positions, strict=True):
-        if position < 0 or step.name != "scan" or step.iterations == 1:
-            yield step, _run_at(runs, position)
-            continue
-        spans = _spans(runs, position, position + step.iterations)
-        cuts = [start - position for start, _ in spans[1:]]
-        pieces, joins = split_scan(step, cuts, values.new) if cuts else ([step], [])
-        for piece, (_, run) in zip(pieces, spans, strict=True):
-            yield (repeating_iterations(piece), None) if run == _EACH else (piece, run)
-        yield from ((join, _run_at(runs, position + step.iterations)) for join in joins)
-
-
-_EACH = -1
-"""Stands for runs of one iteration each, side by side."""
-
-
-def _spans(runs: Sequence[Run], first: int, end: int) -> list[tuple[int, int | None]]:
-    """Where a scan's pieces begin, and the run that each is in.
-
-    Example:
-        >>> _spans([(2, 3), (3, 4), (5, 7)], 1, 8)
-        [(1, None), (2, -1), (4, None), (5, 2), (7, None)]
-    """
-    spans: list[tuple[int, int | None]] = []
-    for position in range(first, end):
-        run = _run_at(runs, position)
-        if run is not None and runs[run] == (position, position + 1):
-            run = _EACH
-        if not spans or spans[-1][1] != run:
-            spans.append((position, run))
-    return spans
 
 
 def _run_at(runs: Sequence[Run], position: int) -> int | None:

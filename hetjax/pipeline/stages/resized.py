@@ -208,7 +208,7 @@ class _SizedSteps:
         self._equations: list[tuple[_compat.JaxprEqn, _compat.JaxprEqn] | None] = []
         numbers: dict[Hashable, int] = {}
         for a, b in zip(first, second, strict=True):
-            if a.outputs != b.outputs or a.iterations != b.iterations:
+            if a.outputs != b.outputs:
                 raise UnlikeError
             _check_operands(a.inputs, b.inputs)
             pair = _equations(a, b)
@@ -223,9 +223,8 @@ class _SizedSteps:
         steps: list[Step] = []
         first: dict[int, Step] = {}
         for step, place in zip(self._steps, self._classes, strict=True):
-            inputs, outputs, iterations = step.inputs, step.outputs, step.iterations
             equation = equations[place]
-            made = Step(step.name, inputs, outputs, _not_computed, equation, iterations)
+            made = Step(step.name, step.inputs, step.outputs, _not_computed, equation)
             steps.append(made)
             like = first.setdefault(place, made)
             if equation is not None and like is not made:

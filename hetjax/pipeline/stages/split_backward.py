@@ -28,9 +28,9 @@ from hetjax.pipeline.program.traced_program import (
     evaluate_steps,
     flatten_jaxpr,
     needed_steps,
-    num_bytes,
     operand_value,
 )
+from hetjax.pipeline.program.values import Values, renumbered
 from hetjax.pipeline.stages.residuals import choose_residuals
 from hetjax.sharding.deduction.region import REGION
 
@@ -51,22 +51,6 @@ class SplitSteps:
     second: tuple[Step, ...]
     crossing: tuple[int, ...]
     moved: tuple[int, ...]
-
-
-class Values:
-    """The shapes of numbered values, to which new ones can be added."""
-
-    def __init__(self, avals: Sequence[jax.ShapeDtypeStruct]):
-        self.avals = list(avals)
-
-    def new(self, shape: Sequence[int], dtype: Any) -> int:
-        """The number of a new value."""
-        self.avals.append(jax.ShapeDtypeStruct(tuple(shape), dtype))
-        return len(self.avals) - 1
-
-    def size(self, value: int) -> int:
-        """A value's bytes."""
-        return num_bytes(self.avals[value])
 
 
 def divide(
@@ -196,29 +180,6 @@ def copies(sources: Sequence[Operand], outputs: Sequence[int]) -> Iterator[Step]
     """Steps that give values another number."""
     for source, output in zip(sources, outputs, strict=True):
         yield Step("copy", (source,), (output,), lambda x: [x], None)
-
-
-def renumbered(flat: FlatJaxpr, inputs: Sequence[Operand], values: Values) -> FlatJaxpr:
-    """A flat jaxpr with given operands for its inputs and new numbers for all else."""
-    known: dict[int, Operand] = dict(zip(flat.inputs, inputs, strict=True))
-
-    def rename(operand: Operand) -> Operand:
-        if isinstance(operand, Constant):
-            return operand
-        assert isinstance(operand, int), "nothing is sliced before a program is cut"
-        return known[operand]
-
-    steps = []
-    for step in flat.steps:
-        outputs = []
-        for output in step.outputs:
-            aval = flat.avals[output]
-            known[output] = values.new(aval.shape, aval.dtype)
-            outputs.append(known[output])
-        operands = tuple(rename(operand) for operand in step.inputs)
-        steps.append(replace(step, inputs=operands, outputs=tuple(outputs)))
-    outputs = tuple(rename(operand) for operand in flat.outputs)
-    return FlatJaxpr(tuple(values.avals), (), tuple(steps), outputs)
 
 
 def _divide_scan(
@@ -373,7 +334,7 @@ def _scan_step(
 
     inputs = (*consts.values(), *carries.values(), *rows.values())
     equation = _scan_equation(evaluate, [_aval(operand, values) for operand in inputs])
-    return Step("scan", inputs, tuple(outputs), evaluate, equation, params["length"])
+    return Step("scan", inputs, tuple(outputs), evaluate, equation)
 
 
 def _aval(operand: Operand, values: Values) -> Any:

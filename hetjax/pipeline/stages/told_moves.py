@@ -79,14 +79,12 @@ def told(program: AnnotatedProgram) -> FlatJaxpr:
 
 def _computed(node: Compute, operands: Sequence[Operand]) -> Step:
     equation = _forgotten(node.equation)
-    iterations = equation.params["length"] if equation.primitive.name == "scan" else 1
     return Step(
         equation.primitive.name,
         tuple(operands),
         node.outputs,
         lambda *arrays: _compat.bind(equation, arrays),
         equation,
-        iterations,
     )
 
 

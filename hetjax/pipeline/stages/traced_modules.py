@@ -109,19 +109,6 @@ def modules_of(program: Program, edges: Sequence[int]) -> tuple[Stage, ...]:
     return cut(program, boundaries)[first : first + len(edges) - 1]
 
 
-def begins_as_modules_do(program: Program, boundaries: Sequence[int]) -> bool:
-    """Whether the last stage of a pipeline receives what its modules do, were they cut alone.
-
-    What an earlier cut inside a scan makes of the scan's stacked outputs, modules do not know.
-
-    Args:
-        program: the traced loss function.
-        boundaries: the positions where the pipeline's stages begin, and its end.
-    """
-    alone = cut(program, sorted({0, *boundaries[-2:]}))
-    return len(alone[-1].receives) == len(cut(program, boundaries)[-1].receives)
-
-
 def trace_modules(
     stage: Stage,
     modules: Sequence[Stage],
@@ -149,17 +136,13 @@ def trace_modules(
     Returns:
         The trace of the whole stage.
     """
-    if len(modules[0].receives) != len(stage.receives):
-        raise InputError(
-            "plan: a stage with modules begins inside a scan with stacked outputs in which another "
-            "stage begins, too; allowed: one of the two, or a stage without modules"
-        )
+    assert modules[0].receives == stage.receives, "modules begin as their stage does"
     shapes = dict(zip(stage.parameters, parameters, strict=True))
     leaves = dict(zip(stage.batch, batch, strict=True))
     written: list[TracedModule] = []
     cotangents = seeds
     for run, of in zip(reversed(modules), reversed(moves), strict=True):
-        parts = [_part_shape(shapes, part) for part in run.parameters]
+        parts = [shapes[part] for part in run.parameters]
         values = [run.avals[value] for value in run.receives]
         found = trace_module(run, (parts, [leaves[leaf] for leaf in run.batch], values), cotangents)
         passes = halve(found, is_last=not run.sends)
@@ -262,7 +245,7 @@ def _evaluate(
     for module in modules:
         traced, run = module.traced, module.run
         environment: dict[int, Any] = dict(zip(traced.received, values, strict=True))
-        parts = (_taken(held, part) for part in run.parameters)
+        parts = (held[part] for part in run.parameters)
         environment.update(zip(traced.parameters, parts, strict=True))
         environment.update(zip(traced.batch, (leaves[leaf] for leaf in run.batch), strict=True))
         values = evaluate_steps(module.forward, environment, traced.sent)
@@ -281,63 +264,15 @@ def _evaluate(
     first = modules[0].traced
     returned = _read(environments[0], first.returned)
     trained = [stage.parameters[place] for place in stage.trained]
-    gradients = [_gradient(part, held[part], given) for part in trained]
+    gradients = [
+        _added(given[part]) if part in given else jnp.zeros(held[part].shape, held[part].dtype)
+        for part in trained
+    ]
     return results, gradients, returned
 
 
 def _read(environment: Mapping[int, Any], operands: Sequence[Operand]) -> list[Any]:
     return [read_operand(environment, operand) for operand in operands]
-
-
-def _part_shape(
-    shapes: Mapping[ParameterPart, jax.ShapeDtypeStruct], part: ParameterPart
-) -> jax.ShapeDtypeStruct:
-    held = shapes[_holder(shapes, part)]
-    return jax.ShapeDtypeStruct(part.shape(held.shape), held.dtype)
-
-
-def _taken(held: Mapping[ParameterPart, Any], part: ParameterPart) -> Any:
-    """What a module has of a parameter that its stage holds."""
-    holder = _holder(held, part)
-    if holder == part:
-        return held[holder]
-    assert part.stop is not None, "a module holds rows of what its stage holds"
-    return jax.lax.slice_in_dim(held[holder], part.start - holder.start, part.stop - holder.start)
-
-
-def _holder(held: Mapping[ParameterPart, Any], part: ParameterPart) -> ParameterPart:
-    return part if part in held else next(each for each in held if each.contains(part))
-
-
-def _gradient(part: ParameterPart, value: Any, given: Mapping[ParameterPart, Any]) -> Any:
-    """The gradient of a part, from those of the modules that have it or some of its rows."""
-    mine = sorted(each for each in given if part.contains(each))
-    if [each.stop for each in mine] == [part.stop]:
-        return _added(given[mine[0]])
-    start, rows = part.start, []
-    for each in mine:
-        if each.stop is None or each.start != start:
-            break
-        rows.append(_added(given[each]))
-        start = each.stop
-    if rows and start - part.start == value.shape[0] and len(rows) == len(mine):
-        return jnp.concatenate(rows)
-    whole = [array for each in mine for array in _padded(part, value, each, given[each])]
-    return _added(whole) if whole else jnp.zeros(value.shape, value.dtype)
-
-
-def _padded(
-    part: ParameterPart, value: Any, rows: ParameterPart, arrays: Sequence[Any]
-) -> Iterator[Any]:
-    """Gradients of rows, with zeros for the other rows of a part."""
-    if rows.stop is None or rows == part:
-        yield from arrays
-        return
-    before = rows.start - part.start
-    after = value.shape[0] - (rows.stop - part.start)
-    for array in arrays:
-        edges = [(before, after, 0), *[(0, 0, 0)] * (array.ndim - 1)]
-        yield jax.lax.pad(array, jnp.zeros((), array.dtype), edges)
 
 
 def _added(arrays: Sequence[Any]) -> Any:

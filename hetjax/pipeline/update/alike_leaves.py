@@ -33,7 +33,7 @@ from hetjax.pipeline.program.traced_program import (
     num_bytes,
     operand_value,
 )
-from hetjax.pipeline.stages.split_backward import Values, renumbered
+from hetjax.pipeline.program.values import Values, renumbered
 
 Ends = Mapping[Operand, tuple[Operand, Operand | None]]
 """Results of an update: for each of them what is computed, and what is kept instead."""

@@ -28,10 +28,12 @@ from hetjax.errors import InputError
 from hetjax.pipeline.program.frozen_leaves import NONE_FROZEN, FrozenLeaves
 from hetjax.pipeline.program.loss import accumulator_dtype
 from hetjax.pipeline.program.repeated_steps import without_repeats
+from hetjax.pipeline.program.stacked_leaves import StackedLeaves, whole_leaves
 from hetjax.pipeline.program.traced_program import FlatJaxpr, flatten_jaxpr
 from hetjax.pipeline.stages.cutting import ParameterPart
 from hetjax.pipeline.update.state_groups import state_groups
 from hetjax.pipeline.update.update_analysis import Message, UpdateAnalysis
+from hetjax.pipeline.update.update_by_rows import UpdateByRows, update_by_rows
 from hetjax.pipeline.update.update_rows import RowEvaluator, pack, unpack
 
 Result = TypeVar("Result")
@@ -120,6 +122,7 @@ def divide_update(
     first_pipeline: int | None = None,
     frozen: FrozenLeaves = NONE_FROZEN,
     streamed: Collection[int] = (),
+    leaves: StackedLeaves | None = None,
 ) -> tuple[StageUpdate, ...]:
     """Divide an optimizer's update among stages.
 
@@ -128,7 +131,7 @@ def divide_update(
         parameters: shapes of all parameter leaves.
         parts: for each stage, the parameter parts it updates; what several stages update is
             updated by each of them, with the same numbers.
-        names: the leaves' paths, for errors.
+        names: the parameters' paths, for errors.
         unflatten: from the leaves to the parameters' pytree.
         loss_dtype: of the summed loss and the count.
         first_pipeline: how many of the stages, the first ones, are those of the first pipeline:
@@ -136,6 +139,7 @@ def divide_update(
             by this one. None: all.
         frozen: leaves without a gradient, and without an update; no stage updates these.
         streamed: the stages that update their parameters in groups.
+        leaves: which leaves count as a parameter for each row; None: none.
 
     Returns:
         Each stage's share.
@@ -144,9 +148,10 @@ def divide_update(
         InputError: the optimizer mixes the elements of parameters that lie on different stages
             other than through scalars, or makes such scalars of state that a stage streams.
     """
-    flat = trace_update(optimizer, parameters, unflatten, loss_dtype, frozen)
-    first = first_pipeline or len(parts)
-    analysis = UpdateAnalysis(flat, parameters, parts, names, first, frozen, streamed)
+    leaves = leaves or whole_leaves(len(parameters))
+    flat = divided_trace(optimizer, parameters, unflatten, loss_dtype, frozen, leaves).flat
+    shapes, first = leaves.split_shapes(parameters), first_pipeline or len(parts)
+    analysis = UpdateAnalysis(flat, shapes, parts, names, first, frozen, streamed)
     every = [message for found in analysis.messages.values() for message in found]
     groups: dict[tuple[int, int], list[Message]] = {}
     for message in sorted(every):
@@ -289,6 +294,34 @@ def trace_update(
     shapes = tuple(parameters)
     tree = jax.tree.structure(unflatten(shapes))
     return _traced(optimizer, tree, shapes, np.dtype(loss_dtype), frozen)
+
+
+def divided_trace(
+    optimizer: optax.GradientTransformation,
+    parameters: Sequence[jax.ShapeDtypeStruct],
+    unflatten: Callable[[Sequence[Any]], Any],
+    loss_dtype: Any,
+    frozen: FrozenLeaves,
+    leaves: StackedLeaves,
+) -> UpdateByRows:
+    """Trace the whole update of parameters, some of which are rows of leaves.
+
+    Args:
+        optimizer: any Optax transformation.
+        parameters: shapes of all parameter leaves.
+        unflatten: from the leaves to the parameters' pytree.
+        loss_dtype: of the summed loss and the count.
+        frozen: parameters without a gradient, and without an update: all rows of a leaf or none.
+        leaves: which leaves count as a parameter for each row.
+
+    Returns:
+        The update, by rows.
+    """
+    of_leaves = FrozenLeaves(
+        leaves.joined_places(frozen.without_gradient), leaves.joined_places(frozen.without_update)
+    )
+    flat = trace_update(optimizer, parameters, unflatten, loss_dtype, of_leaves)
+    return update_by_rows(flat, leaves, of_leaves)
 
 
 # It takes seconds for hundreds of leaves, and is asked for by whoever plans, cuts and divides.

@@ -120,7 +120,10 @@ def with_frozen_leaves(
     Raises:
         InputError: the optimizer's update cannot be traced, or trains nothing.
     """
-    frozen = frozen_leaves(optimizer, parameters)
+    found, leaves = frozen_leaves(optimizer, parameters), program.leaves
+    frozen = FrozenLeaves(
+        leaves.split_places(found.without_gradient), leaves.split_places(found.without_update)
+    )
     return program if frozen == program.frozen else replace(program, frozen=frozen)
 
 

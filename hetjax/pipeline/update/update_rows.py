@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import reduce
 from typing import Any
 
@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from hetjax.errors import InputError
+from hetjax.pipeline.program.row_steps import ELEMENTWISE, JOINS
 from hetjax.pipeline.program.traced_program import (
     FlatJaxpr,
     Operand,
@@ -19,24 +20,6 @@ from hetjax.pipeline.program.traced_program import (
 )
 from hetjax.pipeline.stages.cutting import ParameterPart
 from hetjax.pipeline.update.update_analysis import Message, UpdateAnalysis
-
-# Work on each element alone, whatever the shape.
-_ELEMENTWISE = frozenset(
-    """
-    abs add and atan2 cbrt ceil clamp convert_element_type copy cos cosh div eq erf erf_inv exp
-    exp2 expm1 floor ge gt integer_pow is_finite le log log1p logistic lt max min mul ne
-    neg nextafter not or pow real reduce_precision rem round rsqrt select_n sign sin sqrt square
-    stop_gradient sub tan tanh xor
-    """.split()
-)
-
-_JOINS: Mapping[str, Callable[[Any, Any], Any]] = {
-    "reduce_sum": jnp.add,
-    "reduce_max": jnp.maximum,
-    "reduce_min": jnp.minimum,
-    "reduce_and": jnp.logical_and,
-    "reduce_or": jnp.logical_or,
-}
 
 
 class RowEvaluator:
@@ -89,7 +72,7 @@ class RowEvaluator:
                 self.message(m) if m.stage == self.stage else self.scalars[m] for m in messages
             ]
             if len(arrays) > 1:
-                arrays = [reduce(_JOINS[self.analysis.producer[value].name], arrays)]
+                arrays = [reduce(JOINS[self.analysis.producer[value].name], arrays)]
             self.joined[value] = arrays[0]
         return self.joined[value]
 
@@ -168,12 +151,12 @@ def _evaluate_rows(
     count = part.stop - part.start
     shape = flat.avals[step.outputs[0]].shape
     leading = bool(shape) and shape[0] == rows
-    if step.name in _ELEMENTWISE:
+    if step.name in ELEMENTWISE:
         return step.evaluate(*operands)
     if step.equation is None:
         return None
     params = step.equation.params
-    if step.name in _JOINS:
+    if step.name in JOINS:
         keeps_rows = 0 not in params["axes"]
         return step.evaluate(*operands) if keeps_rows or not shape else None
     if step.name == "broadcast_in_dim" and leading and params["broadcast_dimensions"][:1] == (0,):

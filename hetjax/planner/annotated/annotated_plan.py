@@ -99,7 +99,7 @@ def plan_of_annotations(
     program, size = trace_microbatch(
         loss_function, shapes, examples, num_microbatches, has_aux=has_aux
     )
-    given = input_annotations(annotations, shapes, examples)
+    given = input_annotations(annotations, shapes, examples, program.leaves)
     reading = _Reading(program, given, examples, find_stages(program, given), size)
     made = _PlanMaker(reading, cluster, num_microbatches, options.schedule).plan()
     validate(made)

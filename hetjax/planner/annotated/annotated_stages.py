@@ -104,8 +104,7 @@ def _uses(program: Program, given: InputAnnotations) -> Iterator[AnnotatedUse]:
         program.parameters[leaf]: frozenset([leaf]) for leaf in given.parameters
     }
     shared = shared_steps(program)
-    position = 0
-    for step in program.steps:
+    for position, step in enumerate(program.steps):
         read = frozenset[int]().union(*(leaves.get(value, frozenset()) for value in step.values()))
         if shared.issuperset(step.outputs):
             # A parameter in another form is computed wherever it is used.
@@ -116,9 +115,7 @@ def _uses(program: Program, given: InputAnnotations) -> Iterator[AnnotatedUse]:
             )
             for leaf in sorted(read):
                 what = f"parameter {program.parameter_names[leaf]!r}{line}"
-                stop = position + step.iterations
-                yield AnnotatedUse(position, stop, given.parameters[leaf], what)
-        position += step.iterations
+                yield AnnotatedUse(position, position + 1, given.parameters[leaf], what)
     for found in reshards_of(program):
         what = f"hetjax.reshard at {found.line}"
         yield AnnotatedUse(found.start, found.stop, given.meant(found), what, is_value=True)
@@ -155,9 +152,7 @@ def _check_devices(uses: Sequence[AnnotatedUse], runs: Sequence[Sequence[Annotat
 
 def _cut_between(program: Program, last: AnnotatedUse, first: AnnotatedUse) -> int:
     """Where the program is cut between two stages: where least is sent, as late as may be."""
-    starts = itertools.accumulate((step.iterations for step in program.steps), initial=0)
-    places = [position for position in starts if last.stop <= position <= first.start]
     return min(
-        reversed(places),
+        range(first.start, last.stop - 1, -1),
         key=lambda position: sum(map(num_bytes, crossing_values(program, position))),
     )

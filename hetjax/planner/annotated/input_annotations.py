@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +12,10 @@ from jaxtyping import PyTree
 from hetjax.errors import InputError, shown
 from hetjax.pipeline.program.loss import path_names
 from hetjax.pipeline.program.reshards import FoundReshard
+from hetjax.pipeline.program.stacked_leaves import StackedLeaves
 from hetjax.sharding.annotation.annotation import HSharding
 from hetjax.sharding.annotation.symbol_numbers import numbers_of
+from hetjax.sharding.deduction.top_tier import row_of
 
 
 @dataclass(frozen=True)
@@ -21,7 +23,7 @@ class InputAnnotations:
     """How the inputs of a loss lie, as far as it is said.
 
     Args:
-        parameters: by the place of a parameter's leaf.
+        parameters: by the place of a parameter.
         batch: by the place of a leaf of the batch, at the size of a whole step.
     """
 
@@ -42,7 +44,9 @@ class InputAnnotations:
         return next(fitting, found.annotations[0])
 
 
-def input_annotations(annotations: Any, parameters: PyTree, batch: PyTree) -> InputAnnotations:
+def input_annotations(
+    annotations: Any, parameters: PyTree, batch: PyTree, leaves: StackedLeaves
+) -> InputAnnotations:
     """The annotation of each leaf, with sizes in numbers.
 
     Args:
@@ -51,9 +55,10 @@ def input_annotations(annotations: Any, parameters: PyTree, batch: PyTree) -> In
             nothing.
         parameters: shapes of the parameters.
         batch: shapes of the batch of a whole step.
+        leaves: which leaves of the parameters count as a parameter for each row.
 
     Returns:
-        The annotations of leaves.
+        The annotations of parameters and of leaves of the batch.
 
     Raises:
         InputError: the trees do not fit, an annotation does not fit its leaf, or it is of a sum.
@@ -64,7 +69,8 @@ def input_annotations(annotations: Any, parameters: PyTree, batch: PyTree) -> In
         >>> one = HSharding((Subgroup((0,), (), PartitionSpec()),))
         >>> shape = jax.ShapeDtypeStruct((4, 4), "float32")
         >>> parameters = {"a": [shape] * 2, "b": shape}
-        >>> found = input_annotations(({"a": one, "b": None}, one), parameters, shape)
+        >>> leaves = StackedLeaves((None, None, None))
+        >>> found = input_annotations(({"a": one, "b": None}, one), parameters, shape, leaves)
         >>> sorted(found.parameters), sorted(found.batch)
         ([0, 1], [0])
     """
@@ -73,10 +79,34 @@ def input_annotations(annotations: Any, parameters: PyTree, batch: PyTree) -> In
             f"annotations: {shown(annotations)} is not allowed: a pair of pytrees of HSharding, "
             f"of the parameters and of the batch"
         )
+    given = _of_leaves(annotations[0], parameters, "parameter")
+    names, shapes = path_names(parameters), jax.tree.leaves(parameters)
     return InputAnnotations(
-        _of_leaves(annotations[0], parameters, "parameter"),
+        {
+            place: (
+                given[leaf]
+                if row is None
+                else _of_row(given[leaf], row, shapes[leaf].shape, names[leaf])
+            )
+            for place, (leaf, row) in enumerate(leaves.places)
+            if leaf in given
+        },
         _of_leaves(annotations[1], batch, "batch leaf"),
     )
+
+
+def _of_row(annotation: HSharding, row: int, shape: Sequence[int], name: str) -> HSharding:
+    """How a row of a leaf lies that counts as as many parameters as it has rows."""
+    if any(group.divisions(len(shape))[0] > 1 for group in annotation.subgroups):
+        raise InputError(
+            f"annotations: parameter {name!r} is divided along its first dimension, which a loop "
+            f"goes over row by row; allowed: divisions of its other dimensions"
+        )
+    if annotation.hdim != 0:
+        return row_of(annotation)
+    rows = [region[0] for region in annotation.regions(shape)]
+    (holder,) = (i for i, (first, end) in enumerate(rows) if first <= row < end)
+    return row_of(HSharding((annotation.subgroups[holder],)))
 
 
 def _of_leaves(prefix: Any, tree: PyTree, what: str) -> dict[int, HSharding]:

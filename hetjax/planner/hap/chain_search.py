@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
@@ -13,6 +11,7 @@ from numpy.typing import NDArray
 
 from hetjax.pipeline.stages.cutting import ParameterPart
 from hetjax.planner.hap.forced import Forced
+from hetjax.planner.hap.held_parameters import Held, all_held, descended, most_wanted, used_alike
 from hetjax.planner.hap.module_network import ModuleNetwork
 from hetjax.planner.hap.tables import FloatArray, Minimum
 from hetjax.planner.module_programs.charges import Loads, Moves
@@ -79,9 +78,6 @@ def _classes_by_bytes(chain: ModuleChain, dimensions: Dimensions) -> list[int]:
 Allowed = Mapping[int, NDArray[np.bool_]]
 """For some variables of a module the choices that may be made."""
 
-Held = Mapping[ParameterPart, Stored]
-"""How parameters are stored that several modules have."""
-
 
 @dataclass(eq=False)
 class ChainSearch:
@@ -124,8 +120,7 @@ class ChainSearch:
         for kind, trace in enumerate(self.chain.kinds):
             module = next(each for each in self.chain.modules if each.kind == kind)
             places = frozenset(i for i, part in enumerate(module.parameters) if part in shared)
-            rows = frozenset(i for i, part in enumerate(module.parameters) if part.stop is not None)
-            where = (trace, kind, self.dimensions, self.state_bytes, places, rows)
+            where = (trace, kind, self.dimensions, self.state_bytes, places)
             networks.append(ModuleNetwork(*where))
         return networks
 
@@ -151,44 +146,28 @@ class ChainSearch:
         Returns:
             The program, and the bound that its weighted time is under all programs.
         """
-        least, modules = self._joined(rates, ratios, weights, self._allowed)
-        alike = self._with_rows_alike(modules)
-        if alike is not None:
-            _, modules = self._joined(rates, ratios, weights, alike)
+        least, modules = self._joined(rates, ratios, weights)
         time = step_time(self.chain, modules, rates, ratios, self.state_bytes)
         return ChainProgram(modules, least, time.step(self.num_microbatches), time)
 
     def _joined(
-        self, rates: Rates, ratios: Ratios, weights: FloatArray, allowed: Sequence[Allowed | None]
+        self, rates: Rates, ratios: Ratios, weights: FloatArray
     ) -> tuple[float, tuple[ModuleProgram, ...]]:
-        """The cheapest program among choices that may be made, and what it takes."""
+        """The cheapest program, and what it takes."""
         solved = []
         for kind, network in enumerate(self.networks):
             self.expansions += network.order.entries
             costs = self.costs(kind, rates, ratios[kind], weights)
-            solved.append(network.minimum(*costs, allowed[kind]))
+            solved.append(network.minimum(*costs, self._allowed[kind]))
         joined = _Joined(self, solved, rates, ratios, weights)
-        return min(map(joined.best, self._held()), key=lambda found: found[0])
-
-    def _with_rows_alike(self, modules: Sequence[ModuleProgram]) -> list[Allowed | None] | None:
-        """What may be chosen so that all rows of a parameter are stored alike; None if they are."""
-        votes: dict[int, Counter[Stored]] = {}
-        for module, program in zip(self.chain.modules, modules, strict=True):
-            for part, stored in zip(module.parameters, program.stored, strict=True):
-                if part.stop is not None:
-                    votes.setdefault(part.leaf, Counter())[stored] += 1
-        if all(len(each) == 1 for each in votes.values()):
-            return None
-        allowed = [dict(each or {}) for each in self._allowed]
-        for module in self.chain.modules:
-            network = self.networks[module.kind]
-            for place, part in enumerate(module.parameters):
-                if part.stop is not None:
-                    ((most, _),) = votes[part.leaf].most_common(1)
-                    variable = network.stored[place]
-                    may = [each == most for each in network.choices[variable]]
-                    allowed[module.kind][variable] = np.array(may)
-        return list(allowed)
+        options = {part: self._stored_options(part) for part in sorted(self.chain.shared_parts)}
+        every = all_held(options)
+        if every is not None:
+            return min(map(joined.best, every), key=lambda found: found[0])
+        alike = used_alike(self.chain)
+        bound, wanted = joined.wanted()
+        _, modules = descended(alike, options, most_wanted(alike, wanted), joined.best)
+        return bound, modules
 
     def costs(
         self, kind: int, rates: Rates, shares: FloatArray, weights: FloatArray
@@ -206,12 +185,6 @@ class ChainSearch:
         moves = rates.move_seconds(network.charged_moves, shares)
         once, moved_once = network.once
         return np.where(once, loads, count * loads), np.where(moved_once, moves, count * moves)
-
-    def _held(self) -> list[Held]:
-        """The ways to store parameters that several modules have."""
-        parts = sorted(self.chain.shared_parts)
-        options = [self._stored_options(part) for part in parts]
-        return [dict(zip(parts, each, strict=True)) for each in itertools.product(*options)]
 
     def _stored_options(self, part: ParameterPart) -> list[Stored]:
         module = next(each for each in self.chain.modules if part in each.parameters)
@@ -249,12 +222,53 @@ class _Joined:
     def best(self, held: Held) -> tuple[float, tuple[ModuleProgram, ...]]:
         """The cheapest program where shared parameters are stored in some way."""
         modules = self._search.chain.modules
+        seconds, edges = self._path([self._matrix(module, held) for module in modules])
+        programs: dict[object, ModuleProgram] = {}
+        found = []
+        for module, (before, after) in zip(modules, edges, strict=True):
+            kept = (*self._at_edges(module, before, after), *self._stored(module, held))
+            key = module.kind, kept
+            if key not in programs:
+                choices = self._solved[module.kind].choices(kept)
+                programs[key] = self._search.networks[module.kind].program(choices)
+            found.append(programs[key])
+        found[0] = _giving_back(found[0])
+        return seconds + self._shared_seconds(found), tuple(found)
+
+    def wanted(self) -> tuple[float, list[Held]]:
+        """What the cheapest program takes if each module stores shared parameters for itself.
+
+        Returns:
+            At least what any program takes, and how each module stores those that it has.
+        """
+        modules = self._search.chain.modules
+        seconds, edges = self._path([self._matrix(module, None) for module in modules])
+        found: list[Held] = []
+        for module, (before, after) in zip(modules, edges, strict=True):
+            network = self._search.networks[module.kind]
+            table = self._solved[module.kind].least[self._at_edges(module, before, after)]
+            best = np.unravel_index(int(table.argmin()), table.shape)
+            held: dict[ParameterPart, Stored] = {}
+            for place, choice in zip(sorted(network.shared), best, strict=True):
+                stored = network.choices[network.stored[place]][int(choice)]
+                assert isinstance(stored, Stored)
+                held[module.parameters[place]] = stored
+            found.append(held)
+        return seconds, found
+
+    def _path(self, costs: Sequence[FloatArray]) -> tuple[float, list[tuple[int, int]]]:
+        """The cheapest way through all modules, and how values lie at the edges of each.
+
+        Args:
+            costs: of each module by how values lie at its first edge, and at its last.
+        """
+        modules = self._search.chain.modules
         reached = self._first_edge()
         from_where = []
-        for place, module in enumerate(modules):
+        for place, (module, each) in enumerate(zip(modules, costs, strict=True)):
             if place:
                 reached = reached + self._regrouping(modules[place - 1].kind, module.kind)
-            total = reached[:, None] + self._matrix(module, held)
+            total = reached[:, None] + each
             from_where.append(total.argmin(axis=0))
             reached = total.min(axis=0)
         assert reached.shape == (1,), "a chain ends with the loss"
@@ -263,17 +277,7 @@ class _Joined:
         for best in reversed(from_where):
             edges.append((int(best[after]), after))
             after = int(best[after])
-        programs: dict[object, ModuleProgram] = {}
-        found = []
-        for module, (before, after) in zip(modules, reversed(edges), strict=True):
-            kept = self._kept(module, before, after, held)
-            key = module.kind, kept
-            if key not in programs:
-                choices = self._solved[module.kind].choices(kept)
-                programs[key] = self._search.networks[module.kind].program(choices)
-            found.append(programs[key])
-        found[0] = _giving_back(found[0])
-        return float(reached[0]) + self._shared_seconds(found), tuple(found)
+        return float(reached[0]), edges[::-1]
 
     def _first_edge(self) -> FloatArray:
         """What it takes that values come from another stage in some way, and cotangents go to it.
@@ -323,10 +327,19 @@ class _Joined:
             total = total + search.num_microbatches * np.reshape(seconds, shape)
         return total
 
-    def _matrix(self, module: Module, held: Held) -> FloatArray:
-        """A module's costs by how values lie at its first edge, and at its last."""
+    def _matrix(self, module: Module, held: Held | None) -> FloatArray:
+        """A module's costs by how values lie at its first edge, and at its last.
+
+        Args:
+            module: the module.
+            held: how shared parameters are stored; None for each as is cheapest.
+        """
         network = self._search.networks[module.kind]
-        table = self._solved[module.kind].least[(..., *self._stored(module, held))]
+        table = self._solved[module.kind].least
+        if held is None:
+            table = table.min(axis=tuple(range(table.ndim - len(network.shared), table.ndim)))
+        else:
+            table = table[(..., *self._stored(module, held))]
         rows = len(network.received) + len(network.returned)
         return table.reshape(int(np.prod(table.shape[:rows])), -1)
 
@@ -337,8 +350,8 @@ class _Joined:
             for i in sorted(network.shared)
         )
 
-    def _kept(self, module: Module, before: int, after: int, held: Held) -> tuple[int, ...]:
-        """The choices of the variables that a module's program is kept for."""
+    def _at_edges(self, module: Module, before: int, after: int) -> tuple[int, ...]:
+        """The choices of the variables of a module's edges."""
         network = self._search.networks[module.kind]
         first = [*network.received, *network.returned]
         last = [*network.sent, *network.cotangents]
@@ -346,7 +359,7 @@ class _Joined:
         for variables, number in ((first, before), (last, after)):
             sizes = [network.sizes[each] for each in variables]
             found += map(int, np.unravel_index(number, sizes) if sizes else ())
-        return (*found, *self._stored(module, held))
+        return tuple(found)
 
     def _regrouping(self, before: int, after: int) -> FloatArray:
         """What it takes that modules divide values in other ratios than those before them."""

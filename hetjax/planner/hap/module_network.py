@@ -85,7 +85,6 @@ class ModuleNetwork:
         dimensions: the classes of dimensions.
         state_bytes: bytes of optimizer state for each element of a parameter.
         shared: the places of parameters that other modules have, too.
-        rows: the places of parameters of which it has some rows, and other modules the others.
 
     Attributes:
         choices: for each variable what it chooses from.
@@ -111,7 +110,6 @@ class ModuleNetwork:
     dimensions: Dimensions
     state_bytes: float
     shared: frozenset[int] = frozenset()
-    rows: frozenset[int] = frozenset()
     choices: list[Sequence[object]] = field(default_factory=list)
     loads: list[WayLoad] = field(default_factory=list)
     moves: list[MoveOf] = field(default_factory=list)
@@ -172,9 +170,6 @@ class ModuleNetwork:
         traced = self.trace.traced
         value, gradient = traced.parameters[place], traced.gradients[place]
         layouts = [e for e in layouts_of(value, self.kind, self.trace, self.dimensions) if e >= -1]
-        if place in self.rows:
-            # A plan says how all rows lie, which are those of several modules.
-            layouts = [layout for layout in layouts if layout != 0]
         divided = [layout for layout in layouts if layout != WHOLE]
         choices = [Stored(WHOLE, update) for update in layouts]
         choices += [Stored(layout, layout) for layout in divided]

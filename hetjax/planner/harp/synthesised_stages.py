@@ -16,7 +16,6 @@ from dataclasses import replace
 from hetjax.errors import DoesNotFitError
 from hetjax.mesh.cluster import SubMesh
 from hetjax.pipeline.schedules.warm_up import from_warm_up_counts
-from hetjax.pipeline.stages.traced_modules import begins_as_modules_do
 from hetjax.planner.costs.complete import complete
 from hetjax.planner.costs.predict import predict_stages
 from hetjax.planner.hap.hap_planner import HapPlanner, cluster_members, members_of
@@ -154,9 +153,6 @@ def _planned(
     last_stage: LastStage,
 ) -> Timed | None:
     """The plan whose joint begins with a layer, predicted; None where it does not fit."""
-    begins = [problem.layers[stage.layers[0]] for stage in first] + [problem.layers[cut]]
-    if not begins_as_modules_do(problem.program, [*begins, problem.program.num_positions]):
-        return None
     try:
         last = last_stage(members, cut)
     except DoesNotFitError:

@@ -122,7 +122,7 @@ def shard_stage(
         >>> import jax
         >>> import jax.numpy as jnp
         >>> from hetjax.mesh import kind
-        >>> from hetjax.pipeline.program.traced_program import trace
+        >>> from hetjax.pipeline.program.tracing import trace
         >>> from hetjax.pipeline.stages.cutting import cut
         >>> def loss(w, x):
         ...     return jnp.mean((jnp.tanh(x @ w["up"]) @ w["down"]) ** 2)
@@ -297,7 +297,6 @@ class StageProblem:
             layouts |= strategy.layouts
         told = {group.value for group in self.groups if group.leader is not None}
         told |= {need.value for ways in self.strategies for need in ways[0].needs}
-        # What a piece of a scan makes has no number that others know.
         whole = set(self.program.steps)
         made = {value for step in self.stage.steps if step in whole for value in step.outputs}
         own = {

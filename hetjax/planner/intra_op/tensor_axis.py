@@ -143,7 +143,7 @@ class TensorAxis:
             devices: how many, 2 or more.
 
         Returns:
-            The costs; None where they cannot be told, as in the iterations of a scan.
+            The costs; None where they cannot be told, as of a loop that is one step.
         """
         if devices not in self._known:
             self._known[devices] = self._find(devices)

@@ -16,6 +16,7 @@ from hetjax.planner.module_programs.module_chain import Module, ModuleChain
 from hetjax.planner.module_programs.program import ModuleProgram, Stored, layouts_text
 from hetjax.planner.module_programs.ways import FREE, SUMMANDS, WHOLE, ComputingWay, ways_of
 from hetjax.planner.plan.module_shares import OperandShare, Share
+from hetjax.planner.plan.parameter_names import told_of
 from hetjax.planner.plan.share_checks import check_fits
 from hetjax.planner.plan.stage_plan import Shares
 from hetjax.planner.work.arrays import FloatArray
@@ -188,8 +189,8 @@ class _Pass:
         program = self.reader.chain.program
         for part, value in zip(self.module.parameters, traced.parameters, strict=True):
             name = program.parameter_names[part.leaf]
-            share = shares.parameters.get(name)
-            update = shares.updates.get(name)
+            share = told_of(shares.parameters, name)
+            update = told_of(shares.updates, name)
             if share is not None:
                 self.reader.say(self.module.kind, value, share)
                 self.stored.append(Stored(share.dimension, share.dimension))

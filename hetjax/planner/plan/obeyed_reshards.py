@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
+
 from jax.sharding import AbstractMesh, NamedSharding
 
 from hetjax.errors import InputError
@@ -86,11 +88,4 @@ def _wider(plan: Plan, pipeline: PipelinePlan, found: FoundReshard) -> Wider:
 
 def _stage_of(plan: Plan, pipeline: PipelinePlan, found: FoundReshard) -> StagePlan:
     """The stage that computes a reshard."""
-    bounds = plan.boundaries(pipeline)
-    for stage, start, stop in zip(pipeline.stages, bounds, bounds[1:], strict=False):
-        if start <= found.start and found.stop <= stop:
-            return stage
-    raise InputError(
-        f"hetjax.reshard at {found.line} stands in a scan that several stages share; allowed: in "
-        f"a scan of one stage, or outside"
-    )
+    return pipeline.stages[bisect.bisect_right(plan.boundaries(pipeline), found.start) - 1]

@@ -19,6 +19,7 @@ from hetjax.pipeline.schedules.schedule import Schedule
 from hetjax.pipeline.stages.cutting import cut, made_between
 from hetjax.planner.plan.checks import check_pipeline
 from hetjax.planner.plan.context_checks import check_context_for, check_contexts
+from hetjax.planner.plan.parameter_names import leaf_name, parameters_meant
 from hetjax.planner.plan.plan_file import PlannedCluster, checked_plan, plan_content
 from hetjax.planner.plan.plan_text import plan_text
 from hetjax.planner.plan.prediction import Prediction
@@ -309,14 +310,16 @@ def validate_for(plan: Plan, program: Program, batch_size: int | None = None) ->
             f"the plan computes {plan.batch_size} examples a step, the configuration asks for "
             f"batch_size = {batch_size}; make them equal"
         )
-    names = set(program.parameter_names)
+    shapes = [program.avals[value] for value in program.parameters]
+    meant = dict(zip(map(leaf_name, program.parameter_names), shapes, strict=True))
+    meant |= dict(zip(program.parameter_names, shapes, strict=True))
     for p, pipeline in enumerate(plan.pipelines):
         for s, stage in enumerate(pipeline.stages):
             for name, spec in stage.parameters.items():
-                if name not in names:
+                if name not in meant:
                     what = f"plan: stages[{s}].parameters: parameter"
-                    raise InputError(unknown_name(what, name, names))
-                shape = program.avals[program.parameters[program.parameter_names.index(name)]].shape
+                    raise InputError(unknown_name(what, name, meant))
+                shape = meant[name].shape
                 if len(spec) > len(shape):
                     raise InputError(
                         f"plan: stages[{s}].parameters[{name!r}] is {list(spec)}, of more "
@@ -342,7 +345,7 @@ def _check_held(
     parts = cut(program, plan.boundaries(pipeline))[place].parameters
     held = [program.parameter_names[part.leaf] for part in parts]
     for name in stage.shares.parameters:
-        if name not in held:
+        if not parameters_meant(name, held):
             raise InputError(
                 f"{where} has {name!r}, which layers {stage.layers[0]} to {stage.layers[1] - 1} "
                 f"do not use; allowed: {', '.join(held)}"

@@ -10,6 +10,7 @@ from jax.sharding import PartitionSpec
 from hetjax.errors import InputError, unknown_name
 from hetjax.pipeline.program.traced_program import Program
 from hetjax.planner.plan.module_shares import OperandShare, Share
+from hetjax.planner.plan.parameter_names import parameters_meant, told_of
 from hetjax.planner.plan.stage_plan import Spec, StagePlan
 from hetjax.sharding.annotation.rules import divides
 
@@ -159,16 +160,18 @@ def check_shares_for(stage: StagePlan, microbatch_size: int, program: Program, w
         ("updates", stage.shares.updates),
     ):
         for name, share in shares.items():
-            if name not in parameters:
+            meant = parameters_meant(name, parameters)
+            if not meant:
                 place = f"{where}.shares.{field}: parameter"
                 raise InputError(unknown_name(place, name, parameters))
             if share is None:
                 continue
-            shape = program.avals[parameters[name]].shape
+            shape = program.avals[parameters[meant[0]]].shape
             place = f"{where}.shares.{field}[{name!r}]"
             check_fits(share, shape, f"the parameter's shape {shape}", place)
-            spec = stage.parameters.get(name, ())
-            _check_inner(share, shape, spec, stage, place, f"parameters[{name!r}]")
+            for each in meant:
+                spec = told_of(stage.parameters, each) or ()
+                _check_inner(share, shape, spec, stage, place, f"parameters[{each!r}]")
     if microbatch_size != program.avals[program.batch[0]].shape[0]:
         return  # Of values of other microbatches the sizes are not known.
     for value, share in stage.shares.values.items():

@@ -25,7 +25,8 @@ from hetjax.pipeline.layers.structural_layers import (
     structural_layers,
 )
 from hetjax.pipeline.program.loss import abstract, check_examples, parameter_shapes
-from hetjax.pipeline.program.traced_program import Program, num_bytes, trace
+from hetjax.pipeline.program.traced_program import Program, num_bytes
+from hetjax.pipeline.program.tracing import trace
 from hetjax.pipeline.update.unchanged_leaves import frozen_leaves, with_frozen_leaves
 from hetjax.planner.intra_op.tensor_axis import TensorAxis, TensorCosts
 from hetjax.planner.plan.plan import Plan

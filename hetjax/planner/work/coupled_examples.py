@@ -71,7 +71,7 @@ def coupling_of(program: Program, other: Program | None = None) -> Coupling | No
 
     Example:
         >>> import jax.numpy as jnp
-        >>> from hetjax.pipeline.program.traced_program import trace
+        >>> from hetjax.pipeline.program.tracing import trace
         >>> spread = trace(lambda w, x: jnp.mean((w * x - jnp.mean(x)) ** 2), 1.0, jnp.ones(4))
         >>> found = coupling_of(spread)
         >>> found and found.cause

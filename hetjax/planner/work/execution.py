@@ -18,6 +18,7 @@ from hetjax.pipeline.program.loss import accumulator_dtype
 from hetjax.pipeline.program.traced_program import Program, num_bytes
 from hetjax.pipeline.stages.cutting import ParameterPart
 from hetjax.pipeline.update.state_groups import STATE_GROUPS
+from hetjax.planner.plan.parameter_names import told_of
 from hetjax.planner.plan.stage_plan import Offloaded, Spec
 from hetjax.planner.work.arrays import FloatArray
 from hetjax.planner.work.layer_runs import PartKind, Runs
@@ -182,7 +183,8 @@ def part_state_bytes(
     known: dict[Hashable, float] = {}
     sizes = []
     for part, place in zip(runs.parts, of_parts, strict=True):
-        kind, override = kinds[place], execution.parameters.get(program.parameter_names[part.leaf])
+        kind, name = kinds[place], program.parameter_names[part.leaf]
+        override = told_of(execution.parameters, name)
         key = (place, override)
         if key not in known:
             state = math.prod(kind.shape.shape) * optimizer_bytes * kind.is_updated
@@ -201,7 +203,7 @@ def _parameter_bytes(
     if execution.parameters:
         known: dict[Hashable, tuple[float, float, float, float]] = {}
         for place, (part, kind) in enumerate(zip(runs.parts, of_parts, strict=True)):
-            override = execution.parameters.get(program.parameter_names[part.leaf])
+            override = told_of(execution.parameters, program.parameter_names[part.leaf])
             if override is None:
                 continue
             key = (kind, override)
@@ -277,7 +279,7 @@ def state_bytes(
 
 def state_division(program: Program, part: ParameterPart, execution: Execution) -> int:
     """In how many parts a stage's devices divide the optimizer's state of a parameter part."""
-    override = execution.parameters.get(program.parameter_names[part.leaf])
+    override = told_of(execution.parameters, program.parameter_names[part.leaf])
     return _state_division(part_shape(program, part).shape, override, execution)
 
 

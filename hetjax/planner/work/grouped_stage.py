@@ -21,7 +21,6 @@ from hetjax.pipeline.program.traced_program import (
     Constant,
     Operand,
     Program,
-    SliceOf,
     Step,
     evaluate_steps,
     operand_value,
@@ -45,10 +44,8 @@ class Groups:
     _groups: dict[Step, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        position = 0
-        for step in self.program.steps:
+        for position, step in enumerate(self.program.steps):
             self._groups[step] = bisect.bisect_right(self.edges, position)
-            position += step.iterations
 
     def grouped(self, stage: Stage, *, is_last: bool) -> Stage:
         """A stage that computes the same, by calls of one function for all groups that are alike.
@@ -60,12 +57,10 @@ class Groups:
             is_last: whether it returns the program's outputs.
 
         Returns:
-            The stage; as it is where it has a piece of a scan, which no other stage may have, or a
-            step whose inner jaxpr JAX divides otherwise where it is called.
+            The stage; as it is where it has a scan, or another step whose inner jaxpr JAX divides
+            otherwise where it is called.
         """
-        is_whole = all(part.stop is None for part in stage.parameters)
-        is_known = all(step in self._groups and _is_plain(step) for step in stage.steps)
-        if not (is_whole and is_known):
+        if not all(step in self._groups and _is_plain(step) for step in stage.steps):
             return stage
         outputs: Sequence[Operand] = self.program.outputs if is_last else stage.sends
         names = (
@@ -131,12 +126,10 @@ def _wiring(steps: Sequence[Step], made: Sequence[int]) -> tuple[Hashable, list[
         if isinstance(operand, Constant):
             value = operand.value
             return "constant", repr(value) if jax.numpy.shape(value) == () else id(value)
-        value = operand.value if isinstance(operand, SliceOf) else operand
-        if value not in numbers:
-            numbers[value] = len(numbers)
-            reads.append(value)
-        rows = (operand.start, operand.stop) if isinstance(operand, SliceOf) else ()
-        return numbers[value], rows
+        if operand not in numbers:
+            numbers[operand] = len(numbers)
+            reads.append(operand)
+        return numbers[operand], ()
 
     forms = []
     for step in steps:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetjax.pipeline.program.frozen_leaves import FrozenLeaves
-from hetjax.pipeline.program.traced_program import Program, num_bytes
+from hetjax.pipeline.program.traced_program import Program
 from hetjax.pipeline.stages.cutting import ParameterPart
 from hetjax.planner.work.arrays import FloatArray, IntArray
 from hetjax.planner.work.stage_work import Work, part_shape
@@ -333,7 +333,7 @@ def all_runs(program: Program, works: Sequence[Work]) -> Runs:
         residual_bytes=sums_of_runs([work.residual_bytes for work in works]) - inside,
         input_bytes=first_inputs[:, None] * has_backward,
         again_bytes=np.zeros((len(works) + 1,) * 2),
-        temporary_bytes=_temporary_bytes(program, works),
+        temporary_bytes=_temporary_bytes(works),
         again_share=np.zeros((len(works) + 1,) * 2),
         boundary_bytes=received[:, None] + received[None, :],
         messages=np.add.outer(received > 0, received > 0, dtype=float),
@@ -356,25 +356,15 @@ def all_runs(program: Program, works: Sequence[Work]) -> Runs:
     )
 
 
-def _temporary_bytes(program: Program, works: Sequence[Work]) -> FloatArray:
-    """What the largest layer of each run holds, and a gradient that goes from layer to layer.
-
-    Several iterations of a scan are one: it has the gradients of all of them before they are added.
-    """
+def _temporary_bytes(works: Sequence[Work]) -> FloatArray:
+    """What the largest layer of each run holds, and a gradient that goes from layer to layer."""
     alone = np.array([float(work.temporary_bytes) for work in works])
     returned = np.array([*(float(work.returned_bytes) for work in works), 0.0])
     returned[0] = 0.0
-    rows = [work.backward_passes and _row_bytes(program, work) for work in works]
-    found = largest_of_runs(alone + np.maximum(returned[:-1], returned[1:])) + sums_of_runs(rows)
+    found = largest_of_runs(alone + np.maximum(returned[:-1], returned[1:]))
     layer = np.arange(len(works))
     found[layer, layer + 1] = alone
     return found
-
-
-def _row_bytes(program: Program, work: Work) -> float:
-    """The bytes of a layer's parameters that are rows, as iterations of a scan have them."""
-    rows = (part for part in work.parts if part.stop is not None)
-    return sum(num_bytes(part_shape(program, part)) for part in rows)
 
 
 def one_run(

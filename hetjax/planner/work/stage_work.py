@@ -18,7 +18,6 @@ from hetjax.pipeline.program.traced_program import (
     Constant,
     Operand,
     Program,
-    SliceOf,
     Step,
     num_bytes,
 )
@@ -464,8 +463,6 @@ def structure_of(program: Program, run: Stage) -> Hashable:
     def code(operand: Operand) -> Hashable:
         if isinstance(operand, Constant):
             return "constant"
-        if isinstance(operand, SliceOf):
-            return codes.get(operand.value), operand.stop - operand.start
         return codes.get(operand)
 
     steps = []

@@ -24,6 +24,7 @@ from hetjax.errors import CheckpointError, reason_of
 from hetjax.mesh.hetero import JaxDevice
 from hetjax.pipeline.build import PipelinePrograms
 from hetjax.pipeline.program.loss import path_names
+from hetjax.pipeline.program.stacked_leaves import whole_leaves
 from hetjax.pipeline.stages.cutting import ParameterPart
 from hetjax.runtime.checkpoints.checkpoint_files import (
     SaveFailure,
@@ -73,7 +74,8 @@ def check_optimizer_state(folder: Path, parts: Sequence[SavedPart], state: PyTre
         CheckpointError: as `check_leaves`.
     """
     saved = [part for part in parts if part.kind == "optimizer"]
-    leaves = SavedLeaves("optimizer", path_names(state), tuple(jax.tree.leaves(state)), ())
+    shapes = tuple(jax.tree.leaves(state))
+    leaves = SavedLeaves("optimizer", path_names(state), shapes, (), whole_leaves(len(shapes)))
     _check_leaves(folder, saved, [leaves])
 
 
@@ -130,7 +132,10 @@ def load_parameters(folder: Path, shapes: PyTree, device: JaxDevice) -> PyTree:
     Raises:
         CheckpointError: it holds other parameters, or a file went away meanwhile.
     """
-    leaves = SavedLeaves("parameters", path_names(shapes), tuple(jax.tree.leaves(shapes)), ())
+    leaves_shapes = tuple(jax.tree.leaves(shapes))
+    leaves = SavedLeaves(
+        "parameters", path_names(shapes), leaves_shapes, (), whole_leaves(len(leaves_shapes))
+    )
     parts = [part for part in read_manifest(folder).parts if part.kind == leaves.kind]
     _check_leaves(folder, parts, [leaves])
     saved = _by_leaf(parts)
@@ -299,7 +304,7 @@ class StageSaver:
         return [
             LeafLoad(
                 leaves.part(each.part, self.item, each.bounds),
-                leaves.shapes[each.part.leaf].dtype,
+                leaves.counted[each.part.leaf].dtype,
                 sharding,
                 saved,
             )
@@ -313,7 +318,8 @@ class StageSaver:
         owners = {("parameters", name): leaf for leaf, name in enumerate(parameters.names)}
         for part, leaf in zip(update.state, update.like, strict=True):
             if leaf is not None:
-                owners["optimizer", optimizer.names[part.leaf]] = leaf
+                place = optimizer.leaves.places[part.leaf][0]
+                owners["optimizer", optimizer.names[place]] = parameters.leaves.places[leaf][0]
         for part in parts:
             if part.leaf in owners and not part.is_empty:
                 yield part, owners[part.leaf]
@@ -334,7 +340,7 @@ class StageSaver:
         if jax.process_index() != 0:
             return None
         files = record_files(folder, self.item) if wrote else ()
-        return StageRecord(self.pipelines.program.fingerprint, parts, files)
+        return StageRecord(self.pipelines.program.model, parts, files)
 
 
 def waited(saver: StageSaver, worker: str) -> StageRecord | SaveFailure | None:

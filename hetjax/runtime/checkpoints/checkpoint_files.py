@@ -42,7 +42,7 @@ class StageRecord:
     """What a stage has written.
 
     Args:
-        model: fingerprint of the program whose state it is.
+        model: fingerprint of the loss whose state it is.
         parts: what of the training state.
         files: into which files.
     """
@@ -326,7 +326,7 @@ class CheckpointFolder:
         """Find the newest checkpoint whose every file is as it was written.
 
         Args:
-            model: fingerprint of the program that will use it; None for any.
+            model: fingerprint of the loss that will use it; None for any.
 
         Returns:
             The checkpoint, with a message for each newer one that is not whole; None where there
@@ -357,7 +357,7 @@ class CheckpointFolder:
 
         Args:
             step: the number of steps done.
-            model: fingerprint of the program that will use it; None for any.
+            model: fingerprint of the loss that will use it; None for any.
 
         Returns:
             The checkpoint.
@@ -399,7 +399,7 @@ class CheckpointFolder:
         """The manifest of the newest checkpoint that has one; its files are not looked at.
 
         Args:
-            model: fingerprint of the program that will use it; None for any.
+            model: fingerprint of the loss that will use it; None for any.
 
         Returns:
             The manifest; None where there is none that can be read.

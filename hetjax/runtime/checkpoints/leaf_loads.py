@@ -51,13 +51,16 @@ class LeafLoad:
             )
         self.is_key = jnp.issubdtype(dtype, jax.dtypes.prng_key)
         # Saved just as it is wanted: every process reads only what its own devices hold.
-        self.is_direct = not self.is_key and [s.bounds for s, _ in self.sources] == [wanted]
+        alike = [(s.bounds, s.is_row) for s, _ in self.sources] == [(wanted, part.is_row)]
+        self.is_direct = alike and not self.is_key
 
     def assemble(self, stored: Mapping[str, Any]) -> jax.Array:
         """Make the part of what `read_loads` has read for it."""
         if self.is_direct:
             return stored[self.sources[0][0].key]
         array = self._joined(stored)
+        if self.part.is_row:
+            (array,) = array
         if not self.is_key:
             return put_whole(array, self.sharding)
         implementation = jax.random.key_impl(jnp.empty((), self.dtype))
@@ -74,7 +77,7 @@ class LeafLoad:
         if not self.part.shape:
             return stored[self.sources[0][0].key]
         pieces = [
-            (common, stored[source.key][within(common, source.bounds)])
+            (common, source.with_rows(stored[source.key])[within(common, source.bounds)])
             for source, common in self.sources
         ]
         if len(pieces) == 1:

@@ -6,7 +6,6 @@ held row for row, and no path leads out of the checkpoint's folder.
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import re
@@ -22,11 +21,11 @@ from hetjax.checked_files import first_problem, parse_json
 from hetjax.errors import CheckpointError, InputError, shown
 from hetjax.sharding.annotation.bounds import Bounds, overlap, volume
 
-FORMAT = 3
+FORMAT = 4
 MANIFEST = "manifest.json"
 
 _FIRST_FORMAT = 1
-_READABLE_FORMATS = (_FIRST_FORMAT, 2, FORMAT)
+_READABLE_FORMATS = (_FIRST_FORMAT, 2, 3, FORMAT)
 _LONGEST_NAME = 255
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
@@ -45,6 +44,7 @@ class SavedPart:
         item: the item's folder.
         across: of each dimension after the first, what is held of these rows; empty where that is
             all of each.
+        is_row: whether it is one row, whose array has no dimension for it.
     """
 
     kind: str
@@ -55,6 +55,7 @@ class SavedPart:
     dtype: str
     item: str
     across: Bounds = ()
+    is_row: bool = False
 
     @property
     def leaf(self) -> tuple[str, str]:
@@ -70,8 +71,10 @@ class SavedPart:
             'parameters/blocks/query[2:5]'
         """
         held = () if self.stop is None and not self.across else (self.rows, *self.across)
-        ranges = ",".join(f"{start}:{stop}" for start, stop in held)
-        return f"{self.kind}/{self.path}{f'[{ranges}]' if held else ''}"
+        ranges = [f"{start}:{stop}" for start, stop in held]
+        if self.is_row:
+            ranges[0] = str(self.start)
+        return f"{self.kind}/{self.path}" + (f"[{','.join(ranges)}]" if held else "")
 
     @property
     def rows(self) -> tuple[int, int]:
@@ -87,6 +90,10 @@ class SavedPart:
             ((2, 5), (0, 4))
         """
         return (self.rows, *(self.across or ((0, size) for size in self.shape[1:])))
+
+    def with_rows(self, array: Any) -> Any:
+        """An array of it with a dimension for its rows."""
+        return array[None] if self.is_row else array
 
     @property
     def is_empty(self) -> bool:
@@ -136,7 +143,7 @@ class Manifest:
 
     Args:
         step: the number of steps done.
-        model: fingerprint of the program whose state it is.
+        model: fingerprint of the loss whose state it is.
         parts: every part of every leaf, and the item that holds it.
         files: every file but the manifest itself.
         data: the place in the data; None in a checkpoint of format 1, which did not say.
@@ -200,6 +207,7 @@ class _LeafPart(_Record):
     across: list[Annotated[list[Count], Field(min_length=2, max_length=2)]] = Field(
         default_factory=list
     )
+    is_row: bool = False
 
     def part(self) -> SavedPart:
         across = tuple((start, stop) for start, stop in self.across)
@@ -259,6 +267,8 @@ def uncovered(parts: Iterable[SavedPart]) -> str | None:
     """
     leaves: dict[tuple[str, str], list[SavedPart]] = {}
     for part in sorted(parts, key=lambda part: (part.leaf, part.rows)):
+        if part.is_row and not (part.shape and part.stop == part.start + 1):
+            return f"{part.kind}/{part.path} is said to be one row, and holds another number"
         leaves.setdefault(part.leaf, []).append(part)
     for held in leaves.values():
         first = held[0]
@@ -297,9 +307,12 @@ def _uncovered_elements(held: Sequence[SavedPart]) -> str | None:
             start <= stop <= size for (start, stop), size in zip(part.bounds, shape, strict=True)
         ):
             return f"{part.key} is no part of a leaf of shape {list(shape)}"
-    for one, other in itertools.combinations(held, 2):
-        if overlap(one.bounds, other.bounds):
-            return f"{one.key} and {other.key} have elements in common"
+    for place, one in enumerate(held, 1):
+        for other in held[place:]:
+            if other.rows[0] >= one.rows[1]:
+                break  # They are in the order of their first rows.
+            if overlap(one.bounds, other.bounds):
+                return f"{one.key} and {other.key} have elements in common"
     found, count = sum(volume(part.bounds) for part in held), math.prod(shape)
     if found != count:
         return f"{held[-1].key} is a part of a leaf of which {count - found} elements are missing"

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from hetjax.pipeline.build import PipelinePrograms
-from hetjax.pipeline.program.loss import makes_parameters
+from hetjax.pipeline.program.loss import makes_parameters, path_names
 from hetjax.runtime.workers.step_report import StepReport
 
 
@@ -69,17 +69,19 @@ def nonfinite(report: StepReport, pipelines: PipelinePrograms) -> Nonfinite | No
         return None
     if not report.nonfinite_leaves:
         return Nonfinite(report.loss, report.gradient_norm)
+    places = pipelines.program.leaves.places
     held = {
         leaf: tuple(
             place
             for place, stage in enumerate(pipelines.stages)
-            if any(part.leaf == leaf for part in stage.parameters)
+            if any(places[part.leaf][0] == leaf for part in stage.parameters)
         )
         for leaf in report.nonfinite_leaves
     }
     # Backward passes carry infinities from the loss to the inputs: the last stage had them first.
     leaf = max(held, key=lambda each: max(held[each]))
-    name = pipelines.program.parameter_names[leaf]
+    tree = pipelines.parameter_tree
+    name = path_names(jax.tree.unflatten(tree, range(tree.num_leaves)))[leaf]
     return Nonfinite(report.loss, report.gradient_norm, name, held[leaf], len(held))
 
 

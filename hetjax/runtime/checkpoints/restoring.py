@@ -64,7 +64,7 @@ def restore(
             other data.
     """
     found = checkpoints.find(
-        pipelines.program.fingerprint,
+        pipelines.program.model,
         source,
         or_start=or_start,
         allow_changed_data=allow_changed_data,

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
 from hetjax.errors import InputError
 from hetjax.pipeline.build import PipelinePrograms, Shapes
 from hetjax.pipeline.program.loss import path_names
+from hetjax.pipeline.program.stacked_leaves import StackedLeaves
 from hetjax.pipeline.stages.cutting import ParameterPart
 from hetjax.pipeline.stages.holders import covering_stages
 from hetjax.runtime.checkpoints.manifest import SavedPart, row_span
@@ -26,23 +29,30 @@ class SavedLeaves:
         kind: ``parameters`` or ``optimizer``.
         names: their paths.
         shapes: their shapes.
-        held: what each stage holds.
+        held: what each stage holds, of what they count as.
+        leaves: which of them count as rows.
     """
 
     kind: str
     names: tuple[str, ...]
     shapes: Shapes
     held: tuple[tuple[ParameterPart, ...], ...]
+    leaves: StackedLeaves
+
+    @functools.cached_property
+    def counted(self) -> Shapes:
+        """The shapes of what the leaves count as."""
+        return tuple(self.leaves.split_shapes(self.shapes))
 
     def writers(self, leaf: int) -> tuple[int, ...]:
-        """The stages that write a leaf: together they hold each row of it once."""
+        """The stages that write what leaves count as: together they hold each row of it once."""
         parts = {
             stage: part
             for stage, held in enumerate(self.held)
             for part in held
             if part.leaf == leaf
         }
-        return covering_stages(parts, row_span(0, None, self.shapes[leaf].shape)[1])
+        return covering_stages(parts, row_span(0, None, self.counted[leaf].shape)[1])
 
     def part(self, part: ParameterPart, item: str, held: Bounds = ()) -> SavedPart:
         """What an item holds of a leaf.
@@ -52,15 +62,29 @@ class SavedLeaves:
             item: the item's folder.
             held: what of that, from its first row on; all of it where nothing is given.
         """
-        shape, dtype = self.shapes[part.leaf].shape, str(self.shapes[part.leaf].dtype)
+        leaf, row = self.leaves.places[part.leaf]
+        shape, dtype = self.shapes[leaf].shape, str(self.shapes[leaf].dtype)
         start, stop, across = part.start, part.stop, held[1:]
-        first, end = row_span(start, stop, shape)
+        first, end = row_span(start, stop, self.counted[part.leaf].shape)
         if held and held[0] != (0, end - first):
             start, stop = (first + row for row in held[0])
+        if row is not None:
+            rest = shape[2:]
+            across = ((start, end if stop is None else stop), *(across or ((0, n) for n in rest)))
+            start, stop, across = row, row + 1, across[: len(shape) - 1]
         if extent(across) == tuple(shape[1:]):
             across = ()
-        path = self.names[part.leaf]
-        return SavedPart(self.kind, path, start, stop, tuple(shape), dtype, item, across)
+        return SavedPart(
+            self.kind,
+            self.names[leaf],
+            start,
+            stop,
+            tuple(shape),
+            dtype,
+            item,
+            across,
+            row is not None,
+        )
 
 
 class HeldPart(NamedTuple):
@@ -112,18 +136,19 @@ def saved_leaves(pipelines: PipelinePrograms) -> tuple[SavedLeaves, SavedLeaves]
     Raises:
         InputError: two leaves have one path.
     """
-    state = jax.tree.unflatten(pipelines.state_tree, pipelines.state_shapes)
-    parameters = SavedLeaves(
+    parameters = _saved_leaves(
         "parameters",
-        pipelines.program.parameter_names,
+        pipelines.parameter_tree,
         pipelines.parameter_shapes,
-        tuple(stage.parameters for stage in pipelines.stages),
+        [stage.parameters for stage in pipelines.stages],
+        pipelines.program.leaves,
     )
-    optimizer = SavedLeaves(
+    optimizer = _saved_leaves(
         "optimizer",
-        path_names(state),
+        pipelines.state_tree,
         pipelines.state_shapes,
-        tuple(update.state for update in pipelines.updates),
+        [update.state for update in pipelines.updates],
+        pipelines.state_leaves,
     )
     for leaves in (parameters, optimizer):
         repeated = [name for name, count in Counter(leaves.names).items() if count > 1]
@@ -133,3 +158,20 @@ def saved_leaves(pipelines: PipelinePrograms) -> tuple[SavedLeaves, SavedLeaves]
                 f"checkpoint could not tell them apart; rename one"
             )
     return parameters, optimizer
+
+
+def _saved_leaves(
+    kind: str,
+    tree: Any,
+    counted: Shapes,
+    held: Sequence[tuple[ParameterPart, ...]],
+    leaves: StackedLeaves,
+) -> SavedLeaves:
+    """The leaves of a pytree, of the shapes of what they count as."""
+
+    def stacked(rows: Sequence[jax.ShapeDtypeStruct]) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((len(rows), *rows[0].shape), rows[0].dtype)
+
+    shapes = leaves.join(counted, stacked)
+    names = path_names(jax.tree.unflatten(tree, shapes))
+    return SavedLeaves(kind, names, tuple(shapes), tuple(held), leaves)

@@ -208,7 +208,7 @@ class RunCheckpoints:
         """Find the checkpoint to go on from.
 
         Args:
-            model: fingerprint of the program that goes on.
+            model: fingerprint of the loss that goes on.
             source: where its batches come from.
             or_start: whether there may be none.
             allow_changed_data: whether other data than before will do.
@@ -262,7 +262,7 @@ def check_resumable(
 
     Args:
         workdir: the work folder.
-        model: fingerprint of the program that goes on.
+        model: fingerprint of the loss that goes on.
         source: where its batches come from.
         state: shapes of the optimizer's state.
         allow_changed_data: whether other data than before will do.

@@ -8,7 +8,8 @@ same shape and distribution share one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -18,6 +19,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
 from hetjax.pipeline.program.pieces import key_of, needed_before
+from hetjax.pipeline.program.row_steps import StepsByRows
+from hetjax.pipeline.program.stacked_leaves import StackedLeaves
 from hetjax.pipeline.program.step_program import StepProgram
 from hetjax.pipeline.program.traced_program import (
     FlatJaxpr,
@@ -37,7 +40,10 @@ _SMALL = 1024
 
 
 def made_parameters(
-    make: Callable[[], PyTree], parts: Sequence[ParameterPart], shardings: Sequence[NamedSharding]
+    make: Callable[[], PyTree],
+    parts: Sequence[ParameterPart],
+    shardings: Sequence[NamedSharding],
+    leaves: StackedLeaves,
 ) -> list[jax.Array]:
     """Make parameter parts on their devices.
 
@@ -45,6 +51,7 @@ def made_parameters(
         make: makes all parameters.
         parts: those that are wanted.
         shardings: how they lie.
+        leaves: which leaves count as a parameter for each row.
 
     Returns:
         The parts.
@@ -52,25 +59,107 @@ def made_parameters(
     # As it is, so that JAX knows the trace: its shapes were asked for before.
     flat = flatten_jaxpr(jax.make_jaxpr(make)())
     small = _small_values(flat)
-    wanted = [flat.outputs[part.leaf] for part in parts]
+    # Of a leaf all parts are made together.
+    together: dict[int, list[int]] = {}
+    for place, part in enumerate(parts):
+        together.setdefault(leaves.places[part.leaf][0], []).append(place)
+    wanted = [flat.outputs[leaf] for leaf in together]
     large = {v: step for step in flat.steps for v in step.outputs if v not in small}
     programs = [_leaf_program(flat, operand, large) for operand in wanted]
     # What several leaves are drawn from together would be drawn for each of them.
     at_once = needed_steps(flat.steps, wanted, [*small])
     if sum(len(program.steps) for program in programs) > len(at_once):
-        return _made_at_once(make, parts, shardings)
+        return _made_at_once(make, parts, shardings, leaves)
     told = {value for program in programs for value in program.arguments[0]}
     known = _one_by_one(needed_steps(flat.steps, [*told]), [*told])
+    draws: list[_Draw] = []
+    for program, places in zip(programs, together.values(), strict=True):
+        draws += _draws_of_leaf(program, known, [(place, parts[place]) for place in places], leaves)
     compiled: dict[Hashable, Any] = {}
-    made: list[jax.Array] = []
-    for program, part, sharding in zip(programs, parts, shardings, strict=True):
-        arrays = [known[value] for value in program.arguments[0]]
-        key = key_of(program), part.start, part.stop, sharding
+    made: dict[int, jax.Array] = {}
+    for draw in draws:
+        lie = [shardings[place] for place in draw.places]
+        key = key_of(draw.program), draw.parts, *lie
         if key not in compiled:
-            compiled[key] = _compiled(program, arrays, part, sharding)
-        whole = NamedSharding(sharding.mesh, PartitionSpec())
-        made.append(compiled[key]([put_whole(_on_host(array), whole) for array in arrays]))
-    return made
+            compiled[key] = _compiled(draw, lie)
+        whole = NamedSharding(lie[0].mesh, PartitionSpec())
+        arrays = compiled[key]([put_whole(array, whole) for array in map(_on_host, draw.told)])
+        made |= zip(draw.places, arrays, strict=True)
+    return [made[place] for place in range(len(parts))]
+
+
+@dataclass(frozen=True, eq=False)
+class _Draw:
+    """A call that makes some parts of one leaf.
+
+    Args:
+        program: from what it is told to the leaf, or to a row of it.
+        told: what it is told, of keys one or several.
+        places: the places of the parts among those that are wanted.
+        parts: for each the row of what the program makes, None for all of it; and what of that.
+    """
+
+    program: StepProgram
+    told: Sequence[Any]
+    places: tuple[int, ...]
+    parts: tuple[tuple[int | None, ParameterPart], ...]
+
+
+def _draws_of_leaf(
+    program: StepProgram,
+    known: Mapping[int, Any],
+    wanted: Sequence[tuple[int, ParameterPart]],
+    leaves: StackedLeaves,
+) -> Iterator[_Draw]:
+    """The calls that make parts of a leaf: row by row where each is drawn by itself."""
+    told = [known[value] for value in program.arguments[0]]
+    (leaf, _) = leaves.places[wanted[0][1].leaf]
+    count = leaves.rows[leaf]
+    by_rows = None if count is None else _by_rows(program, count)
+    if by_rows is None:
+        places, parts = zip(*wanted, strict=True)
+        rows = [(leaves.places[part.leaf][1], replace(part, leaf=0)) for part in parts]
+        yield _Draw(program, told, places, tuple(rows))
+        return
+    for place, part in wanted:
+        row = leaves.places[part.leaf][1]
+        assert row is not None, "the leaf counts as rows"
+        of_row = [known[value] if at is None else known[value][at] for value, at in by_rows[row][1]]
+        yield _Draw(by_rows[row][0], of_row, (place,), ((None, replace(part, leaf=0)),))
+
+
+_Told = tuple[tuple[int, int | None], ...]
+"""Values, each with its row; None for all of it."""
+
+
+def _by_rows(program: StepProgram, count: int) -> list[tuple[StepProgram, _Told]] | None:
+    """A leaf by rows: programs, each with what it is told; None where they are drawn together."""
+    (told,), (leaf,) = program.arguments, program.outputs[0]
+    made = StepsByRows(FlatJaxpr(tuple(program.avals), told, program.steps, (leaf,)))
+    of: dict[int, tuple[int, int | None]] = {}
+    for value in told:
+        if program.avals[value].shape[:1] == (count,):
+            of |= {each: (value, row) for row, each in enumerate(made.give(value))}
+        else:
+            of[value] = value, None
+    for step in program.steps:
+        made.add(step)
+    of_leaf, found = _made_bytes(program.steps, program.avals), []
+    for row in made.rows(leaf, count):
+        steps = needed_steps(made.steps, [row])
+        if count * _made_bytes(steps, made.values.avals) > 2 * of_leaf:
+            return None
+        made_here = {output for step in steps for output in step.outputs}
+        reads = [value for step in steps for value in step.values()]
+        reads += [row] if isinstance(row, int) else []
+        inputs = tuple(dict.fromkeys(value for value in reads if value not in made_here))
+        of_row = StepProgram(steps, (inputs,), ((row,),), tuple(made.values.avals))
+        found.append((of_row, tuple(of[value] for value in inputs)))
+    return found
+
+
+def _made_bytes(steps: Sequence[Step], avals: Sequence[jax.ShapeDtypeStruct]) -> int:
+    return sum(num_bytes(avals[output]) for step in steps for output in step.outputs)
 
 
 def _small_values(flat: FlatJaxpr) -> set[int]:
@@ -121,20 +210,21 @@ def _evaluated(step: Step, operands: Sequence[Any]) -> Sequence[Any]:
 
 
 def _compiled(
-    program: StepProgram, told: Sequence[Any], part: ParameterPart, sharding: NamedSharding
-) -> Callable[[Sequence[jax.Array]], jax.Array]:
-    """Makes a leaf's part of what it is told, of random keys the words."""
+    draw: _Draw, shardings: Sequence[NamedSharding]
+) -> Callable[[Sequence[jax.Array]], list[jax.Array]]:
+    """What makes parts of what it is told, of keys the words."""
 
-    def leaf(arrays: Sequence[jax.Array]) -> jax.Array:
+    def made(arrays: Sequence[jax.Array]) -> list[jax.Array]:
         keys = [
             jax.random.wrap_key_data(array, impl=jax.random.key_impl(key))
             if _is_key(key)
             else array
-            for array, key in zip(arrays, told, strict=True)
+            for array, key in zip(arrays, draw.told, strict=True)
         ]
-        return part.take(program(keys)[0][0])
+        leaf = draw.program(keys)[0][0]
+        return [part.take(leaf if row is None else leaf[row]) for row, part in draw.parts]
 
-    return jax.jit(leaf, out_shardings=sharding)
+    return jax.jit(made, out_shardings=list(shardings))
 
 
 def _on_host(array: Any) -> np.ndarray:
@@ -146,10 +236,13 @@ def _is_key(array: Any) -> bool:
 
 
 def _made_at_once(
-    make: Callable[[], PyTree], parts: Sequence[ParameterPart], shardings: Sequence[NamedSharding]
+    make: Callable[[], PyTree],
+    parts: Sequence[ParameterPart],
+    shardings: Sequence[NamedSharding],
+    leaves: StackedLeaves,
 ) -> list[jax.Array]:
     def made() -> list[jax.Array]:
-        leaves = jax.tree.leaves(make())
-        return [part.take(leaves[part.leaf]) for part in parts]
+        parameters = leaves.split(jax.tree.leaves(make()))
+        return [part.take(parameters[part.leaf]) for part in parts]
 
     return jax.jit(made, out_shardings=list(shardings))()

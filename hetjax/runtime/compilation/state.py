@@ -14,6 +14,7 @@ from jaxtyping import PyTree
 
 from hetjax.pipeline.build import PipelinePrograms
 from hetjax.pipeline.program.loss import makes_parameters
+from hetjax.pipeline.program.stacked_leaves import StackedLeaves
 from hetjax.pipeline.stages.cutting import ParameterPart
 from hetjax.runtime.compilation.compiled_stage import CompiledStage
 from hetjax.runtime.compilation.compiling import put_whole
@@ -61,7 +62,7 @@ def initial_state(
     several = len(placement.stage_plan(stage).members) > 1
     whole = NamedSharding(compiled.mesh, PartitionSpec())
     held_so: Sequence[NamedSharding] = [whole] * len(parts) if several else compiled.parameters
-    held = initial_parameters(parts, held_so, parameters)
+    held = initial_parameters(parts, held_so, parameters, pipelines.program.leaves)
     update = pipelines.updates[stage]
     state: list[Any] = [None] * len(update.state)
     # What is offloaded is made group by group: all of it may be too much for the devices.
@@ -115,36 +116,33 @@ def initial_parameters(
     parts: Sequence[ParameterPart],
     shardings: Sequence[NamedSharding],
     parameters: PyTree | Callable[[], PyTree],
+    leaves: StackedLeaves,
 ) -> list[jax.Array]:
     """A stage's parameter parts, from all parameters or from what makes them."""
     if makes_parameters(parameters):
-        return made_parameters(parameters, parts, shardings)
-    leaves = jax.tree.leaves(parameters)
+        return made_parameters(parameters, parts, shardings, leaves)
+    arrays, places = jax.tree.leaves(parameters), [leaves.places[part.leaf] for part in parts]
+    held = {leaf: np.asarray(arrays[leaf]) for leaf, _ in places}
     return [
-        put_whole(np.asarray(part.take(leaves[part.leaf])), sharding)
-        for part, sharding in zip(parts, shardings, strict=True)
+        put_whole(part.take(held[leaf] if row is None else held[leaf][row]), sharding)
+        for part, (leaf, row), sharding in zip(parts, places, shardings, strict=True)
     ]
 
 
 def state_parts(pipelines: PipelinePrograms, stage: int, held: Sequence[jax.Array]) -> list[Any]:
     """The initial optimizer state of a stage's parameters, as a traceable function of them.
 
-    The optimizer sees the whole tree; rows and leaves that lie elsewhere are zeros, on which no
+    The optimizer sees the whole tree; parameters that lie elsewhere are zeros, on which no
     part of this stage's state depends.
     """
     parts = pipelines.stages[stage].parameters
-    whole = {part.leaf: array for part, array in zip(parts, held, strict=True) if part.stop is None}
+    whole = {part.leaf: array for part, array in zip(parts, held, strict=True)}
     leaves: list[Any] = [
         whole[leaf] if leaf in whole else jnp.zeros(shape.shape, shape.dtype)
         for leaf, shape in enumerate(pipelines.parameter_shapes)
     ]
-    for part, array in zip(parts, held, strict=True):
-        if part.stop is not None:
-            rows = leaves[part.leaf]
-            leaves[part.leaf] = rows.at[part.start : part.stop].set(array)
-    state = pipelines.init_state(jax.tree.unflatten(pipelines.parameter_tree, leaves))
-    state_leaves = jax.tree.leaves(state)
-    return [part.take(state_leaves[part.leaf]) for part in pipelines.updates[stage].state]
+    state = pipelines.init_state(leaves)
+    return [part.take(state[part.leaf]) for part in pipelines.updates[stage].state]
 
 
 def whole_parameters(
@@ -159,13 +157,10 @@ def whole_parameters(
     Returns:
         Pytree of arrays, as the loss function takes it.
     """
-    leaves = [np.zeros(shape.shape, shape.dtype) for shape in pipelines.parameter_shapes]
-    for part, array in parts:
-        if part.stop is None:
-            leaves[part.leaf] = array
-        else:
-            leaves[part.leaf][part.start : part.stop] = array
-    return jax.tree.unflatten(pipelines.parameter_tree, leaves)
+    held = {part.leaf: array for part, array in parts}
+    parameters = [held[place] for place in range(len(pipelines.parameter_shapes))]
+    joined = pipelines.program.leaves.join(parameters, np.stack)
+    return jax.tree.unflatten(pipelines.parameter_tree, joined)
 
 
 def put_together(leaves: AnnotatedLeaves, held: Sequence[Sequence[Any]]) -> Iterator[np.ndarray]:

@@ -18,6 +18,7 @@ from hetjax.pipeline.program.reshards import is_constrained
 from hetjax.pipeline.stages.cutting import ParameterPart
 from hetjax.planner.plan.member_annotations import union_of_members
 from hetjax.planner.plan.module_shares import Share
+from hetjax.planner.plan.parameter_names import is_told, told_of
 from hetjax.planner.plan.plan import Plan
 from hetjax.planner.plan.stage_plan import StagePlan
 from hetjax.planner.plan.update_weights import update_weights
@@ -224,7 +225,7 @@ class StageAnnotator:
         )
 
     def _share(self, part: ParameterPart) -> Share | None:
-        share = self.plan.shares.parameters.get(self._name(part))
+        share = told_of(self.plan.shares.parameters, self._name(part))
         if share is None or share.dimension != 0 or part.stop is None:
             return share
         # A plan shares the rows of the whole parameter: of some, each member has those of its own.
@@ -242,17 +243,17 @@ class StageAnnotator:
         if share or not self.is_union or not shape or part.leaf in self.pipelines.shared_of_leaf:
             return share
         if self._is_told(part):
-            return self.plan.shares.updates[self._name(part)]
+            return told_of(self.plan.shares.updates, self._name(part))
         dimension = max(range(len(shape)), key=lambda place: shape[place])
         return Share(dimension, proportional_sizes(shape[dimension], self._update_weights))
 
     def updates_alone(self, part: ParameterPart) -> bool:
         """Whether each member updates all of a part by itself, as the plan says."""
-        return self._is_told(part) and self.plan.shares.updates[self._name(part)] is None
+        return self._is_told(part) and told_of(self.plan.shares.updates, self._name(part)) is None
 
     def _is_told(self, part: ParameterPart) -> bool:
         """Whether the plan says how the update of a part is shared."""
-        return part.stop is None and self._name(part) in self.plan.shares.updates
+        return part.stop is None and is_told(self.plan.shares.updates, self._name(part))
 
     def _name(self, part: ParameterPart) -> str:
         return self.pipelines.program.parameter_names[part.leaf]
@@ -261,13 +262,14 @@ class StageAnnotator:
         self, part: ParameterPart, shape: tuple[int, ...], mesh_shape: tuple[int, int]
     ) -> PartitionSpec:
         plan, name = self.plan, self._name(part)
-        if name not in plan.parameters:
+        told = told_of(plan.parameters, name)
+        if told is None:
             return parameter_spec(plan.sharding, shape, mesh_shape)
-        spec = PartitionSpec(*plan.parameters[name])
+        spec = PartitionSpec(*told)
         if divides(spec, shape, mesh_shape):
             return spec
         if part not in self.held:
-            return PartitionSpec(None, *plan.parameters[name][1:])
+            return PartitionSpec(None, *told[1:])
         raise InputError(
             f"plan: stages[{self.stage}].parameters[{name!r}] is {list(spec)}, which does not "
             f"divide its shape {shape} evenly on the mesh {list(mesh_shape)}"

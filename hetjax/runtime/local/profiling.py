@@ -15,7 +15,8 @@ from jax.sharding import Mesh, NamedSharding
 from jaxtyping import PyTree
 
 from hetjax.pipeline.program.loss import accumulator_dtype
-from hetjax.pipeline.program.traced_program import Program, num_bytes, trace
+from hetjax.pipeline.program.traced_program import Program, num_bytes
+from hetjax.pipeline.program.tracing import trace
 from hetjax.pipeline.program.work_classes import steps_work
 from hetjax.pipeline.stages.backward import Reads, StagePrograms, differentiate
 from hetjax.pipeline.stages.cutting import Stage, crossing_values, cut
@@ -106,7 +107,8 @@ class StageMeasurer:
         if not frozen:
             return range(len(parts)), optimizer
         chosen = {part.leaf: place for place, part in enumerate(parts) if part.leaf not in frozen}
-        return tuple(chosen.values()), _of_some(optimizer, self._measured.parameters, tuple(chosen))
+        leaves = [self._program.leaves.places[each][0] for each in chosen]
+        return tuple(chosen.values()), _of_some(optimizer, self._measured.parameters, leaves)
 
     def _compile(self, request: Request) -> tuple[TaskPrograms, dict[str, Any]]:
         programs = _differentiated(self._program, self._measured.layers, request)
@@ -256,18 +258,22 @@ def _read(
 def _of_some(
     optimizer: optax.GradientTransformation, parameters: PyTree, leaves: Sequence[int]
 ) -> optax.GradientTransformation:
-    """The optimizer of some leaves alone, in a list.
+    """The optimizer of some leaves alone, or rows of them, in a list.
 
     One that leaves others as they are knows each by its place in the whole tree: in the place of
-    all that are not among these stand arrays without elements.
+    all that are not among these stand arrays without elements. Several rows of a leaf are a list in
+    its place.
     """
     shapes, tree = jax.tree.flatten(parameters)
     extended = optax.with_extra_args_support(optimizer)
 
     def whole(arrays: Sequence[Any]) -> Any:
-        every = [jnp.zeros((0,), shape.dtype) for shape in shapes]
+        every: list[Any] = [jnp.zeros((0,), shape.dtype) for shape in shapes]
+        rows: dict[int, list[Any]] = {}
         for leaf, array in zip(leaves, arrays, strict=True):
-            every[leaf] = array
+            rows.setdefault(leaf, []).append(array)
+        for leaf, found in rows.items():
+            every[leaf] = found[0] if len(found) == 1 else found
         return jax.tree.unflatten(tree, every)
 
     def init(params: Any) -> Any:
@@ -275,8 +281,8 @@ def _of_some(
 
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
         updates, state = extended.update(whole(updates), state, whole(params), **extra)
-        every = jax.tree.leaves(updates)
-        return [every[leaf] for leaf in leaves], state
+        every = [iter(jax.tree.leaves(each)) for each in tree.flatten_up_to(updates)]
+        return [next(every[leaf]) for leaf in leaves], state
 
     return optax.GradientTransformationExtraArgs(init, update)
 

@@ -14,7 +14,6 @@ from typing import Any
 import jax
 
 from hetjax.errors import InputError
-from hetjax.pipeline.program.loss import path_names
 from hetjax.pipeline.stages.cutting import ParameterPart
 from hetjax.planner.plan.plan import Plan
 from hetjax.runtime.instructions.buffers import OptimizerState, Parameter
@@ -80,7 +79,6 @@ def leaves_of(placement: Placement) -> tuple[Leaf, ...]:
         The leaves.
     """
     pipelines = placement.pipelines
-    state = jax.tree.unflatten(pipelines.state_tree, pipelines.state_shapes)
     kinds = (
         (
             "parameters",
@@ -93,7 +91,7 @@ def leaves_of(placement: Placement) -> tuple[Leaf, ...]:
         ),
         (
             "optimizer",
-            path_names(state),
+            pipelines.state_names,
             pipelines.state_shapes,
             [
                 (each.state, placement.leaves(s, OptimizerState))

@@ -19,7 +19,8 @@ from hetjax.pipeline.build import (
     cut_pipelines,
 )
 from hetjax.pipeline.program.loss import parameter_shapes
-from hetjax.pipeline.program.traced_program import Program, trace, with_examples
+from hetjax.pipeline.program.traced_program import Program, with_examples
+from hetjax.pipeline.program.tracing import trace
 from hetjax.pipeline.stages.cutting import Stage
 from hetjax.pipeline.stages.shared_context import share_context
 from hetjax.pipeline.stages.told_moves import with_told_moves

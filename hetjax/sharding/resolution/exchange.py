@@ -7,6 +7,7 @@ piece by piece, on one device a piece.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -74,7 +75,7 @@ def exchange(
     Source: Hetu v2, section 4.3; H2, section 5 (a byte crosses a slow link once).
     """
     planner = _ExchangePlanner(network, senders, itemsize, relay=relay, one_phase=one_phase)
-    for part in _slices(shape, before, after):
+    for part in _slices(tuple(shape), tuple(before), tuple(after)):
         planner.add(part if preference is None else _preferred(part, preference))
     return tuple(tuple(_merged(phase)) for phase in planner.phases if phase)
 
@@ -90,15 +91,19 @@ def _by_group(
     return found
 
 
+@functools.lru_cache(maxsize=128)
 def _slices(
-    shape: Sequence[int], before: Sequence[Shard], after: Sequence[Shard]
-) -> Iterator[_FinestSlice]:
+    shape: tuple[int, ...], before: tuple[Shard, ...], after: tuple[Shard, ...]
+) -> tuple[_FinestSlice, ...]:
+    """The finest slices that somebody wants; alike for the parameters of blocks that are alike."""
     sides = [_by_part(before), _by_part(after)]
     parts = {bounds for side in sides for bounds, _ in side}
+    found = []
     for bounds in finest_slices(parts, shape):
         owners, wanted = (_holding(side, bounds) for side in sides)
         if wanted:
-            yield _FinestSlice(bounds, owners, wanted)
+            found.append(_FinestSlice(bounds, owners, wanted))
+    return tuple(found)
 
 
 def _preferred(part: _FinestSlice, preference: Mapping[int, int]) -> _FinestSlice:
