@@ -202,7 +202,7 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
     "no attention": (lambda x: x, "loss: it has no attention whose context members could share"),
     "unknown attention": (capped, "dot_general at FILE:LINE: tanh is between the scores and the"),
     "unlike heads": (unlike, "query_heads of the attention at FILE:LINE is 1, and 2 of the one at"),
-    "scan": (scanned, "scan at FILE:LINE has attention inside"),
+    "scan": (scanned, "stands in a scan at FILE:LINE that is one step"),
     "cumulative sum": (lambda x: jnp.cumsum(attention(x), 1), "cumsum at FILE:LINE goes along"),
     "flip": (lambda x: attention(x)[:, ::-1] + x, "rev at FILE:LINE goes along"),
     "shift": (lambda x: jnp.roll(attention(x), 1, 1), "slice at FILE:LINE goes along"),
