@@ -20,7 +20,7 @@ from jax.core import eval_jaxpr as eval_open_jaxpr
 from jax.extend import core
 from jax.interpreters import ad, batching, mlir
 from jax.interpreters import partial_eval as pe
-from jax.sharding import PartitionSpec
+from jax.sharding import AbstractMesh, PartitionSpec
 
 Jaxpr = core.Jaxpr
 ClosedJaxpr = core.ClosedJaxpr
@@ -48,6 +48,19 @@ def inlined_jaxpr(equation: JaxprEqn) -> ClosedJaxpr | None:
         inner = equation.params["call_jaxpr"]
         return inner if isinstance(inner, ClosedJaxpr) else ClosedJaxpr(inner, [])
     return called_jaxpr(equation) or checkpointed_jaxpr(equation)
+
+
+def scan_sizes(params: Mapping[str, Any]) -> tuple[int, int]:
+    """How many constants a scan has, and how many values go round.
+
+    Args:
+        params: the parameters of its equation.
+    """
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    # Since JAX 0.11 the operands are told as three trees: constants, what goes round, and rows.
+    constants, carry, _ = params["ft_in"].unpack()
+    return len(constants), len(carry)
 
 
 def checkpointed_jaxpr(equation: JaxprEqn) -> ClosedJaxpr | None:
@@ -138,6 +151,7 @@ def compiled_primitive(
     shapes: Callable[..., Sequence[Any]],
     compiled: Mapping[str | None, Callable[..., Any]],
     mapped: Mapped,
+    alone: Mapping[str, Callable[..., Any]] | None = None,
 ) -> core.Primitive:
     """A primitive of several results, one equation until it is compiled.
 
@@ -147,6 +161,7 @@ def compiled_primitive(
         compiled: what it is compiled as, from operands and parameters to a sequence of results, by
             platform; None for all others. JAX traces each once for equations that are alike.
         mapped: what an axis becomes that `jax.vmap` adds.
+        alone: what it is compiled as in place of that in programs of a single device, by platform.
 
     Returns:
         The primitive, without a derivative.
@@ -155,7 +170,7 @@ def compiled_primitive(
     primitive.multiple_results = True
 
     @functools.lru_cache(maxsize=256)
-    def alone(params: Any) -> Any:
+    def computed(params: Any) -> Any:
         return jax.jit(lambda *operands: primitive.bind(*operands, **dict(params)))
 
     def batch(operands: Sequence[Any], axes: Sequence[Any], **params: Any) -> Any:
@@ -163,11 +178,15 @@ def compiled_primitive(
         results = primitive.bind(*moved, **params)
         return results, [axis] * len(results)
 
-    primitive.def_impl(lambda *operands, **params: alone(tuple(params.items()))(*operands))
+    primitive.def_impl(lambda *operands, **params: computed(tuple(params.items()))(*operands))
     primitive.def_abstract_eval(shapes)
     batching.primitive_batchers[primitive] = batch
     for platform, function in compiled.items():
         mlir.register_lowering(primitive, mlir.lower_fun(function), platform=platform)
+    for platform, function in (alone or {}).items():
+        of_many = mlir.lower_fun(compiled.get(platform, compiled[None]))
+        rule = _lowered_by_devices(mlir.lower_fun(function), of_many)
+        mlir.register_lowering(primitive, rule, platform=platform)
     return primitive
 
 
@@ -207,6 +226,32 @@ def mapped_size(operands: Sequence[Any], axes: Sequence[int | None]) -> int:
 def led_by(operand: Any, axis: int | None, size: int) -> Any:
     """An operand with a mapped axis in front; repeated along it where it has none."""
     return batching.bdim_at_front(operand, axis, size)
+
+
+def _lowered_by_devices(alone: Callable[..., Any], of_many: Callable[..., Any]) -> Any:
+    """A rule for programs of one device, and another for all others."""
+
+    def lowered(context: Any, *operands: Any, **params: Any) -> Any:
+        devices = getattr(context.module_context.axis_context, "num_devices", None)
+        return (alone if devices == 1 else of_many)(context, *operands, **params)
+
+    return lowered
+
+
+def on_one_device(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function inside of which JAX need not be told the device that a program is compiled for.
+
+    It would ask for that, to divide what it has its own rules for; but it knows of such functions
+    in a program's equations alone, not of what an equation is compiled as.
+
+    Args:
+        function: of arrays, and with the results of arrays.
+    """
+    mesh = AbstractMesh((1,), ("alone",))
+    everything = PartitionSpec()
+    return jax.shard_map(
+        function, mesh=mesh, in_specs=everything, out_specs=everything, check_vma=False
+    )
 
 
 def abstract_like(avals: Sequence[Any], shape: Sequence[int], dtype: Any) -> Any:

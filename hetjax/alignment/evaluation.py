@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from hetjax import _compat
 from hetjax.alignment.operators import ControlFlow, Operator, OperatorBlock, shapes_of
 from hetjax.pipeline.program.traced_program import read_operand
 
@@ -170,8 +171,8 @@ class _Whole:
 
 def _scan_operands(params: Any, operands: list[Any]) -> tuple[list[Any], list[Any], list[Any]]:
     """A scan's constants, its first carry, and what it goes over."""
-    first = params["num_consts"]
-    last = first + params["num_carry"]
+    first, count = _compat.scan_sizes(params)
+    last = first + count
     return operands[:first], operands[first:last], operands[last:]
 
 

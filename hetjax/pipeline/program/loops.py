@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
+from hetjax import _compat
 from hetjax.pipeline.program.costs import is_heavy
 from hetjax.pipeline.program.row_steps import StepsByRows, picked_rows, row_function
 from hetjax.pipeline.program.stacked_leaves import StackedLeaves, whole_leaves
@@ -77,7 +78,7 @@ def _over(step: Step) -> tuple[Operand, ...]:
     """What a loop goes over, row by row."""
     assert step.equation is not None, "a loop has an equation"
     params = step.equation.params
-    return step.inputs[params["num_consts"] + params["num_carry"] :]
+    return step.inputs[sum(_compat.scan_sizes(params)) :]
 
 
 def _stacked(flat: FlatJaxpr, leaves: Collection[int]) -> set[int]:
@@ -102,7 +103,7 @@ def _open(step: Step, made: StepsByRows) -> None:
     """Add the iterations of a loop one after another."""
     assert step.equation is not None, "a loop has an equation"
     params = step.equation.params
-    num_consts, num_carry = params["num_consts"], params["num_carry"]
+    num_consts, num_carry = _compat.scan_sizes(params)
     body = flatten_jaxpr(params["jaxpr"])
     constants, carry = (
         [made.whole(operand) for operand in operands]

@@ -32,7 +32,7 @@ def keeping_little(step: Step) -> Step:
 
 
 def _lean_scan(params: dict[str, Any]) -> Callable[..., list[Any]]:
-    num_consts, num_carry = params["num_consts"], params["num_carry"]
+    num_consts, num_carry = _compat.scan_sizes(params)
     body = params["jaxpr"]
 
     def evaluate(*operands: Any) -> list[Any]:

@@ -194,7 +194,7 @@ def _divide_scan(
     if step.name != "scan" or step.equation is None or len(wanted) == len(step.outputs):
         return step, []
     params = step.equation.params
-    num_consts, num_carry = params["num_consts"], params["num_carry"]
+    num_consts, num_carry = _compat.scan_sizes(params)
     body = flatten_jaxpr(params["jaxpr"])
     inner = Values(body.avals)
     # A region reads all that any of its results needs.

@@ -255,7 +255,7 @@ class ExampleWalk:
         self, equation: _compat.JaxprEqn, operands: Sequence[WalkedValue]
     ) -> list[WalkedValue]:
         params = equation.params
-        first, count = params["num_consts"], params["num_carry"]
+        first, count = _compat.scan_sizes(params)
         consts, carry, stacked = (
             operands[:first],
             operands[first : first + count],

@@ -9,6 +9,7 @@ result's cotangent, and makes the gradients of the first three operands.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Sequence
 from typing import Any
@@ -18,6 +19,11 @@ import jax
 from hetjax import _compat
 from hetjax.sharding.attention.block import attend_block
 from hetjax.sharding.attention.block_backward import attend_block_backward, delta_of
+from hetjax.sharding.attention.cudnn import (
+    attention_backward_by_cudnn,
+    attention_by_cudnn,
+    is_for_cudnn,
+)
 from hetjax.sharding.attention.mask import Mask, Tokens
 from hetjax.sharding.attention.tile_views import accumulator
 from hetjax.sharding.attention.tiles import LARGEST, LARGEST_ELSEWHERE
@@ -70,6 +76,9 @@ def _read(operands: Sequence[Any], params: dict[str, Any]) -> tuple[tuple[Any, .
     return (q, k, v, *(Tokens(**side) for side in both)), rest
 
 
+_WITHOUT_CUDNN = (RuntimeError, ValueError, NotImplementedError)
+"""What JAX raises where a card, or what is installed for it, has no fused kernel for a shape."""
+
 _STATIC = ("mask", "scale", "query_spans", "key_spans", "has_segments", "largest_tile")
 
 
@@ -101,6 +110,24 @@ def _attention_backward(*operands: Any, largest_tile: int, **params: Any) -> tup
         largest_tile=largest_tile,
     )
     return tuple(each.astype(of.dtype) for each, of in zip(summands, (q, k, v), strict=True))
+
+
+def _attention_of_card(*operands: Any, **params: Any) -> tuple[Any, Any]:
+    q, k, v = operands[:3]
+    if is_for_cudnn(q, k, v, params):
+        with contextlib.suppress(*_WITHOUT_CUDNN):
+            return attention_by_cudnn(q, k, v, params["mask"], params["scale"])
+    return _attention(*operands, largest_tile=LARGEST_ELSEWHERE, **params)
+
+
+def _attention_backward_of_card(*operands: Any, **params: Any) -> tuple[Any, ...]:
+    q, k, v = operands[:3]
+    if is_for_cudnn(q, k, v, params):
+        with contextlib.suppress(*_WITHOUT_CUDNN):
+            return attention_backward_by_cudnn(
+                q, k, v, operands[-1], params["mask"], params["scale"]
+            )
+    return _attention_backward(*operands, largest_tile=LARGEST_ELSEWHERE, **params)
 
 
 @functools.partial(jax.jit, static_argnames=_STATIC)
@@ -148,11 +175,17 @@ def _backward_shapes(*avals: Any, **params: Any) -> list[Any]:
     return [_compat.abstract_like(avals, each.shape, each.dtype) for each in avals[:3]]
 
 
-ATTENTION = _compat.compiled_primitive("attention", _shapes, by_platform(_attention), _MAPPED)
+ATTENTION = _compat.compiled_primitive(
+    "attention", _shapes, by_platform(_attention), _MAPPED, {"cuda": _attention_of_card}
+)
 """The primitive; see `bind_attention`."""
 
 ATTENTION_BACKWARD = _compat.compiled_primitive(
-    "attention_backward", _backward_shapes, by_platform(_attention_backward), _MAPPED
+    "attention_backward",
+    _backward_shapes,
+    by_platform(_attention_backward),
+    _MAPPED,
+    {"cuda": _attention_backward_of_card},
 )
 """Its backward equation."""
 

@@ -45,7 +45,7 @@ def deduce_control(
 
 def _scan(node: Compute, held: HeldAnnotations, body: Body) -> tuple[Compute, list[TopTier]]:
     params = node.equation.params
-    first, count = params["num_consts"], params["num_carry"]
+    first, count = _compat.scan_sizes(params)
     rows = []
     for place, annotation in enumerate(held[first + count :], first + count):
         if annotation is not None and annotation.hdim == 0:

@@ -174,7 +174,7 @@ def _check_carry(carry: Sequence[Any], first: int) -> None:
 
 def _scan(node: Compute, place: int, operands: Sequence[Any]) -> list[Any]:
     params, (body,) = node.equation.params, node.bodies
-    num_consts, num_carry = params["num_consts"], params["num_carry"]
+    num_consts, num_carry = _compat.scan_sizes(params)
     consts, carry = operands[:num_consts], operands[num_consts : num_consts + num_carry]
     rows = operands[num_consts + num_carry :]
     for i, array in enumerate(rows):

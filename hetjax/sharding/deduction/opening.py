@@ -161,7 +161,7 @@ def _unrolled(
     equation: _compat.JaxprEqn, operands: Sequence[Any], names: Collection[str]
 ) -> list[Any]:
     params = equation.params
-    num_consts, num_carry = params["num_consts"], params["num_carry"]
+    num_consts, num_carry = _compat.scan_sizes(params)
     consts, carry = list(operands[:num_consts]), list(operands[num_consts:][:num_carry])
     stacked = operands[num_consts + num_carry :]
     order = range(params["length"])
