@@ -9,6 +9,7 @@
     python scripts/bench_context.py models --json      # four models, trained as one device does
     python scripts/bench_context.py memory --json      # what members hold: predicted, and by XLA
     sudo python scripts/bench_context.py accuracy --json  # steps in the lab: predicted, measured
+    sudo python scripts/bench_context.py lab --json    # beside even splits on hosts of the lab
 
 A part is a function that yields rows; it lives in a file of its own, `context_*.py`, which says
 what its rows mean.
@@ -22,6 +23,7 @@ from collections.abc import Sequence
 
 from benchmarking import positive
 from context_figures import figure_rows
+from context_hosts import lab_rows
 from context_kernel import LENGTHS, kernel_rows
 from context_lab import accuracy_rows
 from context_logits import TOKENS, VOCABULARIES, logit_rows
@@ -46,6 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "models": lambda: model_rows(options.steps),
         "memory": memory_rows,
         "accuracy": lambda: accuracy_rows(options),
+        "lab": lambda: lab_rows(options.rounds),
     }
     parser.add_argument("part", choices=parts)
     parser.add_argument("--json", action="store_true", help="a row a line, as JSON")
