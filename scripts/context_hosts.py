@@ -23,7 +23,7 @@ from benchmarking import KEPT_MEMORY, WARM_UP_STEPS, Child, Size, check_losses, 
 from lab import Lab, read_specification
 
 SIZE = Size(
-    blocks=2, width=128, heads=4, sequence=4096, vocabulary=256, microbatches=1, microbatch_size=1
+    blocks=1, width=128, heads=4, sequence=8192, vocabulary=256, microbatches=1, microbatch_size=1
 )
 """Of the GPT: attention takes most of the time, and links nearly none."""
 
@@ -32,6 +32,9 @@ LABS = {
     "four hosts": ("four_hosts", {"c": 0.25, "d": 0.25}),
 }
 """A lab, and the speeds of its slower hosts."""
+
+STEPS = 2
+"""Steps of a turn, of which the median counts."""
 
 SYSTEMS = ("hexiseq", "ring", "ulysses", "usp")
 
@@ -88,7 +91,7 @@ def _rows_of(name: str, rounds: int) -> Iterator[dict[str, Any]]:
                 asked("start", system=system)
                 found = asked("steps", system=system, count=WARM_UP_STEPS)
                 losses.setdefault(system, found)
-                times[system].append(median(asked("step", system=system) for _ in range(3)))
+                times[system].append(median(asked("step", system=system) for _ in range(STEPS)))
                 asked("end", system=system)
                 print(f"{name}: round {turn}, {system} {times[system][-1]}", file=sys.stderr)
         for system, plan in plans.items():
