@@ -15,7 +15,7 @@ from hetjax.planner import make_problem
 from hetjax.planner.costs.context_cost import ContextPrograms, context_programs
 from hetjax.planner.plan.plan import Plan
 from hetjax.planner.problem.problem import PlanningProblem
-from hetjax.planner.work.context_walk import ComputedRun, Item, Moved
+from hetjax.planner.work.context_items import ComputedRun, Item, Moved
 from hetjax.runtime.instructions.divided_program import DividedProgram, MoveGroup
 from hetjax.runtime.workers.job import Job, build
 from hetjax.sharding.attention.work import attention_work

@@ -33,15 +33,8 @@ from hetjax.planner.plan.plan_context import ring_of, token_order, with_tokens
 from hetjax.planner.plan.prediction import MemberPrediction, StagePrediction
 from hetjax.planner.plan.stage_plan import PipelinePlan, StagePlan
 from hetjax.planner.problem.problem import PlanningProblem
-from hetjax.planner.work.context_walk import (
-    Amounts,
-    ComputedRun,
-    ContextTrace,
-    Item,
-    Shares,
-    items_of,
-    walk_context,
-)
+from hetjax.planner.work.context_items import ComputedRun, Item, items_of
+from hetjax.planner.work.context_walk import Amounts, ContextTrace, Shares, walk_context
 from hetjax.planner.work.execution import Execution
 from hetjax.planner.work.grouped_stage import Groups
 from hetjax.planner.work.layer_runs import Runs

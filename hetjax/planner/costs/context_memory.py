@@ -18,7 +18,8 @@ from hetjax.pipeline.program.traced_program import Operand, Step, num_bytes
 from hetjax.pipeline.stages.backward import StagePrograms
 from hetjax.planner.costs.union_cost import UnionExecution
 from hetjax.planner.problem.problem import PlanningProblem
-from hetjax.planner.work.context_walk import ComputedRun, ContextTrace, Item, Shares
+from hetjax.planner.work.context_items import ComputedRun, Item
+from hetjax.planner.work.context_walk import ContextTrace, Shares
 from hetjax.planner.work.execution import parameter_bytes
 from hetjax.planner.work.layer_runs import Runs
 

@@ -17,7 +17,8 @@ from hetjax.mesh.cluster import Cluster
 from hetjax.mesh.links import Link
 from hetjax.planner.costs.network_cards import card_bandwidth, is_in_one_node
 from hetjax.planner.plan.stage_plan import Member
-from hetjax.planner.work.context_walk import ComputedRun, Item, Moved, Shares
+from hetjax.planner.work.context_items import ComputedRun, Item, Moved
+from hetjax.planner.work.context_walk import Shares
 from hetjax.planner.work.rates import TASK_SECONDS
 
 
