@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +18,7 @@ from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
 from one_device import float64
 
+from hetjax import _compat
 from hetjax.runtime.local.local_program import LocalProgram
 from hetjax.runtime.moves.union_array import HArray
 from hetjax.sharding import Network, Subgroup, deduce, specialize
@@ -38,10 +42,20 @@ SIZE, SCALE = 3, 0.6
 MASKS = (Mask(), Mask(after=0), Mask(before=3, after=0), Mask(before=2, after=1))
 
 
-def make_ring(split: ContextSplit) -> ContextRing:
-    """A ring whose members are devices of their own."""
-    union = tuple(Subgroup((device,), (), P()) for device in split.devices)
-    return ContextRing(union, split, order_of(split))
+ALONE = ()
+"""All members are single devices."""
+
+
+def make_ring(split: ContextSplit, tensor: Sequence[int] = ALONE) -> ContextRing:
+    """A ring whose members are devices of their own, or several with a tensor axis of so many."""
+    union = [Subgroup((device,), (), P()) for device in split.devices]
+    if tensor:
+        ends = itertools.pairwise(itertools.accumulate(tensor, initial=0))
+        union = [
+            Subgroup(tuple(range(*each)), (("data", 1), ("tensor", each[1] - each[0])), P())
+            for each in ends
+        ]
+    return ContextRing(tuple(union), split, order_of(split))
 
 
 def draw_arrays(split: ContextSplit, dtype: str = "float64") -> list[np.ndarray]:
@@ -62,9 +76,11 @@ def dense(q, k, v, mask: Mask, segments):
     return jnp.einsum("bhts,bshd->bthd", jax.nn.softmax(scores), value)
 
 
-def ring_program(split: ContextSplit, mask: Mask, segments, arrays) -> AnnotatedProgram:
+def ring_program(
+    split: ContextSplit, mask: Mask, segments, arrays, tensor: Sequence[int] = ALONE
+) -> AnnotatedProgram:
     """The loss and the gradients of a ring's attention, deduced."""
-    ring = make_ring(split)
+    ring = make_ring(split, tensor)
 
     def total(q, k, v, w, *segments):
         of_both = (*segments, *segments)
@@ -76,7 +92,7 @@ def ring_program(split: ContextSplit, mask: Mask, segments, arrays) -> Annotated
     return deduce(closed, [ring.by_tokens()] * len(given))
 
 
-def check(split: ContextSplit, mask: Mask, segments=None) -> None:
+def check(split: ContextSplit, mask: Mask, segments=None, tensor: Sequence[int] = ALONE) -> None:
     """Check a split's output and gradients against dense attention."""
     arrays, spans = draw_arrays(split), order_of(split)
     places = np.concatenate([np.arange(span.start, span.stop) for span in spans])
@@ -85,11 +101,12 @@ def check(split: ContextSplit, mask: Mask, segments=None) -> None:
         return jnp.sum(dense(q, k, v, mask, segments) * w)
 
     want = jax.value_and_grad(loss, (0, 1, 2))(*arrays)
-    program = ring_program(split, mask, segments, arrays)
-    lies = make_ring(split).by_tokens()
+    program = ring_program(split, mask, segments, arrays, tensor)
+    lies = make_ring(split, tensor).by_tokens()
     given = [*arrays, *([] if segments is None else [segments])]
-    found = LocalProgram(specialize(program), jax.devices()[:1] * 8)(
-        *(HArray.of(each[:, places], lies, jax.devices()[:1] * 8) for each in given)
+    devices = jax.devices() if tensor else jax.devices()[:1] * 8
+    found = LocalProgram(specialize(program), devices)(
+        *(HArray.of(each[:, places], lies, devices) for each in given)
     )
     assert float(found[0].numpy()) == pytest.approx(float(want[0]), rel=1e-12, abs=1e-12)
     for gradient, other in zip(found[1:], want[1], strict=True):
@@ -111,6 +128,29 @@ def test_packed_sequences_see_themselves_alone():
     segments = np.array([[0, 0, 0, 1, 1, 1, 1, 2, 2], [0, 1, 1, 1, 1, 1, 1, 1, 1]], np.int32)
     with float64():
         check(ContextSplit(9, 4, 2, groups), Mask(after=0), segments)
+
+
+def test_devices_of_a_member_divide_its_heads_where_these_are_alike(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Two devices divide two heads of keys, each of two queries; three cannot divide four."""
+    computed: set[tuple[int, ...]] = set()
+    bind = _compat.bind_with
+
+    def noting(equation: Any, params: Any, operands: Any) -> Any:
+        if equation.primitive.name.startswith("attention_block"):
+            computed.add(tuple(each.shape[2] for each in operands[:2]))
+        return bind(equation, params, operands)
+
+    monkeypatch.setattr(_compat, "bind_with", noting)
+    groups = (
+        ContextGroup((0, 1), (5, 3), ((0, 4), (4, 8))),
+        ContextGroup((2,), (4,), ((0, 8),)),
+    )
+    segments = np.array([[0] * 6 + [1] * 6, [0] * 12], np.int32)
+    with float64():
+        check(ContextSplit(12, 8, 4, groups), Mask(after=0), segments, tensor=(2, 1, 3))
+    assert computed == {(2, 1), (4, 2), (8, 4)}
 
 
 def moved(program: AnnotatedProgram) -> list[Counter[tuple[int, int]]]:

@@ -16,8 +16,10 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec
 
 from hetjax.sharding.annotation.annotation import HSharding, Subgroup
+from hetjax.sharding.annotation.rules import TENSOR
 from hetjax.sharding.attention.block_backward import delta_of
 from hetjax.sharding.attention.equation import AttentionEquation
 from hetjax.sharding.attention.mask import Mask, Spans
@@ -73,20 +75,25 @@ class ContextRing:
         """
         return array if len(self.union) == 1 else reshard(array, annotation(*which))
 
-    def by_tokens(self, dimension: int = TOKENS) -> HSharding:
+    def by_tokens(self, dimension: int = TOKENS, heads: int = 0) -> HSharding:
         """Each member has its tokens, of all heads.
 
         Args:
             dimension: the dimension of tokens.
+            heads: how many heads there are; 0 where there is no dimension of heads.
         """
         several = len(self.union) > 1
-        return HSharding(self.union, dimension, self.split.tokens if several else ())
+        members = [
+            _by_heads(group) if heads and heads % _tensor_axis(group) == 0 else group
+            for group in self.union
+        ]
+        return HSharding(tuple(members), dimension, self.split.tokens if several else ())
 
     def queries(self) -> HSharding:
         """Each member has its heads of its group's tokens."""
         members = enumerate(self.split.groups)
         ranges = [(self._ends[g], heads) for g, group in members for heads in group.heads]
-        return HSharding(self.union, (TOKENS, HEADS), ranges=tuple(ranges))
+        return HSharding(self._heads_inside, (TOKENS, HEADS), ranges=tuple(ranges))
 
     def keys(self, turn: int = 0) -> HSharding:
         """Each member has its slots of the tokens of the group that is so many before its own."""
@@ -95,7 +102,7 @@ class ContextRing:
             for g, group in enumerate(self.split.groups)
             for heads in group.heads
         ]
-        return HSharding(self.union, (TOKENS, HEADS), ranges=tuple(ranges))
+        return HSharding(self._heads_inside, (TOKENS, HEADS), ranges=tuple(ranges))
 
     def key_tokens(self, turn: int = 0) -> HSharding:
         """The same of what has no heads."""
@@ -105,6 +112,20 @@ class ContextRing:
             for _ in group.devices
         ]
         return HSharding(self.union, (TOKENS,), ranges=tuple(ranges))
+
+    @functools.cached_property
+    def _heads_inside(self) -> tuple[Subgroup, ...]:
+        """The members, of which those with a tensor axis divide their heads over it.
+
+        Each device has whole slots, with as many query heads as the next one.
+        """
+        owned = [self._slots_of(heads) for group in self.split.groups for heads in group.heads]
+        found = []
+        for group, (first, last) in zip(self.union, owned, strict=True):
+            each = {end - start for (start, end), _ in self.slots[first:last]}
+            is_even = len(each) == 1 and (last - first) % _tensor_axis(group) == 0
+            found.append(_by_heads(group) if is_even else group)
+        return tuple(found)
 
     @functools.cached_property
     def _ends(self) -> tuple[tuple[int, int], ...]:
@@ -120,6 +141,16 @@ class ContextRing:
             if heads[0] <= first and last <= heads[1]
         ]
         return (seen[0], seen[-1] + 1) if seen else (0, 0)
+
+
+def _tensor_axis(group: Subgroup) -> int:
+    """How many devices of a member divide heads."""
+    return dict(group.axes).get(TENSOR, 1)
+
+
+def _by_heads(group: Subgroup) -> Subgroup:
+    """A member that divides heads over its tensor axis."""
+    return group.with_spec(PartitionSpec(None, None, TENSOR)) if _tensor_axis(group) > 1 else group
 
 
 def ring_attention(attention: AttentionEquation, ring: ContextRing) -> tuple[Any, Any]:
@@ -198,7 +229,8 @@ def _forward(
     out, total = cast(tuple[Any, Any], results)
     mixed = out.astype(value.dtype)
     # The log-sum-exp stays where it is made: nothing else reads it.
-    return (ring.brought(mixed, ring.by_tokens), total), (own, *first, segments, mixed, total)
+    whole = ring.brought(mixed, ring.by_tokens, TOKENS, mixed.shape[HEADS])
+    return (whole, total), (own, *first, segments, mixed, total)
 
 
 def _next(ring: ContextRing, turn: int, *arrays: Any) -> tuple[Any, ...]:
@@ -233,7 +265,8 @@ def _backward(asked: Asked, kept: tuple[Any, ...], cotangents: tuple[Any, Any]) 
     pairs = zip((*gradient, *_added(travelled, own_sums)), (own, *kept[1:3]), strict=True)
     found = [sums.astype(like.dtype) for sums, like in pairs]
     whole_numbers = [None for _ in segments]
-    return (*(ring.brought(each, ring.by_tokens) for each in found), whole_numbers)
+    home = (ring.brought(each, ring.by_tokens, TOKENS, each.shape[HEADS]) for each in found)
+    return (*home, whole_numbers)
 
 
 def _added(travelled: Sequence[Any], own: Sequence[Any]) -> list[Any]:

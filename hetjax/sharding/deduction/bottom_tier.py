@@ -19,6 +19,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from hetjax import _compat
 from hetjax.sharding.annotation.annotation import axes_of, entries_of, spec_from
 from hetjax.sharding.deduction.signature import Label, Labels, Signature
+from hetjax.sharding.deduction.signature_rules import attention_block_inside_rule
 
 _TILED = frozenset(
     {
@@ -26,9 +27,13 @@ _TILED = frozenset(
         "attention_backward",
         "linear_cross_entropy",
         "linear_cross_entropy_backward",
+        "attention_block",
+        "attention_block_backward",
     }
 )
 """Equations that are compiled to loops over tiles, which compilers gather what is divided for."""
+
+_BLOCKS = frozenset({"attention_block", "attention_block_backward"})
 
 
 class OperandError(Exception):
@@ -107,6 +112,10 @@ def apply(
         OperandError: the operands' shardings cannot be taken together.
     """
     name = equation.primitive.name
+    if name in _BLOCKS:
+        # What devices of a member share has nothing to do with what members share.
+        equation = equation.replace(params=dict(params))
+        signature = attention_block_inside_rule(equation)
     if name == "dot_general":
         operands = _divided_alike(signature, operands)
     elif name in _TILED:
@@ -121,7 +130,7 @@ def apply(
         if found is not None:
             return found
     _check_sums(signature, operands)
-    if name in _TILED and not contracted:
+    if name in _TILED and not contracted and any(_axes_used(spec_of(a)) for a in operands):
         found = _in_parts(equation, params, signature, operands, frozenset())
         if found is not None:
             return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import itertools
 import math
@@ -511,6 +512,35 @@ class BlockLabel(enum.IntEnum):
     QUERY_HEADS = 2
     KEYS = 3
     KEY_SLOTS = 4
+
+
+def attention_block_inside_rule(equation: _compat.JaxprEqn) -> Signature:
+    """A block that one member computes: its devices can each have some of its slots.
+
+    All slots have as many query heads as the next one; else heads are not divided.
+    """
+    block = equation.params["block"]
+    counts = block.heads_of_slots
+    signature = attention_block_rule(equation)
+    slots = Label(BlockLabel.KEY_SLOTS)
+    heads = Label(BlockLabel.KEY_SLOTS, counts[0]) if len(set(counts)) == 1 else None
+    names: dict[int, Label | None] = {
+        BlockLabel.QUERY_HEADS: heads,
+        BlockLabel.KEY_SLOTS: slots if heads else None,
+    }
+
+    def inside(many: Sequence[Labels]) -> tuple[Labels, ...]:
+        return tuple(
+            tuple(names.get(label.name, label) if label else None for label in labels)
+            for labels in many
+        )
+
+    def resized(name: int, size: int) -> Mapping[str, Any]:
+        if name != BlockLabel.KEY_SLOTS:
+            return {}
+        return {"block": dataclasses.replace(block, slots=block.slots[:size])}
+
+    return Signature(inside(signature.operands), inside(signature.results), resized=resized)
 
 
 def attention_block_rule(equation: _compat.JaxprEqn) -> Signature:
