@@ -13,7 +13,7 @@ from benchmarking import Size, add_size, serve_until_end, size_of
 import hetjax
 from hetjax.errors import DoesNotFitError
 from hetjax.planner import HexiSeqPlanner, Plan, make_problem, predict
-from hetjax.planner.hexiseq.hexiseq_planner import context_plan
+from hetjax.planner.hexiseq.hexiseq_planner import one_stage_plan
 from hetjax.runtime import RayOptions, measure_cluster
 from hetjax.runtime.ray.ray_executor import connect_to_ray
 
@@ -66,7 +66,7 @@ class Server:
             choice = HexiSeqPlanner(system).choose(self.problem)
         except DoesNotFitError:
             return None
-        plan = predict(context_plan(self.problem, choice), self.problem)
+        plan = predict(one_stage_plan(self.problem, choice), self.problem)
         self.plans[system] = plan
         split = choice.schedule.split
         return {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,11 +12,16 @@ from typing import NamedTuple
 from hetjax.configuration import Configuration
 from hetjax.errors import DoesNotFitError, InputError
 from hetjax.mesh import Cluster
-from hetjax.mesh.quantities import format_bytes
+from hetjax.mesh.quantities import format_bytes, format_seconds
 from hetjax.planner import Found, Plan, PlanningProblem, predict
 from hetjax.planner.harp.microbatches import notes_of
-from hetjax.planner.hexiseq.hexiseq_planner import ContextChoice, HexiSeqPlanner, context_plan
+from hetjax.planner.hexiseq.context_choice import ContextChoice
+from hetjax.planner.hexiseq.context_pipelines import context_pipelines
+from hetjax.planner.hexiseq.hexiseq_planner import HexiSeqPlanner, one_stage_plan
 from hetjax.planner.problem.problems import Problems
+
+PREDICTED_PIPELINES = 3
+"""How many pipelines are predicted, of those that are estimated to be the fastest."""
 
 
 @dataclass(frozen=True)
@@ -25,14 +31,14 @@ class ContextFound:
     Args:
         problem: the problem that it is for.
         found: the plan.
-        choice: the split.
+        choice: the split; None where the plan is a pipeline, of whose stages each has its own.
         beside: ring attention, Ulysses and USP, each with its best number of microbatches; those
             that are legal and fit.
     """
 
     problem: PlanningProblem
     found: Found
-    choice: ContextChoice
+    choice: ContextChoice | None
     beside: Mapping[str, ContextChoice]
 
 
@@ -76,13 +82,16 @@ def check_context_settings(settings: Configuration) -> None:
         )
 
 
-def find_context(problems: Problems, counts: Sequence[int], system: str) -> ContextFound:
-    """The best context split for some numbers of microbatches.
+def find_context(
+    problems: Problems, counts: Sequence[int], system: str, most_stages: int
+) -> ContextFound:
+    """The best context split for some numbers of microbatches, or pipeline of such.
 
     Args:
         problems: the problem for each of them, with sequences that may be divided.
         counts: the numbers.
         system: as `HexiSeqPlanner` takes it.
+        most_stages: how many stages a pipeline may have.
 
     Returns:
         The plan, and what it is compared with.
@@ -95,8 +104,10 @@ def find_context(problems: Problems, counts: Sequence[int], system: str) -> Cont
     beside: dict[str, ContextChoice] = {}
     found: list[_Chosen] = []
     errors: list[DoesNotFitError] = []
+    tried: list[int] = []
     for count in counts:
         problem = problems.of(count)
+        tried.append(count)
         try:
             found += [_Chosen(count, choice) for choice in planner.choices(problem)]
         except DoesNotFitError as error:
@@ -108,14 +119,52 @@ def find_context(problems: Problems, counts: Sequence[int], system: str) -> Cont
         if notes_of(problem):
             # Another number of microbatches is another loss: the fewest that fit.
             break
-    if not found:
-        raise errors[-1]
-    chosen, plan = _first_that_fits(found, problems.traced)
+    one: tuple[_Chosen, Plan] | None = None
+    try:
+        one = _first_that_fits(found, problems.traced) if found else None
+    except DoesNotFitError as error:
+        errors.append(error)
+    several = _best_pipeline(problems, tried, most_stages, one and one[1])
     searched = time.perf_counter() - began
-    problem, seconds = problems.traced(chosen.microbatches), chosen.choice.schedule.seconds
-    plan = replace(plan, notes=notes_of(problem))
+    if several is not None:
+        problem, plan = several
+        notes = (_beside_one(one and one[1]), *notes_of(problem))
+        seconds, choice = plan.predicted.step_time, None
+    elif one is not None:
+        (count, choice), plan = one
+        problem, seconds = problems.traced(count), choice.schedule.seconds
+        notes = notes_of(problem)
+    else:
+        raise errors[-1]
+    plan = replace(plan, notes=notes)
     made = Found(plan, seconds, seconds, 0, problem.profile_seconds, searched)
-    return ContextFound(problem, made, chosen.choice, beside)
+    return ContextFound(problem, made, choice, beside)
+
+
+def _best_pipeline(
+    problems: Problems, counts: Sequence[int], most_stages: int, one: Plan | None
+) -> tuple[PlanningProblem, Plan] | None:
+    """A pipeline of stages that share the context, where it is predicted to be faster than one."""
+    least = one.predicted.step_time if one is not None else math.inf
+    found = [
+        (count, each)
+        for count in counts
+        if count > 1 and most_stages > 1
+        for each in context_pipelines(problems.of(count), most_stages)
+    ]
+    best: tuple[PlanningProblem, Plan] | None = None
+    for count, pipeline in sorted(found, key=lambda pair: pair[1].seconds)[:PREDICTED_PIPELINES]:
+        problem = problems.traced(count)
+        plan = predict(pipeline.plan(problem), problem)
+        if plan.predicted.fits and plan.predicted.step_time < least:
+            least, best = plan.predicted.step_time, (problem, plan)
+    return best
+
+
+def _beside_one(one: Plan | None) -> str:
+    """What a stage of all devices would take, where a pipeline is better."""
+    alone = "fits in no way" if one is None else f"takes {format_seconds(one.predicted.step_time)}"
+    return f"stages that share the context each: one stage of all devices {alone}, predicted"
 
 
 def least_seconds_on(
@@ -156,7 +205,7 @@ def _first_that_fits(
     plan: Plan | None = None
     for chosen in sorted(found, key=lambda each: each.choice.schedule.seconds):
         problem = problem_for(chosen.microbatches)
-        plan = context_plan(problem, chosen.choice)
+        plan = one_stage_plan(problem, chosen.choice)
         if not plan.is_predictable:
             return chosen, plan
         plan = predict(plan, problem)

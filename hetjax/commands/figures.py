@@ -52,7 +52,9 @@ def context_report(prepared: Prepared) -> ContextReport | None:
         The report; None where they share none, or the plan was given.
     """
     context = None if prepared.planned is None else prepared.planned.context
-    return context and explain_context(context.choice, context.beside)
+    if context is None or context.choice is None:
+        return None
+    return explain_context(context.choice, context.beside)
 
 
 def context_figures(prepared: Prepared) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from hetjax.planner import (
 )
 from hetjax.planner.h2.refine import refine
 from hetjax.planner.harp.microbatches import choose_among, divisors, notes_of
+from hetjax.planner.hexiseq.context_pipelines import MOST_STAGES
 from hetjax.planner.problem.problems import Problems
 from hetjax.planner.profiler import num_to_measure
 
@@ -98,7 +99,9 @@ def find_plan(
     if settings.planner.name == "heteroauto":
         return _by_hetero_auto(problems, counts)
     if shares_context:
-        context = find_context(problems, counts, settings.planner.context)
+        system = settings.planner.context
+        most = (settings.planner.max_stages or MOST_STAGES) if system == "hexiseq" else 1
+        context = find_context(problems, counts, system, most)
         return Planned(context.problem, context.found, tuple(counts), problems, context=context)
     if count is not None:
         problem = problems.of(count)

@@ -100,7 +100,7 @@ class ContextModel:
         work: ContextWork,
         paces: Mapping[str, ContextPace] | None = None,
     ):
-        self.devices, self.work = devices, work
+        self.devices, self.work, self.paces = devices, work, paces
         self._passes = 2 if work.is_recomputed else 1
         self._more = GRADIENT_BYTES / work.item_bytes
         if paces is not None:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hetjax.planner.hexiseq.context_choice import ContextChoice
 from hetjax.planner.hexiseq.context_devices import ContextDevices
 from hetjax.planner.hexiseq.costs_of_rows import Candidates
 from hetjax.planner.hexiseq.group_layout import GroupLayout
-from hetjax.planner.hexiseq.hexiseq_planner import ContextChoice
 from hetjax.sharding.context.context_split import ContextSplit, HeadRange
 from hetjax.sharding.context.positions import PositionRun, device_positions, group_positions
 from hetjax.sharding.context.sub_rings import key_value_range, sub_rings

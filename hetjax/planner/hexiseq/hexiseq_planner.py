@@ -3,38 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from hetjax.errors import DoesNotFitError, InputError, unknown_name
-from hetjax.mesh.cluster import SubMesh
-from hetjax.pipeline.schedules.warm_up import one_f_one_b
-from hetjax.planner.hexiseq.context_devices import ContextDevices
-from hetjax.planner.hexiseq.context_model import ContextModel, work_flops
-from hetjax.planner.hexiseq.context_pace import ContextPace, context_paces
-from hetjax.planner.hexiseq.context_work import ContextWork
-from hetjax.planner.hexiseq.program_work import attending_layers, context_work
-from hetjax.planner.hexiseq.scheduler import ContextSchedule, schedule_context, schedule_even
+from hetjax.planner.hexiseq.context_choice import (
+    ContextChoice,
+    context_models,
+    context_plan,
+    context_stage,
+)
+from hetjax.planner.hexiseq.context_model import ContextModel
+from hetjax.planner.hexiseq.scheduler import schedule_context, schedule_even
 from hetjax.planner.plan.plan import Plan
-from hetjax.planner.plan.stage_plan import Member, PipelinePlan, Shares, StagePlan
 from hetjax.planner.problem.problem import PlanningProblem
-from hetjax.sharding.context.context_split import ContextSplit
 
 EVEN_SYSTEMS = ("ring", "ulysses", "usp")
 """What all devices have as many tokens and heads by, as `schedule_even` knows them."""
-
-
-@dataclass(frozen=True)
-class ContextChoice:
-    """A context split for a problem, with what its layers do in the backward pass.
-
-    Args:
-        schedule: the split, and what it is predicted to take.
-        model: the cost model that it was found by, whose work says whether layers are made again,
-            and how many sequences there are at once.
-    """
-
-    schedule: ContextSchedule
-    model: ContextModel
 
 
 @dataclass(frozen=True)
@@ -98,7 +82,7 @@ class HexiSeqPlanner:
             InputError: the model has no attention, or something that goes along the sequence, or it
                 fits in no way that was tried.
         """
-        return context_plan(problem, self.choose(problem))
+        return one_stage_plan(problem, self.choose(problem))
 
     def choose(self, problem: PlanningProblem) -> ContextChoice:
         """The best context split.
@@ -126,7 +110,7 @@ class HexiSeqPlanner:
         Raises:
             InputError: as for `plan`.
         """
-        return _choices(_models(problem), self.system)
+        return _choices(context_models(problem), self.system)
 
     def beside(self, problem: PlanningProblem) -> Mapping[str, ContextChoice]:
         """Ring attention, Ulysses and USP at their best, by the same model.
@@ -140,7 +124,7 @@ class HexiSeqPlanner:
         Raises:
             InputError: the model has no attention, or something that goes along the sequence.
         """
-        models, found = _models(problem), {}
+        models, found = context_models(problem), {}
         for system in EVEN_SYSTEMS:
             try:
                 found[system] = _choices(models, system)[0]
@@ -149,51 +133,14 @@ class HexiSeqPlanner:
         return found
 
 
-def context_plan(problem: PlanningProblem, choice: ContextChoice) -> Plan:
-    """The plan that a context split makes of a problem.
+def one_stage_plan(problem: PlanningProblem, choice: ContextChoice) -> Plan:
+    """The plan of one stage that a context split makes of a problem.
 
     Args:
         problem: the problem.
         choice: the split, by the numbers of the cluster's devices.
-
-    Returns:
-        One stage, whose members are the split's devices in the order of its groups.
     """
-    split, count = choice.schedule.split, problem.num_microbatches
-    places = map(choice.model.devices.place, split.devices)
-    stage = StagePlan(
-        (0, problem.num_layers),
-        tuple(Member(SubMesh(*place, (1, 1)), (1, 1)) for place in places),
-        shares=Shares(context=_by_places(split)),
-        recompute_layers=attending_layers(problem) if choice.model.work.is_recomputed else (),
-    )
-    pipeline = PipelinePlan((stage,), count, problem.microbatch_size, one_f_one_b(1, count))
-    return Plan(
-        problem.program.fingerprint,
-        problem.layers,
-        problem.cluster,
-        (pipeline,),
-        planner="HexiSeq",
-        lost_devices=tuple(sorted(problem.lost)),
-    )
-
-
-def _models(problem: PlanningProblem) -> list[ContextModel]:
-    """The cost models of a problem: of layers that are kept, and that are made again."""
-    kept = context_work(problem)
-    may_repeat = problem.options.allow_recompute and attending_layers(problem)
-    works = [kept, replace(kept, is_recomputed=True)] if may_repeat else [kept]
-    paces = context_paces(problem, kept)
-    return [_model(problem, work, paces) for work in works]
-
-
-def _model(
-    problem: PlanningProblem, work: ContextWork, paces: Mapping[str, ContextPace]
-) -> ContextModel:
-    step = work_flops(work)
-    rates = {name: step / pace.step_seconds(work) for name, pace in paces.items()}
-    devices = ContextDevices(problem.cluster, problem.dtype, lost=problem.lost, rates=rates)
-    return ContextModel(devices, work, paces)
+    return context_plan(problem, context_stage(problem, choice, (0, problem.num_layers)))
 
 
 def _choices(models: list[ContextModel], system: str) -> tuple[ContextChoice, ...]:
@@ -212,13 +159,3 @@ def _choices(models: list[ContextModel], system: str) -> tuple[ContextChoice, ..
     if not found:
         raise errors[-1]
     return tuple(sorted(found, key=lambda each: each.schedule.seconds))
-
-
-def _by_places(split: ContextSplit) -> ContextSplit:
-    """A split whose devices are their places among all of its devices."""
-    groups, first = [], 0
-    for group in split.groups:
-        stop = first + len(group.devices)
-        groups.append(replace(group, devices=tuple(range(first, stop))))
-        first = stop
-    return replace(split, groups=tuple(groups))

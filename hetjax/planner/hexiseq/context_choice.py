@@ -1,0 +1,118 @@
+"""A context split that was chosen for a problem, and the stage that it makes of a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from hetjax.mesh.cluster import SubMesh
+from hetjax.pipeline.schedules.warm_up import one_f_one_b
+from hetjax.planner.hexiseq.context_devices import ContextDevices
+from hetjax.planner.hexiseq.context_model import ContextModel, work_flops
+from hetjax.planner.hexiseq.context_pace import ContextPace, context_paces
+from hetjax.planner.hexiseq.context_work import ContextWork
+from hetjax.planner.hexiseq.program_work import attending_layers, context_work
+from hetjax.planner.hexiseq.scheduler import ContextSchedule
+from hetjax.planner.plan.plan import Plan
+from hetjax.planner.plan.stage_plan import Member, PipelinePlan, Shares, StagePlan
+from hetjax.planner.problem.problem import PlanningProblem
+from hetjax.sharding.context.context_split import ContextSplit
+
+
+@dataclass(frozen=True)
+class ContextChoice:
+    """A context split for a problem, with what its layers do in the backward pass.
+
+    Args:
+        schedule: the split, and what it is predicted to take.
+        model: the cost model that it was found by, whose work says whether layers are made again,
+            and how many sequences there are at once.
+    """
+
+    schedule: ContextSchedule
+    model: ContextModel
+
+
+def context_models(problem: PlanningProblem) -> list[ContextModel]:
+    """The cost models of a problem: of layers that are kept, and that are made again.
+
+    Args:
+        problem: the problem; its program was traced with `divides_sequences`.
+
+    Returns:
+        One of each; of layers that are kept alone where none may be made again.
+
+    Raises:
+        InputError: the model has no attention, or something that goes along the sequence.
+    """
+    kept = context_work(problem)
+    may_repeat = problem.options.allow_recompute and attending_layers(problem)
+    works = [kept, replace(kept, is_recomputed=True)] if may_repeat else [kept]
+    paces = context_paces(problem, kept)
+    return [_model(problem, work, paces) for work in works]
+
+
+def _model(
+    problem: PlanningProblem, work: ContextWork, paces: Mapping[str, ContextPace]
+) -> ContextModel:
+    step = work_flops(work)
+    rates = {name: step / pace.step_seconds(work) for name, pace in paces.items()}
+    devices = ContextDevices(problem.cluster, problem.dtype, lost=problem.lost, rates=rates)
+    return ContextModel(devices, work, paces)
+
+
+def context_stage(
+    problem: PlanningProblem, choice: ContextChoice, layers: tuple[int, int]
+) -> StagePlan:
+    """The stage that a context split makes of some layers.
+
+    Args:
+        problem: the problem.
+        choice: the split, by the numbers of the cluster's devices.
+        layers: the first of the problem's layers, and the one after the last.
+
+    Returns:
+        The stage, whose members are the split's devices in the order of its groups.
+    """
+    split, (start, stop) = choice.schedule.split, layers
+    places = map(choice.model.devices.place, split.devices)
+    again = attending_layers(problem) if choice.model.work.is_recomputed else ()
+    return StagePlan(
+        layers,
+        tuple(Member(SubMesh(*place, (1, 1)), (1, 1)) for place in places),
+        shares=Shares(context=_by_places(split)),
+        recompute_layers=tuple(run for run in again if start <= run[0] and run[1] <= stop),
+    )
+
+
+def context_plan(problem: PlanningProblem, *stages: StagePlan) -> Plan:
+    """The plan of one pipeline whose stages share the context.
+
+    Args:
+        problem: the problem.
+        stages: the stages, of all layers.
+
+    Returns:
+        The plan, without a prediction.
+    """
+    count = problem.num_microbatches
+    schedule = one_f_one_b(len(stages), count)
+    pipeline = PipelinePlan(stages, count, problem.microbatch_size, schedule)
+    return Plan(
+        problem.program.fingerprint,
+        problem.layers,
+        problem.cluster,
+        (pipeline,),
+        planner="HexiSeq",
+        lost_devices=tuple(sorted(problem.lost)),
+    )
+
+
+def _by_places(split: ContextSplit) -> ContextSplit:
+    """A split whose devices are their places among all of its devices."""
+    groups, first = [], 0
+    for group in split.groups:
+        stop = first + len(group.devices)
+        groups.append(replace(group, devices=tuple(range(first, stop))))
+        first = stop
+    return replace(split, groups=tuple(groups))
