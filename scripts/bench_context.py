@@ -6,7 +6,7 @@
     python scripts/bench_context.py scheduler --json   # seconds of a search, and what it finds
     python scripts/bench_context.py exhaustive --json  # few devices, beside the best of all splits
     python scripts/bench_context.py figures --json     # predicted: the simulations of figure 5
-    python scripts/bench_context.py models --json      # four models, trained as one device does
+    python scripts/bench_context.py models --json      # six models, trained as one device does
     python scripts/bench_context.py memory --json      # what members hold: predicted, and by XLA
     sudo python scripts/bench_context.py accuracy --json  # steps in the lab: predicted, measured
     sudo python scripts/bench_context.py lab --json    # beside even splits on hosts of the lab

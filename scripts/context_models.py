@@ -1,10 +1,10 @@
-"""Four models of one shape, planned and trained with a divided context: `bench_context.py models`.
+"""Models of one shape, planned and trained with a divided context: `bench_context.py models`.
 
-hetjax's GPT and Llama, one of `flax.nnx`, and one whose softmax is written out by hand. Each has
-the same work, so each gets the same split on two unlike devices; and each trains as it does on one
-device. Rows: the `model`, its `split` (tokens and heads of each device), `is_the_same` as the first
-one's, how many `steps`, and `largest_difference`, relative, between losses of the plan and of plain
-`jax.jit` with plain attention.
+hetjax's GPT and Llama, with their blocks one by one and scanned over, one of `flax.nnx`, and one
+whose softmax is written out by hand. Each has the same work, so each gets the same split on two
+unlike devices; and each trains as it does on one device. Rows: the `model`, its `split` (tokens and
+heads of each device), `is_the_same` as the first one's, how many `steps`, and `largest_difference`,
+relative, between losses of the plan and of plain `jax.jit` with plain attention.
 """
 
 from __future__ import annotations
@@ -134,12 +134,19 @@ SHAPE: dict[str, Any] = {
     "sequence": LENGTH,
 }
 
+# Three matrices of 8/3 times the width have the work of two of four times the width.
+LLAMA: dict[str, Any] = {
+    **SHAPE,
+    "key_value_heads": HEADS,
+    "ffn_width": 8 * WIDTH // 3,
+    "tied_embeddings": True,
+}
+
 MODELS: dict[str, Callable[[], Made]] = {
     "hetjax's GPT": lambda: _of_hetjax(GPTConfig(**SHAPE)),
-    # Three matrices of 8/3 times the width have the work of two of four times the width.
-    "hetjax's Llama": lambda: _of_hetjax(
-        LlamaConfig(**SHAPE, key_value_heads=HEADS, ffn_width=8 * WIDTH // 3, tied_embeddings=True)
-    ),
+    "hetjax's GPT, scanned": lambda: _of_hetjax(GPTConfig(**SHAPE, scan_blocks=True)),
+    "hetjax's Llama": lambda: _of_hetjax(LlamaConfig(**LLAMA)),
+    "hetjax's Llama, scanned": lambda: _of_hetjax(LlamaConfig(**LLAMA, scan_blocks=True)),
     "flax.nnx": _of_flax,
     "softmax by hand": _by_hand,
 }

@@ -37,7 +37,7 @@ def plan_of(**changes: Any) -> Plan:
     return Plan(PROGRAM.fingerprint, (0, PROGRAM.num_positions), CLUSTER, (pipeline,))
 
 
-def annotations(plan: Plan) -> Mapping[str, HSharding]:
+def laid_out(plan: Plan) -> Mapping[str, HSharding]:
     """How parameters and gradients, which are the optimizer's state, lie."""
     placement = lay_out(job_of(Case(MODEL, PROGRAM, plan), keep_gradients()))
     names = PROGRAM.parameter_names
@@ -49,17 +49,18 @@ def annotations(plan: Plan) -> Mapping[str, HSharding]:
 
 
 def test_what_is_said_of_a_leaf_is_said_of_each_row():
-    of_leaf = annotations(plan_of(parameters={LEAF: (None, "tensor")}))
-    assert of_leaf == annotations(plan_of(parameters=dict.fromkeys(ROWS, (None, "tensor"))))
+    of_leaf = laid_out(plan_of(parameters={LEAF: (None, "tensor")}))
+    assert of_leaf == laid_out(plan_of(parameters=dict.fromkeys(ROWS, (None, "tensor"))))
     assert len({of_leaf[f"Parameter {row}"] for row in ROWS}) == 1
-    one = annotations(plan_of(parameters={LEAF: (None, "tensor"), ROWS[2]: ()}))
+    one = laid_out(plan_of(parameters={LEAF: (None, "tensor"), ROWS[2]: ()}))
     assert {key.split()[1] for key in one if one[key] != of_leaf[key]} == {ROWS[2]}
 
 
 @pytest.mark.parametrize("field", ["parameters", "updates"])
 def test_members_share_each_row_as_is_said_of_the_leaf(field: str):
     def shared(told: Mapping[str, Share]) -> Mapping[str, HSharding]:
-        return annotations(plan_of(members=MEMBERS, shares=Shares(batch=(2, 2), **{field: told})))
+        shares: Any = {"batch": (2, 2), field: told}
+        return laid_out(plan_of(members=MEMBERS, shares=Shares(**shares)))
 
     of_leaf = shared({LEAF: SHARE})
     assert of_leaf == shared(dict.fromkeys(ROWS, SHARE))

@@ -16,7 +16,6 @@ from hetjax.pipeline.program.work_classes import Work, attention_classes, step_w
 from hetjax.planner.costs.cost_model import estimate, handling_seconds
 from hetjax.planner.costs.member_rates import class_rates
 from hetjax.planner.hexiseq.context_work import ContextWork
-from hetjax.planner.hexiseq.program_attentions import positioned_steps
 from hetjax.planner.hexiseq.program_work import logit_share
 from hetjax.planner.module_programs.rates import ClassRates
 from hetjax.planner.problem.problem import PlanningProblem
@@ -73,7 +72,7 @@ def context_paces(problem: PlanningProblem, work: ContextWork) -> Mapping[str, C
     program = problem.program
     (whole,) = measure(program, (0, program.num_positions), known=problem.known)
     run = one_run(program, whole, 0, (0, problem.num_layers))
-    steps = [step for _, step in positioned_steps(program) if step.name == ATTENTION.name]
+    steps = [step for step in program.steps if step.name == ATTENTION.name]
     rates, share = class_rates(problem), logit_share(problem)
     return {
         part.name: _pace(problem, work, part, run, steps, rates.get(part.name), share)

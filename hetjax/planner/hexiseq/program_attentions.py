@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hetjax import _compat
@@ -68,7 +66,7 @@ def program_attentions(program: Program) -> tuple[AttentionShape, ...]:
     """
     found = tuple(
         _shape_of(program, step, position)
-        for position, step in positioned_steps(program)
+        for position, step in enumerate(program.steps)
         if step.name == ATTENTION.name and step.equation is not None
     )
     for each in found[1:]:
@@ -81,16 +79,6 @@ def program_attentions(program: Program) -> tuple[AttentionShape, ...]:
                     f"same in all of them"
                 )
     return found
-
-
-def positioned_steps(program: Program) -> Iterator[tuple[int, Step]]:
-    """The steps of a program, each with the position that it begins at.
-
-    Args:
-        program: the traced loss function.
-    """
-    counts = itertools.accumulate((step.iterations for step in program.steps), initial=0)
-    yield from zip(counts, program.steps, strict=False)
 
 
 def _shape_of(program: Program, step: Step, position: int) -> AttentionShape:

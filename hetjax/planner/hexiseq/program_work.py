@@ -17,7 +17,6 @@ from hetjax.pipeline.program.traced_program import Program, Step, num_bytes
 from hetjax.planner.hexiseq.context_work import ContextWork
 from hetjax.planner.hexiseq.program_attentions import (
     AttentionShape,
-    positioned_steps,
     program_attentions,
 )
 from hetjax.planner.problem.problem import PlanningProblem
@@ -124,7 +123,7 @@ def _flops(
     attending = {each.position for each in attentions}
     others = logits = 0.0
     place, chunk = program.num_positions, None
-    for position, step in positioned_steps(program):
+    for position, step in enumerate(program.steps):
         flops = 0.0 if position in attending else step_cost(step).matmul_flops
         has_tokens = any(value in tokens.values for value in step.outputs)
         if flops and has_tokens and position > attentions[-1].position:
