@@ -39,6 +39,8 @@ from hetjax.configuration import Configuration, changes, settings
 from hetjax.configuration.make import Ingredients
 from hetjax.errors import InputError, SaveError, reason_of
 from hetjax.loop import StepDone, keeps_schedules, other_step_time, train, usual_step_time
+from hetjax.pipeline.program.traced_program import with_examples
+from hetjax.pipeline.program.tracing import trace
 from hetjax.planner import Plan, choose_schedule, simulate
 from hetjax.report import (
     MetricsWriter,
@@ -101,7 +103,7 @@ def run(prepared: Prepared, console: Console, workdir: Path | None, resumption: 
         ingredients = prepared.ingredients
         check_resumable(
             workdir,
-            prepared.plan.model,
+            _model_of(prepared),
             ingredients.dataset,
             jax.eval_shape(ingredients.optimizer.init, ingredients.parameter_shapes),
             allow_changed_data=resumption.allow_changed_data,
@@ -165,6 +167,14 @@ class Unwritten:
         """Note and tell that a file could not be written."""
         self.files.append(name)
         self.say(f"{name} was not written: {reason}")
+
+
+def _model_of(prepared: Prepared) -> str:
+    """The fingerprint that the run's checkpoints have, which is that of no plan."""
+    ingredients = prepared.ingredients
+    examples = prepared.plan.pipelines[0].microbatch_size
+    shapes = with_examples(ingredients.batch, examples)
+    return trace(ingredients.model.loss, ingredients.parameter_shapes, shapes).model
 
 
 def _write_plan(plan: Plan, workdir: Path) -> None:

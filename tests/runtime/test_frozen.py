@@ -29,7 +29,8 @@ from small_models import Model, make_batch
 
 from hetjax import CheckpointError, Trainer
 from hetjax.pipeline.program.loss import path_names
-from hetjax.runtime.checkpoints.saving import check_resumable
+from hetjax.runtime.checkpoints.checkpoint_files import CheckpointFolder
+from hetjax.runtime.checkpoints.saving import CHECKPOINTS_FOLDER, check_resumable
 from hetjax.runtime.instructions.buffers import Gradient
 from hetjax.runtime.instructions.instruction import Receive, RouteKind, Run, Send
 from hetjax.runtime.workers.job import build
@@ -166,8 +167,10 @@ def test_what_is_frozen_is_saved_and_other_frozen_ones_are_refused(tmp_path: Pat
     ):
         trainer.resume()
     other = jax.eval_shape(optax.sgd(0.1).init, saved)
+    newest = CheckpointFolder(tmp_path / CHECKPOINTS_FOLDER).newest_manifest()
+    assert newest is not None
     with pytest.raises(CheckpointError, match="or where other parameters were frozen"):
-        check_resumable(tmp_path, trainer.plan.model, None, other, allow_changed_data=True)
+        check_resumable(tmp_path, newest.model, None, other, allow_changed_data=True)
 
 
 @pytest.mark.ray
