@@ -132,7 +132,7 @@ def _most_held() -> int:
 def plan_of(model: Any, parameters: Any, batch: Any, length: int) -> Any:
     """A stage of four devices that share the sequence: two groups of two."""
     from hetjax.mesh import Cluster, Link, Subcluster, SubMesh, measure_host_cpu
-    from hetjax.pipeline.program.traced_program import trace
+    from hetjax.pipeline.program.tracing import trace
     from hetjax.pipeline.schedules.warm_up import one_f_one_b
     from hetjax.planner import Member, Plan, Shares, StagePlan
     from hetjax.planner.plan.stage_plan import PipelinePlan
