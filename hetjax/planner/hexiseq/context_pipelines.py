@@ -118,7 +118,9 @@ def _pipeline(
     """The pipeline of some stages' devices; None where one of these is too small for its blocks."""
     blocks = attending_layers(problem)
     speeds = np.array([[models[0].devices.flops[[*part]].sum() for part in parts]])
-    counts = 1 + apportion_tokens(speeds, len(blocks) - len(parts))[0]
+    counts = np.maximum(apportion_tokens(speeds, len(blocks))[0], 1)
+    # Whoever is too slow for one takes it of who has most.
+    counts[counts.argmax()] -= counts.sum() - len(blocks)
     firsts = np.cumsum(counts) - counts
     layers = (0, *(blocks[first][0] for first in firsts[1:].tolist()), problem.num_layers)
     choices: list[ContextChoice] = []
