@@ -52,7 +52,7 @@ def check_context_settings(settings: Configuration) -> None:
         InputError: naming the setting, its value and what is allowed.
     """
     train, planner = settings.train, settings.planner
-    what = "planner.name is 'hexiseq', whose plan is one stage of devices that share sequences"
+    what = "planner.name is 'hexiseq', whose stages are of devices that share sequences"
     if planner.objective == "cost":
         raise InputError(
             f"planner.objective is 'cost', and {what}, whatever they cost; set planner.name = "

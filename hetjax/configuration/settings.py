@@ -342,8 +342,8 @@ class PlannerSettings(SettingsSection):
         default="harp",
         description="'harp' for stages on submeshes and schedules, 'hap' for one stage over all "
         "devices, whose tensors are divided among unlike nodes as is fastest, 'heteroauto' for "
-        "stages that are alike within each kind of devices (H2), or 'hexiseq' for one stage whose "
-        "devices share the tokens and attention heads of long sequences",
+        "stages that are alike within each kind of devices (H2), or 'hexiseq' for one stage, or "
+        "a pipeline of such, whose devices share the tokens and attention heads of long sequences",
     )
     context: Literal["hexiseq", "ring", "ulysses", "usp"] = Field(
         default="hexiseq",

@@ -53,7 +53,7 @@ CLIPPED = optax.chain(optax.clip_by_global_norm(0.1), optax.adamw(1e-2, eps=1e-5
 
 
 @pytest.mark.parametrize("part", range(3))
-@examples(usual=4, full=70)
+@examples(usual=3, full=70)
 @given(number=NUMBERS)
 def test_random_programs_give_the_loss_and_gradients_of_one_device(part: int, number: int):
     check_gradients(random_program_case(Random(3 * number + part)), evaluates=True)
