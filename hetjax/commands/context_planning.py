@@ -20,8 +20,11 @@ from hetjax.planner.hexiseq.context_pipelines import context_pipelines
 from hetjax.planner.hexiseq.hexiseq_planner import HexiSeqPlanner, one_stage_plan
 from hetjax.planner.problem.problems import Problems
 
-PREDICTED_PIPELINES = 3
-"""How many pipelines are predicted, of those that are estimated to be the fastest."""
+PREDICTED = 3
+"""How many others are predicted, of those that are estimated to be the fastest."""
+
+MISLED = 1.1
+"""By how much longer a split may be predicted to take than the scheduler said."""
 
 
 @dataclass(frozen=True)
@@ -101,27 +104,30 @@ def find_context(
             fits.
     """
     began, planner = time.perf_counter(), HexiSeqPlanner(system)
-    beside: dict[str, ContextChoice] = {}
+    beside: dict[str, _Chosen] = {}
     found: list[_Chosen] = []
     errors: list[DoesNotFitError] = []
     tried: list[int] = []
     for count in counts:
-        problem = problems.of(count)
+        problem = problems.traced(count)
         tried.append(count)
         try:
             found += [_Chosen(count, choice) for choice in planner.choices(problem)]
         except DoesNotFitError as error:
             errors.append(error)
             continue
-        for name, even in planner.beside(problem).items():
-            known = beside.get(name, even)
-            beside[name] = min(known, even, key=lambda each: each.schedule.seconds)
+        for name, choice in planner.beside(problem).items():
+            even = _Chosen(count, choice)
+            pair = beside.get(name, even), even
+            beside[name] = min(pair, key=lambda each: each.choice.schedule.seconds)
         if notes_of(problem):
             # Another number of microbatches is another loss: the fewest that fit.
             break
     one: tuple[_Chosen, Plan] | None = None
     try:
-        one = _first_that_fits(found, problems.traced) if found else None
+        if found:
+            evens = [*beside.values()] if system == "hexiseq" else []
+            one = _best_that_fits(found, evens, problems.traced)
     except DoesNotFitError as error:
         errors.append(error)
     several = _best_pipeline(problems, tried, most_stages, one and one[1])
@@ -138,7 +144,8 @@ def find_context(
         raise errors[-1]
     plan = replace(plan, notes=notes)
     made = Found(plan, seconds, seconds, 0, problem.profile_seconds, searched)
-    return ContextFound(problem, made, choice, beside)
+    others = {name: each.choice for name, each in beside.items()}
+    return ContextFound(problem, made, choice, others)
 
 
 def _best_pipeline(
@@ -150,10 +157,10 @@ def _best_pipeline(
         (count, each)
         for count in counts
         if count > 1 and most_stages > 1
-        for each in context_pipelines(problems.of(count), most_stages)
+        for each in context_pipelines(problems.traced(count), most_stages)
     ]
     best: tuple[PlanningProblem, Plan] | None = None
-    for count, pipeline in sorted(found, key=lambda pair: pair[1].seconds)[:PREDICTED_PIPELINES]:
+    for count, pipeline in sorted(found, key=lambda pair: pair[1].seconds)[:PREDICTED]:
         problem = problems.traced(count)
         plan = predict(pipeline.plan(problem), problem)
         if plan.predicted.fits and plan.predicted.step_time < least:
@@ -185,7 +192,7 @@ def least_seconds_on(
         return None
     found: list[float] = []
     for count in counts:
-        problem = replace(problems.of(count), cluster=part, lost=lost)
+        problem = replace(problems.traced(count), cluster=part, lost=lost)
         with contextlib.suppress(DoesNotFitError):
             found.append(HexiSeqPlanner().choose(problem).schedule.seconds)
     return min(found, default=None)
@@ -198,17 +205,36 @@ class _Chosen(NamedTuple):
     choice: ContextChoice
 
 
-def _first_that_fits(
-    found: Sequence[_Chosen], problem_for: Callable[[int], PlanningProblem]
+def _best_that_fits(
+    found: Sequence[_Chosen],
+    evens: Sequence[_Chosen],
+    problem_for: Callable[[int], PlanningProblem],
 ) -> tuple[_Chosen, Plan]:
-    """The fastest choice that also fits by the cost model of plans, where that knows them."""
+    """The fastest choice that also fits by the cost model of plans.
+
+    Where that says that it takes much longer than the scheduler said, others are asked after too.
+    """
+    ordered = sorted(found, key=lambda each: each.choice.schedule.seconds)
+    chosen, plan = _first_that_fits(ordered, problem_for)
+    seconds = plan.predicted.step_time
+    if seconds <= MISLED * chosen.choice.schedule.seconds:
+        return chosen, plan
+    others = (each for each in (*ordered, *evens) if each is not chosen)
+    promising = [each for each in others if each.choice.schedule.seconds < seconds]
+    best = chosen, plan
+    for each in sorted(promising, key=lambda each: each.choice.schedule.seconds)[:PREDICTED]:
+        made = _predicted(each, problem_for)
+        if made.predicted.fits and made.predicted.step_time < best[1].predicted.step_time:
+            best = each, made
+    return best
+
+
+def _first_that_fits(
+    ordered: Sequence[_Chosen], problem_for: Callable[[int], PlanningProblem]
+) -> tuple[_Chosen, Plan]:
     plan: Plan | None = None
-    for chosen in sorted(found, key=lambda each: each.choice.schedule.seconds):
-        problem = problem_for(chosen.microbatches)
-        plan = one_stage_plan(problem, chosen.choice)
-        if not plan.is_predictable:
-            return chosen, plan
-        plan = predict(plan, problem)
+    for chosen in ordered:
+        plan = _predicted(chosen, problem_for)
         if plan.predicted.fits:
             return chosen, plan
     assert plan is not None, "there is a choice"
@@ -218,3 +244,8 @@ def _first_that_fits(
         f"device of {plan.stages[0].devices_text} needs {format_bytes(over.memory_bytes)} of "
         f"{format_bytes(over.memory_limit_bytes)}"
     )
+
+
+def _predicted(chosen: _Chosen, problem_for: Callable[[int], PlanningProblem]) -> Plan:
+    problem = problem_for(chosen.microbatches)
+    return predict(one_stage_plan(problem, chosen.choice), problem)

@@ -258,7 +258,8 @@ class ContextModel:
         work, tokens = self.work, candidates.tokens.astype(float)
         lengths = layout.group_sum(tokens)[:, layout.group]
         forward, backward = map(layout.of, self._pairs)
-        pairs = candidates.all_heads * lengths * work.length * (self._passes * forward + backward)
+        heads = candidates.all_heads.astype(float)
+        pairs = heads * lengths * work.length * (self._passes * forward + backward)
         flops, traffic = (tokens * layout.of(e) for e in (self._token_flops, self._token_traffic))
         others = np.maximum(flops, traffic + layout.of(self._weight_seconds))
         passes = self._passes + layout.of(self._backward)
