@@ -14,6 +14,7 @@ from hetjax.errors import DoesNotFitError, InputError
 from hetjax.mesh import Cluster
 from hetjax.mesh.quantities import format_bytes, format_seconds
 from hetjax.planner import Found, Plan, PlanningProblem, predict
+from hetjax.planner.costs.predict import choose_schedule
 from hetjax.planner.harp.microbatches import notes_of
 from hetjax.planner.hexiseq.context_choice import ContextChoice
 from hetjax.planner.hexiseq.context_pipelines import context_pipelines
@@ -163,6 +164,7 @@ def _best_pipeline(
     for count, pipeline in sorted(found, key=lambda pair: pair[1].seconds)[:PREDICTED]:
         problem = problems.traced(count)
         plan = predict(pipeline.plan(problem), problem)
+        plan = choose_schedule(plan, problem.options.schedule)
         if plan.predicted.fits and plan.predicted.step_time < least:
             least, best = plan.predicted.step_time, (problem, plan)
     return best
