@@ -12,8 +12,7 @@ from benchmarking import Size, add_size, serve_until_end, size_of
 
 import hetjax
 from hetjax.errors import DoesNotFitError
-from hetjax.planner import HexiSeqPlanner, Plan, make_problem, predict
-from hetjax.planner.hexiseq.hexiseq_planner import one_stage_plan
+from hetjax.planner import HexiSeqPlanner, Plan, make_problem
 from hetjax.runtime import RayOptions, measure_cluster
 from hetjax.runtime.ray.ray_executor import connect_to_ray
 
@@ -63,17 +62,16 @@ class Server:
     def do_plan(self, system: str) -> dict[str, Any] | None:
         """Plan by a system; None where it is not legal."""
         try:
-            choice = HexiSeqPlanner(system).choose(self.problem)
+            plan = HexiSeqPlanner(system).plan(self.problem)
         except DoesNotFitError:
             return None
-        plan = predict(one_stage_plan(self.problem, choice), self.problem)
         self.plans[system] = plan
-        split = choice.schedule.split
+        (stage,), split = plan.stages, plan.stages[0].shares.context
         return {
-            "groups": [group.devices for group in split.groups],
-            "tokens": split.tokens,
-            "heads": split.head_ranges,
-            "predicted_by_scheduler": choice.schedule.seconds,
+            "devices": stage.devices_text,
+            "groups": [] if split is None else [group.devices for group in split.groups],
+            "tokens": [] if split is None else split.tokens,
+            "heads": [] if split is None else split.head_ranges,
             "predicted": plan.predicted.step_time,
         }
 

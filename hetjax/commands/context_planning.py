@@ -5,27 +5,21 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 from hetjax.configuration import Configuration
 from hetjax.errors import DoesNotFitError, InputError
 from hetjax.mesh import Cluster
-from hetjax.mesh.quantities import format_bytes, format_seconds
+from hetjax.mesh.quantities import format_seconds
 from hetjax.planner import Found, Plan, PlanningProblem, predict
 from hetjax.planner.costs.predict import choose_schedule
 from hetjax.planner.harp.microbatches import notes_of
 from hetjax.planner.hexiseq.context_choice import ContextChoice
 from hetjax.planner.hexiseq.context_pipelines import context_pipelines
-from hetjax.planner.hexiseq.hexiseq_planner import HexiSeqPlanner, one_stage_plan
+from hetjax.planner.hexiseq.hexiseq_planner import HexiSeqPlanner
+from hetjax.planner.hexiseq.predicted_choice import PREDICTED, Chosen, best_that_fits
 from hetjax.planner.problem.problems import Problems
-
-PREDICTED = 3
-"""How many others are predicted, of those that are estimated to be the fastest."""
-
-MISLED = 1.1
-"""By how much longer a split may be predicted to take than the scheduler said."""
 
 
 @dataclass(frozen=True)
@@ -105,30 +99,30 @@ def find_context(
             fits.
     """
     began, planner = time.perf_counter(), HexiSeqPlanner(system)
-    beside: dict[str, _Chosen] = {}
-    found: list[_Chosen] = []
+    beside: dict[str, Chosen] = {}
+    found: list[Chosen] = []
     errors: list[DoesNotFitError] = []
     tried: list[int] = []
     for count in counts:
         problem = problems.traced(count)
         tried.append(count)
         try:
-            found += [_Chosen(count, choice) for choice in planner.choices(problem)]
+            found += [Chosen(count, choice) for choice in planner.choices(problem)]
         except DoesNotFitError as error:
             errors.append(error)
             continue
         for name, choice in planner.beside(problem).items():
-            even = _Chosen(count, choice)
+            even = Chosen(count, choice)
             pair = beside.get(name, even), even
             beside[name] = min(pair, key=lambda each: each.choice.schedule.seconds)
         if notes_of(problem):
             # Another number of microbatches is another loss: the fewest that fit.
             break
-    one: tuple[_Chosen, Plan] | None = None
+    one: tuple[Chosen, Plan] | None = None
     try:
         if found:
             evens = [*beside.values()] if system == "hexiseq" else []
-            one = _best_that_fits(found, evens, problems.traced)
+            one = best_that_fits(found, evens, problems.traced)
     except DoesNotFitError as error:
         errors.append(error)
     several = _best_pipeline(problems, tried, most_stages, one and one[1])
@@ -198,56 +192,3 @@ def least_seconds_on(
         with contextlib.suppress(DoesNotFitError):
             found.append(HexiSeqPlanner().choose(problem).schedule.seconds)
     return min(found, default=None)
-
-
-class _Chosen(NamedTuple):
-    """A context split, and for how many microbatches."""
-
-    microbatches: int
-    choice: ContextChoice
-
-
-def _best_that_fits(
-    found: Sequence[_Chosen],
-    evens: Sequence[_Chosen],
-    problem_for: Callable[[int], PlanningProblem],
-) -> tuple[_Chosen, Plan]:
-    """The fastest choice that also fits by the cost model of plans.
-
-    Where that says that it takes much longer than the scheduler said, others are asked after too.
-    """
-    ordered = sorted(found, key=lambda each: each.choice.schedule.seconds)
-    chosen, plan = _first_that_fits(ordered, problem_for)
-    seconds = plan.predicted.step_time
-    if seconds <= MISLED * chosen.choice.schedule.seconds:
-        return chosen, plan
-    others = (each for each in (*ordered, *evens) if each is not chosen)
-    promising = [each for each in others if each.choice.schedule.seconds < seconds]
-    best = chosen, plan
-    for each in sorted(promising, key=lambda each: each.choice.schedule.seconds)[:PREDICTED]:
-        made = _predicted(each, problem_for)
-        if made.predicted.fits and made.predicted.step_time < best[1].predicted.step_time:
-            best = each, made
-    return best
-
-
-def _first_that_fits(
-    ordered: Sequence[_Chosen], problem_for: Callable[[int], PlanningProblem]
-) -> tuple[_Chosen, Plan]:
-    plan: Plan | None = None
-    for chosen in ordered:
-        plan = _predicted(chosen, problem_for)
-        if plan.predicted.fits:
-            return chosen, plan
-    assert plan is not None, "there is a choice"
-    over = max(plan.predicted.stages, key=lambda stage: stage.memory_bytes)
-    raise DoesNotFitError(
-        f"planner.name is 'hexiseq': no context split that was found fits; in the last one a "
-        f"device of {plan.stages[0].devices_text} needs {format_bytes(over.memory_bytes)} of "
-        f"{format_bytes(over.memory_limit_bytes)}"
-    )
-
-
-def _predicted(chosen: _Chosen, problem_for: Callable[[int], PlanningProblem]) -> Plan:
-    problem = problem_for(chosen.microbatches)
-    return predict(one_stage_plan(problem, chosen.choice), problem)

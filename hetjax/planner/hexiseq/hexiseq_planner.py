@@ -9,10 +9,9 @@ from hetjax.errors import DoesNotFitError, InputError, unknown_name
 from hetjax.planner.hexiseq.context_choice import (
     ContextChoice,
     context_models,
-    context_plan,
-    context_stage,
 )
 from hetjax.planner.hexiseq.context_model import ContextModel
+from hetjax.planner.hexiseq.predicted_choice import Chosen, best_that_fits
 from hetjax.planner.hexiseq.scheduler import schedule_context, schedule_even
 from hetjax.planner.plan.plan import Plan
 from hetjax.planner.problem.problem import PlanningProblem
@@ -76,13 +75,18 @@ class HexiSeqPlanner:
             problem: what to plan; its program was traced with `divides_sequences`.
 
         Returns:
-            A valid plan.
+            A valid plan, with its prediction.
 
         Raises:
             InputError: the model has no attention, or something that goes along the sequence, or it
                 fits in no way that was tried.
         """
-        return one_stage_plan(problem, self.choose(problem))
+        count = problem.num_microbatches
+        found = [Chosen(count, each) for each in self.choices(problem)]
+        evens = []
+        if self.system == "hexiseq":
+            evens = [Chosen(count, each) for each in self.beside(problem).values()]
+        return best_that_fits(found, evens, lambda _: problem)[1]
 
     def choose(self, problem: PlanningProblem) -> ContextChoice:
         """The best context split.
@@ -131,16 +135,6 @@ class HexiSeqPlanner:
             except DoesNotFitError:
                 continue
         return found
-
-
-def one_stage_plan(problem: PlanningProblem, choice: ContextChoice) -> Plan:
-    """The plan of one stage that a context split makes of a problem.
-
-    Args:
-        problem: the problem.
-        choice: the split, by the numbers of the cluster's devices.
-    """
-    return context_plan(problem, context_stage(problem, choice, (0, problem.num_layers)))
 
 
 def _choices(models: list[ContextModel], system: str) -> tuple[ContextChoice, ...]:

@@ -1,0 +1,103 @@
+"""Context splits that are compared by the cost model of plans, where the scheduler is misled.
+
+The scheduler's model has layers that are all alike, and no notice of what messages cost processors
+that see to them. What is predicted of a plan has the last word: whether it fits, and which of
+several is the fastest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from hetjax.errors import DoesNotFitError
+from hetjax.mesh.quantities import format_bytes
+from hetjax.planner.costs.predict import predict
+from hetjax.planner.hexiseq.context_choice import ContextChoice, context_plan, context_stage
+from hetjax.planner.plan.plan import Plan
+from hetjax.planner.problem.problem import PlanningProblem
+
+PREDICTED = 3
+"""How many others are predicted, of those that the scheduler says are the fastest."""
+
+MISLED = 1.1
+"""By how much longer a split may be predicted to take than the scheduler said."""
+
+
+class Chosen(NamedTuple):
+    """A context split, and for how many microbatches.
+
+    Args:
+        microbatches: their number.
+        choice: the split.
+    """
+
+    microbatches: int
+    choice: ContextChoice
+
+
+def best_that_fits(
+    found: Sequence[Chosen],
+    evens: Sequence[Chosen],
+    problem_for: Callable[[int], PlanningProblem],
+) -> tuple[Chosen, Plan]:
+    """The fastest choice that also fits by the cost model of plans.
+
+    Where that says that it takes much longer than the scheduler said, others are asked after too.
+
+    Args:
+        found: what the scheduler found; there is something.
+        evens: even splits, which are only asked after.
+        problem_for: the problem for a number of microbatches.
+
+    Returns:
+        The choice, and its plan with the prediction.
+
+    Raises:
+        DoesNotFitError: nothing of what the scheduler found fits.
+    """
+    ordered = sorted(found, key=lambda each: each.choice.schedule.seconds)
+    chosen, plan = _first_that_fits(ordered, problem_for)
+    seconds = plan.predicted.step_time
+    if seconds <= MISLED * chosen.choice.schedule.seconds:
+        return chosen, plan
+    others = (each for each in (*ordered, *evens) if each is not chosen)
+    promising = [each for each in others if each.choice.schedule.seconds < seconds]
+    best = chosen, plan
+    for each in sorted(promising, key=lambda each: each.choice.schedule.seconds)[:PREDICTED]:
+        made = _predicted(each, problem_for)
+        if made.predicted.fits and made.predicted.step_time < best[1].predicted.step_time:
+            best = each, made
+    return best
+
+
+def _first_that_fits(
+    ordered: Sequence[Chosen], problem_for: Callable[[int], PlanningProblem]
+) -> tuple[Chosen, Plan]:
+    plan: Plan | None = None
+    for chosen in ordered:
+        plan = _predicted(chosen, problem_for)
+        if plan.predicted.fits:
+            return chosen, plan
+    assert plan is not None, "there is a choice"
+    over = max(plan.predicted.stages, key=lambda stage: stage.memory_bytes)
+    raise DoesNotFitError(
+        f"planner.name is 'hexiseq': no context split that was found fits; in the last one a "
+        f"device of {plan.stages[0].devices_text} needs {format_bytes(over.memory_bytes)} of "
+        f"{format_bytes(over.memory_limit_bytes)}"
+    )
+
+
+def one_stage_plan(problem: PlanningProblem, choice: ContextChoice) -> Plan:
+    """The plan of one stage that a context split makes of a problem.
+
+    Args:
+        problem: the problem.
+        choice: the split, by the numbers of the cluster's devices.
+    """
+    return context_plan(problem, context_stage(problem, choice, (0, problem.num_layers)))
+
+
+def _predicted(chosen: Chosen, problem_for: Callable[[int], PlanningProblem]) -> Plan:
+    problem = problem_for(chosen.microbatches)
+    return predict(one_stage_plan(problem, chosen.choice), problem)
