@@ -61,9 +61,9 @@ def test_losses_of_tokens_hold_the_logits_of_a_chunk(tokens: int):
     arrays = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((2, tokens, 32), (512, 32))]
 
     def gradients(hidden: jax.Array, weights: jax.Array) -> tuple[jax.Array, ...]:
-        def total(*of: jax.Array) -> jax.Array:
+        def total(hidden: jax.Array, weights: jax.Array) -> jax.Array:
             labels = jnp.zeros((2, tokens), jnp.int32)
-            return jnp.sum(hetjax.linear_cross_entropy(*of, labels, chunk=128))
+            return jnp.sum(hetjax.linear_cross_entropy(hidden, weights, labels, chunk=128))
 
         return jax.grad(total, argnums=(0, 1))(hidden, weights)
 

@@ -218,7 +218,7 @@ def test_what_cannot_be_shared_is_refused_by_name_and_line(name: str):
 
 
 def test_a_convolution_along_the_sequence_is_refused():
-    kernel = np.ones((3, 8, 8), np.float32)
+    kernel = jnp.ones((3, 8, 8), jnp.float32)
 
     def convolved(x: Any) -> jax.Array:
         dimensions = ("NWC", "WIO", "NWC")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -177,7 +177,7 @@ def test_keys_go_round_in_both_passes_while_members_compute():
     arguments = {name: each for name, each in JOB.items() if name != "source"}
     programs = build(Job(**arguments, plan=context_plan(RING))).divided[0]
     for name in ("forward", "backward"):
-        steps = programs[name].steps
+        steps = cast(Any, programs[name].steps)
         early = [i for i in programs[name].moves if steps[i].moves[0].is_early]
         # Of two blocks keys and values go one turn, and backward their gradients another one.
         assert len(early) == {"forward": 2, "backward": 4}[name]

@@ -36,16 +36,17 @@ def test_it_is_the_attention_and_its_gradients(plain_kernel, mask):
     q, k, v, d_out = (each.astype(jnp.float32) for each in _operands())
     tokens = _tokens(q.shape[-3])
 
-    def attend(*operands):
-        return bind_attention(*operands, tokens, tokens, mask=mask, scale=0.3)
+    def attend(q, k, v):
+        return bind_attention(q, k, v, tokens, tokens, mask=mask, scale=0.3)
 
     out, lse = attend(q, k, v)
-    found, sums = jax.jit(lambda *each: cudnn.attention_by_cudnn(*each, mask, 0.3))(q, k, v)
+    found, sums = jax.jit(lambda q, k, v: cudnn.attention_by_cudnn(q, k, v, mask, 0.3))(q, k, v)
     np.testing.assert_allclose(found, out, rtol=2e-5, atol=2e-5)
     np.testing.assert_allclose(sums, lse, rtol=2e-5, atol=2e-5)
-    expected = jax.vjp(lambda *each: attend(*each)[0], q, k, v)[1](d_out)
-    backward = jax.jit(lambda *each: cudnn.attention_backward_by_cudnn(*each, mask, 0.3))
-    gradients = backward(q, k, v, d_out)
+    expected = jax.vjp(lambda q, k, v: attend(q, k, v)[0], q, k, v)[1](d_out)
+    gradients = jax.jit(
+        lambda q, k, v, d: cudnn.attention_backward_by_cudnn(q, k, v, d, mask, 0.3)
+    )(q, k, v, d_out)
     for one, other in zip(gradients, expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-4, atol=2e-5)
 
