@@ -14,13 +14,14 @@ from baselines import one_device_losses
 import hetjax
 from hetjax.mesh import Cluster, Link, Subcluster
 from hetjax.mesh.kinds import DeviceKind
-from hetjax.models import GPTConfig, language_model
+from hetjax.models import GPTConfig, LanguageModel, language_model
 from hetjax.planner import HexiSeqPlanner, Plan, PlanningProblem, make_problem, predict
 from hetjax.planner.hexiseq.context_pipelines import ContextPipeline, context_pipelines
 from hetjax.planner.plan.plan import validate, validate_for
 
 BLOCKS, LENGTH, EXAMPLES = 6, 128, 8
 MODEL = language_model(GPTConfig(64, BLOCKS, 64, 4, LENGTH))
+SMALL = language_model(GPTConfig(64, 2, 32, 4, LENGTH))
 BATCH = {"tokens": np.random.default_rng(0).integers(0, 64, (EXAMPLES, LENGTH + 1), np.int32)}
 OPTIMIZER = optax.adam(1e-3)
 
@@ -42,10 +43,12 @@ def islands(bandwidth: float) -> Cluster:
     return Cluster("two islands", parts, ((parts[0].name, parts[1].name, far),))
 
 
-def problem_on(cluster: Cluster, microbatches: int = EXAMPLES) -> PlanningProblem:
+def problem_on(
+    cluster: Cluster, microbatches: int = EXAMPLES, model: LanguageModel = MODEL
+) -> PlanningProblem:
     return make_problem(
-        MODEL.loss,
-        lambda: MODEL.init(jax.random.key(0)),
+        model.loss,
+        lambda: model.init(jax.random.key(0)),
         BATCH,
         cluster=cluster,
         optimizer=OPTIMIZER,
@@ -85,17 +88,16 @@ def test_it_has_no_more_stages_than_it_may():
 
 
 def test_it_trains_as_one_device_does():
-    problem = problem_on(islands(2e6))
-    _, plan = best_pipeline(problem)
-    parameters = MODEL.init(jax.random.key(0))
+    _, plan = best_pipeline(problem_on(islands(2e6), model=SMALL))
+    parameters = SMALL.init(jax.random.key(0))
 
     def loss(parameters: Any, batch: Any) -> tuple[jax.Array, jax.Array]:
-        total, count, *_ = MODEL.loss(parameters, batch)
+        total, count, *_ = SMALL.loss(parameters, batch)
         return total, jnp.float32(count)
 
     with jax.numpy_dtype_promotion("standard"):
         expected = one_device_losses(loss, OPTIMIZER, parameters, [BATCH] * 2, EXAMPLES)
     runtime = hetjax.LocalOptions(jax.devices("cpu")[:4])
-    with hetjax.Trainer(plan, MODEL.loss, parameters, OPTIMIZER, BATCH, runtime=runtime) as trainer:
+    with hetjax.Trainer(plan, SMALL.loss, parameters, OPTIMIZER, BATCH, runtime=runtime) as trainer:
         found = [trainer.train_step(BATCH).loss for _ in range(2)]
     np.testing.assert_allclose(found, expected, rtol=2e-5)

@@ -60,7 +60,7 @@ def test_a_file_keeps_them(tmp_path: Path) -> None:
                 "members": (ONE, Member(SubMesh("card", 1, (1, 1)), (1, 1))),
                 "shares": Shares(batch=(2, 2)),
             },
-            "the stage has 2 members; allowed there: recompute true",
+            "the stage has 2 members that do not share the context; allowed there: recompute true",
         ),
     ],
 )
