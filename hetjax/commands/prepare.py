@@ -104,9 +104,7 @@ def prepare(
     if isinstance(source, Cluster):
         use_devices(source, runtime, play=play)
         planned = find_plan(ingredients, source, lost, told)
-        plan = planned.found.plan
-        if plan.is_predictable:
-            plan = complete(plan, planned.problem, *planned.beside)
+        plan = complete(planned.found.plan, planned.problem, *planned.beside)
         return Prepared(ingredients, plan, time.perf_counter() - began, planned)
     given = _load(source, ingredients.configuration)
     use_devices(given.cluster, runtime, play=play)
@@ -289,8 +287,6 @@ def parts(prepared: Prepared) -> tuple[PartAlone, ...]:
 
 def _parts_sharing_context(prepared: Prepared, planned: Planned) -> tuple[PartAlone, ...]:
     """The same where devices share sequences, by the scheduler's model."""
-    if prepared.plan.prediction is None:
-        return ()
     cluster, found = prepared.plan.cluster, []
     # The plan's prediction knows more than the scheduler; the others' is scaled alike.
     scale = prepared.prediction.step_time / planned.found.step_time

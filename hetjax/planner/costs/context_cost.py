@@ -8,12 +8,11 @@ the members' timeline is played for each task.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from hetjax.mesh.kinds import DeviceKind
 from hetjax.pipeline.program.pieces import where_they_belong
 from hetjax.pipeline.program.step_program import StepProgram
 from hetjax.pipeline.program.traced_program import Program
@@ -25,20 +24,17 @@ from hetjax.pipeline.stages.traced_stage import TracedStage, trace_stage
 from hetjax.planner.costs.context_memory import ContextPrograms, ContextTask, held_bytes
 from hetjax.planner.costs.context_timeline import MemberNetwork, Played, network_among, play
 from hetjax.planner.costs.cost_model import handling_seconds, measured_times
-from hetjax.planner.costs.member_rates import class_rates
+from hetjax.planner.costs.member_rates import PassSpeed, pass_speeds
 from hetjax.planner.costs.union_cost import UnionExecution, union_execution, union_update_seconds
-from hetjax.planner.module_programs.rates import ClassRates
 from hetjax.planner.plan.plan import Plan
 from hetjax.planner.plan.plan_context import ring_of, token_order, with_tokens
 from hetjax.planner.plan.prediction import MemberPrediction, StagePrediction
 from hetjax.planner.plan.stage_plan import PipelinePlan, StagePlan
 from hetjax.planner.problem.problem import PlanningProblem
-from hetjax.planner.work.context_items import ComputedRun, Item, items_of
+from hetjax.planner.work.context_items import ComputedRun, items_of
 from hetjax.planner.work.context_walk import Amounts, ContextTrace, Shares, walk_context
-from hetjax.planner.work.execution import Execution
 from hetjax.planner.work.grouped_stage import Groups
 from hetjax.planner.work.layer_runs import Runs
-from hetjax.planner.work.rates import TRAFFIC_SHARE
 from hetjax.planner.work.stage_work import Work, inputs_of
 from hetjax.sharding.context.context_split import ContextSplit
 from hetjax.sharding.context.ring_attention import ContextRing
@@ -257,8 +253,8 @@ class _Costs:
         found: ContextPrograms,
     ):
         self._network, self._tasks = network, found.tasks
-        rates = class_rates(problem)
-        self._speeds = [_speed(problem, e, rates.get(e.subcluster)) for e in union.members]
+        speeds = pass_speeds(problem)
+        self._speeds = [speeds(each.subcluster, each.shape) for each in union.members]
         self._factors = np.ones((2, len(union.members)))
         self._factors = np.array([self._measured(problem, run, union, each) for each in ("F", "B")])
 
@@ -273,8 +269,12 @@ class _Costs:
         return play(task.items, seconds, self._network)
 
     def _seconds(self, item: ComputedRun, direction: int) -> Shares:
-        pairs = enumerate(self._speeds)
-        return np.array([speed.seconds(item.amounts, m, direction) for m, speed in pairs])
+        amounts = item.amounts
+        found = (
+            _seconds_of(speed, amounts, lambda figures, m=m: float(figures[m]), direction)
+            for m, speed in enumerate(self._speeds)
+        )
+        return np.array([*found])
 
     def _measured(
         self, problem: PlanningProblem, run: Runs, union: UnionExecution, name: str
@@ -287,45 +287,16 @@ class _Costs:
                 found.append(1.0)
                 continue
             whole = times.forward if task.direction == FORWARD else times.backward
-            expected = speed.whole_seconds(task.items, task.direction)
+            expected = sum(
+                _seconds_of(speed, item.amounts, lambda f: float(f.sum()), task.direction)
+                for item in task.items
+                if isinstance(item, ComputedRun)
+            )
             found.append(float(run.in_form(whole.of(run.layers))) / expected)
         return np.array(found)
 
 
-@dataclass(frozen=True, eq=False)
-class _Speed:
-    """What a member computes.
-
-    Args:
-        kind: its devices.
-        dtype: the dtype of products.
-        slowness: by what passes take longer than the kind's figures say, forward and backward.
-        classes: what classes of work take; None where none was measured.
-    """
-
-    kind: DeviceKind
-    dtype: str
-    slowness: tuple[float, float]
-    classes: ClassRates | None
-
-    def seconds(self, amounts: Amounts, member: int, direction: int) -> float:
-        """What a member takes for its part of something."""
-        return self._taken(amounts, lambda figures: float(figures[member]), direction)
-
-    def whole_seconds(self, items: Sequence[Item], direction: int) -> float:
-        """What all members' parts would take this one."""
-        computed = [item.amounts for item in items if isinstance(item, ComputedRun)]
-        return sum(self._taken(each, lambda f: float(f.sum()), direction) for each in computed)
-
-    def _taken(self, of: Amounts, part: Callable[[Shares], float], direction: int) -> float:
-        if self.classes is not None:
-            work = ((name, part(figures)) for name, figures in of.classes.items())
-            return self.classes.seconds(tuple(work))
-        moving = part(of.traffic) * TRAFFIC_SHARE / self.kind.memory_bandwidth
-        computing = part(of.flops) / self.kind.product_flops(self.dtype)
-        return self.slowness[direction] * (computing + moving)
-
-
-def _speed(problem: PlanningProblem, execution: Execution, classes: ClassRates | None) -> _Speed:
-    slowness = problem.profile.slowness(execution.subcluster, execution.shape)
-    return _Speed(execution.kind, problem.dtype, slowness, classes)
+def _seconds_of(speed: PassSpeed, of: Amounts, part: Callable[[Shares], float], way: int) -> float:
+    """What a member takes for a part of something."""
+    work = tuple((name, part(figures)) for name, figures in of.classes.items())
+    return speed.seconds(part(of.flops), part(of.traffic), work, way)

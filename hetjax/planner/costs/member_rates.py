@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from hetjax.mesh.cluster import Cluster
+from hetjax.mesh.kinds import DeviceKind
 from hetjax.planner.costs.sharing_cost import exchange_bandwidth
 from hetjax.planner.module_programs.rates import ClassRates, DirectNetwork, MemberSpeed, Rates
 from hetjax.planner.plan.stage_plan import Member
@@ -74,6 +76,56 @@ def _speed(problem: PlanningProblem, member: Member, classes: ClassRates | None)
         memory=USABLE_MEMORY * kind.memory_bytes,
         classes=classes,
     )
+
+
+@dataclass(frozen=True)
+class PassSpeed:
+    """What a device computes of a pass.
+
+    Args:
+        kind: the device.
+        dtype: the dtype of products.
+        slowness: by what passes take longer than the kind's figures say, forward and backward.
+        classes: what classes of work take; None where none was measured.
+    """
+
+    kind: DeviceKind
+    dtype: str
+    slowness: tuple[float, float]
+    classes: ClassRates | None
+
+    def seconds(
+        self, flops: float, traffic: float, work: tuple[tuple[str, float], ...], way: int
+    ) -> float:
+        """What something takes.
+
+        Args:
+            flops: FLOPs of its matrix products.
+            traffic: bytes that it reads and writes, were nothing fused.
+            work: the same by class, which counts where classes were measured.
+            way: 0 forward, 1 backward.
+        """
+        if self.classes is not None:
+            return self.classes.seconds(work)
+        moving = traffic * TRAFFIC_SHARE / self.kind.memory_bandwidth
+        computing = flops / self.kind.product_flops(self.dtype)
+        return self.slowness[way] * (computing + moving)
+
+
+def pass_speeds(problem: PlanningProblem) -> Callable[[str, tuple[int, int]], PassSpeed]:
+    """The speeds of devices, by the name of their subcluster and the shape of their submesh.
+
+    Args:
+        problem: the planning problem, with its profile.
+    """
+    classes = class_rates(problem)
+
+    def speed(subcluster: str, shape: tuple[int, int]) -> PassSpeed:
+        kind = problem.cluster.subcluster(subcluster).kind
+        slowness = problem.profile.slowness(subcluster, shape)
+        return PassSpeed(kind, problem.dtype, slowness, classes.get(subcluster))
+
+    return speed
 
 
 def class_rates(problem: PlanningProblem) -> dict[str, ClassRates]:

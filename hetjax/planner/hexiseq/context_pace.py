@@ -14,14 +14,11 @@ from hetjax.pipeline.program.costs import step_cost
 from hetjax.pipeline.program.traced_program import Step
 from hetjax.pipeline.program.work_classes import Work, attention_classes, step_work
 from hetjax.planner.costs.cost_model import estimate, handling_seconds
-from hetjax.planner.costs.member_rates import class_rates
+from hetjax.planner.costs.member_rates import PassSpeed, pass_speeds
 from hetjax.planner.hexiseq.context_work import ContextWork
-from hetjax.planner.hexiseq.program_work import logit_share
-from hetjax.planner.module_programs.rates import ClassRates
 from hetjax.planner.problem.problem import PlanningProblem
 from hetjax.planner.work.execution import Execution
 from hetjax.planner.work.layer_runs import Runs, one_run
-from hetjax.planner.work.rates import TRAFFIC_SHARE
 from hetjax.planner.work.stage_work import measure
 from hetjax.sharding.attention.primitive import ATTENTION
 from hetjax.sharding.attention.work import attention_work
@@ -73,9 +70,9 @@ def context_paces(problem: PlanningProblem, work: ContextWork) -> Mapping[str, C
     (whole,) = measure(program, (0, program.num_positions), known=problem.known)
     run = one_run(program, whole, 0, (0, problem.num_layers))
     steps = [step for step in program.steps if step.name == ATTENTION.name]
-    rates, share = class_rates(problem), logit_share(problem)
+    speeds = pass_speeds(problem)
     return {
-        part.name: _pace(problem, work, part, run, steps, rates.get(part.name), share)
+        part.name: _pace(problem, work, part, run, steps, speeds(part.name, (1, 1)))
         for part in problem.cluster.subclusters
     }
 
@@ -86,21 +83,14 @@ def _pace(
     part: Subcluster,
     run: Runs,
     attentions: list[Step],
-    classes: ClassRates | None,
-    logit_share: float,
+    speed: PassSpeed,
 ) -> ContextPace:
     execution = Execution(part.kind, part.intra_node, (1, 1), subcluster=part.name)
     whole = estimate(problem, run, execution)
-    slowness = problem.profile.slowness(part.name, (1, 1))
     attending = [0.0, 0.0]
     for step in attentions:
         for way, (flops, moved, of_classes) in enumerate(_work_of(step)):
-            if classes is not None:
-                attending[way] += classes.seconds(tuple(of_classes.items()))
-                continue
-            moving = moved * TRAFFIC_SHARE / part.kind.memory_bandwidth
-            computing = flops / part.kind.product_flops(problem.dtype)
-            attending[way] += slowness[way] * (computing + moving)
+            attending[way] += speed.seconds(flops, moved, tuple(of_classes.items()), way)
     # What a task takes beside its work does not grow with tokens.
     fixed = map(float, handling_seconds(problem, run, execution))
     passes = float(whole.forward_seconds), float(whole.backward_seconds)
@@ -108,13 +98,15 @@ def _pace(
     others = [max(0.0, all_ - some) for all_, some in zip(seconds, attending, strict=True)]
     # A microbatch has as many sequences as are there at once.
     tokens, pairs = work.length * work.layers, work.query_heads * work.length**2 * work.layers
-    forward, backward = ((1 - logit_share) * each / tokens for each in others)
+    logits = 2 * work.width * work.vocabulary
+    share = logits / ((logits + work.layers * work.token_flops) or 1.0)
+    forward, backward = ((1 - share) * each / tokens for each in others)
     return ContextPace(
         token_forward=forward,
         token_backward=backward,
         pair_forward=attending[0] / pairs,
         pair_backward=attending[1] / pairs,
-        logit=logit_share * sum(others) / work.length,
+        logit=share * sum(others) / work.length,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -81,11 +82,10 @@ class HexiSeqPlanner:
             InputError: the model has no attention, or something that goes along the sequence, or it
                 fits in no way that was tried.
         """
-        count = problem.num_microbatches
-        found = [Chosen(count, each) for each in self.choices(problem)]
-        evens = []
-        if self.system == "hexiseq":
-            evens = [Chosen(count, each) for each in self.beside(problem).values()]
+        models, count = context_models(problem), problem.num_microbatches
+        found = [Chosen(count, each) for each in _choices(models, self.system)]
+        others = _evens(models).values() if self.system == "hexiseq" else ()
+        evens = [Chosen(count, each) for each in others]
         return best_that_fits(found, evens, lambda _: problem)[1]
 
     def choose(self, problem: PlanningProblem) -> ContextChoice:
@@ -128,13 +128,15 @@ class HexiSeqPlanner:
         Raises:
             InputError: the model has no attention, or something that goes along the sequence.
         """
-        models, found = context_models(problem), {}
-        for system in EVEN_SYSTEMS:
-            try:
-                found[system] = _choices(models, system)[0]
-            except DoesNotFitError:
-                continue
-        return found
+        return _evens(context_models(problem))
+
+
+def _evens(models: list[ContextModel]) -> dict[str, ContextChoice]:
+    found = {}
+    for system in EVEN_SYSTEMS:
+        with contextlib.suppress(DoesNotFitError):
+            found[system] = _choices(models, system)[0]
+    return found
 
 
 def _choices(models: list[ContextModel], system: str) -> tuple[ContextChoice, ...]:

@@ -72,17 +72,6 @@ def context_work(problem: PlanningProblem) -> ContextWork:
     )
 
 
-def logit_share(problem: PlanningProblem) -> float:
-    """What part of the FLOPs that do not attend are those of the logits.
-
-    Args:
-        problem: the problem.
-    """
-    program = problem.program
-    flops = _flops(program, token_dimensions(program), program_attentions(program))
-    return flops.logits / ((flops.logits + flops.others) or 1.0)
-
-
 def attending_layers(problem: PlanningProblem) -> tuple[LayerRun, ...]:
     """The runs of layers that attend, which may be made again right before their backward pass.
 

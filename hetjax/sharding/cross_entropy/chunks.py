@@ -7,15 +7,13 @@ sum, so that they can divide the vocabulary too, with nothing but sums to commun
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from hetjax.sharding.attention.tile_views import accumulator, in_whole_tiles, tile, with_tile
-
-_ROUNDED = 8
+from hetjax.sharding.attention.tiles import tile_of
 
 
 def chunk_size(tokens: int, chunk: int) -> int:
@@ -29,10 +27,7 @@ def chunk_size(tokens: int, chunk: int) -> int:
         >>> chunk_size(300, 512), chunk_size(600, 512), chunk_size(5, 2)
         (300, 304, 2)
     """
-    if tokens <= chunk:
-        return tokens
-    even = math.ceil(tokens / math.ceil(tokens / chunk))
-    return min(chunk, math.ceil(even / _ROUNDED) * _ROUNDED)
+    return min(chunk, tile_of(tokens, chunk))
 
 
 def token_losses(hidden: Any, weights: Any, labels: Any, *, chunk: int) -> tuple[Any, Any]:
