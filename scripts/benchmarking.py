@@ -14,11 +14,12 @@ import os
 import select
 import subprocess
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from statistics import median
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -251,19 +252,20 @@ class Child:
         self._process.stdout.close()
 
 
-class Server(Protocol):
+class RequestServer(ABC):
     """What a process answers with, and what it has to end."""
 
     def answer(self, request: Mapping[str, Any]) -> Any:
-        """Do what is asked."""
-        ...
+        """Do what is asked, by the method that the request names."""
+        arguments = {name: value for name, value in request.items() if name != "do"}
+        return getattr(self, f"do_{request['do']}")(**arguments)
 
+    @abstractmethod
     def close(self) -> None:
         """End what was begun."""
-        ...
 
 
-def serve_until_end(server: Server) -> None:
+def serve_until_end(server: RequestServer) -> None:
     """Answer the requests that come on the standard input, and end what was begun for them.
 
     Args:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
 from typing import Any
 
 import jax
 from baselines import model_of, optimizer
-from benchmarking import Size, add_size, serve_until_end, size_of
+from benchmarking import RequestServer, Size, add_size, serve_until_end, size_of
 
 import hetjax
 from hetjax.errors import DoesNotFitError
@@ -17,7 +16,7 @@ from hetjax.runtime import RayOptions, measure_cluster
 from hetjax.runtime.ray.ray_executor import connect_to_ray
 
 
-class Server:
+class Server(RequestServer):
     """What is asked of the process.
 
     Args:
@@ -31,11 +30,6 @@ class Server:
         self.plans: dict[str, Plan] = {}
         self.trainers: dict[str, hetjax.Trainer] = {}
         connect_to_ray(RayOptions())
-
-    def answer(self, request: Mapping[str, Any]) -> Any:
-        """Do what is asked, by the method that the request names."""
-        arguments = {name: value for name, value in request.items() if name != "do"}
-        return getattr(self, f"do_{request['do']}")(**arguments)
 
     def close(self) -> None:
         """End all trainers."""

@@ -73,6 +73,30 @@ def kernel_rows(lengths: Sequence[int], rounds: int) -> Iterator[dict[str, Any]]
 
 
 def _row(compiled: dict[str, Any], arrays: Sequence[Any], rounds: int) -> dict[str, Any]:
+    times, row = measured(compiled, arrays, rounds)
+    peak = row["peak_bytes"]
+    return row | {
+        "time_ratio": median(
+            ours / theirs for ours, theirs in zip(times["hetjax"], times["jax.nn"], strict=True)
+        ),
+        "memory_ratio": peak["hetjax"] / peak["jax.nn"],
+    }
+
+
+def measured(
+    compiled: dict[str, Any], arrays: Sequence[Any], rounds: int
+) -> tuple[dict[str, list[float]], dict[str, Any]]:
+    """What compiled programs take of the same arrays, in turn.
+
+    Args:
+        compiled: the programs, by system.
+        arrays: their operands.
+        rounds: in how many rounds each is timed.
+
+    Returns:
+        Processor seconds of all rounds, by system; and a row of their medians, of those of the
+        clock, and of the peak bytes beside arguments and results.
+    """
     wall: dict[str, list[float]] = {system: [] for system in compiled}
 
     def step(system: str) -> float:
@@ -81,18 +105,14 @@ def _row(compiled: dict[str, Any], arrays: Sequence[Any], rounds: int) -> dict[s
         wall[system].append(time.perf_counter() - began)
         return time.process_time() - processor
 
-    systems = {system: (lambda system=system: step(system)) for system in compiled}
-    times = take_turns(systems, rounds=rounds, steps=1)
-    seconds = {system: median(each) for system, each in times.items()}
-    peak = {s: each.memory_analysis().temp_size_in_bytes for s, each in compiled.items()}
-    return {
-        "processor_seconds": seconds,
+    turns = {system: (lambda system=system: step(system)) for system in compiled}
+    times = take_turns(turns, rounds=rounds, steps=1)
+    return times, {
+        "processor_seconds": {system: median(each) for system, each in times.items()},
         "seconds": {system: median(each) for system, each in wall.items()},
-        "peak_bytes": peak,
-        "time_ratio": median(
-            ours / theirs for ours, theirs in zip(times["hetjax"], times["jax.nn"], strict=True)
-        ),
-        "memory_ratio": peak["hetjax"] / peak["jax.nn"],
+        "peak_bytes": {
+            system: each.memory_analysis().temp_size_in_bytes for system, each in compiled.items()
+        },
     }
 
 

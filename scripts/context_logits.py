@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 from typing import Any
@@ -12,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from benchmarking import take_turns
+from context_kernel import measured
 
 import hetjax
 from hetjax.pipeline.program.temporaries import temporary_bytes
@@ -87,22 +86,10 @@ def _row(
     }
     exact = compiled["dense"](*arrays)
     difference = max(_difference(each(*arrays), exact) for each in compiled.values())
-    wall: dict[str, list[float]] = {system: [] for system in compiled}
-
-    def step(system: str) -> float:
-        began, processor = time.perf_counter(), time.process_time()
-        jax.block_until_ready(compiled[system](*arrays))
-        wall[system].append(time.perf_counter() - began)
-        return time.process_time() - processor
-
-    turns = {system: (lambda system=system: step(system)) for system in compiled}
-    times = take_turns(turns, rounds=rounds, steps=1)
-    peak = {s: each.memory_analysis().temp_size_in_bytes for s, each in compiled.items()}
+    times, row = measured(compiled, arrays, rounds)
+    peak = row["peak_bytes"]
     chunked = [system for system in compiled if system != "dense"]
-    return {
-        "processor_seconds": {system: median(each) for system, each in times.items()},
-        "seconds": {system: median(each) for system, each in wall.items()},
-        "peak_bytes": peak,
+    return row | {
         "predicted_bytes": {s: _predicted(each, arrays) for s, each in functions.items()},
         "time_ratio": {
             s: median(a / b for a, b in zip(times[s], times["dense"], strict=True)) for s in chunked

@@ -10,7 +10,7 @@ from statistics import mean
 from typing import Any
 
 import jax
-from benchmarking import serve_until_end
+from benchmarking import RequestServer, serve_until_end
 from context_cases import Case, Group, optimizer, plan_of, problem_of, tokens_of
 from prediction_pace import Pace
 
@@ -58,7 +58,7 @@ class Training:
     problem: PlanningProblem
 
 
-class Server:
+class Server(RequestServer):
     """What is asked of the process."""
 
     def __init__(self) -> None:
@@ -67,11 +67,6 @@ class Server:
         self.pace: Pace | None = None
         self.training: dict[str, Training] = {}
         connect_to_ray(RayOptions())
-
-    def answer(self, request: Mapping[str, Any]) -> Any:
-        """Do what is asked, by the method that the request names."""
-        arguments = {name: value for name, value in request.items() if name != "do"}
-        return getattr(self, f"do_{request['do']}")(**arguments)
 
     def do_measure(self) -> dict[str, float]:
         """Measure the lab; the FLOP/s of its hosts."""

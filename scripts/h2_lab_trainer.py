@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 from baselines import model_of, optimizer
-from benchmarking import Size, add_size, serve_until_end, size_of
+from benchmarking import RequestServer, Size, add_size, serve_until_end, size_of
 from images_trainer import with_memory
 from prediction_pace import Pace, at_pace
 
@@ -101,7 +101,7 @@ class Training:
     trainer: hetjax.Trainer
 
 
-class Server:
+class Server(RequestServer):
     """What is asked of the process.
 
     Args:
@@ -116,11 +116,6 @@ class Server:
         self.plans: dict[str, Plan] = {}
         self.pace: Pace | None = None
         connect_to_ray(RayOptions())
-
-    def answer(self, request: Mapping[str, Any]) -> Any:
-        """Do what is asked, by the method that the request names."""
-        arguments = {name: value for name, value in request.items() if name != "do"}
-        return getattr(self, f"do_{request['do']}")(**arguments)
 
     def do_measure(self) -> list[dict[str, Any]]:
         """Measure hosts and links; what was found."""

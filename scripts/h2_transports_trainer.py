@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import argparse
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 from baselines import model_of, optimizer
-from benchmarking import Size, serve_until_end
+from benchmarking import RequestServer, Size, serve_until_end
 from lab_trainer import CLUSTERS
 
 import hetjax
@@ -29,7 +29,7 @@ _WORKERS = (0, 0), (1, 0)
 """One of each stage."""
 
 
-class Server:
+class Server(RequestServer):
     """What is asked of the process.
 
     Args:
@@ -41,11 +41,6 @@ class Server:
         self._cluster = Cluster.from_file(CLUSTERS / f"{lab}.yaml") if lab else _one_machine()
         self._trainer: hetjax.Trainer | None = None
         self._numbers = itertools.count(1)
-
-    def answer(self, request: Mapping[str, Any]) -> Any:
-        """Do what is asked, by the method that the request names."""
-        arguments = {name: value for name, value in request.items() if name != "do"}
-        return getattr(self, f"do_{request['do']}")(**arguments)
 
     def do_start(self, sizes: Sequence[int]) -> dict[str, Any]:
         """Start a run; which carrier it chooses for messages of some bytes, and its curves."""

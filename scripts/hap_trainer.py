@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 import optax
-from benchmarking import serve_until_end
+from benchmarking import RequestServer, serve_until_end
 from hap_gathers import Method, gather_plan, loss
 from hap_models import HapModel, bert, initial, vgg19, vit
 from hap_systems import SYSTEMS
@@ -83,7 +83,7 @@ class Training:
     problem: PlanningProblem
 
 
-class Server:
+class Server(RequestServer):
     """What is asked of the process."""
 
     def __init__(self) -> None:
@@ -92,11 +92,6 @@ class Server:
         self.pace: Pace | None = None
         self.training: dict[str, Training] = {}
         connect_to_ray(RayOptions())
-
-    def answer(self, request: Mapping[str, Any]) -> Any:
-        """Do what is asked, by the method that the request names."""
-        arguments = {name: value for name, value in request.items() if name != "do"}
-        return getattr(self, f"do_{request['do']}")(**arguments)
 
     def do_measure(self) -> dict[str, float]:
         """Measure the lab; the FLOP/s of its hosts."""

@@ -21,6 +21,7 @@ from benchmarking import (
     KEPT_MEMORY,
     SCRIPTS,
     Child,
+    RequestServer,
     Size,
     add_size,
     serve_until_end,
@@ -144,7 +145,7 @@ def trainers(
         yield hosts, LabTrainers(hosts)
 
 
-class Server:
+class Server(RequestServer):
     """What is asked of the process on the first host.
 
     Args:

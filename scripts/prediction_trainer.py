@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarking import serve_until_end
+from benchmarking import RequestServer, serve_until_end
 from prediction_pace import Pace, at_pace
 
 import hetjax
@@ -44,7 +44,7 @@ _MOVES = (-2, -1, 1, 2)
 """By how many layers cuts of the planner's choice are moved, for plans that are nearly as good."""
 
 
-class Server:
+class Server(RequestServer):
     """What is asked of the process.
 
     Args:
@@ -60,11 +60,6 @@ class Server:
         self.trainer: hetjax.Trainer | None = None
         self.pace: Pace | None = None
         connect_to_ray(RayOptions())
-
-    def answer(self, request: Mapping[str, Any]) -> Any:
-        """Do what is asked, by the method that the request names."""
-        arguments = {name: value for name, value in request.items() if name != "do"}
-        return getattr(self, f"do_{request['do']}")(**arguments)
 
     def do_profile(self) -> dict[str, Any]:
         """Measure the hosts, the links and the model's layers."""

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
-from benchmarking import serve_until_end
+from benchmarking import RequestServer, serve_until_end
 from jax.experimental import transfer
 from jax.sharding import SingleDeviceSharding
 
 
-class Server:
+class Server(RequestServer):
     """What is asked of the process.
 
     Args:
@@ -27,11 +27,6 @@ class Server:
         self._device = jax.devices()[0]
         self._servers: dict[str, Any] = {}
         self._connections: dict[str, Any] = {}
-
-    def answer(self, request: Mapping[str, Any]) -> Any:
-        """Do what is asked, by the method that the request names."""
-        arguments = {name: value for name, value in request.items() if name != "do"}
-        return getattr(self, f"do_{request['do']}")(**arguments)
 
     def _server(self, partner: str) -> Any:
         key = partner if self._apart else ""
