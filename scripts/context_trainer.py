@@ -12,16 +12,16 @@ from typing import Any
 import jax
 from benchmarking import RequestServer, serve_until_end
 from context_cases import Case, Group, optimizer, plan_of, problem_of, tokens_of
+from lab_profile import measure_missing
 from prediction_pace import Pace
 
 import hetjax
 from hetjax.commands.profiling import with_profile
 from hetjax.pipeline.program.traced_program import with_examples
 from hetjax.planner import Plan, PlanningProblem, predict
-from hetjax.planner.profiler import Measured, Measurement, ProfileDatabase, Wanted, merged, survey
+from hetjax.planner.profiler import Measured, ProfileDatabase
 from hetjax.runtime import RayOptions, measure_cluster
 from hetjax.runtime.ray.ray_executor import connect_to_ray
-from hetjax.runtime.ray.ray_profiling import measure_on_ray
 
 
 @dataclass(frozen=True)
@@ -92,15 +92,7 @@ class Server(RequestServer):
         for model, sequence in models:
             case = Case(model, sequence, ())
             problem = problem_of(case, self._found)
-            missing = survey(problem).missing(self.database)
-            if not missing:
-                continue
-            found: dict[Wanted, list[Measurement]] = {}
-            for wanted, measured in measure_on_ray(self._found, _measured(case, problem), missing):
-                found.setdefault(wanted, []).append(measured)
-            for wanted, measurements in found.items():
-                self.database.put(wanted.key, merged(measurements))
-            count += len(found)
+            count += measure_missing(problem, _measured(case, problem), self.database)
         return count
 
     def do_start_pace(self, model: str, sequence: int) -> None:

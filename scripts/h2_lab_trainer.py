@@ -18,6 +18,7 @@ import jax
 from baselines import model_of, optimizer
 from benchmarking import RequestServer, Size, add_size, serve_until_end, size_of
 from images_trainer import with_memory
+from lab_profile import measure_missing
 from prediction_pace import Pace, at_pace
 
 import hetjax
@@ -44,10 +45,9 @@ from hetjax.planner import (
 from hetjax.planner.h2.module_ways import Modules
 from hetjax.planner.h2.refine import refine
 from hetjax.planner.harp.candidate_plans import pipeline_plan
-from hetjax.planner.profiler import Measured, ProfileDatabase, merged, survey
+from hetjax.planner.profiler import Measured, ProfileDatabase
 from hetjax.runtime import RayOptions, measure_cluster
 from hetjax.runtime.ray.ray_executor import connect_to_ray
-from hetjax.runtime.ray.ray_profiling import measure_on_ray
 
 Solve = Callable[[PlanningProblem], Plan]
 
@@ -144,15 +144,10 @@ class Server(RequestServer):
         )
         with tempfile.TemporaryDirectory() as folder:
             database = ProfileDatabase(Path(folder))
-            missing = survey(problem).missing(database)
-            found: dict[Any, list[Any]] = {}
-            for wanted, measurement in measure_on_ray(self.cluster, measured, missing):
-                found.setdefault(wanted, []).append(measurement)
-            for wanted, measurements in found.items():
-                database.put(wanted.key, merged(measurements))
+            count = measure_missing(problem, measured, database)
             self.problem = with_profile(problem, database)
         self.pace = Pace(self.problem, measured)
-        return {"layers": problem.num_layers, "measurements": len(found)}
+        return {"layers": problem.num_layers, "measurements": count}
 
     def do_plan(self, small: str, share: float) -> dict[str, Any]:
         """Plan for all hosts, and for each alone; what is predicted.

@@ -15,6 +15,7 @@ from benchmarking import RequestServer, serve_until_end
 from hap_gathers import Method, gather_plan, loss
 from hap_models import HapModel, bert, initial, vgg19, vit
 from hap_systems import SYSTEMS
+from lab_profile import measure_missing
 from prediction_pace import Pace
 
 import hetjax
@@ -31,15 +32,10 @@ from hetjax.planner import (
 )
 from hetjax.planner.profiler import (
     Measured,
-    Measurement,
     ProfileDatabase,
-    Wanted,
-    merged,
-    survey,
 )
 from hetjax.runtime import RayOptions, measure_cluster
 from hetjax.runtime.ray.ray_executor import connect_to_ray
-from hetjax.runtime.ray.ray_profiling import measure_on_ray
 
 MODELS = {"VGG19": vgg19, "ViT": vit, "BERT": bert, "BERT-MoE": bert}
 
@@ -115,16 +111,7 @@ class Server(RequestServer):
         for name, sizes in models:
             model = MODELS[name](**sizes)
             problem = self._problem(model, microbatches)
-            missing = survey(problem).missing(self.database)
-            if not missing:
-                continue
-            measured = _measured(model, problem)
-            found: dict[Wanted, list[Measurement]] = {}
-            for wanted, measurement in measure_on_ray(self._found, measured, missing):
-                found.setdefault(wanted, []).append(measurement)
-            for wanted, measurements in found.items():
-                self.database.put(wanted.key, merged(measurements))
-            count += len(found)
+            count += measure_missing(problem, _measured(model, problem), self.database)
         return count
 
     def do_start_pace(self, model: str, sizes: Mapping[str, int]) -> None:
