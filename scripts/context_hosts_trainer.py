@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 import argparse
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import jax
 from baselines import model_of, optimizer
 from benchmarking import RequestServer, Size, add_size, serve_until_end, size_of
+from lab_profile import measure_missing
 
 import hetjax
+from hetjax.commands.profiling import with_profile
 from hetjax.errors import DoesNotFitError
-from hetjax.planner import HexiSeqPlanner, Plan, make_problem
+from hetjax.pipeline.program.traced_program import with_examples
+from hetjax.planner import HexiSeqPlanner, Plan, PlanningProblem, make_problem, predict
+from hetjax.planner.hexiseq.context_choice import ContextChoice, context_models
+from hetjax.planner.hexiseq.predicted_choice import one_stage_plan
+from hetjax.planner.hexiseq.scheduler import schedule_groups
+from hetjax.planner.profiler import Measured, ProfileDatabase
 from hetjax.runtime import RayOptions, measure_cluster
 from hetjax.runtime.ray.ray_executor import connect_to_ray
+
+PROFILED = 1024
+"""The tokens of the sequences that layers are measured with: what classes of work take there is
+what they take in longer ones."""
 
 
 class Server(RequestServer):
@@ -37,29 +52,41 @@ class Server(RequestServer):
             trainer.close()
 
     def do_measure(self) -> dict[str, Any]:
-        """Measure hosts and links; the hosts' FLOP/s, and the links."""
+        """Measure hosts and links, and what the model's layers take on each host.
+
+        Returns:
+            The seconds of a step on each host by itself, by what was measured; and the links.
+        """
         cluster = measure_cluster()
-        self.problem = make_problem(
-            self.model.loss,
-            self.parameters,
-            self.batch,
-            cluster=cluster,
-            optimizer=optimizer(),
-            num_microbatches=self.size.microbatches,
-            divides_sequences=True,
-        )
+        with tempfile.TemporaryDirectory() as folder:
+            database = ProfileDatabase(Path(folder))
+            short = replace(self.size, sequence=min(PROFILED, self.size.sequence))
+            known = _problem(short, cluster)
+            measure_missing(known, _measured(short, known), database)
+            self.problem = with_profile(_problem(self.size, cluster), database)
+        self.model_of_costs = context_models(self.problem)[0]
+        work, paces = self.model_of_costs.work, self.model_of_costs.paces
         return {
-            "flops": [each.kind.flops("float32") for each in cluster.subclusters],
+            "alone": {name: pace.step_seconds(work) for name, pace in paces.items()},
             "links": [[a, b, link.bandwidth, link.latency] for a, b, link in cluster.links],
         }
 
     def do_plan(self, system: str) -> dict[str, Any] | None:
         """Plan by a system; None where it is not legal."""
         try:
-            plan = HexiSeqPlanner(system).plan(self.problem)
+            self.plans[system] = HexiSeqPlanner(system).plan(self.problem)
         except DoesNotFitError:
             return None
-        self.plans[system] = plan
+        return self._told(system)
+
+    def do_force(self, name: str, groups: Sequence[Sequence[int]]) -> dict[str, Any]:
+        """Plan the best tokens and heads for given groups of hosts."""
+        choice = ContextChoice(schedule_groups(self.model_of_costs, groups), self.model_of_costs)
+        self.plans[name] = predict(one_stage_plan(self.problem, choice), self.problem)
+        return self._told(name)
+
+    def _told(self, name: str) -> dict[str, Any]:
+        plan = self.plans[name]
         (stage,), split = plan.stages, plan.stages[0].shares.context
         return {
             "devices": stage.devices_text,
@@ -78,13 +105,41 @@ class Server(RequestServer):
         """Run steps; their losses."""
         return [self.trainers[system].train_step(self.batch).loss for _ in range(count)]
 
-    def do_step(self, system: str) -> float:
-        """Run one step; its seconds."""
-        return self.trainers[system].train_step(self.batch).seconds
+    def do_step(self, system: str, in_step: bool = False) -> float:
+        """Run one step; its seconds.
+
+        Args:
+            system: of which plan.
+            in_step: whether hosts wait for each thing that they compute before they go on, so that
+                nothing is computed while arrays are given or awaited.
+        """
+        return self.trainers[system].train_step(self.batch, timed=in_step).seconds
 
     def do_end(self, system: str) -> None:
         """End a trainer."""
         self.trainers.pop(system).close()
+
+
+def _problem(size: Size, cluster: hetjax.Cluster) -> PlanningProblem:
+    model = model_of(size)
+    return make_problem(
+        model.loss,
+        jax.eval_shape(model.init, jax.random.key(0)),
+        {"tokens": size.tokens()},
+        cluster=cluster,
+        optimizer=optimizer(),
+        num_microbatches=size.microbatches,
+        divides_sequences=True,
+    )
+
+
+def _measured(size: Size, problem: PlanningProblem) -> Measured:
+    """The program whose layers are measured."""
+    model = model_of(size)
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    rows = size.microbatch_size
+    examples = with_examples({"tokens": size.tokens()}, rows)
+    return Measured(model.loss, shapes, examples, optimizer(), problem.layers, rows)
 
 
 def main() -> None:

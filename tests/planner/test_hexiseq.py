@@ -21,7 +21,7 @@ from hetjax.planner.hexiseq.even_contexts import even_contexts
 from hetjax.planner.hexiseq.group_layout import GroupLayout
 from hetjax.planner.hexiseq.paper_model import PaperModel
 from hetjax.planner.hexiseq.partitions import choices_of_devices, partitions
-from hetjax.planner.hexiseq.scheduler import schedule_context, schedule_even
+from hetjax.planner.hexiseq.scheduler import schedule_context, schedule_even, schedule_groups
 
 NUMBERS = st.integers(0, 2**32 - 1)
 
@@ -60,6 +60,18 @@ def test_a_schedule_is_what_its_model_says_and_beats_even_ones(make, size: str):
             layout = GroupLayout(devices, even.partition)
             one = Candidates.one(even.tokens(work.length), even.heads(work.query_heads))
             assert found.seconds <= model.costs(layout, one).scores[0]
+
+
+def test_given_groups_have_tokens_and_heads_nearly_as_good_as_those_of_the_search():
+    devices = ContextDevices(simulated(1), efficiency=0.5)
+    model = ContextModel(devices, transformer_work(2**17, **MODELS["13B"]))
+    found = schedule_context(model)
+    groups = [group.devices for group in found.split.groups]
+    forced = schedule_groups(model, groups)
+    assert [group.devices for group in forced.split.groups] == groups
+    assert found.seconds <= 1.000001 * forced.seconds <= 1.05 * found.seconds
+    few = schedule_groups(model, groups[:1])
+    assert few.split.devices == groups[0] and few.split.group_lengths == (2**17,)
 
 
 def test_even_systems_are_legal_and_told_apart():

@@ -11,7 +11,7 @@ Source: HexiSeq, section 4.3 and algorithm 1.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -131,6 +131,28 @@ def schedule_even(model: ContextCosts, system: str | None = None) -> ContextSche
             f"{model.work.query_heads} query heads"
         )
     return _schedule(model, name, best)
+
+
+def schedule_groups(model: ContextCosts, groups: Sequence[Sequence[int]]) -> ContextSchedule:
+    """The best tokens and heads for given groups of devices.
+
+    Args:
+        model: the cost model.
+        groups: in the order of the ring, the numbers of each one's devices; other devices have
+            nothing to do.
+
+    Returns:
+        The schedule.
+
+    Raises:
+        DoesNotFitError: nothing that was tried fits into memory.
+    """
+    typed = TypedLayout(GroupLayout(model.devices, groups), model.work)
+    starts = [typed.start(power) for power in POWERS]
+    starts += [_capped(model, typed, each) for each in starts]
+    place, score = model.best(typed.layout, typed.fill(starts))
+    found = _as_split(typed, *best_weights(model, typed, starts[place], score, MOVES))
+    return _schedule(model, "hexiseq", best_single_moves(model, found, COARSE_MOVES))
 
 
 def _refined(model: ContextCosts) -> list[RefinedSplit]:

@@ -94,6 +94,9 @@ class StageWorker:
         self.placement, self.stage, self.member = placement, stage, member
         self.mesh, self.transport = mesh, transport
         self.part = placement.part(stage, member)
+        # Processors run all programs at once that they are given, so that the one that others wait
+        # for is done as late as the rest.
+        self.one_by_one = self.part is not None and mesh.devices.flat[0].platform == "cpu"
         self.pipelines = placement.pipelines
         self.programs = placement.pipelines.programs[stage]
         self.is_last = placement.pipelines.is_last(stage)
@@ -349,6 +352,8 @@ class _StepRun(InstructionRun):
             self.report.nonfinite_leaves = tuple(leaves.tolist())
 
     def run(self, instruction: Run) -> None:
+        if self.worker.one_by_one:
+            jax.block_until_ready(self.latest)
         start = time.time()
         pace = self.worker.pace
         with pace.running(self.worker.stage, instruction.program) if pace else nullcontext():
