@@ -23,24 +23,26 @@ the backward pass by transposed scores would take half as long again."""
 LARGEST_ELSEWHERE = 1024
 """The same on accelerators, which take longer to begin with a tile."""
 
-_ROUNDED = 16
+_ROUNDED, _TRIED = 16, 3
+"""Of what the tokens of a tile are a multiple, and how many numbers of tiles are tried."""
 
 
 def tile_of(tokens: int, largest: int) -> int:
-    """How many tokens the tiles of so many have, as nearly the same as can be.
+    """How many tokens the tiles of so many have: few tiles, that reach little beyond the tokens.
 
     Args:
         tokens: how many there are in all.
         largest: the most that a tile may have.
 
     Example:
-        >>> tile_of(150, 256), tile_of(257, 256), tile_of(8192, 256)
-        (150, 144, 256)
+        >>> tile_of(150, 256), tile_of(257, 256), tile_of(1360, 224), tile_of(8192, 256)
+        (150, 144, 176, 256)
     """
     if tokens <= largest:
         return tokens
-    even = math.ceil(tokens / math.ceil(tokens / largest))
-    return math.ceil(even / _ROUNDED) * _ROUNDED
+    unit, least = min(_ROUNDED, largest), math.ceil(tokens / largest)
+    sizes = [math.ceil(tokens / count / unit) * unit for count in range(least, least + _TRIED)]
+    return min(sizes, key=lambda size: (math.ceil(tokens / size) * size, -size))
 
 
 @dataclass(frozen=True, eq=False)
