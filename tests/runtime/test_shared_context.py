@@ -30,6 +30,7 @@ from hetjax.mesh import Cluster, Subcluster, SubMesh
 from hetjax.planner import Member, Share, Shares
 from hetjax.planner.plan.plan import Plan, validate
 from hetjax.runtime.instructions.buffers import OptimizerState, Parameter
+from hetjax.runtime.workers.instruction_run import InstructionRun
 from hetjax.runtime.workers.job import Job, build
 
 UNEVEN = split_of(((7, (0, 4)), (5, (4, 6))), ((8, (0, 6)),))
@@ -52,6 +53,20 @@ def test_it_trains_as_one_device_does(splits: Any, changes: dict[str, Any], tmp_
     context_plan(*splits, **changes).save(tmp_path / "plan.json")
     plan = Plan.load(tmp_path / "plan.json")
     np.testing.assert_allclose(losses("local", plan), one_device_losses(3), rtol=TOLERANCE)
+
+
+def test_members_on_processors_run_their_programs_one_by_one(monkeypatch: pytest.MonkeyPatch):
+    """A program that ran beside another one would be done later than what others wait for."""
+    left: list[bool] = []
+    compute = InstructionRun.compute
+
+    def watched(run: Any, instruction: Any) -> None:
+        left.extend(not each.is_deleted() and not each.is_ready() for each in run.latest)
+        compute(run, instruction)
+
+    monkeypatch.setattr(InstructionRun, "compute", watched)
+    losses("local", context_plan(RING), steps=2)
+    assert left and not any(left)
 
 
 def held_by_members(trainer: Trainer, kind: Any) -> list[list[np.ndarray]]:
