@@ -18,6 +18,7 @@ from hetjax.planner import (
     load_balance,
     simulate,
 )
+from hetjax.planner.costs.context_moves import context_moves
 from hetjax.report import PlanReport, format_rate, format_seconds, module_runs
 
 
@@ -62,6 +63,7 @@ def plan_report(
         alternatives=told_alternatives(prepared, alternatives),
         alone=alone,
         context=context_report(prepared),
+        moves=context_moves(plan, planned.problem) if planned else {},
     )
 
 

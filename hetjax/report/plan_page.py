@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import html
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from hetjax.files import replacing
@@ -56,6 +56,7 @@ class PlanReport:
         alternatives: the next best plans.
         alone: what parts of the cluster would do.
         context: how devices share sequences; None where they share none.
+        moves: by stage, one microbatch as its members share the context.
     """
 
     title: str
@@ -70,6 +71,7 @@ class PlanReport:
     alternatives: Sequence[OtherPlan] = ()
     alone: Sequence[PartAlone] = ()
     context: ContextReport | None = None
+    moves: Mapping[int, Timeline] = field(default_factory=dict)
 
 
 def write_plan_page(path: str | os.PathLike[str], report: PlanReport) -> None:
@@ -90,7 +92,7 @@ def write_plan_page(path: str | os.PathLike[str], report: PlanReport) -> None:
         cluster=_cluster(plan.cluster, report.dtype),
         context=context_article(report.context, plan.cluster) if report.context else "",
         stages=stage_picture(plan, report.costs, report.modules) + _stages(plan),
-        chart=timeline_chart([("", report.timeline)], MOST_BOXES) + _left_out(report.timeline),
+        chart=timeline_chart([*_panels(report)], MOST_BOXES) + _left_out(report.timeline),
         memory=memory_picture(plan),
         alternatives=_alternatives(report),
         parts=_parts(report),
@@ -98,6 +100,13 @@ def write_plan_page(path: str | os.PathLike[str], report: PlanReport) -> None:
     )
     with replacing(path) as temporary:
         temporary.write_text(page, encoding="utf-8")
+
+
+def _panels(report: PlanReport) -> Iterator[tuple[str, Timeline]]:
+    """The step's timeline, and what goes on inside stages whose members share the context."""
+    yield "the step" if report.moves else "", report.timeline
+    for stage, timeline in report.moves.items():
+        yield f"inside stage {stage}, one microbatch", timeline
 
 
 def _cluster(cluster: Cluster, dtype: str) -> str:

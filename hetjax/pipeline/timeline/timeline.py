@@ -12,7 +12,7 @@ from collections.abc import Container
 from dataclasses import dataclass, replace
 from typing import Any
 
-_LINK = re.compile(r"link (\d+)->(\d+)")
+_LINK = re.compile(r"link (\d+)->(\d+)(?:, member \d+)?")
 _HOST = re.compile(r"link (?:host->(\d+)|(\d+)->host)")
 _STAGE = re.compile(r"stage (\d+)(?:, member (\d+))?")
 
@@ -27,12 +27,17 @@ def stage_track(stage: int, member: int = 0) -> str:
     return f"stage {stage}, member {member}" if member else f"stage {stage}"
 
 
-def link_track(source: int, target: int) -> str:
+def link_track(source: int, target: int, member: int = 0) -> str:
     """The name of one direction of the link between two stages, e.g. ``"link 0->1"``.
 
-    What the members of a stage give each other is on a track of its own: ``"link 0->0"``.
+    What the members of a stage give each other is on a track of its own: ``"link 0->0"``; or on one
+    for each member that gives something.
+
+    Example:
+        >>> link_track(0, 1), link_track(0, 0, 2)
+        ('link 0->1', 'link 0->0, member 2')
     """
-    return f"link {source}->{target}"
+    return f"link {source}->{target}, member {member}" if member else f"link {source}->{target}"
 
 
 def host_track(stage: int, *, inward: bool) -> str:

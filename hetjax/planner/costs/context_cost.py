@@ -69,10 +69,8 @@ def predict_context(
         InputError: the program has no attention, or something in it depends on the order of tokens.
     """
     stage = pipeline.stages[index]
-    found = context_programs(plan, pipeline, index, problem, after)
-    union = union_execution(plan.cluster, stage)
-    network = network_among(plan.cluster, stage.members)
-    costs = _Costs(problem, run, union, network, found)
+    costs = task_costs(plan, pipeline, index, problem, after, run)
+    found, union = costs.found, costs.union
     handled = [handling_seconds(problem, run, member) for member in union.members]
     there, back = (np.array([float(each[way]) for each in handled]) for way in (0, 1))
     forward, backward = costs.played("F"), costs.played("B")
@@ -101,6 +99,30 @@ def predict_context(
         weight_gradient_seconds=second,
         update_seconds=float(union_update_seconds(problem, run, union)),
     )
+
+
+def task_costs(
+    plan: Plan,
+    pipeline: PipelinePlan,
+    index: int,
+    problem: PlanningProblem,
+    after: Work | None,
+    run: Runs,
+) -> TaskCosts:
+    """What the tasks of a stage take whose members share the context.
+
+    Args:
+        plan: as for `predict_context`, and so are the others.
+        pipeline: a pipeline of it.
+        index: which of its stages.
+        problem: the problem.
+        after: the work of the stage after it.
+        run: its own work.
+    """
+    members = pipeline.stages[index].members
+    found = context_programs(plan, pipeline, index, problem, after)
+    union = union_execution(plan.cluster, pipeline.stages[index])
+    return TaskCosts(problem, run, union, network_among(plan.cluster, members), found)
 
 
 def context_programs(
@@ -233,7 +255,7 @@ def _tasks(programs: StagePrograms, trace: ContextTrace) -> Iterator[tuple[str, 
     yield "weight gradient", task(programs.split.weight_gradient, BACKWARD)
 
 
-class _Costs:
+class TaskCosts:
     """What tasks take the members of a stage.
 
     Args:
@@ -252,6 +274,7 @@ class _Costs:
         network: MemberNetwork,
         found: ContextPrograms,
     ):
+        self.union, self.found = union, found
         self._network, self._tasks = network, found.tasks
         speeds = pass_speeds(problem)
         self._speeds = [speeds(each.subcluster, each.shape) for each in union.members]

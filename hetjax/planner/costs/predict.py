@@ -155,10 +155,17 @@ def check_predictable(plan: Plan, where: str = "plan") -> None:
                 )
 
 
-def _stage_predictions(
+def pipeline_works(
     plan: Plan, pipeline: PipelinePlan, problem: PlanningProblem
-) -> Iterator[StagePrediction]:
-    works = measure(
+) -> tuple[Work, ...]:
+    """The work of a pipeline's stages for one microbatch.
+
+    Args:
+        plan: the plan.
+        pipeline: a pipeline of it.
+        problem: the problem for microbatches of its size.
+    """
+    return measure(
         problem.program,
         plan.boundaries(pipeline),
         [stage.recompute for stage in pipeline.stages],
@@ -166,6 +173,28 @@ def _stage_predictions(
         split=True,
         known=problem.known,
     )
+
+
+def stage_run(
+    plan: Plan, stage: StagePlan, problem: PlanningProblem, work: Work, after: Work | None
+) -> Runs:
+    """The work of a stage as the cost model takes it.
+
+    Args:
+        plan: the plan.
+        stage: a stage of it.
+        problem: the problem.
+        work: the stage's work.
+        after: that of the stage after it; None for the last one.
+    """
+    sent, coming = (after.received_bytes, after.returned_bytes) if after else (0, 0)
+    return one_run(problem.program, work, sent, _layers_in(problem, plan, stage), coming)
+
+
+def _stage_predictions(
+    plan: Plan, pipeline: PipelinePlan, problem: PlanningProblem
+) -> Iterator[StagePrediction]:
+    works = pipeline_works(plan, pipeline, problem)
     alone = [
         _stage_prediction(plan, pipeline, problem, s, works) for s in range(len(pipeline.stages))
     ]
@@ -621,19 +650,17 @@ def _stage_prediction(
 ) -> StagePrediction:
     """What the cost model expects of a stage; what depends on the schedule is left at 0."""
     stages = pipeline.stages
-    stage, work, after = stages[index], works[index], works[index + 1 : index + 2]
-    sent = after[0].received_bytes if after else 0
-    coming = after[0].returned_bytes if after else 0
-    run = one_run(problem.program, work, sent, _layers_in(problem, plan, stage), coming)
+    stage, work = stages[index], works[index]
+    after = works[index + 1] if index + 1 < len(stages) else None
+    run = stage_run(plan, stage, problem, work, after)
     links = [
         joined_link(crossing_parts(plan.cluster, end_of(a), end_of(b)))
         for a, b in itertools.pairwise(stages)
     ]
     back = transfer_seconds(links[index - 1], work.returned_bytes) if index else 0.0
-    there = transfer_seconds(links[index], sent) if after else 0.0
+    there = transfer_seconds(links[index], after.received_bytes) if after else 0.0
     if stage.shares.context is not None and len(stage.members) > 1:
-        following = after[0] if after else None
-        alone = predict_context(plan, pipeline, index, problem, following, run)
+        alone = predict_context(plan, pipeline, index, problem, after, run)
     elif stage.shares.modules:
         alone = predict_modules(plan, stage, problem, work)
     else:
