@@ -58,6 +58,7 @@ def report() -> PlanReport:
         alternatives=[OtherPlan("1 stage instead of 2", 22.5, 1.5)],
         alone=[PartAlone(("old",), 2, 30.0), PartAlone(("new<b>",), 2, None)],
         context=context(),
+        moves={0: Timeline((Event("link 0->0, member 1", "to member 0", "move", None, 0.0, 1.0),))},
     )
 
 
@@ -101,6 +102,8 @@ def test_the_page_holds_all_of_a_plan_and_asks_for_nothing(tmp_path: Path):
         "2.00 times",
         "does not fit",
         "Who shares the sequence",
+        "inside stage 0, one microbatch",
+        r"link 0-\u003e0, member 1",
         "left: 70.000%; width: 30.000%",
         "left: 75.000%; width: 25.000%",
         "new&lt;b&gt;[0], old[0]",
@@ -114,8 +117,7 @@ def test_a_browser_draws_it(tmp_path: Path):
     page = tmp_path / "plan.html"
     write_plan_page(page, report())
     seen = open_page(tmp_path / "browser", page)
-    assert len(seen["sections"]) == 1
-    assert seen["sections"][0]["data-rows"] == "4"
+    assert [each["data-rows"] for each in seen["sections"]] == ["4", "1"]
 
 
 def test_a_plan_without_structure_or_alternatives_has_a_page_too(tmp_path: Path):
