@@ -66,7 +66,8 @@ def test_members_on_processors_run_their_programs_one_by_one(monkeypatch: pytest
 
     monkeypatch.setattr(InstructionRun, "compute", watched)
     losses("local", context_plan(RING), steps=2)
-    assert left and not any(left)
+    assert left
+    assert not any(left)
 
 
 def held_by_members(trainer: Trainer, kind: Any) -> list[list[np.ndarray]]:

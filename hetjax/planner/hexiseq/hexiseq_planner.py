@@ -12,8 +12,13 @@ from hetjax.planner.hexiseq.context_choice import (
     context_models,
 )
 from hetjax.planner.hexiseq.context_model import ContextModel
-from hetjax.planner.hexiseq.predicted_choice import Chosen, best_that_fits
-from hetjax.planner.hexiseq.scheduler import schedule_context, schedule_even
+from hetjax.planner.hexiseq.predicted_choice import (
+    FINALISTS,
+    Chosen,
+    best_that_fits,
+    has_few_devices,
+)
+from hetjax.planner.hexiseq.scheduler import best_schedules, schedule_even
 from hetjax.planner.plan.plan import Plan
 from hetjax.planner.problem.problem import PlanningProblem
 
@@ -59,7 +64,7 @@ class HexiSeqPlanner:
         ...     planner=HexiSeqPlanner(),
         ... )
         >>> made.stages[0].shares.context.tokens, made.stages[0].devices_text
-        ((49704, 15832), 'H100[0:1] 1x1 + A100-80[0:1] 1x1')
+        ((49703, 15833), 'H100[0:1] 1x1 + A100-80[0:1] 1x1')
     """
 
     system: str = "hexiseq"
@@ -105,6 +110,8 @@ class HexiSeqPlanner:
     def choices(self, problem: PlanningProblem) -> tuple[ContextChoice, ...]:
         """The best context splits of layers that are kept, and of layers that are made again.
 
+        Of few devices there are several of each, with unlike groups.
+
         Args:
             problem: as for `plan`.
 
@@ -145,13 +152,14 @@ def _choices(models: list[ContextModel], system: str) -> tuple[ContextChoice, ..
     for model in models:
         try:
             if system == "hexiseq":
-                schedule = schedule_context(model)
+                count = FINALISTS if has_few_devices(model) else 1
+                schedules = best_schedules(model, count)
             else:
-                schedule = schedule_even(model, system)
+                schedules = (schedule_even(model, system),)
         except DoesNotFitError as error:
             errors.append(error)
             continue
-        found.append(ContextChoice(schedule, model))
+        found += [ContextChoice(schedule, model) for schedule in schedules]
     if not found:
         raise errors[-1]
     return tuple(sorted(found, key=lambda each: each.schedule.seconds))

@@ -14,6 +14,8 @@ from hetjax.errors import DoesNotFitError
 from hetjax.mesh.quantities import format_bytes
 from hetjax.planner.costs.predict import predict
 from hetjax.planner.hexiseq.context_choice import ContextChoice, context_plan, context_stage
+from hetjax.planner.hexiseq.context_model import ContextModel
+from hetjax.planner.hexiseq.partitions import SMALL
 from hetjax.planner.plan.plan import Plan
 from hetjax.planner.problem.problem import PlanningProblem
 
@@ -21,7 +23,14 @@ PREDICTED = 3
 """How many others are predicted, of those that the scheduler says are the fastest."""
 
 MISLED = 1.1
-"""By how much longer a split may be predicted to take than the scheduler said."""
+"""By how much longer a split of many devices may be predicted to take than the scheduler said."""
+
+FINALISTS = 1 + PREDICTED
+"""How many splits of few devices the scheduler gives."""
+
+CLEARLY = 0.97
+"""Of what is predicted of the scheduler's choice, what another one may be predicted to take at most
+to be chosen: models of one shape, however they are written, should have one plan."""
 
 
 class Chosen(NamedTuple):
@@ -43,7 +52,8 @@ def best_that_fits(
 ) -> tuple[Chosen, Plan]:
     """The fastest choice that also fits by the cost model of plans.
 
-    Where that says that it takes much longer than the scheduler said, others are asked after too.
+    Where that says that it takes much longer than the scheduler said, and of few devices always,
+    others are asked after too.
 
     Args:
         found: what the scheduler found; there is something.
@@ -59,16 +69,26 @@ def best_that_fits(
     ordered = sorted(found, key=lambda each: each.choice.schedule.seconds)
     chosen, plan = _first_that_fits(ordered, problem_for)
     seconds = plan.predicted.step_time
-    if seconds <= MISLED * chosen.choice.schedule.seconds:
+    few = has_few_devices(chosen.choice.model)
+    if not few and seconds <= MISLED * chosen.choice.schedule.seconds:
         return chosen, plan
     others = (each for each in (*ordered, *evens) if each is not chosen)
     promising = [each for each in others if each.choice.schedule.seconds < seconds]
-    best = chosen, plan
+    best, least = (chosen, plan), CLEARLY * seconds
     for each in sorted(promising, key=lambda each: each.choice.schedule.seconds)[:PREDICTED]:
         made = _predicted(each, problem_for)
-        if made.predicted.fits and made.predicted.step_time < best[1].predicted.step_time:
-            best = each, made
+        if made.predicted.fits and made.predicted.step_time < least:
+            best, least = (each, made), made.predicted.step_time
     return best
+
+
+def has_few_devices(model: ContextModel) -> bool:
+    """Whether a model's devices are so few that predicting several plans takes no time.
+
+    Args:
+        model: the scheduler's cost model.
+    """
+    return len(model.devices.usable) <= SMALL
 
 
 def _first_that_fits(

@@ -94,14 +94,37 @@ def schedule_context(model: ContextCosts) -> ContextSchedule:
         >>> schedule.split.groups[0].devices, schedule.split.groups[0].head_counts
         ((0,), (16,))
     """
-    best = min(_refined(model), key=lambda each: each.score)
-    system = "hexiseq"
+    return best_schedules(model, 1)[0]
+
+
+def best_schedules(model: ContextCosts, count: int) -> tuple[ContextSchedule, ...]:
+    """The best context splits that are found for a cluster, each with other groups.
+
+    Args:
+        model: as for `schedule_context`.
+        count: how many at most.
+
+    Returns:
+        The schedules, the best first; one or more.
+
+    Raises:
+        DoesNotFitError: as for `schedule_context`.
+    """
+    ordered = sorted(_refined(model), key=lambda each: each.score)
+    best, system = ordered[0], "hexiseq"
     for even in _evens(model):
         if _least_even(model, even) < best.score:
             made = _even(model, even, best.score)
             if made.score < best.score:
                 system, best = even.system, made
-    return _schedule(model, system if best.score < UNFIT else "hexiseq", best)
+    first = _schedule(model, system if best.score < UNFIT else "hexiseq", best)
+    others, known = [], {frozenset(best.layout.groups)}
+    for each in ordered:
+        groups = frozenset(each.layout.groups)
+        if each.score < UNFIT and groups not in known:
+            known.add(groups)
+            others.append(each)
+    return (first, *(_schedule(model, "hexiseq", each) for each in others[: count - 1]))
 
 
 def schedule_even(model: ContextCosts, system: str | None = None) -> ContextSchedule:
