@@ -66,6 +66,7 @@ class Server(RequestServer):
             self.problem = with_profile(_problem(self.size, cluster), database)
         self.model_of_costs = context_models(self.problem)[0]
         work, paces = self.model_of_costs.work, self.model_of_costs.paces
+        assert paces is not None, "models of problems have them"
         return {
             "alone": {name: pace.step_seconds(work) for name, pace in paces.items()},
             "links": [[a, b, link.bandwidth, link.latency] for a, b, link in cluster.links],
