@@ -91,10 +91,12 @@ def attend_block(
             with_tile(largest, most, query_tile, -1),
         )
 
+    # Of the queries, so that they are on their mesh.
+    nothing = jnp.zeros_like(rows[..., 0], dtype=wide)
     empty = (
-        jnp.zeros((*rows.shape[:-1], v.shape[-1]), wide),
-        jnp.zeros(rows.shape[:-1], wide),
-        jnp.full(rows.shape[:-1], -jnp.inf, wide),
+        jnp.broadcast_to(nothing[..., None], (*rows.shape[:-1], v.shape[-1])),
+        nothing,
+        jnp.full_like(nothing, -jnp.inf),
     )
     mixed, total, largest = over_tiles(see, empty, step)
     tokens = slice(q.shape[-3])

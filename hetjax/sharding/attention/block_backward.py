@@ -108,7 +108,7 @@ def attend_block_backward(
             for total, (added, place) in zip(state, summands, strict=True)
         )
 
-    empty = tuple(jnp.zeros(each.shape, wide) for each in (rows[0], *columns))
+    empty = tuple(jnp.zeros_like(each, dtype=wide) for each in (rows[0], *columns))
     d_q, d_k, d_v = over_tiles(see, empty, step)
     return (
         by_heads(d_q)[..., : q.shape[-3], :, :],

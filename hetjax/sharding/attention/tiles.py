@@ -15,8 +15,8 @@ import numpy as np
 from hetjax.sharding.attention.mask import Mask, Spans, intervals
 
 LARGEST = 224
-"""The most tokens of a tile on CPUs, whose caches hold the scores of one: up to here, or half of it
-where there is a mask, an attention is computed in one piece, without a loop. Rows of 256 scores are
+"""The most tokens of a tile on CPUs, whose caches hold the scores of one: up to here, or 128 where
+there is a mask, an attention is computed in one piece, without a loop. Rows of 256 scores are
 whole pages apart by fours, so that columns fall into the same lines of a cache: the products of
 the backward pass by transposed scores would take half as long again."""
 
@@ -98,9 +98,10 @@ def tiling(
         >>> found.whole.tolist(), found.partly.tolist()
         ([[1, 0], [2, 0], [2, 1]], [[0, 0], [1, 1], [2, 2]])
     """
+    half = 2 ** math.ceil(math.log2(largest / 2))
     query_tile, key_tile = (
         # Where a mask hides some, four tiles of which three are computed are faster than one.
-        tile_of(count, largest if mask.is_full else min(largest, max(largest // 2, count // 2)))
+        tile_of(count, largest if mask.is_full else min(largest, max(half, count // 2)))
         for count in (queries, keys)
     )
     if not queries or not keys:
