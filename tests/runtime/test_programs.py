@@ -59,7 +59,7 @@ def test_random_programs_give_the_loss_and_gradients_of_one_device(part: int, nu
     check_gradients(random_program_case(Random(3 * number + part)), evaluates=True)
 
 
-@examples(usual=6, full=100)
+@examples(usual=4, full=100)
 @given(number=NUMBERS)
 def test_pipelines_that_end_in_a_program_give_the_gradients_of_one_device(number: int):
     check_gradients(random_pipeline_case(Random(number)), evaluates=True)

@@ -79,7 +79,7 @@ def test_on_ray_it_computes_what_one_process_does(shares: str):
     assert found["ray"] == found["local"]
 
 
-@examples(usual=12)
+@examples(usual=7)
 @given(number=NUMBERS)
 def test_loss_and_gradients_of_unions_equal_those_of_one_device(number: int):
     check_gradients(random_union_case(Random(number)), evaluates=True)
