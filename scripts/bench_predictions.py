@@ -19,8 +19,9 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from benchmarking import KEPT_MEMORY, SCRIPTS, WARM_UP_STEPS, Child, positive
+from benchmarking import SCRIPTS, WARM_UP_STEPS, positive
 from lab import Lab, read_specification
+from lab_process import FirstHost
 
 CONFIGS = SCRIPTS.parent / "configs" / "lab"
 RATES = ("unlimited", "200mbit", "50mbit")
@@ -45,7 +46,7 @@ CLEAR = 0.05
 """Plans whose measured step times differ by more than this share are ranked."""
 
 
-class Asked:
+class Asked(FirstHost):
     """The process on the lab's first host.
 
     Args:
@@ -55,21 +56,9 @@ class Asked:
     """
 
     def __init__(self, lab: Lab, options: argparse.Namespace, ends: contextlib.ExitStack):
-        first = lab.specification.hosts[0].name
         flags = ["--config", str(options.config)]
         flags += [part for each in options.gin for part in ("--gin", each)]
-        self._child = Child(
-            "prediction_trainer.py",
-            flags,
-            {**lab.environment(), **KEPT_MEMORY},
-            lambda command: lab.command(first, command),
-        )
-        ends.enter_context(contextlib.closing(self._child))
-
-    def __call__(self, do: str, **arguments: Any) -> Any:
-        """Have something done by a method of `prediction_trainer.Server`."""
-        self._child.ask({"do": do, **arguments})
-        return self._child.answer(ANSWER_SECONDS)
+        super().__init__(lab, "prediction_trainer.py", flags, ends, ANSWER_SECONDS)
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:

@@ -24,8 +24,9 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from benchmarking import KEPT_MEMORY, WARM_UP_STEPS, Child, Size, check_losses, size_flags
+from benchmarking import WARM_UP_STEPS, Size, check_losses, size_flags
 from lab import Lab, read_specification
+from lab_process import FirstHost
 
 SIZE = Size(
     blocks=1, width=128, heads=4, sequence=16384, vocabulary=256, microbatches=1, microbatch_size=1
@@ -96,7 +97,7 @@ def lab_rows(rounds: int, wanted: Sequence[str] = tuple(SETTINGS)) -> Iterator[d
 
 def _rows_of(name: str, setting: Setting, rounds: int) -> Iterator[dict[str, Any]]:
     with contextlib.ExitStack() as ends:
-        asked = _Asked(setting, ends)
+        asked = _first_host(setting, ends)
         measured = asked("measure")
         yield {"part": "lab", "lab": name, **measured}
         plans = {CHOSEN: asked("plan", system=CHOSEN)}
@@ -124,33 +125,19 @@ def _rows_of(name: str, setting: Setting, rounds: int) -> Iterator[dict[str, Any
         }
 
 
-class _Asked:
-    """The process on a lab's first host, in a lab that is up."""
-
-    def __init__(self, setting: Setting, ends: contextlib.ExitStack):
-        specification = read_specification(setting.lab)
-        lab = ends.enter_context(Lab.up(specification))
-        for host, speed in setting.speeds.items():
-            lab.set_speed(host, speed)
-        for link in () if setting.is_limited else specification.links:
-            lab.set_link(link.name, None)
-        first = specification.hosts[0].name
-        self._child = Child(
-            "context_hosts_trainer.py",
-            size_flags(SIZE),
-            {**lab.environment(), **KEPT_MEMORY},
-            lambda command: lab.command(first, command),
-        )
-        ends.enter_context(contextlib.closing(self._child))
-
-    def __call__(self, do: str, **arguments: Any) -> Any:
-        """Have something done by a method of `context_hosts_trainer.Server`."""
-        self._child.ask({"do": do, **arguments})
-        return self._child.answer(ANSWER_SECONDS)
+def _first_host(setting: Setting, ends: contextlib.ExitStack) -> FirstHost:
+    """The process that trains, in a lab that is up."""
+    specification = read_specification(setting.lab)
+    lab = ends.enter_context(Lab.up(specification))
+    for host, speed in setting.speeds.items():
+        lab.set_speed(host, speed)
+    for link in () if setting.is_limited else specification.links:
+        lab.set_link(link.name, None)
+    return FirstHost(lab, "context_hosts_trainer.py", size_flags(SIZE), ends, ANSWER_SECONDS)
 
 
 def _measured(
-    asked: _Asked, name: str, systems: Sequence[str], rounds: int
+    asked: FirstHost, name: str, systems: Sequence[str], rounds: int
 ) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
     """Losses of all plans, and the seconds of their steps in each round.
 

@@ -24,9 +24,10 @@ from dataclasses import asdict
 from statistics import median
 from typing import Any
 
-from benchmarking import KEPT_MEMORY, WARM_UP_STEPS, Child
+from benchmarking import WARM_UP_STEPS
 from context_cases import HEADS, Case, Group, exchange, ring
 from lab import Lab, read_specification
+from lab_process import FirstHost
 
 Row = dict[str, Any]
 
@@ -84,7 +85,7 @@ def cases(lab: str) -> list[Case]:
     return found
 
 
-class Asked:
+class Asked(FirstHost):
     """The process on the lab's first host, and the lab.
 
     Args:
@@ -97,19 +98,9 @@ class Asked:
         self.lab = ends.enter_context(Lab.up(read_specification(lab)))
         for host, speed in zip(self.lab.specification.hosts, SPEEDS[lab], strict=True):
             self.lab.set_speed(host.name, speed)
-        first = self.lab.specification.hosts[0].name
-        environment = {**self.lab.environment(), **KEPT_MEMORY}
-        self._child = Child(
-            "context_trainer.py", [], environment, lambda command: self.lab.command(first, command)
-        )
-        ends.enter_context(contextlib.closing(self._child))
+        super().__init__(self.lab, "context_trainer.py", [], ends, ANSWER_SECONDS)
         self._folder = ends.enter_context(tempfile.TemporaryDirectory())
         self._mbit: float | None = -1.0
-
-    def __call__(self, do: str, **arguments: Any) -> Any:
-        """Have something done by a method of `context_trainer.Server`."""
-        self._child.ask({"do": do, **arguments})
-        return self._child.answer(ANSWER_SECONDS)
 
     def prepare(self, models: Sequence[tuple[str, int]]) -> None:
         """Measure the hosts, with links as fast as they can be."""

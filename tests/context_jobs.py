@@ -16,8 +16,10 @@ import hetjax
 from hetjax.mesh import Cluster, Link, Subcluster, SubMesh
 from hetjax.pipeline.program.tracing import trace
 from hetjax.pipeline.schedules.warm_up import one_f_one_b
+from hetjax.planner import make_problem
 from hetjax.planner.plan.plan import Plan
 from hetjax.planner.plan.stage_plan import Member, PipelinePlan, Shares, StagePlan
+from hetjax.planner.problem.problem import PlanningProblem
 from hetjax.sharding.context.context_split import ContextGroup, ContextSplit
 
 VOCABULARY, WIDTH, QUERY_HEADS, KEY_HEADS, LENGTH = 13, 24, 6, 2, 20
@@ -212,3 +214,16 @@ def context_plan(
     layers = tuple(end * place // len(splits) for place in range(len(splits) + 1))
     pipeline = PipelinePlan(tuple(stages), MICROBATCHES, SIZE, schedule)
     return Plan(program.fingerprint, layers, cluster, (pipeline,))
+
+
+def problem_of(plan: Plan) -> PlanningProblem:
+    """What a plan of the job solves."""
+    return make_problem(
+        JOB["loss_function"],
+        JOB["parameters"],
+        JOB["batch"],
+        cluster=plan.cluster,
+        optimizer=JOB["optimizer"],
+        num_microbatches=MICROBATCHES,
+        divides_sequences=True,
+    )

@@ -8,13 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from context_jobs import JOB, LENGTH, MICROBATCHES, SIZE, context_plan, split_of
+from context_jobs import JOB, LENGTH, SIZE, context_plan, problem_of, split_of
 
 from hetjax.pipeline.program.traced_program import num_bytes
-from hetjax.planner import make_problem
 from hetjax.planner.costs.context_cost import ContextPrograms, context_programs
 from hetjax.planner.plan.plan import Plan
-from hetjax.planner.problem.problem import PlanningProblem
 from hetjax.planner.work.context_items import ComputedRun, Item, Moved
 from hetjax.runtime.instructions.divided_program import DividedProgram, MoveGroup
 from hetjax.runtime.workers.job import Job, build
@@ -36,18 +34,6 @@ UNEVEN = split_of(((7, (0, 4)), (5, (4, 6))), ((8, (0, 6)),))
 RINGS = split_of(((9, (0, 6)),), ((4, (0, 6)),), ((7, (0, 6)),))
 EXCHANGE = split_of(((17, (2, 6)), (3, (0, 2))))
 BLOCKS, HEAD = 2, HeadBytes(4, 4)
-
-
-def problem_of(plan: Plan) -> PlanningProblem:
-    return make_problem(
-        JOB["loss_function"],
-        JOB["parameters"],
-        JOB["batch"],
-        cluster=plan.cluster,
-        optimizer=JOB["optimizer"],
-        num_microbatches=MICROBATCHES,
-        divides_sequences=True,
-    )
 
 
 def programs_of(plan: Plan) -> ContextPrograms:

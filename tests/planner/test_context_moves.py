@@ -3,10 +3,10 @@
 from typing import Any
 
 import pytest
-from context_jobs import JOB, MICROBATCHES, context_plan, split_of
+from context_jobs import context_plan, problem_of, split_of
 
 from hetjax.pipeline.timeline.timeline import is_link
-from hetjax.planner import make_problem, predict
+from hetjax.planner import predict
 from hetjax.planner.costs.context_moves import context_moves
 
 RINGS = split_of(((9, (0, 6)),), ((4, (0, 6)),), ((7, (0, 6)),))
@@ -16,15 +16,7 @@ EXCHANGE = split_of(((17, (2, 6)), (3, (0, 2))))
 @pytest.mark.parametrize("again", [{}, {"recompute": True}], ids=["kept", "recomputed"])
 def test_each_member_computes_and_sends_as_long_as_a_microbatch_takes(again: dict[str, Any]):
     plan = context_plan(RINGS, EXCHANGE, **again)
-    problem = make_problem(
-        JOB["loss_function"],
-        JOB["parameters"],
-        JOB["batch"],
-        cluster=plan.cluster,
-        optimizer=JOB["optimizer"],
-        num_microbatches=MICROBATCHES,
-        divides_sequences=True,
-    )
+    problem = problem_of(plan)
     predicted = predict(plan, problem).predicted.stages
     found = context_moves(plan, problem)
     assert sorted(found) == [0, 1]

@@ -275,7 +275,7 @@ class TaskCosts:
         found: ContextPrograms,
     ):
         self.union, self.found = union, found
-        self._network, self._tasks = network, found.tasks
+        self._network = network
         speeds = pass_speeds(problem)
         self._speeds = [speeds(each.subcluster, each.shape) for each in union.members]
         self._factors = np.ones((2, len(union.members)))
@@ -283,7 +283,7 @@ class TaskCosts:
 
     def played(self, name: str) -> Played:
         """The timeline of a task."""
-        task = self._tasks[name]
+        task = self.found.tasks[name]
         factors = self._factors[task.direction]
         seconds = [
             factors * self._seconds(each, task.direction) if isinstance(each, ComputedRun) else None
@@ -303,7 +303,7 @@ class TaskCosts:
         self, problem: PlanningProblem, run: Runs, union: UnionExecution, name: str
     ) -> Shares:
         """By what members take longer than their rates say, where all of the stage was measured."""
-        task, found = self._tasks[name], []
+        task, found = self.found.tasks[name], []
         for speed, member in zip(self._speeds, union.members, strict=True):
             times = measured_times(problem, run, replace(member, examples=1.0))
             if times is None:
