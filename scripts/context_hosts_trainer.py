@@ -26,7 +26,7 @@ from hetjax.planner.profiler import Measured, ProfileDatabase
 from hetjax.runtime import RayOptions, measure_cluster
 from hetjax.runtime.ray.ray_executor import connect_to_ray
 
-PROFILED = 1024
+PROFILED = 4096
 """The tokens of the sequences that layers are measured with: what classes of work take there is
 what they take in longer ones."""
 

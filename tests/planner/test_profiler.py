@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from hetjax.checked_files import read_json
 from hetjax.errors import InputError
 from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster
-from hetjax.pipeline.program.work_classes import CONVOLVED, MOVED
+from hetjax.pipeline.program.work_classes import CONVOLVED, MOVED, steps_work
 from hetjax.planner import DynamicProgram, PlanningProblem, PlanOptions, complete, make_problem
 from hetjax.planner.costs.cost_model import estimate
 from hetjax.planner.harp.table_making import make_stage_table
@@ -30,6 +30,7 @@ from hetjax.planner.profiler import (
     ProfileDatabase,
     RunFigure,
     Survey,
+    Wanted,
     compose,
     composition_error,
     layer_classes,
@@ -45,6 +46,7 @@ from hetjax.planner.profiler.class_rates import MeasuredPass, fit_class_rates
 from hetjax.planner.work.execution import Execution
 from hetjax.planner.work.layer_runs import all_runs
 from hetjax.planner.work.profile import Composition, Profile, Way
+from hetjax.planner.work.rates import expected_rate
 from hetjax.planner.work.repeating_layers import runs_by_repetition
 
 NEAR, FAR = Link(1e10, 1e-5), Link(1e9, 1e-4)
@@ -62,7 +64,7 @@ def two_kinds() -> Cluster:
     return Cluster("test", (fast, slow), (("fast", "slow", FAR),))
 
 
-def problem_of(blocks: int = 8, width: int = 64) -> PlanningProblem:
+def problem_of(blocks: int = 8, width: int = 64, examples: int = 32) -> PlanningProblem:
     """Blocks of two products, between an embedding and a head."""
 
     def loss(weights: dict[str, list[jax.Array]], x: jax.Array) -> jax.Array:
@@ -78,7 +80,7 @@ def problem_of(blocks: int = 8, width: int = 64) -> PlanningProblem:
     return make_problem(
         loss,
         shapes,
-        jax.ShapeDtypeStruct((32, width), jnp.float32),
+        jax.ShapeDtypeStruct((examples, width), jnp.float32),
         cluster=two_kinds(),
         optimizer=optax.adam(1e-3),
         num_microbatches=8,
@@ -277,6 +279,45 @@ def test_shapes_that_were_not_measured_are_corrected_by_their_neighbours(tmp_pat
     runs = all_runs(problem.program, problem.works)
     corrected = estimate(problem, runs, wide).forward_seconds[0, -1]
     assert corrected > 10 * estimate(PROBLEM, runs, wide).forward_seconds[0, -1]
+
+
+def test_what_another_program_tells_of_classes_corrects_the_cost_model(tmp_path: Path):
+    """A device three times as slow as its figures say is that for any program."""
+    database = ProfileDatabase(tmp_path)
+    measured, planned = (problem_of(4, 128, examples) for examples in (2**18, 2**16))
+    for wanted in survey(measured).wanted:
+        if wanted.request.mesh_shape == (1, 1):
+            database.put(wanted.key, three_times_as_slow(measured, wanted))
+    profile = make_profile(planned, survey(planned), database)
+    assert not profile.ways
+    assert profile.calibration.keys() == {("fast", (1, 1)), ("slow", (1, 1))}
+    runs, part = planned.runs.of((0, planned.num_layers)), planned.cluster.subclusters[0]
+    one = Execution(part.kind, NEAR, (1, 1), subcluster="fast")
+    plain, corrected = (
+        estimate(replace(planned, profile=each), runs, one) for each in (Profile(), profile)
+    )
+    # The cost model knows two figures of a device, and classes of work more; both are near.
+    assert corrected.forward_seconds / plain.forward_seconds == pytest.approx(3, rel=0.3)
+    assert corrected.backward_seconds / plain.backward_seconds == pytest.approx(3, rel=0.3)
+
+
+def three_times_as_slow(problem: PlanningProblem, wanted: Wanted) -> Measurement:
+    """What a run would take on a device that takes three times as long for each class of work."""
+    kind = problem.cluster.subcluster(wanted.way.subcluster).kind
+    start, stop = (problem.layers[layer] for layer in wanted.request.layers)
+    work = steps_work(problem.program.steps[start:stop])
+    seconds = 3 * sum(
+        amount * expected_rate(name, kind.product_flops("float32"), kind.memory_bandwidth)
+        for name, amount in work.items()
+    )
+    twice = {name: 2 * amount for name, amount in work.items()}
+    return replace(
+        TIMES,
+        forward_seconds=seconds,
+        backward_seconds=2 * seconds,
+        forward_work=work,
+        backward_work=twice,
+    )
 
 
 def test_plans_follow_what_was_measured(tmp_path: Path):

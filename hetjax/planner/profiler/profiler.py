@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from hetjax.mesh.subcluster import Subcluster
-from hetjax.planner.costs.cost_model import estimate
 from hetjax.planner.harp.stage_table import Slice, StageTable
 from hetjax.planner.harp.table_making import make_stage_table
 from hetjax.planner.problem.problem import PlanningProblem
+from hetjax.planner.profiler.calibration import calibration
 from hetjax.planner.profiler.class_rates import MeasuredPass, fit_class_rates
 from hetjax.planner.profiler.composition import RunFigure, compose, composition_error
 from hetjax.planner.profiler.database import Key, ProfileDatabase
@@ -198,8 +198,8 @@ def make_profile(
     """The profile of a problem, of what a database has.
 
     A way is in it where every class of layers was measured in it. Where none was, the cost model's
-    seconds are corrected by the measurements of the same devices. All are as at a moment when the
-    devices were as fast as they usually are.
+    seconds are corrected by the measurements of the same devices, of this program or of others. All
+    are as at a moment when the devices were as fast as they usually are.
 
     Args:
         problem: the planning problem.
@@ -225,11 +225,12 @@ def make_profile(
         if _covers(surveyed.classes, measured)
     }
     of_kinds = _of_kinds(problem, database)
+    classes = _classes(problem, of_kinds)
     return Profile(
         ways=ways,
-        calibration=_calibration(problem, ways),
+        calibration=calibration(problem, ways, classes),
         updates=_updates(found, of_kinds),
-        classes=_classes(problem, of_kinds),
+        classes=classes,
         measurements=sum(map(len, found.values())),
         seconds=seconds,
     )
@@ -339,36 +340,3 @@ def _classes(
             rates = kind.product_flops(problem.dtype), kind.memory_bandwidth
             found[name] = fit_class_rates(passes, *rates)
     return found
-
-
-def _calibration(
-    problem: PlanningProblem, ways: dict[Way, WayTimes]
-) -> dict[tuple[str, tuple[int, int]], tuple[float, float]]:
-    """By how much measured passes of the whole model are longer than the cost model has them."""
-    analytic = replace(problem, profile=Profile())
-    whole = problem.runs.of((0, problem.num_layers))
-    ratios: dict[tuple[str, tuple[int, int]], list[tuple[float, float]]] = {}
-    for way, times in ways.items():
-        expected = estimate(analytic, whole, _execution(problem, way))
-        ratios.setdefault((way.subcluster, way.shape), []).append(
-            (
-                float(times.forward.of(whole.layers) / expected.forward_seconds),
-                float(times.backward.of(whole.layers) / expected.backward_seconds),
-            )
-        )
-    return {
-        devices: (median(f for f, _ in pairs), median(b for _, b in pairs))
-        for devices, pairs in ratios.items()
-    }
-
-
-def _execution(problem: PlanningProblem, way: Way) -> Execution:
-    subcluster = problem.cluster.subcluster(way.subcluster)
-    return Execution(
-        kind=subcluster.kind,
-        link=subcluster.intra_node,
-        mesh_shape=way.mesh_shape,
-        sharding=way.sharding,
-        subcluster=way.subcluster,
-        shape=way.shape,
-    )
