@@ -29,7 +29,7 @@ class ContextFound:
     Args:
         problem: the problem that it is for.
         found: the plan.
-        choice: the split; None where the plan is a pipeline, of whose stages each has its own.
+        choice: the split; None where the plan is of pipelines, of whose stages each has its own.
         beside: ring attention, Ulysses and USP, each with its best number of microbatches; those
             that are legal and fit.
     """
@@ -83,13 +83,13 @@ def check_context_settings(settings: Configuration) -> None:
 def find_context(
     problems: Problems, counts: Sequence[int], system: str, most_stages: int
 ) -> ContextFound:
-    """The best context split for some numbers of microbatches, or pipeline of such.
+    """The best context split for some numbers of microbatches, or pipelines of such.
 
     Args:
         problems: the problem for each of them, with sequences that may be divided.
         counts: the numbers.
         system: as `HexiSeqPlanner` takes it.
-        most_stages: how many stages a pipeline may have.
+        most_stages: how many stages pipelines may have, where there may be several.
 
     Returns:
         The plan, and what it is compared with.
@@ -125,7 +125,9 @@ def find_context(
             one = best_that_fits(found, evens, problems.traced)
     except DoesNotFitError as error:
         errors.append(error)
-    several = _best_pipeline(problems, tried, most_stages, one and one[1])
+    # Even systems are of one stage, as they are published.
+    counted = tried if system == "hexiseq" else []
+    several = _best_pipelines(problems, counted, most_stages, one and one[1])
     searched = time.perf_counter() - began
     if several is not None:
         problem, plan = several
@@ -143,21 +145,21 @@ def find_context(
     return ContextFound(problem, made, choice, others)
 
 
-def _best_pipeline(
+def _best_pipelines(
     problems: Problems, counts: Sequence[int], most_stages: int, one: Plan | None
 ) -> tuple[PlanningProblem, Plan] | None:
-    """A pipeline of stages that share the context, where it is predicted to be faster than one."""
+    """Pipelines whose stages share the context, where they are predicted to be the fastest."""
     least = one.predicted.step_time if one is not None else math.inf
     found = [
         (count, each)
         for count in counts
-        if count > 1 and most_stages > 1
+        if count > 1
         for each in context_pipelines(problems.traced(count), most_stages)
     ]
     best: tuple[PlanningProblem, Plan] | None = None
-    for count, pipeline in sorted(found, key=lambda pair: pair[1].seconds)[:PREDICTED]:
+    for count, pipelines in sorted(found, key=lambda pair: pair[1].seconds)[:PREDICTED]:
         problem = problems.traced(count)
-        plan = predict(pipeline.plan(problem), problem)
+        plan = predict(pipelines.plan(problem), problem)
         plan = choose_schedule(plan, problem.options.schedule)
         if plan.predicted.fits and plan.predicted.step_time < least:
             least, best = plan.predicted.step_time, (problem, plan)
@@ -165,7 +167,7 @@ def _best_pipeline(
 
 
 def _beside_one(one: Plan | None) -> str:
-    """What a stage of all devices would take, where a pipeline is better."""
+    """What a stage of all devices would take, where pipelines are better."""
     alone = "fits in no way" if one is None else f"takes {format_seconds(one.predicted.step_time)}"
     return f"stages that share the context each: one stage of all devices {alone}, predicted"
 

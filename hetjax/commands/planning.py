@@ -100,7 +100,7 @@ def find_plan(
         return _by_hetero_auto(problems, counts)
     if shares_context:
         system = settings.planner.context
-        most = (settings.planner.max_stages or MOST_STAGES) if system == "hexiseq" else 1
+        most = settings.planner.max_stages or MOST_STAGES
         context = find_context(problems, counts, system, most)
         return Planned(context.problem, context.found, tuple(counts), problems, context=context)
     if count is not None:

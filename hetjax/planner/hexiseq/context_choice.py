@@ -85,24 +85,35 @@ def context_stage(
     )
 
 
-def context_plan(problem: PlanningProblem, *stages: StagePlan) -> Plan:
-    """The plan of one pipeline whose stages share the context.
+def context_pipeline(
+    problem: PlanningProblem, stages: tuple[StagePlan, ...], microbatches: int
+) -> PipelinePlan:
+    """A pipeline whose stages share the context.
 
     Args:
         problem: the problem.
         stages: the stages, of all layers.
+        microbatches: how many it has of a step.
+    """
+    schedule = one_f_one_b(len(stages), microbatches)
+    return PipelinePlan(stages, microbatches, problem.microbatch_size, schedule)
+
+
+def context_plan(problem: PlanningProblem, *pipelines: PipelinePlan) -> Plan:
+    """The plan of pipelines whose stages share the context.
+
+    Args:
+        problem: the problem.
+        pipelines: the pipelines, which together have all microbatches.
 
     Returns:
         The plan, without a prediction.
     """
-    count = problem.num_microbatches
-    schedule = one_f_one_b(len(stages), count)
-    pipeline = PipelinePlan(stages, count, problem.microbatch_size, schedule)
     return Plan(
         problem.program.fingerprint,
         problem.layers,
         problem.cluster,
-        (pipeline,),
+        pipelines,
         planner="HexiSeq",
         lost_devices=tuple(sorted(problem.lost)),
     )

@@ -149,6 +149,17 @@ class ContextDevices:
         """Seconds of a byte through each device's network card, by its fastest link."""
         return self.far_cost.min(axis=1)[self.subcluster]
 
+    def byte_seconds(self, one: int, other: int) -> float:
+        """Seconds of a byte between two devices.
+
+        Args:
+            one: a device's number.
+            other: that of another one.
+        """
+        if self.node[one] == self.node[other]:
+            return float(self.near_cost[one])
+        return float(self.far_cost[self.subcluster[one], self.subcluster[other]])
+
     def name(self, device: int) -> str:
         """What messages call a device.
 

@@ -1,38 +1,40 @@
-"""Pipelines whose stages share the context, each on an island of its own.
+"""Pipelines whose stages share the context, over the islands of a cluster.
 
-Where islands are joined by a slow link, keys and values of every layer are too much for it, but
-what a pipeline hands on is one activation a token. So islands are stages, in several orders and
-groups; each has blocks by its speed, and of these and its devices the best context split. What a
-pipeline takes is estimated first; the best few are to be predicted as plans are.
+Where islands are joined by a slow link, keys and values of every layer are too much for it. What a
+pipeline hands on is one activation a token, and what several pipelines exchange are gradients, once
+a step. So islands are stages of one pipeline or of several, in several orders and groups: each
+stage has blocks by its speed, and of these and its devices the best context split; each pipeline
+has microbatches by its speed. What a layout takes is estimated first; the best few are to be
+predicted as plans are.
 """
 
 from __future__ import annotations
 
+import heapq
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hetjax.errors import DoesNotFitError
 from hetjax.planner.hexiseq.apportion import apportion_tokens
 from hetjax.planner.hexiseq.context_choice import (
     ContextChoice,
     context_models,
+    context_pipeline,
     context_plan,
     context_stage,
 )
+from hetjax.planner.hexiseq.context_layouts import Layout, Part, layouts
 from hetjax.planner.hexiseq.context_model import ContextModel
 from hetjax.planner.hexiseq.program_work import attending_layers
-from hetjax.planner.hexiseq.scheduler import schedule_context
+from hetjax.planner.hexiseq.stage_splits import StageSplits
 from hetjax.planner.plan.plan import Plan
+from hetjax.planner.plan.stage_plan import PipelinePlan
 from hetjax.planner.problem.problem import PlanningProblem
 
 MOST_STAGES = 4
 """Of more islands, neighbours are one stage."""
-
-Part = tuple[int, ...]
-"""The numbers of the devices of a stage."""
 
 
 @dataclass(frozen=True)
@@ -42,15 +44,24 @@ class ContextPipeline:
     Args:
         choices: the split of each stage.
         layers: where stages begin, and the end, in the problem's layers.
-        seconds: what a step is estimated to take.
+        first_seconds: what its first microbatch is estimated to take.
+        next_seconds: what each microbatch after it adds.
+        microbatches: how many it has.
     """
 
     choices: tuple[ContextChoice, ...]
     layers: tuple[int, ...]
-    seconds: float
+    first_seconds: float
+    next_seconds: float
+    microbatches: int = 1
 
-    def plan(self, problem: PlanningProblem) -> Plan:
-        """The plan that it makes.
+    @property
+    def seconds(self) -> float:
+        """What its microbatches are estimated to take."""
+        return self.first_seconds + (self.microbatches - 1) * self.next_seconds
+
+    def planned(self, problem: PlanningProblem) -> PipelinePlan:
+        """The pipeline of a plan that it makes.
 
         Args:
             problem: the problem.
@@ -59,36 +70,57 @@ class ContextPipeline:
             context_stage(problem, choice, layers)
             for choice, layers in zip(self.choices, itertools.pairwise(self.layers), strict=True)
         )
-        return context_plan(problem, *stages)
+        return context_pipeline(problem, tuple(stages), self.microbatches)
 
 
-def context_pipelines(problem: PlanningProblem, most_stages: int) -> list[ContextPipeline]:
+@dataclass(frozen=True)
+class ContextPipelines:
+    """Pipelines whose stages share the context.
+
+    Args:
+        pipelines: the pipelines, one or more.
+        seconds: what a step is estimated to take.
+    """
+
+    pipelines: tuple[ContextPipeline, ...]
+    seconds: float
+
+    def plan(self, problem: PlanningProblem) -> Plan:
+        """The plan that they make.
+
+        Args:
+            problem: the problem.
+        """
+        return context_plan(problem, *(each.planned(problem) for each in self.pipelines))
+
+
+def context_pipelines(problem: PlanningProblem, most_stages: int) -> list[ContextPipelines]:
     """Pipelines over a cluster's islands.
 
     Args:
         problem: the problem; its program was traced with `divides_sequences`.
-        most_stages: how many stages they may have.
+        most_stages: how many stages each may have.
 
     Returns:
-        Those whose stages fit by themselves, the fastest first; none of one stage.
+        Those whose stages fit by themselves, the fastest first; none of one stage of all devices.
 
     Raises:
         InputError: the model has no attention, or something that goes along the sequence.
     """
     models, blocks = context_models(problem), attending_layers(problem)
-    most = min(most_stages, MOST_STAGES, len(blocks), problem.num_microbatches)
-    if most < 2:
-        return []
-    known: dict[tuple[Part, int, bool], ContextChoice | None] = {}
-    found: dict[tuple[Part, ...], ContextPipeline] = {}
-    for parts in _partitions(problem, models[0], most):
-        made = _pipeline(problem, models, parts, known)
+    count = problem.num_microbatches
+    most = min(most_stages, MOST_STAGES, len(blocks))
+    splits, found = StageSplits(models), []
+    for layout in layouts(
+        _islands(models[0], problem), most, min(problem.options.max_pipelines, count)
+    ):
+        made = _pipelines(problem, models[0], splits, layout)
         if made is not None:
-            found[parts] = made
-    return sorted(found.values(), key=lambda each: each.seconds)
+            found.append(made)
+    return sorted(found, key=lambda each: each.seconds)
 
 
-def _islands(problem: PlanningProblem, model: ContextModel) -> list[Part]:
+def _islands(model: ContextModel, problem: PlanningProblem) -> list[Part]:
     """The devices of each subcluster, or of each node where there is one subcluster."""
     devices = model.devices
     of = devices.subcluster if len(problem.cluster.subclusters) > 1 else devices.node
@@ -96,28 +128,60 @@ def _islands(problem: PlanningProblem, model: ContextModel) -> list[Part]:
     return [tuple(usable[of[usable] == each].tolist()) for each in np.unique(of[usable])]
 
 
-def _partitions(
-    problem: PlanningProblem, model: ContextModel, most: int
-) -> Iterator[tuple[Part, ...]]:
-    """The devices of stages: islands in all orders where they are few, neighbours together."""
-    islands = _islands(problem, model)
-    orders = itertools.permutations(islands) if len(islands) <= MOST_STAGES else [tuple(islands)]
-    for order in orders:
-        for count in range(2, min(most, len(order)) + 1):
-            for cuts in itertools.combinations(range(1, len(order)), count - 1):
-                edges = itertools.pairwise((0, *cuts, len(order)))
-                yield tuple(tuple(sorted(itertools.chain(*order[a:b]))) for a, b in edges)
+def _pipelines(
+    problem: PlanningProblem,
+    model: ContextModel,
+    splits: StageSplits,
+    layout: Layout,
+) -> ContextPipelines | None:
+    """The pipelines of a layout; None where a stage is too small for its blocks."""
+    count = problem.num_microbatches
+    if max(map(len, layout)) > count:
+        return None
+    made = []
+    for parts in layout:
+        pipeline = _pipeline(problem, model, splits, parts)
+        if pipeline is None:
+            return None
+        made.append(pipeline)
+    counts = _microbatches(made, count)
+    pipelines = tuple(
+        replace(each, microbatches=own) for each, own in zip(made, counts, strict=True)
+    )
+    seconds = max(each.seconds for each in pipelines) + _exchange_seconds(model, layout)
+    return ContextPipelines(pipelines, seconds)
+
+
+def _microbatches(pipelines: Sequence[ContextPipeline], count: int) -> list[int]:
+    """How many of some microbatches each pipeline has, that the last is done early; 1 or more."""
+    counts = [1] * len(pipelines)
+    ends = [(each.first_seconds + each.next_seconds, place) for place, each in enumerate(pipelines)]
+    heapq.heapify(ends)
+    for _ in range(count - len(pipelines)):
+        end, place = ends[0]
+        counts[place] += 1
+        heapq.heapreplace(ends, (end + pipelines[place].next_seconds, place))
+    return counts
+
+
+def _exchange_seconds(model: ContextModel, layout: Layout) -> float:
+    """What several pipelines take to give gradients to whichever updates, and take parameters."""
+    if len(layout) == 1:
+        return 0.0
+    work, firsts = model.work, [pipeline[0][0] for pipeline in layout]
+    slowest = max(model.devices.byte_seconds(*pair) for pair in itertools.combinations(firsts, 2))
+    return 2 * (len(layout) - 1) * work.parameters * work.sent_weight_bytes * slowest
 
 
 def _pipeline(
     problem: PlanningProblem,
-    models: Sequence[ContextModel],
-    parts: tuple[Part, ...],
-    known: dict[tuple[Part, int, bool], ContextChoice | None],
+    model: ContextModel,
+    splits: StageSplits,
+    parts: Sequence[Part],
 ) -> ContextPipeline | None:
     """The pipeline of some stages' devices; None where one of these is too small for its blocks."""
     blocks = attending_layers(problem)
-    speeds = np.array([[models[0].devices.flops[[*part]].sum() for part in parts]])
+    speeds = np.array([[model.devices.flops[[*part]].sum() for part in parts]])
     counts = np.maximum(apportion_tokens(speeds, len(blocks))[0], 1)
     # Whoever is too slow for one takes it of who has most.
     counts[counts.argmax()] -= counts.sum() - len(blocks)
@@ -125,36 +189,9 @@ def _pipeline(
     layers = (0, *(blocks[first][0] for first in firsts[1:].tolist()), problem.num_layers)
     choices: list[ContextChoice] = []
     for place, (part, count) in enumerate(zip(parts, counts.tolist(), strict=True)):
-        is_last = place == len(parts) - 1
-        key = part, count, is_last
-        if key not in known:
-            known[key] = _choice(models, part, count, is_last=is_last)
-        choice = known[key]
+        choice = splits.best(part, count, is_last=place == len(parts) - 1)
         if choice is None:
             return None
         choices.append(choice)
     rounds = [each.schedule.seconds / each.model.work.rounds for each in choices]
-    seconds = sum(rounds) + (problem.num_microbatches - 1) * max(rounds)
-    return ContextPipeline(tuple(choices), layers, seconds)
-
-
-def _choice(
-    models: Sequence[ContextModel], part: Part, blocks: int, *, is_last: bool
-) -> ContextChoice | None:
-    """The best split of some blocks on some devices, of layers kept or made again."""
-    found: list[ContextChoice] = []
-    for model in models:
-        devices, work = model.devices, model.work
-        others = frozenset(range(devices.num_devices)) - frozenset(part)
-        of_part = replace(
-            work,
-            layers=blocks,
-            other_parameters=work.other_parameters if is_last else 0,
-            vocabulary=work.vocabulary if is_last else 0,
-        )
-        stage = ContextModel(replace(devices, lost=others), of_part, model.paces)
-        try:
-            found.append(ContextChoice(schedule_context(stage), stage))
-        except DoesNotFitError:
-            continue
-    return min(found, key=lambda each: each.schedule.seconds, default=None)
+    return ContextPipeline(tuple(choices), layers, sum(rounds), max(rounds))

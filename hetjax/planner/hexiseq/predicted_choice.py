@@ -13,7 +13,12 @@ from typing import NamedTuple
 from hetjax.errors import DoesNotFitError
 from hetjax.mesh.quantities import format_bytes
 from hetjax.planner.costs.predict import predict
-from hetjax.planner.hexiseq.context_choice import ContextChoice, context_plan, context_stage
+from hetjax.planner.hexiseq.context_choice import (
+    ContextChoice,
+    context_pipeline,
+    context_plan,
+    context_stage,
+)
 from hetjax.planner.hexiseq.context_model import ContextModel
 from hetjax.planner.hexiseq.partitions import SMALL
 from hetjax.planner.plan.plan import Plan
@@ -115,7 +120,8 @@ def one_stage_plan(problem: PlanningProblem, choice: ContextChoice) -> Plan:
         problem: the problem.
         choice: the split, by the numbers of the cluster's devices.
     """
-    return context_plan(problem, context_stage(problem, choice, (0, problem.num_layers)))
+    stage = context_stage(problem, choice, (0, problem.num_layers))
+    return context_plan(problem, context_pipeline(problem, (stage,), problem.num_microbatches))
 
 
 def _predicted(chosen: Chosen, problem_for: Callable[[int], PlanningProblem]) -> Plan:

@@ -1,0 +1,98 @@
+"""The best context splits of stages, each found once for all devices that are alike."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
+
+from hetjax.errors import DoesNotFitError
+from hetjax.planner.hexiseq.context_choice import ContextChoice
+from hetjax.planner.hexiseq.context_devices import ContextDevices
+from hetjax.planner.hexiseq.context_layouts import Part
+from hetjax.planner.hexiseq.context_model import ContextModel
+from hetjax.planner.hexiseq.scheduler import schedule_context
+
+
+class StageSplits:
+    """The best context splits of some blocks on some devices.
+
+    Args:
+        models: cost models of all layers on all devices, one for each thing that may be done with
+            layers.
+    """
+
+    def __init__(self, models: Sequence[ContextModel]):
+        self._models = models
+        self._found: dict[Hashable, tuple[Part, ContextChoice] | None] = {}
+
+    def best(self, part: Part, blocks: int, *, is_last: bool) -> ContextChoice | None:
+        """The best split of a stage, of layers that are kept or made again.
+
+        Args:
+            part: the numbers of its devices.
+            blocks: how many layers it has.
+            is_last: whether it has the logits, and the parameters outside of layers.
+
+        Returns:
+            The split; None where the stage does not fit on these devices.
+        """
+        key = _kinds_and_nodes(self._models[0].devices, part), blocks, is_last
+        if key not in self._found:
+            choice = _best(self._models, part, blocks, is_last=is_last)
+            self._found[key] = choice and (part, choice)
+        known = self._found[key]
+        if known is None:
+            return None
+        found_of, choice = known
+        return _on(choice, dict(zip(found_of, part, strict=True)))
+
+
+def _kinds_and_nodes(devices: ContextDevices, part: Part) -> Hashable:
+    """What the best split of devices depends on: their subclusters, and who shares a node, a card.
+
+    Nodes and cards are counted from those of the first device.
+    """
+    places = [*part]
+    return tuple(
+        tuple((numbers[places] - first).tolist())
+        for numbers, first in (
+            (devices.subcluster, 0),
+            (devices.node, devices.node[places[0]]),
+            (devices.card, devices.card[places[0]]),
+        )
+    )
+
+
+def _on(choice: ContextChoice, others: Mapping[int, int]) -> ContextChoice:
+    """The split for other devices that are alike."""
+    split = choice.schedule.split
+    groups = (
+        replace(group, devices=tuple(others[device] for device in group.devices))
+        for group in split.groups
+    )
+    schedule = replace(choice.schedule, split=replace(split, groups=tuple(groups)))
+    model = choice.model
+    lost = frozenset(range(model.devices.num_devices)) - {*others.values()}
+    devices = replace(model.devices, lost=lost)
+    return ContextChoice(schedule, ContextModel(devices, model.work, model.paces))
+
+
+def _best(
+    models: Sequence[ContextModel], part: Part, blocks: int, *, is_last: bool
+) -> ContextChoice | None:
+    found: list[ContextChoice] = []
+    for model in models:
+        devices, work = model.devices, model.work
+        others = frozenset(range(devices.num_devices)) - frozenset(part)
+        of_part = replace(
+            work,
+            layers=blocks,
+            other_parameters=work.other_parameters if is_last else 0,
+            vocabulary=work.vocabulary if is_last else 0,
+        )
+        stage = ContextModel(replace(devices, lost=others), of_part, model.paces)
+        try:
+            found.append(ContextChoice(schedule_context(stage), stage))
+        except DoesNotFitError:
+            continue
+    return min(found, key=lambda each: each.schedule.seconds, default=None)
