@@ -6,10 +6,9 @@ The names below are the public interface; they are imported when they are first 
 
 from __future__ import annotations
 
-import importlib
-import sys
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from hetjax.import_when_used import import_when_used
 
 if TYPE_CHECKING:
     from hetjax.errors import (
@@ -34,32 +33,6 @@ if TYPE_CHECKING:
     from hetjax.sharding import HSharding, Subgroup
     from hetjax.sharding.attention.attention import attention
     from hetjax.sharding.cross_entropy.linear_cross_entropy import linear_cross_entropy
-
-_HOMES = {
-    "CheckpointError": "hetjax.errors",
-    "CheckpointOptions": "hetjax.runtime",
-    "Cluster": "hetjax.mesh",
-    "HArray": "hetjax.runtime",
-    "HSharding": "hetjax.sharding",
-    "InputError": "hetjax.errors",
-    "LocalOptions": "hetjax.runtime",
-    "NonfiniteError": "hetjax.errors",
-    "Plan": "hetjax.planner",
-    "PlanOptions": "hetjax.planner",
-    "Play": "hetjax.runtime",
-    "RayOptions": "hetjax.runtime",
-    "SaveError": "hetjax.errors",
-    "Subgroup": "hetjax.sharding",
-    "Trainer": "hetjax.runtime",
-    "WorkerLostError": "hetjax.errors",
-    "attention": "hetjax.sharding.attention.attention",
-    "draw_timeline": "hetjax.report",
-    "linear_cross_entropy": "hetjax.sharding.cross_entropy.linear_cross_entropy",
-    "plan": "hetjax.planner",
-    "reshard": "hetjax.runtime",
-    "simulate": "hetjax.planner",
-    "visualize": "hetjax.report",
-}
 
 __version__ = "0.1.0"
 
@@ -89,27 +62,31 @@ __all__ = [
     "visualize",
 ]
 
-
-class _Package(ModuleType):
-    """The package: a command's module does not take the place of the public name it shares.
-
-    Python sets a submodule that is imported as an attribute of its package, so that after
-    ``import hetjax.plan`` the module of the command would stand where the function was.
-    """
-
-    def __setattr__(self, name: str, value: object) -> None:
-        if name not in _HOMES or not isinstance(value, ModuleType):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'hetjax' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+import_when_used(
+    __name__,
+    {
+        "CheckpointError": "hetjax.errors",
+        "CheckpointOptions": "hetjax.runtime",
+        "Cluster": "hetjax.mesh",
+        "HArray": "hetjax.runtime",
+        "HSharding": "hetjax.sharding",
+        "InputError": "hetjax.errors",
+        "LocalOptions": "hetjax.runtime",
+        "NonfiniteError": "hetjax.errors",
+        "Plan": "hetjax.planner",
+        "PlanOptions": "hetjax.planner",
+        "Play": "hetjax.runtime",
+        "RayOptions": "hetjax.runtime",
+        "SaveError": "hetjax.errors",
+        "Subgroup": "hetjax.sharding",
+        "Trainer": "hetjax.runtime",
+        "WorkerLostError": "hetjax.errors",
+        "attention": "hetjax.sharding.attention.attention",
+        "draw_timeline": "hetjax.report",
+        "linear_cross_entropy": "hetjax.sharding.cross_entropy.linear_cross_entropy",
+        "plan": "hetjax.planner",
+        "reshard": "hetjax.runtime",
+        "simulate": "hetjax.planner",
+        "visualize": "hetjax.report",
+    },
+)

@@ -13,7 +13,16 @@ from rooms_page import PACKAGES, PAGE, PICTURE, folder, imports, picture, rooms,
 
 FILES = sorted(ROOT.rglob("*.py"))
 BASEMENT = frozenset(
-    {"errors", "files", "reading", "checked_files", "limits", "collecting", "_compat"}
+    {
+        "errors",
+        "files",
+        "reading",
+        "checked_files",
+        "limits",
+        "collecting",
+        "import_when_used",
+        "_compat",
+    }
 )
 
 EVERY = dict.fromkeys(rooms())

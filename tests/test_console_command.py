@@ -34,7 +34,17 @@ def python(code: str) -> str:
     ],
 )
 def test_the_function_stays_what_the_package_calls_plan(code: str):
-    assert python(code) == "hetjax.planner"
+    assert python(code) == "hetjax.planner.solving"
+
+
+def test_workers_import_plans_and_no_planners():
+    """They start for every run, and a second of imports is a second of each."""
+    code = "import sys, hetjax.runtime.ray.ray_worker; print(*sys.modules, sep=chr(10))"
+    found = set(python(code).splitlines())
+    assert "hetjax.planner.plan.plan" in found
+    planners = ("harp", "hap", "h2", "hexiseq", "foreign", "intra_op", "profiler")
+    assert not found & {f"hetjax.planner.{each}" for each in planners}
+    assert not found & {"scipy.optimize", "matplotlib", "rich"}
 
 
 def test_the_commands_modules_can_be_imported_and_their_names_set():

@@ -67,4 +67,4 @@ def test_dir_lists_the_public_names():
 
     assert dir(hetjax) == sorted(hetjax.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        hetjax.nothing  # noqa: B018
+        hetjax.nothing  # pyright: ignore[reportAttributeAccessIssue]  # noqa: B018

@@ -2,73 +2,53 @@
 
 A plan is data: `Plan` and the file that holds it. A planner is anything that makes one from a
 `PlanningProblem`; `DynamicProgram` is the default.
+
+The names below are imported when they are first used: workers know plans, but make none.
 """
 
 from __future__ import annotations
 
-import functools
-import os
-from collections.abc import Callable
-from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING
 
-import optax
-from jaxtyping import PyTree
+from hetjax.import_when_used import import_when_used
 
-from hetjax.collecting import seldom_collected
-from hetjax.errors import InputError
-from hetjax.mesh.cluster import Cluster
-from hetjax.pipeline.program.traced_program import Program
-from hetjax.planner.annotated.annotated_plan import plan_of_annotations
-from hetjax.planner.costs.complete import complete
-from hetjax.planner.costs.predict import (
-    choose_schedule,
-    live_limits,
-    predict,
-    reschedule,
-    simulate,
-)
-from hetjax.planner.costs.quality import (
-    Limits,
-    StepParts,
-    flops_utilization,
-    limits,
-    load_balance,
-    peak_flops,
-    step_parts,
-)
-from hetjax.planner.foreign.foreign_planner import ForeignFound, ForeignPlanner
-from hetjax.planner.foreign.foreign_profile import ForeignProfile, read_foreign_profile
-from hetjax.planner.h2.heteroauto_planner import HeteroAuto
-from hetjax.planner.hap.hap_planner import HapPlanner
-from hetjax.planner.harp.alternatives import differences, next_best
-from hetjax.planner.harp.dynamic_program import Alternative, DynamicProgram, Found
-from hetjax.planner.harp.microbatches import (
-    Choice,
-    choose_among,
-    choose_microbatches,
-    divisors,
-    notes_of,
-)
-from hetjax.planner.harp.mixing import PartAlone, parts_alone, side_by_side
-from hetjax.planner.harp.no_fit import does_not_fit
-from hetjax.planner.hexiseq.hexiseq_planner import HexiSeqPlanner
-from hetjax.planner.plan.module_shares import ModuleShares, OperandShare, Share
-from hetjax.planner.plan.obeyed_reshards import check_reshards
-from hetjax.planner.plan.plan import Plan, validate, validate_for
-from hetjax.planner.plan.prediction import Prediction, StagePrediction
-from hetjax.planner.plan.prices import OBJECTIVES, step_cost
-from hetjax.planner.plan.stage_plan import Member, PipelinePlan, Shares, StagePlan
-from hetjax.planner.problem.options import DEFAULTS, MAX_PIPELINES, PlanOptions
-from hetjax.planner.problem.problem import (
-    Planner,
-    PlanningProblem,
-    as_cluster,
-    make_problem,
-    num_examples,
-    trace_microbatch,
-)
-from hetjax.planner.problem.problems import Problems
+if TYPE_CHECKING:
+    from hetjax.planner.costs.complete import complete
+    from hetjax.planner.costs.predict import (
+        choose_schedule,
+        live_limits,
+        predict,
+        reschedule,
+        simulate,
+    )
+    from hetjax.planner.costs.quality import (
+        Limits,
+        StepParts,
+        flops_utilization,
+        limits,
+        load_balance,
+        peak_flops,
+        step_parts,
+    )
+    from hetjax.planner.foreign.foreign_planner import ForeignFound, ForeignPlanner
+    from hetjax.planner.foreign.foreign_profile import ForeignProfile, read_foreign_profile
+    from hetjax.planner.h2.heteroauto_planner import HeteroAuto
+    from hetjax.planner.hap.hap_planner import HapPlanner
+    from hetjax.planner.harp.alternatives import differences, next_best
+    from hetjax.planner.harp.dynamic_program import Alternative, DynamicProgram, Found
+    from hetjax.planner.harp.microbatches import Choice, choose_microbatches
+    from hetjax.planner.harp.mixing import PartAlone, parts_alone, side_by_side
+    from hetjax.planner.harp.no_fit import does_not_fit
+    from hetjax.planner.hexiseq.hexiseq_planner import HexiSeqPlanner
+    from hetjax.planner.plan.module_shares import ModuleShares, OperandShare, Share
+    from hetjax.planner.plan.plan import Plan, validate, validate_for
+    from hetjax.planner.plan.prediction import Prediction, StagePrediction
+    from hetjax.planner.plan.prices import OBJECTIVES, step_cost
+    from hetjax.planner.plan.stage_plan import Member, PipelinePlan, Shares, StagePlan
+    from hetjax.planner.problem.options import MAX_PIPELINES, PlanOptions
+    from hetjax.planner.problem.problem import Planner, PlanningProblem, make_problem
+    from hetjax.planner.solving import plan, solve
+
 
 __all__ = [
     "MAX_PIPELINES",
@@ -125,165 +105,60 @@ __all__ = [
     "validate_for",
 ]
 
-
-@seldom_collected()
-def plan(
-    loss_function: Callable[..., Any],
-    parameters: PyTree,
-    batch: PyTree,
-    *,
-    cluster: Cluster | str | os.PathLike[str],
-    optimizer: optax.GradientTransformation,
-    num_microbatches: int | None = None,
-    has_aux: bool = False,
-    options: PlanOptions = DEFAULTS,
-    planner: Planner | None = None,
-    annotations: tuple[PyTree, PyTree] | None = None,
-) -> Plan:
-    """Plan one training step on a cluster: by a search, or by annotations.
-
-    Args:
-        loss_function: ``loss_function(parameters, batch)``, a plain JAX function that returns the
-            mean loss, or the pair of the summed loss and what to divide it by.
-        parameters: pytree of arrays or shapes, or a function without arguments that makes it.
-        batch: the batch of a whole step, pytree of arrays or shapes; first axes are the examples.
-        cluster: the devices and their links, or the path of a cluster file.
-        optimizer: the Optax transformation, whose state takes memory.
-        num_microbatches: into how many microbatches the batch is divided; None for the number with
-            the best plan, or for the fewest that fit where another number is another loss, as with
-            batch normalisation (the plan's notes say so then).
-        has_aux: whether the loss function returns a pair of that and a pytree of scalars, as in
-            `jax.value_and_grad`.
-        options: what the plan may be, such as ``PlanOptions(max_pipelines=1)``, and what it makes
-            least.
-        planner: what makes the plan; `DynamicProgram` unless given. With `HexiSeqPlanner` devices
-            share the loss's sequences.
-        annotations: a pair of pytrees of `HSharding`, of the parameters and of the batch, as
-            `jax.jit` takes ``in_shardings``; together with every `hetjax.reshard` in the loss they
-            say what the plan is, and nothing is searched for. The batch is that of a whole step;
-            inside the loss, values have the examples of a microbatch.
-
-    Returns:
-        A plan with its prediction; the plan of annotations has none.
-
-    Raises:
-        InputError: a value is not allowed, the batch does not divide, a price is missing, the
-            model fits nowhere, annotations say what a plan cannot hold, the loss has a
-            `hetjax.reshard` that the plan found without them does not obey, or no number of
-            microbatches is given beside them or another planner.
-
-    Example:
-        >>> import jax
-        >>> import jax.numpy as jnp
-        >>> from hetjax.mesh import Cluster, Link, Subcluster, kind
-        >>> near, far = Link(25e9, 10e-6), Link(1.25e9, 50e-6)
-        >>> fast = Subcluster("fast", kind("RTX4090"), 1, 2, near, near)
-        >>> slow = Subcluster("slow", kind("RTX3080"), 1, 2, near, near)
-        >>> home = Cluster("home", (fast, slow), (("fast", "slow", far),))
-        >>> def loss(weights, x):
-        ...     for weight in weights:
-        ...         x = jnp.tanh(x @ weight)
-        ...     return jnp.mean(x**2)
-        >>> weights = [jax.ShapeDtypeStruct((8192, 8192), jnp.float32)] * 12
-        >>> batch = jax.ShapeDtypeStruct((256, 8192), jnp.float32)
-        >>> made = plan(
-        ...     loss, weights, batch, cluster=home, optimizer=optax.adam(1e-3), num_microbatches=8
-        ... )
-        >>> for stage in made.pipeline.stages:
-        ...     print(stage.layers, stage.submesh)
-        (0, 4) slow[0:2] 1x2
-        (4, 8) fast[0:1] 1x1
-        (8, 12) fast[1:2] 1x1
-
-        The first six weights on the fast cards by columns, the others on a slow one:
-
-        >>> from jax.sharding import PartitionSpec
-        >>> from hetjax.sharding import HSharding, Subgroup
-        >>> columns = Subgroup((0, 1), (("tensor", 2),), PartitionSpec(None, "tensor"))
-        >>> one = Subgroup((2,), (), PartitionSpec())
-        >>> lies = [HSharding((columns,))] * 6 + [HSharding((one,))] * 6
-        >>> made = plan(
-        ...     loss, weights, batch, cluster=home, optimizer=optax.adam(1e-3), num_microbatches=8,
-        ...     annotations=(lies, None),
-        ... )
-        >>> for stage in made.pipeline.stages:
-        ...     print(stage.submesh, stage.sharding_text)
-        fast[0:2] 1x2 tensor 2
-        slow[0:1] 1x1 one device
-    """
-    if num_microbatches is None and (annotations is not None or planner is not None):
-        given = "annotations" if annotations is not None else "planner"
-        raise InputError(
-            f"num_microbatches is None, which has hetjax's own planner choose it; give a number "
-            f"beside {given}"
-        )
-    if annotations is not None:
-        assert num_microbatches is not None, "a number is given beside annotations"
-        if planner is not None:
-            raise InputError("planner: given beside annotations, which say what the plan is")
-        return plan_of_annotations(
-            loss_function,
-            parameters,
-            batch,
-            annotations,
-            cluster=as_cluster(cluster),
-            num_microbatches=num_microbatches,
-            has_aux=has_aux,
-            options=options,
-        )
-    ask = functools.partial(
-        make_problem,
-        loss_function,
-        parameters,
-        batch,
-        cluster=cluster,
-        optimizer=optimizer,
-        has_aux=has_aux,
-        options=options,
-        divides_sequences=isinstance(planner, HexiSeqPlanner),
-    )
-    if num_microbatches is None:
-        trace = functools.partial(
-            trace_microbatch, loss_function, parameters, batch, has_aux=has_aux
-        )
-        return _with_chosen_number(ask, trace, num_examples(batch))
-    problem = ask(num_microbatches=num_microbatches)
-    made = solve(problem, planner)
-    check_reshards(made, problem.program)
-    return replace(made, notes=notes_of(problem))
-
-
-def _with_chosen_number(
-    ask: Callable[..., PlanningProblem],
-    trace: Callable[..., tuple[Program, int]],
-    batch_size: int,
-) -> Plan:
-    """The plan with the number of microbatches that the planner chooses."""
-    counts = divisors(batch_size)
-    problems = Problems(
-        lambda count: ask(num_microbatches=count),
-        lambda count: trace(num_microbatches=count)[0],
-        batch_size,
-        counts,
-    )
-    choice = choose_among(problems, batch_size, DynamicProgram(), counts)
-    check_reshards(choice.found.plan, choice.problem.program)
-    return complete(choice.found.plan, choice.problem, *choice.beside)
-
-
-def solve(problem: PlanningProblem, planner: Planner | None = None) -> Plan:
-    """Solve a planning problem.
-
-    Args:
-        problem: the problem.
-        planner: what chooses stages and submeshes; `DynamicProgram` unless given.
-
-    Returns:
-        A plan with its prediction, where the cost model knows it, and with the schedule that the
-        problem names.
-
-    Raises:
-        InputError: the model fits nowhere.
-    """
-    made = (planner or DynamicProgram()).plan(problem)
-    return complete(made, problem) if made.is_predictable else made
+import_when_used(
+    __name__,
+    {
+        "Alternative": "hetjax.planner.harp.dynamic_program",
+        "Choice": "hetjax.planner.harp.microbatches",
+        "DynamicProgram": "hetjax.planner.harp.dynamic_program",
+        "ForeignFound": "hetjax.planner.foreign.foreign_planner",
+        "ForeignPlanner": "hetjax.planner.foreign.foreign_planner",
+        "ForeignProfile": "hetjax.planner.foreign.foreign_profile",
+        "Found": "hetjax.planner.harp.dynamic_program",
+        "HapPlanner": "hetjax.planner.hap.hap_planner",
+        "HeteroAuto": "hetjax.planner.h2.heteroauto_planner",
+        "HexiSeqPlanner": "hetjax.planner.hexiseq.hexiseq_planner",
+        "Limits": "hetjax.planner.costs.quality",
+        "MAX_PIPELINES": "hetjax.planner.problem.options",
+        "Member": "hetjax.planner.plan.stage_plan",
+        "ModuleShares": "hetjax.planner.plan.module_shares",
+        "OBJECTIVES": "hetjax.planner.plan.prices",
+        "OperandShare": "hetjax.planner.plan.module_shares",
+        "PartAlone": "hetjax.planner.harp.mixing",
+        "PipelinePlan": "hetjax.planner.plan.stage_plan",
+        "Plan": "hetjax.planner.plan.plan",
+        "PlanOptions": "hetjax.planner.problem.options",
+        "Planner": "hetjax.planner.problem.problem",
+        "PlanningProblem": "hetjax.planner.problem.problem",
+        "Prediction": "hetjax.planner.plan.prediction",
+        "Share": "hetjax.planner.plan.module_shares",
+        "Shares": "hetjax.planner.plan.stage_plan",
+        "StagePlan": "hetjax.planner.plan.stage_plan",
+        "StagePrediction": "hetjax.planner.plan.prediction",
+        "StepParts": "hetjax.planner.costs.quality",
+        "choose_microbatches": "hetjax.planner.harp.microbatches",
+        "choose_schedule": "hetjax.planner.costs.predict",
+        "complete": "hetjax.planner.costs.complete",
+        "differences": "hetjax.planner.harp.alternatives",
+        "does_not_fit": "hetjax.planner.harp.no_fit",
+        "flops_utilization": "hetjax.planner.costs.quality",
+        "limits": "hetjax.planner.costs.quality",
+        "live_limits": "hetjax.planner.costs.predict",
+        "load_balance": "hetjax.planner.costs.quality",
+        "make_problem": "hetjax.planner.problem.problem",
+        "next_best": "hetjax.planner.harp.alternatives",
+        "parts_alone": "hetjax.planner.harp.mixing",
+        "peak_flops": "hetjax.planner.costs.quality",
+        "plan": "hetjax.planner.solving",
+        "predict": "hetjax.planner.costs.predict",
+        "read_foreign_profile": "hetjax.planner.foreign.foreign_profile",
+        "reschedule": "hetjax.planner.costs.predict",
+        "side_by_side": "hetjax.planner.harp.mixing",
+        "simulate": "hetjax.planner.costs.predict",
+        "solve": "hetjax.planner.solving",
+        "step_cost": "hetjax.planner.plan.prices",
+        "step_parts": "hetjax.planner.costs.quality",
+        "validate": "hetjax.planner.plan.plan",
+        "validate_for": "hetjax.planner.plan.plan",
+    },
+)

@@ -18,6 +18,7 @@ from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster, kind
 from hetjax.models import model_of, recipe
 from hetjax.planner import DynamicProgram, Plan, PlanningProblem, PlanOptions, Shares
 from hetjax.planner.harp.union_slices import joinings
+from hetjax.planner.problem.options import DEFAULTS
 
 NEAR, FAR = Link(2e10, 1e-5), Link(1e9, 1e-4)
 
@@ -51,7 +52,7 @@ def problem_on(
     microbatches: int = 1,
     layers: int = 6,
     width: int = 256,
-    options: PlanOptions = planner.DEFAULTS,
+    options: PlanOptions = DEFAULTS,
 ) -> PlanningProblem:
     def loss(weights: Sequence[jax.Array], x: jax.Array) -> jax.Array:
         for weight in weights:
