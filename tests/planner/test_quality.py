@@ -144,7 +144,7 @@ def test_the_number_of_microbatches_is_the_best_of_all(batch: int):
 def test_microbatches_that_are_too_large_are_not_planned_for(memory: int):
     """Where nothing fits, nothing does with those that are larger and divide no better."""
     few = subcluster("fast", 1e12, 2, memory * 2**20), subcluster("slow", 5e11, 2, memory * 2**20)
-    cluster, batch = cluster_of(*few), 2**13
+    cluster, batch = cluster_of(*few), 2**12
     stated: list[int] = []
 
     def traced(count: int) -> PlanningProblem:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import ray
 
+from hetjax.runtime.ray import ray_carriers
 from hetjax.runtime.ray.ray_cluster import RayOptions, connect_to_ray
 
 TESTS = Path(__file__).parents[1]
@@ -21,6 +22,8 @@ def ray_cluster() -> Iterator[Callable[[], list[int]]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(TESTS))
         patch.setenv(*mark.split("="))
+        # Measuring links takes longer than all else that a small job does.
+        patch.setattr(ray_carriers, "MEASURING_SECONDS", 0.5)
         assert connect_to_ray(RayOptions("local"))
         yield lambda: _workers(mark.encode())
         ray.shutdown()

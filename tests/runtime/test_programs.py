@@ -53,13 +53,13 @@ CLIPPED = optax.chain(optax.clip_by_global_norm(0.1), optax.adamw(1e-2, eps=1e-5
 
 
 @pytest.mark.parametrize("part", range(3))
-@examples(usual=3, full=70)
+@examples(usual=2, full=70)
 @given(number=NUMBERS)
 def test_random_programs_give_the_loss_and_gradients_of_one_device(part: int, number: int):
     check_gradients(random_program_case(Random(3 * number + part)), evaluates=True)
 
 
-@examples(usual=4, full=100)
+@examples(usual=3, full=100)
 @given(number=NUMBERS)
 def test_pipelines_that_end_in_a_program_give_the_gradients_of_one_device(number: int):
     check_gradients(random_pipeline_case(Random(number)), evaluates=True)
@@ -72,7 +72,7 @@ def test_in_float64_they_do_to_twelve_digits(number: int):
         check_gradients(random_program_case(Random(number), double=True), evaluates=True)
 
 
-@examples(usual=2, full=200)
+@examples(usual=1, full=200)
 @given(number=NUMBERS)
 def test_clipped_updates_and_steps_are_those_of_one_device(number: int):
     """In float64: Adam makes much of the last bits, by which one in 200 differs in float32."""
@@ -88,7 +88,7 @@ def test_clipped_updates_and_steps_are_those_of_one_device(number: int):
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_cluster")
-@examples(usual=2, full=20)
+@examples(usual=1, full=20)
 @given(number=NUMBERS)
 def test_random_programs_compute_on_ray_what_they_do_in_one_process(number: int):
     case = on_hosts(random_program_case(Random(number)))

@@ -79,13 +79,13 @@ def test_on_ray_it_computes_what_one_process_does(shares: str):
     assert found["ray"] == found["local"]
 
 
-@examples(usual=7)
+@examples(usual=5)
 @given(number=NUMBERS)
 def test_loss_and_gradients_of_unions_equal_those_of_one_device(number: int):
     check_gradients(random_union_case(Random(number)), evaluates=True)
 
 
-@examples(usual=3)
+@examples(usual=2)
 @given(number=NUMBERS)
 def test_in_float64_they_do_to_twelve_digits(number: int):
     with float64():
@@ -94,7 +94,7 @@ def test_in_float64_they_do_to_twelve_digits(number: int):
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_cluster")
-@examples(usual=3, full=20)
+@examples(usual=2, full=20)
 @given(number=NUMBERS)
 def test_random_unions_compute_on_ray_what_they_do_in_one_process(number: int):
     case = random_union_case(Random(number), THREE_WORKERS)

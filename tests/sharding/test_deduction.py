@@ -28,7 +28,7 @@ def gradients_of(model: Model, leaves, batch):
     return jax.value_and_grad(lambda p: model.mean_loss(jax.tree.unflatten(tree, p), batch))(leaves)
 
 
-@examples(usual=8, full=300)
+@examples(usual=6, full=300)
 @given(st.integers(0, 2**32 - 1))
 def test_specialized_programs_equal_the_whole_one(number: int):
     """Loss and gradients, with annotations drawn for every input, and reshards put in."""
@@ -219,7 +219,7 @@ def training_step(parameters, moments, x):
     return optax.apply_updates(parameters, updates), jax.tree.leaves(state)
 
 
-@examples(usual=2, full=100)
+@examples(usual=1, full=100)
 @given(st.integers(0, 2**32 - 1))
 def test_a_mixture_of_experts_a_network_of_convolutions_and_a_training_step(number: int):
     rng = Random(number)
