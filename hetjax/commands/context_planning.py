@@ -169,7 +169,7 @@ def _best_pipelines(
 def _beside_one(one: Plan | None) -> str:
     """What a stage of all devices would take, where pipelines are better."""
     alone = "fits in no way" if one is None else f"takes {format_seconds(one.predicted.step_time)}"
-    return f"stages that share the context each: one stage of all devices {alone}, predicted"
+    return f"several stages: one of all devices, which share the context, {alone}, predicted"
 
 
 def least_seconds_on(

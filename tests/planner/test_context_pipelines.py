@@ -28,6 +28,7 @@ from hetjax.planner import (
     make_problem,
     predict,
 )
+from hetjax.planner.costs.context_moves import context_moves
 from hetjax.planner.hexiseq.context_layouts import layouts
 from hetjax.planner.hexiseq.context_pipelines import ContextPipelines, context_pipelines
 from hetjax.planner.plan.plan import validate, validate_for
@@ -111,6 +112,7 @@ def test_islands_with_sequences_of_their_own_win_where_gradients_are_few():
     assert [pipeline.num_microbatches for pipeline in plan.pipelines] == [5, 3]
     one = predict(HexiSeqPlanner().plan(problem), problem)
     assert plan.predicted.step_time < one.predicted.step_time
+    assert sorted(context_moves(plan, problem)) == [0, 1]
     # What was estimated is near what is predicted, though that walks over the program.
     assert pipelines.seconds == pytest.approx(plan.predicted.step_time, rel=0.1)
 

@@ -13,7 +13,6 @@ from random_contexts import random_parts
 from hetjax.errors import InputError
 from hetjax.planner.hexiseq.context_devices import ContextDevices
 from hetjax.planner.hexiseq.context_links import HeadExchange, RingLinks
-from hetjax.planner.hexiseq.context_memory import GRADIENT_BYTES
 from hetjax.planner.hexiseq.context_model import BACKWARD_PRODUCTS, FORWARD_PRODUCTS, ContextModel
 from hetjax.planner.hexiseq.context_work import transformer_work
 from hetjax.planner.hexiseq.costs_of_rows import Candidates
@@ -22,6 +21,7 @@ from hetjax.planner.hexiseq.paper_model import PaperModel
 from hetjax.planner.hexiseq.refinement import RefinedSplit
 from hetjax.planner.hexiseq.ring_timeline import earliest_ends, ring_ends
 from hetjax.planner.hexiseq.scheduler import context_split
+from hetjax.planner.hexiseq.split_memory import GRADIENT_BYTES
 from hetjax.sharding.context.context_transfers import HeadBytes, ring_step, tokens_to_heads
 from hetjax.sharding.context.sub_rings import sub_rings
 

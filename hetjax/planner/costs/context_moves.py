@@ -18,30 +18,23 @@ def context_moves(plan: Plan, problem: PlanningProblem) -> dict[int, Timeline]:
     """Inside the stages whose members share the context, one microbatch by itself, as predicted.
 
     Args:
-        plan: the plan.
+        plan: the plan; all microbatches are of one size.
         problem: the problem that it solves.
 
     Returns:
-        By the stage's index, in a plan of one pipeline: the forward pass and, when all are done,
-        the backward one. Members have their usual tracks, and one each for what they send, to
-        several at a time where links bear it. Nothing for other plans.
+        By the stage's number: the forward pass and, when all are done, the backward one. Members
+        have their usual tracks, and one each for what they send, to several at a time where links
+        bear it.
     """
-    if len(plan.pipelines) != 1:
-        return {}
-    (pipeline,) = plan.pipelines
-    shared = [
-        index
-        for index, stage in enumerate(pipeline.stages)
-        if stage.shares.context is not None and len(stage.members) > 1
-    ]
-    if not shared:
-        return {}
-    works, found = pipeline_works(plan, pipeline, problem), {}
-    for index in shared:
-        after = works[index + 1] if index + 1 < len(works) else None
-        run = stage_run(plan, pipeline.stages[index], problem, works[index], after)
-        costs = task_costs(plan, pipeline, index, problem, after, run)
-        found[index] = Timeline(tuple(_events(costs, index)))
+    found: dict[int, Timeline] = {}
+    for first, pipeline in plan.numbered_pipelines():
+        shared = [i for i, stage in enumerate(pipeline.stages) if stage.members_share_context]
+        works = pipeline_works(plan, pipeline, problem) if shared else ()
+        for index in shared:
+            after = works[index + 1] if index + 1 < len(works) else None
+            run = stage_run(plan, pipeline.stages[index], problem, works[index], after)
+            costs = task_costs(plan, pipeline, index, problem, after, run)
+            found[first + index] = Timeline(tuple(_events(costs, first + index)))
     return found
 
 

@@ -659,7 +659,7 @@ def _stage_prediction(
     ]
     back = transfer_seconds(links[index - 1], work.returned_bytes) if index else 0.0
     there = transfer_seconds(links[index], after.received_bytes) if after else 0.0
-    if stage.shares.context is not None and len(stage.members) > 1:
+    if stage.members_share_context:
         alone = predict_context(plan, pipeline, index, problem, after, run)
     elif stage.shares.modules:
         alone = predict_modules(plan, stage, problem, work)

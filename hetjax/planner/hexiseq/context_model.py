@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 
 from hetjax.planner.hexiseq.context_devices import ContextDevices
 from hetjax.planner.hexiseq.context_links import HeadExchange, RingLinks
-from hetjax.planner.hexiseq.context_memory import GRADIENT_BYTES, ContextMemory, context_memory
 from hetjax.planner.hexiseq.context_pace import ContextPace
 from hetjax.planner.hexiseq.context_work import ACTIVATION_TRAFFIC, ContextWork
 from hetjax.planner.hexiseq.costs_of_rows import Candidates, RowCosts, by_rows
 from hetjax.planner.hexiseq.group_layout import Floats, GroupLayout, Numbers
 from hetjax.planner.hexiseq.ring_timeline import earliest_ends, ring_ends
+from hetjax.planner.hexiseq.split_memory import GRADIENT_BYTES, ContextMemory, context_memory
 
 FORWARD_PRODUCTS, BACKWARD_PRODUCTS = 2, 5
 """Products of an attention's passes; the backward one makes the scores again."""

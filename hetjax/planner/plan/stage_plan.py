@@ -275,6 +275,11 @@ slow[0:1] 1x1; this works on stages of one
         return bool(shares) and shares in alone
 
     @property
+    def members_share_context(self) -> bool:
+        """Whether it has several members, which share one sequence."""
+        return self.shares.context is not None and len(self.members) > 1
+
+    @property
     def rule_words(self) -> tuple[str, ...]:
         """What is to be said of its rule, recomputation and offload; mostly nothing."""
         rule = () if self.sharding == "data" else (self.sharding.replace("_", " "),)
