@@ -107,13 +107,11 @@ def context_pipelines(problem: PlanningProblem, most_stages: int) -> list[Contex
     Raises:
         InputError: the model has no attention, or something that goes along the sequence.
     """
-    models, blocks = context_models(problem), attending_layers(problem)
-    count = problem.num_microbatches
-    most = min(most_stages, MOST_STAGES, len(blocks))
+    models = context_models(problem)
+    most = min(most_stages, MOST_STAGES, max(1, len(attending_layers(problem))))
+    most_pipelines = min(problem.options.max_pipelines, problem.num_microbatches)
     splits, found = StageSplits(models), []
-    for layout in layouts(
-        _islands(models[0], problem), most, min(problem.options.max_pipelines, count)
-    ):
+    for layout in layouts(_islands(models[0], problem), most, most_pipelines):
         made = _pipelines(problem, models[0], splits, layout)
         if made is not None:
             found.append(made)
@@ -180,18 +178,28 @@ def _pipeline(
     parts: Sequence[Part],
 ) -> ContextPipeline | None:
     """The pipeline of some stages' devices; None where one of these is too small for its blocks."""
-    blocks = attending_layers(problem)
-    speeds = np.array([[model.devices.flops[[*part]].sum() for part in parts]])
-    counts = np.maximum(apportion_tokens(speeds, len(blocks))[0], 1)
-    # Whoever is too slow for one takes it of who has most.
-    counts[counts.argmax()] -= counts.sum() - len(blocks)
-    firsts = np.cumsum(counts) - counts
-    layers = (0, *(blocks[first][0] for first in firsts[1:].tolist()), problem.num_layers)
+    counts, layers = _blocks(problem, model, parts)
     choices: list[ContextChoice] = []
-    for place, (part, count) in enumerate(zip(parts, counts.tolist(), strict=True)):
+    for place, (part, count) in enumerate(zip(parts, counts, strict=True)):
         choice = splits.best(part, count, is_last=place == len(parts) - 1)
         if choice is None:
             return None
         choices.append(choice)
     rounds = [each.schedule.seconds / each.model.work.rounds for each in choices]
     return ContextPipeline(tuple(choices), layers, sum(rounds), max(rounds))
+
+
+def _blocks(
+    problem: PlanningProblem, model: ContextModel, parts: Sequence[Part]
+) -> tuple[list[int], tuple[int, ...]]:
+    """How many blocks the stages on some devices have, and where stages begin, and the end."""
+    if len(parts) == 1:
+        return [model.work.layers], (0, problem.num_layers)
+    blocks = attending_layers(problem)
+    speeds = np.array([[model.devices.flops[[*part]].sum() for part in parts]])
+    counts = np.maximum(apportion_tokens(speeds, len(blocks))[0], 1)
+    # Whoever is too slow for one takes it of who has most.
+    counts[counts.argmax()] -= counts.sum() - len(blocks)
+    firsts = np.cumsum(counts) - counts
+    begins = (blocks[first][0] for first in firsts[1:].tolist())
+    return counts.tolist(), (0, *begins, problem.num_layers)
