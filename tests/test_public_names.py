@@ -4,6 +4,7 @@ import importlib
 import inspect
 
 import pytest
+import ray.cloudpickle as cloudpickle
 
 PACKAGES = (
     "alignment",
@@ -68,3 +69,11 @@ def test_dir_lists_the_public_names():
     assert dir(hetjax) == sorted(hetjax.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         hetjax.nothing  # pyright: ignore[reportAttributeAccessIssue]  # noqa: B018
+
+
+def test_packages_that_import_names_when_used_are_sent_by_their_name():
+    import hetjax
+    from hetjax import planner
+
+    for package in (hetjax, planner):
+        assert cloudpickle.loads(cloudpickle.dumps(package)) is package

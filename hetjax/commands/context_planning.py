@@ -125,9 +125,13 @@ def find_context(
             one = best_that_fits(found, evens, problems.traced)
     except DoesNotFitError as error:
         errors.append(error)
+    several = None
     # Even systems are of one stage, as they are published.
-    counted = tried if system == "hexiseq" else []
-    several = _best_pipelines(problems, counted, most_stages, one and one[1])
+    if system == "hexiseq":
+        # Where another number of microbatches is another loss, the fewest that fit.
+        is_one_loss = not notes_of(problems.traced(tried[0]))
+        for each in [tried] if is_one_loss else [[count] for count in tried]:
+            several = several or _best_pipelines(problems, each, most_stages, one and one[1])
     searched = time.perf_counter() - began
     if several is not None:
         problem, plan = several
@@ -167,9 +171,9 @@ def _best_pipelines(
 
 
 def _beside_one(one: Plan | None) -> str:
-    """What a stage of all devices would take, where pipelines are better."""
+    """What the best single stage would take, where pipelines are better."""
     alone = "fits in no way" if one is None else f"takes {format_seconds(one.predicted.step_time)}"
-    return f"several stages: one of all devices, which share the context, {alone}, predicted"
+    return f"several stages: the best single one whose devices share the context {alone}, predicted"
 
 
 def least_seconds_on(

@@ -209,6 +209,8 @@ def _profile_lines(planned: Planned) -> Iterator[str]:
         error = profile.composition_error
         within = "" if error is None else f", composed to within {error:.1%}"
         yield f"costs of {profile.measurements} measurements{within}"
+    elif profile.calibration:
+        yield "costs are computed, and corrected by what other models took on these devices"
     elif missing is not None:
         yield (
             f"costs are computed; a profile would measure {missing:,} candidates and compose the "

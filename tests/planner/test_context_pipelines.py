@@ -29,8 +29,10 @@ from hetjax.planner import (
     predict,
 )
 from hetjax.planner.costs.context_moves import context_moves
+from hetjax.planner.hexiseq.context_choice import context_models
 from hetjax.planner.hexiseq.context_layouts import layouts
 from hetjax.planner.hexiseq.context_pipelines import ContextPipelines, context_pipelines
+from hetjax.planner.hexiseq.stage_splits import StageSplits
 from hetjax.planner.plan.plan import validate, validate_for
 
 BLOCKS, LENGTH, EXAMPLES = 6, 128, 8
@@ -115,6 +117,50 @@ def test_islands_with_sequences_of_their_own_win_where_gradients_are_few():
     assert sorted(context_moves(plan, problem)) == [0, 1]
     # What was estimated is near what is predicted, though that walks over the program.
     assert pipelines.seconds == pytest.approx(plan.predicted.step_time, rel=0.1)
+
+
+def test_islands_that_are_much_slower_have_a_block_of_those_that_have_most():
+    near, far = Link(1e10, 1e-6), Link(1e9, 1e-5)
+    parts = tuple(
+        Subcluster(
+            f"part-{place}",
+            DeviceKind(f"speed-{speed}", {"float32": speed * 1e9}, 10**9, speed * 1e9, "made up"),
+            *(1, 1, near, near),
+        )
+        for place, speed in enumerate((20, 20, 1, 1))
+    )
+    links = tuple((a.name, b.name, far) for a, b in itertools.combinations(parts, 2))
+    model = language_model(GPTConfig(64, 4, 64, 4, LENGTH))
+    problem = problem_on(Cluster("four", parts, links), model=model, most_pipelines=1)
+    found = context_pipelines(problem, 4)
+    blocks = {
+        tuple(choice.model.work.layers for choice in each.pipelines[0].choices) for each in found
+    }
+    assert (1, 1, 1, 1) in blocks
+    assert all(sum(each) == 4 for each in blocks)
+
+
+def test_layouts_on_devices_that_are_alike_are_told_once():
+    near = Link(1e10, 1e-6)
+    kind = DeviceKind("one", {"float32": 1e9}, 10**9, 1e9, "made up")
+    cluster = Cluster("alike", (Subcluster("nodes", kind, 3, 1, near, near),))
+    model = language_model(GPTConfig(64, 3, 64, 4, LENGTH))
+    problem = problem_on(cluster, model=model, most_pipelines=1)
+    # Stages of one node and of two, in both orders, and three of one.
+    assert [len(each.pipelines[0].choices) for each in context_pipelines(problem, 4)].count(2) <= 2
+    assert [len(each.pipelines[0].choices) for each in context_pipelines(problem, 4)].count(3) == 1
+
+
+def test_stages_that_hold_more_microbatches_make_layers_again():
+    """Where the activations of one fit and not those of several."""
+    problem = problem_on(islands(2e6), most_pipelines=1)
+    splits = StageSplits(context_models(problem))
+    part = (0, 1)
+    kept, again = (splits.best(part, 3, live, is_last=False) for live in (1, 10**4))
+    assert kept is not None
+    assert again is not None
+    assert not kept.model.work.is_recomputed
+    assert again.model.work.is_recomputed
 
 
 def test_there_are_no_more_stages_or_pipelines_than_there_may_be():

@@ -537,13 +537,13 @@ def least_seconds(problem: PlanningProblem, devices: Mapping[str, int]) -> float
         devices: how many devices of each subcluster share it, as evenly as they are fast.
 
     Returns:
-        Seconds. Where passes were measured, which may be faster than the rules have it, they count
-        the products alone, at the peak.
+        Seconds. Where passes were measured, of this program or another one, which may be faster
+        than the rules have it, they count the products alone, at the peak.
     """
     works = problem.works
     flops = sum(work.forward.matmul_flops + work.backward.matmul_flops for work in works)
     traffic = sum(work.forward.bytes + work.backward.bytes for work in works)
-    measured = problem.profile.measurements > 0
+    measured = bool(problem.profile.measurements or problem.profile.calibration)
     rate = 0.0
     for name, count in devices.items():
         kind = problem.cluster.subcluster(name).kind

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -149,16 +149,17 @@ class ContextDevices:
         """Seconds of a byte through each device's network card, by its fastest link."""
         return self.far_cost.min(axis=1)[self.subcluster]
 
-    def byte_seconds(self, one: int, other: int) -> float:
-        """Seconds of a byte between two devices.
+    def byte_seconds(self, some: Sequence[int], others: Sequence[int]) -> float:
+        """Seconds of a byte between devices and others, over the slowest link.
 
         Args:
-            one: a device's number.
-            other: that of another one.
+            some: the numbers of devices.
+            others: those of others.
         """
-        if self.node[one] == self.node[other]:
-            return float(self.near_cost[one])
-        return float(self.far_cost[self.subcluster[one], self.subcluster[other]])
+        if len({*self.node[[*some]].tolist(), *self.node[[*others]].tolist()}) == 1:
+            return float(self.near_cost[some[0]])
+        pairs = np.ix_(self.subcluster[[*some]], self.subcluster[[*others]])
+        return float(self.far_cost[pairs].max())
 
     def name(self, device: int) -> str:
         """What messages call a device.

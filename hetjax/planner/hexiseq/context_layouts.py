@@ -19,8 +19,11 @@ Layout = tuple[tuple[Part, ...], ...]
 MOST_ISLANDS = 4
 """Of so many islands all layouts are tried; of more, those of neighbours."""
 
+MOST_NEIGHBOURS = 8
+"""Of more islands, neighbours are one island where stages of several are cut."""
+
 FINER = (2, 4, 8)
-"""Into how many alike parts islands are divided, each a pipeline of one stage."""
+"""Into how many parts of a size islands are divided, each a pipeline of one stage."""
 
 
 def layouts(islands: Sequence[Part], most_stages: int, most_pipelines: int) -> Iterator[Layout]:
@@ -50,7 +53,9 @@ def layouts(islands: Sequence[Part], most_stages: int, most_pipelines: int) -> I
             ways = (list(_pipelines(block, most_stages)) for block in blocks)
             found |= dict.fromkeys(itertools.product(*ways))
     else:
-        found |= dict.fromkeys((each,) for each in _of_neighbours(islands, most_stages))
+        size = -(-len(islands) // MOST_NEIGHBOURS)
+        joined = [_joined(islands[i : i + size]) for i in range(0, len(islands), size)]
+        found |= dict.fromkeys((each,) for each in _of_neighbours(joined, most_stages))
         for count in range(2, len(islands) + 1):
             if len(islands) % count == 0:
                 size = len(islands) // count

@@ -194,6 +194,17 @@ class ContextModel:
         """
         return work_flops(self.work) / flops
 
+    def once_seconds(self, layout: GroupLayout) -> float:
+        """What devices take once a step, however many sequences it has.
+
+        Args:
+            layout: the groups.
+
+        Returns:
+            Seconds, which `costs` counts among those of the step.
+        """
+        return self._state_seconds(layout)[1]
+
     def memory(self, layout: GroupLayout, candidates: Candidates) -> NDArray:
         """Bytes of each device.
 

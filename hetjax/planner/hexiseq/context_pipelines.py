@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -27,6 +27,7 @@ from hetjax.planner.hexiseq.context_choice import (
 )
 from hetjax.planner.hexiseq.context_layouts import Layout, Part, layouts
 from hetjax.planner.hexiseq.context_model import ContextModel
+from hetjax.planner.hexiseq.group_layout import GroupLayout
 from hetjax.planner.hexiseq.program_work import attending_layers
 from hetjax.planner.hexiseq.stage_splits import StageSplits
 from hetjax.planner.plan.plan import Plan
@@ -46,6 +47,7 @@ class ContextPipeline:
         layers: where stages begin, and the end, in the problem's layers.
         first_seconds: what its first microbatch is estimated to take.
         next_seconds: what each microbatch after it adds.
+        once_seconds: what its stages take once a step.
         microbatches: how many it has.
     """
 
@@ -53,12 +55,14 @@ class ContextPipeline:
     layers: tuple[int, ...]
     first_seconds: float
     next_seconds: float
+    once_seconds: float
     microbatches: int = 1
 
     @property
     def seconds(self) -> float:
-        """What its microbatches are estimated to take."""
-        return self.first_seconds + (self.microbatches - 1) * self.next_seconds
+        """What its part of a step is estimated to take."""
+        later = (self.microbatches - 1) * self.next_seconds
+        return self.first_seconds + later + self.once_seconds
 
     def planned(self, problem: PlanningProblem) -> PipelinePlan:
         """The pipeline of a plan that it makes.
@@ -84,6 +88,15 @@ class ContextPipelines:
 
     pipelines: tuple[ContextPipeline, ...]
     seconds: float
+
+    @property
+    def figures(self) -> Hashable:
+        """What is equal for pipelines on devices that are alike."""
+        pipelines = (
+            (each.microbatches, tuple(choice.model.work.layers for choice in each.choices))
+            for each in self.pipelines
+        )
+        return float(f"{self.seconds:.9g}"), tuple(sorted(pipelines))
 
     def plan(self, problem: PlanningProblem) -> Plan:
         """The plan that they make.
@@ -115,7 +128,8 @@ def context_pipelines(problem: PlanningProblem, most_stages: int) -> list[Contex
         made = _pipelines(problem, models[0], splits, layout)
         if made is not None:
             found.append(made)
-    return sorted(found, key=lambda each: each.seconds)
+    # Of those that are alike, as in another order of islands that are, one is enough.
+    return sorted({each.figures: each for each in found[::-1]}.values(), key=lambda e: e.seconds)
 
 
 def _islands(model: ContextModel, problem: PlanningProblem) -> list[Part]:
@@ -153,7 +167,7 @@ def _pipelines(
 def _microbatches(pipelines: Sequence[ContextPipeline], count: int) -> list[int]:
     """How many of some microbatches each pipeline has, that the last is done early; 1 or more."""
     counts = [1] * len(pipelines)
-    ends = [(each.first_seconds + each.next_seconds, place) for place, each in enumerate(pipelines)]
+    ends = [(each.seconds + each.next_seconds, place) for place, each in enumerate(pipelines)]
     heapq.heapify(ends)
     for _ in range(count - len(pipelines)):
         end, place = ends[0]
@@ -166,8 +180,9 @@ def _exchange_seconds(model: ContextModel, layout: Layout) -> float:
     """What several pipelines take to give gradients to whichever updates, and take parameters."""
     if len(layout) == 1:
         return 0.0
-    work, firsts = model.work, [pipeline[0][0] for pipeline in layout]
-    slowest = max(model.devices.byte_seconds(*pair) for pair in itertools.combinations(firsts, 2))
+    work, of_pipelines = model.work, [[*itertools.chain(*parts)] for parts in layout]
+    pairs = itertools.combinations(of_pipelines, 2)
+    slowest = max(model.devices.byte_seconds(*pair) for pair in pairs)
     return 2 * (len(layout) - 1) * work.parameters * work.sent_weight_bytes * slowest
 
 
@@ -181,25 +196,37 @@ def _pipeline(
     counts, layers = _blocks(problem, model, parts)
     choices: list[ContextChoice] = []
     for place, (part, count) in enumerate(zip(parts, counts, strict=True)):
-        choice = splits.best(part, count, is_last=place == len(parts) - 1)
+        live = min(len(parts) - place, problem.num_microbatches)
+        choice = splits.best(part, count, live, is_last=place == len(parts) - 1)
         if choice is None:
             return None
         choices.append(choice)
-    rounds = [each.schedule.seconds / each.model.work.rounds for each in choices]
-    return ContextPipeline(tuple(choices), layers, sum(rounds), max(rounds))
+    once = [_once_seconds(each) for each in choices]
+    rounds = [
+        (each.schedule.seconds - apart) / each.model.work.rounds
+        for each, apart in zip(choices, once, strict=True)
+    ]
+    return ContextPipeline(tuple(choices), layers, sum(rounds), max(rounds), max(once))
+
+
+def _once_seconds(choice: ContextChoice) -> float:
+    groups = [group.devices for group in choice.schedule.split.groups]
+    return choice.model.once_seconds(GroupLayout(choice.model.devices, groups))
 
 
 def _blocks(
     problem: PlanningProblem, model: ContextModel, parts: Sequence[Part]
 ) -> tuple[list[int], tuple[int, ...]]:
-    """How many blocks the stages on some devices have, and where stages begin, and the end."""
+    """How many attentions the stages on some devices have; where stages begin, and the end."""
     if len(parts) == 1:
         return [model.work.layers], (0, problem.num_layers)
     blocks = attending_layers(problem)
     speeds = np.array([[model.devices.flops[[*part]].sum() for part in parts]])
     counts = np.maximum(apportion_tokens(speeds, len(blocks))[0], 1)
-    # Whoever is too slow for one takes it of who has most.
-    counts[counts.argmax()] -= counts.sum() - len(blocks)
+    # Whoever is too slow for a block takes it of who has most.
+    while counts.sum() > len(blocks):
+        counts[counts.argmax()] -= 1
     firsts = np.cumsum(counts) - counts
     begins = (blocks[first][0] for first in firsts[1:].tolist())
-    return counts.tolist(), (0, *begins, problem.num_layers)
+    attentions = np.maximum(counts * model.work.layers // len(blocks), 1)
+    return attentions.tolist(), (0, *begins, problem.num_layers)

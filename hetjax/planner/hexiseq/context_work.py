@@ -52,6 +52,7 @@ class ContextWork:
             the parameters whole and each updates as many.
         weight_bytes: bytes of a parameter, or of its gradient, as devices send it to each other;
             None for those of an activation.
+        live: of how many microbatches a layer keeps activations at once.
         logit_tokens: for how many tokens logits are there at once; where they are for all, they
             are not made again.
 
@@ -79,11 +80,12 @@ class ContextWork:
     state_bytes: float = ADAM_BYTES
     updated_bytes: float = 0.0
     weight_bytes: float | None = None
+    live: int = 1
     logit_tokens: int = 2048
 
     def __post_init__(self) -> None:
         least_one = ("length", "query_heads", "key_value_heads", "head_size", "width", "layers")
-        for field in (*least_one, "sequences", "batch", "item_bytes", "logit_tokens"):
+        for field in (*least_one, "sequences", "batch", "item_bytes", "live", "logit_tokens"):
             _check(field, getattr(self, field), 1)
         others = ("token_flops", "layer_parameters", "other_parameters", "vocabulary")
         for field in (*others, "working_bytes", "state_bytes", "updated_bytes"):

@@ -94,11 +94,12 @@ def context_memory(
     by_heads = size * (by_heads + (heads + 2 * copies) * GRADIENT_BYTES) + 8 * heads
     exchanged = batch * own * by_heads[of]
     if work.is_recomputed:
-        kept = batch * tokens * (work.layers * work.width * item + work.working_bytes)
+        kept_of_layers = work.live * work.layers * work.width * item
+        kept = batch * tokens * (kept_of_layers + work.working_bytes)
     else:
-        kept = batch * tokens * work.layers * work.working_bytes
+        kept = work.live * batch * tokens * work.layers * work.working_bytes
         saved = size * (2 * heads + 2 * copies) * item + 4 * heads
-        kept = kept + batch * (work.layers - 1) * own * saved[of]
+        kept = kept + batch * (work.live * work.layers - 1) * own * saved[of]
     ring = np.zeros(tokens.shape)
     if layout.num_groups > 1:
         block = 2 * size * copies * (item + GRADIENT_BYTES)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from hetjax.errors import DoesNotFitError
 from hetjax.planner.hexiseq.context_choice import ContextChoice
 from hetjax.planner.hexiseq.context_devices import ContextDevices
@@ -25,20 +27,23 @@ class StageSplits:
         self._models = models
         self._found: dict[Hashable, tuple[Part, ContextChoice] | None] = {}
 
-    def best(self, part: Part, blocks: int, *, is_last: bool) -> ContextChoice | None:
+    def best(
+        self, part: Part, blocks: int, live: int = 1, *, is_last: bool
+    ) -> ContextChoice | None:
         """The best split of a stage, of layers that are kept or made again.
 
         Args:
             part: the numbers of its devices.
             blocks: how many layers it has.
+            live: how many microbatches are between their passes at once.
             is_last: whether it has the logits, and the parameters outside of layers.
 
         Returns:
             The split; None where the stage does not fit on these devices.
         """
-        key = _kinds_and_nodes(self._models[0].devices, part), blocks, is_last
+        key = _kinds_and_nodes(self._models[0].devices, part), blocks, live, is_last
         if key not in self._found:
-            choice = _best(self._models, part, blocks, is_last=is_last)
+            choice = _best(self._models, part, blocks, live, is_last=is_last)
             self._found[key] = choice and (part, choice)
         known = self._found[key]
         if known is None:
@@ -50,17 +55,13 @@ class StageSplits:
 def _kinds_and_nodes(devices: ContextDevices, part: Part) -> Hashable:
     """What the best split of devices depends on: their subclusters, and who shares a node, a card.
 
-    Nodes and cards are counted from those of the first device.
+    Nodes and cards are counted in the order of the devices.
     """
-    places = [*part]
-    return tuple(
-        tuple((numbers[places] - first).tolist())
-        for numbers, first in (
-            (devices.subcluster, 0),
-            (devices.node, devices.node[places[0]]),
-            (devices.card, devices.card[places[0]]),
-        )
+    nodes, cards = (
+        np.unique(numbers[[*part]], return_inverse=True)[1].tolist()
+        for numbers in (devices.node, devices.card)
     )
+    return tuple(devices.subcluster[[*part]].tolist()), tuple(nodes), tuple(cards)
 
 
 def _on(choice: ContextChoice, others: Mapping[int, int]) -> ContextChoice:
@@ -78,7 +79,7 @@ def _on(choice: ContextChoice, others: Mapping[int, int]) -> ContextChoice:
 
 
 def _best(
-    models: Sequence[ContextModel], part: Part, blocks: int, *, is_last: bool
+    models: Sequence[ContextModel], part: Part, blocks: int, live: int, *, is_last: bool
 ) -> ContextChoice | None:
     found: list[ContextChoice] = []
     for model in models:
@@ -87,6 +88,7 @@ def _best(
         of_part = replace(
             work,
             layers=blocks,
+            live=live,
             other_parameters=work.other_parameters if is_last else 0,
             vocabulary=work.vocabulary if is_last else 0,
         )
