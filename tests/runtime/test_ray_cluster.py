@@ -179,7 +179,8 @@ def test_a_script_trains_on_the_cluster_of_its_environment(running_cluster: str,
     result = json.loads(done.stdout)
     assert result["address"] == running_cluster
     assert result["left"]
-    assert done.stderr == ""
+    # A machine that is busy may say what it waits for.
+    assert all(line.startswith("waiting for ") for line in done.stderr.splitlines())
     with make_trainer("local") as trainer:
         losses = [trainer.train_step().loss for _ in range(2)]
     assert result["losses"] == pytest.approx(losses, rel=1e-6)
