@@ -20,10 +20,6 @@ os.environ["XLA_FLAGS"] = " ".join(
     ]
 )
 os.environ["JAX_PLATFORMS"] = "cpu"
-# Where compiled programs are kept, processes that test side by side have folders of their own: none
-# reads what another one is writing.
-if {"JAX_COMPILATION_CACHE_DIR", "PYTEST_XDIST_WORKER"} <= os.environ.keys():
-    os.environ["JAX_COMPILATION_CACHE_DIR"] += "/" + os.environ["PYTEST_XDIST_WORKER"]
 
 import jax
 import pytest
