@@ -76,4 +76,5 @@ def test_packages_that_import_names_when_used_are_sent_by_their_name():
     from hetjax import planner
 
     for package in (hetjax, planner):
-        assert cloudpickle.loads(cloudpickle.dumps(package)) is package
+        sent = cloudpickle.dumps(package)  # pyright: ignore[reportPrivateImportUsage]
+        assert cloudpickle.loads(sent) is package
