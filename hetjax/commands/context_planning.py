@@ -125,13 +125,9 @@ def find_context(
             one = best_that_fits(found, evens, problems.traced)
     except DoesNotFitError as error:
         errors.append(error)
-    several = None
     # Even systems are of one stage, as they are published.
-    if system == "hexiseq":
-        # Where another number of microbatches is another loss, the fewest that fit.
-        is_one_loss = not notes_of(problems.traced(tried[0]))
-        for each in [tried] if is_one_loss else [[count] for count in tried]:
-            several = several or _best_pipelines(problems, each, most_stages, one and one[1])
+    is_uneven = system == "hexiseq"
+    several = _several(problems, tried, most_stages, one and one[1]) if is_uneven else None
     searched = time.perf_counter() - began
     if several is not None:
         problem, plan = several
@@ -149,6 +145,21 @@ def find_context(
     return ContextFound(problem, made, choice, others)
 
 
+def _several(
+    problems: Problems, counts: Sequence[int], most_stages: int, one: Plan | None
+) -> tuple[PlanningProblem, Plan] | None:
+    """Pipelines that are better than one stage: of all numbers of microbatches the fastest.
+
+    Where another number is another loss, those of the fewest that fit.
+    """
+    is_one_loss = not notes_of(problems.traced(counts[0]))
+    for each in [counts] if is_one_loss else [[count] for count in counts]:
+        found = _best_pipelines(problems, each, most_stages, one)
+        if found is not None:
+            return found
+    return None
+
+
 def _best_pipelines(
     problems: Problems, counts: Sequence[int], most_stages: int, one: Plan | None
 ) -> tuple[PlanningProblem, Plan] | None:
@@ -157,7 +168,6 @@ def _best_pipelines(
     found = [
         (count, each)
         for count in counts
-        if count > 1
         for each in context_pipelines(problems.traced(count), most_stages)
     ]
     best: tuple[PlanningProblem, Plan] | None = None

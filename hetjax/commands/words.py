@@ -56,7 +56,7 @@ def rate_lines(prepared: Prepared) -> Iterator[str]:
         said = kind.slow_path(problem.dtype)
         if said is not None:
             yield said
-    if not (problem.profile.measurements or problem.profile.calibration):
+    if not problem.profile.corrects_costs:
         yield from _efficiency_lines(tuple(kinds), problem.dtype)
 
 

@@ -371,6 +371,25 @@ def copies_overlap(execution: Execution) -> bool:
     return execution.kind.platform != "cpu"
 
 
+def computing_seconds(
+    problem: PlanningProblem, runs: Runs, execution: Execution
+) -> tuple[float, float]:
+    """What passes take by themselves, without the transfers that their devices see to.
+
+    Args:
+        problem: the planning problem.
+        runs: the work, of one run.
+        execution: where and how.
+
+    Returns:
+        Seconds of the forward and the backward pass; 0 of a backward pass that there is none of.
+    """
+    whole, handling = estimate(problem, runs, execution), handling_seconds(problem, runs, execution)
+    there, back = map(float, handling)
+    forward, backward = float(whole.forward_seconds), float(whole.backward_seconds)
+    return forward - there, backward and backward - back
+
+
 def handling_seconds(
     problem: PlanningProblem, runs: Runs, execution: Execution
 ) -> tuple[FloatArray | float, FloatArray | float]:
@@ -543,11 +562,11 @@ def least_seconds(problem: PlanningProblem, devices: Mapping[str, int]) -> float
     works = problem.works
     flops = sum(work.forward.matmul_flops + work.backward.matmul_flops for work in works)
     traffic = sum(work.forward.bytes + work.backward.bytes for work in works)
-    measured = bool(problem.profile.measurements or problem.profile.calibration)
+    corrected = problem.profile.corrects_costs
     rate = 0.0
     for name, count in devices.items():
         kind = problem.cluster.subcluster(name).kind
-        if measured:
+        if corrected:
             rate += count / (flops / kind.flops(problem.dtype))
         else:
             moving = traffic * TRAFFIC_SHARE / kind.memory_bandwidth

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from hetjax.mesh.cluster import Cluster
+from hetjax.mesh.groupings import set_partitions
 from hetjax.planner.harp.table_making import ALL_ORDERS_UP_TO
 
 _PIECES = 6
@@ -82,21 +83,10 @@ def _groupings(places: Sequence[int]) -> Iterator[tuple[tuple[int, ...], ...]]:
     if len(places) <= ALL_ORDERS_UP_TO:
         for count in range(len(places), 0, -1):
             for chosen in itertools.combinations(places, count):
-                yield from _set_partitions(chosen)
+                yield from set_partitions(chosen)
     else:
         yield (tuple(places),)
         yield tuple((place,) for place in places)
-
-
-def _set_partitions(places: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], ...]]:
-    if not places:
-        yield ()
-        return
-    first, rest = places[0], places[1:]
-    for others in _set_partitions(rest):
-        yield ((first,), *others)
-        for at, group in enumerate(others):
-            yield (*others[:at], (first, *group), *others[at + 1 :])
 
 
 Cut = tuple[int, ...]

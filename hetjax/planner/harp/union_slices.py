@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from hetjax.mesh.cluster import Cluster, SubMesh
+from hetjax.mesh.groupings import set_partitions
 from hetjax.mesh.links import Link
 from hetjax.planner.costs.cost_model import estimate, memory, update_seconds
 from hetjax.planner.costs.crossing_ends import End, crossing_parts, joined_link
@@ -112,21 +113,9 @@ def joinings(cluster: Cluster) -> Iterator[tuple[JoinedSubcluster, ...]]:
     if len(names) > ALL_ORDERS_UP_TO:
         yield (joined(cluster, names),)
         return
-    for groups in _partitions(names):
+    for groups in set_partitions(names):
         if len(groups) < len(names):
             yield tuple(joined(cluster, group) for group in groups)
-
-
-def _partitions(names: Sequence[str]) -> Iterator[list[list[str]]]:
-    """The ways to put names into groups."""
-    if not names:
-        yield []
-        return
-    first, *rest = names
-    for groups in _partitions(rest):
-        yield [[first], *groups]
-        for place, group in enumerate(groups):
-            yield [*groups[:place], [first, *group], *groups[place + 1 :]]
 
 
 @dataclass(frozen=True, eq=False)

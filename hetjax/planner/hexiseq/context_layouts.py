@@ -9,6 +9,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from typing import TypeVar
+
+from hetjax.mesh.groupings import set_partitions
+
+Item = TypeVar("Item")
 
 Part = tuple[int, ...]
 """The numbers of the devices of a stage."""
@@ -49,41 +54,27 @@ def layouts(islands: Sequence[Part], most_stages: int, most_pipelines: int) -> I
     """
     found: dict[Layout, None] = {}
     if len(islands) <= MOST_ISLANDS:
-        for blocks in _set_partitions(islands):
+        for blocks in set_partitions(islands):
             ways = (list(_pipelines(block, most_stages)) for block in blocks)
             found |= dict.fromkeys(itertools.product(*ways))
     else:
-        size = -(-len(islands) // MOST_NEIGHBOURS)
-        joined = [_joined(islands[i : i + size]) for i in range(0, len(islands), size)]
+        joined = [*map(_joined, _runs(islands, -(-len(islands) // MOST_NEIGHBOURS)))]
         found |= dict.fromkeys((each,) for each in _of_neighbours(joined, most_stages))
         for count in range(2, len(islands) + 1):
             if len(islands) % count == 0:
-                size = len(islands) // count
-                parts = (_joined(islands[i : i + size]) for i in range(0, len(islands), size))
-                found[tuple((part,) for part in parts)] = None
+                runs = _runs(islands, len(islands) // count)
+                found[tuple((_joined(run),) for run in runs)] = None
     for count in FINER:
         if all(len(island) % count == 0 for island in islands):
-            parts = (part for island in islands for part in _divided(island, count))
+            parts = (part for island in islands for part in _runs(island, len(island) // count))
             found[tuple((part,) for part in parts)] = None
     found.pop(((_joined(islands),),), None)
     yield from (each for each in found if len(each) <= most_pipelines)
 
 
-def _set_partitions(islands: Sequence[Part]) -> Iterator[list[list[Part]]]:
-    """All ways to put islands into sets."""
-    if not islands:
-        yield []
-        return
-    first, *rest = islands
-    for sets in _set_partitions(rest):
-        yield [[first], *sets]
-        for place, one in enumerate(sets):
-            yield [*sets[:place], [first, *one], *sets[place + 1 :]]
-
-
 def _pipelines(islands: Sequence[Part], most_stages: int) -> Iterator[tuple[Part, ...]]:
     """The pipelines of some islands: stages in all orders."""
-    for sets in _set_partitions(islands):
+    for sets in set_partitions(islands):
         if len(sets) <= most_stages:
             yield from itertools.permutations(_joined(each) for each in sets)
 
@@ -100,6 +91,6 @@ def _joined(islands: Sequence[Part]) -> Part:
     return tuple(sorted(itertools.chain(*islands)))
 
 
-def _divided(island: Part, count: int) -> list[Part]:
-    size = len(island) // count
-    return [island[i : i + size] for i in range(0, len(island), size)]
+def _runs(items: Sequence[Item], size: int) -> Iterator[tuple[Item, ...]]:
+    """Things in their order, as many together each time; the last may be fewer."""
+    return (tuple(items[i : i + size]) for i in range(0, len(items), size))

@@ -13,7 +13,7 @@ from hetjax.mesh.cluster import Subcluster
 from hetjax.pipeline.program.costs import step_cost
 from hetjax.pipeline.program.traced_program import Step
 from hetjax.pipeline.program.work_classes import Work, attention_classes, step_work
-from hetjax.planner.costs.cost_model import estimate, handling_seconds
+from hetjax.planner.costs.cost_model import computing_seconds
 from hetjax.planner.costs.member_rates import PassSpeed, pass_speeds
 from hetjax.planner.hexiseq.context_work import ContextWork
 from hetjax.planner.problem.problem import PlanningProblem
@@ -86,15 +86,12 @@ def _pace(
     speed: PassSpeed,
 ) -> ContextPace:
     execution = Execution(part.kind, part.intra_node, (1, 1), subcluster=part.name)
-    whole = estimate(problem, run, execution)
     attending = [0.0, 0.0]
     for step in attentions:
         for way, (flops, moved, of_classes) in enumerate(_work_of(step)):
             attending[way] += speed.seconds(flops, moved, tuple(of_classes.items()), way)
     # What a task takes beside its work does not grow with tokens.
-    fixed = map(float, handling_seconds(problem, run, execution))
-    passes = float(whole.forward_seconds), float(whole.backward_seconds)
-    seconds = [all_ - of_task for all_, of_task in zip(passes, fixed, strict=True)]
+    seconds = computing_seconds(problem, run, execution)
     others = [max(0.0, all_ - some) for all_, some in zip(seconds, attending, strict=True)]
     # A microbatch has as many sequences as are there at once.
     tokens, pairs = work.length * work.layers, work.query_heads * work.length**2 * work.layers

@@ -120,9 +120,12 @@ def context_pipelines(problem: PlanningProblem, most_stages: int) -> list[Contex
     Raises:
         InputError: the model has no attention, or something that goes along the sequence.
     """
+    count = problem.num_microbatches
+    if count == 1:
+        return []
     models = context_models(problem)
-    most = min(most_stages, MOST_STAGES, max(1, len(attending_layers(problem))))
-    most_pipelines = min(problem.options.max_pipelines, problem.num_microbatches)
+    most = min(most_stages, MOST_STAGES, max(1, len(attending_layers(problem))), count)
+    most_pipelines = min(problem.options.max_pipelines, count)
     splits, found = StageSplits(models), []
     for layout in layouts(_islands(models[0], problem), most, most_pipelines):
         made = _pipelines(problem, models[0], splits, layout)
@@ -147,16 +150,13 @@ def _pipelines(
     layout: Layout,
 ) -> ContextPipelines | None:
     """The pipelines of a layout; None where a stage is too small for its blocks."""
-    count = problem.num_microbatches
-    if max(map(len, layout)) > count:
-        return None
     made = []
     for parts in layout:
         pipeline = _pipeline(problem, model, splits, parts)
         if pipeline is None:
             return None
         made.append(pipeline)
-    counts = _microbatches(made, count)
+    counts = _microbatches(made, problem.num_microbatches)
     pipelines = tuple(
         replace(each, microbatches=own) for each, own in zip(made, counts, strict=True)
     )

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
+from hetjax.mesh.groupings import set_partitions
 from hetjax.planner.hexiseq.context_devices import ContextDevices
 
 Partition = tuple[tuple[int, ...], ...]
@@ -84,7 +85,7 @@ def partitions(devices: ContextDevices, members: Members, most_groups: int) -> l
         [((0,), (1,)), ((0, 1),)]
     """
     if len(devices.usable) <= SMALL:
-        made = _all_partitions(tuple(itertools.chain(*members)))
+        made = set_partitions(tuple(itertools.chain(*members)))
         made = (order for each in made for order in _ring_orders(each))
         # Of those that differ only by devices that are alike, the first.
         seen, found = set(), []
@@ -103,29 +104,10 @@ def _subsets(devices: Sequence[int]) -> Iterator[tuple[int, ...]]:
         yield from itertools.combinations(devices, size)
 
 
-def _all_partitions(devices: Sequence[int]) -> Iterator[Partition]:
-    """All partitions of few devices."""
-    if not devices:
-        yield ()
-        return
-    first, rest = devices[0], devices[1:]
-    for others in _all_partitions(rest):
-        yield ((first,), *others)
-        for place, group in enumerate(others):
-            yield (*others[:place], (first, *group), *others[place + 1 :])
-
-
 def _ring_orders(partition: Partition) -> Iterator[Partition]:
     """A partition's groups in all orders of a ring, where nothing is first."""
     first, *rest = sorted(partition)
-    yield from ((first, *each) for each in _orders(tuple(rest)))
-
-
-def _orders(groups: Partition) -> Iterator[Partition]:
-    if not groups:
-        yield ()
-    for place, group in enumerate(groups):
-        yield from ((group, *rest) for rest in _orders(groups[:place] + groups[place + 1 :]))
+    yield from ((first, *each) for each in itertools.permutations(rest))
 
 
 def _likeness(devices: ContextDevices, partition: Partition) -> tuple[object, ...]:

@@ -72,10 +72,7 @@ def _on(choice: ContextChoice, others: Mapping[int, int]) -> ContextChoice:
         for group in split.groups
     )
     schedule = replace(choice.schedule, split=replace(split, groups=tuple(groups)))
-    model = choice.model
-    lost = frozenset(range(model.devices.num_devices)) - {*others.values()}
-    devices = replace(model.devices, lost=lost)
-    return ContextChoice(schedule, ContextModel(devices, model.work, model.paces))
+    return replace(choice, schedule=schedule)
 
 
 def _best(

@@ -7,14 +7,14 @@ what these tell of classes of work: the cost model knows two figures of a device
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from statistics import median
 
 from hetjax.pipeline.program.work_classes import Work, steps_work
 from hetjax.pipeline.stages.backward import differentiate
 from hetjax.pipeline.stages.cutting import cut
-from hetjax.planner.costs.cost_model import estimate, handling_seconds
+from hetjax.planner.costs.cost_model import computing_seconds
 from hetjax.planner.costs.member_rates import class_rates
 from hetjax.planner.problem.problem import PlanningProblem
 from hetjax.planner.profiler.measured_runs import layer_classes
@@ -57,7 +57,7 @@ def _by_ways(
     for way, times in ways.items():
         measured = times.forward.of(whole.layers), times.backward.of(whole.layers)
         factors.setdefault((way.subcluster, way.shape), []).append(
-            _factors(map(float, measured), _expected(problem, _execution(problem, way)))
+            _factors(map(float, measured), _expected(problem, way))
         )
     return {
         devices: (median(f for f, _ in pairs), median(b for _, b in pairs))
@@ -72,11 +72,9 @@ def _by_classes(
         return {}
     known = class_rates(replace(problem, profile=Profile(classes=rates)))
     alike = layer_classes(problem)
-    passes = {number: _passes(problem, alike.index(number)) for number in set(alike)}
+    passes = _passes(problem, alike)
     found: dict[str, Factors] = {}
     for name in names:
-        part = problem.cluster.subcluster(name)
-        execution = Execution(part.kind, part.intra_node, (1, 1), subcluster=name)
         taken = (
             TASK_SECONDS
             + sum(
@@ -85,7 +83,7 @@ def _by_classes(
             )
             for way in (0, 1)
         )
-        found[name] = _factors(taken, _expected(problem, execution))
+        found[name] = _factors(taken, _expected(problem, Way(name, (1, 1), (1, 1), "data")))
     return found
 
 
@@ -97,36 +95,35 @@ def _factors(taken: Iterable[float], expected: Iterable[float]) -> Factors:
     return forward, backward
 
 
-def _expected(problem: PlanningProblem, execution: Execution) -> Factors:
+def _expected(problem: PlanningProblem, way: Way) -> tuple[float, float]:
     """What the cost model says of both passes, but for transfers: measured runs have none."""
-    analytic, whole = replace(problem, profile=Profile()), problem.runs.of((0, problem.num_layers))
-    found = estimate(analytic, whole, execution)
-    there, back = handling_seconds(analytic, whole, execution)
-    backward = float(found.backward_seconds)
-    return float(found.forward_seconds - there), backward and backward - float(back)
-
-
-def _passes(problem: PlanningProblem, layer: int) -> tuple[Work, Work]:
-    """The work by class of a layer's forward and backward pass."""
-    program, last = problem.program, problem.num_layers - 1
-    runs = cut(program, problem.layers)
-    programs = differentiate(
-        runs[layer],
-        *inputs_of(program, runs)[layer],
-        is_last=layer == last,
-        cotangents_in=() if layer == last else problem.works[layer + 1].returned,
-    )
-    backward = steps_work(programs.backward.steps) if programs.has_backward else {}
-    return steps_work(programs.forward.steps), backward
-
-
-def _execution(problem: PlanningProblem, way: Way) -> Execution:
-    subcluster = problem.cluster.subcluster(way.subcluster)
-    return Execution(
-        kind=subcluster.kind,
-        link=subcluster.intra_node,
+    part = problem.cluster.subcluster(way.subcluster)
+    execution = Execution(
+        kind=part.kind,
+        link=part.intra_node,
         mesh_shape=way.mesh_shape,
         sharding=way.sharding,
         subcluster=way.subcluster,
         shape=way.shape,
     )
+    analytic, whole = replace(problem, profile=Profile()), problem.runs.of((0, problem.num_layers))
+    return computing_seconds(analytic, whole, execution)
+
+
+def _passes(problem: PlanningProblem, alike: Sequence[int]) -> dict[int, tuple[Work, Work]]:
+    """The work by class of the forward and the backward pass of layers, once for those alike."""
+    program, last = problem.program, problem.num_layers - 1
+    runs = cut(program, problem.layers)
+    inputs = inputs_of(program, runs)
+    found: dict[int, tuple[Work, Work]] = {}
+    for number in set(alike):
+        layer = alike.index(number)
+        programs = differentiate(
+            runs[layer],
+            *inputs[layer],
+            is_last=layer == last,
+            cotangents_in=() if layer == last else problem.works[layer + 1].returned,
+        )
+        backward = steps_work(programs.backward.steps) if programs.has_backward else {}
+        found[number] = steps_work(programs.forward.steps), backward
+    return found

@@ -157,6 +157,11 @@ class Profile:
         )
 
     @property
+    def corrects_costs(self) -> bool:
+        """Whether measurements, of this program or of another one, correct the cost model."""
+        return bool(self.measurements or self.calibration)
+
+    @property
     def composition_error(self) -> float | None:
         """The largest error of composition of any way; None where none was measured."""
         errors = [each.composition_error for each in self.ways.values()]
