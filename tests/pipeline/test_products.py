@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,6 +19,7 @@ def products(function: Any, *operands: Any) -> list[Step]:
     return [step for step in steps if step.name == "dot_general"]
 
 
+@examples(usual=30)
 @given(
     leading=st.lists(st.integers(1, 4), min_size=1, max_size=3),
     first=st.lists(st.integers(1, 5), max_size=2),

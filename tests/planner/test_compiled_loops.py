@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cases import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -49,6 +50,7 @@ def tables(draw: st.DrawFn) -> StageTable:
     )
 
 
+@examples(usual=40, full=300)
 @given(
     table=tables(),
     pace=st.floats(0.5, 8.0),

@@ -87,7 +87,7 @@ def found_with_all() -> Found:
     return found
 
 
-@examples(usual=12, full=300)
+@examples(usual=6, full=300)
 @given(lost=st.sets(st.integers(0, 9), min_size=1, max_size=4))
 def test_plans_do_without_what_is_lost_and_are_no_faster(lost: set[int]):
     found = found_with_all()

@@ -87,7 +87,7 @@ def planned(problem: planner.PlanningProblem) -> planner.Plan:
     return plan
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(
     schedule=st.sampled_from(WARM_UP_SCHEDULES),
     memory=st.sampled_from([10**9, 20 * 10**6, 10**7, 7 * 10**6]),

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from hypothesis import given, settings
+from cases import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from small_models import BLOCKS, Model, make_batch
 
@@ -79,7 +80,7 @@ def test_every_block_is_resized(name: str):
     check_resized(model.loss, parameters, make_batch(EXAMPLES), (2, 6, 8))
 
 
-@settings(max_examples=10)
+@examples(usual=4, full=100)
 @given(
     blocks=st.lists(st.sampled_from(RESIZED), min_size=1, max_size=3),
     tied=st.booleans(),

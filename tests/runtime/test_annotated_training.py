@@ -229,7 +229,7 @@ def test_a_switch_follows_the_strategies_of_reshards(tmp_path: Path):
     np.testing.assert_allclose(found, expected, rtol=TOLERANCE)
 
 
-@examples(usual=6)
+@examples(usual=4)
 @given(number=st.integers(0, 2**32 - 1))
 def test_random_annotations_train(number: int):
     """Each parameter lies in a way of its own, and values as deduction finds it."""

@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 from one_device import check_gradients, check_steps, float64
 
 
-@examples(usual=10)
+@examples(usual=7)
 @given(case=cases())
 def test_loss_and_gradients_equal_those_of_one_device(case: Case):
     check_gradients(case)
 
 
-@examples(usual=6)
+@examples(usual=4)
 @given(case=cases(max_pipelines=3))
 def test_several_unlike_pipelines_equal_one_device(case: Case):
     """Of unlike depth and width, each with its own number and size of microbatches."""

@@ -53,13 +53,13 @@ CLIPPED = optax.chain(optax.clip_by_global_norm(0.1), optax.adamw(1e-2, eps=1e-5
 
 
 @pytest.mark.parametrize("part", range(3))
-@examples(usual=2, full=70)
+@examples(usual=1, full=70)
 @given(number=NUMBERS)
 def test_random_programs_give_the_loss_and_gradients_of_one_device(part: int, number: int):
     check_gradients(random_program_case(Random(3 * number + part)), evaluates=True)
 
 
-@examples(usual=3, full=100)
+@examples(usual=2, full=100)
 @given(number=NUMBERS)
 def test_pipelines_that_end_in_a_program_give_the_gradients_of_one_device(number: int):
     check_gradients(random_pipeline_case(Random(number)), evaluates=True)

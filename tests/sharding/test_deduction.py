@@ -28,7 +28,7 @@ def gradients_of(model: Model, leaves, batch):
     return jax.value_and_grad(lambda p: model.mean_loss(jax.tree.unflatten(tree, p), batch))(leaves)
 
 
-@examples(usual=6, full=300)
+@examples(usual=4, full=300)
 @given(st.integers(0, 2**32 - 1))
 def test_specialized_programs_equal_the_whole_one(number: int):
     """Loss and gradients, with annotations drawn for every input, and reshards put in."""
