@@ -14,13 +14,8 @@ from hetjax.import_when_used import import_when_used
 
 if TYPE_CHECKING:
     from hetjax.planner.costs.complete import complete
-    from hetjax.planner.costs.predict import (
-        choose_schedule,
-        live_limits,
-        predict,
-        reschedule,
-        simulate,
-    )
+    from hetjax.planner.costs.predict import predict
+    from hetjax.planner.costs.predicted_timeline import simulate
     from hetjax.planner.costs.quality import (
         Limits,
         StepParts,
@@ -30,6 +25,7 @@ if TYPE_CHECKING:
         peak_flops,
         step_parts,
     )
+    from hetjax.planner.costs.schedule_choice import choose_schedule, live_limits, reschedule
     from hetjax.planner.foreign.foreign_planner import ForeignFound, ForeignPlanner
     from hetjax.planner.foreign.foreign_profile import ForeignProfile, read_foreign_profile
     from hetjax.planner.h2.heteroauto_planner import HeteroAuto

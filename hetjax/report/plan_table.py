@@ -5,7 +5,6 @@ from __future__ import annotations
 from statistics import mean
 from typing import TYPE_CHECKING
 
-from hetjax.errors import InputError
 from hetjax.report.tables import StageRow, stage_table
 
 if TYPE_CHECKING:
@@ -28,9 +27,7 @@ def plan_table(plan: Plan) -> Table:
     Raises:
         InputError: the plan has no prediction.
     """
-    prediction = plan.prediction
-    if prediction is None:
-        raise InputError("the plan has no prediction; make one with hetjax.planner.predict")
+    prediction = plan.predicted
     return stage_table(
         [
             _row(pipeline, s, first, prediction.stages[first + s])

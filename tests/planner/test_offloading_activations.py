@@ -24,7 +24,7 @@ from hetjax.planner import (
     make_problem,
     predict,
 )
-from hetjax.planner.costs.predict import simulate
+from hetjax.planner.costs.predicted_timeline import simulate
 from hetjax.planner.h2.heteroauto_planner import HeteroAuto
 from hetjax.planner.harp.candidate_plans import pipeline_plan
 from hetjax.planner.plan.plan import Plan, validate

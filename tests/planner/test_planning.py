@@ -297,7 +297,7 @@ def test_plan_takes_any_planner():
 def test_a_prediction_is_for_its_own_problem():
     problem = problem_of(two_kinds())
     plan = planner.DynamicProgram().plan(problem)
-    with pytest.raises(InputError, match="has no prediction to simulate"):
+    with pytest.raises(InputError, match="has no prediction; make one"):
         planner.simulate(plan)
     with pytest.raises(InputError, match="microbatches of 16 examples"):
         planner.predict(plan, problem_of(two_kinds(), num_microbatches=16))

@@ -210,7 +210,7 @@ def test_a_deadline_is_one_of_the_cluster() -> None:
 
 
 def test_what_cannot_be_played_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InputError, match="no prediction to play"):
+    with pytest.raises(InputError, match="no prediction; make one"):
         make_trainer(LocalOptions(play=Play()), make_plan())
     with pytest.raises(InputError, match=r"scale is 0\.0; it must be more than 0"):
         Play(0.0)

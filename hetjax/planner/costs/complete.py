@@ -7,7 +7,8 @@ from hetjax.planner.costs.kept_layers import keeping_what_fits
 from hetjax.planner.costs.kept_state import keeping_state_that_fits
 from hetjax.planner.costs.more_passes import with_more_passes
 from hetjax.planner.costs.plan_sharding import shard_stages
-from hetjax.planner.costs.predict import choose_schedule, predict
+from hetjax.planner.costs.predict import predict
+from hetjax.planner.costs.schedule_choice import choose_schedule
 from hetjax.planner.plan.plan import Plan
 from hetjax.planner.problem.problem import PlanningProblem
 

@@ -16,7 +16,8 @@ from dataclasses import replace
 
 from hetjax.pipeline.schedules.interleaved import interleaved
 from hetjax.pipeline.schedules.schedule import Schedule
-from hetjax.planner.costs.predict import choose_schedule, predict
+from hetjax.planner.costs.predict import predict
+from hetjax.planner.costs.schedule_choice import choose_schedule
 from hetjax.planner.plan.plan import Plan
 from hetjax.planner.problem.problem import PlanningProblem
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from hetjax.pipeline.timeline.timeline import Event, stage_track
-from hetjax.planner.costs.predict import stage_timeline
+from hetjax.planner.costs.predicted_timeline import stage_timeline
 from hetjax.planner.plan.plan import Plan
 from hetjax.planner.problem.problem import PlanningProblem
 

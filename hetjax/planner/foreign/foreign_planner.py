@@ -12,7 +12,7 @@ from hetjax.errors import DoesNotFitError, InputError, unknown_name
 from hetjax.mesh.cluster import Cluster
 from hetjax.mesh.quantities import format_bytes
 from hetjax.pipeline.schedules.schedule import WARM_UP_SCHEDULES
-from hetjax.planner.costs.predict import reschedule
+from hetjax.planner.costs.schedule_choice import reschedule
 from hetjax.planner.foreign.foreign_costs import ForeignCosts
 from hetjax.planner.foreign.foreign_profile import ForeignProfile
 from hetjax.planner.harp.candidate_clock import CandidateClock

@@ -108,8 +108,13 @@ class Plan:
 
     @property
     def predicted(self) -> Prediction:
-        """The prediction of a plan that has one."""
-        assert self.prediction is not None, "it was predicted"
+        """The prediction of a plan that has one.
+
+        Raises:
+            InputError: it has none.
+        """
+        if self.prediction is None:
+            raise InputError("the plan has no prediction; make one with hetjax.planner.predict")
         return self.prediction
 
     @property

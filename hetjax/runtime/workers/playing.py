@@ -96,11 +96,7 @@ class PlayedTimes:
         Raises:
             InputError: the plan has no prediction.
         """
-        if plan.prediction is None:
-            raise InputError(
-                "the plan has no prediction to play; make one with hetjax.planner.predict"
-            )
-        stages = plan.prediction.stages
+        stages = plan.predicted.stages
         routes = {}
         for s, stage in enumerate(stages):
             routes[Route(RouteKind.VALUE, s, s + 1)] = stage.communication_seconds

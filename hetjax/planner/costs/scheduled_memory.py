@@ -1,0 +1,104 @@
+"""What devices hold by a schedule, of what is predicted of their stages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from hetjax.pipeline.schedules.memory import (
+    MicrobatchBytes,
+    host_peak_bytes,
+    live_limit,
+    peak_bytes,
+    row_peak_bytes,
+)
+from hetjax.pipeline.schedules.schedule import Schedule
+from hetjax.planner.plan.prediction import Held, StagePrediction
+
+
+def with_memories(held: Sequence[StagePrediction], schedule: Schedule) -> Iterator[StagePrediction]:
+    """Stages with what their devices hold by a schedule; of those that share devices, all.
+
+    Args:
+        held: the stages of a pipeline.
+        schedule: its schedule.
+    """
+    together = {stage: group for group in schedule.groups for stage in group}
+    rows = dict(zip(schedule.sharing, schedule.rows, strict=True))
+    for s, stage in enumerate(held):
+        if s not in together:
+            yield _with_memory(stage, schedule, s)
+            continue
+        there = {each: held[each] for each in together[s]}
+        peak = row_peak_bytes(
+            rows[together[s]], {k: _microbatch_bytes(v) for k, v in there.items()}
+        )
+        working = max(each.working_bytes for each in there.values())
+        state = sum(each.state_bytes for each in there.values())
+        yield replace(stage, memory_bytes=int(state + working + peak))
+
+
+def _with_memory(stage: StagePrediction, schedule: Schedule, index: int) -> StagePrediction:
+    """A stage with what its devices hold by a schedule: of several members the fullest ones'."""
+    if not stage.members:
+        on_host = host_peak_bytes(schedule.order[index], _microbatch_bytes(stage))
+        return replace(
+            stage,
+            memory_bytes=_memory_bytes(stage, schedule, index),
+            host_activation_bytes=int(on_host),
+        )
+    members = tuple(
+        replace(member, memory_bytes=_memory_bytes(member, schedule, index))
+        for member in stage.members
+    )
+    fullest = max(members, key=lambda member: member.memory_bytes / member.memory_limit_bytes)
+    return replace(
+        stage,
+        members=members,
+        state_bytes=fullest.state_bytes,
+        working_bytes=fullest.working_bytes,
+        activation_bytes=fullest.activation_bytes,
+        recomputed_bytes=fullest.recomputed_bytes,
+        deferred_bytes=fullest.deferred_bytes,
+        memory_bytes=fullest.memory_bytes,
+        memory_limit_bytes=fullest.memory_limit_bytes,
+    )
+
+
+def live_limits_of(held: Sequence[StagePrediction], count: int) -> tuple[int, ...]:
+    """How many live microbatches fit on each stage of a pipeline.
+
+    Args:
+        held: the stages.
+        count: how many microbatches the pipeline has.
+    """
+    return tuple(
+        min(
+            max(1, live_limit(_room(each), _microbatch_bytes(each), count, _host_room(each)))
+            for each in stage.members or (stage,)
+        )
+        for stage in held
+    )
+
+
+def _microbatch_bytes(held: Held) -> MicrobatchBytes:
+    offloaded = held.offloaded_bytes if isinstance(held, StagePrediction) else 0
+    return MicrobatchBytes(
+        held.activation_bytes, held.recomputed_bytes, held.deferred_bytes, offloaded
+    )
+
+
+def _room(held: Held) -> float:
+    """What microbatches may hold."""
+    return held.memory_limit_bytes - held.state_bytes - held.working_bytes
+
+
+def _host_room(held: Held) -> float:
+    """What they may hold in the hosts' memory."""
+    return held.host_limit_bytes - held.host_bytes if isinstance(held, StagePrediction) else 0.0
+
+
+def _memory_bytes(held: Held, schedule: Schedule, index: int) -> int:
+    peak = peak_bytes(schedule.order[index], _microbatch_bytes(held))
+    in_update = held.update_bytes if isinstance(held, StagePrediction) else 0
+    return int(held.state_bytes + max(held.working_bytes + peak, in_update))
