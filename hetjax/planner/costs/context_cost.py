@@ -23,7 +23,8 @@ from hetjax.pipeline.stages.shared_context import share_context
 from hetjax.pipeline.stages.traced_stage import TracedStage, trace_stage
 from hetjax.planner.costs.context_memory import ContextPrograms, ContextTask, held_bytes
 from hetjax.planner.costs.context_timeline import MemberNetwork, Played, network_among, play
-from hetjax.planner.costs.cost_model import handling_seconds, measured_times
+from hetjax.planner.costs.cost_model import handling_seconds
+from hetjax.planner.costs.measured_times import measured_times
 from hetjax.planner.costs.member_rates import PassSpeed, pass_speeds
 from hetjax.planner.costs.union_cost import UnionExecution, union_execution, union_update_seconds
 from hetjax.planner.plan.plan import Plan

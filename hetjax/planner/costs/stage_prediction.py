@@ -10,8 +10,9 @@ import numpy as np
 
 from hetjax.pipeline.timeline.streamed_update import GroupTimes, stream_update
 from hetjax.planner.costs.context_cost import predict_context
-from hetjax.planner.costs.cost_model import copies_overlap, estimate, estimate_halves, update_groups
+from hetjax.planner.costs.cost_model import estimate
 from hetjax.planner.costs.crossing_ends import crossing_parts, end_of, joined_link
+from hetjax.planner.costs.half_costs import estimate_halves
 from hetjax.planner.costs.modules_cost import predict_modules
 from hetjax.planner.costs.union_cost import (
     estimate_union,
@@ -19,6 +20,7 @@ from hetjax.planner.costs.union_cost import (
     move_seconds,
     union_execution,
 )
+from hetjax.planner.costs.update_cost import copies_overlap, update_groups
 from hetjax.planner.plan.plan import Plan
 from hetjax.planner.plan.prediction import MemberPrediction, StagePrediction
 from hetjax.planner.plan.stage_plan import PipelinePlan, StagePlan

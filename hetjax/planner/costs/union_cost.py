@@ -17,8 +17,9 @@ import numpy as np
 from hetjax.mesh.cluster import Cluster
 from hetjax.mesh.links import Link
 from hetjax.pipeline.program.loss import accumulator_dtype
-from hetjax.planner.costs.cost_model import Estimate, estimate, update_seconds
+from hetjax.planner.costs.cost_model import Estimate, estimate
 from hetjax.planner.costs.sharing_cost import exchange_bandwidth
+from hetjax.planner.costs.update_cost import update_seconds
 from hetjax.planner.plan.stage_plan import StagePlan
 from hetjax.planner.plan.update_weights import update_weights
 from hetjax.planner.problem.problem import PlanningProblem

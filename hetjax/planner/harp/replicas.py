@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from hetjax.mesh.cluster import Cluster
 from hetjax.pipeline.program.traced_program import num_bytes
-from hetjax.planner.costs.cost_model import least_seconds
+from hetjax.planner.costs.pass_cost import least_seconds
 from hetjax.planner.costs.sharing_cost import SharedParameters, sharing_seconds
 from hetjax.planner.harp.batch_shares import BatchShare, share_out
 from hetjax.planner.harp.divisions import ClusterPart, devices_of, divisions

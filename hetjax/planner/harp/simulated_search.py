@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from hetjax.planner.costs.cost_model import least_seconds
+from hetjax.planner.costs.pass_cost import least_seconds
 from hetjax.planner.harp.candidate_clock import CandidateClock
 from hetjax.planner.harp.candidate_plans import slice_of
 from hetjax.planner.harp.cost_search import rented_nodes, search_by_cost

@@ -14,7 +14,10 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hetjax.planner.costs.cost_model import estimate, memory, told_tensor_costs, update_seconds
+from hetjax.planner.costs.cost_model import estimate
+from hetjax.planner.costs.held_memory import memory
+from hetjax.planner.costs.pass_cost import told_tensor_costs
+from hetjax.planner.costs.update_cost import update_seconds
 from hetjax.planner.problem.problem import PlanningProblem
 from hetjax.planner.work.arrays import FloatArray, IntArray
 from hetjax.planner.work.execution import Execution

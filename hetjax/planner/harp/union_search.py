@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from hetjax.pipeline.schedules.warm_up import from_warm_up_counts
-from hetjax.planner.costs.cost_model import least_seconds
+from hetjax.planner.costs.pass_cost import least_seconds
 from hetjax.planner.costs.union_cost import estimate_union, union_execution
 from hetjax.planner.harp.candidate_plans import candidate_plan, pipeline_plan
 from hetjax.planner.harp.member_shares import best_shares

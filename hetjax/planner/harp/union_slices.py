@@ -17,8 +17,9 @@ import numpy as np
 from hetjax.mesh.cluster import Cluster, SubMesh
 from hetjax.mesh.groupings import set_partitions
 from hetjax.mesh.links import Link
-from hetjax.planner.costs.cost_model import estimate, memory, update_seconds
+from hetjax.planner.costs.cost_model import estimate
 from hetjax.planner.costs.crossing_ends import End, crossing_parts, joined_link
+from hetjax.planner.costs.held_memory import memory
 from hetjax.planner.costs.union_cost import (
     UnionExecution,
     estimate_union,
@@ -26,6 +27,7 @@ from hetjax.planner.costs.union_cost import (
     member_exchange_seconds,
     union_execution,
 )
+from hetjax.planner.costs.update_cost import update_seconds
 from hetjax.planner.harp.member_shares import MemberRate, best_shares
 from hetjax.planner.harp.stage_options import StageOption, live_limits
 from hetjax.planner.harp.stage_table import PartOfJoined, Slice, StageTable
