@@ -123,7 +123,7 @@ def plans_of(options: argparse.Namespace, devices: int) -> tuple[Any, dict[str, 
     from hetjax.configuration.make import make_ingredients
     from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster
     from hetjax.planner import DynamicProgram, choose_schedule, complete
-    from hetjax.planner.costs.more_passes import with_passes
+    from hetjax.planner.predictions.more_passes import with_passes
 
     configuration = read_configuration(
         None,

@@ -37,6 +37,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
         "harp",
         "hap",
         "annotated",
+        "predictions",
         "costs",
         "problem",
         "module_programs",

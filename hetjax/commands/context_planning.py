@@ -13,12 +13,12 @@ from hetjax.errors import DoesNotFitError, InputError
 from hetjax.mesh import Cluster
 from hetjax.mesh.quantities import format_seconds
 from hetjax.planner import Found, Plan, PlanningProblem, predict
-from hetjax.planner.costs.schedule_choice import choose_schedule
 from hetjax.planner.harp.microbatches import notes_of
 from hetjax.planner.hexiseq.context_choice import ContextChoice
 from hetjax.planner.hexiseq.context_pipelines import context_pipelines
 from hetjax.planner.hexiseq.hexiseq_planner import HexiSeqPlanner
 from hetjax.planner.hexiseq.predicted_choice import PREDICTED, Chosen, best_that_fits
+from hetjax.planner.predictions.schedule_choice import choose_schedule
 from hetjax.planner.problem.problems import Problems
 
 

@@ -18,7 +18,7 @@ from hetjax.planner import (
     load_balance,
     simulate,
 )
-from hetjax.planner.costs.context_moves import context_moves
+from hetjax.planner.predictions.context_moves import context_moves
 from hetjax.report import PlanReport, format_rate, format_seconds, module_runs
 
 

@@ -31,7 +31,6 @@ from hetjax.planner import (
     parts_alone,
     predict,
 )
-from hetjax.planner.costs.predict import check_predictable
 from hetjax.planner.harp.lost_devices import lost_in_part
 from hetjax.planner.harp.microbatches import (
     PROMISING,
@@ -43,6 +42,7 @@ from hetjax.planner.harp.microbatches import (
 )
 from hetjax.planner.harp.mixing import combinations
 from hetjax.planner.plan.plan import validate_for
+from hetjax.planner.predictions.predict import check_predictable
 from hetjax.planner.work.profile import Profile
 from hetjax.report import format_bytes
 

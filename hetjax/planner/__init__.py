@@ -13,19 +13,6 @@ from typing import TYPE_CHECKING
 from hetjax.import_when_used import import_when_used
 
 if TYPE_CHECKING:
-    from hetjax.planner.costs.complete import complete
-    from hetjax.planner.costs.predict import predict
-    from hetjax.planner.costs.predicted_timeline import simulate
-    from hetjax.planner.costs.quality import (
-        Limits,
-        StepParts,
-        flops_utilization,
-        limits,
-        load_balance,
-        peak_flops,
-        step_parts,
-    )
-    from hetjax.planner.costs.schedule_choice import choose_schedule, live_limits, reschedule
     from hetjax.planner.foreign.foreign_planner import ForeignFound, ForeignPlanner
     from hetjax.planner.foreign.foreign_profile import ForeignProfile, read_foreign_profile
     from hetjax.planner.h2.heteroauto_planner import HeteroAuto
@@ -41,6 +28,19 @@ if TYPE_CHECKING:
     from hetjax.planner.plan.prediction import Prediction, StagePrediction
     from hetjax.planner.plan.prices import OBJECTIVES, step_cost
     from hetjax.planner.plan.stage_plan import Member, PipelinePlan, Shares, StagePlan
+    from hetjax.planner.predictions.complete import complete
+    from hetjax.planner.predictions.predict import predict
+    from hetjax.planner.predictions.predicted_timeline import simulate
+    from hetjax.planner.predictions.quality import (
+        Limits,
+        StepParts,
+        flops_utilization,
+        limits,
+        load_balance,
+        peak_flops,
+        step_parts,
+    )
+    from hetjax.planner.predictions.schedule_choice import choose_schedule, live_limits, reschedule
     from hetjax.planner.problem.options import MAX_PIPELINES, PlanOptions
     from hetjax.planner.problem.problem import Planner, PlanningProblem, make_problem
     from hetjax.planner.solving import plan, solve
@@ -114,7 +114,7 @@ import_when_used(
         "HapPlanner": "hetjax.planner.hap.hap_planner",
         "HeteroAuto": "hetjax.planner.h2.heteroauto_planner",
         "HexiSeqPlanner": "hetjax.planner.hexiseq.hexiseq_planner",
-        "Limits": "hetjax.planner.costs.quality",
+        "Limits": "hetjax.planner.predictions.quality",
         "MAX_PIPELINES": "hetjax.planner.problem.options",
         "Member": "hetjax.planner.plan.stage_plan",
         "ModuleShares": "hetjax.planner.plan.module_shares",
@@ -131,29 +131,29 @@ import_when_used(
         "Shares": "hetjax.planner.plan.stage_plan",
         "StagePlan": "hetjax.planner.plan.stage_plan",
         "StagePrediction": "hetjax.planner.plan.prediction",
-        "StepParts": "hetjax.planner.costs.quality",
+        "StepParts": "hetjax.planner.predictions.quality",
         "choose_microbatches": "hetjax.planner.harp.microbatches",
-        "choose_schedule": "hetjax.planner.costs.predict",
-        "complete": "hetjax.planner.costs.complete",
+        "choose_schedule": "hetjax.planner.predictions.predict",
+        "complete": "hetjax.planner.predictions.complete",
         "differences": "hetjax.planner.harp.alternatives",
         "does_not_fit": "hetjax.planner.harp.no_fit",
-        "flops_utilization": "hetjax.planner.costs.quality",
-        "limits": "hetjax.planner.costs.quality",
-        "live_limits": "hetjax.planner.costs.predict",
-        "load_balance": "hetjax.planner.costs.quality",
+        "flops_utilization": "hetjax.planner.predictions.quality",
+        "limits": "hetjax.planner.predictions.quality",
+        "live_limits": "hetjax.planner.predictions.predict",
+        "load_balance": "hetjax.planner.predictions.quality",
         "make_problem": "hetjax.planner.problem.problem",
         "next_best": "hetjax.planner.harp.alternatives",
         "parts_alone": "hetjax.planner.harp.mixing",
-        "peak_flops": "hetjax.planner.costs.quality",
+        "peak_flops": "hetjax.planner.predictions.quality",
         "plan": "hetjax.planner.solving",
-        "predict": "hetjax.planner.costs.predict",
+        "predict": "hetjax.planner.predictions.predict",
         "read_foreign_profile": "hetjax.planner.foreign.foreign_profile",
-        "reschedule": "hetjax.planner.costs.predict",
+        "reschedule": "hetjax.planner.predictions.predict",
         "side_by_side": "hetjax.planner.harp.mixing",
-        "simulate": "hetjax.planner.costs.predict",
+        "simulate": "hetjax.planner.predictions.predict",
         "solve": "hetjax.planner.solving",
         "step_cost": "hetjax.planner.plan.prices",
-        "step_parts": "hetjax.planner.costs.quality",
+        "step_parts": "hetjax.planner.predictions.quality",
         "validate": "hetjax.planner.plan.plan",
         "validate_for": "hetjax.planner.plan.plan",
     },

@@ -16,12 +16,12 @@ from hetjax.errors import InputError
 from hetjax.mesh.cluster import Cluster
 from hetjax.pipeline.program.traced_program import Program
 from hetjax.planner.annotated.annotated_plan import plan_of_annotations
-from hetjax.planner.costs.complete import complete
 from hetjax.planner.harp.dynamic_program import DynamicProgram
 from hetjax.planner.harp.microbatches import choose_among, divisors, notes_of
 from hetjax.planner.hexiseq.hexiseq_planner import HexiSeqPlanner
 from hetjax.planner.plan.obeyed_reshards import check_reshards
 from hetjax.planner.plan.plan import Plan
+from hetjax.planner.predictions.complete import complete
 from hetjax.planner.problem.options import DEFAULTS, PlanOptions
 from hetjax.planner.problem.problem import (
     Planner,

@@ -7,7 +7,7 @@ from context_jobs import context_plan, problem_of, split_of
 
 from hetjax.pipeline.timeline.timeline import is_link
 from hetjax.planner import predict
-from hetjax.planner.costs.context_moves import context_moves
+from hetjax.planner.predictions.context_moves import context_moves
 
 RINGS = split_of(((9, (0, 6)),), ((4, (0, 6)),), ((7, (0, 6)),))
 EXCHANGE = split_of(((17, (2, 6)), (3, (0, 2))))

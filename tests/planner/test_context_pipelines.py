@@ -28,12 +28,12 @@ from hetjax.planner import (
     make_problem,
     predict,
 )
-from hetjax.planner.costs.context_moves import context_moves
 from hetjax.planner.hexiseq.context_choice import context_models
 from hetjax.planner.hexiseq.context_layouts import layouts
 from hetjax.planner.hexiseq.context_pipelines import ContextPipelines, context_pipelines
 from hetjax.planner.hexiseq.stage_splits import StageSplits
 from hetjax.planner.plan.plan import validate, validate_for
+from hetjax.planner.predictions.context_moves import context_moves
 
 BLOCKS, LENGTH, EXAMPLES = 6, 128, 8
 MODEL = language_model(GPTConfig(64, BLOCKS, 64, 4, LENGTH))

@@ -15,11 +15,11 @@ from hetjax.mesh import Cluster, DeviceKind, Link, Subcluster
 from hetjax.pipeline.schedules.interleaved import interleaved
 from hetjax.pipeline.schedules.warm_up import one_f_one_b
 from hetjax.planner import PlanOptions, choose_schedule, simulate, validate
-from hetjax.planner.costs.complete import complete
-from hetjax.planner.costs.more_passes import with_passes
-from hetjax.planner.costs.quality import limits, load_balance, step_parts
 from hetjax.planner.harp.dynamic_program import DynamicProgram
 from hetjax.planner.plan.plan import Plan
+from hetjax.planner.predictions.complete import complete
+from hetjax.planner.predictions.more_passes import with_passes
+from hetjax.planner.predictions.quality import limits, load_balance, step_parts
 from hetjax.planner.problem.problem import PlanningProblem, make_problem
 
 OPTIONS = PlanOptions(schedule="search", min_stages=4, max_pipelines=1, num_layers=16)

@@ -20,10 +20,10 @@ from hetjax.pipeline.schedules.warm_up import one_f_one_b
 from hetjax.pipeline.timeline.streamed_update import GroupTimes, stream_update
 from hetjax.pipeline.update.state_groups import STATE_GROUPS, state_groups
 from hetjax.planner import DynamicProgram, complete, make_problem, predict
-from hetjax.planner.costs.predicted_timeline import simulate
 from hetjax.planner.h2.heteroauto_planner import HeteroAuto
 from hetjax.planner.plan.plan import Plan, validate
 from hetjax.planner.plan.stage_plan import Member, PipelinePlan, Shares, StagePlan
+from hetjax.planner.predictions.predicted_timeline import simulate
 
 LINK = Link(1e9, 1e-5)
 ONE = Member(SubMesh("card", 0, (1, 1)), (1, 1))

@@ -24,11 +24,11 @@ from hetjax.planner import (
     make_problem,
     predict,
 )
-from hetjax.planner.costs.predicted_timeline import simulate
 from hetjax.planner.h2.heteroauto_planner import HeteroAuto
 from hetjax.planner.harp.candidate_plans import pipeline_plan
 from hetjax.planner.plan.plan import Plan, validate
 from hetjax.planner.plan.stage_plan import Member, Offloaded, Shares, StagePlan
+from hetjax.planner.predictions.predicted_timeline import simulate
 
 ACTIVATIONS: tuple[Offloaded, ...] = ("activations",)
 LINK = Link(1e9, 1e-5)

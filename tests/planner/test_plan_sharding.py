@@ -13,9 +13,9 @@ from hetjax.models.gpt import GPTConfig
 from hetjax.models.language_model import LanguageModel, language_model
 from hetjax.pipeline.schedules.warm_up import one_f_one_b
 from hetjax.planner import DynamicProgram, PlanOptions, complete, make_problem, predict
-from hetjax.planner.costs.plan_sharding import shard_stages
 from hetjax.planner.plan.plan import Plan, validate_for
 from hetjax.planner.plan.stage_plan import PipelinePlan, StagePlan
+from hetjax.planner.predictions.plan_sharding import shard_stages
 from hetjax.planner.problem.problem import PlanningProblem
 
 MODEL = language_model(GPTConfig(vocabulary=64, blocks=2, width=128, heads=4, sequence=32))

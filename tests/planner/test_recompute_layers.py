@@ -16,9 +16,9 @@ from hetjax.errors import InputError
 from hetjax.mesh import Cluster, Link, Subcluster, SubMesh, kind
 from hetjax.pipeline.schedules.warm_up import one_f_one_b
 from hetjax.planner import DynamicProgram, complete, make_problem, predict
-from hetjax.planner.costs.kept_layers import keeping_what_fits
 from hetjax.planner.plan.plan import Plan, validate
 from hetjax.planner.plan.stage_plan import Member, PipelinePlan, Shares, StagePlan
+from hetjax.planner.predictions.kept_layers import keeping_what_fits
 
 LINK = Link(1e9, 1e-5)
 ONE = Member(SubMesh("card", 0, (1, 1)), (1, 1))

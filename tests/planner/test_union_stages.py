@@ -30,8 +30,8 @@ from hetjax.planner import (
     validate,
     validate_for,
 )
-from hetjax.planner.costs.plan_sharding import shard_stages
 from hetjax.planner.plan.annotate import activation_annotations
+from hetjax.planner.predictions.plan_sharding import shard_stages
 from hetjax.report.plan_pictures import stage_picture
 from hetjax.report.plan_table import plan_table
 

@@ -1,4 +1,5 @@
-"""The analytic cost model: what stages take, and what a whole plan's step takes.
+"""The analytic cost model: what stages take and hold, by their work and their devices' figures.
 
-A plan gets its annotations, its schedule and its prediction here.
+What was measured has the last word where it is known; what follows for a whole plan, its schedules
+and its step, is found in the room of predictions.
 """

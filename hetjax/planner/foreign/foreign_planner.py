@@ -12,7 +12,6 @@ from hetjax.errors import DoesNotFitError, InputError, unknown_name
 from hetjax.mesh.cluster import Cluster
 from hetjax.mesh.quantities import format_bytes
 from hetjax.pipeline.schedules.schedule import WARM_UP_SCHEDULES
-from hetjax.planner.costs.schedule_choice import reschedule
 from hetjax.planner.foreign.foreign_costs import ForeignCosts
 from hetjax.planner.foreign.foreign_profile import ForeignProfile
 from hetjax.planner.harp.candidate_clock import CandidateClock
@@ -24,6 +23,7 @@ from hetjax.planner.plan.plan import Plan, validate
 from hetjax.planner.plan.prediction import Prediction, StagePrediction
 from hetjax.planner.plan.prices import node_prices
 from hetjax.planner.plan.stage_plan import PipelinePlan
+from hetjax.planner.predictions.schedule_choice import reschedule
 from hetjax.planner.problem.options import PlanOptions
 from hetjax.planner.work.execution import Execution
 from hetjax.planner.work.rates import USABLE_MEMORY

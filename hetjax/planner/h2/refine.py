@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from hetjax.planner.costs.kept_layers import keeping_what_fits
-from hetjax.planner.costs.kept_state import keeping_state_that_fits
-from hetjax.planner.costs.predict import predict
 from hetjax.planner.harp.refit import refitted
 from hetjax.planner.plan.plan import Plan
+from hetjax.planner.predictions.kept_layers import keeping_what_fits
+from hetjax.planner.predictions.kept_state import keeping_state_that_fits
+from hetjax.planner.predictions.predict import predict
 from hetjax.planner.problem.problem import PlanningProblem
 
 

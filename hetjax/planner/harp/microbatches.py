@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from hetjax.errors import InputError
-from hetjax.planner.costs.complete import complete
 from hetjax.planner.harp.dynamic_program import Alternative, DynamicProgram, Found
 from hetjax.planner.harp.no_fit import does_not_fit
 from hetjax.planner.harp.table_making import submesh_shapes
+from hetjax.planner.predictions.complete import complete
 from hetjax.planner.problem.problem import PlanningProblem
 from hetjax.planner.problem.problems import Problems
 from hetjax.planner.work.coupled_examples import Coupling, coupling_of

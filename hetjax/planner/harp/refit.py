@@ -16,11 +16,11 @@ import numpy as np
 from hetjax.errors import InputError
 from hetjax.pipeline.schedules.schedule import WARM_UP_SCHEDULES
 from hetjax.pipeline.schedules.warm_up import from_warm_up_counts
-from hetjax.planner.costs.predict import predict, predict_stages
 from hetjax.planner.harp.search import warm_up_counts_of
 from hetjax.planner.plan.plan import Plan
 from hetjax.planner.plan.prediction import StagePrediction
 from hetjax.planner.plan.stage_plan import StagePlan
+from hetjax.planner.predictions.predict import predict, predict_stages
 from hetjax.planner.problem.problem import PlanningProblem
 from hetjax.planner.work.repeating_layers import (
     REPETITIONS,

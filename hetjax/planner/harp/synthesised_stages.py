@@ -16,14 +16,14 @@ from dataclasses import replace
 from hetjax.errors import DoesNotFitError
 from hetjax.mesh.cluster import SubMesh
 from hetjax.pipeline.schedules.warm_up import from_warm_up_counts
-from hetjax.planner.costs.complete import complete
-from hetjax.planner.costs.predict import predict_stages
 from hetjax.planner.hap.hap_planner import HapPlanner, cluster_members, members_of
 from hetjax.planner.harp.candidate_plans import pipeline_plan
 from hetjax.planner.harp.refit import counts_at_pace, slowest_of
 from hetjax.planner.harp.replicas import Timed
 from hetjax.planner.plan.plan import Plan
 from hetjax.planner.plan.stage_plan import Member, StagePlan
+from hetjax.planner.predictions.complete import complete
+from hetjax.planner.predictions.predict import predict_stages
 from hetjax.planner.problem.problem import PlanningProblem
 
 _CUTS = 4

@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 from hetjax.errors import DoesNotFitError
 from hetjax.mesh.quantities import format_bytes
-from hetjax.planner.costs.predict import predict
 from hetjax.planner.hexiseq.context_choice import (
     ContextChoice,
     context_pipeline,
@@ -22,6 +21,7 @@ from hetjax.planner.hexiseq.context_choice import (
 from hetjax.planner.hexiseq.context_model import ContextModel
 from hetjax.planner.hexiseq.partitions import SMALL
 from hetjax.planner.plan.plan import Plan
+from hetjax.planner.predictions.predict import predict
 from hetjax.planner.problem.problem import PlanningProblem
 
 PREDICTED = 3

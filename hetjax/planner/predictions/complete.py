@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from hetjax.planner.costs.kept_activations import keeping_or_offloading
-from hetjax.planner.costs.kept_layers import keeping_what_fits
-from hetjax.planner.costs.kept_state import keeping_state_that_fits
-from hetjax.planner.costs.more_passes import with_more_passes
-from hetjax.planner.costs.plan_sharding import shard_stages
-from hetjax.planner.costs.predict import predict
-from hetjax.planner.costs.schedule_choice import choose_schedule
 from hetjax.planner.plan.plan import Plan
+from hetjax.planner.predictions.kept_activations import keeping_or_offloading
+from hetjax.planner.predictions.kept_layers import keeping_what_fits
+from hetjax.planner.predictions.kept_state import keeping_state_that_fits
+from hetjax.planner.predictions.more_passes import with_more_passes
+from hetjax.planner.predictions.plan_sharding import shard_stages
+from hetjax.planner.predictions.predict import predict
+from hetjax.planner.predictions.schedule_choice import choose_schedule
 from hetjax.planner.problem.problem import PlanningProblem
 
 

@@ -10,13 +10,13 @@ from hetjax.pipeline.timeline.streamed_update import GroupTimes
 from hetjax.planner.costs.crossing_ends import end_of
 from hetjax.planner.costs.network_cards import with_shared_cards
 from hetjax.planner.costs.sharing_cost import SharedParameters, sharing_seconds
-from hetjax.planner.costs.stage_prediction import groups_end, pipeline_works, predict_stage
-from hetjax.planner.costs.step_prediction import with_schedules
 from hetjax.planner.costs.union_cost import executions_of
 from hetjax.planner.costs.update_cost import update_rate
 from hetjax.planner.plan.plan import Plan, validate_for
 from hetjax.planner.plan.prediction import Prediction, StagePrediction, times_of
 from hetjax.planner.plan.stage_plan import PipelinePlan
+from hetjax.planner.predictions.stage_prediction import groups_end, pipeline_works, predict_stage
+from hetjax.planner.predictions.step_prediction import with_schedules
 from hetjax.planner.problem.problem import PlanningProblem
 from hetjax.planner.work.execution import Execution
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from hetjax.planner.costs.predict import predict
 from hetjax.planner.plan.plan import Plan
 from hetjax.planner.plan.stage_plan import StagePlan
+from hetjax.planner.predictions.predict import predict
 from hetjax.planner.problem.problem import PlanningProblem
 from hetjax.planner.work.rates import USABLE_MEMORY
 

@@ -12,11 +12,11 @@ from hetjax.pipeline.schedule_search.schedule_search import fixed_schedules
 from hetjax.pipeline.schedules.schedule import INTERLEAVED, Schedule
 from hetjax.pipeline.timeline.quick_clock import makespan
 from hetjax.pipeline.timeline.times import StepTimes
-from hetjax.planner.costs.scheduled_memory import live_limits_of, with_memories
-from hetjax.planner.costs.step_prediction import with_schedules
 from hetjax.planner.plan.plan import Plan
 from hetjax.planner.plan.prediction import StagePrediction, times_of
 from hetjax.planner.plan.stage_plan import PipelinePlan
+from hetjax.planner.predictions.scheduled_memory import live_limits_of, with_memories
+from hetjax.planner.predictions.step_prediction import with_schedules
 
 INTERLEAVING = ("search", INTERLEAVED)
 """What a schedule may be asked to be where stages share devices."""

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from hetjax.pipeline.timeline.timeline import Event, Timeline, link_track, stage_track
 from hetjax.planner.costs.context_cost import TaskCosts, task_costs
-from hetjax.planner.costs.stage_prediction import pipeline_works, stage_run
 from hetjax.planner.plan.plan import Plan
+from hetjax.planner.predictions.stage_prediction import pipeline_works, stage_run
 from hetjax.planner.problem.problem import PlanningProblem
 
 TASKS = ("F", "R", "B")

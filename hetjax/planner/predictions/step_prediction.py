@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from hetjax.pipeline.timeline.lower_bound import lower_bound
 from hetjax.pipeline.timeline.simulate import StageClock, stage_clocks
-from hetjax.planner.costs.scheduled_memory import with_memories
 from hetjax.planner.plan.plan import Plan
 from hetjax.planner.plan.prediction import Prediction, StagePrediction, times_of
 from hetjax.planner.plan.stage_plan import PipelinePlan
+from hetjax.planner.predictions.scheduled_memory import with_memories
 
 
 def with_schedules(plan: Plan) -> Plan:

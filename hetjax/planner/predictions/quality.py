@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from hetjax.pipeline.timeline.timeline import Event, stage_track
-from hetjax.planner.costs.predicted_timeline import stage_timeline
 from hetjax.planner.plan.plan import Plan
+from hetjax.planner.predictions.predicted_timeline import stage_timeline
 from hetjax.planner.problem.problem import PlanningProblem
 
 

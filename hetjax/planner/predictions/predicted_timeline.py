@@ -9,10 +9,10 @@ from dataclasses import replace
 from hetjax.pipeline.timeline.simulate import simulate_schedule
 from hetjax.pipeline.timeline.streamed_update import stream_update
 from hetjax.pipeline.timeline.timeline import Event, Timeline, host_track, stage_track
-from hetjax.planner.costs.member_timeline import by_members
-from hetjax.planner.costs.step_prediction import not_before
 from hetjax.planner.plan.plan import Plan, as_plan
 from hetjax.planner.plan.prediction import StagePrediction, times_of
+from hetjax.planner.predictions.member_timeline import by_members
+from hetjax.planner.predictions.step_prediction import not_before
 
 
 def simulate(plan: Plan | str | os.PathLike[str]) -> Timeline:

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from hetjax.planner.costs.predict import predict_stages, with_stages
 from hetjax.planner.plan.plan import Plan
 from hetjax.planner.plan.prediction import StagePrediction
 from hetjax.planner.plan.stage_plan import StagePlan
+from hetjax.planner.predictions.predict import predict_stages, with_stages
 from hetjax.planner.problem.problem import PlanningProblem
 from hetjax.planner.work.rates import USABLE_MEMORY
 

@@ -16,9 +16,9 @@ from dataclasses import replace
 
 from hetjax.pipeline.schedules.interleaved import interleaved
 from hetjax.pipeline.schedules.schedule import Schedule
-from hetjax.planner.costs.predict import predict
-from hetjax.planner.costs.schedule_choice import choose_schedule
 from hetjax.planner.plan.plan import Plan
+from hetjax.planner.predictions.predict import predict
+from hetjax.planner.predictions.schedule_choice import choose_schedule
 from hetjax.planner.problem.problem import PlanningProblem
 
 _FAR = 0.25
