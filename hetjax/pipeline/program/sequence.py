@@ -249,7 +249,7 @@ class _TokenWalk:
         label = results[place][dimension]
         if label is None or label.scale != 1:
             # What is repeated for every token is the same in any order.
-            if each.name == "broadcast_in_dim":
+            if _repeats(each, dimension):
                 return []
             if not all(isinstance(o, Constant) or o in self.small for o in each.operands):
                 return self._problem(each, "goes along them")
@@ -335,6 +335,13 @@ def _attended(each: _Equation) -> Iterator[tuple[Any, int]]:
 
 def _attends(each: _Equation) -> bool:
     return each.name == ATTENTION.name
+
+
+def _repeats(each: _Equation, dimension: int) -> bool:
+    """Whether an equation makes what is the same all along a dimension without a label."""
+    assert each.equation is not None
+    is_iota = each.name == "iota" and each.equation.params["dimension"] != dimension
+    return is_iota or each.name == "broadcast_in_dim"
 
 
 def _labels(each: _Equation) -> tuple[Sequence[Labels], Sequence[Labels]]:
