@@ -17,8 +17,9 @@ from hetjax.planner.work.rates import expected_rate
 _SHORT_SECONDS = 2e-3
 """Runs that are shorter count less: their beginning and end are a large part of them."""
 
-_DOUBT = 0.002
-"""What a class that is twice as slow as expected counts for, beside a run that is twice as long."""
+_DOUBT = 0.01
+"""What a class that is twice as slow as expected counts for, beside a run that is twice as long: a
+class that is a thousandth of all runs should not take up what others are measured wrongly by."""
 
 
 @dataclass(frozen=True)
