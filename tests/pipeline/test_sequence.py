@@ -73,6 +73,15 @@ def test_positions_are_put_in_order_where_they_are_made_or_taken():
     )
 
 
+def test_what_is_the_same_of_every_token_is_not_put_in_order():
+    def lower_half(x: jax.Array, parameters: Any) -> jax.Array:
+        return jnp.where(jax.lax.broadcasted_iota(jnp.int32, x.shape, 2) < WIDTH // 2, x, 0.0)
+
+    program = program_of(lower_half)
+    assert "iota" in [step.name for step in program.steps]
+    assert "iota" not in names_of(program, token_dimensions(program).made)
+
+
 @pytest.mark.parametrize(
     ("inner", "name"),
     [

@@ -54,8 +54,8 @@ def fit_class_rates(
     Example:
         >>> passes = [MeasuredPass({"product 512": 1e9}, 0.02), MeasuredPass({"moved": 1e8}, 0.05)]
         >>> found = fit_class_rates(passes, 1e11, 1e10)
-        >>> {name: round(1e9 * rate, 2) for name, rate in found.items()}
-        {'moved': 0.5, 'product 512': 0.02}
+        >>> {name: f"{1e9 * rate:.1g}" for name, rate in found.items()}
+        {'moved': '0.5', 'product 512': '0.02'}
     """
     names = sorted({name for each in passes for name in each.work})
     expected = np.array([expected_rate(name, flops, bandwidth) for name in names])
