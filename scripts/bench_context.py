@@ -10,6 +10,7 @@
     python scripts/bench_context.py memory --json      # what members hold: predicted, and by XLA
     sudo python scripts/bench_context.py accuracy --json  # steps in the lab: predicted, measured
     sudo python scripts/bench_context.py lab --json    # beside even splits on hosts of the lab
+    sudo python scripts/bench_context.py capped --json # a length that only an uneven split trains
 
 A part is a function that yields rows; it lives in a file of its own, `context_*.py`, which says
 what its rows mean.
@@ -22,6 +23,7 @@ import json
 from collections.abc import Sequence
 
 from benchmarking import positive
+from context_capped import capped_rows
 from context_figures import figure_rows
 from context_hosts import lab_rows
 from context_kernel import LENGTHS, kernel_rows
@@ -49,6 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "memory": memory_rows,
         "accuracy": lambda: accuracy_rows(options),
         "lab": lambda: lab_rows(options.rounds),
+        "capped": capped_rows,
     }
     parser.add_argument("part", choices=parts)
     parser.add_argument("--json", action="store_true", help="a row a line, as JSON")

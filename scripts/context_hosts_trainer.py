@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,12 @@ from typing import Any
 import jax
 from baselines import model_of, optimizer
 from benchmarking import RequestServer, Size, add_size, serve_until_end, size_of
+from images_trainer import with_memory
 from lab_profile import measure_missing
 
 import hetjax
 from hetjax.commands.profiling import with_profile
-from hetjax.errors import DoesNotFitError
+from hetjax.errors import DoesNotFitError, WorkerLostError
 from hetjax.pipeline.program.traced_program import with_examples
 from hetjax.planner import HexiSeqPlanner, Plan, PlanningProblem, make_problem, predict
 from hetjax.planner.hexiseq.context_choice import ContextChoice, context_models
@@ -72,6 +73,19 @@ class Server(RequestServer):
             "links": [[a, b, link.bandwidth, link.latency] for a, b, link in cluster.links],
         }
 
+    def do_find(self, memory: Mapping[str, float]) -> list[str]:
+        """Find the hosts, whose layers are not measured.
+
+        Args:
+            memory: bytes that a host may have by the planner, of some.
+
+        Returns:
+            Their names.
+        """
+        self.problem = _problem(self.size, with_memory(measure_cluster(), memory))
+        self.model_of_costs = context_models(self.problem)[0]
+        return [part.name for part in self.problem.cluster.subclusters]
+
     def do_plan(self, system: str) -> dict[str, Any] | None:
         """Plan by a system; None where it is not legal."""
         try:
@@ -88,13 +102,15 @@ class Server(RequestServer):
 
     def _told(self, name: str) -> dict[str, Any]:
         plan = self.plans[name]
-        (stage,), split = plan.stages, plan.stages[0].shares.context
+        (stage,), (predicted,) = plan.stages, plan.predicted.stages
+        split = stage.shares.context
         return {
             "devices": stage.devices_text,
             "groups": [] if split is None else [group.devices for group in split.groups],
             "tokens": [] if split is None else split.tokens,
             "heads": [] if split is None else split.head_ranges,
             "predicted": plan.predicted.step_time,
+            "memory_bytes": [each.memory_bytes for each in predicted.members or [predicted]],
         }
 
     def do_start(self, system: str) -> None:
@@ -105,6 +121,13 @@ class Server(RequestServer):
     def do_steps(self, system: str, count: int) -> list[float]:
         """Run steps; their losses."""
         return [self.trainers[system].train_step(self.batch).loss for _ in range(count)]
+
+    def do_steps_or_lost(self, system: str, count: int) -> dict[str, Any]:
+        """Run steps; their losses, or the name of the worker that was lost."""
+        try:
+            return {"losses": self.do_steps(system, count)}
+        except WorkerLostError as error:
+            return {"lost": error.worker}
 
     def do_step(self, system: str, in_step: bool = False) -> float:
         """Run one step; its seconds.
