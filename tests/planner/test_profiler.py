@@ -480,11 +480,22 @@ def test_rates_of_classes_are_found_where_runs_tell_of_them(seed: int):
     assert found == {name: pytest.approx(rate, rel=0.05) for name, rate in rates.items()}
 
 
-def test_a_class_that_no_run_tells_of_is_as_the_figures_have_it():
+def test_a_class_that_no_run_tells_of_is_slower_than_the_figures_have_it_by_as_much_as_all_else():
     passes = [MeasuredPass({"product 512": 1e9, MOVED: 0.0}, 0.05)]
     found = fit_class_rates(passes, flops=1e11, bandwidth=1e10)
     assert found["product 512"] == pytest.approx(5e-11, rel=0.05)
-    assert found[MOVED] == pytest.approx(0.3 / 1e10)
+    assert found[MOVED] == pytest.approx(5 * 0.3 / 1e10)
+
+
+def test_a_class_that_is_little_of_all_runs_does_not_take_up_what_they_are_measured_wrongly_by():
+    rng = np.random.default_rng(0)
+    passes = [
+        MeasuredPass({"product 512": flops, MOVED: 1e-3 * flops}, 1e-11 * flops * noise)
+        for flops, noise in zip(rng.uniform(1e9, 1e10, 20), rng.uniform(0.9, 1.1, 20), strict=True)
+    ]
+    found = fit_class_rates(passes, flops=1e11, bandwidth=1e10)
+    assert found["product 512"] == pytest.approx(1e-11, rel=0.05)
+    assert found[MOVED] < 3 * 0.3 / 1e10
 
 
 def test_what_was_measured_of_one_model_tells_of_another(tmp_path: Path):

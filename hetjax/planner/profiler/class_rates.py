@@ -18,8 +18,8 @@ _SHORT_SECONDS = 2e-3
 """Runs that are shorter count less: their beginning and end are a large part of them."""
 
 _DOUBT = 0.01
-"""What a class that is twice as slow as expected counts for, beside a run that is twice as long: a
-class that is a thousandth of all runs should not take up what others are measured wrongly by."""
+"""What a class counts for that is twice as slow as all others, beside a run that is twice as long:
+one that is a thousandth of all runs should not take up what they are measured wrongly by."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def fit_class_rates(
     """What classes of work take on a device.
 
     It is the least-squares fit of relative errors with no rate below 0. A class that few passes
-    tell of stays near what the device's figures say.
+    tell of stays near what the device's figures say, by as much slower as all work is.
 
     Args:
         passes: what was measured there.
@@ -62,7 +62,9 @@ def fit_class_rates(
     work = np.array([[each.work.get(name, 0.0) for name in names] for each in passes])
     seconds = np.array([each.seconds for each in passes])
     weights = 1 / np.maximum(seconds, _SHORT_SECONDS)
-    rows = np.concatenate([work * expected * weights[:, None], _DOUBT * np.eye(len(names))])
-    wanted = np.concatenate([seconds * weights, np.full(len(names), _DOUBT)])
-    factors, _ = nnls(rows, wanted)
+    told, taken = work * expected * weights[:, None], seconds * weights
+    (slower,), _ = nnls(told.sum(axis=1, keepdims=True), taken)
+    near = _DOUBT / (slower or 1.0)
+    rows = np.concatenate([told, near * np.eye(len(names))])
+    factors, _ = nnls(rows, np.concatenate([taken, np.full(len(names), _DOUBT)]))
     return {name: float(rate) for name, rate in zip(names, factors * expected, strict=True)}
