@@ -20,8 +20,7 @@ from typing import Any
 
 from benchmarking import WARM_UP_STEPS, Size, check_losses, size_flags
 from lab import Lab, Specification, read_specification
-from lab_images import UNCOUNTED
-from lab_process import FirstHost
+from lab_process import UNCOUNTED, FirstHost
 
 SIZE = Size(
     blocks=2, width=512, heads=4, sequence=8192, vocabulary=256, microbatches=1, microbatch_size=1

@@ -21,15 +21,14 @@ from statistics import median
 from typing import Any
 
 from benchmarking import (
-    KEPT_MEMORY,
     WARM_UP_STEPS,
-    Child,
     Size,
     check_losses,
     median_ratio,
     size_flags,
 )
 from lab import Lab, Specification, names, read_specification
+from lab_process import UNCOUNTED, FirstHost
 
 Row = dict[str, Any]
 
@@ -45,43 +44,10 @@ ANSWER_SECONDS = 1800.0
 STEPS = 2
 """How many steps of a plan in a round count, by their median."""
 
-UNCOUNTED = 1e11
-"""Bytes of memory, more than any machine: a limit that only has what is used counted."""
-
 RUN_SMALL = ("heteroauto, refined", "harp", "even")
 """The plans that are run where memory is limited for real."""
 
 PLANNED = ("heteroauto", "heteroauto, refined", "harp", "even")
-
-
-class Asked:
-    """The process on the lab's first host.
-
-    Args:
-        lab: the lab.
-        size: sizes of the model and its batch.
-        ends: what ends it.
-    """
-
-    def __init__(self, lab: Lab, size: Size, ends: contextlib.ExitStack):
-        first = lab.specification.hosts[0].name
-        environment = {**lab.environment(), **KEPT_MEMORY}
-        self._child = Child(
-            "h2_lab_trainer.py",
-            size_flags(size),
-            environment,
-            lambda command: lab.command(first, command),
-        )
-        ends.enter_context(contextlib.closing(self._child))
-
-    def close(self) -> None:
-        """End the process."""
-        self._child.close()
-
-    def __call__(self, do: str, **arguments: Any) -> Any:
-        """Have something done by a method of `h2_lab_trainer.Server`."""
-        self._child.ask({"do": do, **arguments})
-        return self._child.answer(ANSWER_SECONDS)
 
 
 TOLD_SHARE, LIMIT_SHARE = 0.8, 0.85
@@ -108,7 +74,7 @@ def lab_rows(rounds: int, size: Size = SIZE) -> Iterator[Row]:
         files = {name: str(folder / f"{n}.json") for n, name in enumerate(RUN_SMALL)}
         with contextlib.ExitStack() as while_up:
             up = while_up.enter_context(Lab.up(_with_memory(lab, UNCOUNTED)))
-            asked = Asked(up, size, while_up)
+            asked = _trainers(up, size, while_up)
             yield {"part": "lab", "measured": asked("measure"), **asked("profile")}
             planned = asked("plan", small=names.address(lab, SMALL_HOST), share=TOLD_SHARE)
             yield {"part": "planned", **planned}
@@ -126,7 +92,12 @@ def _with_memory(lab: Specification, memory: float) -> Specification:
     return lab.model_copy(update={"hosts": hosts})
 
 
-def _timed(asked: Asked, planned: Mapping[str, Any], rounds: int) -> Iterator[Row]:
+def _trainers(lab: Lab, size: Size, ends: contextlib.ExitStack) -> FirstHost:
+    """The process on the lab's first host."""
+    return FirstHost(lab, "h2_lab_trainer.py", size_flags(size), ends, ANSWER_SECONDS)
+
+
+def _timed(asked: FirstHost, planned: Mapping[str, Any], rounds: int) -> Iterator[Row]:
     """Predicted and measured steps of all plans, and the ratios that follow.
 
     One plan has its workers at a time: those of all would not find room in one machine's memory.
@@ -258,7 +229,7 @@ def _run_on(
     """
     with contextlib.ExitStack() as ends:
         up = ends.enter_context(Lab.up(lab))
-        asked = Asked(up, size, ends)
+        asked = _trainers(up, size, ends)
         asked("load", name=name, path=path)
         before = up.most_memory(SMALL_HOST)
         done = asked("steps_or_lost", name=name, count=WARM_UP_STEPS)

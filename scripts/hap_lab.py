@@ -16,9 +16,10 @@ from random import Random
 from statistics import correlation, median
 from typing import Any
 
-from benchmarking import KEPT_MEMORY, WARM_UP_STEPS, Child, check_losses, median_ratio, take_turns
+from benchmarking import WARM_UP_STEPS, check_losses, median_ratio, take_turns
 from hap_gathers import METHODS
 from lab import Lab, read_specification
+from lab_process import FirstHost
 
 Row = dict[str, Any]
 
@@ -68,7 +69,7 @@ LARGEST_PARTS = (0.25, 0.3, 0.4, 0.55, 0.7, 0.85)
 FORCED = ("data parallel", "columns", "rows", "gathered factors")
 
 
-class Asked:
+class Asked(FirstHost):
     """The process on the lab's first host, and the lab.
 
     Args:
@@ -81,18 +82,8 @@ class Asked:
         self, options: argparse.Namespace, ends: contextlib.ExitStack, lab: str = "two_hosts"
     ):
         self.lab = ends.enter_context(Lab.up(read_specification(lab)))
-        first = self.lab.specification.hosts[0].name
-        environment = {**self.lab.environment(), **KEPT_MEMORY}
-        self._child = Child(
-            "hap_trainer.py", [], environment, lambda command: self.lab.command(first, command)
-        )
-        ends.enter_context(contextlib.closing(self._child))
+        super().__init__(self.lab, "hap_trainer.py", [], ends, ANSWER_SECONDS)
         self._folder = options.profile or ends.enter_context(tempfile.TemporaryDirectory())
-
-    def __call__(self, do: str, **arguments: Any) -> Any:
-        """Have something done by a method of `hap_trainer.Server`."""
-        self._child.ask({"do": do, **arguments})
-        return self._child.answer(ANSWER_SECONDS)
 
     def two_profiled(self) -> None:
         """Set the speeds of two hosts, and measure them with a link as fast as it can be."""

@@ -15,10 +15,8 @@ from typing import Any
 from benchmarking import WARM_UP_STEPS, Size, check_losses, median_ratio, take_turns
 from images_trainer import ImageSize, one_device
 from lab import Lab, Specification, read_specification
+from lab_process import UNCOUNTED
 from lab_trainer import LabTrainers, trainers
-
-UNCOUNTED = 1e11
-"""Bytes of memory, more than any machine: a limit that only has what is used counted."""
 
 TOLERANCE = 1e-5
 

@@ -9,6 +9,9 @@ from typing import Any
 from benchmarking import KEPT_MEMORY, Child
 from lab import Lab
 
+UNCOUNTED = 1e11
+"""Bytes of memory, more than any machine: a limit that only has what is used counted."""
+
 
 class FirstHost:
     """A script that runs on the first host of a lab, and answers by a `RequestServer`.
