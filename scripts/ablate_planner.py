@@ -40,8 +40,7 @@ def row(what: str, problem: PlanningProblem, seen: PlanningProblem) -> dict[str,
     step_time = balance = None
     if found is not None:
         plan = choose_schedule(predict(found.plan, problem), "h_1f1b")
-        assert plan.prediction is not None
-        step_time, balance = plan.prediction.step_time, load_balance(plan, problem.dtype)
+        step_time, balance = plan.predicted.step_time, load_balance(plan, problem.dtype)
     result = {"what": what, "layers": problem.num_layers, "step_time": step_time}
     print(f"{what}: {step_time} s, load balance {balance}", file=sys.stderr)
     return {**result, "load_balance": balance}

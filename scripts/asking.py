@@ -120,8 +120,7 @@ def _subcluster(part: Part, far: dict[str, str]) -> dict[str, Any]:
 
 def step_time(prepared: Prepared) -> float:
     """Predicted seconds of a step."""
-    assert prepared.plan.prediction is not None
-    return prepared.plan.prediction.step_time
+    return prepared.plan.predicted.step_time
 
 
 def cost_per_step(prepared: Prepared) -> float:

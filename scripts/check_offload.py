@@ -107,7 +107,6 @@ def trained(asked: argparse.Namespace) -> dict[str, Any]:
     )
     schedule = one_f_one_b(1, asked.microbatches)
     plan = predict(pipeline_plan(problem, [stage], schedule, "check_offload"), problem)
-    assert plan.prediction is not None
     losses, seconds, digest = [], [], hashlib.sha256()
     options = hetjax.LocalOptions([device])
     with hetjax.Trainer(plan, model.loss, parameters, optimizer, batch, runtime=options) as trainer:
@@ -124,9 +123,9 @@ def trained(asked: argparse.Namespace) -> dict[str, Any]:
         "losses": losses,
         "parameters": digest.hexdigest(),
         "peak_bytes": told.get("peak_bytes_in_use"),
-        "predicted_bytes": plan.prediction.stages[0].memory_bytes,
+        "predicted_bytes": plan.predicted.stages[0].memory_bytes,
         "step_seconds": median(seconds[2:]),
-        "predicted_step_seconds": plan.prediction.step_time,
+        "predicted_step_seconds": plan.predicted.step_time,
     }
 
 

@@ -280,8 +280,7 @@ def shared_stage(box: Asked) -> dict[str, Any]:
 
 
 def _time_if_it_fits(prepared: Prepared) -> float | None:
-    prediction = prepared.plan.prediction
-    assert prediction is not None
+    prediction = prepared.plan.predicted
     return prediction.step_time if all(stage.fits for stage in prediction.stages) else None
 
 

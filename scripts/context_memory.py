@@ -79,7 +79,6 @@ def case_rows(case: Any) -> Iterator[dict[str, Any]]:
     part = Subcluster("hosts", measure_host_cpu(), count, 1, link, link)
     problem = problem_of(case, Cluster("memory", (part,)))
     plan = predict(plan_of(case, problem), problem)
-    assert plan.prediction is not None, "it is predicted"
     parameters, batch = jax.jit(case.language.init)(jax.random.key(0)), tokens_of(case)
     arguments: Any = (plan, case.language.loss, parameters, optimizer(), batch)
     with hetjax.Trainer(*arguments) as trainer:
@@ -89,7 +88,7 @@ def case_rows(case: Any) -> Iterator[dict[str, Any]]:
             worker.buffers = Noting(worker.buffers)
         trainer.train_step(batch)
         workers = iter(executor.workers)
-        for s, stage in enumerate(plan.prediction.stages):
+        for s, stage in enumerate(plan.predicted.stages):
             for m, member in enumerate(stage.members):
                 by_xla, _, at = peak(next(workers))
                 yield {

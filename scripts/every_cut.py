@@ -52,6 +52,5 @@ def _seconds(stages: tuple[StagePlan, ...], problem: PlanningProblem) -> float |
         planner="every cut",
     )
     made = choose_schedule(predict(plan, problem), problem.options.schedule)
-    assert made.prediction is not None
-    fits = all(stage.fits for stage in made.prediction.stages)
-    return made.prediction.step_time if fits else None
+    fits = all(stage.fits for stage in made.predicted.stages)
+    return made.predicted.step_time if fits else None

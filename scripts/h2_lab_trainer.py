@@ -255,18 +255,15 @@ class Server(RequestServer):
 
 
 def _step_time(plan: Plan) -> float:
-    assert plan.prediction is not None, "it was predicted"
-    return plan.prediction.step_time
+    return plan.predicted.step_time
 
 
 def _memory_on(host: str, plan: Plan) -> int:
-    assert plan.prediction is not None, "it was predicted"
-    stages = zip(plan.stages, plan.prediction.stages, strict=True)
+    stages = zip(plan.stages, plan.predicted.stages, strict=True)
     return max(each.memory_bytes for stage, each in stages if stage.submesh.subcluster == host)
 
 
 def _told(plan: Plan) -> dict[str, Any]:
-    assert plan.prediction is not None, "it was predicted"
     stages = [
         {
             "host": stage.submesh.subcluster,
@@ -276,14 +273,14 @@ def _told(plan: Plan) -> dict[str, Any]:
             "memory_bytes": predicted.memory_bytes,
             "fits": predicted.fits,
         }
-        for stage, predicted in zip(plan.stages, plan.prediction.stages, strict=True)
+        for stage, predicted in zip(plan.stages, plan.predicted.stages, strict=True)
     ]
     schedule = plan.pipeline.schedule
     return {
         "stages": stages,
         "schedule": schedule.name,
         "warm_up_counts": list(schedule.warm_up_counts),
-        "predicted_step_time": plan.prediction.step_time,
+        "predicted_step_time": plan.predicted.step_time,
     }
 
 

@@ -83,7 +83,6 @@ def rows(way: str, model: str, stages: int, *, with_seconds: bool) -> Iterator[d
     batch = {"tokens": rng.integers(0, 512, (EXAMPLES, sequence + 1), dtype=np.int32)}
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3))
     plan = plan_of(way, stages, language.loss, parameters, batch, optimizer)
-    assert plan.prediction is not None
     with hetjax.Trainer(plan, language.loss, parameters, optimizer, batch) as trainer:
         trainer.train_step(batch)
         executor: Any = trainer._executor
@@ -91,7 +90,7 @@ def rows(way: str, model: str, stages: int, *, with_seconds: bool) -> Iterator[d
         for worker in workers:
             worker.buffers = Noting(worker.buffers)
         trainer.train_step(batch)
-        for predicted, worker in zip(plan.prediction.stages, workers, strict=True):
+        for predicted, worker in zip(plan.predicted.stages, workers, strict=True):
             by_xla, on_host, at = peak(worker)
             yield {
                 "way": way,

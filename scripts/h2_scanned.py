@@ -87,8 +87,7 @@ def scanned_rows() -> Iterator[dict[str, Any]]:
         }
         for name, scanned in (("unscanned", False), ("scanned", True)):
             plan = plan_of(case, scanned=scanned)
-            assert plan.prediction is not None
-            row[name] = plan.prediction.step_time
+            row[name] = plan.predicted.step_time
             row[f"{name}_stages"] = [
                 [list(s.layers), str(s.submesh), s.sharding_text, s.repeats] for s in plan.stages
             ]

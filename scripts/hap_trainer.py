@@ -123,9 +123,8 @@ def _measured(model: HapModel, problem: PlanningProblem) -> Measured:
 
 
 def _told(plan: Plan) -> dict[str, Any]:
-    assert plan.prediction is not None, "the plan is predicted"
     return {
-        "predicted_step_time": plan.prediction.step_time,
+        "predicted_step_time": plan.predicted.step_time,
         "stages": [
             {
                 "hosts": [member.submesh.subcluster for member in stage.members],

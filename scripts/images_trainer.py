@@ -82,8 +82,7 @@ class ImagesTrainer:
 
     def told(self) -> dict[str, Any]:
         """The plan in a few words."""
-        (stage,), prediction = self.plan.stages, self.plan.prediction
-        assert prediction is not None, "a plan that is made has a prediction"
+        (stage,), prediction = self.plan.stages, self.plan.predicted
         (predicted,) = prediction.stages
         return {
             "hosts": [member.submesh.subcluster for member in stage.members],

@@ -407,8 +407,7 @@ class PipelineTrainer:
         """
         schedule = self.plans[plan].pipeline.schedule
         times = measured_times([(each, schedule) for each in self.timed[plan]], self.times)
-        prediction = reschedule(self.plans[plan], schedule, times).prediction
-        assert prediction is not None
+        prediction = reschedule(self.plans[plan], schedule, times).predicted
         hidden = [min(overlap(each).values(), default=0.0) for each in self.timed[plan]]
         return {
             "predicted_step_time": prediction.step_time,

@@ -82,8 +82,7 @@ def at_pace(plan: Plan, moments: Sequence[Mapping[str, float]]) -> StepTimes:
     Returns:
         The times of its first pipeline, with transfers as predicted.
     """
-    assert plan.prediction is not None
-    times = plan.prediction.times
+    times = plan.predicted.times
     factors = [
         mean(each[stage.submesh.subcluster] for each in moments) for stage in plan.pipeline.stages
     ]

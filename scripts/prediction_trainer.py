@@ -202,9 +202,8 @@ class Server(RequestServer):
 
 
 def _step(trainer: hetjax.Trainer, plan: Plan) -> dict[str, float]:
-    assert plan.prediction is not None
     seconds = trainer.train_step(timed=True).seconds
-    schedule, expected = plan.pipeline.schedule, plan.prediction.times
+    schedule, expected = plan.pipeline.schedule, plan.predicted.times
     took = measured_times([(trainer.timeline(), schedule)], expected)
     # Transfers as predicted: what remains is the error of these and of the timeline.
     given = replace(took, sends=expected.sends, returns=expected.returns)
@@ -215,8 +214,7 @@ def _step(trainer: hetjax.Trainer, plan: Plan) -> dict[str, float]:
 
 
 def _step_time(plan: Plan) -> float:
-    assert plan.prediction is not None
-    return plan.prediction.step_time
+    return plan.predicted.step_time
 
 
 def _name(plan: Plan) -> str:

@@ -223,8 +223,7 @@ def stage_figures(plan: Plan) -> list[dict[str, Any]]:
     Args:
         plan: a plan with a prediction.
     """
-    assert plan.prediction is not None, "a plan that is shown has a prediction"
-    predicted, parts = plan.prediction.stages, step_parts(plan)
+    predicted, parts = plan.predicted.stages, step_parts(plan)
     return [
         {
             "layers": list(stage.layers),

@@ -68,8 +68,7 @@ def plan_report(
 
 
 def _figures(prepared: Prepared, published: Published | None) -> Iterator[tuple[str, str]]:
-    plan, prediction = prepared.plan, prepared.plan.prediction
-    assert prediction is not None
+    plan, prediction = prepared.plan, prepared.plan.predicted
     yield "predicted step time", format_seconds(prediction.step_time)
     unit = prepared.ingredients.model.unit
     rate = prepared.ingredients.units_per_step / prediction.step_time

@@ -32,8 +32,7 @@ def playing(configuration: Configuration, plan: Plan) -> Play | None:
     cluster = configuration.cluster
     if not cluster.play or configuration.runtime.name != "local":
         return None
-    assert plan.prediction is not None, "a plan that was prepared has a prediction"
-    pairs = [*zip(plan.stages, plan.prediction.stages, strict=True)]
+    pairs = [*zip(plan.stages, plan.predicted.stages, strict=True)]
     firsts = [pairs[group[0]] for group in plan.sharing]
     needed = sum(
         stage.num_devices * (held.memory_bytes + held.all_host_bytes) for stage, held in firsts
@@ -60,8 +59,7 @@ def check_duration(configuration: Configuration, plan: Plan, scale: float, steps
     Raises:
         InputError: it would take longer.
     """
-    assert plan.prediction is not None, "a plan that was prepared has a prediction"
-    step_seconds = scale * plan.prediction.step_time
+    step_seconds = scale * plan.predicted.step_time
     if configuration.cluster.play_scale is None and steps * step_seconds > _LONGEST_SECONDS:
         fewer = max(1, configuration.train.steps - steps + int(_LONGEST_SECONDS / step_seconds))
         raise InputError(

@@ -74,8 +74,7 @@ class Prepared:
     @property
     def prediction(self) -> Prediction:
         """What the plan is predicted to take."""
-        assert self.plan.prediction is not None, "a plan that is shown has a prediction"
-        return self.plan.prediction
+        return self.plan.predicted
 
 
 @seldom_collected()

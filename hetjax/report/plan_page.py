@@ -145,11 +145,10 @@ def _cluster(cluster: Cluster, dtype: str) -> str:
 
 
 def _stages(plan: Plan) -> str:
-    assert plan.prediction is not None
     rows = []
     for first, pipeline in plan.numbered_pipelines():
         for s, stage in enumerate(pipeline.stages):
-            held = plan.prediction.stages[first + s]
+            held = plan.predicted.stages[first + s]
             rows.append(
                 [
                     str(first + s),
@@ -181,8 +180,7 @@ def _left_out(timeline: Timeline) -> str:
 def _alternatives(report: PlanReport) -> str:
     if not report.alternatives:
         return ""
-    assert report.plan.prediction is not None
-    step_time = report.plan.prediction.step_time
+    step_time = report.plan.predicted.step_time
     rows = [["this plan", format_seconds(step_time), ""]]
     for each in report.alternatives:
         words, seconds = html.escape(each.difference), format_seconds(each.step_time)
@@ -194,8 +192,7 @@ def _alternatives(report: PlanReport) -> str:
 def _parts(report: PlanReport) -> str:
     if not report.alone:
         return ""
-    assert report.plan.prediction is not None
-    step_time = report.plan.prediction.step_time
+    step_time = report.plan.predicted.step_time
     used = report.plan.num_devices
     rows = [[name_of_whole(report.plan.cluster, used), format_seconds(step_time), ""]]
     for part in report.alone:

@@ -50,7 +50,6 @@ def stage_picture(plan: Plan, costs: Sequence[float], modules: Sequence[ModuleRu
     Returns:
         HTML.
     """
-    assert plan.prediction is not None
     edges = _edges(costs)
     styles = subcluster_styles(plan.cluster)
     lines = [keys([styles[s.name] for s in plan.cluster.subclusters])]
@@ -63,7 +62,7 @@ def stage_picture(plan: Plan, costs: Sequence[float], modules: Sequence[ModuleRu
                 f"{pipeline.microbatch_size}</p>"
             )
         for s, stage in enumerate(pipeline.stages):
-            predicted = plan.prediction.stages[first + s]
+            predicted = plan.predicted.stages[first + s]
             begin, end = (edges[layer] for layer in stage.layers)
             layers = f"{stage.layers[0]}&ndash;{stage.layers[1] - 1}"
             seconds = format_seconds(predicted.compute_seconds)
@@ -82,11 +81,10 @@ def memory_picture(plan: Plan) -> str:
     Returns:
         HTML.
     """
-    assert plan.prediction is not None
-    largest = max(stage.memory_limit_bytes for stage in plan.prediction.stages)
-    largest = max(largest, *(stage.memory_bytes for stage in plan.prediction.stages))
+    largest = max(stage.memory_limit_bytes for stage in plan.predicted.stages)
+    largest = max(largest, *(stage.memory_bytes for stage in plan.predicted.stages))
     lines = [keys([_STATE, _LIVE, _WORKING, Style("left", "var(--lane)")])]
-    for s, (stage, held) in enumerate(zip(plan.stages, plan.prediction.stages, strict=True)):
+    for s, (stage, held) in enumerate(zip(plan.stages, plan.predicted.stages, strict=True)):
         used, limit = format_bytes(held.memory_bytes), format_bytes(held.memory_limit_bytes)
         label = f"{s} {stage.devices_text}"
         lines.append(lane(label, _memory_bar(held, largest), f"{used} of {limit}", "memory"))

@@ -322,8 +322,7 @@ def _predicted_score(
     problem: PlanningProblem, found: Found, beside: Sequence[PlanningProblem] = ()
 ) -> float:
     """The score by a prediction, without annotations: an integer program takes long for these."""
-    prediction = complete(found.plan, problem, *beside, annotate=False).prediction
-    assert prediction is not None
+    prediction = complete(found.plan, problem, *beside, annotate=False).predicted
     return found.score * prediction.step_time / found.step_time
 
 

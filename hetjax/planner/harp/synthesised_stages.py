@@ -166,8 +166,7 @@ def _planned(
 
 def _completed(problem: PlanningProblem, plan: Plan) -> Timed | None:
     """What a step of a plan takes, and the plan; None where it does not fit."""
-    prediction = complete(plan, problem, annotate=False).prediction
-    assert prediction is not None, "it is predicted"
+    prediction = complete(plan, problem, annotate=False).predicted
     fits = prediction.fits
     return (prediction.step_time, plan) if fits else None
 

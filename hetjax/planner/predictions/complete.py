@@ -52,5 +52,4 @@ def _annotated(plan: Plan, problem: PlanningProblem, *others: PlanningProblem) -
     if sharded is plan:
         return plan
     made = predict(sharded, problem, *others)
-    assert made.prediction is not None
-    return made if made.prediction.fits else plan
+    return made if made.predicted.fits else plan

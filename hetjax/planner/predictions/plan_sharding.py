@@ -28,7 +28,6 @@ def shard_stages(plan: Plan, problem: PlanningProblem, *others: PlanningProblem)
     Returns:
         The plan, without a prediction where anything has changed.
     """
-    assert plan.prediction is not None, "the memory that is left follows from a prediction"
     if not any(map(_is_open, plan.stages)):
         return plan
     problems = {each.microbatch_size: each for each in (*others, problem)}
@@ -48,9 +47,8 @@ def _sharded_stages(
     plan: Plan, first: int, pipeline: PipelinePlan, problem: PlanningProblem
 ) -> tuple[StagePlan, ...]:
     """The stages of a pipeline, the first of which has a number in the plan."""
-    assert plan.prediction is not None
     runs = cut(problem.program, plan.boundaries(pipeline))
-    predicted = plan.prediction.stages[first : first + len(pipeline.stages)]
+    predicted = plan.predicted.stages[first : first + len(pipeline.stages)]
     return tuple(
         _sharded(plan, pipeline, problem, run, expected) if _is_open(stage) else stage
         for stage, run, expected in zip(pipeline.stages, runs, predicted, strict=True)
