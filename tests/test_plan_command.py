@@ -431,7 +431,7 @@ def test_a_system_can_be_asked_for(context_config: str, capsys: pytest.CaptureFi
         ("train.tune = True", "train.tune is given"),
         ("train.beside = '1f1b'", "train.beside is given"),
         ("planner.min_stages = 2", "planner.min_stages is 2"),
-        ("planner.profile = 'profile'", "planner.profile is 'profile'"),
+        ("planner.profile = 'profile'", "has no measurement of this model"),
         ("model.dropout = 0.1", "set model.dropout = 0"),
         ("model.recipe = 'resnet-quickstart'", "no attention whose context members could share"),
         ("planner.name = 'harp'", "planner.context is 'ring', and planner.name is 'harp'"),

@@ -96,6 +96,25 @@ def test_a_model_is_measured_once_and_planned_with_it(
     assert str(broken) in error
 
 
+def test_devices_that_share_sequences_are_planned_by_what_shorter_ones_took(
+    options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "one.yaml").write_text(
+        CLUSTER.replace("devices_per_node: 1", "devices_per_node: 2")
+    )
+    changes = {"planner.name": "hexiseq", "cluster.play": False, "planner.num_layers": None}
+    shared = [f"{name} = {value!r}" for name, value in changes.items()]
+    options = [*options, *(part for each in shared for part in ("--gin", each))]
+    assert run(profile.main, capsys, *options, "--json")[0] == 0
+    options += ["--json", "--gin", "model.sequence = 64"]
+    code, out, error = run(plan_main, capsys, *options)
+    assert code == 0, error
+    by_figures = [*options, "--gin", "planner.profile = None"]
+    code, told, _ = run(plan_main, capsys, *by_figures)
+    assert code == 0
+    assert json.loads(out)["step_time"] != json.loads(told)["step_time"]
+
+
 @pytest.mark.parametrize(
     ("extra", "message"),
     [

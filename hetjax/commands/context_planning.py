@@ -8,14 +8,14 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from hetjax.configuration import Configuration
+from hetjax.configuration import Configuration, PlannerSettings
 from hetjax.errors import DoesNotFitError, InputError
 from hetjax.mesh import Cluster
 from hetjax.mesh.quantities import format_seconds
 from hetjax.planner import Found, Plan, PlanningProblem, predict
 from hetjax.planner.harp.microbatches import notes_of
 from hetjax.planner.hexiseq.context_choice import ContextChoice
-from hetjax.planner.hexiseq.context_pipelines import context_pipelines
+from hetjax.planner.hexiseq.context_pipelines import MOST_STAGES, context_pipelines
 from hetjax.planner.hexiseq.hexiseq_planner import HexiSeqPlanner
 from hetjax.planner.hexiseq.predicted_choice import PREDICTED, Chosen, best_that_fits
 from hetjax.planner.predictions.schedule_choice import choose_schedule
@@ -68,11 +68,6 @@ def check_context_settings(settings: Configuration) -> None:
         raise InputError(
             f"planner.min_stages is {planner.min_stages}, and {what}; allowed is 1: leave it out"
         )
-    if planner.profile is not None:
-        raise InputError(
-            f"planner.profile is {planner.profile!r}, and {what}, planned by the devices' figures; "
-            f"leave it out"
-        )
     if settings.model.dropout:
         raise InputError(
             f"model.dropout is {settings.model.dropout}, and {what}: attention with dropout cannot "
@@ -81,15 +76,14 @@ def check_context_settings(settings: Configuration) -> None:
 
 
 def find_context(
-    problems: Problems, counts: Sequence[int], system: str, most_stages: int
+    problems: Problems, counts: Sequence[int], settings: PlannerSettings
 ) -> ContextFound:
     """The best context split for some numbers of microbatches, or pipelines of such.
 
     Args:
         problems: the problem for each of them, with sequences that may be divided.
         counts: the numbers.
-        system: as `HexiSeqPlanner` takes it.
-        most_stages: how many stages pipelines may have, where there may be several.
+        settings: the planner's: which system, and how many stages pipelines may have.
 
     Returns:
         The plan, and what it is compared with.
@@ -98,7 +92,7 @@ def find_context(
         InputError: the model has no attention, something in it goes along the sequence, or nothing
             fits.
     """
-    began, planner = time.perf_counter(), HexiSeqPlanner(system)
+    began, planner = time.perf_counter(), HexiSeqPlanner(settings.context)
     beside: dict[str, Chosen] = {}
     found: list[Chosen] = []
     errors: list[DoesNotFitError] = []
@@ -121,13 +115,13 @@ def find_context(
     one: tuple[Chosen, Plan] | None = None
     try:
         if found:
-            evens = [*beside.values()] if system == "hexiseq" else []
+            evens = [*beside.values()] if settings.context == "hexiseq" else []
             one = best_that_fits(found, evens, problems.traced)
     except DoesNotFitError as error:
         errors.append(error)
     # Even systems are of one stage, as they are published.
-    is_uneven = system == "hexiseq"
-    several = _several(problems, tried, most_stages, one and one[1]) if is_uneven else None
+    is_uneven, most = settings.context == "hexiseq", settings.max_stages or MOST_STAGES
+    several = _several(problems, tried, most, one and one[1]) if is_uneven else None
     searched = time.perf_counter() - began
     if several is not None:
         problem, plan = several

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from hetjax.commands.context_planning import ContextFound, check_context_settings, find_context
 from hetjax.commands.problems import state_problems
-from hetjax.commands.profiling import check_measured, profile_database
+from hetjax.commands.profiling import check_measured, profile_database, shares_context
 from hetjax.configuration import Configuration
 from hetjax.configuration.make import Ingredients
 from hetjax.errors import DoesNotFitError, InputError
@@ -28,7 +28,6 @@ from hetjax.planner import (
 )
 from hetjax.planner.h2.refine import refine
 from hetjax.planner.harp.microbatches import choose_among, divisors, notes_of
-from hetjax.planner.hexiseq.context_pipelines import MOST_STAGES
 from hetjax.planner.problem.problems import Problems
 from hetjax.planner.profiler import num_to_measure
 
@@ -90,18 +89,15 @@ def find_plan(
     folder = settings.planner.profile
     database = None if folder is None else profile_database(folder)
     counts = divisors(batch_size) if count is None else (count,)
-    shares_context = settings.planner.name == "hexiseq"
-    problems = state_problems(
-        ingredients, cluster, counts, database, lost, divides_sequences=shares_context
-    )
+    problems = state_problems(ingredients, cluster, counts, database, lost)
     if settings.planner.name == "hap":
         return _synthesised(problems, counts)
     if settings.planner.name == "heteroauto":
         return _by_hetero_auto(problems, counts)
-    if shares_context:
-        system = settings.planner.context
-        most = settings.planner.max_stages or MOST_STAGES
-        context = find_context(problems, counts, system, most)
+    if shares_context(settings):
+        if database is not None and not problems.traced(counts[0]).profile.corrects_costs:
+            check_measured(problems.traced(counts[0]), database)
+        context = find_context(problems, counts, settings.planner)
         return Planned(context.problem, context.found, tuple(counts), problems, context=context)
     if count is not None:
         problem = problems.of(count)

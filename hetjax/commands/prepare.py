@@ -9,10 +9,11 @@ from functools import partial
 from pathlib import Path
 
 from hetjax.collecting import seldom_collected
-from hetjax.commands.context_planning import least_seconds_on
+from hetjax.commands.context_planning import find_context, least_seconds_on
 from hetjax.commands.devices import use_devices
 from hetjax.commands.planning import Planned, find_plan, hetero_auto_on
-from hetjax.commands.problems import problems_of, state_problem, state_problems
+from hetjax.commands.problems import problems_of, state_problems
+from hetjax.commands.profiling import shares_context
 from hetjax.configuration import Configuration
 from hetjax.configuration.make import Ingredients
 from hetjax.errors import InputError
@@ -311,11 +312,14 @@ def problem_to_profile(ingredients: Ingredients, cluster: Cluster) -> PlanningPr
     Raises:
         InputError: the model fits nowhere.
     """
-    train = ingredients.configuration.train
-    if train.microbatches is not None:
-        return state_problem(ingredients, cluster, train.microbatches)
-    counts = divisors(train.batch_size)
+    settings = ingredients.configuration
+    train, count = settings.train, settings.train.microbatches
+    counts = divisors(train.batch_size) if count is None else (count,)
     problems = state_problems(ingredients, cluster, counts)
+    if count is not None:
+        return problems.traced(count)
+    if shares_context(settings):
+        return find_context(problems, counts, settings.planner).problem
     return choose_among(problems, train.batch_size, DynamicProgram(), counts).problem
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from hetjax.commands.profiling import with_profile
+from hetjax.commands.profiling import shares_context, with_profile
 from hetjax.configuration import Configuration
 from hetjax.configuration.make import Ingredients
 from hetjax.mesh import Cluster
@@ -53,8 +53,6 @@ def state_problems(
     counts: tuple[int, ...],
     database: ProfileDatabase | None = None,
     lost: frozenset[int] = frozenset(),
-    *,
-    divides_sequences: bool = False,
 ) -> Problems:
     """The problems for numbers of microbatches.
 
@@ -64,9 +62,9 @@ def state_problems(
         counts: the numbers.
         database: measurements to plan with; None to plan by the devices' figures.
         lost: devices that cannot be used.
-        divides_sequences: whether plans may divide sequences.
     """
     settings = ingredients.configuration
+    divides_sequences = shares_context(settings)
 
     def state(count: int) -> PlanningProblem:
         problem = state_problem(ingredients, cluster, count, divides_sequences=divides_sequences)

@@ -114,6 +114,32 @@ def test_what_is_frozen_is_measured_as_it_runs(tmp_path: Path):
     )
 
 
+def written_out(weight: jax.Array, batch: dict[str, jax.Array]) -> jax.Array:
+    """A model that attends, whose softmax is found where sequences may be divided."""
+    x = batch["x"].reshape(EXAMPLES, WIDTH, 1) @ weight
+    scores = jax.nn.softmax(jnp.einsum("bqd,bkd->bqk", x, x) / jnp.sqrt(jnp.float32(WIDTH)))
+    return jnp.mean((jnp.einsum("bqk,bkd->bqd", scores, x) @ weight.T) ** 2)
+
+
+def test_layers_of_a_program_whose_sequences_may_be_divided_are_its_own():
+    shape = jax.ShapeDtypeStruct((1, WIDTH), jnp.float32)
+    problem = make_problem(
+        written_out,
+        shape,
+        BATCH,
+        cluster=Cluster("test", (subcluster("only", 1),)),
+        optimizer=optax.adam(1e-3),
+        num_microbatches=1,
+        divides_sequences=True,
+    )
+    assert "attention" in [step.name for step in problem.program.steps]
+    asked = Measured(written_out, shape, BATCH, optax.adam(1e-3), problem.layers, EXAMPLES)
+    measurer = StageMeasurer(replace(asked, divides_sequences=True))
+    whole = Request((0, problem.num_layers), (1, 1), "data", (0,), False)
+    found = measurer.measure(whole)
+    assert any(name.startswith("batched product") for name in found.forward_work)
+
+
 def test_a_profile_is_measured_whole_and_never_twice(tmp_path: Path):
     problem = problem_on(subcluster("only", 1))
     surveyed, database = survey(problem), ProfileDatabase(tmp_path)

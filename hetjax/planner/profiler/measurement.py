@@ -36,6 +36,7 @@ class Measured:
         optimizer: an Optax transformation.
         layers: the positions where layers begin, and the end.
         microbatch_size: examples in a microbatch.
+        divides_sequences: whether the layers are those of a program whose sequences may be divided.
     """
 
     loss_function: Callable[..., Any]
@@ -44,6 +45,7 @@ class Measured:
     optimizer: optax.GradientTransformation
     layers: tuple[int, ...]
     microbatch_size: int
+    divides_sequences: bool = False
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,12 @@ class StageMeasurer:
     def __init__(self, measured: Measured, devices: Sequence[Any] | None = None):
         self._measured = measured
         self._devices = list(devices or jax.local_devices())
-        program = trace(measured.loss_function, measured.parameters, measured.batch)
+        program = trace(
+            measured.loss_function,
+            measured.parameters,
+            measured.batch,
+            divides_sequences=measured.divides_sequences,
+        )
         self._program = with_frozen_leaves(program, measured.optimizer, measured.parameters)
         self._yardstick = Yardstick(self._devices[0])
         self._compiled: dict[Request, tuple[TaskPrograms, dict[str, Any]]] = {}
