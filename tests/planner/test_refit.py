@@ -134,7 +134,7 @@ def test_what_is_known_of_its_ways_is_not_predicted_again(monkeypatch: pytest.Mo
 def test_ways_are_predicted_without_a_step(monkeypatch: pytest.MonkeyPatch):
     problem = problem_of(10)
     plan = plan_of(problem)
-    monkeypatch.setattr("hetjax.planner.predictions.predict.stage_clocks", None)
+    monkeypatch.setattr("hetjax.planner.predictions.step_prediction.stage_clocks", None)
     known = ways_of(plan, problem)
     assert [len(ways) for ways in known] == [12, 4]
 
