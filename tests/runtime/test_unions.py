@@ -79,13 +79,13 @@ def test_on_ray_it_computes_what_one_process_does(shares: str):
     assert found["ray"] == found["local"]
 
 
-@examples(usual=5)
+@examples(usual=3)
 @given(number=NUMBERS)
 def test_loss_and_gradients_of_unions_equal_those_of_one_device(number: int):
     check_gradients(random_union_case(Random(number)), evaluates=True)
 
 
-@examples(usual=2)
+@examples(usual=1)
 @given(number=NUMBERS)
 def test_in_float64_they_do_to_twelve_digits(number: int):
     with float64():
