@@ -99,9 +99,10 @@ def test_a_model_is_measured_once_and_planned_with_it(
 def test_devices_that_share_sequences_are_planned_by_what_shorter_ones_took(
     options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    (tmp_path / "one.yaml").write_text(
-        CLUSTER.replace("devices_per_node: 1", "devices_per_node: 2")
-    )
+    head, _, figures = CLUSTER.partition("  - name: only")
+    parts = "".join(f"  - name: {name}{figures}" for name in ("only", "other"))
+    link = "links:\n  - {between: [only, other], bandwidth: 1 GB/s, latency: 50 us}\n"
+    (tmp_path / "one.yaml").write_text(head + parts + link)
     changes = {"planner.name": "hexiseq", "cluster.play": False, "planner.num_layers": None}
     shared = [f"{name} = {value!r}" for name, value in changes.items()]
     options = [*options, *(part for each in shared for part in ("--gin", each))]

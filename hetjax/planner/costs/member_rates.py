@@ -137,9 +137,10 @@ def class_rates(problem: PlanningProblem) -> dict[str, ClassRates]:
     Returns:
         By the subcluster's name.
     """
-    found = {}
-    for name, rates in problem.profile.classes.items():
-        kind = problem.cluster.subcluster(name).kind
-        figures = kind.product_flops(problem.dtype), kind.memory_bandwidth
-        found[name] = ClassRates(rates, *figures)
+    found, known = {}, problem.profile.classes
+    # The cluster may be a part of the one that was measured.
+    for part in problem.cluster.subclusters:
+        if part.name in known:
+            figures = part.kind.product_flops(problem.dtype), part.kind.memory_bandwidth
+            found[part.name] = ClassRates(known[part.name], *figures)
     return found
