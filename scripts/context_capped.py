@@ -8,8 +8,8 @@ and not the processes, is told of as large parts of what it predicts.
 Rows: of each `plan` its `tokens`, `predicted_bytes` and the `most_bytes` that hosts had, and which
 worker was `lost`, if any; then what every host had `before`, its `limit_bytes`, and by how much the
 even plan and the first host alone go over it, by what was measured without a limit. The even plan
-is run on the capped hosts, too, until its worker is killed. It keeps its layers, as the uneven one
-does: `even_plans_that_fit` by prediction are those that may make layers again.
+is run on the capped hosts, too, until its worker is killed. It keeps its layers;
+`even_plans_that_fit` by prediction are those that may make layers again.
 """
 
 from __future__ import annotations
