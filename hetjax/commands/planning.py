@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from hetjax.commands.context_planning import ContextFound, check_context_settings, find_context
 from hetjax.commands.problems import state_problems
-from hetjax.commands.profiling import check_measured, profile_database, shares_context
+from hetjax.commands.profiling import check_measured, profile_database
 from hetjax.configuration import Configuration
 from hetjax.configuration.make import Ingredients
 from hetjax.errors import DoesNotFitError, InputError
@@ -94,9 +94,10 @@ def find_plan(
         return _synthesised(problems, counts)
     if settings.planner.name == "heteroauto":
         return _by_hetero_auto(problems, counts)
-    if shares_context(settings):
-        if database is not None and not problems.traced(counts[0]).profile.corrects_costs:
-            check_measured(problems.traced(counts[0]), database)
+    if settings.planner.shares_context:
+        fewest = problems.traced(counts[0])
+        if database is not None and not fewest.profile.corrects_costs:
+            check_measured(fewest, database)
         context = find_context(problems, counts, settings.planner)
         return Planned(context.problem, context.found, tuple(counts), problems, context=context)
     if count is not None:
@@ -192,9 +193,7 @@ def _refined(problem: PlanningProblem) -> Found:
     plan, strategy = HeteroAuto().find(problem)
     both = refine(plan, problem)
     searched = time.perf_counter() - began
-    first, last = both.found.prediction, both.refined.prediction
-    assert first is not None, "it was predicted"
-    assert last is not None, "it was predicted"
+    first, last = both.found.predicted, both.refined.predicted
     if not last.fits:
         raise DoesNotFitError(_over_memory(last))
     schedule = problem.options.schedule

@@ -13,7 +13,6 @@ from hetjax.commands.context_planning import find_context, least_seconds_on
 from hetjax.commands.devices import use_devices
 from hetjax.commands.planning import Planned, find_plan, hetero_auto_on
 from hetjax.commands.problems import problems_of, state_problems
-from hetjax.commands.profiling import shares_context
 from hetjax.configuration import Configuration
 from hetjax.configuration.make import Ingredients
 from hetjax.errors import InputError
@@ -318,7 +317,7 @@ def problem_to_profile(ingredients: Ingredients, cluster: Cluster) -> PlanningPr
     problems = state_problems(ingredients, cluster, counts)
     if count is not None:
         return problems.traced(count)
-    if shares_context(settings):
+    if settings.planner.shares_context:
         return find_context(problems, counts, settings.planner).problem
     return choose_among(problems, train.batch_size, DynamicProgram(), counts).problem
 

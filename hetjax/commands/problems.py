@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from hetjax.commands.profiling import shares_context, with_profile
+from hetjax.commands.profiling import with_profile
 from hetjax.configuration import Configuration
 from hetjax.configuration.make import Ingredients
 from hetjax.mesh import Cluster
@@ -64,7 +64,7 @@ def state_problems(
         lost: devices that cannot be used.
     """
     settings = ingredients.configuration
-    divides_sequences = shares_context(settings)
+    divides_sequences = settings.planner.shares_context
 
     def state(count: int) -> PlanningProblem:
         problem = state_problem(ingredients, cluster, count, divides_sequences=divides_sequences)

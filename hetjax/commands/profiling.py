@@ -11,7 +11,6 @@ from pathlib import Path
 import jax
 
 from hetjax.commands.devices import use_devices
-from hetjax.configuration import Configuration
 from hetjax.configuration.make import Ingredients
 from hetjax.errors import InputError, shown
 from hetjax.mesh import Cluster, devices_in_order
@@ -88,15 +87,6 @@ def with_profile(problem: PlanningProblem, database: ProfileDatabase) -> Plannin
     return replace(problem, profile=make_profile(problem, survey(problem), database))
 
 
-def shares_context(configuration: Configuration) -> bool:
-    """Whether plans are asked for whose devices share sequences.
-
-    Args:
-        configuration: the configuration.
-    """
-    return configuration.planner.name == "hexiseq"
-
-
 def check_measured(problem: PlanningProblem, database: ProfileDatabase) -> None:
     """Check that a database has something of a problem.
 
@@ -129,7 +119,7 @@ def measured_program(ingredients: Ingredients, problem: PlanningProblem) -> Meas
         optimizer=ingredients.optimizer,
         layers=problem.layers,
         microbatch_size=problem.microbatch_size,
-        divides_sequences=shares_context(ingredients.configuration),
+        divides_sequences=ingredients.configuration.planner.shares_context,
     )
 
 

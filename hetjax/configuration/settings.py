@@ -405,9 +405,14 @@ class PlannerSettings(SettingsSection):
         default=None, description="plan file whose predicted step time `hetjax.plan` shows beside"
     )
 
+    @property
+    def shares_context(self) -> bool:
+        """Whether plans are asked for whose devices share sequences."""
+        return self.name == "hexiseq"
+
     @model_validator(mode="after")
     def _of_its_planner(self) -> Self:
-        if self.context != "hexiseq" and self.name != "hexiseq":
+        if self.context != "hexiseq" and not self.shares_context:
             raise InputError(
                 f"planner.context is {self.context!r}, and planner.name is {self.name!r}, which "
                 f"shares no sequences; set planner.name = 'hexiseq', or leave it out"

@@ -22,7 +22,7 @@ from hetjax.planner.plan.context_checks import check_context_for, check_contexts
 from hetjax.planner.plan.parameter_names import leaf_name, parameters_meant
 from hetjax.planner.plan.plan_file import PlannedCluster, checked_plan, plan_content
 from hetjax.planner.plan.plan_text import plan_text
-from hetjax.planner.plan.prediction import Prediction
+from hetjax.planner.plan.prediction import Prediction, StagePrediction
 from hetjax.planner.plan.share_checks import check_module_runs, check_shares_for
 from hetjax.planner.plan.stage_plan import PipelinePlan, StagePlan
 
@@ -105,6 +105,18 @@ class Plan:
         for pipeline in self.pipelines:
             yield first, pipeline
             first += len(pipeline.stages)
+
+    def predicted_pipelines(
+        self,
+    ) -> Iterator[tuple[int, PipelinePlan, tuple[StagePrediction, ...]]]:
+        """The pipelines of a plan that has a prediction, each with what its stages take.
+
+        Yields:
+            The number of its first stage, the pipeline, and the prediction of each of its stages.
+        """
+        stages = self.predicted.stages
+        for first, pipeline in self.numbered_pipelines():
+            yield first, pipeline, tuple(stages[first : first + len(pipeline.stages)])
 
     @property
     def predicted(self) -> Prediction:

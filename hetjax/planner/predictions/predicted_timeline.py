@@ -48,12 +48,8 @@ def stage_timeline(plan: Plan) -> Timeline:
     prediction = plan.predicted
     events = [
         event
-        for first, pipeline in plan.numbered_pipelines()
-        for event in simulate_schedule(
-            pipeline.schedule, times_of(prediction.stages[first : first + len(pipeline.stages)])
-        )
-        .from_stage(first)
-        .events
+        for first, pipeline, held in plan.predicted_pipelines()
+        for event in simulate_schedule(pipeline.schedule, times_of(held)).from_stage(first).events
     ]
     sharing = {
         stage_track(s): stage.sharing_seconds

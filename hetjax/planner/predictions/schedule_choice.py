@@ -84,8 +84,7 @@ def choose_schedule(plan: Plan, name: str, times: StepTimes | None = None) -> Pl
             plan, _named_schedule(plan.pipeline, prediction.stages, name, known), times
         )
     pipelines = []
-    for first, pipeline in plan.numbered_pipelines():
-        held = prediction.stages[first : first + len(pipeline.stages)]
+    for _, pipeline, held in plan.predicted_pipelines():
         schedule = _named_schedule(pipeline, held, name, times_of(held))
         pipelines.append(replace(pipeline, schedule=schedule))
     return with_schedules(replace(plan, pipelines=tuple(pipelines)))

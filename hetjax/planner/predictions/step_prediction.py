@@ -19,7 +19,6 @@ def with_schedules(plan: Plan) -> Plan:
     Args:
         plan: the plan; of its prediction only what stages take and hold counts.
     """
-    prediction = plan.predicted
     clocks = _clocks(plan)
     step_time = max(clock.end for clock in clocks)
     stages, bounds = [], []
@@ -28,8 +27,7 @@ def with_schedules(plan: Plan) -> Plan:
         for group in plan.sharing
         for stage in group
     }
-    for first, pipeline in plan.numbered_pipelines():
-        held = prediction.stages[first : first + len(pipeline.stages)]
+    for first, pipeline, held in plan.predicted_pipelines():
         for s, told in enumerate(with_memories(held, pipeline.schedule)):
             bubble = max(0.0, 1 - busy[first + s] / step_time) if step_time else 0.0
             stages.append(replace(told, bubble=bubble))
@@ -44,10 +42,8 @@ def _clocks(plan: Plan) -> tuple[StageClock, ...]:
     prediction = plan.predicted
     clocks = [
         clock
-        for first, pipeline in plan.numbered_pipelines()
-        for clock in stage_clocks(
-            pipeline.schedule, times_of(prediction.stages[first : first + len(pipeline.stages)])
-        )
+        for _, pipeline, held in plan.predicted_pipelines()
+        for clock in stage_clocks(pipeline.schedule, times_of(held))
     ]
     sharing = [stage.sharing_seconds for stage in prediction.stages]
     # Stages exchange what several hold, once all of these have computed.
