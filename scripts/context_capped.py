@@ -86,11 +86,9 @@ def _begun(
     ends: contextlib.ExitStack,
 ) -> tuple[Lab, FirstHost, list[str]]:
     """A lab whose hosts have so much memory, the process on its first host, and their names."""
-    hosts = [
-        host.model_copy(update={"memory": limit})
-        for host, limit in zip(specification.hosts, limits, strict=True)
-    ]
-    lab = ends.enter_context(Lab.up(specification.model_copy(update={"hosts": hosts})))
+    names = [host.name for host in specification.hosts]
+    limited = specification.with_memory(dict(zip(names, limits, strict=True)))
+    lab = ends.enter_context(Lab.up(limited))
     for link in specification.links:
         lab.set_link(link.name, None)
     asked = FirstHost(lab, "context_hosts_trainer.py", size_flags(SIZE), ends, ANSWER_SECONDS)

@@ -73,7 +73,7 @@ def lab_rows(rounds: int, size: Size = SIZE) -> Iterator[Row]:
         folder = Path(ends.enter_context(tempfile.TemporaryDirectory()))
         files = {name: str(folder / f"{n}.json") for n, name in enumerate(RUN_SMALL)}
         with contextlib.ExitStack() as while_up:
-            up = while_up.enter_context(Lab.up(_with_memory(lab, UNCOUNTED)))
+            up = while_up.enter_context(Lab.up(lab.with_memory({SMALL_HOST: UNCOUNTED})))
             asked = _trainers(up, size, while_up)
             yield {"part": "lab", "measured": asked("measure"), **asked("profile")}
             planned = asked("plan", small=names.address(lab, SMALL_HOST), share=TOLD_SHARE)
@@ -82,14 +82,6 @@ def lab_rows(rounds: int, size: Size = SIZE) -> Iterator[Row]:
                 asked("save", name=name, path=path)
             yield from _timed(asked, planned, rounds)
         yield from _limited(lab, size, files)
-
-
-def _with_memory(lab: Specification, memory: float) -> Specification:
-    hosts = [
-        host.model_copy(update={"memory": memory}) if host.name == SMALL_HOST else host
-        for host in lab.hosts
-    ]
-    return lab.model_copy(update={"hosts": hosts})
 
 
 def _trainers(lab: Lab, size: Size, ends: contextlib.ExitStack) -> FirstHost:
@@ -204,10 +196,12 @@ def hetero_speedup_ratio(mixed: float, alone: Sequence[float]) -> float:
 
 def _limited(lab: Specification, size: Size, files: Mapping[str, str]) -> Iterator[Row]:
     """The same plans where the small host's memory is limited for real."""
-    before, taken, _ = _run_on(_with_memory(lab, UNCOUNTED), size, "even", files["even"])
+    before, taken, _ = _run_on(
+        lab.with_memory({SMALL_HOST: UNCOUNTED}), size, "even", files["even"]
+    )
     limit = before + LIMIT_SHARE * (taken - before)
     for name, path in files.items():
-        _, most, done = _run_on(_with_memory(lab, limit), size, name, path)
+        _, most, done = _run_on(lab.with_memory({SMALL_HOST: limit}), size, name, path)
         yield {
             "part": "memory",
             "plan": name,

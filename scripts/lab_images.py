@@ -85,7 +85,7 @@ def unlike_memories(
     """
     arguments = {"size": asdict(size), "cluster": cluster}
     losses = {"one device": one_device(size, WARM_UP_STEPS)}
-    with trainers(_limited(lab, UNCOUNTED), Size(), _unlimited_link) as (hosts, ours):
+    with trainers(lab.with_memory({"b": UNCOUNTED}), Size(), _unlimited_link) as (hosts, ours):
         _measure(ours, cluster)
         before = hosts.lab.most_memory("b")
         even = ours("make_images", "even", even=True, **arguments)
@@ -93,7 +93,7 @@ def unlike_memories(
         taken = hosts.lab.most_memory("b")
     limit = before + 0.75 * (taken - before)
     memory = {even["hosts"][1]: 0.5 * even["memory_bytes"][1]}
-    with trainers(_limited(lab, limit), Size(), _unlimited_link) as (hosts, ours):
+    with trainers(lab.with_memory({"b": limit}), Size(), _unlimited_link) as (hosts, ours):
         _measure(ours, cluster)
         planned = ours("make_images", "planned", memory=memory, **arguments)
         losses["planned"] = ours("steps", "planned", count=WARM_UP_STEPS)
@@ -111,13 +111,6 @@ def unlike_memories(
         "even_over_limit": taken / limit,
         "planned_over_limit": most / limit,
     }
-
-
-def _limited(lab: Specification, memory: float) -> Specification:
-    """The lab of two hosts, the second with so much memory."""
-    first, second = lab.hosts
-    second = second.model_copy(update={"memory": memory})
-    return lab.model_copy(update={"hosts": [first, second]})
 
 
 def _measure(ours: LabTrainers, cluster: str | None) -> list[dict[str, Any]]:

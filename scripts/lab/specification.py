@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -203,6 +204,18 @@ class Specification(Record):
             if sorted(name.split("-")) == sorted(link.between):
                 return link
         raise InputError(unknown_name("link", name, [link.name for link in self.links]))
+
+    def with_memory(self, memory: Mapping[str, float]) -> Specification:
+        """The same, where some hosts may have so much memory.
+
+        Args:
+            memory: bytes by host.
+        """
+        hosts = [
+            host.model_copy(update={"memory": memory.get(host.name, host.memory)})
+            for host in self.hosts
+        ]
+        return self.model_copy(update={"hosts": hosts})
 
     @pydantic.model_validator(mode="after")
     def _check_shape(self) -> Specification:
